@@ -1,0 +1,29 @@
+# Two commands: `make demo` grades two policies on this machine, `make test` runs the tests.
+# Both make their own virtual environment in .venv; PYTHON chooses the interpreter (3.11 or newer).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint clean
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	# A capped torch first: unpinned, pip would fetch gigabytes of CUDA libraries on a machine without a GPU.
+	$(BIN)/python -m pip install -q --disable-pip-version-check "torch==2.13.0"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[dev]"
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python eval/report.py --policy expert --policy replay:baselines/samples/replay.jsonl \
+		--backend cpu --split all --workers 2 --targets sm_90 --out runs/demo --overwrite
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info

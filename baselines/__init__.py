@@ -1,0 +1,1 @@
+"""Policies: expert, replay, eager, zeros; later the five methods of the paper."""

@@ -1,0 +1,51 @@
+"""kbx_env: a gymnasium environment and a benchmark for writing Triton GPU kernels.
+
+Public API: ``gymnasium.make("kbx/Kernel-v0", ...)``, ``grade``, ``load_tasks``, ``Outcome``.
+"""
+
+from __future__ import annotations
+
+import pathlib as _pathlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_root = _pathlib.Path(__file__).resolve().parent.parent
+if (_root / "pyproject.toml").is_file() and (_root / "tasks").is_dir():
+    # A clone keeps tasks/, rewards/, baselines/, train/ and eval/ beside the package; installed, they
+    # are subpackages. This line makes the clone look like the installation: kbx_env.tasks and so on.
+    __path__.append(str(_root))
+
+if TYPE_CHECKING:
+    from kbx_env.catalog import load_tasks
+    from kbx_env.grading.grader import grade
+    from kbx_env.outcome import Outcome
+
+_LAZY = {
+    "grade": "kbx_env.grading.grader",
+    "load_tasks": "kbx_env.catalog",
+    "Outcome": "kbx_env.outcome",
+    "KernelEnv": "kbx_env.env",
+    "Policy": "kbx_env.baselines.policy",
+}
+
+__all__ = ["Outcome", "grade", "load_tasks", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # torch and triton take seconds to import: the names that need them are looked up on first use.
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'kbx_env' has no attribute {name!r}")
+
+
+def _register() -> None:
+    import gymnasium
+
+    if "kbx/Kernel-v0" not in gymnasium.registry:
+        gymnasium.register("kbx/Kernel-v0", entry_point="kbx_env.env:KernelEnv", max_episode_steps=None)
+
+
+_register()

@@ -1,0 +1,1 @@
+"""Where launches are executed."""

@@ -1,0 +1,1 @@
+"""Trusted: forms the verdict. Never imports, executes or unpickles what a submission wrote."""

@@ -1,0 +1,183 @@
+"""Talking to one runner: draws secret inputs, sends calls, turns what comes back into claims to be judged."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kbx_env import wire
+from kbx_env.grading import floor, inputs, reference
+from kbx_env.grading.judge import Answer
+from kbx_env.grading.workers import Zygote
+from kbx_env.outcome import Build, Verdict, Violation
+from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
+
+
+class Stopped(Exception):
+    """The submission ended its own grading: an error, a timeout, a violation."""
+
+    def __init__(self, verdict: Verdict, message: str, violations: Sequence[Violation] = ()) -> None:
+        super().__init__(message)
+        self.verdict, self.message, self.violations = verdict, message, tuple(violations)
+
+
+@dataclass
+class Claimed:
+    """One call: what was sent, and what the runner says came out."""
+
+    args: dict[str, Any]
+    answer: Answer
+    generator_seed: int
+    moved: int | None = None
+    broken: str | None = None
+
+
+class Talk:
+    """The conversation with one single-use runner. A context manager: the runner dies with it."""
+
+    def __init__(self, zygote: Zygote, task: Task, backend: str, secret: bytes, split: str, wall: float) -> None:
+        self.zygote, self.task, self.backend = zygote, task, backend
+        self.secret, self.split, self.wall = secret, split, wall
+        self.runner = zygote.spawn(device=backend)
+        self.deadline = time.monotonic() + wall
+        self.denied: list[tuple[str, str]] = []
+        self.dots: set[str] = set()
+        self.launches = 0
+        self.standing = True
+        self._started = False
+
+    def __enter__(self) -> Talk:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.runner.close()
+
+    def ask(self, header: dict[str, Any], blobs: list[bytes] | None = None, *, extra: float = 0.0) -> Any:
+        """One command; deaths, hangs and errors of the submission become ``Stopped``."""
+        if not self._started:
+            self._started = True
+            self.deadline = time.monotonic() + self.wall + (60 if self.backend == "cuda" else 0)
+        try:
+            reply, data = self.runner.ask(header, blobs, deadline=self.deadline + extra)
+        except wire.Late:
+            raise Stopped(Verdict.TIMEOUT, f"no result within {self.wall:.0f} s of wall time") from None
+        except wire.WireError as e:
+            raise Stopped(Verdict.RUNTIME_ERROR, f"the submission's process died ({e})") from None
+        fresh = [(str(r), str(d)[:300]) for r, d in reply.get("denied", [])]
+        self.denied = list(dict.fromkeys([*self.denied, *fresh]))
+        self.standing = self.standing and bool(reply.get("standing"))
+        if not reply.get("ok"):
+            self._stop(reply)
+        return reply, data
+
+    def _stop(self, reply: dict[str, Any]) -> None:
+        line = f"line {reply['line']}: " if reply.get("line") else ""
+        message = f"{line}{reply.get('name')}: {str(reply.get('message'))[:1500]}"
+        kind = reply.get("kind")
+        if kind == "policy" or (self.denied and kind in ("runtime", "compile")):
+            found = [Violation(r, f"{line}{d}") for r, d in self.denied[:5]]
+            raise Stopped(Verdict.REJECTED, f"{line}{self.denied[0][1] if self.denied else message}", found)
+        if kind == "unsupported":
+            what = str(reply.get("message"))[:300]
+            raise Stopped(Verdict.INFRA_FAULT, f"unsupported on the {self.backend} backend: {what}")
+        verdicts = {"compile": Verdict.COMPILE_ERROR, "syntax": Verdict.MALFORMED, "timeout": Verdict.TIMEOUT}
+        if kind == "infra":
+            raise Stopped(Verdict.INFRA_FAULT, message)
+        raise Stopped(verdicts.get(str(kind), Verdict.RUNTIME_ERROR), message)
+
+    def load(self, data: bytes) -> None:
+        """Execute the module."""
+        reply, _ = self.ask({"op": "load", "entry": self.task.entry}, [data])
+        if not reply.get("entry"):
+            raise Stopped(Verdict.MALFORMED, f"{self.task.entry!r} is not a function after the module ran")
+
+    def message(self, case: Case, args: dict[str, Any], generator_seed: int, blobs: list[bytes]) -> dict[str, Any]:
+        """Arguments of one call, encoded."""
+        encoded: dict[str, Any] = {}
+        for name, value in args.items():
+            if isinstance(value, GeneratorArg):
+                encoded[name] = {"k": "generator", "seed": generator_seed}
+            elif isinstance(value, DeviceArg):
+                encoded[name] = {"k": "device"}
+            elif isinstance(value, DtypeArg):
+                encoded[name] = {"k": "dtype", "v": value.name}
+            else:
+                encoded[name] = wire.encode(value, blobs)
+        kinds = inspect.Parameter.KEYWORD_ONLY
+        # Required parameters go by position, as a caller would; the rest by name.
+        positional = [
+            n for n, p in self.task.signature.parameters.items()
+            if n in encoded and p.kind is not kinds and p.default is inspect.Parameter.empty
+        ]  # fmt: skip
+        return {"entry": self.task.entry, "args": encoded, "positional": positional}
+
+    def call(self, case: Case, index: int, mode: str, repeat: int = 0, *, quiet: bool = False) -> Claimed:
+        """Draw fresh secret inputs, call once."""
+        # Statistical truths compare calls on equal inputs; ablated calls get inputs of their own.
+        family = {"run": 0, "ablate": 1}[mode] + (2 if quiet else 0)
+        seed = inputs.case_seed(self.secret, self.task.id, self.split, index, family)
+        args = inputs.draw(self.task, case, seed)
+        generator_seed = inputs.generator_seed(seed, f"generator{0 if repeat < 2 else repeat}") % (1 << 48)
+        sent = dict(args)
+        if case.out:
+            expected = reference.expect(self.task, case, args, "cpu")
+            sent["out"] = _poisoned(expected.native[0])
+        blobs: list[bytes] = []
+        header = self.message(case, sent, generator_seed, blobs)
+        header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.deadline - time.monotonic())}
+        reply, data = self.ask(header, blobs)
+        try:
+            answer, broken = self._answer(reply, data)
+        except (wire.WireError, KeyError, TypeError, ValueError) as e:
+            raise Stopped(Verdict.RUNTIME_ERROR, f"the submission's process sent an unreadable result ({e})") from None
+        if mode == "run":
+            self.launches += int(reply.get("launches", 0))
+            self.dots.update(map(str, reply.get("dots", [])))
+        moved = reply.get("moved")
+        return Claimed(args, answer, generator_seed, int(moved) if moved is not None else None, broken)
+
+    def calls(self, case: Case, index: int, count: int, mode: str) -> list[Claimed]:
+        """Several calls on the same inputs (statistical truths need more than one)."""
+        return [self.call(case, index, mode, repeat) for repeat in range(count)]
+
+    def _answer(self, reply: dict[str, Any], data: Sequence[bytearray]) -> tuple[Answer, str | None]:
+        broken = None
+        outputs = []
+        for d in reply["outputs"]:
+            if d["k"] != "tensor":
+                broken = f"returned a {d.get('type')} where a tensor was expected"
+                continue
+            if d.get("device") != self.backend:
+                broken = f"returned a tensor on {d.get('device')}, expected {self.backend}"
+            outputs.append(wire.decode_tensor(d, data))
+        after = {k: wire.decode_tensor(d, data) for k, d in reply["after"].items() if k != "out"}
+        claims = [d for d in reply["outputs"] if d["k"] == "tensor"]
+        return Answer(
+            outputs=tuple(outputs), is_tuple=bool(reply["is_tuple"]), after=after,
+            aliases=tuple(d.get("alias") for d in claims), shares=tuple(d.get("shares") for d in claims),
+        ), broken  # fmt: skip
+
+    def build(self, targets: list[str]) -> list[Build]:
+        """Ahead-of-time builds of the kernels seen since the last call."""
+        reply, _ = self.ask({"op": "build", "targets": targets}, extra=60)
+        fields = Build.__dataclass_fields__
+        self.deadline += float(reply.get("seconds", 0.0))  # the compiler's time is not the submission's
+        return [Build(**{k: v for k, v in row.items() if k in fields}) for row in reply["builds"]]
+
+    def ideal_bytes(self, case: Case, claimed: Claimed) -> int:
+        """Bytes that the call had to move at least."""
+        expected = reference.expect(self.task, case, claimed.args, "cpu")
+        return int(floor.ideal_bytes(self.task, case, claimed.args, expected))
+
+
+def _poisoned(like: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor like the result, full of what no right answer holds."""
+    out = torch.empty(like.shape, dtype=like.dtype)
+    if out.is_floating_point():
+        return out.fill_(float("nan"))
+    return out.fill_(True if out.dtype is torch.bool else 113)

@@ -1,0 +1,234 @@
+"""Speedup over torch eager on the same device in the same minute: interleaved, paired, verified.
+
+Candidate (in its runner) and eager (in the grader) take turns in short blocks, each call after an L2 flush and
+on rotating inputs. One block pair gives one log-ratio; the estimate is their median with a bootstrap interval.
+The timed calls are checked calls: at a secret turn the inputs change in place and the result is judged.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from kbx_env.grading import floor, inputs, reference
+from kbx_env.grading import judge as judges
+from kbx_env.grading.calls import Stopped, Talk
+from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
+from kbx_env.sandbox.stopwatch import Stopwatch
+from kbx_env.task import Case, GeneratorArg, Task
+
+BLOCK = 5
+"""Calls in one block."""
+SLOTS = 3
+"""Sets of inputs that rotate: other buffers, other values."""
+MIN_PAIRS, MAX_PAIRS = 12, 120
+BUDGET = 3.0
+"""Seconds of measuring per case."""
+WIDTH = 0.01
+"""Stop when half the 95 % interval of the log-ratio is narrower."""
+SLACK = 1.5
+"""A claim may undercut the grader's own wall clock by this factor (and 60 us of launch time per call)."""
+
+
+class Side(Protocol):
+    """Something that can be timed."""
+
+    def prepare(self, slots: Sequence[dict[str, Any]]) -> None:
+        """Take inputs and warm up."""
+
+    def refill(self, slots: Sequence[dict[str, Any]]) -> None:
+        """New values in the same storage."""
+
+    def measure(self, order: Sequence[int], flush: bool = True) -> list[float]:
+        """Device microseconds of each call."""
+
+
+class EagerSide:
+    """Torch eager, in the grader's own process, with TF32 off as the contracts demand."""
+
+    def __init__(self, task: Task, case: Case, device: str = "cuda") -> None:
+        self.task, self.case = task, case
+        self.watch = Stopwatch(device)
+        self.device = device
+        self._function = task.eager or task.reference
+
+    def prepare(self, slots: Sequence[dict[str, Any]]) -> None:
+        """See ``Side``."""
+        with reference.exact_matmul():
+            self.watch.prepare(lambda s: self._function(**s), [self._resolve(s, i) for i, s in enumerate(slots)])
+
+    def refill(self, slots: Sequence[dict[str, Any]]) -> None:
+        """See ``Side``."""
+        self.watch.refill([{k: v for k, v in self._resolve(s, i).items() if isinstance(v, torch.Tensor)}
+                           for i, s in enumerate(slots)])  # fmt: skip
+
+    def measure(self, order: Sequence[int], flush: bool = True) -> list[float]:
+        """See ``Side``."""
+        with reference.exact_matmul():
+            return [float(u) for u in self.watch.measure({"order": list(order), "flush": flush})["us"]]
+
+    def _resolve(self, args: dict[str, Any], seed: int) -> dict[str, Any]:
+        return reference.resolve(args, self.device, generator_seed=seed)
+
+
+class RunnerSide:
+    """A submission in its runner. Its times are claims; ``suspicious`` says when the wall clock disagrees."""
+
+    def __init__(self, talk: Talk, case: Case) -> None:
+        self.talk, self.case = talk, case
+
+    def _send(self, do: str, slots: Sequence[dict[str, Any]], extra: float) -> Any:
+        blobs: list[bytes] = []
+        messages = [self.talk.message(self.case, s, 1000 + i, blobs) for i, s in enumerate(slots)]
+        header = {"op": "time", "do": do, "slots": [m["args"] for m in messages]}
+        header |= {"entry": messages[0]["entry"], "positional": messages[0]["positional"]}
+        return self.talk.ask(header, blobs, extra=extra)
+
+    def prepare(self, slots: Sequence[dict[str, Any]]) -> None:
+        """See ``Side``; autotuning may take its time here."""
+        self.talk.deadline = time.monotonic() + 120
+        self._send("prepare", slots, 0)
+
+    def refill(self, slots: Sequence[dict[str, Any]]) -> None:
+        """See ``Side``."""
+        self.talk.deadline = time.monotonic() + 60
+        self._send("refill", slots, 0)
+
+    def measure(self, order: Sequence[int], flush: bool = True) -> list[float]:
+        """See ``Side``."""
+        self.talk.deadline = time.monotonic() + 60
+        start = time.perf_counter()
+        reply, _ = self.talk.ask({"op": "time", "do": "measure", "order": list(order), "flush": flush})
+        wall_us = (time.perf_counter() - start) * 1e6
+        us = [float(u) for u in reply["us"]]
+        if len(us) != (len(order) if flush else 1) or min(us) <= 0 or not all(map(math.isfinite, us)) or sum(us) > wall_us:
+            raise Stopped(Verdict.REJECTED, "impossible times", [Violation("clock", "times that do not fit the wall clock")])
+        return us
+
+    def audit(self, claimed_us: float) -> None:
+        """Run back to back under the grader's own clock: device work cannot hide from it."""
+        reps = max(5, min(200, int(50_000 / max(claimed_us, 1.0))))
+        start = time.perf_counter()
+        self.measure([i % SLOTS for i in range(reps)], flush=False)
+        wall_us = (time.perf_counter() - start) * 1e6 / reps
+        if claimed_us > 100 and wall_us > SLACK * claimed_us + 60:
+            detail = f"claims {claimed_us:.0f} us a call, {reps} calls in a row took {wall_us:.0f} us each"
+            raise Stopped(Verdict.REJECTED, detail, [Violation("clock", detail)])
+
+    def verify(self, task: Task, args: dict[str, Any], slot: int) -> None:
+        """Judge what the timed call on this slot returned."""
+        reply, data = self.talk.ask({"op": "time", "do": "result", "slot": slot}, extra=60)
+        answer, broken = self.talk._answer(reply, data)
+        if broken is None and not any(isinstance(v, GeneratorArg) for v in args.values()):
+            ruling = judges.judge(task, self.case, args, [answer] * judges.calls_needed(task, self.case), device="cuda",
+                                  generator_seeds=[0, 0, 1], timed=True)  # fmt: skip
+            broken = None if ruling.passed else ruling.reason
+        if broken:
+            message = f"timed call wrong ({self.case.label()}): {broken}"
+            raise Stopped(Verdict.INCORRECT, message)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The result of timing two sides against each other."""
+
+    a_us: float
+    b_us: float
+    log_ratio: float
+    low: float
+    high: float
+    pairs: int
+
+
+def bootstrap(ratios: Sequence[float], draws: int = 1000) -> tuple[float, float, float]:
+    """Median of log-ratios and its 95 % percentile-bootstrap interval."""
+    x = np.asarray(ratios)
+    # The resampling is fixed: the interval of given measurements is a number, not another random draw.
+    picks = np.random.default_rng(20260101).integers(0, len(x), (draws, len(x)))
+    medians = np.median(x[picks], axis=1)
+    low, high = np.quantile(medians, [0.025, 0.975])
+    return float(np.median(x)), float(low), float(high)
+
+
+def pair(a: Side, b: Side, *, budget: float = BUDGET, on_turn: Any = None) -> Paired:
+    """Time two prepared sides in turns; log_ratio = log(a / b): positive when ``b`` is faster."""
+    ratios: list[float] = []
+    all_a: list[float] = []
+    all_b: list[float] = []
+    start = time.monotonic()
+    rng = random.Random(secrets.randbits(64))
+    while len(ratios) < MAX_PAIRS:
+        order = [rng.randrange(SLOTS) for _ in range(BLOCK)]
+        # Who goes first changes, so that a drift of the clock frequency favours nobody.
+        if len(ratios) % 2:
+            us_b, us_a = b.measure(order), a.measure(order)
+        else:
+            us_a, us_b = a.measure(order), b.measure(order)
+        all_a += us_a
+        all_b += us_b
+        ratios.append(math.log(float(np.median(us_a)) / float(np.median(us_b))))
+        if on_turn:
+            on_turn(len(ratios))
+        if len(ratios) >= MIN_PAIRS:
+            middle, low, high = bootstrap(ratios)
+            if (high - low) / 2 < WIDTH or time.monotonic() - start > budget:
+                break
+    middle, low, high = bootstrap(ratios)
+    return Paired(float(np.median(all_a)), float(np.median(all_b)), middle, low, high, len(ratios))
+
+
+def time_task(task: Task, talk: Talk) -> Timing:
+    """Time every timing case of a task.
+
+    Raises:
+        Stopped: a timed call was wrong, or the claimed times cannot be true.
+    """
+    peaks = floor.measured_peaks("cuda")
+    rows: list[CaseTime] = []
+    parts: list[Paired] = []
+    for index, case in enumerate(task.timed):
+        seeds = [inputs.case_seed(talk.secret, task.id, talk.split + "/time", index, k) for k in range(SLOTS + 1)]
+        slots = [inputs.draw(task, case, s) for s in seeds]
+        eager, mine = EagerSide(task, case), RunnerSide(talk, case)
+        eager.prepare(slots[:SLOTS])
+        mine.prepare(slots[:SLOTS])
+        paired = pair(eager, mine)
+        # The check: the values change in place, a timed call runs, and its result is what is judged.
+        secret_slot = secrets.randbelow(SLOTS)
+        fresh = [slots[SLOTS] if i == secret_slot else {} for i in range(SLOTS)]
+        mine.refill([f or dict(slots[i]) for i, f in enumerate(fresh)])
+        mine.measure([secret_slot])
+        mine.verify(task, slots[SLOTS], secret_slot)
+        mine.audit(paired.b_us)
+        ideal = floor.ideal_bytes(task, case, slots[0], reference.expect(task, case, slots[0], "cuda", exact=False))
+        floor_us = peaks.floor_us(ideal, floor.flops(task, case, slots[0]))
+        if floor_us and paired.b_us < 0.8 * floor_us:
+            detail = f"{case.label()}: {paired.b_us:.1f} us, the device needs {floor_us:.1f} us to move the data"
+            raise Stopped(Verdict.REJECTED, detail, [Violation("impossible_speed", detail)])
+        parts.append(paired)
+        rows.append(CaseTime(
+            case=case.label(), eager_us=round(paired.a_us, 3), candidate_us=round(paired.b_us, 3),
+            speedup=math.exp(paired.log_ratio), low=math.exp(paired.low), high=math.exp(paired.high),
+            pairs=paired.pairs, floor_us=round(floor_us, 3) if floor_us else None,
+        ))  # fmt: skip
+        del slots, eager
+        torch.cuda.empty_cache()
+    n = len(parts)
+    middle = sum(p.log_ratio for p in parts) / n
+    # Independent cases: the half-widths of the mean add in quadrature.
+    down = math.sqrt(sum((p.log_ratio - p.low) ** 2 for p in parts)) / n
+    up = math.sqrt(sum((p.high - p.log_ratio) ** 2 for p in parts)) / n
+    floors = [r.eager_us / r.floor_us for r in rows if r.floor_us]
+    ratio = math.exp(sum(map(math.log, floors)) / len(floors)) if floors else None
+    return Timing(
+        speedup=math.exp(middle), low=math.exp(middle - down), high=math.exp(middle + up), floor_ratio=ratio,
+        cases=tuple(rows), device=torch.cuda.get_device_name(0),
+    )  # fmt: skip

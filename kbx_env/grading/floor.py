@@ -1,0 +1,116 @@
+"""What a call must cost at least: ideal bytes from the shapes, flops from the declaration, device peaks measured."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import operator
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kbx_env.errors import DeclarationError
+from kbx_env.grading.reference import Expected
+from kbx_env.task import Case, Task, shape_of
+
+_OPERATORS: dict[type, Any] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow, ast.USub: operator.neg,
+}  # fmt: skip
+
+
+def evaluate(expression: str, names: Mapping[str, float], numel: Mapping[str, int]) -> float:
+    """Evaluate arithmetic over axis names and ``numel(tensor)``; nothing else is allowed.
+
+    Raises:
+        DeclarationError: any other syntax or an unknown name.
+    """
+
+    def walk(node: ast.AST) -> float:
+        match node:
+            case ast.Expression(body):
+                return walk(body)
+            case ast.Constant(int() | float() as value):
+                return value
+            case ast.Name(name) if name in names:
+                return names[name]
+            case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
+                return float(_OPERATORS[type(op)](walk(left), walk(right)))
+            case ast.UnaryOp(ast.USub(), value):
+                return -walk(value)
+            case ast.Call(ast.Name("numel"), [ast.Name(name)], []) if name in numel:
+                return numel[name]
+            case ast.Call(ast.Name("min" | "max" as f), [a, b], []):
+                return min(walk(a), walk(b)) if f == "min" else max(walk(a), walk(b))
+        raise DeclarationError(f"cost expression {expression!r}: cannot evaluate {ast.unparse(node)!r}")
+
+    return walk(ast.parse(expression, mode="eval"))
+
+
+def _names(case: Case) -> dict[str, float]:
+    names = {k.lstrip("*") or "n": math.prod(v) if isinstance(v, tuple) else v for k, v in case.axes.items()}
+    names |= {k: v for k, v in case.args.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return names
+
+
+def _numels(task: Task, case: Case) -> dict[str, int]:
+    present = {n: t for n, t in task.takes.items() if not t.optional or n in case.given}
+    return {n: math.prod(shape_of(t, case.axes)) for n, t in present.items()}
+
+
+def flops(task: Task, case: Case, args: Mapping[str, Any] | None = None) -> float:
+    """Floating-point operations that the task must do, from its declaration."""
+    return evaluate(task.cost.flops, _names(case), _numels(task, case))
+
+
+def ideal_bytes(task: Task, case: Case, args: Mapping[str, Any], expected: Expected) -> int:
+    """Compulsory traffic: every input read once, every output and every tensor written in place written once."""
+    if task.cost.bytes is not None:
+        return int(evaluate(task.cost.bytes, _names(case), _numels(task, case)))
+    tensors = [v for v in args.values() if isinstance(v, torch.Tensor)]
+    outputs = [o for o, alias in zip(expected.native, expected.aliases, strict=True) if alias is None]
+    return sum(t.numel() * t.element_size() for t in [*tensors, *outputs, *expected.native_written.values()])
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """A device's measured ceilings: bytes per second and fp16 flops per second."""
+
+    bandwidth: float
+    matmul: float
+    cache_bytes: int
+
+    def floor_us(self, moved: int, operations: float) -> float:
+        """Microseconds below which no kernel can run; traffic that may stay in L2 is not counted."""
+        return 1e6 * max(max(0, moved - self.cache_bytes) / self.bandwidth, operations / (4 * self.matmul))
+
+
+@functools.cache
+def measured_peaks(device: str) -> Peaks:
+    """Measure the ceilings of this machine's GPU (about 0.3 s, once).
+
+    The matmul ceiling is taken four times: int8 and fp8 products run twice as fast as fp16, sparse ones again.
+    """
+
+    def best(call: Any, reps: int) -> float:
+        times = []
+        for _ in range(reps):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    a = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+    b = torch.empty_like(a)
+    bandwidth = 2 * a.numel() / best(lambda: b.copy_(a), 6)
+    m = torch.randn(8192, 8192, device=device, dtype=torch.float16)
+    matmul = 2 * 8192**3 / best(lambda: m @ m, 6)
+    del a, b, m
+    torch.cuda.empty_cache()
+    return Peaks(bandwidth, matmul, torch.cuda.get_device_properties(0).L2_cache_size)

@@ -1,0 +1,152 @@
+"""Secret inputs: drawn from a seed that no submission can know, in fp64, then rounded to the tensor's dtype."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import torch
+
+from kbx_env import task as laws
+from kbx_env.errors import DeclarationError
+from kbx_env.task import Case, Task, shape_of
+from kbx_env.wire import DTYPES
+
+LARGE = 1 << 20
+"""Above this size fp32 normals stand in for fp64 ones: dense enough, and four times faster for timing cases."""
+
+
+def _hash63(domain: str, *parts: bytes) -> int:
+    # Every part carries its length: no two lists of parts give the same text.
+    text = domain.encode() + b"".join(len(p).to_bytes(8, "little") + p for p in parts)
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
+
+
+def case_seed(secret: bytes, task_id: str, split: str, case_index: int, repeat: int) -> int:
+    """63 bits from the secret; splits, cases and repeats never share a seed."""
+    return _hash63("kbx-inputs", secret, task_id.encode(), split.encode(), b"%d" % case_index, b"%d" % repeat)
+
+
+def generator_seed(seed: int, name: str) -> int:
+    """The seed of one named stream of a call (a tensor, a ``torch.Generator`` argument)."""
+    return _hash63("kbx-stream", b"%d" % seed, name.encode())
+
+
+def draw(task: Task, case: Case, seed: int) -> dict[str, Any]:
+    """All arguments of one call but ``out``, by parameter name; tensors on the CPU in the case's layouts.
+
+    Markers (``DtypeArg``, ``GeneratorArg``, ``DeviceArg``) stay markers.
+    """
+    args: dict[str, Any] = {}
+    for name in task.signature.parameters:
+        if name in task.takes:
+            t = task.takes[name]
+            if t.optional and name not in case.given:
+                continue
+            dtype = DTYPES[case.dtypes.get(name, t.dtype)]
+            law = case.draws.get(name) or t.draw or case.draw
+            generator = torch.Generator().manual_seed(generator_seed(seed, name))
+            values = _values(law, shape_of(t, case.axes), case, generator, dtype)
+            args[name] = _laid_out(_rounded(values, dtype), case.layouts.get(name))
+        elif name in case.args and name != "out":
+            args[name] = case.args[name]
+    return args
+
+
+def _rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype is torch.bool:
+        return values > 0
+    if not dtype.is_floating_point:
+        return values.round().to(dtype)
+    return values.to(dtype)
+
+
+def _bound(high: int | str, case: Case) -> int:
+    if not isinstance(high, str):
+        return high
+    if high not in case.axes:
+        raise DeclarationError(f"Ints: no size for axis {high!r}; the case gives {dict(case.axes)}")
+    size = case.axes[high]
+    return math.prod(size) if isinstance(size, tuple) else int(size)
+
+
+def _distinct(n: int, dtype: torch.dtype, g: torch.Generator) -> torch.Tensor:
+    # eps = 2**-p for p explicit mantissa bits: integers up to 2**(p + 1) are exact, beyond them ties appear.
+    room = int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else 2 if dtype is torch.bool else torch.iinfo(dtype).max
+    if n - 1 > room:
+        raise DeclarationError(f"Distinct: {dtype} cannot hold {n} distinct integers")
+    return torch.randperm(n, generator=g).to(torch.float64)
+
+
+def _values(law: laws.Law, shape: tuple[int, ...], case: Case, g: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+    n = math.prod(shape)
+    if n == 0:
+        return torch.zeros(shape, dtype=torch.float64)
+    kind = torch.float64 if n <= LARGE or dtype is torch.float64 else torch.float32
+
+    def normal() -> torch.Tensor:
+        return torch.randn(shape, generator=g, dtype=kind)
+
+    def uniform() -> torch.Tensor:
+        return torch.rand(shape, generator=g, dtype=kind)
+
+    match law:
+        case laws.Normal(mean, scale, clamp):
+            x = mean + scale * normal()
+            return x.clamp(-clamp, clamp) if clamp is not None else x
+        case laws.Outlier(p, scale, clamp):
+            x = normal()
+            x = torch.where(uniform() < p, x * scale, x)
+            return x.clamp(-clamp, clamp) if clamp is not None else x
+        case laws.Uniform(low, high):
+            return low + (high - low) * uniform()
+        case laws.HalfNormal(offset, scale):
+            return offset + scale * normal().abs()
+        case laws.Literal(values):
+            return torch.tensor(values, dtype=torch.float64).repeat(n // len(values) + 1)[:n].reshape(shape)
+        case laws.Linspace(low, high):
+            return torch.linspace(low, high, n, dtype=torch.float64).reshape(shape)
+        case laws.Ints(low, high, special, p):
+            x = torch.randint(low, _bound(high, case), shape, generator=g).to(torch.float64)
+            return torch.where(uniform() < p, float(special), x) if special is not None else x
+        case laws.Distinct():
+            return _distinct(n, dtype, g).reshape(shape)
+        case laws.Bernoulli(p):
+            return (uniform() < p).to(kind)
+        case laws.Constant(value):
+            return torch.full(shape, float(value), dtype=torch.float64)
+        case laws.Eye():
+            return torch.eye(shape[-2], shape[-1], dtype=torch.float64).expand(shape).clone()
+        case laws.Choice(values):
+            picks = torch.randint(0, len(values), shape, generator=g)
+            return torch.tensor(values, dtype=torch.float64)[picks]
+    raise DeclarationError(f"no way to draw {law}")
+
+
+def _gap(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    # What lies between the elements is poison: a kernel that ignores strides must not find zeros there.
+    if dtype.is_floating_point:
+        return torch.full(shape, math.nan, dtype=dtype)
+    return torch.full(shape, True if dtype is torch.bool else 113, dtype=dtype)
+
+
+def _laid_out(x: torch.Tensor, layout: str | None) -> torch.Tensor:
+    if layout is None:
+        return x.contiguous()
+    if layout in ("transposed", "strided") and x.dim() < (2 if layout == "transposed" else 1):
+        raise DeclarationError(f"layout {layout!r} needs more axes than {x.dim()}")
+    if layout == "transposed":
+        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if layout == "strided":
+        wide = _gap((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
+        wide[..., ::2] = x
+        return wide[..., ::2]
+    if layout == "offset":
+        wide = _gap((x.numel() + 1,), x.dtype)
+        wide[1:] = x.reshape(-1)
+        return wide[1:].view(x.shape)
+    if layout == "channels_last":
+        form = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
+        return x.contiguous(memory_format=form)
+    raise DeclarationError(f"unknown layout {layout!r}; accepted: transposed, strided, offset, channels_last")

@@ -1,0 +1,46 @@
+"""The paper's own tolerances, for comparison with published numbers only."""
+
+from __future__ import annotations
+
+import torch
+
+from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
+from kbx_env.grading.reference import Expected
+from kbx_env.task import Task
+
+TABLE = {torch.float16: 5e-3, torch.bfloat16: 5e-3, torch.float32: 1e-5, torch.float64: 1e-5}
+"""rtol = atol by dtype; anything else (complex too) is compared bit for bit, as published."""
+
+
+def rule(task: Task, expected: Expected, answer: Answer) -> Ruling:
+    """dtype, shape and closeness to torch's own answer; in-place effects and aliasing are not looked at."""
+    if len(answer.outputs) != len(expected.native):
+        return Ruling(False, f"returned {len(answer.outputs)} outputs, expected {len(expected.native)}")
+    for i, (got, want) in enumerate(zip(answer.outputs, expected.native, strict=True)):
+        want = want.to(got.device)
+        if got.dtype != want.dtype or got.shape != want.shape:
+            return Ruling(False, f"output {i} is {got.dtype} {tuple(got.shape)}, expected {want.dtype} {tuple(want.shape)}")
+        if task.paper.cosine is not None:
+            ruling = _quantized(task, got.to(torch.float64).flatten(), want.to(torch.float64).flatten(), i)
+        else:
+            default = TABLE.get(got.dtype, 0.0)
+            rtol = default if task.paper.rtol is None else task.paper.rtol
+            atol = default if task.paper.atol is None else task.paper.atol
+            if not got.dtype.is_floating_point:
+                rtol = atol = 0.0
+            close = torch.allclose(got, want, rtol=rtol, atol=atol, equal_nan=True)
+            ruling = PASSED if close else Ruling(False, f"output {i} not within rtol={rtol:g}, atol={atol:g}")
+        if not ruling.passed:
+            return ruling
+    return PASSED
+
+
+def _quantized(task: Task, got: torch.Tensor, want: torch.Tensor, i: int) -> Ruling:
+    p = task.paper
+    assert p.cosine is not None and p.l1 is not None and p.rmse is not None
+    cosine = float(torch.dot(got, want) / (got.norm() * want.norm()).clamp_min(1e-300))
+    l1 = float((got - want).abs().sum() / want.abs().sum().clamp_min(1e-300))
+    rmse = float((got - want).square().mean().sqrt())
+    if cosine >= p.cosine and l1 <= p.l1 and rmse <= p.rmse:
+        return PASSED
+    return Ruling(False, f"output {i}: cosine {cosine:.4f} (>= {p.cosine}), l1 {l1:.4f} (<= {p.l1}), rmse {rmse:.4f} (<= {p.rmse})")

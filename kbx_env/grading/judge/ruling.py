@@ -1,0 +1,34 @@
+"""What goes into a judge and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one call returned, decoded by the grader; every field is the runner's claim."""
+
+    outputs: tuple[torch.Tensor, ...]
+    is_tuple: bool
+    after: Mapping[str, torch.Tensor]
+    """Every tensor argument after the call."""
+    aliases: tuple[str | None, ...]
+    """Per output: the argument whose very tensor was returned."""
+    shares: tuple[str | None, ...]
+    """Per output: an argument whose storage it overlaps."""
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """Passed, or why not. ``error`` is the worst error in units of the tolerance."""
+
+    passed: bool
+    reason: str = ""
+    error: float | None = None
+
+
+PASSED = Ruling(True)

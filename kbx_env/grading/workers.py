@@ -1,0 +1,126 @@
+"""The grader's handle on the sandbox: one warm zygote, one single-use runner per submission."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from kbx_env import wire
+from kbx_env.errors import SandboxError
+
+
+class Zygote:
+    """A warm process that forks runners. Thread-safe; ``close`` ends it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        root = str(Path(__file__).resolve().parents[2])
+        env = {k: v for k, v in os.environ.items() if not k.upper().endswith(("_KEY", "_TOKEN", "_SECRET"))}
+        env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
+        env.pop("TRITON_INTERPRET", None)
+        env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "kbx_env.sandbox.zygote", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()], env=env, stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        theirs.close()
+        self._control = ours
+        self._lock = threading.Lock()
+        ours.settimeout(120)
+        try:
+            ready = ours.recv(1)
+        except OSError:
+            ready = b""
+        if ready != b"R":
+            self.close()
+            raise SandboxError("the sandbox did not start; try: python -m kbx_env.sandbox.zygote 0")
+
+    @property
+    def alive(self) -> bool:
+        """Whether the zygote can still fork."""
+        return self._process.poll() is None
+
+    def spawn(self, **settings: Any) -> Runner:
+        """Fork a runner.
+
+        Raises:
+            SandboxError: the zygote is gone.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        settings["folder"] = folder = tempfile.mkdtemp(prefix="kbx-")
+        try:
+            with self._lock:
+                socket.send_fds(self._control, [json.dumps(settings).encode()], [theirs.fileno()])
+                raw = self._control.recv(8)
+        except OSError as e:
+            ours.close()
+            raise SandboxError(f"the sandbox is gone: {e}") from e
+        finally:
+            theirs.close()
+        if len(raw) != 8:
+            ours.close()
+            raise SandboxError("the sandbox is gone")
+        return Runner(ours, int.from_bytes(raw, "little"), folder)
+
+    def close(self) -> None:
+        """End the zygote; its runners end with their sockets."""
+        with contextlib.suppress(OSError):
+            self._control.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+class Runner:
+    """One submission's process, seen from the grader."""
+
+    def __init__(self, sock: socket.socket, pid: int, folder: str) -> None:
+        self._sock, self.pid, self._folder = sock, pid, folder
+        self._ready = False
+
+    def ask(
+        self, header: dict[str, Any], blobs: list[bytes] | None = None, *, deadline: float
+    ) -> tuple[dict[str, Any], list[bytearray]]:
+        """One command, one reply.
+
+        Raises:
+            wire.Late: no reply before ``deadline`` (monotonic seconds).
+            wire.WireError: the runner died or talked nonsense.
+            SandboxError: the runner could not be set up.
+        """
+        if not self._ready:
+            hello, _ = wire.receive(self._sock, deadline=max(deadline, time.monotonic() + 60))
+            if not hello.get("ready"):
+                raise SandboxError(f"runner could not start: {hello.get('message')}")
+            self._ready = True
+        wire.send(self._sock, header, blobs or [])
+        reply, data = wire.receive(self._sock, deadline=deadline)
+        return reply, data
+
+    def close(self) -> None:
+        """Hang up and kill the whole process group: nothing of a submission outlives its grading."""
+        with contextlib.suppress(OSError):
+            self._sock.close()
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(OSError):
+                kill(self.pid, signal.SIGKILL)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,218 @@
+"""What a grading said: frozen records, JSON both ways. A missing number is ``None``, never 0."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Verdict(StrEnum):
+    """The one-word answer."""
+
+    CORRECT = "correct"
+    INCORRECT = "incorrect"
+    REJECTED = "rejected"
+    COMPILE_ERROR = "compile_error"
+    RUNTIME_ERROR = "runtime_error"
+    TIMEOUT = "timeout"
+    MALFORMED = "malformed"
+    INFRA_FAULT = "infra_fault"
+
+
+class Fault(StrEnum):
+    """Who is to blame for a verdict other than correct."""
+
+    POLICY = "policy"
+    """Bad source, wrong result, cheat, its own hang or crash: the policy pays."""
+    INFRA = "infra"
+    """Dead worker, out of memory by a neighbour, unsupported on this backend: masked, never punished."""
+
+
+class Stage(StrEnum):
+    """The stages of a grading, in order."""
+
+    SCREEN = "screen"
+    COMPILE = "compile"
+    CORRECT = "correct"
+    EVIDENCE = "evidence"
+    TIME = "time"
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that the submission broke."""
+
+    rule: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class CaseFailure:
+    """One failed case. Holds sizes and errors, never input values."""
+
+    case: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Correctness cases, over every repeat."""
+
+    passed: int
+    total: int
+    failures: tuple[CaseFailure, ...] = ()
+
+
+@dataclass(frozen=True)
+class Build:
+    """One kernel, compiled ahead of time for one target. Registers per thread, spills and shared memory in
+    bytes; ``None`` where the target's tools do not tell."""
+
+    kernel: str
+    target: str
+    ok: bool
+    error: str | None = None
+    registers: int | None = None
+    spills: int | None = None
+    shared: int | None = None
+    shared_limit: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class CaseTime:
+    """Timing of one case. Times in microseconds of device time (median), ratios are eager / candidate."""
+
+    case: str
+    eager_us: float
+    candidate_us: float
+    speedup: float
+    low: float
+    high: float
+    pairs: int
+    floor_us: float | None = None
+    method: str = "events"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Speedup over torch eager on the same device: geometric mean over the timed cases, 95 % interval."""
+
+    speedup: float
+    low: float
+    high: float
+    floor_ratio: float | None
+    """The largest speedup that the device's measured peaks allow; a higher claim is impossible."""
+    cases: tuple[CaseTime, ...]
+    device: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What shows that Triton did the work. ``moved_bytes`` and ``ideal_bytes`` are summed over the counted
+    cases; ``ablation`` is True when the result went wrong without the launches, as it must."""
+
+    launches: int
+    ablation: bool | None
+    denied_ops: tuple[str, ...] = ()
+    moved_bytes: int | None = None
+    ideal_bytes: int | None = None
+    dots: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The whole verdict on one submission."""
+
+    task: str
+    verdict: Verdict
+    stage: Stage
+    backend: str
+    grading: str
+    fault: Fault | None = None
+    message: str = ""
+    cases: Cases | None = None
+    violations: tuple[Violation, ...] = ()
+    compile: tuple[Build, ...] = ()
+    timing: Timing | None = None
+    evidence: Evidence | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    source_sha256: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.verdict is Verdict.CORRECT) != (self.fault is None):
+            raise ValueError(f"verdict {self.verdict} with fault {self.fault}: only a correct outcome has no fault")
+        if self.verdict is Verdict.INFRA_FAULT and self.fault is not Fault.INFRA:
+            raise ValueError("an infra_fault verdict needs Fault.INFRA")
+        if self.timing is not None and not self.correct:
+            raise ValueError("timing without a correct verdict")
+        if self.correct and (self.cases is None or self.cases.passed != self.cases.total or self.violations):
+            raise ValueError("a correct verdict needs every case passed and no violation")
+
+    @property
+    def correct(self) -> bool:
+        """Whether the kernel is right and honest."""
+        return self.verdict is Verdict.CORRECT
+
+    @property
+    def speedup(self) -> float | None:
+        """Geometric-mean speedup over eager, ``None`` where nothing was timed."""
+        return self.timing.speedup if self.timing else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, with the derived ``correct`` and ``speedup``."""
+        data = _plain(self)
+        data["correct"] = self.correct
+        data["speedup"] = self.speedup
+        return data
+
+    def to_json(self, **extra: Any) -> str:
+        """One JSON object; ``extra`` keys are added."""
+        return json.dumps(self.to_dict() | extra, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
+        """The inverse of ``to_dict``; unknown keys are ignored."""
+        d = dict(data)
+        return cls(
+            task=d["task"], verdict=Verdict(d["verdict"]), stage=Stage(d["stage"]), backend=d["backend"],
+            grading=d["grading"], fault=Fault(d["fault"]) if d.get("fault") else None, message=d.get("message", ""),
+            cases=_cases(d.get("cases")),
+            violations=tuple(Violation(**v) for v in d.get("violations", ())),
+            compile=tuple(Build(**b) for b in d.get("compile", ())),
+            timing=_timing(d.get("timing")), evidence=_evidence(d.get("evidence")),
+            seconds=d.get("seconds", {}), manifest=d.get("manifest", {}), source_sha256=d.get("source_sha256", ""),
+        )  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, StrEnum):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _cases(d: Mapping[str, Any] | None) -> Cases | None:
+    return d and Cases(d["passed"], d["total"], tuple(CaseFailure(**f) for f in d.get("failures", ())))  # type: ignore[return-value]
+
+
+def _timing(d: Mapping[str, Any] | None) -> Timing | None:
+    return Timing(**{**d, "cases": tuple(CaseTime(**c) for c in d["cases"])}) if d else None
+
+
+def _evidence(d: Mapping[str, Any] | None) -> Evidence | None:
+    if not d:
+        return None
+    lists = ("denied_ops", "dots", "findings")
+    return Evidence(**{k: tuple(v) if k in lists else v for k, v in d.items()})

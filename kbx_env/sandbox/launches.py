@@ -1,0 +1,328 @@
+"""Captures every Triton launch of a submission: compiles it ahead of time, executes it or leaves it out.
+
+``JITFunction.run`` is replaced. On the CPU tier a stand-in driver with a target takes the GPU's place: the
+launch is specialised exactly as on the device, compiled to TTIR, and the TTIR is executed on the tensors'
+memory. On CUDA the launch goes through unchanged, but is recorded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction, compute_cache_key
+
+TARGETS: Mapping[str, GPUTarget] = {
+    "sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32), "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32), "gfx942": GPUTarget("hip", "gfx942", 64),
+}  # fmt: skip
+SHARED_LIMIT = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "sm_120": 101376, "gfx942": 65536}
+"""Bytes of shared memory that one block may use."""
+
+
+class StandInDriver:
+    """Answers what Triton asks of a driver, for a machine without a GPU."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
+
+    def get_current_target(self) -> GPUTarget:
+        """The target that launches are specialised for."""
+        return self.target
+
+    def get_current_device(self) -> int:
+        """There is one pretended device."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """The default stream."""
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        """Tensors live on the host."""
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        """What autotuners ask for; never used to time anything here."""
+        return torch.cuda
+
+    def get_benchmarker(self) -> Callable[..., list[float]]:
+        """Nothing can be timed without a GPU: every configuration ties, so the first one is taken."""
+        return lambda call, quantiles=None, **kwargs: [1.0, 1.0, 1.0]
+
+    def get_empty_cache_for_benchmark(self) -> None:
+        """No cache to flush."""
+
+    def clear_cache(self, cache: Any) -> None:
+        """No cache to flush."""
+
+
+@dataclasses.dataclass
+class Launch:
+    """One launch as recorded: what was launched and what it moved."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    num_warps: int
+
+
+@dataclasses.dataclass
+class _Compiled:
+    fn: JITFunction
+    signature: dict[str, str]
+    constexprs: dict[Any, Any]
+    attrs: dict[Any, Any]
+    options: Any
+    launch_options: dict[str, Any]
+    module: Any = None
+    dots: frozenset[str] = frozenset()
+
+
+class Interceptor:
+    """Owns the replaced ``JITFunction.run`` of this process.
+
+    Args:
+        device: ``cpu`` executes the TTIR; ``cuda`` lets the launch through.
+        target: what the CPU tier specialises for.
+    """
+
+    def __init__(self, device: str, target: str = "sm_90") -> None:
+        self.device = device
+        self.mode = "run"
+        self.launches: list[Launch] = []
+        self.kernels: dict[str, _Compiled] = {}
+        self.built: set[tuple[str, str]] = set()
+        self.deadline: float | None = None
+        self.busy = False
+        self._cache: dict[tuple[int, str], _Compiled] = {}
+        self._original = JITFunction.run
+        if device == "cpu":
+            from kbx_env.backends import ttir
+
+            self._ttir = ttir
+            triton.runtime.driver.set_active(StandInDriver(TARGETS[target]))
+        self.meter = self._new_meter()
+
+    def _new_meter(self) -> Any:
+        return self._ttir.Meter() if self.device == "cpu" else None
+
+    def install(self) -> None:
+        """Replace ``JITFunction.run`` and keep autotuners from measuring while launches are left out."""
+        me = self
+
+        def run(fn: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            was, me.busy = me.busy, True
+            try:
+                return me._run(fn, args, grid, warmup, kwargs)
+            finally:
+                me.busy = was
+
+        JITFunction.run = run  # type: ignore[method-assign]
+        tune = Autotuner.run
+
+        def autotune(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
+            if me.mode != "ablate":
+                return tune(tuner, *args, **kwargs)
+            # A launch that does nothing must not leave its "timings" behind.
+            kept, bench = dict(tuner.cache), tuner._do_bench
+            tuner._do_bench = lambda call, quantiles=None, **k: [1.0, 1.0, 1.0]
+            tuner.__dict__.pop("do_bench", None)
+            try:
+                return tune(tuner, *args, **kwargs)
+            finally:
+                tuner.cache, tuner._do_bench = kept, bench
+                tuner.__dict__.pop("do_bench", None)
+
+        Autotuner.run = autotune  # type: ignore[method-assign]
+
+    def reset(self, mode: str) -> None:
+        """Start a new call: forget the launches, meter anew."""
+        self.mode, self.launches, self.meter = mode, [], self._new_meter()
+
+    def _run(self, fn: JITFunction, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any]) -> Any:
+        if self.device == "cuda":
+            return self._run_cuda(fn, args, grid, warmup, kwargs)
+        for hook in fn.pre_run_hooks:
+            hook(*args, **kwargs)
+        launch_options = dict(kwargs)
+        kwargs.setdefault("debug", fn.debug)
+        if hasattr(triton.knobs.compilation, "instrumentation_mode"):
+            kwargs.setdefault("instrumentation_mode", triton.knobs.compilation.instrumentation_mode)
+        _, key_cache, target, backend, binder = fn.device_caches[0]
+        bound, specialization, options = binder(*args, **kwargs)
+        key = compute_cache_key(key_cache, specialization, options)
+        compiled = self._cache.get((id(fn), key))
+        if compiled is None:
+            opts, signature, constexprs, attrs = fn._pack_args(backend, kwargs, bound, specialization, options)
+            compiled = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(launch_options, fn))
+            text = _ttir(ASTSource(fn, signature, constexprs, attrs), backend, opts, target)
+            compiled.module = self._ttir.parse(text)
+            self._cache[id(fn), key] = compiled
+        self.kernels.setdefault(fn.__name__, compiled)
+        if warmup:
+            return None
+        size = _grid(grid, bound)
+        self.launches.append(Launch(fn.__name__, size, opts.num_warps if (opts := compiled.options) else 4))
+        if self.mode == "ablate" or 0 in size:
+            return None
+        values, regions = _arguments(bound, compiled.signature, self._ttir.Region)
+        self._ttir.launch(compiled.module, size, values, regions, self.meter, deadline=self.deadline)
+        return None
+
+    def _run_cuda(self, fn: JITFunction, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any]) -> Any:
+        ablate = self.mode == "ablate" and not warmup
+        if fn.__name__ not in self.kernels and self.mode != "time":
+            call = dict(kwargs) | {"debug": kwargs.get("debug", fn.debug)}
+            if hasattr(triton.knobs.compilation, "instrumentation_mode"):
+                call.setdefault("instrumentation_mode", triton.knobs.compilation.instrumentation_mode)
+            device = triton.runtime.driver.active.get_current_device()
+            _, _, _, backend, binder = fn.device_caches[device]
+            bound, specialization, options = binder(*args, **call)
+            opts, signature, constexprs, attrs = fn._pack_args(backend, call, bound, specialization, options)
+            self.kernels[fn.__name__] = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(kwargs, fn))
+        kernel = self._original(fn, *args, grid=grid, warmup=warmup or ablate, **kwargs)
+        if self.mode != "time" and not warmup:
+            if self.mode == "run" and kernel is not None and not self.kernels[fn.__name__].dots:
+                self.kernels[fn.__name__].dots = dot_kinds(kernel.asm.get("ttir", ""))
+            self.launches.append(Launch(fn.__name__, (0, 0, 0), 0))
+        return kernel
+
+    def dots(self) -> list[str]:
+        """Kinds of matrix products in the launches of this call (CPU: executed; CUDA: compiled in)."""
+        if self.device == "cpu":
+            return sorted(self.meter.dot_kinds)
+        used = {launch.kernel for launch in self.launches}
+        return sorted(set().union(*(self.kernels[k].dots for k in used if k in self.kernels), set()))
+
+    def build(self, targets: list[str]) -> list[dict[str, Any]]:
+        """Compile every kernel seen so far that has not been built yet, for each target."""
+        rows = []
+        for name, compiled in list(self.kernels.items()):
+            for target in targets:
+                if (name, target) not in self.built:
+                    self.built.add((name, target))
+                    rows.append(_build(name, compiled, target))
+        return rows
+
+
+def _build_options(kwargs: Mapping[str, Any], fn: JITFunction) -> dict[str, Any]:
+    names = {p.name for p in fn.params}
+    known = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+    return {k: v for k, v in kwargs.items() if k in known and k not in names}
+
+
+def _ttir(source: ASTSource, backend: Any, options: Any, target: GPUTarget) -> str:
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    codegen, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+    try:
+        module = source.make_ir(target, options, codegen, modules, context)
+    except TypeError:  # the target became an argument in triton 3.5
+        module = source.make_ir(options, codegen, modules, context)  # type: ignore[call-arg]
+    return str(stages["ttir"](module, {"target": target, **options.__dict__}))
+
+
+def _grid(grid: Any, bound: Mapping[str, Any]) -> tuple[int, int, int]:
+    size = grid(bound) if callable(grid) else grid
+    size = (size,) if isinstance(size, int) else tuple(int(n) for n in size)
+    return (*size, 1, 1, 1)[:3]  # type: ignore[return-value]
+
+
+def _arguments(bound: Mapping[str, Any], signature: Mapping[str, str], region: Any) -> tuple[list[Any], list[Any]]:
+    """Runtime values in the order of the compiled function, and the memory that they point to."""
+    values: list[Any] = []
+    regions: dict[int, Any] = {}
+
+    def add(name: str, value: Any, kind: Any) -> None:
+        if isinstance(kind, tuple):
+            for i, (v, k) in enumerate(zip(value, kind, strict=True)):
+                add(f"{name}[{i}]", v, k)
+            return
+        if kind == "constexpr":
+            return
+        if hasattr(value, "base") and hasattr(value, "block_shape"):
+            from kbx_env.backends.ttir import Unsupported
+
+            raise Unsupported("host-side tensor descriptor arguments")
+        if hasattr(value, "data_ptr"):
+            base = getattr(value, "base", value)
+            pointer = value.data_ptr()
+            values.append(pointer)
+            storage = base.untyped_storage()
+            if storage.nbytes() and storage.data_ptr() not in regions:
+                buffer = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+                regions[storage.data_ptr()] = region(storage.data_ptr(), np.frombuffer(buffer, dtype=np.uint8), name)
+            return
+        values.append(int(value) if isinstance(value, bool) else value)
+
+    for name, kind in signature.items():
+        add(name, bound[name], kind)
+    return values, list(regions.values())
+
+
+def dot_kinds(ttir: str) -> frozenset[str]:
+    """Kinds of ``tt.dot`` in a TTIR text, as ``i8*i8->i32``."""
+    import re
+
+    pattern = r"tt\.dot .*?: tensor<[\dx]*x([a-z]\w*)[^>]*> \* tensor<[\dx]*x([a-z]\w*)[^>]*> -> tensor<[\dx]*x([a-z]\w*)"
+    return frozenset(f"{a}*{b}->{c}" for a, b, c in re.findall(pattern, ttir))
+
+
+def _build(name: str, compiled: _Compiled, target: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"kernel": name, "target": target, "ok": False, "shared_limit": SHARED_LIMIT[target]}
+    start = time.perf_counter()
+    try:
+        gpu = TARGETS[target]
+        options = {k: v for k, v in compiled.launch_options.items() if k in ("num_warps", "num_stages") or gpu.backend == "cuda"}
+        attrs = compiled.attrs
+        source = ASTSource(compiled.fn, compiled.signature, compiled.constexprs, attrs)
+        options = make_backend(gpu).parse_options(options).__dict__
+        kernel = triton.compile(source, target=gpu, options=options)
+        row["shared"] = int(kernel.metadata.shared)
+        row |= _resources(kernel, gpu.backend)
+        row["ok"] = row["shared"] <= SHARED_LIMIT[target]
+        if not row["ok"]:
+            row["error"] = f"needs {row['shared']} bytes of shared memory, {target} has {SHARED_LIMIT[target]}"
+    except Exception as e:  # whatever the compiler raises is the submission's result on this target
+        row["error"] = f"{type(e).__name__}: {e}"[:500]
+    row["seconds"] = round(time.perf_counter() - start, 4)
+    return row
+
+
+def _resources(kernel: Any, backend: str) -> dict[str, int | None]:
+    import re
+
+    if backend == "hip":
+        text = kernel.asm.get("amdgcn", "")
+        found = {k: re.search(rf"\.{k}:\s+(\d+)", text) for k in ("vgpr_count", "vgpr_spill_count")}
+        values = [int(m.group(1)) if m else None for m in found.values()]
+        return {"registers": values[0], "spills": values[1]}
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    import tempfile
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+        f.write(kernel.asm["cubin"])
+        f.flush()
+        done = subprocess.run([str(tool), "-res-usage", f.name], capture_output=True, text=True, timeout=20)
+    registers = re.search(r"REG:(\d+)", done.stdout)
+    stack = re.search(r"STACK:(\d+)", done.stdout)
+    return {
+        "registers": int(registers.group(1)) if registers else None,
+        "spills": int(stack.group(1)) if stack else None,
+    }

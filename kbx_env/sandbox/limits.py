@@ -1,0 +1,96 @@
+"""What a runner may not do to its host: an audit hook that cannot be removed, and resource limits."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from kbx_env.sandbox.firewall import Log
+
+_TOOLS = {"ptxas", "ptxas-blackwell", "cuobjdump", "nvdisasm", "ld.lld", "gcc", "cc", "clang", "ldconfig", "uname"}
+_CLOSED = (
+    "socket.connect", "socket.bind", "socket.sendto", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn",
+    "os.system", "os.kill", "os.killpg", "os.putenv", "os.chmod", "os.chown", "os.link", "os.symlink",
+    "sys.addaudithook", "sys.setprofile", "sys.settrace", "pty.spawn", "gc.get_objects", "gc.get_referrers",
+    "signal.pthread_kill", "code.__new__", "cpython.run_command",
+)  # fmt: skip
+_HIDDEN = ("kbx_env.tasks", "kbx_env.grading", "kbx_env.rewards", "kbx_env.baselines", "kbx_env.store")
+_FOREIGN = ("numpy.ctypeslib", "cffi", "numba", "cupy", "jax", "tensorflow", "torch.utils.cpp_extension",
+            "torch._inductor", "torch._dynamo", "multiprocessing", "scipy")  # fmt: skip
+
+
+def limit(memory_bytes: int | None) -> None:
+    """Set resource limits of this process; ``memory_bytes`` caps growth of the address space (CPU only)."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 20, 64 << 20))
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NPROC, (4096, 4096))
+    if memory_bytes is not None:
+        with open("/proc/self/statm") as f:
+            now = int(f.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (now + memory_bytes, now + memory_bytes))
+
+
+def isolate() -> bool:
+    """Leave the network namespace where the kernel lets us (root or user namespaces). Returns success."""
+    clone_newnet = 0x40000000
+    try:
+        return ctypes.CDLL(None, use_errno=True).unshare(clone_newnet) == 0
+    except (OSError, AttributeError):
+        return False
+
+
+def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
+    """Install the audit hook. While ``armed()`` is true, forbidden events are logged and refused.
+
+    Args:
+        log: receives the attempts.
+        folder: the only folder that may be written.
+        armed: false while the runner itself works (set up, compile, answer).
+    """
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    triton_root = os.path.dirname(sys.modules["triton"].__file__ or "") + os.sep
+
+    def from_triton() -> bool:
+        # subprocess and importlib call on behalf of the compiler: the nearest other frame tells who asked.
+        frame: Any = sys._getframe(2)
+        for _ in range(40):
+            if frame is None:
+                return False
+            if frame.f_code.co_filename.startswith(triton_root):
+                return True
+            frame = frame.f_back
+        return False
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, mode, flags = (*args, None, 0)[:3]
+            if not (isinstance(flags, int) and flags & writing) and not (isinstance(mode, str) and set(mode) & set("wax+")):
+                return
+            if not armed() or from_triton():
+                return
+            full = os.path.realpath(os.fspath(path)) if isinstance(path, str | bytes | os.PathLike) else ""
+            full = full.decode() if isinstance(full, bytes) else full
+            if not full.startswith(folder + os.sep) and full != "/dev/null":
+                raise log.deny("file_access", f"write to {full or path}")
+        elif event == "import" and armed():
+            name = str(args[0])
+            if name.startswith(_HIDDEN) or (name.startswith(_FOREIGN) and not from_triton()):
+                raise log.deny("forbidden_import", name)
+        elif event == "subprocess.Popen" and armed():
+            if os.path.basename(str(args[0])) not in _TOOLS or not from_triton():
+                raise log.deny("subprocess", str(args[0]))
+        elif event in ("ctypes.dlopen", "ctypes.dlsym", "ctypes.addressof", "ctypes.string_at", "ctypes.cdata"):
+            if armed() and not from_triton() and event != "ctypes.cdata":
+                raise log.deny("ctypes", f"{event} {args[0] if args else ''}")
+        elif event.startswith(_CLOSED) and armed() and not from_triton():
+            raise log.deny("tampering", event)
+        elif event == "object.__setattr__" and armed():
+            raise log.deny("tampering", f"{event} {args[1:2]}")
+
+    sys.addaudithook(hook)

@@ -1,0 +1,239 @@
+"""One submission in one process: loads it, calls it with the grader's inputs, returns raw outputs.
+
+Runs in a fork of the zygote and never serves a second submission. Everything it says is a claim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import triton
+
+from kbx_env import wire
+from kbx_env.sandbox import firewall, limits
+from kbx_env.sandbox.launches import Interceptor
+
+MEMORY = 6 << 30
+"""Bytes that a CPU submission may grow by."""
+
+
+class Runner:
+    """The command loop. ``settings`` come from the grader: device, source, memory."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.device = str(settings.get("device", "cpu"))
+        self.log = firewall.Log()
+        self.trusted = 1
+        self.folder = os.path.realpath(settings["folder"])
+        os.environ["TRITON_CACHE_DIR"] = os.path.join(self.folder, "triton")
+        triton.knobs.cache.dir = os.environ["TRITON_CACHE_DIR"]
+        os.chdir(self.folder)
+        limits.isolate()
+        limits.limit(MEMORY if self.device == "cpu" else None)
+        if self.device == "cuda":
+            torch.cuda.init()
+            torch.zeros(1, device="cuda")
+        self.interceptor = Interceptor("cuda" if self.device == "cuda" else "cpu")
+        self.interceptor.install()
+        self.walls = firewall.install("cuda" if self.device == "cuda" else "cpu", self.log)
+        limits.watch(self.log, self.folder, lambda: not self.trusted and not self.interceptor.busy)
+        self.module: dict[str, Any] = {}
+
+    @contextlib.contextmanager
+    def submission(self) -> Iterator[None]:
+        """The submission has the floor: the audit hook is armed."""
+        self.trusted -= 1
+        try:
+            yield
+        finally:
+            self.trusted += 1
+
+    def load(self, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
+        """Execute the source as a module; the file exists because Triton reads kernels' source text."""
+        path = os.path.join(self.folder, "submission.py")
+        source = bytes(blobs[0])
+        with open(path, "wb") as f:
+            f.write(source)
+        self.module = {"__name__": "submission", "__file__": path, "__builtins__": __builtins__}
+        module = type(sys)("submission")
+        module.__dict__.update(self.module)
+        self.module = module.__dict__
+        sys.modules["submission"] = module
+        code = compile(source, path, "exec", dont_inherit=True)
+        with self.submission():
+            exec(code, self.module)
+        return {"entry": callable(self.module.get(header["entry"]))}
+
+    def _argument(self, d: Mapping[str, Any], blobs: list[bytearray]) -> Any:
+        if d["k"] == "generator":
+            return torch.Generator(device=self.device).manual_seed(int(d["seed"]))
+        if d["k"] == "device":
+            return torch.device(self.device)
+        value = wire.decode(d, blobs)
+        if isinstance(value, torch.Tensor) and self.device == "cuda":
+            # as_strided on a moved buffer keeps the layout that .to() would make dense
+            base = value.as_strided((value.untyped_storage().nbytes() // value.element_size(),), (1,), 0)
+            value = base.to("cuda").as_strided(value.shape, value.stride(), value.storage_offset())
+        return value
+
+    def call(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
+        """Call the entry once: ``mode`` run or ablate."""
+        kwargs = {name: self._argument(d, blobs) for name, d in header["args"].items()}
+        positional = [kwargs.pop(name) for name in header["positional"]]
+        named = dict(zip(header["positional"], positional, strict=True)) | kwargs
+        tensors = {k: v for k, v in named.items() if isinstance(v, torch.Tensor)}
+        self.interceptor.reset(header["mode"])
+        self.interceptor.deadline = time.monotonic() + float(header["seconds"])
+        self.log.host_reads = 0
+        with self.submission():
+            result = self.module[header["entry"]](*positional, **kwargs)
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        reads = self.log.host_reads
+        out: list[bytes] = []
+        is_tuple = isinstance(result, tuple | list)
+        outputs = [_claim(v, tensors, out) for v in (list(result) if is_tuple else [result])]
+        after = {k: _claim(v, {}, out) for k, v in tensors.items()}
+        meter = self.interceptor.meter
+        reply = {
+            "outputs": outputs, "is_tuple": is_tuple, "after": after, "host_reads": reads,
+            "launches": len(self.interceptor.launches), "dots": self.interceptor.dots(),
+            "moved": (meter.loaded_bytes + meter.stored_bytes) if meter is not None else None,
+        }  # fmt: skip
+        return reply, out
+
+    def build(self, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
+        """Compile the kernels seen so far for the targets."""
+        return {"builds": self.interceptor.build(list(header["targets"]))}
+
+    def time(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
+        """Timing commands (CUDA only); see ``sandbox/stopwatch.py``."""
+        from kbx_env.sandbox.stopwatch import Stopwatch
+
+        if not hasattr(self, "stopwatch"):
+            self.stopwatch = Stopwatch(self.device)
+        self.interceptor.mode = "time"
+        if header["do"] == "prepare":
+            slots = [
+                {name: self._argument(d, blobs) for name, d in slot.items()} for slot in header["slots"]
+            ]
+            entry = self.module[header["entry"]]
+            names = header["positional"]
+
+            def call(slot: dict[str, Any]) -> Any:
+                rest = {k: v for k, v in slot.items() if k not in names}
+                with self.submission():
+                    return entry(*(slot[n] for n in names), **rest)
+
+            return self.stopwatch.prepare(call, slots), []
+        if header["do"] == "refill":
+            slots = [{name: self._argument(d, blobs) for name, d in slot.items()} for slot in header["slots"]]
+            return self.stopwatch.refill(slots), []
+        if header["do"] == "measure":
+            return self.stopwatch.measure(header), []
+        out: list[bytes] = []
+        result = self.stopwatch.result(int(header["slot"]))
+        is_tuple = isinstance(result, tuple | list)
+        tensors = self.stopwatch.tensors(int(header["slot"]))
+        outputs = [_claim(v, tensors, out) for v in (list(result) if is_tuple else [result])]
+        after = {k: _claim(v, {}, out) for k, v in tensors.items()}
+        return {"outputs": outputs, "is_tuple": is_tuple, "after": after}, out
+
+    def answer(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
+        """Serve one command; an exception becomes a classified error, never a traceback of ours."""
+        start = time.perf_counter()
+        data: list[bytes] = []
+        try:
+            handler = {"load": self.load, "call": self.call, "build": self.build, "time": self.time}[header["op"]]
+            got = handler(header, blobs)
+            reply, data = got if isinstance(got, tuple) else (got, [])
+            reply["ok"] = True
+        except BaseException as e:  # the submission may raise anything, SystemExit included
+            self.trusted = max(self.trusted, 1)
+            reply = {"ok": False, **_classify(e, self.folder)}
+        reply["denied"] = [list(d) for d in self.log.denied[:20]]
+        reply["standing"] = firewall.probe(self.log)
+        reply["seconds"] = time.perf_counter() - start
+        return reply, data
+
+
+def _claim(value: Any, tensors: Mapping[str, torch.Tensor], out: list[bytes]) -> dict[str, Any]:
+    if not isinstance(value, torch.Tensor):
+        return {"k": "other", "type": type(value).__name__}
+    alias = shares = None
+    for name, t in tensors.items():
+        same_storage = t.numel() > 0 and value.numel() > 0 and t.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+        if same_storage:
+            shares = shares or name
+        if value is t or (same_storage and value.data_ptr() == t.data_ptr() and value.shape == t.shape and value.stride() == t.stride()):
+            alias = alias or name
+    host = value.detach()
+    if host.device.type not in ("cpu", "cuda") or host.layout != torch.strided or host.dtype not in wire.NAMES:
+        return {"k": "other", "type": f"{host.layout} {host.dtype} tensor on {host.device}"}
+    host = host.contiguous().to("cpu")
+    claim = wire.encode(host, out)
+    return claim | {
+        "alias": alias, "shares": shares, "strides": list(value.stride()), "device": value.device.type,
+        "requires_grad": value.requires_grad,
+    }  # fmt: skip
+
+
+def _classify(e: BaseException, folder: str) -> dict[str, Any]:
+    """Name the kind of an exception and the submission's line that raised it."""
+    from triton.compiler.errors import CompilationError
+
+    line = None
+    for frame in traceback.extract_tb(e.__traceback__):
+        if frame.filename.startswith(folder):
+            line = frame.lineno
+    kind = "runtime"
+    text = str(e)
+    name = type(e).__name__
+    if isinstance(e, firewall.PolicyViolation):
+        kind = "policy"
+    elif isinstance(e, CompilationError) or (type(e).__module__ or "").startswith("triton.compiler"):
+        kind = "compile"
+    elif name == "Unsupported":
+        kind = "unsupported"
+    elif name in ("OutOfBounds", "DeviceAssert"):
+        kind = "memory" if name == "OutOfBounds" else "runtime"
+    elif isinstance(e, TimeoutError):
+        kind = "timeout"
+    elif isinstance(e, SyntaxError):
+        kind = "syntax"
+    elif name in ("OutOfResources", "PTXASError"):
+        kind = "compile"
+    if isinstance(e, CompilationError) and getattr(e, "node", None) is not None:
+        text = f"{getattr(e, 'error_message', None) or getattr(e, '__cause__', None) or ''} {text}"
+    return {"kind": kind, "name": name, "message": text.replace(folder + os.sep, "")[-2000:], "line": line}
+
+
+def serve(sock: socket.socket, settings: Mapping[str, Any]) -> None:
+    """Run until the grader hangs up. Never returns to the zygote's code."""
+    code = 0
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        runner = Runner(settings)
+        wire.send(sock, {"ok": True, "ready": True})
+        while True:
+            header, blobs = wire.receive(sock)
+            reply, data = runner.answer(header, blobs)
+            wire.send(sock, reply, data)
+    except wire.WireError:
+        pass
+    except BaseException as e:
+        code = 1
+        with contextlib.suppress(Exception):
+            wire.send(sock, {"ok": False, "kind": "infra", "name": type(e).__name__, "message": traceback.format_exc()[-2000:]})
+    finally:
+        os._exit(code)

@@ -1,0 +1,46 @@
+"""The warm parent of all runners: has torch and triton imported, forks one runner per request.
+
+Started as ``python -m kbx_env.sandbox.zygote FD``. It never touches CUDA, so its forks may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+
+
+def main() -> None:
+    """Serve fork requests on the inherited socket until it closes."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    import torch
+
+    torch.set_num_threads(1)
+    from kbx_env.sandbox import runner  # imports triton
+
+    with contextlib.suppress(ImportError):
+        from kbx_env.backends import ttir  # noqa: F401  warm for the CPU tier
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control.sendall(b"R")
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 4096, 1)
+        if not message:
+            os._exit(0)
+        settings = json.loads(message)
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            control.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            runner.serve(socket.socket(fileno=fds[0]), settings)
+        for fd in fds:
+            os.close(fd)
+        control.sendall(pid.to_bytes(8, "little"))
+
+
+if __name__ == "__main__":
+    main()

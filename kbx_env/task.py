@@ -1,0 +1,345 @@
+"""What a task is: a frozen declaration without torch, without I/O and without seeds.
+
+A task file under ``tasks/<category>/<name>.py`` holds one decorated function. The function is the
+reference (its signature is the published signature, its docstring the published contract) and the
+decorator says which inputs it takes, what "right" means, and what it must cost.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from kbx_env.errors import DeclarationError
+from kbx_env.truth import Truth
+
+DTYPES = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool")
+CATEGORIES = (
+    "activation", "convolution", "fusion", "index", "linearalgebra", "loss", "math", "matrixmultiply",
+    "normalization", "optimizer", "pooling", "quantization", "random", "reduce", "spatialops",
+)  # fmt: skip
+
+
+# --- input laws -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Law:
+    """How the values of an input tensor are drawn. Drawn in fp64, then rounded to the tensor's dtype."""
+
+
+@dataclass(frozen=True)
+class Normal(Law):
+    """mean + scale * N(0, 1), clamped to [-clamp, clamp] when given."""
+
+    mean: float = 0.0
+    scale: float = 1.0
+    clamp: float | None = None
+
+
+@dataclass(frozen=True)
+class Outlier(Law):
+    """N(0, 1) in which a share ``p`` of the elements is multiplied by ``scale``."""
+
+    p: float = 0.001
+    scale: float = 10.0
+    clamp: float | None = None
+
+
+@dataclass(frozen=True)
+class Uniform(Law):
+    """Uniform on [low, high)."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True)
+class HalfNormal(Law):
+    """offset + scale * |N(0, 1)|: strictly positive for offset > 0 (variances)."""
+
+    offset: float = 1e-5
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Literal(Law):
+    """The given values, repeated in row-major order. Known to the policy: never the only draw of a task."""
+
+    values: tuple[float, ...]
+
+    def __init__(self, *values: float) -> None:
+        object.__setattr__(self, "values", tuple(values))
+
+
+@dataclass(frozen=True)
+class Linspace(Law):
+    """Evenly spaced from low to high, ends included, in row-major order."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Ints(Law):
+    """Integers uniform on [low, high). ``high`` may name an axis. A share ``p`` is replaced by ``special``."""
+
+    low: int
+    high: int | str
+    special: int | None = None
+    p: float = 0.0
+
+
+@dataclass(frozen=True)
+class Distinct(Law):
+    """A random permutation of 0 .. numel-1: no ties."""
+
+
+@dataclass(frozen=True)
+class Bernoulli(Law):
+    """1 (True) with probability p."""
+
+    p: float = 0.5
+
+
+@dataclass(frozen=True)
+class Constant(Law):
+    """One value everywhere."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Eye(Law):
+    """Identity matrices in the last two axes."""
+
+
+@dataclass(frozen=True)
+class Choice(Law):
+    """Each element drawn uniformly from the given values (may hold inf and nan)."""
+
+    values: tuple[float, ...]
+
+    def __init__(self, *values: float) -> None:
+        object.__setattr__(self, "values", tuple(values))
+
+
+# --- arguments that only exist on the other side ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DtypeArg:
+    """Stands for a torch dtype in ``Case.args``."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class GeneratorArg:
+    """Stands for a ``torch.Generator`` on the graded device, seeded secretly by the grader."""
+
+
+@dataclass(frozen=True)
+class DeviceArg:
+    """Stands for the graded device."""
+
+
+# --- shapes, cases, costs -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class T:
+    """A tensor parameter or result.
+
+    ``axes`` names the axes, separated by blanks; an axis name that starts with ``*`` stands for any
+    number of axes and is bound by a case to a tuple.
+    """
+
+    axes: str
+    dtype: str = "f32"
+    draw: Law | None = None
+    """The tensor's own law; ``None`` takes the law of the case."""
+    optional: bool = False
+    """Left out unless a case names it in ``given``."""
+
+
+def _frozen(mapping: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    return MappingProxyType(dict(mapping or {}))
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One call: axis sizes, non-tensor arguments, laws, dtypes, memory layouts."""
+
+    axes: Mapping[str, Any]
+    """Axis name -> int, or -> tuple for an axis that starts with ``*``."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """Non-tensor arguments, by parameter name."""
+    draw: Law = Normal()
+    """Law of every tensor that has none of its own."""
+    draws: Mapping[str, Law] = field(default_factory=dict)
+    """Law by tensor; wins over everything."""
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    """Dtype by tensor, where it differs from the declaration."""
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    """Memory layout by tensor: ``transposed`` (last two axes), ``strided`` (every second element of a
+    larger buffer), ``offset`` (starts one element into a larger buffer), ``channels_last``."""
+    given: tuple[str, ...] = ()
+    """Optional tensors that this case passes."""
+    out: bool = False
+    """Pass a poisoned ``out=`` tensor, which must be filled and returned."""
+    held: bool = False
+    """Only in evaluation: a shape no training episode ever sees."""
+
+    def __post_init__(self) -> None:
+        for name in ("axes", "args", "draws", "dtypes", "layouts"):
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
+
+    def label(self) -> str:
+        """A short name for feedback: sizes and arguments, never values."""
+        parts = [f"{k}={v}" for k, v in self.axes.items()]
+        parts += [f"{k}={v.name if isinstance(v, DtypeArg) else v}" for k, v in self.args.items()
+                  if not isinstance(v, GeneratorArg | DeviceArg)]  # fmt: skip
+        parts += [f"{k}:{v}" for k, v in self.dtypes.items()]
+        parts += [f"{k} {v}" for k, v in self.layouts.items()]
+        if self.given:
+            parts.append("with " + ",".join(self.given))
+        if self.out:
+            parts.append("out=")
+        return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Compulsory work of one call. Bytes follow from the shapes: each input read once, each output written
+    once; ``flops`` (and ``bytes`` where the shapes do not tell) are expressions over axis names, arguments,
+    and ``numel(tensor)``."""
+
+    flops: str = "0"
+    bytes: str | None = None
+
+
+@dataclass(frozen=True)
+class Paper:
+    """How the paper judged: allclose by dtype, or the three quantization thresholds."""
+
+    rtol: float | None = None
+    atol: float | None = None
+    cosine: float | None = None
+    l1: float | None = None
+    rmse: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One of the benchmark's tasks, as declared. ``id`` is the file's path, ``entry`` the function to write."""
+
+    id: str
+    category: str
+    entry: str
+    spec: str
+    signature: inspect.Signature
+    reference: Callable[..., Any]
+    takes: Mapping[str, T]
+    truth: Truth
+    cost: Cost
+    cases: tuple[Case, ...]
+    timed: tuple[Case, ...]
+    difficulty: int
+    writes: Mapping[str, str]
+    """Parameter that is written in place -> ``always`` or the boolean argument that switches it on."""
+    paper: Paper
+    differs: str
+    """What differs from the published task and why; empty when nothing does."""
+    eager: Callable[..., Any] | None = None
+    """What a torch user would call, where the reference is written for exactness instead; timed as baseline."""
+    fingerprint: str = ""
+    """SHA-256 over the task's file and the shared maths it uses."""
+
+    def written(self, args: Mapping[str, Any]) -> tuple[str, ...]:
+        """The parameters that a call with these arguments must (and may) change in place."""
+        bound = {n: p.default for n, p in self.signature.parameters.items()} | dict(args)
+        return tuple(n for n, flag in self.writes.items() if flag == "always" or bound.get(flag) is True)
+
+
+@dataclass(frozen=True, eq=False)
+class Declaration:
+    """What ``@task`` leaves behind for the catalog, which adds id and category from the path."""
+
+    reference: Callable[..., Any]
+    fields: Mapping[str, Any]
+
+
+def task(
+    *,
+    difficulty: int,
+    takes: Mapping[str, T],
+    truth: Truth,
+    cost: Cost,
+    cases: tuple[Case, ...],
+    timed: tuple[Case, ...],
+    writes: Mapping[str, str] | None = None,
+    paper: Paper | None = None,
+    differs: str = "",
+    eager: Callable[..., Any] | None = None,
+) -> Callable[[Callable[..., Any]], Declaration]:
+    """Declare the decorated reference as a task; see ``Task`` for the fields.
+
+    Raises:
+        DeclarationError: a case names a tensor, axis, argument or dtype that the task does not have.
+    """
+
+    def declare(reference: Callable[..., Any]) -> Declaration:
+        params = inspect.signature(reference).parameters
+        name = reference.__name__
+        if not (reference.__doc__ or "").strip():
+            raise DeclarationError(f"{name}: the reference has no docstring; it is the task's published contract")
+        if not any(not c.held for c in cases) or not any(c.held for c in cases):
+            raise DeclarationError(f"{name}: needs cases for training and at least one held=True for evaluation")
+        for tensor, t in takes.items():
+            if tensor not in params:
+                raise DeclarationError(f"{name}: takes {tensor!r}, which is not a parameter of the reference")
+            if t.dtype not in DTYPES:
+                raise DeclarationError(f"{name}: {tensor} has dtype {t.dtype!r}; accepted: {', '.join(DTYPES)}")
+        for case in (*cases, *timed):
+            for key in {*case.draws, *case.dtypes, *case.layouts, *case.given} - set(takes):
+                raise DeclarationError(f"{name}: case {case.label()!r} names {key!r}; tensors: {', '.join(takes)}")
+            for key in set(case.args) - set(params) - {"out"}:
+                raise DeclarationError(f"{name}: case {case.label()!r} passes {key!r}; parameters: {', '.join(params)}")
+            if case.out and "out" not in params:
+                raise DeclarationError(f"{name}: case {case.label()!r} passes out=, which the signature lacks")
+        return Declaration(reference, _frozen({
+            "difficulty": difficulty, "takes": _frozen(takes), "truth": truth, "cost": cost, "cases": cases,
+            "timed": timed, "writes": _frozen(writes), "paper": paper or Paper(), "differs": differs, "eager": eager,
+        }))  # fmt: skip
+
+    return declare
+
+
+def shape_of(t: T, axes: Mapping[str, Any]) -> tuple[int, ...]:
+    """Bind the axis names of ``t`` to sizes.
+
+    Raises:
+        DeclarationError: the case gives no size for an axis.
+    """
+    shape: list[int] = []
+    for axis in t.axes.split():
+        if axis.isdigit():
+            shape.append(int(axis))
+            continue
+        if axis not in axes:
+            raise DeclarationError(f"no size for axis {axis!r} of {t.axes!r}; the case gives {dict(axes)}")
+        size = axes[axis]
+        shape.extend(size if isinstance(size, tuple) else (size,))
+    return tuple(shape)
+
+
+def pow2(axis: str, low: int, high: int, step: int = 1, **case: Any) -> tuple[Case, ...]:
+    """Cases in which ``axis`` runs over 2**low ... 2**high (an axis that starts with ``*`` gets a 1-tuple)."""
+    fixed = case.pop("axes", {})
+    return tuple(
+        Case({**fixed, axis: (2**k,) if axis.startswith("*") else 2**k}, **case) for k in range(low, high + 1, step)
+    )

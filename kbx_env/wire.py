@@ -1,0 +1,169 @@
+"""The neutral messages between the grader and a runner: length-prefixed JSON and raw bytes, never pickles.
+
+A frame is ``magic, header length, blob count, blob lengths, header, blobs``. Everything a runner says is a
+claim: the decoder checks every length, dtype, shape and stride before it builds a tensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import select
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+MAGIC = b"kbx1"
+MAX_HEADER = 8 << 20
+MAX_BLOBS = 256
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64,
+    "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
+    "bool": torch.bool, "c64": torch.complex64, "c128": torch.complex128,
+}  # fmt: skip
+NAMES = {v: k for k, v in DTYPES.items()}
+
+
+class WireError(Exception):
+    """The other side is gone, too slow, or said something that is not a frame."""
+
+
+class Late(WireError):
+    """The deadline passed before the frame was complete."""
+
+
+def send(sock: socket.socket, header: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> None:
+    """Send one frame.
+
+    Raises:
+        WireError: the other side has closed the connection.
+    """
+    text = json.dumps(header).encode()
+    head = MAGIC + struct.pack("<II", len(text), len(blobs)) + b"".join(struct.pack("<Q", len(b)) for b in blobs)
+    try:
+        sock.sendall(head + text)
+        for blob in blobs:
+            sock.sendall(blob)
+    except OSError as e:
+        raise WireError(f"cannot send: {e}") from e
+
+
+def _exactly(sock: socket.socket, n: int, deadline: float | None) -> bytearray:
+    data = bytearray(n)
+    view, got = memoryview(data), 0
+    while got < n:
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([sock], [], [], left)[0]:
+                raise Late("no answer before the deadline")
+        try:
+            k = sock.recv_into(view[got:], min(n - got, 1 << 20))
+        except OSError as e:
+            raise WireError(f"cannot receive: {e}") from e
+        if k == 0:
+            raise WireError("connection closed")
+        got += k
+    return data
+
+
+def receive(
+    sock: socket.socket, *, deadline: float | None = None, max_bytes: int = 1 << 30
+) -> tuple[dict[str, Any], list[bytearray]]:
+    """Receive one frame of at most ``max_bytes`` of blobs.
+
+    Raises:
+        Late: ``deadline`` (``time.monotonic`` seconds) passed.
+        WireError: closed connection or malformed frame.
+    """
+    head = _exactly(sock, 12, deadline)
+    if head[:4] != MAGIC:
+        raise WireError("not a frame")
+    length, count = struct.unpack("<II", head[4:])
+    if length > MAX_HEADER or count > MAX_BLOBS:
+        raise WireError(f"frame too large: header of {length} bytes, {count} blobs")
+    sizes = struct.unpack(f"<{count}Q", _exactly(sock, 8 * count, deadline))
+    if sum(sizes) > max_bytes:
+        raise WireError(f"frame too large: {sum(sizes)} bytes, at most {max_bytes}")
+    try:
+        header = json.loads(_exactly(sock, length, deadline))
+    except (ValueError, RecursionError) as e:
+        raise WireError("header is not JSON") from e
+    if not isinstance(header, dict):
+        raise WireError("header is not an object")
+    return header, [_exactly(sock, s, deadline) for s in sizes]
+
+
+def raw_bytes(t: torch.Tensor, count: int | None = None) -> bytes:
+    """The bytes of a CPU tensor's storage from its first element (contiguous tensors: its content)."""
+    nbytes = t.numel() * t.element_size() if count is None else count
+    return ctypes.string_at(t.data_ptr(), nbytes) if nbytes else b""
+
+
+def encode(value: Any, blobs: list[bytes]) -> dict[str, Any]:
+    """Encode one argument. Tensors keep their strides and the part of their storage that they span."""
+    if isinstance(value, torch.Tensor):
+        span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
+        blobs.append(raw_bytes(value, span * value.element_size()))
+        return {
+            "k": "tensor", "dtype": NAMES[value.dtype], "shape": list(value.shape), "stride": list(value.stride()),
+            "shift": value.storage_offset() % 64, "blob": len(blobs) - 1,
+        }  # fmt: skip
+    if isinstance(value, tuple):
+        return {"k": "tuple", "v": [encode(v, blobs) for v in value]}
+    if isinstance(value, list):
+        return {"k": "list", "v": [encode(v, blobs) for v in value]}
+    if isinstance(value, torch.dtype):
+        return {"k": "dtype", "v": NAMES[value]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"k": "float", "v": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"k": "py", "v": value}
+    raise TypeError(f"cannot send a {type(value).__name__}")
+
+
+def decode_tensor(d: Mapping[str, Any], blobs: Sequence[bytearray], max_elements: int = 1 << 30) -> torch.Tensor:
+    """Rebuild a CPU tensor from a claim.
+
+    Raises:
+        WireError: dtype, shape, strides and bytes do not fit together.
+    """
+    try:
+        dtype, shape, stride = DTYPES[d["dtype"]], [int(n) for n in d["shape"]], [int(n) for n in d["stride"]]
+        blob, shift = blobs[int(d["blob"])], int(d.get("shift", 0))
+    except (KeyError, ValueError, TypeError, IndexError) as e:
+        raise WireError(f"malformed tensor claim: {e}") from e
+    numel = math.prod(shape)
+    if len(shape) != len(stride) or len(shape) > 32 or min((*shape, *stride, shift), default=0) < 0:
+        raise WireError("malformed tensor claim: shape and strides")
+    if numel > max_elements or shift >= 64:
+        raise WireError(f"malformed tensor claim: {numel} elements")
+    span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if numel else 0
+    item = torch.empty((), dtype=dtype).element_size()
+    if span * item != len(blob):
+        raise WireError(f"malformed tensor claim: {len(blob)} bytes for a span of {span} elements")
+    if numel == 0:
+        return torch.empty_strided(shape, stride, dtype=dtype)
+    base = torch.empty(shift + span, dtype=dtype)
+    ctypes.memmove(base.data_ptr() + shift * item, (ctypes.c_char * len(blob)).from_buffer(blob), len(blob))
+    return base.as_strided(shape, stride, shift)
+
+
+def decode(d: Mapping[str, Any], blobs: Sequence[bytearray]) -> Any:
+    """The inverse of ``encode``."""
+    kind = d["k"]
+    if kind == "tensor":
+        return decode_tensor(d, blobs)
+    if kind in ("tuple", "list"):
+        items = [decode(v, blobs) for v in d["v"]]
+        return tuple(items) if kind == "tuple" else items
+    if kind == "dtype":
+        return DTYPES[d["v"]]
+    if kind == "float":
+        return float(d["v"])
+    return d["v"]

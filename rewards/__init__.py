@@ -1,0 +1,1 @@
+"""Reward terms, one a file, and the presets that compose them."""

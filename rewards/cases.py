@@ -1,0 +1,17 @@
+"""Reward term: the share of correctness cases passed."""
+
+from kbx_env.outcome import Outcome, Verdict
+from kbx_env.rewards._term import term
+
+
+@term(0.0, 1.0)
+def cases(outcome: Outcome) -> float:
+    """Pays the share of correctness cases passed, nothing once a rule is broken or nothing was launched.
+
+    A submission that stops half-way (crash, timeout) earns nothing here: its other cases are unknown.
+    """
+    if outcome.violations or outcome.cases is None or outcome.verdict not in (Verdict.CORRECT, Verdict.INCORRECT):
+        return 0.0
+    if outcome.evidence is None or outcome.evidence.launches == 0 or outcome.evidence.denied_ops:
+        return 0.0
+    return outcome.cases.passed / outcome.cases.total

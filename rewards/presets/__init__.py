@@ -1,0 +1,1 @@
+"""Presets, one a file."""

@@ -1,0 +1,1 @@
+"""The task declarations: tasks/<category>/<name>.py, one a file."""

@@ -1,0 +1,53 @@
+"""fusion/fused_bmm_dropout_gelu."""
+
+import torch
+import torch.nn.functional as F
+
+from kbx_env.task import Case, Cost, Eye, Outlier, Paper, T, Uniform, task
+from kbx_env.tasks._seams import dropout
+from kbx_env.truth import Close, Dropout
+
+SMALL = {"B": 2, "N": 3, "M": 4, "P": 5}
+MIDDLE = {"B": 2, "N": 32, "M": 64, "P": 48}
+HALF = {"input1": "f16", "input2": "f16"}
+
+
+@task(
+    difficulty=3,
+    takes={"input1": T("B N M"), "input2": T("B M P")},
+    truth=Dropout(rate="p", active="training", close=Close(ulps=16)),
+    cost=Cost(flops="2 * B * N * M * P"),
+    differs="Any random stream is right: each element must be the kept or the dropped value and the mask must look "
+    "random; as published, torch's own CUDA stream was demanded bit for bit. Identity operands make the mask visible.",
+    cases=(
+        Case(SMALL),
+        Case(SMALL, {"p": 0.3, "training": False}),
+        Case(SMALL, {"inplace": True}),
+        Case(SMALL, {"approximate": "tanh"}),
+        Case(MIDDLE, {"p": 0.1, "approximate": "tanh"}, dtypes=HALF),
+        Case(MIDDLE, {"p": 0.1, "approximate": "tanh"}, dtypes=HALF, draw=Outlier()),
+        Case(MIDDLE, {"p": 0.5}, draw=Uniform(0.5, 1.5)),
+        Case({"B": 3, "N": 37, "M": 48, "P": 48}, {"p": 0.3}, draws={"input1": Uniform(0.5, 2), "input2": Eye()}),
+        Case({"B": 1, "N": 17, "M": 19, "P": 23}, {"p": 0.0}),
+        Case({"B": 2, "N": 8, "M": 8, "P": 8}, {"p": 1.0}),
+        Case(MIDDLE, {"p": 0.25}, draw=Uniform(0.1, 1), out=True),
+        Case(MIDDLE, {"training": False}, layouts={"input1": "transposed", "input2": "strided"}),
+        Case({"B": 0, "N": 4, "M": 4, "P": 4}, {"training": False}),
+        Case({"B": 3, "N": 45, "M": 33, "P": 70}, {"p": 0.2}, draw=Uniform(0.2, 1), held=True),
+    ),
+    paper=Paper(),
+    timed=tuple(Case({"B": 32, "N": n, "M": n, "P": n}) for n in (256, 768, 1536)),
+)
+def fused_bmm_dropout_gelu(input1, input2, p=0.5, training=True, inplace=False, approximate="none", *, out=None):
+    """gelu(dropout(input1 @ input2)) for a batch: (B, N, M) @ (B, M, P) -> (B, N, P), fp32 or fp16.
+
+    Dropout (only if training): each element of the product is independently zeroed with probability p and otherwise
+    multiplied by 1 / (1 - p); p = 1 gives zeros. Any random stream will do; it must be fresh on every call,
+    independent between elements, and the keep rate must be 1 - p. gelu as torch: "none" is x / 2 * (1 + erf(x /
+    sqrt 2)), "tanh" the tanh approximation; gelu(0) = 0.
+
+    fp32 products in IEEE fp32 (no TF32); fp16 inputs accumulate in fp32 and round once. ``inplace`` concerns only the
+    intermediate: the inputs are never changed. With out= the result is written there and that tensor is returned.
+    """
+    y = F.gelu(dropout(torch.bmm(input1, input2), p, training), approximate=approximate)
+    return y if out is None else out.copy_(y)

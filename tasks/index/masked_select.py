@@ -1,0 +1,40 @@
+"""index/masked_select."""
+
+import torch
+
+from kbx_env.task import Bernoulli, Case, Cost, Ints, Outlier, Paper, T, task
+from kbx_env.truth import Exact
+
+
+@task(
+    difficulty=4,
+    takes={"input": T("*"), "mask": T("*m", "bool", Bernoulli(0.5))},
+    truth=Exact(),
+    cost=Cost(bytes="numel(input) * 6 + numel(mask)"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="The timing mask is random; as published it alternates, which a strided copy would solve.",
+    cases=(
+        Case({"*": (16,), "*m": (16,)}),
+        Case({"*": (4, 5), "*m": (4, 5)}),
+        Case({"*": (2, 3, 4), "*m": (1, 3, 1)}, draws={"mask": Bernoulli(0.7)}),
+        Case({"*": (64, 128), "*m": (64, 128)}),
+        Case({"*": (64, 128), "*m": (64, 128)}, draw=Outlier(scale=20), draws={"mask": Bernoulli(0.02)}),
+        Case({"*": (1, 77), "*m": (50, 1)}),
+        Case({"*": (333,), "*m": (333,)}, draws={"mask": Bernoulli(0.0)}),
+        Case({"*": (333,), "*m": (333,)}, draws={"mask": Bernoulli(1.0)}),
+        Case({"*": (40, 51), "*m": (40, 51)}, layouts={"input": "transposed", "mask": "transposed"}),
+        Case({"*": (2050,), "*m": (2050,)}, draws={"input": Ints(-(10**9), 10**9)}, dtypes={"input": "i64"}),
+        Case({"*": (9, 31), "*m": (9, 31)}, dtypes={"input": "f16"}, layouts={"input": "strided"}),
+        Case({"*": (0,), "*m": (0,)}),
+        Case({"*": (7, 1, 301), "*m": (7, 5, 301)}, draws={"mask": Bernoulli(0.3)}, held=True),
+    ),
+    timed=tuple(Case({"*": (n,), "*m": (n,)}) for n in (1 << 16, 1 << 20, 1 << 22)),
+)
+def masked_select(input, mask):
+    """The elements of input where mask is True, as a new 1-D tensor in row-major order.
+
+    input (any dtype, any shape) and mask (bool) are broadcast against each other first, as torch broadcasts. The length
+    of the result is the number of True elements of the broadcast mask and may be 0. Values are moved, not changed.
+    Both may be non-contiguous or empty. Reading the length back to the host is allowed.
+    """
+    return torch.masked_select(input, mask)

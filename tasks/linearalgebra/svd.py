@@ -1,0 +1,47 @@
+"""linearalgebra/svd."""
+
+import torch
+
+from kbx_env.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, T, task
+from kbx_env.truth import Invariant
+
+FULL, THIN = {"full_matrices": True}, {"full_matrices": False}
+TALL = {"*": (), "m": 64, "n": 32}
+
+
+@task(
+    difficulty=4,
+    takes={"A": T("* m n")},
+    truth=Invariant("svd"),
+    cost=Cost(flops="4 * numel(A) * min(m, n)"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="Judged by what an SVD promises; as published, the signs of the vectors, the basis of a degenerate identity "
+    "and 32 arbitrary null-space columns had to equal the vendor library's.",
+    cases=(
+        Case({"*": (), "m": 2, "n": 2}, FULL, draw=Literal(3, 1, 1, 3)),
+        Case({"*": (), "m": 3, "n": 2}, THIN, draw=Literal(1, 2, 3, 4, 5, 6)),
+        Case({"*": (), "m": 2, "n": 3}, FULL, draw=Literal(1, 2, 3, 4, 5, 6)),
+        Case({"*": (), "m": 3, "n": 3}, THIN, draw=Eye()),
+        Case(TALL, FULL),
+        Case(TALL, THIN, draw=Outlier()),
+        Case({"*": (4,), "m": 24, "n": 16}, THIN),
+        Case({"*": (), "m": 16, "n": 29}, FULL),
+        Case({"*": (2,), "m": 9, "n": 21}, THIN, draw=Normal(scale=1e-3)),
+        Case({"*": (), "m": 12, "n": 7}, draw=Literal(1, 2, 2, 4), layouts={"A": "transposed"}),
+        Case({"*": (2, 2), "m": 13, "n": 13}, draw=Normal(scale=1e4)),
+        Case({"*": (), "m": 1, "n": 5}, THIN),
+        Case({"*": (0,), "m": 3, "n": 2}, THIN),
+        Case({"*": (3,), "m": 27, "n": 11}, FULL, held=True),
+    ),
+    timed=tuple(Case({"*": (), "m": n, "n": n}) for n in (16, 32, 64)),
+)
+def svd(A, full_matrices=True):
+    """Singular value decomposition of fp32 matrices: A = U diag(S) Vh, for every matrix of a batch (*, m, n).
+
+    Returns the tuple (U, S, Vh), k = min(m, n): S (*, k) descending and not negative; U (*, m, m) and Vh (*, n, n) if
+    full_matrices, else U (*, m, k) and Vh (*, k, n). U has orthonormal columns and Vh orthonormal rows, also where
+    singular values are zero or equal; the extra vectors of full_matrices complete the basis. Signs, and the choice of
+    basis where it is not unique, are free. Tolerance: 16 * eps * max(m, n), relative to the largest singular value:
+    IEEE fp32 throughout, no TF32. A is not changed and may have any strides.
+    """
+    return tuple(torch.linalg.svd(A, full_matrices=full_matrices))

@@ -1,0 +1,43 @@
+"""math/softmax."""
+
+import torch.nn.functional as F
+
+from kbx_env.task import Case, Choice, Cost, DtypeArg, Literal, Normal, Outlier, Paper, T, task
+from kbx_env.truth import Close
+
+
+@task(
+    difficulty=4,
+    takes={"input": T("*")},
+    truth=Close(scale="element", ulps=64),
+    cost=Cost(flops="5 * numel(input)"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="Small probabilities are judged relative to themselves; as published, an absolute 1e-5 hid them.",
+    cases=(
+        Case({"*": (2, 3)}, {"dim": 1}, draw=Literal(1, 2, 3)),
+        Case({"*": (2, 3)}, {"dim": 0}, draw=Literal(1, 2, 3, 1, 2, 3.5)),
+        Case({"*": (2, 3)}, {"dim": 1, "dtype": DtypeArg("f64")}),
+        Case({"*": (100, 100)}, {"dim": 1}),
+        Case({"*": (64, 128)}, {"dim": 0}, draw=Outlier()),
+        Case({"*": (64, 128)}, {"dim": -1}, draw=Outlier()),
+        Case({"*": (5, 37, 6)}, {"dim": 1}),
+        Case({"*": (3, 2053)}, {"dim": -1}, draw=Normal(mean=3e4, scale=10)),
+        Case({"*": (31, 17)}, {"dim": 0}, layouts={"input": "transposed"}),
+        Case({"*": (8, 40)}, {"dim": 1}, draw=Choice(float("-inf"), -3.0, 0.0, 2.5, 80.0)),
+        Case({"*": (16, 65)}, {"dim": 1, "dtype": DtypeArg("f32")}, dtypes={"input": "f16"}),
+        Case({"*": (7,)}, {"dim": 0}),
+        Case({"*": (0, 4)}, {"dim": 1}),
+        Case({"*": (4, 3, 2, 515)}, {"dim": -1}, held=True),
+        Case({"*": (29, 6, 7)}, {"dim": -3}, held=True),
+    ),
+    timed=tuple(Case({"*": (1024, n)}, {"dim": 1}) for n in (256, 4096, 65536)),
+)
+def softmax(input, dim, dtype=None):
+    """Softmax along one axis: y = exp(x - max(x)) / sum(exp(x - max(x))), for a tensor of any rank >= 1.
+
+    dim may be negative. With dtype given, the input is converted first and the result has that dtype; otherwise the
+    result has the input's dtype (fp32). float64 is computed in float64. Entries of -inf give 0 (no slice is all
+    -inf); large logits must not overflow. Each probability is judged relative to its own size; the accuracy of
+    tl.exp is enough. The result is a new tensor; the input may have any strides.
+    """
+    return F.softmax(input, dim, dtype=dtype)

@@ -1,0 +1,50 @@
+"""optimizer/AdamW."""
+
+from kbx_env.task import Case, Constant, Cost, HalfNormal, Normal, Paper, T, task
+from kbx_env.truth import Close
+
+LATER = {"exp_avg": Normal(scale=0.1), "exp_avg_sq": HalfNormal(offset=0, scale=0.01)}
+FIRST = {"exp_avg": Constant(0), "exp_avg_sq": Constant(0)}
+OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0.3}
+
+
+@task(
+    difficulty=4,
+    takes={"param": T("*"), "grad": T("*"), "exp_avg": T("*"), "exp_avg_sq": T("*", draw=HalfNormal(0, 0.01))},
+    writes={"param": "always", "exp_avg": "always", "exp_avg_sq": "always"},
+    truth=Close(ulps=8),
+    cost=Cost(flops="14 * numel(param)"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="The entry is adamw_step, which the published test calls; as published the entry gate asked for AdamW. "
+    "The in-place effects and the identity of the returned tensors are judged.",
+    cases=(
+        Case({"*": (10, 5)}, {"step": 1}, draws=FIRST),
+        Case({"*": (10, 5)}, {"step": 1, "weight_decay": 0.1}, draws=FIRST),
+        Case({"*": (10, 5)}, {"step": 100}, draws=LATER),
+        Case({"*": (1000,)}, {"step": 7} | OTHER, draws=LATER),
+        Case({"*": (257, 33)}, {"step": 3}, draws=LATER),
+        Case({"*": (31, 40)}, {"step": 12}, draws=LATER, layouts={"grad": "transposed"}),
+        Case({"*": (8, 30)}, {"step": 2}, draws=LATER, layouts={"param": "strided", "exp_avg": "transposed"}),
+        Case({"*": (64,)}, {"step": 10, "weight_decay": 0.0}, draws=LATER | {"grad": Constant(0)}),
+        Case({"*": (64,)}, {"step": 100000, "lr": 1.0}, draws=LATER | {"grad": Normal(scale=1e-6)}),
+        Case({"*": ()}, {"step": 5}, draws=LATER),
+        Case({"*": (0,)}, {"step": 5}),
+        Case({"*": (3, 7, 111)}, {"step": 42} | OTHER, draws=LATER, held=True),
+    ),
+    timed=tuple(Case({"*": (1 << k,)}, {"step": 1}, draws=FIRST) for k in (16, 20, 25)),
+)
+def adamw_step(param, grad, exp_avg, exp_avg_sq, step, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01):
+    """One AdamW step on fp32 tensors of one shape, all in place; returns (param, exp_avg, exp_avg_sq), the same tensors.
+
+    In this order: param *= 1 - lr * weight_decay; exp_avg = beta1 * exp_avg + (1 - beta1) * grad;
+    exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * grad^2; with t = step (an int >= 1)
+    param -= lr / (1 - beta1^t) * exp_avg / (sqrt(exp_avg_sq) / sqrt(1 - beta2^t) + eps).
+
+    grad is not changed. Tensors may have different strides, be 0-d or empty. Compute in fp32.
+    """
+    param.mul_(1 - lr * weight_decay)
+    exp_avg.mul_(beta1).add_(grad, alpha=1 - beta1)
+    exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    denominator = exp_avg_sq.sqrt().div_((1 - beta2**step) ** 0.5).add_(eps)
+    param.addcdiv_(exp_avg, denominator, value=-lr / (1 - beta1**step))
+    return param, exp_avg, exp_avg_sq

@@ -1,0 +1,41 @@
+"""pooling/adaptive_avg_pool2d."""
+
+import torch.nn.functional as F
+
+from kbx_env.task import Case, Cost, Normal, Outlier, Paper, T, task
+from kbx_env.truth import Close
+
+BATCH = {"*": (1, 64), "H": 8, "W": 9}
+
+
+@task(
+    difficulty=3,
+    takes={"input": T("* H W")},
+    truth=Close(ulps=8),
+    cost=Cost(flops="numel(input)", bytes="4 * numel(input)"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="Random, outlier and large-mean inputs, pairs with None and more bins than pixels are exercised.",
+    cases=(
+        Case(BATCH, {"output_size": 5}),
+        Case(BATCH, {"output_size": (5, 7)}),
+        Case({"*": (64,), "H": 8, "W": 9}, {"output_size": 5}),
+        Case({"*": (64,), "H": 8, "W": 9}, {"output_size": (5, 7)}),
+        Case({"*": (2, 3), "H": 33, "W": 65}, {"output_size": (4, 8)}, draw=Outlier(scale=20)),
+        Case({"*": (2, 3), "H": 40, "W": 50}, {"output_size": 1}, draw=Normal(mean=100)),
+        Case({"*": (2, 5), "H": 3, "W": 4}, {"output_size": (7, 9)}),
+        Case({"*": (2, 5), "H": 6, "W": 10}, {"output_size": (None, 3)}),
+        Case({"*": (3, 4), "H": 11, "W": 14}, {"output_size": 6}, layouts={"input": "transposed"}),
+        Case({"*": (3, 4), "H": 11, "W": 14}, {"output_size": 6}, layouts={"input": "channels_last"}),
+        Case({"*": (0, 4), "H": 5, "W": 5}, {"output_size": 2}),
+        Case({"*": (2, 7), "H": 23, "W": 17}, {"output_size": (6, 5)}, held=True),
+    ),
+    timed=tuple(Case({"*": (1, 3), "H": n, "W": n}, {"output_size": (7, 7)}) for n in (256, 1024, 4096)),
+)
+def adaptive_avg_pool2d(input, output_size):
+    """Average of an fp32 image over near-equal bins: (N, C, H, W) or (C, H, W) -> (..., oH, oW).
+
+    output_size is an int (both axes) or a pair, in which None means the input's own size. Output row i averages input
+    rows floor(i * H / oH) up to but excluding ceil((i + 1) * H / oH); columns alike; bins may overlap, and oH > H is
+    allowed. Sum in fp32, then divide by the number of pixels of the bin. New tensor; any strides; N may be 0.
+    """
+    return F.adaptive_avg_pool2d(input, output_size)

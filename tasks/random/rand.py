@@ -1,0 +1,54 @@
+"""random/rand."""
+
+import torch
+
+from kbx_env.task import Case, Cost, DeviceArg, DtypeArg, GeneratorArg, Paper, task
+from kbx_env.truth import Sample
+
+SEEDED = {"generator": GeneratorArg(), "device": DeviceArg()}
+FREE = {"device": DeviceArg()}
+
+
+def _case(*size, held=False, out=False, **args):
+    return Case({"*": size}, {"size": size, **args}, held=held, out=out)
+
+
+@task(
+    difficulty=2,
+    takes={},
+    truth=Sample(law="uniform01", generator="generator"),
+    cost=Cost(flops="10 * n", bytes="4 * n"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="Any stream of good uniform samples is right, seeded by the generator where one is given; as published, "
+    "torch's own Philox stream and its thread mapping had to be reproduced bit for bit.",
+    cases=(
+        _case(2, 3, **SEEDED),
+        _case(2, 3, dtype=DtypeArg("f64"), **SEEDED),
+        _case(2, 3, requires_grad=True, **SEEDED),
+        _case(128, 256, **SEEDED),
+        _case(128, 256, dtype=DtypeArg("f64"), **SEEDED),
+        _case(100, 333, **FREE),
+        _case(4097, dtype=DtypeArg("f32"), **FREE),
+        _case(64, 65, out=True, **SEEDED),
+        _case(**FREE),
+        _case(0, 5, **FREE),
+        _case(7, 11, 113, held=True, **SEEDED),
+        _case(3, 1999, dtype=DtypeArg("f64"), held=True, **FREE),
+    ),
+    timed=tuple(_case(1 << k, **FREE) for k in (16, 20, 26)),
+)
+def rand(
+    size, *, generator=None, out=None, dtype=None, layout=torch.strided, device=None, requires_grad=False, pin_memory=False
+):
+    """Independent uniform samples on [0, 1): a new tensor of the given size (a tuple of ints) on the given device.
+
+    dtype is float32 (default) or float64; float32 samples use at least 23 random bits and are never 1.0, float64 samples
+    at least 32. With a torch.Generator the samples are a function of its state alone: equal states give equal samples,
+    other seeds others (a seed may be drawn from it with torch.randint of one element). Without one, every call gives
+    fresh samples. Torch's own stream is not asked for. out= is filled and returned; requires_grad is set on the
+    result. layout is torch.strided and pin_memory False.
+    """
+    return torch.rand(
+        size, generator=generator, out=out, dtype=dtype, layout=layout, device=device, requires_grad=requires_grad,
+        pin_memory=pin_memory,
+    )  # fmt: skip

@@ -1,0 +1,59 @@
+"""spatialops/grid_sample."""
+
+import torch.nn.functional as F
+
+from kbx_env.task import Case, Choice, Cost, Outlier, Paper, T, Uniform, task
+from kbx_env.truth import Close
+
+FLAT = {"N": 1, "C": 3, "*s": (4, 4), "*g": (2, 2), "D": 2}
+IMAGE = {"N": 2, "C": 3, "*s": (32, 32), "*g": (16, 16), "D": 2}
+CUBE = {"N": 1, "C": 3, "*s": (4, 4, 4), "*g": (2, 2, 2), "D": 3}
+WIDE = {"grid": Uniform(-1.9, 1.9)}
+# Coordinates of nearest cases keep clear of the half-way points, where fp32 rounding would decide the pixel.
+CLEAR = {"grid": Choice(-1.83, -1.17, -0.93, -0.61, -0.07, 0.11, 0.43, 0.86, 1.21, 1.57)}
+
+
+def _case(axes, mode="bilinear", padding="zeros", align=False, **more):
+    return Case(axes, {"mode": mode, "padding_mode": padding, "align_corners": align}, **more)
+
+
+@task(
+    difficulty=4,
+    takes={"input": T("N C *s"), "grid": T("N *g D", draw=Uniform(-1, 1))},
+    truth=Close(ulps=64),
+    cost=Cost(flops="30 * numel(grid)"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="All modes, paddings and alignments on random grids, also outside [-1, 1]; nearest cases keep clear of "
+    "half-way points; argument errors are not judged.",
+    cases=(
+        Case(FLAT, draw=Uniform()),
+        _case(FLAT, "nearest", "border", draws=CLEAR),
+        _case(CUBE, padding="reflection", draws=WIDE),
+        _case(CUBE, "nearest", align=True, draws=CLEAR),
+        _case(IMAGE),
+        _case(IMAGE, draw=Outlier(), align=True),
+        _case(IMAGE, padding="border", draws=WIDE),
+        _case(IMAGE, padding="reflection", align=True, draws=WIDE),
+        _case(IMAGE, padding="reflection", draws=WIDE),
+        _case(IMAGE | {"*s": (7, 13), "*g": (5, 9)}, padding="border", align=True, draws=WIDE),
+        _case(IMAGE | {"*s": (6, 11)}, "nearest", "reflection", draws=CLEAR),
+        _case(CUBE | {"*s": (3, 5, 6), "*g": (4, 3, 5)}, padding="border", draws=WIDE),
+        _case(IMAGE | {"*s": (9, 8)}, layouts={"input": "channels_last", "grid": "strided"}),
+        _case(FLAT | {"N": 0}),
+        _case(IMAGE | {"C": 5, "*s": (19, 10), "*g": (7, 21)}, draws=WIDE, held=True),
+    ),
+    timed=tuple(Case({"N": 16, "C": 3, "*s": (n, n), "*g": (n // 2, n // 2), "D": 2}) for n in (256, 512, 1024)),
+)
+def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=False):
+    """Sample fp32 images at normalised positions: input (N, C, H, W), grid (N, Ho, Wo, 2) -> (N, C, Ho, Wo).
+
+    Also 5-D: input (N, C, D, H, W), grid (N, Do, Ho, Wo, 3). The last axis of grid holds (x, y[, z]); x runs along W, y
+    along H, z along D. -1 and 1 are the centres of the border pixels if align_corners (pixel = (g + 1) / 2 * (size - 1)),
+    else the image's edges (pixel = ((g + 1) * size - 1) / 2).
+
+    padding_mode: "zeros" reads 0 outside; "border" clamps the pixel to [0, size - 1]; "reflection" mirrors it at the
+    border pixels (align_corners) or edges as often as needed, then clamps. mode: "bilinear" (trilinear in 5-D)
+    weights the 2^d neighbours; "nearest" rounds half to even. fp32 throughout; the grid holds no NaN. New tensor;
+    any strides; N may be 0.
+    """
+    return F.grid_sample(input, grid, mode=mode, padding_mode=padding_mode, align_corners=align_corners)

@@ -1,0 +1,24 @@
+"""Shared fixtures. Tests marked ``gpu`` skip where torch finds no CUDA device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def grader() -> Iterator[object]:
+    from kbx_env.grading.grader import Grader
+
+    with Grader() as g:
+        yield g

@@ -1,0 +1,67 @@
+"""The default reward: ordered, bounded, masked where unknown."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kbx_env.errors import UnknownName
+from kbx_env.outcome import Cases, CaseTime, Evidence, Fault, Outcome, Stage, Timing, Verdict, Violation
+from kbx_env.rewards.compose import load_preset, load_term, presets
+
+REWARD = load_preset("default")
+
+
+def _outcome(verdict: Verdict, passed: int = 0, total: int = 10, low: float | None = None, launches: int = 1, **more) -> Outcome:
+    fault = None if verdict is Verdict.CORRECT else Fault.INFRA if verdict is Verdict.INFRA_FAULT else Fault.POLICY
+    timing = None
+    if low is not None:
+        timing = Timing(low * 1.01, low, low * 1.02, more.pop("floor", None), (CaseTime("c", 1, 1, low, low, low, 9),), "gpu")
+    return Outcome("a/b", verdict, Stage.CORRECT, "cpu", "contract", fault, cases=Cases(passed, total), timing=timing,
+                   evidence=Evidence(launches, None), **more)  # fmt: skip
+
+
+def test_the_order_of_verdicts() -> None:
+    malformed = REWARD(Outcome("a/b", Verdict.MALFORMED, Stage.SCREEN, "cpu", "contract", Fault.POLICY))
+    broken = REWARD(_outcome(Verdict.COMPILE_ERROR))
+    rejected = REWARD(_outcome(Verdict.REJECTED, 10, violations=(Violation("r", "d"),)))
+    crash = REWARD(_outcome(Verdict.RUNTIME_ERROR, 9))
+    wrong = REWARD(_outcome(Verdict.INCORRECT, 9))
+    right = REWARD(_outcome(Verdict.CORRECT, 10))
+    fast = REWARD(_outcome(Verdict.CORRECT, 10, low=2.0))
+    assert malformed == broken == rejected == 0.0
+    assert 0.0 < crash < wrong < right < fast
+    assert right == pytest.approx(1.0) and fast == pytest.approx(2.0)
+
+
+def test_an_infrastructure_fault_is_masked() -> None:
+    lost = _outcome(Verdict.INFRA_FAULT)
+    assert REWARD(lost) is None
+    assert set(REWARD.terms(lost).values()) == {None}
+
+
+def test_inside_the_noise_speed_pays_nothing_and_the_floor_caps() -> None:
+    assert REWARD.terms(_outcome(Verdict.CORRECT, 10, low=0.99))["speed"] == 0.0
+    assert REWARD.terms(_outcome(Verdict.CORRECT, 10))["speed"] is None
+    assert REWARD.terms(_outcome(Verdict.CORRECT, 10, low=64.0))["speed"] == 4.0
+    assert REWARD.terms(_outcome(Verdict.CORRECT, 10, low=8.0, floor=2.0))["speed"] == 1.0
+
+
+@given(st.sampled_from(list(Verdict)), st.integers(0, 10), st.none() | st.floats(1e-3, 1e6), st.integers(0, 3))
+def test_never_outside_its_range(verdict: Verdict, passed: int, low: float | None, launches: int) -> None:
+    if verdict is Verdict.CORRECT:
+        passed = 10
+    else:
+        low = None
+    value = REWARD(_outcome(verdict, passed, low=low, launches=launches))
+    bottom, top = REWARD.range("cuda")
+    assert value is None or bottom <= value <= top + 1e-9
+
+
+def test_unknown_names_are_named() -> None:
+    assert "default" in presets()
+    with pytest.raises(UnknownName, match="default"):
+        load_preset("defalt")
+    with pytest.raises(UnknownName, match="speed"):
+        load_term("sped")

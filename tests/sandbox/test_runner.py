@@ -1,0 +1,83 @@
+"""What a submission can do to its host, its grader and its own verdict: nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kbx_env.outcome import Verdict
+
+HEAD = """
+import torch
+import triton
+import triton.language as tl
+import math
+"""
+BODY = HEAD + """
+def gelu_fp16(input, approximate='none'):
+    {}
+    return input
+"""
+
+
+def _grade(grader, source: str, **more):
+    return grader.grade("activation/gelu_fp16", source, backend="cpu", targets=(), **{"wall": 5.0, **more})
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict", "says"),
+    [
+        ("raise KeyError('boom')", Verdict.RUNTIME_ERROR, "KeyError"),
+        ("raise SystemExit(0)", Verdict.RUNTIME_ERROR, "SystemExit"),
+        ("torch.relu(input)", Verdict.REJECTED, "relu"),
+        ("input.sum()", Verdict.REJECTED, "sum"),
+        ("input + 1", Verdict.REJECTED, "add"),
+        ("input.numpy()", Verdict.REJECTED, "numpy"),
+        ("torch.rand(9)", Verdict.REJECTED, "rand"),
+        ("[torch.randint(9, (1,)).item() for _ in range(99)]", Verdict.REJECTED, "values read back"),
+        ("math.factorial(10**7)", Verdict.TIMEOUT, "wall"),
+    ],
+)
+def test_one_line_bodies(grader, line: str, verdict: Verdict, says: str) -> None:
+    outcome = _grade(grader, BODY.format(line))
+    assert (outcome.verdict, says in outcome.message) == (verdict, True), outcome.message
+
+
+def test_a_dead_process_is_the_submissions_fault_and_the_next_one_is_fine(grader) -> None:
+    died = _grade(grader, BODY.format("torch.empty(0).as_strided((1 << 30,), (1 << 20,)).fill_(1)"))
+    assert died.verdict in (Verdict.RUNTIME_ERROR, Verdict.REJECTED)
+    again = _grade(grader, BODY.format("pass"))
+    assert again.verdict in (Verdict.INCORRECT, Verdict.REJECTED), again.message
+
+
+def test_memory_is_limited(grader) -> None:
+    outcome = _grade(grader, BODY.format("torch.empty(40 << 30, dtype=torch.uint8).fill_(1)"))
+    assert outcome.verdict is Verdict.RUNTIME_ERROR
+
+
+def test_errors_name_the_submissions_line(grader) -> None:
+    outcome = _grade(grader, HEAD + "\n\ndef gelu_fp16(input, approximate='none'):\n    return undefined_name\n")
+    assert outcome.message.startswith("line 9: NameError")
+
+
+def test_a_compile_error_is_named(grader) -> None:
+    source = HEAD + """
+@triton.jit
+def k(x, B: tl.constexpr):
+    tl.store(x + tl.arange(0, B), tl.no_such_function(B))
+
+
+def gelu_fp16(input, approximate='none'):
+    k[(1,)](input, B=16)
+    return input
+"""
+    outcome = _grade(grader, source)
+    assert outcome.verdict is Verdict.COMPILE_ERROR and "no_such_function" in outcome.message
+
+
+def test_nothing_is_left_behind(grader, tmp_path: Path) -> None:
+    before = set(os.listdir("/tmp"))
+    _grade(grader, BODY.format("pass"))
+    assert not {n for n in set(os.listdir("/tmp")) - before if n.startswith("kbx-")}

@@ -1,0 +1,148 @@
+"""KernelEnv: the gymnasium contract, episodes, masks, vector envs, and a clean end."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import kbx_env  # noqa: F401  registers the id
+from kbx_env.env import KernelEnv
+from kbx_env.errors import UnknownName, UsageError
+from kbx_env.outcome import CaseFailure, Cases, Evidence, Fault, Outcome, Stage, Verdict
+
+TASK = "activation/gelu_fp16"
+
+
+def fake_grade(task: str, source: str, **options) -> Outcome:
+    common = {"task": task, "stage": Stage.CORRECT, "backend": "cpu", "grading": options["grading"]}
+    evidence = Evidence(1, True)
+    if source == "lost":
+        return Outcome(verdict=Verdict.INFRA_FAULT, fault=Fault.INFRA, **common)
+    if source == "right":
+        return Outcome(verdict=Verdict.CORRECT, cases=Cases(4, 4), evidence=evidence, **common)
+    failed = Cases(1, 4, (CaseFailure("*=(5,)", "wrong values: worst error is 3x the tolerance"),))
+    return Outcome(verdict=Verdict.INCORRECT, fault=Fault.POLICY, cases=failed, evidence=evidence, **common)
+
+
+def _env(**more) -> KernelEnv:
+    return KernelEnv(task=TASK, backend="cpu", grade=fake_grade, **more)
+
+
+@pytest.mark.filterwarnings("error")
+def test_check_env_is_clean() -> None:
+    check_env(_env(), skip_render_check=True)
+
+
+def test_made_by_its_id() -> None:
+    env = gymnasium.make("kbx/Kernel-v0", task=TASK, backend="cpu", grade=fake_grade, render_mode="ansi")
+    seen, info = env.reset(seed=1)
+    assert seen["task"] == info["task"] == TASK and seen["feedback"] == "" and "gelu_fp16" in seen["prompt"]
+    seen, reward, terminated, truncated, info = env.step("wrong")
+    assert not terminated and not truncated and reward == pytest.approx(0.1 + 0.3 / 4)
+    assert "3x the tolerance" in seen["feedback"] and info["outcome"].verdict is Verdict.INCORRECT
+    assert "turn 1/4" in env.render()
+    _, reward, terminated, truncated, _ = env.step("right")
+    assert terminated and not truncated and reward == pytest.approx(1.0)
+    env.close()
+
+
+def test_the_turn_limit_truncates() -> None:
+    env = _env(max_turns=2)
+    env.reset(seed=0)
+    assert env.step("wrong")[2:4] == (False, False)
+    assert env.step("wrong")[2:4] == (False, True)
+
+
+def test_an_infrastructure_fault_is_masked_not_punished() -> None:
+    env = _env()
+    env.reset(seed=0)
+    _, _, terminated, _, info = env.step("lost")
+    assert info["masked"] and not terminated
+
+
+def test_the_seed_chooses_the_task() -> None:
+    env = KernelEnv(split="all", backend="cpu", grade=fake_grade)
+    first = [env.reset(seed=s)[0]["task"] for s in range(12)]
+    assert first == [env.reset(seed=s)[0]["task"] for s in range(12)]
+    assert env.reset(options={"task": TASK})[0]["task"] == TASK
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"task": "activation/gelu_fp61"}, "activation/gelu_fp16"),
+        ({"category": "activations"}, "activation"),
+        ({"split": "test"}, "train"),
+        ({"task": TASK, "backend": "tpu"}, "cpu"),
+        ({"task": TASK, "reward": "defualt"}, "default"),
+        ({"task": TASK, "grading": "papers"}, "paper"),
+        ({"task": TASK, "render_mode": "human"}, "ansi"),
+        ({"task": TASK, "max_turns": 0}, "at least 1"),
+    ],
+)
+def test_bad_settings_name_what_is_accepted(settings: dict, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        KernelEnv(**{"grade": fake_grade, "backend": "cpu", **settings})
+
+
+def test_unknown_reset_options_raise() -> None:
+    with pytest.raises(UsageError, match="task"):
+        _env().reset(options={"tsak": TASK})
+    with pytest.raises(UnknownName):
+        _env().reset(options={"task": "nothing"})
+
+
+def _make() -> KernelEnv:
+    return _env()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_vector_envs(kind: str) -> None:
+    if kind == "sync":
+        envs = gymnasium.vector.SyncVectorEnv([_make] * 2)
+    else:
+        envs = gymnasium.vector.AsyncVectorEnv([_make] * 2, shared_memory=False)
+    seen, _ = envs.reset(seed=3)
+    assert list(seen["task"]) == [TASK, TASK]
+    seen, rewards, terminated, _, _ = envs.step(("right", "wrong"))
+    assert list(terminated) == [True, False] and rewards[0] > rewards[1] > 0
+    assert "3x the tolerance" in seen["feedback"][1]
+    envs.close()
+
+
+def _children() -> set[int]:
+    mine = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                if b"kbx_env.sandbox.zygote" in f.read():
+                    mine.add(int(pid))
+        except OSError:
+            continue
+    return mine
+
+
+def test_close_leaves_no_process() -> None:
+    before = _children()
+    env = KernelEnv(task=TASK, backend="cpu")
+    env.reset(seed=0)
+    env.step("import torch\n\ndef gelu_fp16(input, approximate='none'):\n    return torch.empty_like(input)\n")
+    assert _children() - before
+    env.close()
+    deadline = time.monotonic() + 10
+    while _children() - before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _children() - before
+
+
+def test_observation_is_in_its_space() -> None:
+    env = _env()
+    seen, _ = env.reset(seed=0)
+    assert env.observation_space.contains(seen)
+    seen = env.step("right")[0]
+    assert env.observation_space.contains(seen) and isinstance(seen["best"], np.ndarray)
