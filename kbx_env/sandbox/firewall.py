@@ -117,7 +117,8 @@ def _guards(device: str, log: Log) -> list[Any]:
         return draw
 
     def randint(low: int, high: int, size: Any, generator: Any, options: dict[str, Any]) -> Any:
-        out = torch.empty(size, **{k: v for k, v in options.items() if v is not None})
+        options = {"dtype": torch.int64} | {k: v for k, v in options.items() if v is not None}
+        out = torch.empty(size, **options)
         if out.numel() > SEED_ELEMENTS:
             raise log.deny("torch_compute", f"randint of {out.numel()} elements; at most {SEED_ELEMENTS} (a seed)")
         return out.random_(low, high, generator=generator)

@@ -90,7 +90,5 @@ def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
                 raise log.deny("ctypes", f"{event} {args[0] if args else ''}")
         elif event.startswith(_CLOSED) and armed() and not from_triton():
             raise log.deny("tampering", event)
-        elif event == "object.__setattr__" and armed():
-            raise log.deny("tampering", f"{event} {args[1:2]}")
 
     sys.addaudithook(hook)

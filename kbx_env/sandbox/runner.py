@@ -211,9 +211,14 @@ def _classify(e: BaseException, folder: str) -> dict[str, Any]:
         kind = "syntax"
     elif name in ("OutOfResources", "PTXASError"):
         kind = "compile"
-    if isinstance(e, CompilationError) and getattr(e, "node", None) is not None:
-        text = f"{getattr(e, 'error_message', None) or getattr(e, '__cause__', None) or ''} {text}"
-    return {"kind": kind, "name": name, "message": text.replace(folder + os.sep, "")[-2000:], "line": line}
+    if isinstance(e, CompilationError):
+        # Triton nests one error per inlined function; the innermost says what is wrong.
+        inner: BaseException = e
+        while inner.__cause__ is not None:
+            inner = inner.__cause__
+        if inner is not e:
+            text = f"{type(inner).__name__}: {inner}\n{text}"[:2000]
+    return {"kind": kind, "name": name, "message": text.replace(folder + os.sep, "")[:2000], "line": line}
 
 
 def serve(sock: socket.socket, settings: Mapping[str, Any]) -> None:

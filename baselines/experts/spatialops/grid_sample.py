@@ -61,17 +61,15 @@ def _sample(
         total = tl.zeros((BLOCK,), tl.float32)
         for corner in tl.static_range(0, 8 if CUBE else 4):
             if NEAREST == 0 or corner == 0:
-                dx: tl.constexpr = corner % 2
-                dy: tl.constexpr = corner // 2 % 2
-                dz: tl.constexpr = corner // 4
-                cx, cy, cz = ix + dx, iy + dy, iz + dz
+                # corner counts the neighbours in binary: bit 0 is x, bit 1 is y, bit 2 is z
+                cx, cy, cz = ix + corner % 2, iy + corner // 2 % 2, iz + corner // 4
                 inside = valid & (cx >= 0) & (cx < W) & (cy >= 0) & (cy < H) & (cz >= 0) & (cz < D)
                 where = n * xn + c * xc + cz.to(tl.int64) * xd + cy.to(tl.int64) * xh + cx.to(tl.int64) * xw
                 v = tl.load(x + where, mask=inside, other=0.0)
                 if NEAREST == 0:
-                    wx = px - fx if dx else 1.0 - (px - fx)
-                    wy = py - fy if dy else 1.0 - (py - fy)
-                    wz = pz - fz if dz else 1.0 - (pz - fz)
+                    wx = px - fx if corner % 2 else 1.0 - (px - fx)
+                    wy = py - fy if corner // 2 % 2 else 1.0 - (py - fy)
+                    wz = pz - fz if corner // 4 else 1.0 - (pz - fz)
                     v *= wx * wy * wz
                 total += v
         tl.store(y + (n * C + c) * per_image + e % per_image, total, mask=valid)
