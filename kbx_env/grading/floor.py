@@ -51,28 +51,33 @@ def evaluate(expression: str, names: Mapping[str, float], numel: Mapping[str, in
     return walk(ast.parse(expression, mode="eval"))
 
 
-def _names(case: Case) -> dict[str, float]:
-    names = {k.lstrip("*") or "n": math.prod(v) if isinstance(v, tuple) else v for k, v in case.axes.items()}
-    names |= {k: v for k, v in case.args.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return names
+def _names(task: Task, case: Case) -> dict[str, float]:
+    bound = {n: p.default for n, p in task.signature.parameters.items()} | dict(case.args)
+    names = {k: v for k, v in bound.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    # An axis group becomes the product of its sizes: "*batch" is batch, "*" alone is n.
+    sizes = {k.lstrip("*") or "n": math.prod(v) if isinstance(v, tuple) else v for k, v in case.axes.items()}
+    return names | sizes
 
 
-def _numels(task: Task, case: Case) -> dict[str, int]:
-    present = {n: t for n, t in task.takes.items() if not t.optional or n in case.given}
-    return {n: math.prod(shape_of(t, case.axes)) for n, t in present.items()}
+def numels(task: Task, case: Case) -> dict[str, int]:
+    """Elements of every declared tensor; 0 for an optional one that the case leaves out."""
+    return {
+        n: math.prod(shape_of(t, case.axes)) if not t.optional or n in case.given else 0 for n, t in task.takes.items()
+    }
 
 
-def flops(task: Task, case: Case, args: Mapping[str, Any] | None = None) -> float:
+def flops(task: Task, case: Case, args: Mapping[str, Any] | None = None) -> int:
     """Floating-point operations that the task must do, from its declaration."""
-    return evaluate(task.cost.flops, _names(case), _numels(task, case))
+    return int(evaluate(task.cost.flops, _names(task, case), numels(task, case)))
 
 
 def ideal_bytes(task: Task, case: Case, args: Mapping[str, Any], expected: Expected) -> int:
     """Compulsory traffic: every input read once, every output and every tensor written in place written once."""
     if task.cost.bytes is not None:
-        return int(evaluate(task.cost.bytes, _names(case), _numels(task, case)))
+        return int(evaluate(task.cost.bytes, _names(task, case), numels(task, case)))
     tensors = [v for v in args.values() if isinstance(v, torch.Tensor)]
-    outputs = [o for o, alias in zip(expected.native, expected.aliases, strict=True) if alias is None]
+    # A returned parameter that was written is already counted once, by its name.
+    outputs = [o for o, a in zip(expected.native, expected.aliases, strict=True) if a not in expected.native_written]
     return sum(t.numel() * t.element_size() for t in [*tensors, *outputs, *expected.native_written.values()])
 
 
@@ -91,7 +96,14 @@ class Peaks:
 
 @functools.cache
 def measured_peaks(device: str) -> Peaks:
-    """Measure the ceilings of this machine's GPU (about 0.3 s, once).
+    """The ceilings of this machine's GPU, measured once (about 0.3 s)."""
+    peaks = _measure(device)
+    torch.cuda.empty_cache()
+    return peaks
+
+
+def _measure(device: str) -> Peaks:
+    """Time a large copy and a large product.
 
     The matmul ceiling is taken four times: int8 and fp8 products run twice as fast as fp16, sparse ones again.
     """
@@ -111,6 +123,4 @@ def measured_peaks(device: str) -> Peaks:
     bandwidth = 2 * a.numel() / best(lambda: b.copy_(a), 6)
     m = torch.randn(8192, 8192, device=device, dtype=torch.float16)
     matmul = 2 * 8192**3 / best(lambda: m @ m, 6)
-    del a, b, m
-    torch.cuda.empty_cache()
     return Peaks(bandwidth, matmul, torch.cuda.get_device_properties(0).L2_cache_size)

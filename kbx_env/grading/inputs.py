@@ -73,7 +73,10 @@ def _bound(high: int | str, case: Case) -> int:
 
 def _distinct(n: int, dtype: torch.dtype, g: torch.Generator) -> torch.Tensor:
     # eps = 2**-p for p explicit mantissa bits: integers up to 2**(p + 1) are exact, beyond them ties appear.
-    room = int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else 2 if dtype is torch.bool else torch.iinfo(dtype).max
+    if dtype.is_floating_point:
+        room = int(2 / torch.finfo(dtype).eps)
+    else:
+        room = 1 if dtype is torch.bool else torch.iinfo(dtype).max
     if n - 1 > room:
         raise DeclarationError(f"Distinct: {dtype} cannot hold {n} distinct integers")
     return torch.randperm(n, generator=g).to(torch.float64)

@@ -13,6 +13,8 @@ import torch
 from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 from kbx_env.wire import DTYPES
 
+HALVES = (torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -28,33 +30,51 @@ class Expected:
     aliases: tuple[str | None, ...]
     """Per output: the parameter whose very tensor is returned."""
     is_tuple: bool
+    shares: tuple[str | None, ...] = ()
+    """Per output: a parameter whose storage it uses (a view, or the tensor itself)."""
+    decisions: int = 0
+    """How many times the reference chose a rounding formula (calls of ``_schemes.int8_symmetric``)."""
 
 
 @contextlib.contextmanager
 def exact_matmul() -> Iterator[None]:
     """IEEE fp32 products in torch: TF32 off everywhere."""
-    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
+    precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    # "highest" is also matmul.allow_tf32 = False; restoring the boolean alone would lose "medium".
+    torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = cudnn
 
 
-def resolve(args: Mapping[str, Any], device: str, *, exact: bool = False, generator_seed: int = 0) -> dict[str, Any]:
-    """Copies of the arguments on a device, markers replaced; ``exact`` turns floating point into fp64."""
+def resolve(
+    args: Mapping[str, Any],
+    device: str,
+    *,
+    exact: bool = False,
+    generator_seed: int = 0,
+    upcast: torch.dtype | None = None,
+) -> dict[str, Any]:
+    """Copies of the arguments on a device, markers replaced.
+
+    ``exact`` turns floating point into fp64; ``upcast`` only the 16-bit kinds, into the dtype given.
+    """
     out: dict[str, Any] = {}
     for name, value in args.items():
         if isinstance(value, torch.Tensor):
-            # as_strided over a copy of the span keeps the layout, which .clone() would not always do
-            span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
-            flat = value.as_strided((span,), (1,), value.storage_offset()).to(device, copy=True)
+            flat = _span(value).to(device, copy=True)
             if exact and value.dtype.is_floating_point:
                 flat = flat.to(torch.float64)
+            elif upcast is not None and value.dtype in HALVES:
+                flat = flat.to(upcast)
             out[name] = flat.as_strided(value.shape, value.stride())
         elif isinstance(value, DtypeArg):
             dtype = DTYPES[value.name]
+            if upcast is not None and dtype in HALVES:
+                dtype = upcast
             out[name] = torch.float64 if exact and dtype.is_floating_point else dtype
         elif isinstance(value, DeviceArg):
             out[name] = torch.device(device)
@@ -63,6 +83,79 @@ def resolve(args: Mapping[str, Any], device: str, *, exact: bool = False, genera
         else:
             out[name] = value
     return out
+
+
+def _span(value: torch.Tensor) -> torch.Tensor:
+    # as_strided over a copy of the span keeps the layout, which .clone() would not always do
+    if not value.numel():
+        return value.new_empty(0)
+    span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    return value.as_strided((span,), (1,), value.storage_offset())
+
+
+@dataclass
+class _Run:
+    outputs: tuple[torch.Tensor, ...]
+    written: dict[str, torch.Tensor]
+    aliases: tuple[str | None, ...]
+    shares: tuple[str | None, ...]
+    is_tuple: bool
+    decisions: int
+
+
+def _run(task: Task, case: Case, mine: dict[str, Any], keep: bool | None, rounding: tuple[str, ...]) -> _Run:
+    from kbx_env.tasks import _schemes, _seams
+
+    homes = {v.untyped_storage().data_ptr(): n for n, v in mine.items() if isinstance(v, torch.Tensor) and v.numel()}
+    token = _seams.KEEP.set(keep)
+    _schemes.set_rounding(rounding)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = task.reference(**mine)
+        decisions = _schemes._USED.get()
+    finally:
+        _seams.KEEP.reset(token)
+        _schemes.set_rounding(())
+    outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
+    return _Run(
+        outputs=tuple(o.detach() for o in outputs),
+        written={n: mine[n].detach() for n in task.written(case.args) if isinstance(mine.get(n), torch.Tensor)},
+        aliases=tuple(next((n for n, v in mine.items() if v is o), None) for o in outputs),
+        shares=tuple(homes.get(o.untyped_storage().data_ptr()) if o.numel() else None for o in outputs),
+        is_tuple=isinstance(result, tuple | list),
+        decisions=decisions,
+    )
+
+
+def _native(
+    task: Task, case: Case, args: Mapping[str, Any], device: str, keep: bool | None, rounding: tuple[str, ...],
+    seed: int,
+) -> _Run:  # fmt: skip
+    """Torch in the declared dtypes; where the CPU lacks a 16-bit kernel, fp32 rounded once stands in."""
+    try:
+        return _run(task, case, resolve(args, device, generator_seed=seed), keep, rounding)
+    except (RuntimeError, NotImplementedError) as e:
+        half = next((v.dtype for v in args.values() if isinstance(v, torch.Tensor) and v.dtype in HALVES), None)
+        if half is None or device != "cpu" or "not implemented" not in str(e):
+            raise
+    wide = resolve(args, device, generator_seed=seed, upcast=torch.float32)
+    run = _run(task, case, wide, keep, rounding)
+    narrow = half if all(v.dtype in (torch.float32, half) for v in _floats(args)) else torch.float32
+    mixed = any(v.dtype is torch.float32 for v in _floats(args))
+    if narrow is half and not mixed:
+        run.outputs = tuple(o.to(half) if o.dtype is torch.float32 else o for o in run.outputs)
+    elif mixed:
+        # fp32 beside fp16 inputs: only a meta run knows which dtype torch promotes to.
+        meta = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in resolve(args, device).items()}
+        dtypes = [o.dtype for o in _run(task, case, meta, keep, rounding).outputs]
+        run.outputs = tuple(o.to(d) for o, d in zip(run.outputs, dtypes, strict=True))
+    run.written = {n: v.to(args[n].dtype) for n, v in run.written.items()}
+    return run
+
+
+def _floats(args: Mapping[str, Any]) -> list[torch.Tensor]:
+    return [v for v in args.values() if isinstance(v, torch.Tensor) and v.dtype.is_floating_point]
 
 
 def expect(
@@ -74,6 +167,7 @@ def expect(
     keep: bool | None = None,
     rounding: tuple[str, ...] = (),
     exact: bool = True,
+    generator_seed: int = 0,
 ) -> Expected:
     """Evaluate the reference.
 
@@ -85,26 +179,46 @@ def expect(
         keep: what ``_seams.dropout`` does: keep all, drop all, or draw.
         rounding: formulas of ``_schemes.int8_symmetric``, in order.
         exact: also compute the fp64 truth (otherwise the native answer stands in).
+        generator_seed: seeds the ``torch.Generator`` arguments.
     """
-    from kbx_env.tasks import _schemes, _seams
-
-    def run(is_exact: bool) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor], tuple[str | None, ...], bool]:
-        mine = resolve(args, device, exact=is_exact)
-        token = _seams.KEEP.set(keep)
-        _schemes.set_rounding(rounding)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                result = task.reference(**mine)
-        finally:
-            _seams.KEEP.reset(token)
-            _schemes.set_rounding(())
-        outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
-        written = {n: mine[n] for n in task.written(case.args) if isinstance(mine.get(n), torch.Tensor)}
-        aliases = tuple(next((n for n, v in mine.items() if v is o), None) for o in outputs)
-        return tuple(o.detach() for o in outputs), written, aliases, isinstance(result, tuple | list)
-
     with exact_matmul():
-        native, native_written, aliases, is_tuple = run(False)
-        truth, written, _, _ = run(True) if exact else (native, native_written, aliases, is_tuple)
-    return Expected(truth, native, written, native_written, aliases, is_tuple)
+        native = _native(task, case, args, device, keep, rounding, generator_seed)
+        truth = native
+        if exact:
+            mine = resolve(args, device, exact=True, generator_seed=generator_seed)
+            truth = _run(task, case, mine, keep, rounding)
+    return Expected(
+        outputs=truth.outputs, native=native.outputs, written=truth.written, native_written=native.written,
+        aliases=native.aliases, is_tuple=native.is_tuple, shares=native.shares, decisions=native.decisions,
+    )  # fmt: skip
+
+
+STEP = 2.0**-36
+"""Relative perturbation of the inputs: small beside fp32's epsilon, large beside fp64's."""
+
+
+def sensitivity(
+    task: Task, case: Case, args: Mapping[str, Any], expected: Expected, device: str = "cpu",
+    *, keep: bool | None = None,
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:  # fmt: skip
+    """How far each result moves, per unit of relative input noise: (outputs, tensors written in place).
+
+    This is the conditioning that no kernel escapes: a sum that cancels is uncertain by far more than its own size
+    times epsilon, in whatever order it is added.
+    """
+    mine = resolve(args, device, exact=True)
+    noise = torch.Generator().manual_seed(0x5EED)
+    for name, value in mine.items():
+        if isinstance(value, torch.Tensor) and value.dtype is torch.float64:
+            factor = torch.rand(value.shape, generator=noise, dtype=torch.float64) * 2 - 1
+            mine[name] = value.mul_(1 + STEP * factor.to(value.device))
+    with exact_matmul():
+        run = _run(task, case, mine, keep, ())
+
+    def moved(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.shape != b.shape or not b.dtype.is_floating_point:
+            return torch.zeros(b.shape, dtype=torch.float64, device=b.device)
+        return torch.nan_to_num((a - b).abs() / STEP, nan=0.0, posinf=0.0)
+
+    outputs = [moved(a, b) for a, b in zip(run.outputs, expected.outputs, strict=True)]
+    return outputs, {n: moved(run.written[n], v) for n, v in expected.written.items()}

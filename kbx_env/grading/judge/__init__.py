@@ -10,11 +10,14 @@ import torch
 from kbx_env.errors import DeclarationError
 from kbx_env.grading import reference
 from kbx_env.grading.judge import close, contract, exact, invariant, paper, statistical, structure
-from kbx_env.grading.judge.ruling import Answer, Ruling
+from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
+from kbx_env.grading.reference import Expected
 from kbx_env.task import Case, Task
-from kbx_env.truth import Close, Contract, Dropout, Exact, Invariant, Sample
+from kbx_env.truth import Close, Contract, Dropout, Exact, Invariant, Sample, Truth
 
-__all__ = ["Answer", "Ruling", "calls_needed", "is_trivial", "judge"]
+__all__ = ["Answer", "Ruling", "calls_needed", "canaries", "is_trivial", "judge"]
+
+_CLASSES: tuple[type[Truth], ...] = (Close, Exact, Invariant, Dropout, Contract, Sample)
 
 
 def calls_needed(task: Task, case: Case) -> int:
@@ -22,6 +25,11 @@ def calls_needed(task: Task, case: Case) -> int:
     if isinstance(task.truth, Sample):
         return 3 if task.truth.generator in case.args else 2
     return 2 if isinstance(task.truth, Dropout) and statistical.rate_of(task, case)[1] else 1
+
+
+def _expected(task: Task, case: Case, args: Mapping[str, Any], device: str) -> Expected:
+    keep = True if isinstance(task.truth, Dropout) else None
+    return reference.expect(task, case, args, device, keep=keep, exact=not isinstance(task.truth, Sample))
 
 
 def judge(
@@ -46,47 +54,92 @@ def judge(
         device: where the reference is evaluated.
         generator_seeds: the seed of the generator argument of each call.
         timed: one answer repeated; statistical comparisons between calls are left out.
+
+    Raises:
+        DeclarationError: no judge for this truth, or too few answers for it.
     """
-    if not answers:
-        raise DeclarationError("no answers to judge")
-    if grading == "paper":
-        return paper.rule(task, reference.expect(task, case, args, device), answers[0])
+    if type(task.truth) not in _CLASSES:
+        raise DeclarationError(f"{task.id}: no judge for {type(task.truth).__name__}")
+    if len(answers) < calls_needed(task, case):
+        raise DeclarationError(f"{task.id}: {len(answers)} answers, the judge needs {calls_needed(task, case)}")
+    if grading not in ("contract", "paper"):
+        raise DeclarationError(f"unknown grading {grading!r}; accepted: contract, paper")
+    expected = _expected(task, case, args, device)
+    return _rule(task, case, args, expected, answers, grading, device, generator_seeds, timed)
+
+
+def _rule(
+    task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answers: Sequence[Answer], grading: str,
+    device: str, generator_seeds: Sequence[int], timed: bool,
+) -> Ruling:  # fmt: skip
     truth = task.truth
-    if isinstance(truth, Sample):
-        return statistical.rule_sample(truth, task, case, args, answers, timed=timed)
-    expected = reference.expect(task, case, args, device, keep=True if isinstance(truth, Dropout) else None)
+    # Values that chance decides cannot be compared to torch's draw: the statistical judges serve both gradings.
+    chance = isinstance(truth, Sample) or (isinstance(truth, Dropout) and statistical.rate_of(task, case)[1])
+    if grading == "paper" and not chance:
+        return paper.rule(task, expected, answers[0])
     for answer in answers:
         ruling = structure.rule(task, case, args, expected, answer)
         if not ruling.passed:
             return ruling
     match truth:
         case Close():
-            return close.rule(truth, expected, answers[0])
+            return close.rule(truth, task, case, args, expected, answers[0], device)
         case Exact():
             return exact.rule(expected, answers[0])
         case Invariant():
-            return invariant.rule(truth, case, args, expected, answers[0])
+            return invariant.rule(truth, args, expected, answers[0])
         case Dropout():
             return statistical.rule_dropout(truth, task, case, args, expected, answers, device, timed=timed)
         case Contract():
-            return contract.rule(truth, task, case, args, answers[0], device)
-    raise DeclarationError(f"no judge for {type(truth).__name__}")
+            return contract.rule(truth, task, case, args, expected, answers[0], device)
+        case Sample():
+            return statistical.rule_sample(truth, case, answers, generator_seeds, timed=timed)
+    raise DeclarationError(f"{task.id}: no judge for {type(truth).__name__}")
+
+
+def canaries(task: Task, case: Case, args: Mapping[str, Any], expected: Expected) -> dict[str, Answer]:
+    """Answers that nobody worked for: a judge that passes one of them sleeps, or the case proves nothing."""
+    untouched = {k: v for k, v in args.items() if isinstance(v, torch.Tensor)}
+    changed = task.written(case.args)
+    aliases = tuple(
+        "out" if case.out and i == 0 else a if a in changed else None for i, a in enumerate(expected.aliases)
+    )
+
+    def answer(make: Any) -> Answer:
+        # A written tensor that is returned stays what it was: nothing was done to it.
+        outputs = [untouched[a] if a in untouched else make(o) for a, o in zip(aliases, expected.native, strict=True)]
+        return Answer(tuple(outputs), expected.is_tuple, untouched, aliases, aliases)
+
+    def mean(o: torch.Tensor) -> torch.Tensor:
+        if o.numel() < 2 or not o.dtype.is_floating_point:
+            return torch.zeros_like(o)
+        finite = o.to(torch.float64)[torch.isfinite(o)]
+        return torch.full_like(o, float(finite.mean()) if finite.numel() else 0.0)
+
+    found = {
+        "zeros": answer(torch.zeros_like),
+        "ones": answer(torch.ones_like),
+    }
+    if any(o.numel() > 1 and o.dtype.is_floating_point for o in expected.native):
+        found["mean"] = answer(mean)  # the mean of a single number would be the right answer
+    for name, value in untouched.items():
+        first = expected.native[0]
+        if value.dtype == first.dtype and value.shape == first.shape:
+            found[f"copy of {name}"] = answer(
+                lambda o, v=value: v.clone() if (v.dtype, v.shape) == (o.dtype, o.shape) else torch.zeros_like(o)
+            )
+    return found
 
 
 def is_trivial(task: Task, case: Case, args: Mapping[str, Any]) -> bool:
-    """Whether zeros, ones or an untouched argument would be right here, so that a pass proves nothing."""
-    if isinstance(task.truth, Sample):
-        return False
-    expected = reference.expect(task, case, args, "cpu", keep=True if isinstance(task.truth, Dropout) else None)
-    if all(o.numel() == 0 for o in expected.native):
+    """Whether an answer that nobody worked for would be right here, so that a pass proves nothing."""
+    expected = _expected(task, case, args, "cpu")
+    if all(o.numel() == 0 for o in expected.native) and not any(v.numel() for v in expected.native_written.values()):
         return True
     if isinstance(task.truth, Dropout) and statistical.rate_of(task, case)[0] >= 1.0:
         return True
-    untouched = {k: v for k, v in args.items() if isinstance(v, torch.Tensor)}
-    for fill in (0, 1):
-        blank = [torch.full_like(o, fill) for o in expected.native]
-        outputs = [untouched[a] if a in untouched else b for a, b in zip(expected.aliases, blank, strict=True)]
-        answer = Answer(tuple(outputs), expected.is_tuple, untouched, expected.aliases, expected.aliases)
-        if judge(task, case, args, [answer] * calls_needed(task, case), timed=True).passed:
+    for answer in canaries(task, case, args, expected).values():
+        answers = [answer] * calls_needed(task, case)
+        if _rule(task, case, args, expected, answers, "contract", "cpu", (), True) == PASSED:
             return True
     return False

@@ -24,11 +24,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Ruling:
-    """Passed, or why not. ``error`` is the worst error in units of the tolerance."""
+    """Passed, or why not. ``error`` is the worst error, ``limit`` the most that is allowed, in the same unit."""
 
     passed: bool
     reason: str = ""
     error: float | None = None
+    limit: float | None = None
 
 
 PASSED = Ruling(True)

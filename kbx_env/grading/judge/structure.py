@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,43 +16,56 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Bit equality of two tensors of one dtype and shape."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    if a.dtype.is_floating_point or a.dtype.is_complex:
-        a, b = a.contiguous(), b.contiguous()
-        return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
-    return torch.equal(a, b)
+    a, b = a.contiguous().reshape(-1), b.to(a.device).contiguous().reshape(-1)
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8)) if a.numel() else True
 
 
 def rule(task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer) -> Ruling:
     """Structure of one answer against the native reference."""
-    if len(answer.outputs) != len(expected.native) or answer.is_tuple != expected.is_tuple:
-        want = f"a tuple of {len(expected.native)}" if expected.is_tuple else "one tensor"
+    count = len(expected.native)
+    counts = {len(answer.outputs), len(answer.aliases), len(answer.shares)}
+    if counts != {count} or answer.is_tuple != expected.is_tuple:
+        want = f"a tuple of {count}" if expected.is_tuple else "one tensor"
         got = f"a tuple of {len(answer.outputs)}" if answer.is_tuple else "one tensor"
         return Ruling(False, f"returned {got}, expected {want}")
+    changed = task.written(case.args)
     for i, (got_t, want_t) in enumerate(zip(answer.outputs, expected.native, strict=True)):
         if got_t.dtype != want_t.dtype:
             return Ruling(False, f"output {i} has dtype {got_t.dtype}, expected {want_t.dtype}")
         if got_t.shape != want_t.shape:
             return Ruling(False, f"output {i} has shape {tuple(got_t.shape)}, expected {tuple(want_t.shape)}")
-        alias, want_alias = answer.aliases[i], "out" if case.out and i == 0 else expected.aliases[i]
-        if want_alias is not None and alias != want_alias and got_t.numel():
-            return Ruling(False, f"output {i} must be the tensor {want_alias!r} itself")
-        if want_alias is None and answer.shares[i] is not None:
-            return Ruling(False, f"output {i} shares memory with {answer.shares[i]!r}; a new tensor is expected")
-    changed = task.written(case.args)
-    for name, value in args.items():
-        if not isinstance(value, torch.Tensor) or name in changed:
+        if not got_t.numel():
             continue
-        if name not in answer.after or not same_bits(answer.after[name], value):
+        must = "out" if case.out and i == 0 else expected.aliases[i] if expected.aliases[i] in changed else None
+        if must is not None and answer.aliases[i] != must:
+            return Ruling(False, f"output {i} must be the tensor {must!r} itself")
+        # Where torch itself hands out a view of an input (or the input), a view and a copy are both right.
+        if must is None and answer.shares[i] is not None and answer.shares[i] != expected.shares[i]:
+            return Ruling(False, f"output {i} shares memory with {answer.shares[i]!r}; a new tensor is expected")
+    for name, value in args.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        after = answer.after.get(name)
+        if after is None or after.dtype != value.dtype or after.shape != value.shape:
+            return Ruling(False, f"the argument {name!r} has another dtype or shape after the call")
+        if name not in changed and not same_bits(after, value):
             return Ruling(False, f"the input {name!r} was changed")
     return PASSED
 
 
-def pairs(expected: Expected, answer: Answer) -> list[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """(name, answer, truth, native) for every output and every tensor written in place."""
-    rows = [
-        (f"output {i}", answer.outputs[i], expected.outputs[i], expected.native[i]) for i in range(len(expected.native))
-    ]
+class Row(NamedTuple):
+    """One tensor to judge."""
+
+    name: str
+    got: torch.Tensor
+    exact: torch.Tensor
+    native: torch.Tensor
+
+
+def pairs(expected: Expected, answer: Answer) -> list[Row]:
+    """Every output and every tensor written in place, after ``rule`` has passed."""
+    threes = zip(answer.outputs, expected.outputs, expected.native, strict=True)
+    rows = [Row(f"output {i}", *three) for i, three in enumerate(threes)]
     for name, truth in expected.written.items():
-        if name in answer.after:
-            rows.append((f"{name} after the call", answer.after[name], truth, expected.native_written[name]))
+        rows.append(Row(f"{name} after the call", answer.after[name], truth, expected.native_written[name]))
     return rows

@@ -1,0 +1,98 @@
+"""Replays kernels from a file: rows ``{"task"|"file", "predict"}``, or KernelBenchX's prediction format."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kbx_env.catalog import task_ids
+from kbx_env.errors import UsageError
+
+NAME = "replay"
+_FENCE = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+
+
+def strip_fences(text: str) -> str:
+    """The largest fenced block that parses as Python, else the largest block, else the text as it is."""
+    blocks = [m.group(1) for m in _FENCE.finditer(text)]
+    if not blocks and "```" in text:
+        # An answer cut off at the length limit opens a fence and never closes it.
+        blocks = [re.split(r"```[^\n]*\n", text, maxsplit=1)[-1].replace("```", "")]
+    for block in sorted(blocks, key=len, reverse=True):
+        try:
+            ast.parse(block)
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        return block
+    return max(blocks, key=len) if blocks else text
+
+
+def _task_of(row: Mapping[str, Any]) -> str | None:
+    raw = str(row.get("task") or row.get("file") or "").replace("\\", "/").removesuffix(".py")
+    ids = {t.lower(): t for t in task_ids()}
+    if raw.lower() in ids:
+        return ids[raw.lower()]
+    names = [t for t in task_ids() if t.rsplit("/", 1)[-1].lower() == raw.rsplit("/", 1)[-1].lower()]
+    return names[0] if len(names) == 1 and raw else None
+
+
+def _source_of(row: Mapping[str, Any]) -> str:
+    source = strip_fences(str(row["predict"]))
+    entry, written = row.get("entry"), row.get("entry_in_source")
+    if isinstance(entry, str) and isinstance(written, str) and entry != written:
+        if entry.isidentifier() and written.isidentifier():
+            source += f"\n\n{entry} = {written}\n"
+    return source
+
+
+class Replay:
+    """Answers a task with the rows of the file, in order; a task without a row has no answer."""
+
+    name = NAME
+
+    def __init__(self, path: str) -> None:
+        file = Path(path)
+        if not file.is_file():
+            raise UsageError(f"replay file {path!r} does not exist; expected JSON lines with task (or file) and predict")
+        self.warnings: list[str] = []
+        self.sources: dict[str, list[str]] = {}
+        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if line.strip():
+                self._add(number, line)
+        for warning in self.warnings:
+            print(f"{path}: {warning}", file=sys.stderr)
+        if not self.sources:
+            raise UsageError(f"replay file {path!r} has no usable row")
+
+    def _add(self, number: int, line: str) -> None:
+        try:
+            row = json.loads(line)
+        except ValueError as e:
+            self.warnings.append(f"line {number}: not JSON ({e})")
+            return
+        if not isinstance(row, dict) or not isinstance(row.get("predict"), str):
+            self.warnings.append(f"line {number}: no text under 'predict'")
+            return
+        task = _task_of(row)
+        if task is None:
+            self.warnings.append(f"line {number}: no task named {str(row.get('task') or row.get('file'))!r}")
+            return
+        self.sources.setdefault(task, []).append(_source_of(row))
+
+    def act(self, observation: Mapping[str, Any]) -> str | None:
+        """The recorded source for this task and turn."""
+        rows = self.sources.get(observation["task"], [])
+        turn = int(observation.get("turn", 0))
+        return rows[turn] if turn < len(rows) else None
+
+
+def build(argument: str | None) -> Replay:
+    """``argument`` is the file."""
+    if not argument:
+        raise UsageError("policy 'replay' needs a file: replay:FILE.jsonl")
+    return Replay(argument)

@@ -1,0 +1,46 @@
+"""A constant: launches a kernel that stores zeros. Must earn nothing for correctness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kbx_env.catalog import load_task
+
+NAME = "zeros"
+
+SOURCE = """\
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _zero(y, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + o, tl.zeros((BLOCK,), tl.float32).to(y.dtype.element_ty), mask=o < n)
+
+
+def {entry}(*args, **kwargs):
+    like = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
+    shape = like.shape if like is not None else args[0]
+    y = torch.empty(shape, dtype=torch.float32 if like is None else like.dtype)
+    if y.numel():
+        _zero[(triton.cdiv(y.numel(), 1024),)](y, y.numel(), BLOCK=1024)
+    return y
+"""
+
+
+class Zeros:
+    """Zeros shaped like the first tensor."""
+
+    name = NAME
+
+    def act(self, observation: Mapping[str, Any]) -> str | None:
+        """The constant's source."""
+        return SOURCE.replace("{entry}", load_task(observation["task"]).entry)
+
+
+def build(argument: str | None) -> Zeros:
+    """No argument."""
+    return Zeros()

@@ -1,0 +1,136 @@
+"""Command line: ``python -m kbx_env grade | tasks | prompt | doctor``. A thin shell over functions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kbx_env.errors import UsageError
+from kbx_env.outcome import Outcome
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kbx", description="Grade Triton kernels.")
+    sub = parser.add_subparsers(dest="command", required=True)
+    g = sub.add_parser("grade", help="grade one source file; exit 0 correct, 1 any other verdict, 2 bad usage")
+    g.add_argument("task", help="category/name, see: tasks")
+    g.add_argument("file", help="the source, - for standard input")
+    g.add_argument("--backend", default="auto", help="cpu, cuda or auto")
+    g.add_argument("--targets", help="comma-separated ahead-of-time targets, 'none' for none (default: all)")
+    g.add_argument("--grading", default="contract", help="contract or paper (the paper's tolerances)")
+    g.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
+    g.add_argument("--no-timing", action="store_true", help="skip timing (CUDA)")
+    g.add_argument("--reward", default="default", help="reward preset")
+    g.add_argument("--json", action="store_true", help="print one JSON object")
+    t = sub.add_parser("tasks", help="list the tasks")
+    t.add_argument("--category")
+    t.add_argument("--split", default="all", help="train, eval or all")
+    t.add_argument("--json", action="store_true")
+    p = sub.add_parser("prompt", help="print what a policy reads for a task")
+    p.add_argument("task")
+    p.add_argument("--backend", default="cpu")
+    d = sub.add_parser("doctor", help="what this machine can grade, and what is missing")
+    d.add_argument("--json", action="store_true")
+    return parser
+
+
+def _grade(a: argparse.Namespace) -> int:
+    from kbx_env.grading.grader import Grader, resolve_backend
+    from kbx_env.rewards.compose import load_preset
+
+    reward = load_preset(a.reward)
+    backend = resolve_backend(a.backend)
+    if a.file == "-":
+        source = sys.stdin.buffer.read()
+    else:
+        path = Path(a.file)
+        if not path.is_file():
+            raise UsageError(f"file {a.file!r} does not exist; give the kernel's source file, or - for standard input")
+        source = path.read_bytes()
+    targets = None if a.targets is None else [t for t in a.targets.split(",") if t and t != "none"]
+    with Grader() as grader:
+        outcome = grader.grade(
+            a.task, source, backend=backend, targets=targets, grading=a.grading, seed=a.seed, timing=not a.no_timing
+        )
+    if a.json:
+        print(outcome.to_json(reward=reward(outcome)))
+    else:
+        _show(outcome, reward(outcome))
+    return 0 if outcome.correct else 1
+
+
+def _show(outcome: Outcome, reward: float | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from kbx_env.prompt import feedback
+
+    console = Console(highlight=False)
+    colour = "green" if outcome.correct else "yellow" if reward is None else "red"
+    shown = "unknown (masked)" if reward is None else f"{reward:.3f}"
+    console.print(f"[bold {colour}]{outcome.verdict}[/] {outcome.task} on {outcome.backend}, reward {shown}")
+    console.print(feedback(outcome).split("\n", 1)[-1], markup=False)
+    if outcome.compile:
+        table = Table("kernel", "target", "builds", "registers", "spills (B)", "shared (B)", box=None)
+        for b in outcome.compile:
+            cells = ["-" if v is None else str(v) for v in (b.registers, b.spills, b.shared)]
+            table.add_row(b.kernel, b.target, "yes" if b.ok else "no", *cells)
+        console.print(table)
+    stages = ", ".join(f"{k} {v:.2f}" for k, v in outcome.seconds.items())
+    console.print(f"seconds: {stages}", style="dim")
+
+
+def _tasks(a: argparse.Namespace) -> int:
+    from kbx_env.catalog import load_tasks, splits
+
+    rows = [
+        {"task": t.id, "entry": t.entry, "split": splits().get(t.id), "difficulty": t.difficulty,
+         "judge": type(t.truth).__name__, "cases": len(t.cases)}
+        for t in load_tasks(category=a.category, split=a.split)
+    ]  # fmt: skip
+    if a.json:
+        print(json.dumps(rows))
+    else:
+        for r in rows:
+            print(f"{r['task']:36} {r['split']:6} difficulty {r['difficulty']}  {r['judge']:10} {r['cases']} cases")
+    return 0
+
+
+def _prompt(a: argparse.Namespace) -> int:
+    from kbx_env.catalog import load_task
+    from kbx_env.prompt import instruction
+
+    print(instruction(load_task(a.task), a.backend))
+    return 0
+
+
+def _doctor(a: argparse.Namespace) -> int:
+    from kbx_env.doctor import examine
+
+    rows = examine()
+    if a.json:
+        print(json.dumps(rows))
+    else:
+        for r in rows:
+            print(f"{'ok ' if r['ok'] else 'NO '} {r['name']:24} {r['found']}{'  -> ' + r['remedy'] if r['remedy'] else ''}")
+    return 0 if next(r for r in rows if r["name"] == "cpu backend")["ok"] else 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    a = _parser().parse_args(argv)
+    try:
+        return {"grade": _grade, "tasks": _tasks, "prompt": _prompt, "doctor": _doctor}[a.command](a)
+    except UsageError as e:
+        print(f"kbx: {e}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

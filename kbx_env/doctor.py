@@ -1,0 +1,44 @@
+"""What this machine can grade, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+
+def examine() -> list[dict[str, Any]]:
+    """Rows of {name, ok, found, remedy}; ``ok`` False names what the remedy is for."""
+    rows: list[dict[str, Any]] = []
+
+    def add(name: str, ok: bool, found: str, remedy: str = "") -> None:
+        rows.append({"name": name, "ok": ok, "found": found, "remedy": "" if ok else remedy})
+
+    add("python", platform.python_version_tuple() >= ("3", "11"), platform.python_version(), "use Python 3.11 or newer")
+    add("system", platform.system() == "Linux", f"{platform.system()} {platform.machine()}", "grading needs Linux")
+    try:
+        import torch
+
+        add("torch", True, torch.__version__)
+        cuda = torch.cuda.is_available()
+        device = torch.cuda.get_device_name(0) if cuda else "no CUDA device"
+        add("cuda backend (timing)", cuda, device, "the CPU backend grades correctness without a GPU: --backend cpu")
+    except ImportError as e:
+        add("torch", False, str(e), "pip install 'torch>=2.11,<2.14'")
+    try:
+        import triton
+
+        add("triton", True, triton.__version__)
+        root = Path(triton.__file__).parent / "backends"
+        tools = {"ptxas": root / "nvidia/bin/ptxas", "cuobjdump": root / "nvidia/bin/cuobjdump"}
+        for name, path in tools.items():
+            add(name, path.is_file(), "in triton" if path.is_file() else "missing", "reinstall triton")
+        add("AMD target", (root / "amd").is_dir(), "gfx942", "this triton has no AMD backend: leave gfx942 out")
+    except ImportError as e:
+        add("triton", False, str(e), "pip install 'triton>=3.6,<3.8'")
+    add("cpu backend", all(r["ok"] for r in rows if r["name"] in ("system", "torch", "triton")), "executes compiled TTIR")
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    add("memory", pages >= 4, f"{pages:.0f} GiB", "at least 4 GiB")
+    add("cores", True, str(os.cpu_count()))
+    return rows

@@ -1,0 +1,67 @@
+"""What a policy reads: the instruction for a task, and the feedback on a verdict. Bounded; leaks no hidden input."""
+
+from __future__ import annotations
+
+from kbx_env.outcome import Outcome, Verdict
+from kbx_env.task import Task
+
+RULES = """\
+Rules
+- Write one Python module that defines `{entry}{signature}` on module level. Triton kernels do all the work on data.
+- Host code may allocate (torch.empty, zeros, full, empty_like, new_empty), view (view, reshape, expand, permute,
+  contiguous, as_strided, ...), copy and convert between float types (copy_, clone, to), fill (fill_, zero_), and read up
+  to 64 scalars per call back to the host (.item()). A seed may be drawn with torch.randint of one element.
+- Every other torch operation is refused and costs the reward, even inside try/except: no arithmetic, reductions,
+  comparisons, indexing or torch.nn calls on tensors.
+- Imports: torch, triton, triton.language, math, random, typing, functools and the like. No files, processes, network.
+- Allocate on the inputs' device; never name "cuda". Loads and stores must stay inside the tensors (mask them).
+- Inputs that the contract does not name as changed must stay unchanged; results are new tensors unless it says otherwise."""
+
+
+def instruction(task: Task, backend: str) -> str:
+    """The instruction text of an episode."""
+    judged = (
+        "Graded on hidden inputs of many shapes, layouts and value ranges against an fp64 reference; correct kernels "
+        + ("are then timed against torch eager on this GPU." if backend == "cuda" else "are not timed on this machine.")
+    )
+    shown = RULES.format(entry=task.entry, signature=task.signature)
+    return (
+        f"Task {task.id}: write a Triton GPU kernel.\n\nSignature\n    {task.entry}{task.signature}\n\n"
+        f"Contract\n{task.spec}\n\n{shown}\n\n{judged}\nAnswer with the whole module in one ```python block."
+    )
+
+
+_ADVICE = {
+    Verdict.MALFORMED: "Send one whole Python module with the entry function and its exact parameters.",
+    Verdict.REJECTED: "Move the work into a Triton kernel and drop what the rules forbid.",
+    Verdict.COMPILE_ERROR: "Fix the kernel so that Triton compiles it.",
+    Verdict.RUNTIME_ERROR: "Fix the error; the line refers to your source.",
+    Verdict.TIMEOUT: "Look for endless loops and far too much work per call.",
+    Verdict.INCORRECT: "Fix the failing cases; the sizes are listed, the values are hidden.",
+    Verdict.INFRA_FAULT: "This was not judged: the grader could not run it. Nothing is held against it.",
+}
+
+
+def feedback(outcome: Outcome, limit: int = 4000) -> str:
+    """What failed, where, by how much, and what to do; at most ``limit`` characters."""
+    lines = [f"Verdict: {outcome.verdict} (stage: {outcome.stage})"]
+    if outcome.cases is not None:
+        lines.append(f"Cases passed: {outcome.cases.passed} of {outcome.cases.total}")
+    if outcome.message and not outcome.correct:
+        lines.append(f"Reason: {outcome.message}")
+    if outcome.cases is not None:
+        lines += [f"- {f.case}: {f.reason}" for f in outcome.cases.failures]
+    lines += [f"Rule broken: {v.rule}: {v.detail}" for v in outcome.violations[:5]]
+    bad = [b for b in outcome.compile if not b.ok]
+    lines += [f"Build failed: {b.kernel} for {b.target}: {b.error}" for b in bad[:4]]
+    e = outcome.evidence
+    if e is not None and e.moved_bytes and e.ideal_bytes and outcome.correct:
+        lines.append(f"Bytes moved: {e.moved_bytes}, at least {e.ideal_bytes} needed; launches: {e.launches}")
+    if outcome.timing is not None:
+        t = outcome.timing
+        lines.append(f"Speedup over eager: {t.speedup:.3f} (95 % interval {t.low:.3f} to {t.high:.3f})")
+        lines += [f"- {c.case}: {c.candidate_us:.1f} us, eager {c.eager_us:.1f} us" for c in t.cases]
+    if outcome.verdict in _ADVICE:
+        lines.append(_ADVICE[outcome.verdict])
+    text = "\n".join(lines)
+    return text if len(text) <= limit else text[: limit - 4] + "\n..."

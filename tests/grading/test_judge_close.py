@@ -1,0 +1,237 @@
+"""Honest and dishonest answers for the judge of floating point, and for structure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from judge_helper import answer, canaries_fail, draw, make, rule, tf32
+
+from kbx_env.grading import judge
+from kbx_env.task import Case, Choice, Normal, T
+from kbx_env.truth import Close, Exact
+
+
+def matmul(a, b):
+    return a @ b
+
+
+def gelu(x):
+    return F.gelu(x)
+
+
+def total(x):
+    return x.sum()
+
+
+def halves(x):
+    return x / 3, x * 3
+
+
+def scale_(x, y):
+    x.mul_(y)
+    return x
+
+
+MATMUL = make(matmul, {"a": T("M K"), "b": T("K N")}, Close(), "2 * M * N * K")
+GELU16 = make(gelu, {"x": T("N M", "f16")}, Close(), "8 * numel(x)")
+GELU32 = make(gelu, {"x": T("N M")}, Close(), "8 * numel(x)")
+TOTAL = make(total, {"x": T("N")}, Close(), "numel(x)")
+HALVES = make(halves, {"x": T("N")}, Close())
+SCALE = make(scale_, {"x": T("N"), "y": T("N")}, Close(), writes={"x": "always"})
+BIG = Case({"M": 64, "K": 4096, "N": 48})
+
+
+def sequential(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    acc = torch.zeros(a.shape[0], b.shape[1])
+    for k in range(a.shape[1]):
+        acc += a[:, k, None] * b[k]
+    return acc
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_matmul_in_any_fair_order(dtype: str) -> None:
+    case = replace_case(BIG, dtypes={"a": dtype, "b": dtype})
+    args = draw(MATMUL, case, 1)
+    a, b = args["a"], args["b"]
+    order = torch.randperm(4096, generator=torch.Generator().manual_seed(0))
+    blocks = sum(x @ y for x, y in zip(a.split(32, 1), b.split(32, 0), strict=True))
+    one_by_one = sequential(a, b) if dtype == "f32" else (a[:, order] @ b[order])
+    for honest in (a @ b, a[:, order] @ b[order], blocks, one_by_one):
+        assert rule(MATMUL, case, args, honest).passed
+
+
+def replace_case(case: Case, **changes: object) -> Case:
+    fields = {k: getattr(case, k) for k in ("axes", "args", "draw", "draws", "dtypes", "layouts", "given", "out", "held")}
+    return Case(**(fields | changes))
+
+
+@pytest.mark.parametrize("k", [1, 7, 64, 1024, 4096])
+def test_downgraded_matmuls_fail(k: int) -> None:
+    case = Case({"M": 64, "K": k, "N": 48})
+    args = draw(MATMUL, case, k)
+    a, b = args["a"], args["b"]
+    assert rule(MATMUL, case, args, (a.double() @ b.double()).float()).passed
+    wrong = {
+        "tf32": tf32(a) @ tf32(b),
+        "bf16 operands": a.bfloat16().float() @ b.bfloat16().float(),
+        "bf16 result": (a @ b).bfloat16().float(),
+        "fp16 result": (a @ b).half().float(),
+        "one element": (a @ b).index_fill(0, torch.tensor([3]), 0.0),
+        "one product less": (a @ b) - a[:, :1] * b[:1],
+        "transposed": (a @ b).flip(0),
+        "nan": torch.full((64, 48), torch.nan),
+    }
+    for name, y in wrong.items():
+        assert not rule(MATMUL, case, args, y).passed, name
+    canaries_fail(MATMUL, case, args)
+
+
+def test_a_sum_that_cancels_may_be_added_in_any_order() -> None:
+    case = Case({"N": 1 << 16})
+    for seed in range(8):
+        args = draw(TOTAL, case, seed)
+        x = args["x"]
+        args["x"] = x = torch.cat([x[: 1 << 15], -x[: 1 << 15] + 1e-5])
+        perm = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(seed))
+        assert rule(TOTAL, case, args, x[perm].sum()).passed
+        assert rule(TOTAL, case, args, x[perm].view(64, -1).cumsum(1)[:, -1].sum()).passed
+        assert not rule(TOTAL, case, args, tf32(x).sum()).passed
+
+
+def test_elementwise_fp32_and_fp16() -> None:
+    case = Case({"N": 65, "M": 129})
+    args = draw(GELU16, case, 3)
+    x = args["x"]
+    assert rule(GELU16, case, args, F.gelu(x.float()).half()).passed
+    assert rule(GELU16, case, args, F.gelu(x.double()).half()).passed
+    for y in (F.gelu(x.float(), approximate="tanh") + 5e-3, F.silu(x.float()), F.relu(x.float())):
+        assert not rule(GELU16, case, args, y.half()).passed
+    canaries_fail(GELU16, case, args)
+    args = draw(GELU32, case, 3)
+    x = args["x"]
+    assert rule(GELU32, case, args, 0.5 * x * (1 + torch.erf(x * 0.70710678))).passed
+    for y in (F.gelu(x, approximate="tanh"), F.gelu(tf32(x)), F.gelu(x.half()).float(), F.gelu(x.bfloat16()).float()):
+        assert not rule(GELU32, case, args, y).passed
+
+
+def test_one_giant_does_not_excuse_the_rest() -> None:
+    case = Case({"N": 64, "M": 64}, draw=Choice(1e30, 1.0, 2.0, 3.0))
+    args = draw(GELU32, case, 5)
+    y = F.gelu(args["x"])
+    assert rule(GELU32, case, args, y).passed
+    assert not rule(GELU32, case, args, torch.where(y < 10, y + 1e-3, y)).passed
+
+
+def test_nan_and_infinity_must_be_where_the_truth_has_them() -> None:
+    case = Case({"N": 8, "M": 64}, draw=Choice(1.0, 2.0, float("inf"), float("nan"), -3.0))
+    args = draw(GELU32, case, 5)
+    y = F.gelu(args["x"].double()).float()  # torch's fp32 gelu of infinity is NaN; the truth decides
+    assert rule(GELU32, case, args, y).passed
+    assert not rule(GELU32, case, args, torch.nan_to_num(y, nan=0.0)).passed
+    assert not rule(GELU32, case, args, torch.where(torch.isinf(y), torch.nan, y)).passed
+
+
+def test_overflow_may_round_to_the_largest_number_or_infinity() -> None:
+    case = Case({"M": 4, "K": 4, "N": 4}, draw=Normal(1e20, 1.0))
+    args = draw(MATMUL, case, 1)
+    for fill, right in ((float("inf"), True), (torch.finfo(torch.float32).max, True), (-float("inf"), False), (1.0, False)):
+        assert rule(MATMUL, case, args, torch.full((4, 4), fill)).passed is right
+
+
+def test_empty_and_scalar() -> None:
+    case = Case({"N": 0, "M": 3})
+    args = draw(GELU32, case, 1)
+    assert rule(GELU32, case, args, torch.empty(0, 3)).passed
+    assert judge.is_trivial(GELU32, case, args)
+    assert rule(TOTAL, Case({"N": 0}), draw(TOTAL, Case({"N": 0}), 1), torch.tensor(0.0)).passed
+
+
+def test_structure() -> None:
+    case = Case({"N": 33})
+    args = draw(HALVES, case, 1)
+    x = args["x"]
+    good = answer(x / 3, x * 3, args=args)
+    table = {
+        "swapped": answer(x * 3, x / 3, args=args),
+        "dtype": answer((x / 3).double(), x * 3, args=args),
+        "shape": answer((x / 3)[None], x * 3, args=args),
+        "one tensor": answer(x / 3, args=args),
+        "three": answer(x / 3, x * 3, x, args=args),
+        "view of the input": replace(good, shares=("x", None)),
+        "mutated input": answer(x / 3, x * 3, args=args, x=x + 1),
+        "lost argument": replace(good, after={}),
+    }
+    assert judge.judge(HALVES, case, args, [good]).passed
+    for name, bad in table.items():
+        ruling = judge.judge(HALVES, case, args, [bad])
+        assert not ruling.passed and ruling.reason, name
+
+
+def test_written_tensors() -> None:
+    case = Case({"N": 33})
+    args = draw(SCALE, case, 1)
+    y = args["x"] * args["y"]
+    good = replace(answer(y, args=args, x=y), aliases=("x",), shares=("x",))
+    assert judge.judge(SCALE, case, args, [good]).passed
+    for bad in (
+        replace(good, aliases=(None,), shares=(None,)),
+        replace(good, after={**good.after, "x": args["x"]}),
+        replace(good, after={**good.after, "x": y + 1e-3}),
+        replace(good, after={**good.after, "y": y}),
+    ):
+        assert not judge.judge(SCALE, case, args, [bad]).passed
+    canaries_fail(SCALE, case, args)
+
+
+def test_out_must_be_returned() -> None:
+    def sine(x, *, out=None):
+        return torch.sin(x, out=out)
+
+    t = make(sine, {"x": T("N")}, Close())
+    case = Case({"N": 9}, out=True)
+    args = draw(t, case, 1)
+    fresh = answer(args["x"].sin(), args=args)
+    assert not judge.judge(t, case, args, [fresh]).passed
+    assert judge.judge(t, case, args, [replace(fresh, aliases=("out",), shares=("out",))]).passed
+    assert not judge.judge(t, Case({"N": 9}), args, [replace(fresh, shares=("x",))]).passed
+
+
+def test_exact_and_paper() -> None:
+    def rank(x):
+        return x.argsort()
+
+    t = make(rank, {"x": T("N")}, Exact())
+    case = Case({"N": 257})
+    args = draw(t, case, 1)
+    right = args["x"].argsort()
+    for grading in ("contract", "paper"):
+        assert rule(t, case, args, right, grading=grading).passed
+        for bad in (right + 1, right.flip(0), right.float(), right.int(), torch.zeros_like(right)):
+            assert not rule(t, case, args, bad, grading=grading).passed
+    gelu_case = Case({"N": 8, "M": 8})
+    args = draw(GELU16, gelu_case, 1)
+    y = F.gelu(args["x"])
+    assert rule(GELU16, gelu_case, args, y + 0.004, grading="paper").passed
+    assert not rule(GELU16, gelu_case, args, y + 0.02, grading="paper").passed
+
+
+def test_reasons_leak_no_values() -> None:
+    case = Case({"N": 1, "M": 3})
+    args = draw(GELU32, case, 1)
+    reason = rule(GELU32, case, args, torch.full((1, 3), 1e4)).reason
+    assert not any(f"{abs(float(v)):.3f}"[:5] in reason for v in args["x"].flatten())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 300), st.integers(0, 2**62), st.floats(1e-6, 1e6))
+def test_random_orders_pass(m: int, n: int, k: int, seed: int, scale: float) -> None:
+    case = Case({"M": m, "K": k, "N": n}, draw=Normal(0.0, scale))
+    args = draw(MATMUL, case, seed)
+    perm = torch.randperm(k, generator=torch.Generator().manual_seed(seed))
+    assert rule(MATMUL, case, args, args["a"][:, perm] @ args["b"][perm]).passed
+    assert rule(MATMUL, case, args, sequential(args["a"], args["b"])).passed
