@@ -1,0 +1,126 @@
+"""Measures the grader on one GPU: experts with speedups, A/A, baselines that must earn nothing, the zoo.
+
+    python benchmarks/measure_gpu.py OUT_FOLDER [--quick]
+
+Writes measurements.json with device, driver and versions. Figures quoted in docs/measurements come from here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import triton
+
+from kbx_env.baselines.policy import make_policy
+from kbx_env.catalog import expert_source, load_task, task_ids
+from kbx_env.grading import clock, floor, inputs
+from kbx_env.grading.calls import Talk
+from kbx_env.grading.grader import Grader
+
+ZOO = Path(__file__).resolve().parent.parent / "tests/zoo"
+
+
+def self_against_self(grader: Grader, task_id: str, case_index: int, repeats: int) -> list[dict]:
+    """The same kernel in two fresh runners, timed against each other: the ratio must be 1 within its interval."""
+    task = load_task(task_id)
+    case = task.timed[case_index]
+    rows = []
+    for repeat in range(repeats):
+        secret = b"aa-%d" % repeat
+        sides = []
+        for _ in range(2):
+            talk = Talk(grader.zygote(), task, "cuda", secret, "eval", 60)
+            talk.load((expert_source(task_id) or "").encode())
+            sides.append(clock.RunnerSide(talk, case))
+        slots = [inputs.draw(task, case, inputs.case_seed(secret, task.id, "time", case_index, k)) for k in range(clock.SLOTS)]
+        for side in sides:
+            side.prepare(slots)
+        paired = clock.pair(*sides)
+        for side in sides:
+            side.talk.runner.close()
+        rows.append({
+            "task": task_id, "case": case.label(), "us": paired.a_us, "ratio": math.exp(paired.log_ratio),
+            "low": math.exp(paired.low), "high": math.exp(paired.high), "pairs": paired.pairs,
+            "holds": paired.low <= 0 <= paired.high,
+        })  # fmt: skip
+    return rows
+
+
+def graded(grader: Grader, label: str, task_id: str, source: str | None, **options: object) -> dict:
+    """One grading as a row; prints it."""
+    start = time.perf_counter()
+    try:
+        row = grader.grade(task_id, source or "", backend="cuda", **options).to_dict()  # type: ignore[arg-type]
+    except Exception:
+        row = {"verdict": "exception", "correct": False, "message": traceback.format_exc()[-1500:], "timing": None}
+    row |= {"label": label, "task": task_id, "wall_seconds": round(time.perf_counter() - start, 3)}
+    t = row["timing"]
+    shown = f"{t['speedup']:.3f} [{t['low']:.3f}, {t['high']:.3f}]" if t else "-"
+    print(f"{label:28} {task_id:34} {row['verdict']:13} {row['wall_seconds']:6.2f} s {shown} {str(row['message'])[:200]}", flush=True)
+    return row
+
+
+def main() -> None:
+    """Run everything, write after every part so that an interrupted run keeps what it has."""
+    p = argparse.ArgumentParser()
+    p.add_argument("out", type=Path)
+    p.add_argument("--quick", action="store_true")
+    p.add_argument("--parts", default="experts,aa,baselines,zoo")
+    a = p.parse_args()
+    a.out.mkdir(parents=True, exist_ok=True)
+    peaks = floor.measured_peaks("cuda")
+    result: dict = {
+        "device": torch.cuda.get_device_name(0), "torch": torch.__version__, "triton": triton.__version__,
+        "python": sys.version.split()[0], "date": time.strftime("%Y-%m-%d"), "cuda": torch.version.cuda,
+        "copy_bytes_per_second": peaks.bandwidth, "fp16_flops_per_second": peaks.matmul,
+    }  # fmt: skip
+    print(result, flush=True)
+    with Grader() as grader:
+
+        def part(name: str, rows: list) -> None:
+            result[name] = rows
+            (a.out / "measurements.json").write_text(json.dumps(result, indent=1))
+
+        parts = a.parts.split(",")
+        if "experts" in parts:
+            rows = []
+            for t in task_ids():
+                rows.append(graded(grader, "expert", t, expert_source(t), targets=("sm_90",), timing=not a.quick))
+                part("experts", rows)
+        if "baselines" in parts:
+            rows = []
+            for name in ("eager", "zeros"):
+                policy = make_policy(name)
+                for t in task_ids():
+                    rows.append(graded(grader, name, t, policy.act({"task": t}), targets=(), timing=False))
+            part("baselines", rows)
+        if "zoo" in parts:
+            rows = []
+            for kind in ("exploits", "honest"):
+                for path in sorted((ZOO / kind).glob("*.py")):
+                    task_id = path.read_text().splitlines()[0].removeprefix("# task:").strip()
+                    rows.append(graded(grader, f"{kind}/{path.stem}", task_id, path.read_text(), targets=(), timing=False, wall=10.0))
+            part("zoo", rows)
+        if "aa" in parts:
+            rows = []
+            for task_id, case in (("activation/gelu_fp16", 0), ("activation/gelu_fp16", 2), ("math/softmax", 1),
+                                  ("matrixmultiply/matmul_bf16", 1)):  # fmt: skip
+                try:
+                    rows += self_against_self(grader, task_id, case, 2 if a.quick else 5)
+                except Exception:
+                    rows.append({"task": task_id, "error": traceback.format_exc()[-1500:]})
+                print(rows[-1], flush=True)
+                part("aa", rows)
+
+
+if __name__ == "__main__":
+    main()
