@@ -66,7 +66,8 @@ def test_matmul_in_any_fair_order(dtype: str) -> None:
 
 
 def replace_case(case: Case, **changes: object) -> Case:
-    fields = {k: getattr(case, k) for k in ("axes", "args", "draw", "draws", "dtypes", "layouts", "given", "out", "held")}
+    names = ("axes", "args", "draw", "draws", "dtypes", "layouts", "given", "out", "held")
+    fields = {k: getattr(case, k) for k in names}
     return Case(**(fields | changes))
 
 
@@ -139,7 +140,8 @@ def test_nan_and_infinity_must_be_where_the_truth_has_them() -> None:
 def test_overflow_may_round_to_the_largest_number_or_infinity() -> None:
     case = Case({"M": 4, "K": 4, "N": 4}, draw=Normal(1e20, 1.0))
     args = draw(MATMUL, case, 1)
-    for fill, right in ((float("inf"), True), (torch.finfo(torch.float32).max, True), (-float("inf"), False), (1.0, False)):
+    table = ((float("inf"), True), (torch.finfo(torch.float32).max, True), (-float("inf"), False), (1.0, False))
+    for fill, right in table:
         assert rule(MATMUL, case, args, torch.full((4, 4), fill)).passed is right
 
 

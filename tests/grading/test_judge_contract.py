@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from judge_helper import answer, canaries_fail, draw, make, rule, tf32
+from kbx_env.tasks import _schemes
 
 from kbx_env.grading import judge
 from kbx_env.task import Case, Constant, Normal, Outlier, Paper, T
-from kbx_env.tasks import _schemes
 from kbx_env.truth import Contract, Invariant
 
 
@@ -110,7 +110,8 @@ def test_svd(shape: tuple[int, int], full: bool) -> None:
         "nan": (u * torch.nan, s, vh),
     }
     if k > 1:
-        wrong["unsorted"] = (u2[..., :k].flip(-1), s.flip(-1), vh2[..., :k, :].flip(-2)) if not full else (u, s.flip(-1), vh)
+        turned = (u2[..., :k].flip(-1), s.flip(-1), vh2[..., :k, :].flip(-2))
+        wrong["unsorted"] = (u, s.flip(-1), vh) if full else turned
         wrong["swapped"] = (vh.mT, s, u.mT)
     if full and shape[0] > k:
         null = u.clone()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from judge_helper import answer, canaries_fail, draw, make
+from kbx_env.tasks import _seams
 
 from kbx_env.grading import judge
 from kbx_env.grading.judge import statistical
 from kbx_env.task import Case, GeneratorArg, Normal, T
-from kbx_env.tasks import _seams
 from kbx_env.truth import Dropout, Sample
 
 
@@ -38,7 +38,9 @@ def bits(seed: int, p: float, shape: tuple[int, ...] = (200, 257)) -> torch.Tens
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) >= p
 
 
-def ruling(t: Any, p: float, make_mask: Callable[[int], torch.Tensor], value: Callable[..., Any] | None = None, **options: Any) -> Any:
+def ruling(
+    t: Any, p: float, make_mask: Callable[[int], torch.Tensor], value: Callable[..., Any] | None = None, **options: Any
+) -> Any:
     case = Case(SHAPE, {"p": p})
     args = draw(t, case, 1)
     x = args["x"]
@@ -128,7 +130,8 @@ def sample_ruling(outs: list[torch.Tensor], *, generator: bool = True) -> Any:
     case = Case({}, {"size": tuple(outs[0].shape)} | ({"generator": GeneratorArg()} if generator else {}))
     args = draw(RAND, case, 1)
     assert judge.calls_needed(RAND, case) == (3 if generator else 2)
-    return judge.judge(RAND, case, args, [answer(o, args=args) for o in outs], generator_seeds=[5, 5, 6] if generator else [])
+    seeds = [5, 5, 6] if generator else []
+    return judge.judge(RAND, case, args, [answer(o, args=args) for o in outs], generator_seeds=seeds)
 
 
 def plain(g: torch.Generator, n: int) -> torch.Tensor:
