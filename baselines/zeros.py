@@ -24,7 +24,8 @@ def _zero(y, n, BLOCK: tl.constexpr):
 def {entry}(*args, **kwargs):
     like = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
     shape = like.shape if like is not None else args[0]
-    y = torch.empty(shape, dtype=torch.float32 if like is None else like.dtype)
+    dtype, device = (torch.float32, kwargs.get("device")) if like is None else (like.dtype, like.device)
+    y = torch.empty(shape, dtype=dtype, device=device)
     if y.numel():
         _zero[(triton.cdiv(y.numel(), 1024),)](y, y.numel(), BLOCK=1024)
     return y

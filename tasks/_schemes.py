@@ -10,9 +10,10 @@ ROUNDING: ContextVar[tuple[str, ...]] = ContextVar("rounding", default=())
 """Which of two honest fp32 formulas each call of ``int8_symmetric`` uses, in order; default ``divide``."""
 _USED: ContextVar[int] = ContextVar("used", default=0)
 
-FORMULAS = ("divide", "multiply")
+FORMULAS = ("divide", "multiply", "down", "up")
 """``divide``: round(x / (max / 127)); ``multiply``: round(x * (127 / max)). They differ by one quantum for
-90 of 104,857,600 normal draws; both are what the contract says, so both are right."""
+90 of 104,857,600 normal draws; both are what the contract says, so both are right. ``down`` and ``up``: as divide,
+but quotients within 4 ulps of a half go down or up, as the GPU's division (2 ulps off) may send them."""
 
 
 def set_rounding(formulas: tuple[str, ...]) -> None:
@@ -32,8 +33,12 @@ def int8_symmetric(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tenso
     x32 = x.to(torch.float32)
     peak = x32.abs().amax(dim=dim, keepdim=True) if x.numel() else x32.sum(dim=dim, keepdim=True)
     scale = torch.where(peak == 0, torch.ones_like(peak), peak / 127)
-    if formula == "divide":
-        q = torch.round(x32 / scale)
-    else:
+    quotient = x32 / scale
+    q = torch.round(quotient)
+    if formula == "multiply":
         q = torch.round(x32 * torch.where(peak == 0, torch.ones_like(peak), 127 / peak))
+    elif formula in ("down", "up"):
+        floor = torch.floor(quotient)
+        near = (quotient - floor - 0.5).abs() <= 4 * torch.finfo(torch.float32).eps * quotient.abs()
+        q = torch.where(near, floor if formula == "down" else floor + 1, q)
     return q.clamp(-127, 127).to(x.dtype), scale.to(x.dtype)

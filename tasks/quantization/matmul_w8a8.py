@@ -36,8 +36,9 @@ def matmul_w8a8(input, weight):
     q = round(x / scale) to int8, half to even, in fp32. The int8 product accumulates exactly in int32 (tl.dot on int8);
     y[m, n] = acc[m, n] * scale_input[m] * scale_weight[n] in fp32.
 
-    round(x * (127 / max|x|)) is accepted for the same q: the two differ by one step in about one of a million
-    draws. A float product fails, and so does a product that is more exact than the scheme. Any strides; M may be 0.
+    Quotients within 4 units in the last place of a half may round either way, so that the fast division of the GPU and
+    a product with 127 / max are accepted too. A float product fails, and so does a product more exact than the scheme.
+    Any strides; M may be 0.
     """
     (qa, sa), (qb, sb) = int8_symmetric(input, dim=1), int8_symmetric(weight, dim=0)
     return (qa @ qb) * sa * sb
