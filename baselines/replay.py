@@ -58,7 +58,9 @@ class Replay:
     def __init__(self, path: str) -> None:
         file = Path(path)
         if not file.is_file():
-            raise UsageError(f"replay file {path!r} does not exist; expected JSON lines with task (or file) and predict")
+            raise UsageError(
+                f"replay file {path!r} does not exist; expected JSON lines with task (or file) and predict"
+            )
         self.warnings: list[str] = []
         self.sources: dict[str, list[str]] = {}
         for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):

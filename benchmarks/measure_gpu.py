@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import triton
-
 from kbx_env.baselines.policy import make_policy
+
 from kbx_env.catalog import expert_source, load_task, task_ids
 from kbx_env.grading import clock, floor, inputs
 from kbx_env.grading.calls import Talk
@@ -41,7 +41,10 @@ def self_against_self(grader: Grader, task_id: str, case_index: int, repeats: in
             talk = Talk(grader.zygote(), task, "cuda", secret, "eval", 60)
             talk.load((expert_source(task_id) or "").encode())
             sides.append(clock.RunnerSide(talk, case))
-        slots = [inputs.draw(task, case, inputs.case_seed(secret, task.id, "time", case_index, k)) for k in range(clock.SLOTS)]
+        slots = [
+            inputs.draw(task, case, inputs.case_seed(secret, task.id, "time", case_index, k))
+            for k in range(clock.SLOTS)
+        ]
         for side in sides:
             side.prepare(slots)
         paired = clock.pair(*sides)
@@ -65,7 +68,10 @@ def graded(grader: Grader, label: str, task_id: str, source: str | None, **optio
     row |= {"label": label, "task": task_id, "wall_seconds": round(time.perf_counter() - start, 3)}
     t = row["timing"]
     shown = f"{t['speedup']:.3f} [{t['low']:.3f}, {t['high']:.3f}]" if t else "-"
-    print(f"{label:28} {task_id:34} {row['verdict']:13} {row['wall_seconds']:6.2f} s {shown} {str(row['message'])[:200]}", flush=True)
+    print(
+        f"{label:28} {task_id:34} {row['verdict']:13} {row['wall_seconds']:6.2f} s {shown} {str(row['message'])[:200]}",
+        flush=True,
+    )
     return row
 
 
@@ -108,7 +114,17 @@ def main() -> None:
             for kind in ("exploits", "honest"):
                 for path in sorted((ZOO / kind).glob("*.py")):
                     task_id = path.read_text().splitlines()[0].removeprefix("# task:").strip()
-                    rows.append(graded(grader, f"{kind}/{path.stem}", task_id, path.read_text(), targets=(), timing=False, wall=10.0))
+                    rows.append(
+                        graded(
+                            grader,
+                            f"{kind}/{path.stem}",
+                            task_id,
+                            path.read_text(),
+                            targets=(),
+                            timing=False,
+                            wall=10.0,
+                        )
+                    )
             part("zoo", rows)
         if "aa" in parts:
             rows = []

@@ -34,7 +34,9 @@ _NOT_COMPILED = (Verdict.MALFORMED, Verdict.COMPILE_ERROR)
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(prog="report.py", description="Grade policies and write a report.")
-    p.add_argument("--policy", action="append", required=True, help="expert, eager, zeros, replay:FILE, python:module:attr")
+    p.add_argument(
+        "--policy", action="append", required=True, help="expert, eager, zeros, replay:FILE, python:module:attr"
+    )
     p.add_argument("--backend", default="auto", help="cpu, cuda or auto")
     p.add_argument("--split", default="eval", help="train, eval or all")
     p.add_argument("--tasks", default="*", help="glob over task ids, comma-separated")
@@ -76,16 +78,29 @@ def _no_answer(task: Task, backend: str, grading: str) -> Outcome:
 class Run:
     """Grades one policy over tasks; every outcome goes to the store at once."""
 
-    def __init__(self, store: Store, grade: GradeFunction, settings: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+    def __init__(
+        self, store: Store, grade: GradeFunction, settings: Mapping[str, Any], environment: Mapping[str, Any]
+    ) -> None:
         self.store, self.grade, self.settings, self.environment = store, grade, dict(settings), dict(environment)
 
     def one(self, spec: str, policy: Any, task: Task) -> Outcome:
         """The stored outcome, or a new one."""
         from kbx_env.prompt import instruction
 
-        observation = {"task": task.id, "prompt": instruction(task, self.settings["backend"]), "feedback": "", "turn": 0}
+        observation = {
+            "task": task.id,
+            "prompt": instruction(task, self.settings["backend"]),
+            "feedback": "",
+            "turn": 0,
+        }
         source = policy.act(observation)
-        request = {"policy": spec, "task": task.id, "fingerprint": task.fingerprint, **self.settings, **self.environment}
+        request = {
+            "policy": spec,
+            "task": task.id,
+            "fingerprint": task.fingerprint,
+            **self.settings,
+            **self.environment,
+        }
         data = None if source is None else source.encode("utf-8", "surrogatepass")
         key = request_key(request, data)
         outcome = self.store.get(key)
@@ -99,7 +114,9 @@ class Run:
         return outcome
 
 
-def report_of(spec: str, tasks: Sequence[Task], outcomes: Mapping[str, Outcome], manifest: Mapping[str, Any]) -> dict[str, Any]:
+def report_of(
+    spec: str, tasks: Sequence[Task], outcomes: Mapping[str, Outcome], manifest: Mapping[str, Any]
+) -> dict[str, Any]:
     """The JSON report of one policy."""
     from kbx_env.rewards.compose import load_preset
 
@@ -120,8 +137,9 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     """Grade and write; returns the folder."""
     from kbx_env.baselines.policy import make_policy
     from kbx_env.eval import pages
-    from kbx_env.grading.grader import GRADINGS, TARGETS, Grader, resolve_backend
+
     from kbx_env.errors import UnknownName
+    from kbx_env.grading.grader import GRADINGS, TARGETS, Grader, resolve_backend
 
     tasks = load_tasks(split=a.split, pattern=a.tasks)
     backend = resolve_backend(a.backend)
@@ -139,7 +157,9 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     if a.overwrite and database.is_file():
         shutil.rmtree(out)
     if database.exists() and not a.resume:
-        raise UsageError(f"{out} holds a report already; use --resume to go on, --overwrite to start anew, or another --out")
+        raise UsageError(
+            f"{out} holds a report already; use --resume to go on, --overwrite to start anew, or another --out"
+        )
     out.mkdir(parents=True, exist_ok=True)
     import torch
     import triton

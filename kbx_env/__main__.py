@@ -115,7 +115,9 @@ def _doctor(a: argparse.Namespace) -> int:
         print(json.dumps(rows))
     else:
         for r in rows:
-            print(f"{'ok ' if r['ok'] else 'NO '} {r['name']:24} {r['found']}{'  -> ' + r['remedy'] if r['remedy'] else ''}")
+            print(
+                f"{'ok ' if r['ok'] else 'NO '} {r['name']:24} {r['found']}{'  -> ' + r['remedy'] if r['remedy'] else ''}"
+            )
     return 0 if next(r for r in rows if r["name"] == "cpu backend")["ok"] else 1
 
 

@@ -37,7 +37,11 @@ def examine() -> list[dict[str, Any]]:
         add("AMD target", (root / "amd").is_dir(), "gfx942", "this triton has no AMD backend: leave gfx942 out")
     except ImportError as e:
         add("triton", False, str(e), "pip install 'triton>=3.6,<3.8'")
-    add("cpu backend", all(r["ok"] for r in rows if r["name"] in ("system", "torch", "triton")), "executes compiled TTIR")
+    add(
+        "cpu backend",
+        all(r["ok"] for r in rows if r["name"] in ("system", "torch", "triton")),
+        "executes compiled TTIR",
+    )
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     add("memory", pages >= 4, f"{pages:.0f} GiB", "at least 4 GiB")
     add("cores", True, str(os.cpu_count()))

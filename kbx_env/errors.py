@@ -22,7 +22,9 @@ class UnknownName(UsageError):
         close = difflib.get_close_matches(str(got), names, n=3, cutoff=0.4)
         tail = {n.rsplit("/", 1)[-1]: n for n in names}
         close += [tail[m] for m in difflib.get_close_matches(str(got).rsplit("/", 1)[-1], tail, n=2, cutoff=0.5)]
-        shown = list(dict.fromkeys(close)) or names[:20]
+        # A short list is shown whole; of a long one the nearest names help more.
+        close = list(dict.fromkeys(close)) if len(names) > 8 else []
+        shown = close or names[:20]
         hint = "did you mean" if close else "accepted"
         more = "" if close or len(names) <= 20 else f" and {len(names) - 20} more"
         super().__init__(f"unknown {kind} {got!r}; {hint}: {', '.join(shown)}{more}{'. ' + remedy if remedy else ''}")

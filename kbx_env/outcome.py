@@ -215,4 +215,5 @@ def _evidence(d: Mapping[str, Any] | None) -> Evidence | None:
     if not d:
         return None
     lists = ("denied_ops", "dots", "findings")
-    return Evidence(**{k: tuple(v) if k in lists else v for k, v in d.items()})
+    fields: dict[str, Any] = {k: tuple(v) if k in lists else v for k, v in d.items()}
+    return Evidence(**fields)

@@ -45,7 +45,9 @@ class Store:
             row = self._db.execute("SELECT outcome, infra FROM gradings WHERE key = ?", (key,)).fetchone()
         return Outcome.from_dict(json.loads(row[0])) if row and not row[1] else None
 
-    def put(self, key: str, policy: str, sample: int, request: Mapping[str, Any], source: bytes | None, outcome: Outcome) -> None:
+    def put(
+        self, key: str, policy: str, sample: int, request: Mapping[str, Any], source: bytes | None, outcome: Outcome
+    ) -> None:
         """Keep an outcome; replaces an earlier infrastructure fault under the same key."""
         infra = int(outcome.fault is Fault.INFRA)
         text = json.dumps(dict(request), sort_keys=True, default=str)

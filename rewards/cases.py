@@ -1,7 +1,8 @@
 """Reward term: the share of correctness cases passed."""
 
-from kbx_env.outcome import Outcome, Verdict
 from kbx_env.rewards._term import term
+
+from kbx_env.outcome import Outcome, Verdict
 
 
 @term(0.0, 1.0)

@@ -1,7 +1,8 @@
 """Reward term: the kernels compile."""
 
-from kbx_env.outcome import Outcome, Verdict
 from kbx_env.rewards._term import term
+
+from kbx_env.outcome import Outcome, Verdict
 
 _NOT = (Verdict.MALFORMED, Verdict.REJECTED, Verdict.COMPILE_ERROR)
 

@@ -7,9 +7,10 @@ import pathlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kbx_env.rewards._term import Term
+
 from kbx_env.errors import UnknownName
 from kbx_env.outcome import Fault, Outcome
-from kbx_env.rewards._term import Term
 
 _HERE = pathlib.Path(__file__).parent
 

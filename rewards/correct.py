@@ -1,7 +1,8 @@
 """Reward term: everything is right and honest."""
 
-from kbx_env.outcome import Outcome
 from kbx_env.rewards._term import term
+
+from kbx_env.outcome import Outcome
 
 
 @term(0.0, 1.0)

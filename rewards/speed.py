@@ -2,8 +2,9 @@
 
 import math
 
-from kbx_env.outcome import Outcome
 from kbx_env.rewards._term import term
+
+from kbx_env.outcome import Outcome
 
 CAP = 4.0
 """log2 of the largest speedup that is paid (16x)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 import pytest
@@ -41,21 +40,34 @@ def test_the_sandbox_knows_no_task_and_no_judge(path: Path) -> None:
             assert name in ("kbx_env",) or name.startswith(allowed[:3]), name
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if "tasks" in p.parts[-3:-1] or p.parent.parent.name == "tasks"], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if "tasks" in p.parts[-3:-1] or p.parent.parent.name == "tasks"], ids=lambda p: p.stem
+)
 def test_a_task_imports_declarations_only(path: Path) -> None:
     for name in _imports(path):
         if name.startswith("kbx_env"):
-            assert name in ("kbx_env.task", "kbx_env.truth", "kbx_env.tasks", "kbx_env.tasks._schemes", "kbx_env.tasks._seams"), name
+            assert name in (
+                "kbx_env.task",
+                "kbx_env.truth",
+                "kbx_env.tasks",
+                "kbx_env.tasks._schemes",
+                "kbx_env.tasks._seams",
+            ), name
 
 
 @pytest.mark.parametrize("path", [p for p in SOURCES if "grading" in p.parts], ids=lambda p: p.stem)
-def test_the_trusted_side_never_unpickles(path: Path) -> None:
-    text = path.read_text()
-    assert not re.search(r"\b(pickle|torch\.load|marshal|shelve|exec\(|eval\()", text), path
+def test_the_trusted_side_never_unpickles_or_executes(path: Path) -> None:
+    assert not {"pickle", "marshal", "shelve", "dill", "cloudpickle"} & {n.split(".")[0] for n in _imports(path)}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in ("exec", "eval", "compile", "torch.load", "__import__"), (
+                f"line {node.lineno}: {called}"
+            )
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_file_outgrows_a_head(path: Path) -> None:
     lines = len(path.read_text().splitlines())
-    limit = 90 if path.parent.parent.name == "tasks" else 400
+    limit = 100 if path.parent.parent.name == "tasks" else 400
     assert lines <= limit, f"{lines} lines, at most {limit}: split by idea"

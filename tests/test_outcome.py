@@ -6,7 +6,19 @@ import json
 
 import pytest
 
-from kbx_env.outcome import Build, CaseFailure, Cases, CaseTime, Evidence, Fault, Outcome, Stage, Timing, Verdict, Violation
+from kbx_env.outcome import (
+    Build,
+    CaseFailure,
+    Cases,
+    CaseTime,
+    Evidence,
+    Fault,
+    Outcome,
+    Stage,
+    Timing,
+    Verdict,
+    Violation,
+)
 
 TIMING = Timing(2.0, 1.9, 2.1, None, (CaseTime("N=4", 10.0, 5.0, 2.0, 1.9, 2.1, 40),), "H200")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kbx_env.rewards.compose import load_preset
 
 from kbx_env.outcome import Fault, Verdict
-from kbx_env.rewards.compose import load_preset
 
 ZOO = Path(__file__).parent / "zoo"
 EXPLOITS = sorted((ZOO / "exploits").glob("*.py"))
@@ -19,9 +19,7 @@ def _task(path: Path) -> str:
 
 
 def _check(grader, path: Path, backend: str, paid: bool) -> None:
-    outcome = grader.grade(
-        _task(path), path.read_bytes(), backend=backend, targets=("sm_90",), timing=False, wall=6.0
-    )
+    outcome = grader.grade(_task(path), path.read_bytes(), backend=backend, targets=("sm_90",), timing=False, wall=6.0)
     assert outcome.fault is not Fault.INFRA, outcome.message
     if paid:
         assert outcome.correct, (outcome.message, outcome.violations)

@@ -109,8 +109,15 @@ class RunnerSide:
         reply, _ = self.talk.ask({"op": "time", "do": "measure", "order": list(order), "flush": flush})
         wall_us = (time.perf_counter() - start) * 1e6
         us = [float(u) for u in reply["us"]]
-        if len(us) != (len(order) if flush else 1) or min(us) <= 0 or not all(map(math.isfinite, us)) or sum(us) > wall_us:
-            raise Stopped(Verdict.REJECTED, "impossible times", [Violation("clock", "times that do not fit the wall clock")])
+        if (
+            len(us) != (len(order) if flush else 1)
+            or min(us) <= 0
+            or not all(map(math.isfinite, us))
+            or sum(us) > wall_us
+        ):
+            raise Stopped(
+                Verdict.REJECTED, "impossible times", [Violation("clock", "times that do not fit the wall clock")]
+            )
         return us
 
     def audit(self, claimed_us: float) -> None:

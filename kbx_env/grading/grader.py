@@ -174,7 +174,14 @@ class _Grading:
     """The stages for one submission."""
 
     def __init__(
-        self, grader: Grader, record: _Record, targets: Sequence[str], split: str, secret: bytes, timing: bool, wall: float
+        self,
+        grader: Grader,
+        record: _Record,
+        targets: Sequence[str],
+        split: str,
+        secret: bytes,
+        timing: bool,
+        wall: float,
     ) -> None:
         self.grader, self.record, self.targets = grader, record, list(targets)
         self.split, self.secret, self.timing, self.wall = split, secret, timing, wall
@@ -246,7 +253,9 @@ class _Grading:
             return self.record.end(Verdict.REJECTED, Stage.EVIDENCE, self.record.violations[0].detail)
         failed = [b for b in self.record.builds if not b.ok and b.target == "sm_90" and b.shared is None]
         if failed and self.record.backend == "cpu":
-            return self.record.end(Verdict.COMPILE_ERROR, Stage.COMPILE, f"{failed[0].kernel} for sm_90: {failed[0].error}")
+            return self.record.end(
+                Verdict.COMPILE_ERROR, Stage.COMPILE, f"{failed[0].kernel} for sm_90: {failed[0].error}"
+            )
         if self.record.backend == "cuda" and self.timing:
             with self.timed(Stage.TIME):
                 from kbx_env.grading import clock
@@ -284,7 +293,9 @@ class _Grading:
                 break
         return found
 
-    def _evidence(self, talk: Talk, ablation: bool | None, ideal: int | None = None, moved: int | None = None) -> Evidence:
+    def _evidence(
+        self, talk: Talk, ablation: bool | None, ideal: int | None = None, moved: int | None = None
+    ) -> Evidence:
         return Evidence(
             launches=talk.launches, ablation=ablation, denied_ops=tuple(sorted({d for _, d in talk.denied})),
             moved_bytes=moved if self.record.backend == "cpu" else None, ideal_bytes=ideal, dots=tuple(sorted(talk.dots)),

@@ -70,8 +70,10 @@ def screen(task: Task, source: str | bytes) -> Screened:
     if control:
         line = text[: control.start()].count("\n") + 1
         return _bad(f"line {line}: control character")
-    if text.startswith("\ufeff") or tokenize.detect_encoding(io.BytesIO(data).readline)[0] != "utf-8" or any(
-        re.match(r"^[ \t]*#.*?coding[:=][ \t]*([-\w.]+)", line) for line in text.splitlines()[:2]
+    if (
+        text.startswith("\ufeff")
+        or tokenize.detect_encoding(io.BytesIO(data).readline)[0] != "utf-8"
+        or any(re.match(r"^[ \t]*#.*?coding[:=][ \t]*([-\w.]+)", line) for line in text.splitlines()[:2])
     ):
         return _bad("line 1: no byte-order mark and no coding cookie, please: the source is read as UTF-8")
     try:
@@ -110,7 +112,10 @@ def _entry(task: Task, tree: ast.Module) -> str | None:
         names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
         return f"no function named {task.entry!r} at the top level (found: {', '.join(names) or 'none'})"
     if defined.decorator_list and any(_dotted(d).startswith("triton") for d in defined.decorator_list):
-        return f"line {defined.lineno}: {task.entry!r} is a Triton kernel; the entry is the host function that launches it"
+        return (
+            f"line {defined.lineno}: {task.entry!r} is a Triton kernel; the entry is the host function that launches it"
+        )
+    where, wanted = f"line {defined.lineno}: {task.entry}", f"{task.entry}{task.signature}"
     a = defined.args
     if a.vararg and a.kwarg:
         return None
@@ -120,14 +125,18 @@ def _entry(task: Task, tree: ast.Module) -> str | None:
         keyword = p.kind is inspect.Parameter.KEYWORD_ONLY
         if name in every or (a.kwarg and (keyword or not a.vararg)):
             continue
-        return f"line {defined.lineno}: {task.entry} lacks the parameter {name!r}; signature: {task.entry}{task.signature}"
+        return f"{where} lacks the parameter {name!r}; signature: {wanted}"
     order = [n for n, p in task.signature.parameters.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-    if not a.vararg and have[: len(order)] != order and not set(order) <= {p.arg for p in a.kwonlyargs} | set(have[len(have):]):
+    if (
+        not a.vararg
+        and have[: len(order)] != order
+        and not set(order) <= {p.arg for p in a.kwonlyargs} | set(have[len(have) :])
+    ):
         if [h for h in have if h in order] != order:
-            return f"line {defined.lineno}: {task.entry} has its parameters in another order; signature: {task.entry}{task.signature}"
+            return f"{where} has its parameters in another order; signature: {wanted}"
     extra = [n for n in have[: len(have) - len(a.defaults)] if n not in task.signature.parameters]
     if extra:
-        return f"line {defined.lineno}: {task.entry} demands an unknown parameter {extra[0]!r}; signature: {task.entry}{task.signature}"
+        return f"{where} demands an unknown parameter {extra[0]!r}; signature: {wanted}"
     return None
 
 
@@ -150,7 +159,11 @@ def _violations(tree: ast.Module) -> list[Violation]:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name not in MODULES:
-                    add("forbidden_import", node, f"import {alias.name} (allowed: torch, triton, math, random, typing, ...)")
+                    add(
+                        "forbidden_import",
+                        node,
+                        f"import {alias.name} (allowed: torch, triton, math, random, typing, ...)",
+                    )
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             inside = module.startswith("triton.language")

@@ -130,7 +130,9 @@ def _guards(device: str, log: Log) -> list[Any]:
         lib.impl("randint", lambda high, size, **k: randint(0, high, size, None, k))
         lib.impl("randint.generator", lambda high, size, *, generator, **k: randint(0, high, size, generator, k))
         lib.impl("randint.low", lambda low, high, size, **k: randint(low, high, size, None, k))
-        lib.impl("randint.low_generator", lambda low, high, size, *, generator, **k: randint(low, high, size, generator, k))
+        lib.impl(
+            "randint.low_generator", lambda low, high, size, *, generator, **k: randint(low, high, size, generator, k)
+        )
         handles.append(lib)
     for key in ["AutogradCPU", "AutogradCUDA"] if device == "cuda" else ["AutogradCPU"]:
         lib = torch.library.Library("aten", "IMPL", key)

@@ -280,7 +280,9 @@ def dot_kinds(ttir: str) -> frozenset[str]:
     """Kinds of ``tt.dot`` in a TTIR text, as ``i8*i8->i32``."""
     import re
 
-    pattern = r"tt\.dot .*?: tensor<[\dx]*x([a-z]\w*)[^>]*> \* tensor<[\dx]*x([a-z]\w*)[^>]*> -> tensor<[\dx]*x([a-z]\w*)"
+    pattern = (
+        r"tt\.dot .*?: tensor<[\dx]*x([a-z]\w*)[^>]*> \* tensor<[\dx]*x([a-z]\w*)[^>]*> -> tensor<[\dx]*x([a-z]\w*)"
+    )
     return frozenset(f"{a}*{b}->{c}" for a, b, c in re.findall(pattern, ttir))
 
 
@@ -289,7 +291,11 @@ def _build(name: str, compiled: _Compiled, target: str) -> dict[str, Any]:
     start = time.perf_counter()
     try:
         gpu = TARGETS[target]
-        options = {k: v for k, v in compiled.launch_options.items() if k in ("num_warps", "num_stages") or gpu.backend == "cuda"}
+        options = {
+            k: v
+            for k, v in compiled.launch_options.items()
+            if k in ("num_warps", "num_stages") or gpu.backend == "cuda"
+        }
         attrs = compiled.attrs
         source = ASTSource(compiled.fn, compiled.signature, compiled.constexprs, attrs)
         options = make_backend(gpu).parse_options(options).__dict__

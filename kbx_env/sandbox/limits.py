@@ -70,7 +70,9 @@ def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
             path, mode, flags = (*args, None, 0)[:3]
-            if not (isinstance(flags, int) and flags & writing) and not (isinstance(mode, str) and set(mode) & set("wax+")):
+            if not (isinstance(flags, int) and flags & writing) and not (
+                isinstance(mode, str) and set(mode) & set("wax+")
+            ):
                 return
             if not armed() or from_triton():
                 return

@@ -122,9 +122,7 @@ class Runner:
             self.stopwatch = Stopwatch(self.device)
         self.interceptor.mode = "time"
         if header["do"] == "prepare":
-            slots = [
-                {name: self._argument(d, blobs) for name, d in slot.items()} for slot in header["slots"]
-            ]
+            slots = [{name: self._argument(d, blobs) for name, d in slot.items()} for slot in header["slots"]]
             entry = self.module[header["entry"]]
             names = header["positional"]
 
@@ -171,10 +169,17 @@ def _claim(value: Any, tensors: Mapping[str, torch.Tensor], out: list[bytes]) ->
         return {"k": "other", "type": type(value).__name__}
     alias = shares = None
     for name, t in tensors.items():
-        same_storage = t.numel() > 0 and value.numel() > 0 and t.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+        same_storage = (
+            t.numel() > 0 and value.numel() > 0 and t.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+        )
         if same_storage:
             shares = shares or name
-        if value is t or (same_storage and value.data_ptr() == t.data_ptr() and value.shape == t.shape and value.stride() == t.stride()):
+        if value is t or (
+            same_storage
+            and value.data_ptr() == t.data_ptr()
+            and value.shape == t.shape
+            and value.stride() == t.stride()
+        ):
             alias = alias or name
     host = value.detach()
     if host.device.type not in ("cpu", "cuda") or host.layout != torch.strided or host.dtype not in wire.NAMES:
@@ -240,6 +245,9 @@ def serve(sock: socket.socket, settings: Mapping[str, Any]) -> None:
     except BaseException as e:
         code = 1
         with contextlib.suppress(Exception):
-            wire.send(sock, {"ok": False, "kind": "infra", "name": type(e).__name__, "message": traceback.format_exc()[-2000:]})
+            wire.send(
+                sock,
+                {"ok": False, "kind": "infra", "name": type(e).__name__, "message": traceback.format_exc()[-2000:]},
+            )
     finally:
         os._exit(code)

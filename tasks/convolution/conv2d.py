@@ -17,7 +17,7 @@ def _square(n, c, size=16):
     difficulty=4,
     takes={"input": T("N C H W"), "weight": T("O D R S"), "bias": T("O", optional=True)},
     truth=Close(ulps=16),
-    cost=Cost(flops="2 * N * O * H * W * D * R * S"),
+    cost=Cost(flops="2 * N * O * (H - R + 1) * (W - S + 1) * D * R * S"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="IEEE fp32 products are demanded of candidate, reference and timed baseline alike; as published, the "
     "reference could silently be TF32 (its defect 6.2). bias, groups and pairs are exercised.",

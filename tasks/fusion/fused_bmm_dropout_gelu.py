@@ -2,9 +2,9 @@
 
 import torch
 import torch.nn.functional as F
+from kbx_env.tasks._seams import dropout
 
 from kbx_env.task import Case, Cost, Eye, Outlier, Paper, T, Uniform, task
-from kbx_env.tasks._seams import dropout
 from kbx_env.truth import Close, Dropout
 
 SMALL = {"B": 2, "N": 3, "M": 4, "P": 5}

@@ -25,6 +25,9 @@ from kbx_env.truth import Exact
         Case({"*": (40, 51), "*m": (40, 51)}, layouts={"input": "transposed", "mask": "transposed"}),
         Case({"*": (2050,), "*m": (2050,)}, draws={"input": Ints(-(10**9), 10**9)}, dtypes={"input": "i64"}),
         Case({"*": (9, 31), "*m": (9, 31)}, dtypes={"input": "f16"}, layouts={"input": "strided"}),
+        Case({"*": (300,), "*m": (300,)}, draws={"input": Bernoulli(0.5)}, dtypes={"input": "bool"}),
+        Case({"*": (5, 7), "*m": ()}, draws={"mask": Bernoulli(1.0)}),
+        Case({"*": (), "*m": (3, 50)}),
         Case({"*": (0,), "*m": (0,)}),
         Case({"*": (7, 1, 301), "*m": (7, 5, 301)}, draws={"mask": Bernoulli(0.3)}, held=True),
     ),
@@ -33,7 +36,7 @@ from kbx_env.truth import Exact
 def masked_select(input, mask):
     """The elements of input where mask is True, as a new 1-D tensor in row-major order.
 
-    input (any dtype, any shape) and mask (bool) are broadcast against each other first, as torch broadcasts. The length
+    input (any real dtype or bool, any shape, 0-d too) and mask (bool) are broadcast against each other first, as torch broadcasts. The length
     of the result is the number of True elements of the broadcast mask and may be 0. Values are moved, not changed.
     Both may be non-contiguous or empty. Reading the length back to the host is allowed.
     """

@@ -15,8 +15,8 @@ TALL = {"*": (), "m": 64, "n": 32}
     truth=Invariant("svd"),
     cost=Cost(flops="4 * numel(A) * min(m, n)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
-    differs="Judged by what an SVD promises; as published, the signs of the vectors, the basis of a degenerate identity "
-    "and 32 arbitrary null-space columns had to equal the vendor library's.",
+    differs="Judged by what an SVD promises; as published, the signs of the vectors, the basis of a degenerate "
+    "identity and 32 arbitrary null-space columns had to equal the vendor library's.",
     cases=(
         Case({"*": (), "m": 2, "n": 2}, FULL, draw=Literal(3, 1, 1, 3)),
         Case({"*": (), "m": 3, "n": 2}, THIN, draw=Literal(1, 2, 3, 4, 5, 6)),

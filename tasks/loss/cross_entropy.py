@@ -12,7 +12,11 @@ IGNORED = {"target": Ints(0, "C", special=-100, p=0.3)}
 
 @task(
     difficulty=2,
-    takes={"input": T("B C *"), "target": T("B *", "i64", Ints(0, "C")), "weight": T("C", draw=Uniform(0.1, 2), optional=True)},
+    takes={
+        "input": T("B C *"),
+        "target": T("B *", "i64", Ints(0, "C")),
+        "weight": T("C", draw=Uniform(0.1, 2), optional=True),
+    },
     truth=Close(ulps=8),
     cost=Cost(flops="4 * numel(input)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
@@ -29,20 +33,22 @@ IGNORED = {"target": Ints(0, "C", special=-100, p=0.3)}
         Case({"B": 64, "C": 130, "*": ()}, draw=Normal(scale=1e4)),
         Case({"B": 5, "C": 1, "*": (3,)}, {"reduction": "sum"}),
         Case({"B": 20, "C": 36, "*": ()}, layouts={"input": "transposed"}),
+        Case({"B": 2, "C": 5, "*": (6, 9)}, layouts={"input": "channels_last", "target": "transposed"}),
         Case({"B": 3, "C": 7, "*": (2, 3, 5)}, {"reduction": "mean"}, given=("weight",), draws=IGNORED),
         Case({"B": 0, "C": 7, "*": ()}, {"reduction": "none"}),
         Case({"B": 6, "C": 57, "*": (11,)}, given=("weight",), held=True),
     ),
     timed=tuple(Case({"B": b, "C": 1000, "*": ()}) for b in (1024, 8192, 32768)),
-)
+)  # fmt: skip
 def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean"):
     """Cross entropy of fp32 logits with int64 class ids; the class axis is axis 1.
 
-    input (B, C) or (B, C, *), target (B,) or (B, *) with ids in [0, C) or ignore_index, weight (C,) or None. Per element
-    l = -w[t] * (x[t] - log(sum over c of exp(x[c]))), w = 1 without weight, and l = 0 where t == ignore_index.
+    input (B, C) or (B, C, *), target (B,) or (B, *) with ids in [0, C) or ignore_index, weight (C,) or None. Per
+    element l = -w[t] * (x[t] - log(sum over c of exp(x[c]))), w = 1 without weight, and l = 0 where t == ignore_index.
 
-    reduction="none": l, shaped like target. "sum": the sum. "mean": sum of l / sum of w[t] over the elements that are not
-    ignored (at least one is). The sum over classes must not overflow for logits of +-1e5. Compute in fp32; the
-    result is a new fp32 tensor. Inputs may have any strides.
+    reduction="none": l, shaped like target (which may be empty). "sum": the sum. "mean": sum of l / sum of w[t] over
+    the elements that are not ignored; a mean over none of them is not tested. ignore_index may be a valid class id.
+    The sum over classes must not overflow for logits of +-1e5. Compute in fp32; the result is a new fp32 tensor, 0-d
+    for "sum" and "mean". Inputs may have any strides. Label smoothing and class probabilities do not exist here.
     """
     return F.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction)

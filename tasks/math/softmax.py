@@ -25,6 +25,7 @@ from kbx_env.truth import Close
         Case({"*": (31, 17)}, {"dim": 0}, layouts={"input": "transposed"}),
         Case({"*": (8, 40)}, {"dim": 1}, draw=Choice(float("-inf"), -3.0, 0.0, 2.5, 80.0)),
         Case({"*": (16, 65)}, {"dim": 1, "dtype": DtypeArg("f32")}, dtypes={"input": "f16"}),
+        Case({"*": (9, 130)}, {"dim": 0}, dtypes={"input": "f16"}),
         Case({"*": (7,)}, {"dim": 0}),
         Case({"*": (0, 4)}, {"dim": 1}),
         Case({"*": (4, 3, 2, 515)}, {"dim": -1}, held=True),
@@ -33,11 +34,12 @@ from kbx_env.truth import Close
     timed=tuple(Case({"*": (1024, n)}, {"dim": 1}) for n in (256, 4096, 65536)),
 )
 def softmax(input, dim, dtype=None):
-    """Softmax along one axis: y = exp(x - max(x)) / sum(exp(x - max(x))), for a tensor of any rank >= 1.
+    """Softmax along one axis: y = exp(x - max(x)) / sum(exp(x - max(x))), for an fp32 or fp16 tensor of any rank >= 1.
 
-    dim may be negative. With dtype given, the input is converted first and the result has that dtype; otherwise the
-    result has the input's dtype (fp32). float64 is computed in float64. Entries of -inf give 0 (no slice is all
-    -inf); large logits must not overflow. Each probability is judged relative to its own size; the accuracy of
-    tl.exp is enough. The result is a new tensor; the input may have any strides.
+    dim may be negative. With dtype given (float32 or float64), the input is converted first and the result has that
+    dtype; otherwise the result has the input's dtype. float64 is computed in float64, all else in float32, rounded
+    once. Entries of -inf give 0; a slice of nothing but -inf, +inf and NaN are not tested. Large logits must not
+    overflow. Each probability is judged relative to its own size; the accuracy of tl.exp is enough. The result is a
+    new tensor; the input may have any strides or be empty.
     """
     return F.softmax(input, dim, dtype=dtype)

@@ -35,18 +35,21 @@ AFFINE = ("weight", "bias")
         Case({"N": 3, "C": 6, "*": (5, 9)}, {"training": True}, layouts={"input": "channels_last"}),
         Case({"N": 3, "C": 6, "*": (5, 9)}, layouts={"input": "transposed"}, given=AFFINE),
         Case(MIDDLE, given=AFFINE, dtypes={"input": "f16"}),
+        Case({"N": 6, "C": 5, "*": (9, 7)}, {"training": True}, given=AFFINE, dtypes={"input": "f16"}),
         Case({"N": 5, "C": 11, "*": (7, 13)}, {"training": True}, given=AFFINE, held=True),
         Case({"N": 2, "C": 4, "*": (3, 5, 6)}, {"eps": 1e-4}, given=AFFINE, held=True),
     ),
-    timed=tuple(Case({"N": 32, "C": 32, "*": (h, 128)}, given=AFFINE, dtypes={"input": "f16"}) for h in (64, 256, 1024)),
+    timed=tuple(
+        Case({"N": 32, "C": 32, "*": (h, 128)}, given=AFFINE, dtypes={"input": "f16"}) for h in (640, 1024, 1536)
+    ),
 )  # fmt: skip
 def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     """Batch normalisation of (N, C, *), per channel c: y = (x - mean[c]) / sqrt(var[c] + eps) * weight[c] + bias[c].
 
-    weight and bias (C,) are 1 and 0 when None. training=False: mean and var are running_mean and running_var, which stay
-    unchanged. training=True: mean and biased variance (divide by count) of the batch over all axes but C; then, in place,
-    running_mean = (1 - momentum) * running_mean + momentum * mean and running_var likewise with the unbiased variance
-    (divide by count - 1; count > 1).
+    weight and bias (C,) are 1 and 0 when None. training=False: mean and var are running_mean and running_var, which
+    stay unchanged. training=True: mean and biased variance (divide by count) of the batch over all axes but C; then, in
+    place, running_mean = (1 - momentum) * running_mean + momentum * mean, and running_var likewise with the unbiased
+    variance (divide by count - 1; count > 1). momentum is a float.
 
     input fp32, or fp16 with fp32 statistics and parameters: compute in fp32, result in the input's dtype. Means far
     from zero must not spoil the variance (two passes or Welford). The result is a new tensor; any strides.

@@ -12,7 +12,8 @@ OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0
     difficulty=4,
     takes={"param": T("*"), "grad": T("*"), "exp_avg": T("*"), "exp_avg_sq": T("*", draw=HalfNormal(0, 0.01))},
     writes={"param": "always", "exp_avg": "always", "exp_avg_sq": "always"},
-    truth=Close(ulps=8),
+    # 512 ulps: 1 - beta2 computed in fp32 is 250 off its double value, and "compute in fp32" allows that.
+    truth=Close(ulps=512),
     cost=Cost(flops="14 * numel(param)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="The entry is adamw_step, which the published test calls; as published the entry gate asked for AdamW. "
@@ -34,7 +35,7 @@ OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0
     timed=tuple(Case({"*": (1 << k,)}, {"step": 1}, draws=FIRST) for k in (16, 20, 25)),
 )
 def adamw_step(param, grad, exp_avg, exp_avg_sq, step, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01):
-    """One AdamW step on fp32 tensors of one shape, all in place; returns (param, exp_avg, exp_avg_sq), the same tensors.
+    """One AdamW step on fp32 tensors of one shape, in place; returns (param, exp_avg, exp_avg_sq), the same tensors.
 
     In this order: param *= 1 - lr * weight_decay; exp_avg = beta1 * exp_avg + (1 - beta1) * grad;
     exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * grad^2; with t = step (an int >= 1)

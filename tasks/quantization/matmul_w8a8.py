@@ -1,7 +1,8 @@
 """quantization/matmul_w8a8."""
 
-from kbx_env.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
 from kbx_env.tasks._schemes import int8_symmetric
+
+from kbx_env.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
 from kbx_env.truth import Contract
 
 

@@ -38,7 +38,15 @@ def _case(*size, held=False, out=False, **args):
     timed=tuple(_case(1 << k, **FREE) for k in (16, 20, 26)),
 )
 def rand(
-    size, *, generator=None, out=None, dtype=None, layout=torch.strided, device=None, requires_grad=False, pin_memory=False
+    size,
+    *,
+    generator=None,
+    out=None,
+    dtype=None,
+    layout=torch.strided,
+    device=None,
+    requires_grad=False,
+    pin_memory=False,
 ):
     """Independent uniform samples on [0, 1): a new tensor of the given size (a tuple of ints) on the given device.
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kbx_env.task import Case, Choice, Cost, Distinct, Ints, Outlier, Paper, T, task
+from kbx_env.task import Case, Choice, Constant, Cost, Distinct, Ints, Outlier, Paper, T, task
 from kbx_env.truth import Exact
 
 LONG = {"input_tensor": "i64"}
@@ -20,8 +20,8 @@ def _eager(input_tensor, dim, keepdim=False):
     cost=Cost(flops="numel(input_tensor)"),
     paper=Paper(),
     eager=_eager,
-    differs="Ties are decided: the first index wins, and NaN counts as the maximum; as published ties were untested and "
-    "torch leaves them open.",
+    differs="Ties are decided: the first index wins, and NaN counts as the maximum; as published ties were untested "
+    "and torch leaves them open.",
     cases=(
         Case({"*": (2, 3)}, {"dim": 0}, draw=Distinct(), dtypes=LONG),
         Case({"*": (2, 3)}, {"dim": 1}, draw=Ints(-5, 5), dtypes=LONG),
@@ -34,6 +34,8 @@ def _eager(input_tensor, dim, keepdim=False):
         Case({"*": (2049,)}, {"dim": 0}, dtypes=HALF),
         Case({"*": (9, 70)}, {"dim": 1}, draw=Choice(float("-inf"), -1.0, 3.0, float("inf"))),
         Case({"*": (30, 41)}, {"dim": -1}, draw=Choice(*[0.5] * 30, 1.0, float("nan"))),
+        Case({"*": (4, 5, 6)}, {"dim": 1}, draw=Choice(-1.0, 0.0, float("inf"), float("nan")), dtypes=HALF),
+        Case({"*": (3, 5)}, {"dim": 1}, draw=Constant(float("-inf"))),
         Case({"*": (33, 20)}, {"dim": 0}, layouts={"input_tensor": "transposed"}),
         Case({"*": (0, 4)}, {"dim": 1}),
         Case({"*": (6, 5, 173)}, {"dim": -1, "keepdim": True}, draw=Ints(0, 30), held=True),
@@ -43,9 +45,9 @@ def _eager(input_tensor, dim, keepdim=False):
 def argmax(input_tensor, dim, keepdim=False):
     """Index (int64) of the maximum along one axis, for fp32, fp16 or int64 tensors of any rank >= 1.
 
-    The first index wins among equal maxima. NaN counts as larger than everything: the first NaN wins. dim may be
-    negative; with keepdim the reduced axis stays with length 1. The reduced axis is not empty; others may be.
-    int64 values use all 64 bits. New tensor; the input may have any strides.
+    The first index wins among equal maxima, also where all are -inf. NaN counts as larger than everything, +inf too:
+    the first NaN wins. dim may be negative; with keepdim the reduced axis stays with length 1. The reduced axis is not
+    empty; others may be. int64 values use all 64 bits. New tensor; the input may have any strides.
     """
     top = input_tensor.amax(dim, keepdim=True)
     is_top = (input_tensor == top) | (input_tensor != input_tensor)

@@ -39,21 +39,23 @@ def _case(axes, mode="bilinear", padding="zeros", align=False, **more):
         _case(IMAGE | {"*s": (6, 11)}, "nearest", "reflection", draws=CLEAR),
         _case(CUBE | {"*s": (3, 5, 6), "*g": (4, 3, 5)}, padding="border", draws=WIDE),
         _case(IMAGE | {"*s": (9, 8)}, layouts={"input": "channels_last", "grid": "strided"}),
+        _case(FLAT | {"*s": (1, 6), "*g": (5, 4)}, padding="reflection", align=True, draws=WIDE),
         _case(FLAT | {"N": 0}),
         _case(IMAGE | {"C": 5, "*s": (19, 10), "*g": (7, 21)}, draws=WIDE, held=True),
+        _case(CUBE | {"*s": (5, 3, 6), "*g": (3, 2, 4)}, "nearest", "border", draws=CLEAR, held=True),
     ),
     timed=tuple(Case({"N": 16, "C": 3, "*s": (n, n), "*g": (n // 2, n // 2), "D": 2}) for n in (256, 512, 1024)),
 )
 def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=False):
     """Sample fp32 images at normalised positions: input (N, C, H, W), grid (N, Ho, Wo, 2) -> (N, C, Ho, Wo).
 
-    Also 5-D: input (N, C, D, H, W), grid (N, Do, Ho, Wo, 3). The last axis of grid holds (x, y[, z]); x runs along W, y
-    along H, z along D. -1 and 1 are the centres of the border pixels if align_corners (pixel = (g + 1) / 2 * (size - 1)),
-    else the image's edges (pixel = ((g + 1) * size - 1) / 2).
+    Also 5-D: input (N, C, D, H, W), grid (N, Do, Ho, Wo, 3). The last axis of grid holds (x, y[, z]); x runs along W,
+    y along H, z along D. -1 and 1 are the centres of the border pixels if align_corners
+    (pixel = (g + 1) / 2 * (size - 1)), else the image's edges (pixel = ((g + 1) * size - 1) / 2).
 
     padding_mode: "zeros" reads 0 outside; "border" clamps the pixel to [0, size - 1]; "reflection" mirrors it at the
     border pixels (align_corners) or edges as often as needed, then clamps. mode: "bilinear" (trilinear in 5-D)
-    weights the 2^d neighbours; "nearest" rounds half to even. fp32 throughout; the grid holds no NaN. New tensor;
-    any strides; N may be 0.
+    weights the 2^d neighbours; "nearest" rounds half to even, but tested positions stay clear of half-way points. fp32
+    throughout. NaN in the grid and errors for other modes or types are not tested. New tensor; any strides; N may be 0.
     """
     return F.grid_sample(input, grid, mode=mode, padding_mode=padding_mode, align_corners=align_corners)

@@ -133,7 +133,7 @@ def test_reference_leaves_arguments_and_settings_alone() -> None:
 def test_missing_half_kernels_fall_back_to_fp32() -> None:
     def fragile(x, y):
         if x.dtype is torch.float16 and x.device.type == "cpu":
-            raise RuntimeError('"fragile" not implemented for \'Half\'')
+            raise RuntimeError("\"fragile\" not implemented for 'Half'")
         return x * y
 
     t = make(fragile, {"x": T("N", "f16"), "y": T("N", "f16")}, Close())

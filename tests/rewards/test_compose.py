@@ -5,19 +5,23 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kbx_env.rewards.compose import load_preset, load_term, presets
 
 from kbx_env.errors import UnknownName
 from kbx_env.outcome import Cases, CaseTime, Evidence, Fault, Outcome, Stage, Timing, Verdict, Violation
-from kbx_env.rewards.compose import load_preset, load_term, presets
 
 REWARD = load_preset("default")
 
 
-def _outcome(verdict: Verdict, passed: int = 0, total: int = 10, low: float | None = None, launches: int = 1, **more) -> Outcome:
+def _outcome(
+    verdict: Verdict, passed: int = 0, total: int = 10, low: float | None = None, launches: int = 1, **more
+) -> Outcome:
     fault = None if verdict is Verdict.CORRECT else Fault.INFRA if verdict is Verdict.INFRA_FAULT else Fault.POLICY
     timing = None
     if low is not None:
-        timing = Timing(low * 1.01, low, low * 1.02, more.pop("floor", None), (CaseTime("c", 1, 1, low, low, low, 9),), "gpu")
+        timing = Timing(
+            low * 1.01, low, low * 1.02, more.pop("floor", None), (CaseTime("c", 1, 1, low, low, low, 9),), "gpu"
+        )
     return Outcome("a/b", verdict, Stage.CORRECT, "cpu", "contract", fault, cases=Cases(passed, total), timing=timing,
                    evidence=Evidence(launches, None), **more)  # fmt: skip
 

@@ -5,9 +5,34 @@ import triton.language as tl
 
 @triton.jit
 def _conv(
-    x, w, b, y, pixels, H, W, HO, WO, CG, OG, R, S, K,
-    xn, xc, xh, xw, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w,
-    HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x,
+    w,
+    b,
+    y,
+    pixels,
+    H,
+    W,
+    HO,
+    WO,
+    CG,
+    OG,
+    R,
+    S,
+    K,
+    xn,
+    xc,
+    xh,
+    xw,
+    stride_h,
+    stride_w,
+    pad_h,
+    pad_w,
+    dil_h,
+    dil_w,
+    HAS_BIAS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
 ):
     """Implicit GEMM: rows are output pixels, columns output channels of a group, the depth is (c, r, s)."""
     group = tl.program_id(2)
@@ -32,7 +57,9 @@ def _conv(
         acc = tl.dot(a, f, acc, input_precision="ieee")
     if HAS_BIAS:
         acc += tl.load(b + group * OG + o, mask=o < OG, other=0.0)[None, :]
-    out = (image[:, None] * (OG * tl.num_programs(2)) + group * OG + o[None, :]).to(tl.int64) * (HO * WO) + (m % (HO * WO))[:, None]
+    out = (image[:, None] * (OG * tl.num_programs(2)) + group * OG + o[None, :]).to(tl.int64) * (HO * WO) + (
+        m % (HO * WO)
+    )[:, None]
     tl.store(y + out, acc, mask=(m[:, None] < pixels) & (o[None, :] < OG))
 
 

@@ -5,8 +5,26 @@ import triton.language as tl
 
 @triton.jit
 def _bmm_dropout_gelu(
-    a, b, y, N, M, P, ab, an, am, bb, bm, bp, seed, p, scale,
-    DROP: tl.constexpr, TANH: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BM: tl.constexpr,
+    a,
+    b,
+    y,
+    N,
+    M,
+    P,
+    ab,
+    an,
+    am,
+    bb,
+    bm,
+    bp,
+    seed,
+    p,
+    scale,
+    DROP: tl.constexpr,
+    TANH: tl.constexpr,
+    BN: tl.constexpr,
+    BP: tl.constexpr,
+    BM: tl.constexpr,
 ):
     batch = tl.program_id(2).to(tl.int64)
     n = tl.program_id(0) * BN + tl.arange(0, BN)

@@ -5,8 +5,27 @@ import triton.language as tl
 
 @triton.jit
 def _jacobi(
-    a, w, v, u, s, long, short, R, C, ar, ac, ab, width, ls_r, ls_c, lb, ss_r, ss_c,
-    RP: tl.constexpr, CP: tl.constexpr, SWEEPS: tl.constexpr,
+    a,
+    w,
+    v,
+    u,
+    s,
+    long,
+    short,
+    R,
+    C,
+    ar,
+    ac,
+    ab,
+    width,
+    ls_r,
+    ls_c,
+    lb,
+    ss_r,
+    ss_c,
+    RP: tl.constexpr,
+    CP: tl.constexpr,
+    SWEEPS: tl.constexpr,
 ):
     """One-sided Jacobi of one tall matrix (R rows, C <= R columns) by one program.
 
@@ -37,7 +56,7 @@ def _jacobi(
     sweep = 0
     while (sweep < SWEEPS) & (off > 2e-7):
         off = 0.0
-        for turn in range(0, players):
+        for turn in range(players):
             p = tl.where(half == 0, players, (turn + half) % players)
             q = (turn - half + players) % players
             x = tl.load(w + p[:, None] * RP + rows[None, :])
@@ -45,7 +64,9 @@ def _jacobi(
             alpha, beta, gamma = tl.sum(x * x, 1), tl.sum(y * y, 1), tl.sum(x * y, 1)
             # A column that is only rounding noise is left alone: its direction is replaced below.
             alive = (alpha > tiny) & (beta > tiny)
-            cosine = tl.where(alive, tl.abs(gamma) / tl.sqrt(tl.where(alive, alpha, 1.0) * tl.where(alive, beta, 1.0)), 0.0)
+            cosine = tl.where(
+                alive, tl.abs(gamma) / tl.sqrt(tl.where(alive, alpha, 1.0) * tl.where(alive, beta, 1.0)), 0.0
+            )
             turnable = cosine > 5e-8
             off = tl.maximum(off, tl.max(cosine, 0))
             zeta = (beta - alpha) / (2.0 * tl.where(turnable, gamma, 1.0))
@@ -67,7 +88,9 @@ def _jacobi(
     tl.store(u + cols, square)
     tl.debug_barrier()
     other = tl.load(u + cols)
-    larger = (other[None, :] > square[:, None]) | ((other[None, :] == square[:, None]) & (cols[None, :] < cols[:, None]))
+    larger = (other[None, :] > square[:, None]) | (
+        (other[None, :] == square[:, None]) & (cols[None, :] < cols[:, None])
+    )
     rank = tl.sum(larger.to(tl.int32), 1)
     norm = tl.sqrt(tl.maximum(square, 0.0))
     tl.store(s + batch * C + rank, norm * scale, mask=cols < C)
@@ -89,7 +112,7 @@ def _jacobi(
         left = tl.where(rows < R, 1.0 - tl.sum(basis * basis, 0), -1.0)
         best = tl.argmax(left, 0)
         new = tl.where(rows == best, 1.0, 0.0)
-        for _ in range(0, 3):
+        for _ in range(3):
             along = tl.sum(basis * new[None, :], 1)
             new = new - tl.sum(basis * along[:, None], 0)
             new = new / tl.sqrt(tl.sum(new * new, 0))

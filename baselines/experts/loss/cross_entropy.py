@@ -1,3 +1,5 @@
+"""Cross entropy: one pass of online log-sum-exp over the classes, then one small reduction."""
+
 import torch
 import triton
 import triton.language as tl
@@ -5,8 +7,21 @@ import triton.language as tl
 
 @triton.jit
 def _rows(
-    x, target, weight, loss, share, B, C, S, xb, xc, xs, ignored,
-    WEIGHTED: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr,
+    x,
+    target,
+    weight,
+    loss,
+    share,
+    B,
+    C,
+    S,
+    xb,
+    xc,
+    xs,
+    ignored,
+    WEIGHTED: tl.constexpr,
+    BS: tl.constexpr,
+    BC: tl.constexpr,
 ):
     """Loss and weight of BS elements (b, s): an online log-sum-exp over the class axis."""
     e = tl.program_id(0).to(tl.int64) * BS + tl.arange(0, BS)
@@ -47,9 +62,12 @@ def _reduce(loss, share, out, n, MEAN: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean"):
+    """Reads the logits once; the mean divides by the summed weights."""
     B, C = input.shape[:2]
-    x = input if input.dim() == 2 else input.contiguous().view(B, C, -1)
-    S = 1 if x.dim() == 2 else x.shape[2]
+    S = 1
+    for size in input.shape[2:]:
+        S *= size
+    x = input if input.dim() == 2 else input.contiguous().view(B, C, S)
     xb, xc, xs = (*x.stride(), 0)[:3]
     loss = torch.empty(target.shape, dtype=input.dtype, device=input.device)
     share = torch.empty(target.shape, dtype=input.dtype, device=input.device)
@@ -59,7 +77,7 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
         BS = max(1, 4096 // BC) if BC < 512 else 4
         _rows[(triton.cdiv(n, BS),)](
             x, target.contiguous(), weight.contiguous() if weight is not None else x, loss, share, B, C, S, xb, xc, xs,
-            ignore_index, WEIGHTED=weight is not None, BS=BS, BC=BC,
+            ignore_index, WEIGHTED=weight is not None, BS=BS, BC=BC, num_warps=8,
         )  # fmt: skip
     if reduction == "none":
         return loss

@@ -1,3 +1,5 @@
+"""Softmax: slices that fit a program are read once, longer ones twice (online maximum and sum)."""
+
 import torch
 import triton
 import triton.language as tl
@@ -6,8 +8,10 @@ import triton.language as tl
 @triton.jit
 def _softmax(x, y, n, inner, BN: tl.constexpr, BI: tl.constexpr, ONCE: tl.constexpr):
     """Softmax over the middle axis of (outer, n, inner); a program owns BI neighbouring columns."""
-    i = tl.program_id(0) * BI + tl.arange(0, BI)
-    base = tl.program_id(1).to(tl.int64) * n * inner
+    # One grid axis for both: the second one of CUDA ends at 65535.
+    tiles = tl.cdiv(inner, BI)
+    i = tl.program_id(0) % tiles * BI + tl.arange(0, BI)
+    base = (tl.program_id(0) // tiles).to(tl.int64) * n * inner
     kind = y.dtype.element_ty
     wide = tl.float64 if kind == tl.float64 else tl.float32
     if ONCE:
@@ -24,7 +28,8 @@ def _softmax(x, y, n, inner, BN: tl.constexpr, BI: tl.constexpr, ONCE: tl.conste
         for r0 in range(0, n, BN):
             r = r0 + tl.arange(0, BN)
             inside = (r[:, None] < n) & (i[None, :] < inner)
-            v = tl.load(x + base + r[:, None].to(tl.int64) * inner + i[None, :], mask=inside, other=float("-inf")).to(wide)
+            where = base + r[:, None].to(tl.int64) * inner + i[None, :]
+            v = tl.load(x + where, mask=inside, other=float("-inf")).to(wide)
             new = tl.maximum(top, tl.max(v, 0))
             safe = tl.where(new == float("-inf"), 0.0, new)
             total = total * tl.exp(top - safe) + tl.sum(tl.exp(v - safe[None, :]), 0)
@@ -38,6 +43,7 @@ def _softmax(x, y, n, inner, BN: tl.constexpr, BI: tl.constexpr, ONCE: tl.conste
 
 
 def softmax(input, dim, dtype=None):
+    """Works on a contiguous (outer, n, inner) view."""
     x = input.contiguous()
     dim %= x.dim()
     outer = inner = 1
@@ -51,5 +57,6 @@ def softmax(input, dim, dtype=None):
         return y
     BI = min(32, triton.next_power_of_2(inner))
     BN = min(8192 // BI, triton.next_power_of_2(n))
-    _softmax[(triton.cdiv(inner, BI), outer)](x, y, n, inner, BN=BN, BI=BI, ONCE=n <= BN, num_warps=8 if BN * BI > 2048 else 4)
+    grid = (triton.cdiv(inner, BI) * outer,)
+    _softmax[grid](x, y, n, inner, BN=BN, BI=BI, ONCE=n <= BN, num_warps=8 if BN * BI > 2048 else 4)
     return y

@@ -1,3 +1,5 @@
+"""Batch normalisation: two-pass statistics per channel, then an elementwise kernel."""
+
 import torch
 import triton
 import triton.language as tl
@@ -28,7 +30,9 @@ def _statistics(x, mean, var, running_mean, running_var, N, C, S, momentum, BLOC
 
 
 @triton.jit
-def _normalise(x, y, mean, var, weight, bias, C, S, eps, SCALED: tl.constexpr, SHIFTED: tl.constexpr, BLOCK: tl.constexpr):
+def _normalise(
+    x, y, mean, var, weight, bias, C, S, eps, SCALED: tl.constexpr, SHIFTED: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0)
     c = row % C
     scale = 1.0 / tl.sqrt(tl.load(var + c) + eps)
@@ -44,6 +48,7 @@ def _normalise(x, y, mean, var, weight, bias, C, S, eps, SCALED: tl.constexpr, S
 
 
 def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    """In training the statistics kernel also updates the running statistics."""
     x = input.contiguous()
     N, C = x.shape[:2]
     S = 1

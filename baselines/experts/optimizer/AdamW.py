@@ -1,3 +1,5 @@
+"""AdamW: one fused elementwise kernel."""
+
 import triton
 import triton.language as tl
 
@@ -17,6 +19,7 @@ def _adamw(p, g, m, v, n, decay, beta1, one_beta1, beta2, one_beta2, rate, root,
 
 
 def adamw_step(param, grad, exp_avg, exp_avg_sq, step, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01):
+    """Updates param, exp_avg and exp_avg_sq in place and returns them."""
     n = param.numel()
     if n:
         given = (param, exp_avg, exp_avg_sq)

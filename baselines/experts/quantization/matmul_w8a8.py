@@ -37,7 +37,11 @@ def _int8_matmul(a, b, sa, sb, y, M, N, K, BM: tl.constexpr, BN: tl.constexpr, B
         acc = tl.dot(x, w, acc, out_dtype=tl.int32)
     left = tl.load(sa + m, mask=m < M, other=0.0)
     right = tl.load(sb + n, mask=n < N, other=0.0)
-    tl.store(y + m[:, None] * N + n[None, :], acc.to(tl.float32) * left[:, None] * right[None, :], mask=(m[:, None] < M) & (n[None, :] < N))
+    tl.store(
+        y + m[:, None] * N + n[None, :],
+        acc.to(tl.float32) * left[:, None] * right[None, :],
+        mask=(m[:, None] < M) & (n[None, :] < N),
+    )
 
 
 def matmul_w8a8(input, weight):

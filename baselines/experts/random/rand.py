@@ -17,12 +17,22 @@ def _uniform(y, n, seed, WIDE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def rand(
-    size, *, generator=None, out=None, dtype=None, layout=torch.strided, device=None, requires_grad=False, pin_memory=False
+    size,
+    *,
+    generator=None,
+    out=None,
+    dtype=None,
+    layout=torch.strided,
+    device=None,
+    requires_grad=False,
+    pin_memory=False,
 ):
     place = torch.device("cpu") if device is None else device
     y = out if out is not None else torch.empty(size, dtype=dtype or torch.float32, device=place)
     n = y.numel()
     if n:
-        seed = torch.randint(0, 2**62, (1,), generator=generator, device=generator.device if generator else "cpu").item()
+        seed = torch.randint(
+            0, 2**62, (1,), generator=generator, device=generator.device if generator else "cpu"
+        ).item()
         _uniform[(triton.cdiv(n, 1024),)](y, n, seed, WIDE=y.dtype == torch.float64, BLOCK=1024)
     return y.requires_grad_() if requires_grad else y

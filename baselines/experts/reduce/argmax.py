@@ -1,3 +1,5 @@
+"""Argmax: a tuple reduction of (value, index); long axes are split and the winners reduced again."""
+
 import torch
 import triton
 import triton.language as tl
@@ -18,11 +20,15 @@ def _pick(a, i, b, j):
 
 
 @triton.jit
-def _argmax(x, given, values, indices, n, inner, chunk, splits, lowest, LAST: tl.constexpr, BN: tl.constexpr, BI: tl.constexpr):
+def _argmax(
+    x, given, values, indices, n, inner, chunk, splits, lowest, LAST: tl.constexpr, BN: tl.constexpr, BI: tl.constexpr
+):
     """Argmax over the middle axis of (outer, n, inner), of one of ``splits`` chunks of it."""
-    split = tl.program_id(2)
-    outer = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0) * BI + tl.arange(0, BI)
+    # At most 1024 splits; the axis that may be long is the first, where CUDA's grid has no limit of 65535.
+    split = tl.program_id(1)
+    tiles = tl.cdiv(inner, BI)
+    outer = (tl.program_id(0) // tiles).to(tl.int64)
+    i = tl.program_id(0) % tiles * BI + tl.arange(0, BI)
     far = 9223372036854775807
     best = tl.full((BN, BI), lowest, x.dtype.element_ty)
     where = tl.full((BN, BI), far, tl.int64)
@@ -45,6 +51,7 @@ def _argmax(x, given, values, indices, n, inner, chunk, splits, lowest, LAST: tl
 
 
 def argmax(input_tensor, dim, keepdim=False):
+    """Works on a contiguous (outer, n, inner) view."""
     x = input_tensor.contiguous()
     dim %= x.dim()
     outer = inner = 1
@@ -65,9 +72,12 @@ def argmax(input_tensor, dim, keepdim=False):
         chunk = triton.cdiv(triton.cdiv(n, splits), BN) * BN
         values = torch.empty((outer, splits, inner), dtype=x.dtype, device=x.device)
         indices = torch.empty((outer, splits, inner), dtype=torch.int64, device=x.device) if splits > 1 else result
-        grid = (columns, outer, splits)
-        _argmax[grid](x, result, values, indices, n, inner, chunk, splits, lowest, LAST=0, BN=BN, BI=BI)
+        _argmax[(columns * outer, splits)](
+            x, result, values, indices, n, inner, chunk, splits, lowest, LAST=0, BN=BN, BI=BI,
+        )  # fmt: skip
         if splits > 1:
             BN = min(2048 // BI, triton.next_power_of_2(splits))
-            _argmax[(columns, outer, 1)](values, indices, values, result, splits, inner, splits, 1, lowest, LAST=1, BN=BN, BI=BI)
+            _argmax[(columns * outer, 1)](
+                values, indices, values, result, splits, inner, splits, 1, lowest, LAST=1, BN=BN, BI=BI
+            )
     return result if keepdim else result.squeeze(dim)

@@ -1,3 +1,5 @@
+"""Grid sampling: one program for a block of positions, a loop over the channels."""
+
 import torch
 import triton
 import triton.language as tl
@@ -6,17 +8,19 @@ import triton.language as tl
 @triton.jit
 def _pixel(g, size, PADDING: tl.constexpr, ALIGN: tl.constexpr):
     """Normalised position -> pixel position, after padding."""
+    # A size of 1 arrives as a constant, which has no .to().
+    size = tl.cast(size, tl.float32)
     if ALIGN:
-        at = (g + 1.0) * 0.5 * (size - 1)
+        at = (g + 1.0) * 0.5 * (size - 1.0)
     else:
         at = ((g + 1.0) * size - 1.0) * 0.5
     if PADDING == 2:
         if ALIGN:
             low = 0.0
-            span = (size - 1).to(tl.float32)
+            span = size - 1.0
         else:
             low = -0.5
-            span = size.to(tl.float32)
+            span = size
         away = tl.abs(at - low)
         turns = tl.floor(away / tl.where(span > 0, span, 1.0))
         rest = away - turns * span
@@ -24,7 +28,7 @@ def _pixel(g, size, PADDING: tl.constexpr, ALIGN: tl.constexpr):
         at = tl.where(odd == 0.0, rest + low, span - rest + low)
         at = tl.where(span > 0, at, 0.0)
     if PADDING >= 1:
-        at = tl.minimum(tl.maximum(at, 0.0), (size - 1).to(tl.float32))
+        at = tl.minimum(tl.maximum(at, 0.0), size - 1.0)
     return at
 
 
@@ -38,8 +42,25 @@ def _nearest(v):
 
 @triton.jit
 def _sample(
-    x, grid, y, pixels, C, D, H, W, xn, xc, xd, xh, xw, per_image,
-    CUBE: tl.constexpr, NEAREST: tl.constexpr, PADDING: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
+    x,
+    grid,
+    y,
+    pixels,
+    C,
+    D,
+    H,
+    W,
+    xn,
+    xc,
+    xd,
+    xh,
+    xw,
+    per_image,
+    CUBE: tl.constexpr,
+    NEAREST: tl.constexpr,
+    PADDING: tl.constexpr,
+    ALIGN: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = e < pixels
@@ -57,7 +78,7 @@ def _sample(
     ix = tl.minimum(tl.maximum(fx, -2.0), W + 1.0).to(tl.int32)
     iy = tl.minimum(tl.maximum(fy, -2.0), H + 1.0).to(tl.int32)
     iz = tl.minimum(tl.maximum(fz, -2.0), D + 1.0).to(tl.int32)
-    for c in range(0, C):
+    for c in range(C):
         total = tl.zeros((BLOCK,), tl.float32)
         for corner in tl.static_range(0, 8 if CUBE else 4):
             if NEAREST == 0 or corner == 0:
@@ -76,6 +97,7 @@ def _sample(
 
 
 def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=False):
+    """A 4-D image is a 5-D one of depth 1; the third coordinate is then unused."""
     cube = input.dim() == 5
     x = input if cube else input.unsqueeze(2)
     N, C, D, H, W = x.shape

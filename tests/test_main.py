@@ -1,0 +1,95 @@
+"""The command line: exit statuses, one JSON object, errors in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kbx_env.__main__ import main
+from kbx_env.catalog import expert_source
+
+KEYS = {"task", "verdict", "correct", "fault", "stage", "reward", "speedup", "cases", "violations", "compile", "timing",
+        "evidence", "seconds", "manifest"}  # fmt: skip
+
+
+def _source(tmp_path: Path, text: str | bytes) -> str:
+    path = tmp_path / "kernel.py"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(path)
+
+
+def test_a_correct_kernel_exits_0_with_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = _source(tmp_path, expert_source("activation/gelu_fp16") or "")
+    code = main(["grade", "activation/gelu_fp16", file, "--backend", "cpu", "--targets", "sm_90", "--json"])
+    got = json.loads(capsys.readouterr().out)
+    assert code == 0 and set(got) >= KEYS
+    assert got["correct"] and got["fault"] is None and got["reward"] == pytest.approx(1.0) and got["speedup"] is None
+    assert set(got["evidence"]) >= {"launches", "ablation", "denied_ops", "moved_bytes", "ideal_bytes"}
+    assert set(got["cases"]) >= {"passed", "total"} and got["seconds"]["total"] > 0
+
+
+@pytest.mark.parametrize("text", ["", b"\x00\x01\x02", b"\xff\xfe", "def f(:\n", "x = 1\n", b"#" * (10 << 20)])
+def test_malformed_sources_exit_1(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | bytes) -> None:
+    code = main(["grade", "math/softmax", _source(tmp_path, text), "--backend", "cpu", "--targets", "none", "--json"])
+    got = json.loads(capsys.readouterr().out)
+    assert code == 1 and got["verdict"] == "malformed" and got["reward"] == 0.0 and got["message"]
+
+
+def test_people_read_what_failed_and_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = _source(
+        tmp_path, "import torch\n\n\ndef softmax(input, dim, dtype=None):\n    return torch.softmax(input, dim)\n"
+    )
+    assert main(["grade", "softmax", file, "--backend", "cpu", "--targets", "none"]) == 1
+    said = capsys.readouterr().out
+    assert "rejected" in said and "line 5" in said and "Triton kernel" in said
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["grade", "math/sofmax", "x.py"], "math/softmax"),
+        (["grade", "math/softmax", "missing.py", "--backend", "cpu"], "missing.py"),
+        (["grade", "math/softmax", __file__, "--backend", "gpu"], "cuda"),
+        (["grade", "math/softmax", __file__, "--backend", "cpu", "--grading", "papers"], "paper"),
+        (["grade", "math/softmax", __file__, "--backend", "cpu", "--targets", "sm_99"], "sm_90"),
+        (["grade", "math/softmax", __file__, "--backend", "cpu", "--reward", "defalt"], "default"),
+        (["tasks", "--category", "mth"], "math"),
+        (["tasks", "--split", "test"], "train"),
+        (["prompt", "nothing/here"], "nothing/here"),
+    ],
+)
+def test_bad_usage_exits_2_in_one_line(
+    argv: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if argv[:2] == ["grade", "math/sofmax"]:
+        argv = ["grade", "math/sofmax", __file__, "--backend", "cpu"]
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+
+
+def test_no_gpu_names_the_cpu_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert main(["grade", "math/softmax", __file__, "--backend", "cuda"]) == 2
+    assert "--backend cpu" in capsys.readouterr().err
+
+
+def test_tasks_prompt_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tasks", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) >= 15
+    assert main(["prompt", "math/softmax"]) == 0
+    assert "softmax(input, dim, dtype=None)" in capsys.readouterr().out
+    assert main(["doctor", "--json"]) == 0
+    assert {"torch", "triton", "cpu backend"} <= {r["name"] for r in json.loads(capsys.readouterr().out)}
+
+
+def test_the_module_runs() -> None:
+    done = subprocess.run([sys.executable, "-m", "kbx_env", "tasks"], capture_output=True, text=True)
+    assert done.returncode == 0 and "math/softmax" in done.stdout
