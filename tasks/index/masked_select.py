@@ -36,8 +36,8 @@ from kbx_env.truth import Exact
 def masked_select(input, mask):
     """The elements of input where mask is True, as a new 1-D tensor in row-major order.
 
-    input (any real dtype or bool, any shape, 0-d too) and mask (bool) are broadcast against each other first, as torch broadcasts. The length
-    of the result is the number of True elements of the broadcast mask and may be 0. Values are moved, not changed.
-    Both may be non-contiguous or empty. Reading the length back to the host is allowed.
+    input (any real dtype or bool, any shape, 0-d too) and mask (bool) are broadcast against each other first, as torch
+    broadcasts. The length of the result is the number of True elements of the broadcast mask and may be 0. Values are
+    moved, not changed. Both may be non-contiguous or empty. Reading the length back to the host is allowed.
     """
     return torch.masked_select(input, mask)
