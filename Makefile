@@ -24,6 +24,7 @@ test: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python docs/generate.py --check
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info
