@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kbx_env.catalog import load_task
+from kbx_env.errors import UsageError
 
 NAME = "eager"
 
@@ -21,9 +22,10 @@ def dropout(x, p, training):
 
 
 def int8_symmetric(x, dim):
-    peak = x.abs().amax(dim=dim, keepdim=True)
+    x32 = x.float()
+    peak = x32.abs().amax(dim=dim, keepdim=True) if x.numel() else x32.sum(dim=dim, keepdim=True)
     scale = torch.where(peak == 0, torch.ones_like(peak), peak / 127)
-    return torch.round(x / scale).clamp(-127, 127), scale
+    return torch.round(x32 / scale).clamp(-127, 127).to(x.dtype), scale.to(x.dtype)
 
 
 """
@@ -33,6 +35,7 @@ class Eager:
     """The reference's body with its two seams replaced by plain torch."""
 
     name = NAME
+    repeatable = True
 
     def act(self, observation: Mapping[str, Any]) -> str | None:
         """The reference as a module of its own."""
@@ -46,5 +49,7 @@ class Eager:
 
 
 def build(argument: str | None) -> Eager:
-    """No argument."""
+    """Takes no argument."""
+    if argument:
+        raise UsageError(f"policy {NAME!r} takes no argument, got {argument!r}")
     return Eager()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kbx_env.catalog import expert_source
+from kbx_env.errors import UsageError
 
 NAME = "expert"
 
@@ -14,6 +15,7 @@ class Expert:
     """Answers with ``baselines/experts/<task>.py``."""
 
     name = NAME
+    repeatable = True
 
     def act(self, observation: Mapping[str, Any]) -> str | None:
         """The expert's source."""
@@ -21,5 +23,7 @@ class Expert:
 
 
 def build(argument: str | None) -> Expert:
-    """No argument."""
+    """Takes no argument."""
+    if argument:
+        raise UsageError(f"policy {NAME!r} takes no argument, got {argument!r}")
     return Expert()

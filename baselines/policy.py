@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +16,11 @@ _HERE = pathlib.Path(__file__).parent
 
 @runtime_checkable
 class Policy(Protocol):
-    """Answers an observation with kernel source."""
+    """Answers an observation with kernel source.
+
+    Two optional members matter to reports: ``samples(task) -> int``, how many answers are graded (default 1), and
+    ``repeatable = True``, when the policy answers alike every time (a resumed report may then ask it again).
+    """
 
     name: str
 
@@ -22,7 +28,7 @@ class Policy(Protocol):
         """Source text, or ``None`` where the policy has no answer.
 
         Args:
-            observation: at least ``task`` (id), ``prompt``, ``feedback`` and ``turn``.
+            observation: at least ``task`` (id), ``prompt``, ``feedback`` and ``turn``; in reports ``sample`` too.
         """
 
 
@@ -42,11 +48,13 @@ def make_policy(spec: str) -> Policy:
     name, _, argument = spec.partition(":")
     if name == "python":
         module, _, attribute = argument.partition(":")
+        if "" not in sys.path and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # a script has its own folder on the path, not the user's
         try:
             made = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as e:
-            raise UsageError(f"policy {spec!r}: {e}; expected python:module:attribute") from e
-        policy = made() if isinstance(made, type) else made
+            policy = made() if isinstance(made, type) else made
+        except Exception as e:  # the user's own module may fail in any way
+            raise UsageError(f"policy {spec!r}: {type(e).__name__}: {e}; expected python:module:attribute") from e
         if not isinstance(policy, Policy):
             raise UsageError(f"policy {spec!r} has no name and act(observation)")
         return policy

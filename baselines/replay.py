@@ -12,6 +12,7 @@ from typing import Any
 
 from kbx_env.catalog import task_ids
 from kbx_env.errors import UsageError
+from kbx_env.task import CATEGORIES
 
 NAME = "replay"
 _FENCE = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
@@ -33,12 +34,16 @@ def strip_fences(text: str) -> str:
 
 
 def _task_of(row: Mapping[str, Any]) -> str | None:
-    raw = str(row.get("task") or row.get("file") or "").replace("\\", "/").removesuffix(".py")
+    raw = str(row.get("task") or row.get("file") or "").strip().replace("\\", "/").removesuffix(".py").lower()
+    *folders, name = raw.split("/")
+    category = folders[-1] if folders else ""
     ids = {t.lower(): t for t in task_ids()}
-    if raw.lower() in ids:
-        return ids[raw.lower()]
-    names = [t for t in task_ids() if t.rsplit("/", 1)[-1].lower() == raw.rsplit("/", 1)[-1].lower()]
-    return names[0] if len(names) == 1 and raw else None
+    if f"{category}/{name}" in ids:
+        return ids[f"{category}/{name}"]
+    if category in CATEGORIES:  # another category's task of the same name is not meant
+        return None
+    names = [t for key, t in ids.items() if key.rsplit("/", 1)[-1] == name]
+    return names[0] if len(names) == 1 else None
 
 
 def _source_of(row: Mapping[str, Any]) -> str:
@@ -50,10 +55,16 @@ def _source_of(row: Mapping[str, Any]) -> str:
     return source
 
 
+def _lines(file: Path) -> list[str]:
+    # Not splitlines(): it also breaks at U+2028 and form feeds, which JSON allows inside a string.
+    return file.read_text(encoding="utf-8-sig", errors="replace").split("\n")
+
+
 class Replay:
     """Answers a task with the rows of the file, in order; a task without a row has no answer."""
 
     name = NAME
+    repeatable = True
 
     def __init__(self, path: str) -> None:
         file = Path(path)
@@ -63,7 +74,7 @@ class Replay:
             )
         self.warnings: list[str] = []
         self.sources: dict[str, list[str]] = {}
-        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        for number, line in enumerate(_lines(file), 1):
             if line.strip():
                 self._add(number, line)
         for warning in self.warnings:
@@ -86,11 +97,15 @@ class Replay:
             return
         self.sources.setdefault(task, []).append(_source_of(row))
 
+    def samples(self, task: str) -> int:
+        """How many answers to this task a report grades; 1 (no answer) where the file has none."""
+        return max(1, len(self.sources.get(task, [])))
+
     def act(self, observation: Mapping[str, Any]) -> str | None:
-        """The recorded source for this task and turn."""
+        """The recorded source for this task: row ``sample`` in a report, the next row on every turn of an episode."""
         rows = self.sources.get(observation["task"], [])
-        turn = int(observation.get("turn", 0))
-        return rows[turn] if turn < len(rows) else None
+        index = int(observation.get("sample", 0)) + int(observation.get("turn", 0))
+        return rows[index] if index < len(rows) else None
 
 
 def build(argument: str | None) -> Replay:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kbx_env.catalog import load_task
+from kbx_env.errors import UsageError
 
 NAME = "zeros"
 
@@ -36,6 +37,7 @@ class Zeros:
     """Zeros shaped like the first tensor."""
 
     name = NAME
+    repeatable = True
 
     def act(self, observation: Mapping[str, Any]) -> str | None:
         """The constant's source."""
@@ -43,5 +45,7 @@ class Zeros:
 
 
 def build(argument: str | None) -> Zeros:
-    """No argument."""
+    """Takes no argument."""
+    if argument:
+        raise UsageError(f"policy {NAME!r} takes no argument, got {argument!r}")
     return Zeros()

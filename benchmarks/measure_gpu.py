@@ -21,7 +21,7 @@ import torch
 import triton
 from kbx_env.baselines.policy import make_policy
 
-from kbx_env.catalog import expert_source, load_task, task_ids
+from kbx_env.catalog import expert_source, load_task, load_tasks, task_ids
 from kbx_env.grading import clock, floor, inputs
 from kbx_env.grading.calls import Talk
 from kbx_env.grading.grader import Grader
@@ -80,6 +80,7 @@ def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("out", type=Path)
     p.add_argument("--quick", action="store_true")
+    p.add_argument("--tasks", default="*", help="glob of the experts to time")
     p.add_argument("--parts", default="experts,aa,baselines,zoo")
     a = p.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
@@ -99,7 +100,7 @@ def main() -> None:
         parts = a.parts.split(",")
         if "experts" in parts:
             rows = []
-            for t in task_ids():
+            for t in (t.id for t in load_tasks(pattern=a.tasks)):
                 rows.append(graded(grader, "expert", t, expert_source(t), targets=("sm_90",), timing=not a.quick))
                 part("experts", rows)
         if "baselines" in parts:

@@ -11,10 +11,9 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import math
-import shutil
+import platform
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,15 @@ if __package__ in (None, ""):  # run as a script from a clone
 
 from kbx_env.catalog import load_tasks
 from kbx_env.errors import UsageError
+from kbx_env.executor import Executor, InlineLane, ProcessLane, Request
 from kbx_env.outcome import Fault, Outcome, Stage, Verdict
-from kbx_env.store import Store, request_key
+from kbx_env.store import Store
 from kbx_env.task import Task
 
 GradeFunction = Callable[..., Outcome]
-_NOT_COMPILED = (Verdict.MALFORMED, Verdict.COMPILE_ERROR)
+# As the reward term "compiles": what breaks a rule never came to be compiled for its own work.
+_NOT_COMPILED = (Verdict.MALFORMED, Verdict.REJECTED, Verdict.COMPILE_ERROR)
+_OURS = ("gradings.sqlite", "gradings.sqlite-wal", "gradings.sqlite-shm", "report.json", "report.md", "report.html")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,22 +53,31 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Counts and rates over outcomes; infrastructure faults are left out and counted apart. Missing is ``None``."""
-    known = [o for o in outcomes if o.fault is not Fault.INFRA]
-    timed = [o.speedup for o in known if o.speedup is not None]
-    n = len(known)
+def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]:
+    """Counts and rates over gradings; infrastructure faults are left out and counted apart. Missing is ``None``.
 
-    def rate(k: int) -> float | None:
-        return k / n if n else None
+    Args:
+        outcomes: the gradings.
+        timed: whether correct kernels were timed; without timing, both speed figures are unknown, not 0.
+    """
+    known = [o for o in outcomes if o.fault is not Fault.INFRA]
+    timings = [o.timing for o in known if o.timing is not None]
+    n = len(known)
+    tasks = {o.task for o in known}
+
+    def rate(k: int, of: int = n) -> float | None:
+        return k / of if of else None
 
     return {
         "n": n,
         "infra_faults": len(outcomes) - n,
-        "compile_rate": rate(sum(o.verdict not in _NOT_COMPILED for o in known)),
+        "tasks": len(tasks),
+        "compile_rate": rate(sum(o.verdict not in _NOT_COMPILED and not o.violations for o in known)),
         "correct_rate": rate(sum(o.correct for o in known)),
-        "faster_than_eager_rate": rate(sum(s > 1 for s in timed)) if timed else None,
-        "geomean_speedup": math.exp(sum(map(math.log, timed)) / len(timed)) if timed else None,
+        "solved_rate": rate(len({o.task for o in known if o.correct}), len(tasks)),
+        # Faster means beyond the noise: the whole 95 % interval lies above 1.
+        "faster_than_eager_rate": rate(sum(t.low > 1 for t in timings)) if timed else None,
+        "geomean_speedup": math.exp(sum(math.log(t.speedup) for t in timings) / len(timings)) if timings else None,
         "verdicts": {v: k for v in map(str, Verdict) if (k := sum(str(o.verdict) == v for o in outcomes))},
     }
 
@@ -75,69 +86,88 @@ def _no_answer(task: Task, backend: str, grading: str) -> Outcome:
     return Outcome(task.id, Verdict.MALFORMED, Stage.SCREEN, backend, grading, Fault.POLICY, "the policy has no answer")
 
 
-class Run:
-    """Grades one policy over tasks; every outcome goes to the store at once."""
+def requests(
+    spec: str, policy: Any, task: Task, options: Mapping[str, Any], about: Mapping[str, Any], store: Store
+) -> Iterator[tuple[Request | Outcome, int]]:
+    """What one policy hands in for one task: (request or known outcome, sample number).
 
-    def __init__(
-        self, store: Store, grade: GradeFunction, settings: Mapping[str, Any], environment: Mapping[str, Any]
-    ) -> None:
-        self.store, self.grade, self.settings, self.environment = store, grade, dict(settings), dict(environment)
+    A policy may have ``samples(task) -> int`` (default 1) and ``repeatable = True`` when it answers alike every
+    time. One that is not repeatable is not asked again about what is already graded.
 
-    def one(self, spec: str, policy: Any, task: Task) -> Outcome:
-        """The stored outcome, or a new one."""
-        from kbx_env.prompt import instruction
+    Raises:
+        UsageError: the policy raised an exception.
+    """
+    from kbx_env.prompt import instruction
 
-        observation = {
-            "task": task.id,
-            "prompt": instruction(task, self.settings["backend"]),
-            "feedback": "",
-            "turn": 0,
-        }
-        source = policy.act(observation)
-        request = {
-            "policy": spec,
-            "task": task.id,
-            "fingerprint": task.fingerprint,
-            **self.settings,
-            **self.environment,
-        }
-        data = None if source is None else source.encode("utf-8", "surrogatepass")
-        key = request_key(request, data)
-        outcome = self.store.get(key)
-        if outcome is None:
-            outcome = (
-                _no_answer(task, self.settings["backend"], self.settings["grading"])
-                if data is None
-                else self.grade(task.id, data, **self.settings)
-            )
-            self.store.put(key, spec, 0, request, data, outcome)
-        return outcome
+    record = {**about, "fingerprint": task.fingerprint}
+    count = getattr(policy, "samples", None)
+    for sample in range(count(task.id) if callable(count) else 1):
+        blank = Request(task.id, b"", options, record, spec, sample)
+        stored = None if getattr(policy, "repeatable", False) else store.find(blank.record)
+        if stored is not None:
+            yield stored, sample
+            continue
+        prompt = instruction(task, options["backend"])
+        seen = {"task": task.id, "prompt": prompt, "feedback": "", "turn": 0, "sample": sample}
+        try:
+            source = policy.act(seen)
+        except Exception as e:
+            raise UsageError(f"policy {spec!r} failed on {task.id}: {type(e).__name__}: {e}") from e
+        if source is None:
+            outcome = _no_answer(task, options["backend"], options["grading"])
+            store.put(blank.key, spec, sample, blank.record, None, outcome)
+            yield outcome, sample
+        else:
+            data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else bytes(source)
+            yield Request(task.id, data, options, record, spec, sample), sample
 
 
 def report_of(
-    spec: str, tasks: Sequence[Task], outcomes: Mapping[str, Outcome], manifest: Mapping[str, Any]
+    spec: str, tasks: Sequence[Task], outcomes: Mapping[tuple[str, int], Outcome], manifest: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The JSON report of one policy."""
+    """The JSON report of one policy; ``outcomes`` by task and sample."""
     from kbx_env.rewards.compose import load_preset
 
     reward = load_preset("default")
-    categories = sorted({t.category for t in tasks})
+    timed = bool(manifest.get("timed"))
+    by_id = {t.id: t for t in tasks}
     rows = []
-    for t in tasks:
-        o = outcomes[t.id]
-        rows.append({**o.to_dict(), "category": t.category, "difficulty": t.difficulty, "reward": reward(o)})
+    for (name, sample), o in sorted(outcomes.items()):
+        t = by_id[name]
+        more = {"sample": sample, "category": t.category, "difficulty": t.difficulty, "reward": reward(o)}
+        rows.append({**o.to_dict(), **more})
+    of = {c: [o for (name, _), o in outcomes.items() if by_id[name].category == c] for c in
+          sorted({t.category for t in tasks})}  # fmt: skip
     return {
-        "policy": spec, "manifest": dict(manifest), "summary": summarise(list(outcomes.values())),
-        "by_category": {c: summarise([outcomes[t.id] for t in tasks if t.category == c]) for c in categories},
-        "tasks": rows,
+        "policy": spec, "manifest": dict(manifest), "summary": summarise(list(outcomes.values()), timed),
+        "by_category": {c: summarise(found, timed) for c, found in of.items()}, "tasks": rows,
     }  # fmt: skip
 
 
+def _folder(a: argparse.Namespace) -> Path:
+    out = Path(a.out)
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {a.out!r} is a file; give a folder")
+    if a.overwrite and not a.resume:
+        for name in _OURS:  # only what a report wrote: the folder may hold other things
+            (out / name).unlink(missing_ok=True)
+    elif out.is_dir() and any(out.iterdir()) and not a.resume:
+        raise UsageError(f"{out} is not empty; use --resume to go on, --overwrite to start anew, or another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UsageError(f"cannot write to --out {a.out!r}: {e.strerror}") from e
+    return out
+
+
 def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
-    """Grade and write; returns the folder."""
+    """Grade and write; returns the folder. ``grade`` stands in for the real grader in tests."""
+    import torch
+    import triton
     from kbx_env.baselines.policy import make_policy
     from kbx_env.eval import pages
 
+    import kbx_env
     from kbx_env.errors import UnknownName
     from kbx_env.grading.grader import GRADINGS, TARGETS, Grader, resolve_backend
 
@@ -145,78 +175,70 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     backend = resolve_backend(a.backend)
     if a.grading not in GRADINGS:
         raise UnknownName("grading", a.grading, GRADINGS)
-    targets = tuple(t for t in a.targets.split(",") if t and t != "none")
+    targets = [t for t in a.targets.split(",") if t and t != "none"]
     for t in targets:
         if t not in TARGETS:
             raise UnknownName("target", t, TARGETS)
     if a.workers < 1:
         raise UsageError(f"--workers is {a.workers}; at least 1")
+    timed = backend == "cuda" and not a.no_timing
+    if timed and a.workers > 1:
+        raise UsageError("--workers above 1 would spoil the timings on a shared GPU; use --workers 1 or --no-timing")
     policies = [(spec, make_policy(spec)) for spec in dict.fromkeys(a.policy)]
-    out = Path(a.out)
-    database = out / "gradings.sqlite"
-    if a.overwrite and database.is_file():
-        shutil.rmtree(out)
-    if database.exists() and not a.resume:
-        raise UsageError(
-            f"{out} holds a report already; use --resume to go on, --overwrite to start anew, or another --out"
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    import torch
-    import triton
-
-    device = torch.cuda.get_device_name(0) if backend == "cuda" else "cpu"
-    environment = {"device": device, "torch": torch.__version__, "triton": triton.__version__}
-    split = "train" if a.split == "train" else "eval"
+    out = _folder(a)
+    environment = {"device": torch.cuda.get_device_name(0) if backend == "cuda" else "cpu",
+                   "torch": torch.__version__, "triton": triton.__version__, "kbx_env": kbx_env.__version__}  # fmt: skip
     settings = {
-        "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing, "split": split,
+        "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
+        "split": "train" if a.split == "train" else "eval",
     }  # fmt: skip
-    manifest = {**environment, **settings, "targets": list(targets), "tasks": len(tasks), "task_split": a.split,
+    manifest = {**environment, "python": platform.python_version(), **settings, "timed": timed, "tasks": len(tasks),
+                "task_split": a.split,
                 "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
-    store = Store(database)
-    graders: list[Grader] = []
-    local = threading.local()
-
-    def graded(*args: Any, **options: Any) -> Outcome:
-        if grade is not None:
-            return grade(*args, **options)
-        if not hasattr(local, "grader"):
-            local.grader = Grader()
-            graders.append(local.grader)
-        return local.grader.grade(*args, **options)
-
+    store = Store(out / "gradings.sqlite")
+    grader = Grader() if grade is None and a.workers == 1 else None
     try:
-        reports = _grade_all(Run(store, graded, settings, environment), policies, tasks, a.workers, manifest)
+        lane = InlineLane(grade or grader.grade) if grade or grader else ProcessLane(a.workers)
+        # Timing a slow kernel on every case is allowed to take minutes; the sandbox's own wall limit is 30 s.
+        with Executor(lane, store=store, deadline=600 if timed else 120) as executor:
+            found = _grade_all(executor, store, policies, tasks, settings, environment)
     finally:
-        for g in graders:
-            g.close()
+        if grader is not None:
+            grader.close()
         store.close()
-    pages.write(out, reports)
+    pages.write(out, [report_of(spec, tasks, found[spec], manifest) for spec, _ in policies])
     return out
 
 
 def _grade_all(
-    job: Run, policies: Sequence[tuple[str, Any]], tasks: Sequence[Task], workers: int, manifest: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+    executor: Executor, store: Store, policies: Sequence[tuple[str, Any]], tasks: Sequence[Task],
+    settings: Mapping[str, Any], environment: Mapping[str, Any],
+) -> dict[str, dict[tuple[str, int], Outcome]]:  # fmt: skip
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    found: dict[str, dict[str, Outcome]] = {spec: {} for spec, _ in policies}
+    found: dict[str, dict[tuple[str, int], Outcome]] = {spec: {} for spec, _ in policies}
+    jobs: dict[concurrent.futures.Future[Outcome], tuple[str, str, int]] = {}
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        bars = {spec: progress.add_task(spec, total=len(tasks)) for spec, _ in policies}
-        pool = concurrent.futures.ThreadPoolExecutor(workers)
-        try:
-            jobs = {pool.submit(job.one, spec, policy, t): (spec, t.id) for spec, policy in policies for t in tasks}
-            for done in concurrent.futures.as_completed(jobs):
-                spec, task = jobs[done]
-                found[spec][task] = done.result()
-                progress.advance(bars[spec])
-        except BaseException:
-            # What has ended is in the store; what has not begun is given up.
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        pool.shutdown()
-    return [report_of(spec, tasks, found[spec], manifest) for spec, _ in policies]
+        bars = {spec: progress.add_task(spec, total=None) for spec, _ in policies}
+        for spec, policy in policies:
+            total = 0
+            for task in tasks:
+                for ask, sample in requests(spec, policy, task, settings, environment, store):
+                    total += 1
+                    if isinstance(ask, Outcome):
+                        found[spec][task.id, sample] = ask
+                        progress.advance(bars[spec])
+                        continue
+                    job = executor.submit(ask)
+                    job.add_done_callback(lambda _, bar=bars[spec]: progress.advance(bar))
+                    jobs[job] = (spec, task.id, sample)
+            progress.update(bars[spec], total=total)
+        for done in concurrent.futures.as_completed(jobs):
+            spec, name, sample = jobs[done]
+            found[spec][name, sample] = done.result()
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -227,8 +249,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as e:
         print(f"report.py: {e}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"interrupted; go on with --resume --out {a.out}", file=sys.stderr)
+    except (KeyboardInterrupt, concurrent.futures.CancelledError):
+        print("interrupted; nothing that ended is lost: go on with the same command and --resume", file=sys.stderr)
         return 130
     print(f"report: {out / 'report.html'}\n        {out / 'report.md'}\n        {out / 'report.json'}")
     return 0

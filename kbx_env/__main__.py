@@ -101,8 +101,11 @@ def _tasks(a: argparse.Namespace) -> int:
 
 def _prompt(a: argparse.Namespace) -> int:
     from kbx_env.catalog import load_task
+    from kbx_env.errors import UnknownName
     from kbx_env.prompt import instruction
 
+    if a.backend not in ("cpu", "cuda"):  # not resolved: a prompt for a GPU may be read without one
+        raise UnknownName("backend", a.backend, ("cpu", "cuda"))
     print(instruction(load_task(a.task), a.backend))
     return 0
 

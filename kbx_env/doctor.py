@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ def examine() -> list[dict[str, Any]]:
     def add(name: str, ok: bool, found: str, remedy: str = "") -> None:
         rows.append({"name": name, "ok": ok, "found": found, "remedy": "" if ok else remedy})
 
-    add("python", platform.python_version_tuple() >= ("3", "11"), platform.python_version(), "use Python 3.11 or newer")
+    add("python", sys.version_info >= (3, 11), platform.python_version(), "use Python 3.11 or newer")
     add("system", platform.system() == "Linux", f"{platform.system()} {platform.machine()}", "grading needs Linux")
     try:
         import torch

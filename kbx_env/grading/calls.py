@@ -61,7 +61,7 @@ class Talk:
         """One command; deaths, hangs and errors of the submission become ``Stopped``."""
         if not self._started:
             self._started = True
-            self.deadline = time.monotonic() + self.wall + (60 if self.backend == "cuda" else 0)
+            self.deadline = time.monotonic() + self.wall + (20 if self.backend == "cuda" else 0)
         try:
             reply, data = self.runner.ask(header, blobs, deadline=self.deadline + extra)
         except wire.Late:

@@ -20,7 +20,7 @@ def _case(*size, held=False, out=False, **args):
     cost=Cost(flops="10 * n", bytes="4 * n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Any stream of good uniform samples is right, seeded by the generator where one is given; as published, "
-    "torch's own Philox stream and its thread mapping had to be reproduced bit for bit.",
+    "torch's own Philox stream and its thread mapping had to be reproduced bit for bit. size is one tuple, not *size.",
     cases=(
         _case(2, 3, **SEEDED),
         _case(2, 3, dtype=DtypeArg("f64"), **SEEDED),
@@ -50,11 +50,11 @@ def rand(
 ):
     """Independent uniform samples on [0, 1): a new tensor of the given size (a tuple of ints) on the given device.
 
-    dtype is float32 (default) or float64; float32 samples use at least 23 random bits and are never 1.0, float64 samples
-    at least 32. With a torch.Generator the samples are a function of its state alone: equal states give equal samples,
-    other seeds others (a seed may be drawn from it with torch.randint of one element). Without one, every call gives
-    fresh samples. Torch's own stream is not asked for. out= is filled and returned; requires_grad is set on the
-    result. layout is torch.strided and pin_memory False.
+    dtype is float32 (default) or float64; float32 samples use at least 23 random bits, float64 samples at least 52, and
+    none is ever 1.0. With a torch.Generator the samples are a function of its state alone, which the call advances:
+    equal states give equal samples, other seeds others (a seed may be drawn from it with torch.randint of one element).
+    Without one, every call gives fresh samples. Torch's own stream is not asked for. out= is filled and returned;
+    requires_grad is set on the result. layout is torch.strided and pin_memory False.
     """
     return torch.rand(
         size, generator=generator, out=out, dtype=dtype, layout=layout, device=device, requires_grad=requires_grad,

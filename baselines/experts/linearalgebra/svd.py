@@ -73,6 +73,9 @@ def _jacobi(
             t = tl.where(zeta >= 0, 1.0, -1.0) / (tl.abs(zeta) + tl.sqrt(1.0 + zeta * zeta))
             cs = 1.0 / tl.sqrt(1.0 + t * t)
             cs, sn = tl.where(turnable, cs, 1.0), tl.where(turnable, cs * t, 0.0)
+            # A small tile is held by several warps at once: none may store before all have loaded, or they disagree
+            # on `off` and leave the loop at different times.
+            tl.debug_barrier()
             tl.store(w + p[:, None] * RP + rows[None, :], cs[:, None] * x - sn[:, None] * y)
             tl.store(w + q[:, None] * RP + rows[None, :], sn[:, None] * x + cs[:, None] * y)
             x = tl.load(v + p[:, None] * CP + cols[None, :])
@@ -116,6 +119,7 @@ def _jacobi(
             along = tl.sum(basis * new[None, :], 1)
             new = new - tl.sum(basis * along[:, None], 0)
             new = new / tl.sqrt(tl.sum(new * new, 0))
+        tl.debug_barrier()
         tl.store(u + c * RP + rows, new)
         tl.debug_barrier()
     basis = tl.load(u + rows[:, None] * RP + rows[None, :])
