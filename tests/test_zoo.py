@@ -19,7 +19,14 @@ def _task(path: Path) -> str:
 
 
 def _check(grader, path: Path, backend: str, paid: bool) -> None:
-    outcome = grader.grade(_task(path), path.read_bytes(), backend=backend, targets=("sm_90",), timing=False, wall=6.0)
+    outcome = grader.grade(
+        _task(path),
+        path.read_bytes(),
+        backend=backend,
+        targets=("sm_90",),
+        timing=False,
+        wall=6.0 if not paid else 30.0,
+    )
     assert outcome.fault is not Fault.INFRA, outcome.message
     if paid:
         assert outcome.correct, (outcome.message, outcome.violations)

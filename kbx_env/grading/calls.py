@@ -44,7 +44,8 @@ class Talk:
         self.zygote, self.task, self.backend = zygote, task, backend
         self.secret, self.split, self.wall = secret, split, wall
         self.runner = zygote.spawn(device=backend)
-        self.deadline = time.monotonic() + wall
+        # Only the runner's time counts: a busy grader must not make a submission late.
+        self.left = wall
         self.denied: list[tuple[str, str]] = []
         self.dots: set[str] = set()
         self.launches = 0
@@ -61,13 +62,16 @@ class Talk:
         """One command; deaths, hangs and errors of the submission become ``Stopped``."""
         if not self._started:
             self._started = True
-            self.deadline = time.monotonic() + self.wall + (20 if self.backend == "cuda" else 0)
+            # The first use of a GPU loads its context and the driver's stubs.
+            self.left += 20 if self.backend == "cuda" else 0
+        start = time.monotonic()
         try:
-            reply, data = self.runner.ask(header, blobs, deadline=self.deadline + extra)
+            reply, data = self.runner.ask(header, blobs, deadline=start + self.left + extra)
         except wire.Late:
             raise Stopped(Verdict.TIMEOUT, f"no result within {self.wall:.0f} s of wall time") from None
         except wire.WireError as e:
             raise Stopped(Verdict.RUNTIME_ERROR, f"the submission's process died ({e})") from None
+        self.left -= time.monotonic() - start
         fresh = [(str(r), str(d)[:300]) for r, d in reply.get("denied", [])]
         self.denied = list(dict.fromkeys([*self.denied, *fresh]))
         self.standing = self.standing and bool(reply.get("standing"))
@@ -129,7 +133,7 @@ class Talk:
             sent["out"] = _poisoned(expected.native[0])
         blobs: list[bytes] = []
         header = self.message(case, sent, generator_seed, blobs)
-        header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.deadline - time.monotonic())}
+        header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.left)}
         reply, data = self.ask(header, blobs)
         try:
             answer, broken = self._answer(reply, data)
@@ -166,7 +170,7 @@ class Talk:
         """Ahead-of-time builds of the kernels seen since the last call."""
         reply, _ = self.ask({"op": "build", "targets": targets}, extra=60)
         fields = Build.__dataclass_fields__
-        self.deadline += float(reply.get("seconds", 0.0))  # the compiler's time is not the submission's
+        self.left += float(reply.get("seconds", 0.0))  # the compiler's time is not the submission's
         return [Build(**{k: v for k, v in row.items() if k in fields}) for row in reply["builds"]]
 
     def ideal_bytes(self, case: Case, claimed: Claimed) -> int:

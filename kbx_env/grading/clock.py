@@ -95,17 +95,17 @@ class RunnerSide:
 
     def prepare(self, slots: Sequence[dict[str, Any]]) -> None:
         """See ``Side``; autotuning may take its time here."""
-        self.talk.deadline = time.monotonic() + 120
+        self.talk.left = 120.0
         self._send("prepare", slots, 0)
 
     def refill(self, slots: Sequence[dict[str, Any]]) -> None:
         """See ``Side``."""
-        self.talk.deadline = time.monotonic() + 60
+        self.talk.left = 60.0
         self._send("refill", slots, 0)
 
     def measure(self, order: Sequence[int], flush: bool = True) -> list[float]:
         """See ``Side``."""
-        self.talk.deadline = time.monotonic() + 60
+        self.talk.left = 60.0
         start = time.perf_counter()
         reply, _ = self.talk.ask({"op": "time", "do": "measure", "order": list(order), "flush": flush})
         wall_us = (time.perf_counter() - start) * 1e6
