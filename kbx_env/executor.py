@@ -113,7 +113,7 @@ class ProcessLane:
             if self._closed:
                 raise LaneLost("the lane is closed")
             self._all = {w for w in self._all if w.alive}
-            worker = _Worker(self._grader)
+            worker = _Worker(self._grader, max(1, (os.cpu_count() or 1) // self.width))
             self._all.add(worker)
             return worker
 
@@ -128,9 +128,11 @@ class ProcessLane:
 class _Worker:
     """One worker process, seen from the lane."""
 
-    def __init__(self, grader: str) -> None:
+    def __init__(self, grader: str, threads: int) -> None:
         root = str(Path(__file__).resolve().parent.parent)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+        # Each worker's torch would take every core: on 2 cores, 2 workers were half as fast as with one thread each.
+        env.setdefault("OMP_NUM_THREADS", str(threads))
         # A session of its own: Ctrl-C reaches the parent alone, which then ends the workers in order.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "kbx_env.executor", grader],

@@ -61,7 +61,8 @@ def feedback(outcome: Outcome, limit: int = 4000) -> str:
         t = outcome.timing
         lines.append(f"Speedup over eager: {t.speedup:.3f} (95 % interval {t.low:.3f} to {t.high:.3f})")
         lines += [f"- {c.case}: {c.candidate_us:.1f} us, eager {c.eager_us:.1f} us" for c in t.cases]
-    if outcome.verdict in _ADVICE:
-        lines.append(_ADVICE[outcome.verdict])
-    text = "\n".join(lines)
-    return text if len(text) <= limit else text[: limit - 4] + "\n..."
+    advice = "\n" + _ADVICE[outcome.verdict] if outcome.verdict in _ADVICE else ""
+    text, room = "\n".join(lines), max(0, limit - len(advice))
+    # A long reason is cut, never the advice: what to do is the part that a policy can act on.
+    cut = text if len(text) <= room else text[: max(0, room - 4)] + "\n..."
+    return (cut + advice)[:limit]

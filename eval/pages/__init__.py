@@ -28,11 +28,15 @@ def reason(row: Mapping[str, Any]) -> str:
 def write(out: Path, reports: Sequence[Mapping[str, Any]]) -> None:
     """``report.json`` (the first policy's keys on top, all under ``policies``), ``report.md``, ``report.html``."""
     whole = {**reports[0], "policies": list(reports)} if len(reports) > 1 else dict(reports[0])
-    (out / "report.json").write_text(json.dumps(whole, indent=1, allow_nan=False))
-    (out / "report.md").write_text("\n\n".join(map(_markdown, reports)) + "\n")
-    template = Template((Path(__file__).parent / "report.html").read_text())
+    template = Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
     body = "\n".join(map(_section, reports))
-    (out / "report.html").write_text(template.substitute(body=body, manifest=_manifest(reports[0]["manifest"])))
+    texts = {
+        "report.json": json.dumps(whole, indent=1, allow_nan=False),
+        "report.md": "\n\n".join(map(_markdown, reports)) + "\n",
+        "report.html": template.substitute(body=body, manifest=_manifest(reports[0]["manifest"])),
+    }
+    for name, text in texts.items():
+        (out / name).write_text(text, encoding="utf-8")
 
 
 def _manifest(manifest: Mapping[str, Any]) -> str:
@@ -40,62 +44,99 @@ def _manifest(manifest: Mapping[str, Any]) -> str:
     return html.escape(" · ".join(f"{k.replace('_', ' ')}: {manifest[k]}" for k in keys if k in manifest))
 
 
-def _traffic(row: Mapping[str, Any]) -> str:
+def _label(row: Mapping[str, Any]) -> str:
+    return row["task"] + (f" #{row['sample'] + 1}" if row.get("sample") else "")
+
+
+def _ratio(row: Mapping[str, Any]) -> float | None:
     e = row.get("evidence") or {}
-    if not e.get("moved_bytes") or not e.get("ideal_bytes") or not row["correct"]:
-        return "-"
-    return f"{e['moved_bytes'] / e['ideal_bytes']:.2f}"
+    if not row["correct"] or not e.get("moved_bytes") or not e.get("ideal_bytes"):
+        return None  # a wrong kernel moves too little for free
+    return e["moved_bytes"] / e["ideal_bytes"]
+
+
+def _size(value: int | None) -> str:
+    if value is None:
+        return "–"
+    size, units = float(value), ["B", "KiB", "MiB", "GiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
 
 
 def _markdown(r: Mapping[str, Any]) -> str:
     s = r["summary"]
     lines = [
-        f"# {r['policy']}", "", _manifest(r["manifest"]), "",
-        f"- tasks: {s['n']}" + (f" (and {s['infra_faults']} not judged)" if s["infra_faults"] else ""),
+        f"# {r['policy']}", "", html.unescape(_manifest(r["manifest"])), "",
+        f"- gradings: {s['n']} over {s['tasks']} tasks" + (f" (and {s['infra_faults']} not judged)" if s["infra_faults"] else ""),
         f"- compiles: {percent(s['compile_rate'])}", f"- correct: {percent(s['correct_rate'])}",
+        f"- tasks solved at least once: {percent(s['solved_rate'])}",
         f"- faster than eager: {percent(s['faster_than_eager_rate'])}",
         f"- geometric mean speedup of correct kernels: {times(s['geomean_speedup'])}", "",
-        "| task | verdict | cases | moved / ideal bytes | speedup | reason |", "|---|---|---|---|---|---|",
+        "| task | verdict | cases | moved / ideal bytes | launches | speedup | reason |", "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for row in r["tasks"]:
-        c = row["cases"]
-        cases = f"{c['passed']}/{c['total']}" if c else "-"
-        why = reason(row).replace("|", "\\|")
-        speed = times(row["speedup"]) if row["speedup"] is not None else "-"
-        lines.append(f"| {row['task']} | {row['verdict']} | {cases} | {_traffic(row)} | {speed} | {why} |")
+        c, e, ratio = row["cases"], row.get("evidence") or {}, _ratio(row)
+        cells = [
+            _label(row), row["verdict"], f"{c['passed']}/{c['total']}" if c else "-",
+            "-" if ratio is None else f"{ratio:.2f}", str(e.get("launches", "-")),
+            "-" if row["speedup"] is None else times(row["speedup"]), reason(row).replace("|", "\\|"),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _bar(rate: float | None) -> str:
-    width = 0 if rate is None else 100 * rate
-    return f'<span class="bar"><span style="width:{width:.0f}%"></span></span>'
+def _bar(parts: Sequence[tuple[str, int]]) -> str:
+    """One row of a stacked bar as SVG; widths are shares of the gradings of the category."""
+    total, x, rects = sum(k for _, k in parts), 0.0, []
+    for name, k in parts:
+        width = 100 * k / total if total else 0
+        rects.append(f'<rect class="{name}" x="{x:.2f}%" width="{width:.2f}%" height="100%"/>')
+        x += width
+    said = ", ".join(f"{k} {name}" for name, k in parts if k)
+    return f'<svg class="bar" role="img" aria-label="{said}"><title>{said}</title>{"".join(rects)}</svg>'
+
+
+def _category(name: str, s: Mapping[str, Any]) -> str:
+    correct, unknown = s["verdicts"].get("correct", 0), s["infra_faults"]
+    bar = _bar([("good", correct), ("bad", s["n"] - correct), ("unknown", unknown)])
+    return (
+        f"<tr><th scope=row>{html.escape(name)}</th><td>{bar}</td><td class=num>{correct} of {s['n']}</td>"
+        f"<td class=num>{times(s['geomean_speedup']) if s['geomean_speedup'] is not None else '–'}</td></tr>"
+    )
 
 
 def _section(r: Mapping[str, Any]) -> str:
     s = r["summary"]
     cards = [
-        ("tasks", str(s["n"])), ("compiles", percent(s["compile_rate"])), ("correct", percent(s["correct_rate"])),
+        ("gradings", str(s["n"])), ("compiles", percent(s["compile_rate"])), ("correct", percent(s["correct_rate"])),
         ("faster than eager", percent(s["faster_than_eager_rate"])), ("geomean speedup", times(s["geomean_speedup"])),
     ]  # fmt: skip
+    if s["infra_faults"]:
+        cards.insert(1, ("not judged", str(s["infra_faults"])))
     shown = "".join(f"<div><b>{v}</b><small>{k}</small></div>" for k, v in cards)
-    categories = "".join(
-        f"<tr><td>{html.escape(c)}</td><td>{v['n']}</td><td>{_bar(v['correct_rate'])} {percent(v['correct_rate'])}</td></tr>"
-        for c, v in r["by_category"].items()
-    )
+    categories = "".join(_category(c, v) for c, v in r["by_category"].items())
     rows = "".join(map(_row, r["tasks"]))
     return f"""<section><h2>{html.escape(r["policy"])}</h2><div class="cards">{shown}</div>
-<details><summary>by category</summary><div class="wide"><table><tr><th>category</th><th>tasks</th><th>correct</th></tr>
-{categories}</table></div></details>
-<div class="wide"><table><tr><th>task</th><th>verdict</th><th>cases</th><th title="bytes moved / compulsory bytes">traffic</th>
-<th>launches</th><th>speedup</th><th>seconds</th><th>reason</th></tr>{rows}</table></div></section>"""
+<details open><summary>Correct by category</summary><table class="categories">
+<tr><th>category</th><th></th><th class=num>correct</th><th class=num>speedup</th></tr>{categories}</table></details>
+<details open><summary>Every grading</summary><div class="wide"><table>
+<tr><th>task</th><th>verdict</th><th class=num>cases</th><th class=num title="bytes that the launches moved">moved</th>
+<th class=num title="bytes that any kernel must move">ideal</th><th class=num>ratio</th><th class=num>launches</th>
+<th class=num>speedup</th><th class=num>seconds</th><th>reason</th></tr>{rows}</table></div></details></section>"""
 
 
 def _row(row: Mapping[str, Any]) -> str:
-    c, e, t = row["cases"], row.get("evidence") or {}, row["timing"]
-    speed = f"{t['speedup']:.3f}x <small>{t['low']:.3f}–{t['high']:.3f}</small>" if t else "-"
-    cells = [
-        html.escape(row["task"]), f'<span class="v {row["verdict"]}">{row["verdict"].replace("_", " ")}</span>',
-        f"{c['passed']}/{c['total']}" if c else "-", _traffic(row), str(e.get("launches", "-")), speed,
-        f"{row['seconds'].get('total', 0):.2f}" if row["seconds"] else "-", f"<small>{html.escape(reason(row))}</small>",
+    c, e, t, ratio = row["cases"], row.get("evidence") or {}, row["timing"], _ratio(row)
+    speed = f"{t['speedup']:.3f}x <small>{t['low']:.3f} to {t['high']:.3f}</small>" if t else "–"
+    seconds = row["seconds"].get("total")
+    numbers = [
+        f"{c['passed']}/{c['total']}" if c else "–", _size(e.get("moved_bytes")), _size(e.get("ideal_bytes")),
+        "–" if ratio is None else f"{ratio:.2f}", str(e.get("launches", "–")), speed,
+        "–" if seconds is None else f"{seconds:.2f}",
     ]  # fmt: skip
-    return "<tr>" + "".join(f"<td>{x}</td>" for x in cells) + "</tr>"
+    verdict = f'<span class="v {row["verdict"]}">{row["verdict"].replace("_", " ")}</span>'
+    return (
+        f"<tr><td>{html.escape(_label(row))}</td><td>{verdict}</td>" + "".join(f"<td class=num>{x}</td>" for x in numbers)
+        + f"<td class=why>{html.escape(reason(row))}</td></tr>"
+    )  # fmt: skip

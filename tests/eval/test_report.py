@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from kbx_env.eval import report
 
-from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
+from kbx_env.errors import UsageError
+from kbx_env.outcome import Cases, Fault, Outcome, Stage, Timing, Verdict
 
 
 class Fake:
@@ -78,3 +81,114 @@ def test_an_earlier_report_is_not_mixed_with_a_new_one(tmp_path: Path, capsys: p
     out = report.run(_args(tmp_path), grade=Fake())
     assert report.main(["--policy", "expert", "--backend", "cpu", "--out", str(out)]) == 2
     assert "--resume" in capsys.readouterr().err
+
+
+class Sampler:
+    """A policy that never answers alike twice, with two samples a task."""
+
+    name = "sampler"
+    asked: list[tuple[str, int]] = []
+
+    def samples(self, task: str) -> int:
+        return 2
+
+    def act(self, observation) -> str | None:
+        self.asked.append((observation["task"], observation["sample"]))
+        return None if observation["task"].startswith("reduce/") else f"answer {len(self.asked)}"
+
+
+def test_every_sample_is_graded_and_no_answer_is_malformed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kbx_env.baselines.policy.make_policy", lambda spec: Sampler())
+    out = report.run(_args(tmp_path), grade=Fake())
+    data = json.loads((out / "report.json").read_text())
+    assert len(data["tasks"]) == 30 and {(r["task"], r["sample"]) for r in data["tasks"]} == set(Sampler.asked)
+    empty = [r for r in data["tasks"] if r["task"] == "reduce/argmax"]
+    assert all(r["verdict"] == "malformed" and "no answer" in r["message"] and r["reward"] == 0 for r in empty)
+    assert (
+        data["summary"]["n"] == 28
+        and data["summary"]["tasks"] == 14
+        and "math/softmax #2" in (out / "report.md").read_text()
+    )
+
+
+def test_a_policy_that_is_not_repeatable_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kbx_env.baselines.policy.make_policy", lambda spec: Sampler())
+    Sampler.asked.clear()
+    report.run(_args(tmp_path), grade=Fake())
+    Sampler.asked.clear()
+    report.run(_args(tmp_path, "--resume"), grade=Fake())
+    assert {t for t, _ in Sampler.asked} == {"loss/cross_entropy"}, "only what was not judged is asked again"
+
+
+def test_several_policies_have_a_section_each(tmp_path: Path) -> None:
+    out = report.run(_args(tmp_path, "--policy", "zeros", "--tasks", "softmax,argmax"), grade=Fake())
+    data = json.loads((out / "report.json").read_text())
+    assert [p["policy"] for p in data["policies"]] == ["expert", "zeros"]
+    assert data["policy"] == "expert" and data["summary"] == data["policies"][0]["summary"]
+    assert (out / "report.html").read_text().count("<section>") == 2
+
+
+def _timed(low: float) -> Outcome:
+    timing = Timing(low + 0.1, low, low + 0.2, None, (), "H200")
+    return Outcome("t", Verdict.CORRECT, Stage.TIME, "cuda", "contract", cases=Cases(1, 1), timing=timing)
+
+
+def test_faster_means_beyond_the_noise_and_unknown_is_not_zero() -> None:
+    s = report.summarise([_timed(0.95), _timed(1.2)])
+    assert s["faster_than_eager_rate"] == 0.5 and s["geomean_speedup"] == pytest.approx((1.05 * 1.3) ** 0.5)
+    wrong = Outcome("t", Verdict.REJECTED, Stage.SCREEN, "cuda", "contract", Fault.POLICY)
+    s = report.summarise([wrong])
+    assert (s["faster_than_eager_rate"], s["geomean_speedup"], s["compile_rate"]) == (0.0, None, 0.0)
+    assert report.summarise([wrong], timed=False)["faster_than_eager_rate"] is None
+    assert report.summarise([])["correct_rate"] is None
+
+
+def test_a_folder_with_other_things_is_safe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("precious")
+    assert report.main(["--policy", "expert", "--backend", "cpu", "--out", str(tmp_path / "out")]) == 2
+    assert "--resume" in capsys.readouterr().err
+    out = report.run(_args(tmp_path, "--overwrite"), grade=Fake())
+    again = Fake()
+    report.run(_args(tmp_path, "--overwrite"), grade=again)
+    assert (out / "thesis.txt").read_text() == "precious" and len(again.seen) >= 15
+
+
+def test_a_failing_policy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Sampler):
+        def act(self, observation):
+            raise RuntimeError("no connection")
+
+    monkeypatch.setattr("kbx_env.baselines.policy.make_policy", lambda spec: Broken())
+    with pytest.raises(UsageError, match="activation/gelu_fp16: RuntimeError: no connection"):
+        report.run(_args(tmp_path), grade=Fake())
+
+
+KILLED = """
+import os, sys
+sys.path.insert(0, {root!r})
+from kbx_env.eval import report
+from kbx_env.outcome import Cases, Outcome, Stage, Verdict
+seen = []
+def grade(task, source, **options):
+    if len(seen) == 4:
+        os.kill(os.getpid(), 9)
+    seen.append(task)
+    return Outcome(task, Verdict.CORRECT, Stage.CORRECT, "cpu", "contract", cases=Cases(1, 1))
+report.run(report.parser().parse_args({argv!r}), grade=grade)
+"""
+
+
+def test_a_run_killed_with_sigkill_goes_on(tmp_path: Path) -> None:
+    argv = ["--policy", "expert", "--backend", "cpu", "--split", "all", "--out", str(tmp_path / "out")]
+    code = KILLED.format(root=str(Path(__file__).resolve().parents[2]), argv=argv)
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == -9
+    second = Fake()
+    report.run(_args(tmp_path, "--resume"), grade=second)
+    assert len(set(second.seen)) == 11
+
+
+def test_it_runs_as_a_script_from_a_clone(tmp_path: Path) -> None:
+    script = Path(report.__file__)
+    done = subprocess.run([sys.executable, "-I", str(script), "--help"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and "--resume" in done.stdout

@@ -148,6 +148,8 @@ def svd(A, full_matrices=True):
     ss_r, ss_c = (1, k) if tall else (k, 1)
     _jacobi[(B,)](
         x, empty(B, CP, RP), empty(B, CP, CP), empty(B, RP, RP), S, long, short, R, k, ar, ac, m * n, width,
-        ls_r, ls_c, R * width, ss_r, ss_c, RP=RP, CP=CP, SWEEPS=16, num_warps=4 if RP <= 64 else 8,
+        ls_r, ls_c, R * width, ss_r, ss_c, RP=RP, CP=CP, SWEEPS=16,
+        # Tiles smaller than a few warps are replicated over them; one warp cannot disagree with itself.
+        num_warps=1 if RP <= 16 else 4 if RP <= 64 else 8,
     )  # fmt: skip
     return U, S, Vh
