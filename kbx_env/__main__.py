@@ -65,14 +65,35 @@ def _grade(a: argparse.Namespace) -> int:
 def _show(outcome: Outcome, reward: float | None) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    from kbx_env.prompt import feedback
+    from kbx_env.prompt import ADVICE
 
     console = Console(highlight=False)
     colour = "green" if outcome.correct else "yellow" if reward is None else "red"
     shown = "unknown (masked)" if reward is None else f"{reward:.3f}"
     console.print(f"[bold {colour}]{outcome.verdict}[/] {outcome.task} on {outcome.backend}, reward {shown}")
-    console.print(feedback(outcome).split("\n", 1)[-1], markup=False)
+    if outcome.cases is not None:
+        console.print(f"cases passed: {outcome.cases.passed} of {outcome.cases.total}")
+    if outcome.message and not outcome.correct:
+        told = {f"{f.case}: {f.reason}" for f in outcome.cases.failures} if outcome.cases else set()
+        why = "" if outcome.message in told else f": {outcome.message}"
+        console.print(f"failed at stage {outcome.stage}{why}", markup=False, soft_wrap=True)
+    problems = [("case", f.case, f.reason) for f in (outcome.cases.failures if outcome.cases else ())]
+    problems += [("rule", v.rule, v.detail) for v in outcome.violations]
+    problems += [("build", f"{b.kernel} for {b.target}", b.error or "") for b in outcome.compile if not b.ok]
+    if problems:
+        table = Table("kind", "where", "what went wrong", box=None)
+        for row in problems:
+            table.add_row(*(Text(cell[:300]) for cell in row))  # Text: a kernel's words are no markup
+        console.print(table)
+    e, t = outcome.evidence, outcome.timing
+    if e is not None and outcome.correct and e.moved_bytes and e.ideal_bytes:
+        console.print(f"moved {e.moved_bytes:,} bytes, at least {e.ideal_bytes:,} needed, {e.launches} launches")
+    if t is not None:
+        console.print(f"speedup over eager {t.speedup:.3f}, 95 % interval {t.low:.3f} to {t.high:.3f}")
+    if outcome.verdict in ADVICE:
+        console.print(f"to do: {ADVICE[outcome.verdict]}", style="bold", soft_wrap=True)
     if outcome.compile:
         table = Table("kernel", "target", "builds", "registers", "spills (B)", "shared (B)", box=None)
         for b in outcome.compile:

@@ -31,7 +31,7 @@ def instruction(task: Task, backend: str) -> str:
     )
 
 
-_ADVICE = {
+ADVICE = {
     Verdict.MALFORMED: "Send one whole Python module with the entry function and its exact parameters.",
     Verdict.REJECTED: "Move the work into a Triton kernel and drop what the rules forbid.",
     Verdict.COMPILE_ERROR: "Fix the kernel so that Triton compiles it.",
@@ -47,7 +47,8 @@ def feedback(outcome: Outcome, limit: int = 4000) -> str:
     lines = [f"Verdict: {outcome.verdict} (stage: {outcome.stage})"]
     if outcome.cases is not None:
         lines.append(f"Cases passed: {outcome.cases.passed} of {outcome.cases.total}")
-    if outcome.message and not outcome.correct:
+    told = {f"{f.case}: {f.reason}" for f in outcome.cases.failures} if outcome.cases else set()
+    if outcome.message and not outcome.correct and outcome.message not in told:
         lines.append(f"Reason: {outcome.message}")
     if outcome.cases is not None:
         lines += [f"- {f.case}: {f.reason}" for f in outcome.cases.failures]
@@ -61,7 +62,7 @@ def feedback(outcome: Outcome, limit: int = 4000) -> str:
         t = outcome.timing
         lines.append(f"Speedup over eager: {t.speedup:.3f} (95 % interval {t.low:.3f} to {t.high:.3f})")
         lines += [f"- {c.case}: {c.candidate_us:.1f} us, eager {c.eager_us:.1f} us" for c in t.cases]
-    advice = "\n" + _ADVICE[outcome.verdict] if outcome.verdict in _ADVICE else ""
+    advice = "\n" + ADVICE[outcome.verdict] if outcome.verdict in ADVICE else ""
     text, room = "\n".join(lines), max(0, limit - len(advice))
     # A long reason is cut, never the advice: what to do is the part that a policy can act on.
     cut = text if len(text) <= room else text[: max(0, room - 4)] + "\n..."

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kbx_env.__main__ import main
+from kbx_env.__main__ import _show, main
 from kbx_env.catalog import expert_source
+from kbx_env.outcome import CaseFailure, Cases, Fault, Outcome, Stage, Verdict
 
 KEYS = {"task", "verdict", "correct", "fault", "stage", "reward", "speedup", "cases", "violations", "compile", "timing",
         "evidence", "seconds", "manifest"}  # fmt: skip
@@ -45,7 +46,14 @@ def test_people_read_what_failed_and_what_to_do(tmp_path: Path, capsys: pytest.C
     )
     assert main(["grade", "softmax", file, "--backend", "cpu", "--targets", "none"]) == 1
     said = capsys.readouterr().out
-    assert "rejected" in said and "line 5" in said and "Triton kernel" in said
+    assert "rejected" in said and "line 5" in said and "Triton kernel" in said and "to do: " in said
+
+
+def test_a_crash_after_a_failed_case_is_still_told(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("math/softmax", Verdict.RUNTIME_ERROR, Stage.CORRECT, "cpu", "contract", Fault.POLICY)
+    _show(Outcome(*common, "line 9: IndexError", cases=Cases(1, 3, (CaseFailure("M=3", "off by 12"),))), 0.1)
+    said = capsys.readouterr().out
+    assert "line 9: IndexError" in said and said.count("off by 12") == 1
 
 
 @pytest.mark.parametrize(
@@ -60,6 +68,7 @@ def test_people_read_what_failed_and_what_to_do(tmp_path: Path, capsys: pytest.C
         (["tasks", "--category", "mth"], "math"),
         (["tasks", "--split", "test"], "train"),
         (["prompt", "nothing/here"], "nothing/here"),
+        (["prompt", "math/softmax", "--backend", "gpu"], "cuda"),
     ],
 )
 def test_bad_usage_exits_2_in_one_line(

@@ -71,3 +71,8 @@ def test_a_solved_task_reads_speed_and_traffic() -> None:
         evidence=Evidence(2, True, moved_bytes=200, ideal_bytes=100),
     ))  # fmt: skip
     assert "1.500" in text and "1.400 to 1.600" in text and "200" in text and "100" in text
+
+
+def test_the_first_failure_is_not_told_twice() -> None:
+    cases = Cases(3, 4, (CaseFailure("M=3", "off by 12"),))
+    assert feedback(_failed(Verdict.INCORRECT, message="M=3: off by 12", cases=cases)).count("off by 12") == 1

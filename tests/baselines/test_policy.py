@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,9 @@ from kbx_env.baselines.policy import Policy, make_policy, policies
 
 from kbx_env.catalog import load_task, task_ids
 from kbx_env.errors import UnknownName, UsageError
+from kbx_env.grading import inputs, judge
+from kbx_env.grading.judge import Answer
+from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 
 
 def test_every_file_is_a_policy() -> None:
@@ -53,20 +58,35 @@ def test_the_worthless_answers_are_whole_modules(task: str) -> None:
         assert load_task(task).entry in defined
 
 
+def _call(function: Callable[..., Any], task: Task, case: Case, args: dict[str, Any], seed: int) -> Answer:
+    made = {
+        name: torch.Generator().manual_seed(seed) if isinstance(v, GeneratorArg) else torch.device("cpu")
+        if isinstance(v, DeviceArg) else inputs.DTYPES[v.name] if isinstance(v, DtypeArg)
+        else v.clone() if isinstance(v, torch.Tensor) else v
+        for name, v in args.items()
+    }  # fmt: skip
+    got = function(**made)
+    outputs = tuple(got) if isinstance(got, tuple | list) else (got,)
+    tensors = {k: v for k, v in made.items() if isinstance(v, torch.Tensor)}
+    aliases = tuple(next((k for k, v in tensors.items() if v is o), None) for o in outputs)
+    outputs = tuple(o.detach() for o in outputs)
+    return Answer(outputs, isinstance(got, tuple | list), tensors, aliases, aliases)
+
+
 @pytest.mark.parametrize("name", task_ids())
 def test_the_torch_fallback_is_really_right(name: str) -> None:
-    """It earns nothing because it is torch, not because it is wrong: else it would prove nothing about the firewall."""
-    from kbx_env.grading import inputs, judge
-
+    """It must earn nothing because it is torch, not because it is wrong: else it would prove nothing."""
     task = load_task(name)
-    space: dict = {}
-    exec(
-        compile(make_policy("eager").act({"task": name}) or "", name, "exec"), space
-    )  # our own source, not a submission
-    case = next(c for c in task.cases if not c.out and not c.layouts and 0 not in c.axes.values())
-    answers, args, seeds = [], {}, []
-    for call in range(judge.calls_needed(task, case)):
-        args = inputs.draw(task, case, inputs.case_seed(b"test", task.id, "train", 0, 0))
-        answers.append((args, call))
-        seeds.append(call)
-    assert callable(space[task.entry]) and torch.is_grad_enabled() in (True, False) and answers
+    space: dict[str, Any] = {}
+    exec(make_policy("eager").act({"task": name}) or "", space)  # our own text, not a submission
+    judged = [c for c in task.cases if not c.out and not c.layouts]
+    for index, case in enumerate(judged):
+        args = inputs.draw(task, case, inputs.case_seed(b"test", task.id, "eval", index, 0))
+        count = judge.calls_needed(task, case)
+        # As the grader does: the first two calls share a generator seed, a third has its own.
+        seeds = [7 if call < 2 else 8 for call in range(count)]
+        torch.manual_seed(index)
+        answers = [_call(space[task.entry], task, case, args, seed) for seed in seeds]
+        ruling = judge.judge(task, case, args, answers, generator_seeds=seeds)
+        assert ruling.passed, f"{case.label()}: {ruling.reason}"
+    assert len(judged) >= 5
