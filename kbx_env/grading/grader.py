@@ -8,7 +8,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -355,8 +355,3 @@ def grade(task_id: str, source: str | bytes, **options: Any) -> Outcome:
         _shared = Grader()
         atexit.register(_shared.close)
     return _shared.grade(task_id, source, **options)
-
-
-def shared_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of ``grade`` that are set."""
-    return {k: v for k, v in options.items() if v is not None}

@@ -19,7 +19,14 @@ _CLOSED = (
     "sys.addaudithook", "sys.setprofile", "sys.settrace", "pty.spawn", "gc.get_objects", "gc.get_referrers",
     "signal.pthread_kill", "code.__new__", "cpython.run_command",
 )  # fmt: skip
-_HIDDEN = ("kbx_env.tasks", "kbx_env.grading", "kbx_env.rewards", "kbx_env.baselines", "kbx_env.store", "kbx_env.executor")
+_HIDDEN = (
+    "kbx_env.tasks",
+    "kbx_env.grading",
+    "kbx_env.rewards",
+    "kbx_env.baselines",
+    "kbx_env.store",
+    "kbx_env.executor",
+)
 _FOREIGN = ("numpy.ctypeslib", "cffi", "numba", "cupy", "jax", "tensorflow", "torch.utils.cpp_extension",
             "torch._inductor", "torch._dynamo", "multiprocessing", "scipy")  # fmt: skip
 

@@ -50,7 +50,7 @@ class OutOfBounds(TtirError):
         kind = "store" if is_store else "load"
         super().__init__(
             f"{kernel}: out-of-bounds {kind} at line {line}, program {program_id}: "
-            f"address {address:#x} is {by_bytes} byte(s) outside {region or 'every buffer'}"
+            f"{by_bytes} byte(s) outside {region or 'every buffer'}"
         )
 
 
