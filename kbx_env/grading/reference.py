@@ -195,6 +195,8 @@ def expect(
 
 STEP = 2.0**-36
 """Relative perturbation of the inputs: small beside fp32's epsilon, large beside fp64's."""
+DRAWS = 8
+"""Perturbations averaged: of one draw alone, some element of thousands happens not to move at all."""
 
 
 def sensitivity(
@@ -203,22 +205,36 @@ def sensitivity(
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:  # fmt: skip
     """How far each result moves, per unit of relative input noise: (outputs, tensors written in place).
 
-    This is the conditioning that no kernel escapes: a sum that cancels is uncertain by far more than its own size
-    times epsilon, in whatever order it is added.
+    The root-mean-square over ``DRAWS`` perturbations. This is the conditioning that no kernel escapes: a sum that
+    cancels is uncertain by far more than its own size times epsilon, in whatever order it is added.
     """
-    mine = resolve(args, device, exact=True)
     noise = torch.Generator().manual_seed(0x5EED)
-    for name, value in mine.items():
-        if isinstance(value, torch.Tensor) and value.dtype is torch.float64:
-            factor = torch.rand(value.shape, generator=noise, dtype=torch.float64) * 2 - 1
-            mine[name] = value.mul_(1 + STEP * factor.to(value.device))
-    with exact_matmul():
-        run = _run(task, case, mine, keep, ())
+    squares = [_square(o) for o in expected.outputs]
+    written = {n: _square(v) for n, v in expected.written.items()}
+    for _ in range(DRAWS):
+        mine = resolve(args, device, exact=True)
+        for name, value in mine.items():
+            if isinstance(value, torch.Tensor) and value.dtype is torch.float64:
+                factor = torch.rand(value.shape, generator=noise, dtype=torch.float64) * 2 - 1
+                mine[name] = value.mul_(1 + STEP * factor.to(value.device))
+        with exact_matmul():
+            run = _run(task, case, mine, keep, ())
+        for total, a, b in zip(squares, run.outputs, expected.outputs, strict=True):
+            _add_square(total, a, b)
+        for name, total in written.items():
+            _add_square(total, run.written[name], expected.written[name])
+    return [_root(t) for t in squares], {n: _root(t) for n, t in written.items()}
 
-    def moved(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if a.shape != b.shape or not b.dtype.is_floating_point:
-            return torch.zeros(b.shape, dtype=torch.float64, device=b.device)
-        return torch.nan_to_num((a - b).abs() / STEP, nan=0.0, posinf=0.0)
 
-    outputs = [moved(a, b) for a, b in zip(run.outputs, expected.outputs, strict=True)]
-    return outputs, {n: moved(run.written[n], v) for n, v in expected.written.items()}
+def _square(like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(like.shape, dtype=torch.float64, device=like.device)
+
+
+def _add_square(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    # A shape that the noise changed (a mask that selects other elements) says nothing about the values.
+    if a.shape == b.shape and b.dtype.is_floating_point:
+        total += torch.nan_to_num((a - b).abs() / STEP, nan=0.0, posinf=0.0).square()
+
+
+def _root(total: torch.Tensor) -> torch.Tensor:
+    return (total / DRAWS).sqrt()

@@ -237,3 +237,23 @@ def test_random_orders_pass(m: int, n: int, k: int, seed: int, scale: float) -> 
     perm = torch.randperm(k, generator=torch.Generator().manual_seed(seed))
     assert rule(MATMUL, case, args, args["a"][:, perm] @ args["b"][perm]).passed
     assert rule(MATMUL, case, args, sequential(args["a"], args["b"])).passed
+
+
+def bf16_product(a, b):
+    return a @ b
+
+
+def test_no_seed_rejects_a_fair_bf16_product() -> None:
+    # Elements that cancel to nearly zero are uncertain by far more than one bf16 step of themselves. About one in
+    # a million does so within fp32's own noise: only many seeds find it.
+    truth = Close(ulps=1.0, k=1.5, scale="element")
+    t = make(bf16_product, {"a": T("M K", "bf16"), "b": T("K N", "bf16")}, truth, "2 * M * N * K")
+    case = Case({"M": 256, "K": 256, "N": 256})
+    for seed in range(40):
+        args = draw(t, case, seed)
+        a, b = args["a"].float(), args["b"].float()
+        for step in (4, 32):
+            parts = zip(a.split(step, 1), b.split(step, 0), strict=True)
+            ruling = rule(t, case, args, sum(x @ y for x, y in parts).to(torch.bfloat16))
+            assert ruling.passed, (seed, step, ruling.reason)
+        assert not rule(t, case, args, (a @ b * 1.01).to(torch.bfloat16)).passed

@@ -1,0 +1,55 @@
+"""How often the grader rejects what is right: grade every expert on many fresh secret seeds (CPU backend).
+
+python benchmarks/false_rejections.py OUT.json [--tasks GLOB] [--times N] [--workers N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+
+from kbx_env.catalog import expert_source, task_ids
+
+
+def grade_once(task: str) -> dict[str, Any]:
+    """One grading; only what differs from ``correct`` is kept in full."""
+    from kbx_env.grading.grader import grade
+
+    outcome = grade(task, expert_source(task), backend="cpu", targets=())
+    return {"task": task, "correct": outcome.correct, "message": outcome.message, "seconds": outcome.seconds["total"]}
+
+
+def main() -> None:
+    """Parse the command line and write one row per task."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--tasks", default="*")
+    parser.add_argument("--times", type=int, default=50)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    chosen = [t for t in task_ids() if fnmatch(t, options.tasks)]
+    jobs = [t for _ in range(options.times) for t in chosen]
+    start = time.time()
+    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
+        rows = list(track(pool.imap_unordered(grade_once, jobs), total=len(jobs), description="grading"))
+    table = []
+    for task in chosen:
+        mine = [r for r in rows if r["task"] == task]
+        wrong = [r["message"] for r in mine if not r["correct"]]
+        table.append({"task": task, "gradings": len(mine), "rejected": len(wrong), "messages": wrong[:10]})
+    options.out.write_text(json.dumps({"seconds": time.time() - start, "tasks": table}, indent=1))
+    for row in table:
+        if row["rejected"]:
+            print(f"{row['task']}: {row['rejected']} of {row['gradings']} rejected; {row['messages'][0]}")
+    print(f"{sum(r['rejected'] for r in table)} of {len(rows)} gradings of right kernels were rejected")
+
+
+if __name__ == "__main__":
+    main()
