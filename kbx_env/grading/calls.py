@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from kbx_env.grading.workers import Zygote
 from kbx_env.outcome import Build, Verdict, Violation
 from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 
+MAX_BUILDS = 1000
+
 
 class Stopped(Exception):
     """The submission ended its own grading: an error, a timeout, a violation."""
@@ -24,6 +27,49 @@ class Stopped(Exception):
     def __init__(self, verdict: Verdict, message: str, violations: Sequence[Violation] = ()) -> None:
         super().__init__(message)
         self.verdict, self.message, self.violations = verdict, message, tuple(violations)
+
+
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """What a runner sends may be anything: nonsense is its own verdict, not an error of the grader."""
+    try:
+        yield
+    except (wire.WireError, LookupError, TypeError, ValueError, AttributeError, OverflowError) as e:
+        message = f"the submission's process sent an unreadable result ({type(e).__name__}: {e})"[:300]
+        raise Stopped(Verdict.RUNTIME_ERROR, message) from None
+
+
+def count(value: Any) -> int:
+    """A claimed number of things.
+
+    Raises:
+        wire.WireError: not a whole number that fits 53 bits.
+    """
+    if type(value) is not int or not 0 <= value < 1 << 53:
+        raise wire.WireError(f"not a count: {str(value)[:40]!r}")
+    return value
+
+
+def _pairs(value: Any) -> list[tuple[str, str]]:
+    """Denied operations as claimed; what cannot be read is a denial of its own, never silence."""
+    try:
+        return [(str(r)[:60], str(d)[:300]) for r, d in list(value)[:100]]
+    except (TypeError, ValueError):
+        return [("tampering", "the log of denied operations is unreadable")]
+
+
+def _build(row: Any) -> Build:
+    def number(key: str) -> int | None:
+        return None if row.get(key) is None else count(row[key])
+
+    error, seconds = row.get("error"), row.get("seconds")
+    timed = isinstance(seconds, int | float) and 0 <= seconds < 1e6  # not NaN either
+    return Build(
+        kernel=str(row["kernel"])[:200], target=str(row["target"])[:20], ok=row["ok"] is True,
+        error=None if error is None else str(error)[:500], registers=number("registers"), spills=number("spills"),
+        shared=number("shared"), shared_limit=number("shared_limit"),
+        seconds=float(seconds) if timed else None,
+    )  # fmt: skip
 
 
 @dataclass
@@ -72,8 +118,7 @@ class Talk:
         except wire.WireError as e:
             raise Stopped(Verdict.RUNTIME_ERROR, f"the submission's process died ({e})") from None
         self.left -= time.monotonic() - start
-        fresh = [(str(r), str(d)[:300]) for r, d in reply.get("denied", [])]
-        self.denied = list(dict.fromkeys([*self.denied, *fresh]))
+        self.denied = list(dict.fromkeys([*self.denied, *_pairs(reply.get("denied"))]))
         self.standing = self.standing and bool(reply.get("standing"))
         if not reply.get("ok"):
             self._stop(reply)
@@ -90,8 +135,6 @@ class Talk:
             what = str(reply.get("message"))[:300]
             raise Stopped(Verdict.INFRA_FAULT, f"unsupported on the {self.backend} backend: {what}")
         verdicts = {"compile": Verdict.COMPILE_ERROR, "syntax": Verdict.MALFORMED, "timeout": Verdict.TIMEOUT}
-        if kind == "infra":
-            raise Stopped(Verdict.INFRA_FAULT, message)
         raise Stopped(verdicts.get(str(kind), Verdict.RUNTIME_ERROR), message)
 
     def load(self, data: bytes) -> None:
@@ -135,15 +178,14 @@ class Talk:
         header = self.message(case, sent, generator_seed, blobs)
         header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.left)}
         reply, data = self.ask(header, blobs)
-        try:
+        with readable():
             answer, broken = self._answer(reply, data)
-        except (wire.WireError, KeyError, TypeError, ValueError) as e:
-            raise Stopped(Verdict.RUNTIME_ERROR, f"the submission's process sent an unreadable result ({e})") from None
+            launches, dots = count(reply.get("launches", 0)), [str(d)[:60] for d in list(reply.get("dots", []))[:100]]
+            moved = None if reply.get("moved") is None else count(reply["moved"])
         if mode == "run":
-            self.launches += int(reply.get("launches", 0))
-            self.dots.update(map(str, reply.get("dots", [])))
-        moved = reply.get("moved")
-        return Claimed(args, answer, generator_seed, int(moved) if moved is not None else None, broken)
+            self.launches += launches
+            self.dots.update(dots)
+        return Claimed(args, answer, generator_seed, moved, broken)
 
     def calls(self, case: Case, index: int, count: int, mode: str) -> list[Claimed]:
         """Several calls on the same inputs (statistical truths need more than one)."""
@@ -171,8 +213,8 @@ class Talk:
         left = self.left
         reply, _ = self.ask({"op": "build", "targets": targets}, extra=60)
         self.left = left  # the compiler's time is not the submission's; what the runner says of it is not believed
-        fields = Build.__dataclass_fields__
-        return [Build(**{k: v for k, v in row.items() if k in fields}) for row in reply["builds"]]
+        with readable():
+            return [_build(row) for row in reply["builds"][:MAX_BUILDS]]
 
     def ideal_bytes(self, case: Case, claimed: Claimed) -> int:
         """Bytes that the call had to move at least."""

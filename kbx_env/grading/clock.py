@@ -20,7 +20,7 @@ import torch
 
 from kbx_env.grading import floor, inputs, reference
 from kbx_env.grading import judge as judges
-from kbx_env.grading.calls import Stopped, Talk
+from kbx_env.grading.calls import Stopped, Talk, readable
 from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
 from kbx_env.sandbox.stopwatch import Stopwatch
 from kbx_env.task import Case, GeneratorArg, Task
@@ -109,7 +109,8 @@ class RunnerSide:
         start = time.perf_counter()
         reply, _ = self.talk.ask({"op": "time", "do": "measure", "order": list(order), "flush": flush})
         wall_us = (time.perf_counter() - start) * 1e6
-        us = [float(u) for u in reply["us"]]
+        with readable():
+            us = [float(u) for u in reply["us"]]
         if (
             len(us) != (len(order) if flush else 1)
             or min(us) <= 0
@@ -134,7 +135,8 @@ class RunnerSide:
     def verify(self, task: Task, args: dict[str, Any], slot: int) -> None:
         """Judge what the timed call on this slot returned."""
         reply, data = self.talk.ask({"op": "time", "do": "result", "slot": slot}, extra=60)
-        answer, broken = self.talk._answer(reply, data)
+        with readable():
+            answer, broken = self.talk._answer(reply, data)
         if broken is None and not any(isinstance(v, GeneratorArg) for v in args.values()):
             ruling = judges.judge(task, self.case, args, [answer] * judges.calls_needed(task, self.case), device="cuda",
                                   generator_seeds=[0, 0, 1], timed=True)  # fmt: skip

@@ -1,0 +1,93 @@
+"""Nothing a runner says is believed, and no nonsense of its makes the grader stumble."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kbx_env.catalog import load_task
+from kbx_env.grading.calls import Stopped, Talk
+from kbx_env.grading.clock import RunnerSide
+from kbx_env.outcome import Verdict
+
+TASK = load_task("activation/gelu_fp16")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+TENSOR = st.fixed_dictionaries(
+    {"k": st.just("tensor"), "dtype": st.just("float16") | JSON, "shape": st.lists(st.integers(), max_size=3) | JSON},
+    optional={
+        "stride": st.lists(st.integers(), max_size=3),
+        "blob": JSON,
+        "shift": JSON,
+        "device": JSON,
+        "alias": JSON,
+    },
+)
+REPLY = st.fixed_dictionaries(
+    {"ok": st.just(True)},
+    optional={
+        "outputs": st.lists(TENSOR | JSON, max_size=3) | JSON, "after": st.dictionaries(st.text(max_size=5), TENSOR | JSON),
+        "is_tuple": JSON, "launches": JSON, "dots": JSON, "moved": JSON, "denied": JSON, "standing": JSON, "line": JSON,
+        "builds": st.lists(st.dictionaries(st.sampled_from(["kernel", "target", "ok", "shared", "seconds", "error"]), JSON))
+        | JSON, "us": st.lists(st.floats() | JSON) | JSON,
+    },
+)  # fmt: skip
+BLOBS = st.lists(st.binary(max_size=16).map(bytearray), max_size=2)
+
+
+class Puppet:
+    """Stands for zygote and runner: answers what it was told to answer."""
+
+    def __init__(self, reply: dict[str, Any], blobs: list[bytearray]) -> None:
+        self.reply, self.blobs = reply, blobs
+
+    def spawn(self, **_: Any) -> Puppet:
+        return self
+
+    def ask(self, header: dict[str, Any], blobs: Any = None, *, deadline: float) -> Any:
+        return self.reply, self.blobs
+
+    def close(self) -> None:
+        pass
+
+
+def talk(reply: dict[str, Any], blobs: list[bytearray] | None = None) -> Talk:
+    return Talk(Puppet(reply, blobs or []), TASK, "cpu", b"secret", "eval", 30.0)  # type: ignore[arg-type]
+
+
+@settings(deadline=None, max_examples=150)
+@given(reply=REPLY, blobs=BLOBS)
+def test_any_reply_is_a_claim_or_a_verdict(reply: dict[str, Any], blobs: list[bytearray]) -> None:
+    case = TASK.cases[0]
+    for use in (
+        lambda t: t.call(case, 0, "run"),
+        lambda t: t.build(["sm_90"]),
+        lambda t: t.load(b""),
+        lambda t: RunnerSide(t, case).measure([0]),
+        lambda t: RunnerSide(t, case).verify(TASK, {}, 0),
+    ):
+        try:
+            use(talk(reply, blobs))
+        except Stopped as stop:
+            assert stop.verdict is not Verdict.INFRA_FAULT
+
+
+@pytest.mark.parametrize("kind", ["infra", "anything", None, 7])
+def test_a_runner_cannot_excuse_itself(kind: object) -> None:
+    with pytest.raises(Stopped) as stop:
+        talk({"ok": False, "kind": kind, "message": "not my fault"}).load(b"")
+    assert stop.value.verdict is Verdict.RUNTIME_ERROR
+
+
+@pytest.mark.parametrize("claim", [-1, 1.5, True, "7", float("nan"), 1 << 60, [3]])
+def test_counts_are_whole_numbers(claim: object) -> None:
+    with pytest.raises(Stopped, match="unreadable"):
+        talk({"ok": True, "outputs": [], "after": {}, "is_tuple": False, "launches": claim}).call(
+            TASK.cases[0], 0, "run"
+        )
