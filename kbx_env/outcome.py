@@ -60,11 +60,17 @@ class CaseFailure:
 
 @dataclass(frozen=True)
 class Cases:
-    """Correctness cases, over every repeat."""
+    """Correctness cases, over every repeat.
+
+    ``telling`` counts the cases on which no constant and no copy of an input would be right: only their passing
+    says anything about the kernel.
+    """
 
     passed: int
     total: int
     failures: tuple[CaseFailure, ...] = ()
+    telling_passed: int | None = None
+    telling: int | None = None
 
 
 @dataclass(frozen=True)
@@ -204,7 +210,7 @@ def _plain(value: Any) -> Any:
 
 
 def _cases(d: Mapping[str, Any] | None) -> Cases | None:
-    return d and Cases(d["passed"], d["total"], tuple(CaseFailure(**f) for f in d.get("failures", ())))  # type: ignore[return-value]
+    return d and Cases(**{**d, "failures": tuple(CaseFailure(**f) for f in d.get("failures", ()))})  # type: ignore[return-value]
 
 
 def _timing(d: Mapping[str, Any] | None) -> Timing | None:

@@ -7,7 +7,9 @@ from kbx_env.outcome import Outcome, Verdict
 
 @term(0.0, 1.0)
 def cases(outcome: Outcome) -> float:
-    """Pays the share of correctness cases passed, nothing once a rule is broken or nothing was launched.
+    """Pays the share of telling cases passed, nothing once a rule is broken or nothing was launched.
+
+    An empty result, or one where zeros are right, is passed by doing nothing and therefore pays nothing.
 
     A submission that stops half-way (crash, timeout) earns nothing here: its other cases are unknown.
     """
@@ -15,4 +17,6 @@ def cases(outcome: Outcome) -> float:
         return 0.0
     if outcome.evidence is None or outcome.evidence.launches == 0 or outcome.evidence.denied_ops:
         return 0.0
-    return outcome.cases.passed / outcome.cases.total
+    if outcome.cases.telling_passed is None or not outcome.cases.telling:
+        return 0.0
+    return outcome.cases.telling_passed / outcome.cases.telling

@@ -24,8 +24,8 @@ def fake_grade(task: str, source: str, **options) -> Outcome:
     if source == "lost":
         return Outcome(verdict=Verdict.INFRA_FAULT, fault=Fault.INFRA, **common)
     if source == "right":
-        return Outcome(verdict=Verdict.CORRECT, cases=Cases(4, 4), evidence=evidence, **common)
-    failed = Cases(1, 4, (CaseFailure("*=(5,)", "wrong values: worst error is 3x the tolerance"),))
+        return Outcome(verdict=Verdict.CORRECT, cases=Cases(4, 4, (), 4, 4), evidence=evidence, **common)
+    failed = Cases(1, 4, (CaseFailure("*=(5,)", "wrong values: worst error is 3x the tolerance"),), 1, 4)
     return Outcome(verdict=Verdict.INCORRECT, fault=Fault.POLICY, cases=failed, evidence=evidence, **common)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import platform
@@ -67,17 +68,24 @@ class _Record:
     seconds: dict[str, float] = field(default_factory=dict)
     passed: int = 0
     total: int = 0
+    telling_passed: int = 0
+    telling: int = 0
     failures: list[CaseFailure] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
     builds: list[Build] = field(default_factory=list)
     evidence: Evidence | None = None
     timing: Any = None
 
+    def cases(self) -> Cases | None:
+        if not self.total:
+            return None
+        return Cases(self.passed, self.total, tuple(self.failures[:8]), self.telling_passed, self.telling)
+
     def end(self, verdict: Verdict, stage: Stage, message: str = "") -> Outcome:
         fault = None if verdict is Verdict.CORRECT else Fault.INFRA if verdict is Verdict.INFRA_FAULT else Fault.POLICY
         return Outcome(
             task=self.task.id, verdict=verdict, stage=stage, backend=self.backend, grading=self.grading, fault=fault,
-            message=message, cases=Cases(self.passed, self.total, tuple(self.failures[:8])) if self.total else None,
+            message=message, cases=self.cases(),
             violations=tuple(self.violations), compile=tuple(self.builds),
             timing=self.timing if verdict is Verdict.CORRECT else None, evidence=self.evidence,
             seconds={k: round(v, 4) for k, v in self.seconds.items()}, manifest=self.manifest, source_sha256=self.sha,
@@ -217,7 +225,8 @@ class _Grading:
         from kbx_env.grading import judge as judges
 
         cases = [c for c in self.task.cases if self.split == "eval" or not c.held]
-        self.record.total = len(cases)
+        proves = [_telling(self.task, self.task.cases.index(c)) for c in cases]
+        self.record.total, self.record.telling = len(cases), sum(proves)
         with self.timed(Stage.COMPILE):
             talk.load(data)
             # Which launches are there? A call with every launch left out tells, and is the ablation as well.
@@ -232,6 +241,7 @@ class _Grading:
                 ruling = self._judge(case, answers)
                 if ruling.passed:
                     self.record.passed += 1
+                    self.record.telling_passed += proves[index]
                 else:
                     self.record.failures.append(CaseFailure(case.label(), ruling.reason))
                 ideal += talk.ideal_bytes(case, answers[0])
@@ -243,7 +253,9 @@ class _Grading:
         with self.timed(Stage.COMPILE):
             self._build(talk)
         with self.timed(Stage.EVIDENCE):
-            for index, case in self._telling(cases):
+            # Three cases on which a result without launches cannot be right by accident.
+            largest = sorted((i for i, p in enumerate(proves) if p), key=lambda i: -_size(cases[i]))[:3]
+            for index, case in ((i, cases[i]) for i in largest):
                 answers = talk.calls(case, index, judges.calls_needed(self.task, case), "ablate")
                 ablation.append(self._judge(case, answers).passed)
             went_wrong = not any(ablation) if ablation else None
@@ -279,20 +291,6 @@ class _Grading:
         if self.targets:
             self.record.builds.extend(talk.build(self.targets))
 
-    def _telling(self, cases: Sequence[Case]) -> list[tuple[int, Case]]:
-        """Up to three cases on which a result without launches cannot be right by accident."""
-        from kbx_env.grading import inputs
-        from kbx_env.grading import judge as judges
-
-        found = []
-        for index, case in sorted(enumerate(cases), key=lambda ic: -_size(ic[1])):
-            args = inputs.draw(self.task, case, inputs.case_seed(self.secret, self.task.id, self.split, index, 99))
-            if not judges.is_trivial(self.task, case, args):
-                found.append((index, case))
-            if len(found) == 3:
-                break
-        return found
-
     def _evidence(
         self, talk: Talk, ablation: bool | None, ideal: int | None = None, moved: int | None = None
     ) -> Evidence:
@@ -316,6 +314,16 @@ class _Grading:
         if isinstance(truth, Contract) and self.record.grading == "contract" and not set(truth.dots) & talk.dots:
             wanted, got = " or ".join(truth.dots), ", ".join(sorted(talk.dots)) or "none"
             found.append(Violation("contract", f"the scheme demands a matrix product {wanted}; launched: {got}"))
+
+
+@functools.cache
+def _telling(task: Task, index: int) -> bool:
+    """Whether no constant and no copy of an input would be right in a case; a property of the case, not of a draw."""
+    from kbx_env.grading import inputs
+    from kbx_env.grading import judge as judges
+
+    case = task.cases[index]
+    return not judges.is_trivial(task, case, inputs.draw(task, case, 2**32 + index))
 
 
 def _size(case: Case) -> int:

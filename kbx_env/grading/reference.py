@@ -201,17 +201,17 @@ DRAWS = 8
 
 def sensitivity(
     task: Task, case: Case, args: Mapping[str, Any], expected: Expected, device: str = "cpu",
-    *, keep: bool | None = None,
+    *, keep: bool | None = None, draws: int = DRAWS,
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:  # fmt: skip
     """How far each result moves, per unit of relative input noise: (outputs, tensors written in place).
 
-    The root-mean-square over ``DRAWS`` perturbations. This is the conditioning that no kernel escapes: a sum that
+    The root-mean-square over ``draws`` perturbations. This is the conditioning that no kernel escapes: a sum that
     cancels is uncertain by far more than its own size times epsilon, in whatever order it is added.
     """
     noise = torch.Generator().manual_seed(0x5EED)
     squares = [_square(o) for o in expected.outputs]
     written = {n: _square(v) for n, v in expected.written.items()}
-    for _ in range(DRAWS):
+    for _ in range(draws):
         mine = resolve(args, device, exact=True)
         for name, value in mine.items():
             if isinstance(value, torch.Tensor) and value.dtype is torch.float64:
@@ -223,7 +223,7 @@ def sensitivity(
             _add_square(total, a, b)
         for name, total in written.items():
             _add_square(total, run.written[name], expected.written[name])
-    return [_root(t) for t in squares], {n: _root(t) for n, t in written.items()}
+    return [(t / draws).sqrt() for t in squares], {n: (t / draws).sqrt() for n, t in written.items()}
 
 
 def _square(like: torch.Tensor) -> torch.Tensor:
@@ -234,7 +234,3 @@ def _add_square(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     # A shape that the noise changed (a mask that selects other elements) says nothing about the values.
     if a.shape == b.shape and b.dtype.is_floating_point:
         total += torch.nan_to_num((a - b).abs() / STEP, nan=0.0, posinf=0.0).square()
-
-
-def _root(total: torch.Tensor) -> torch.Tensor:
-    return (total / DRAWS).sqrt()

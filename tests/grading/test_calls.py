@@ -70,7 +70,6 @@ def test_any_reply_is_a_claim_or_a_verdict(reply: dict[str, Any], blobs: list[by
         lambda t: t.build(["sm_90"]),
         lambda t: t.load(b""),
         lambda t: RunnerSide(t, case).measure([0]),
-        lambda t: RunnerSide(t, case).verify(TASK, {}, 0),
     ):
         try:
             use(talk(reply, blobs))

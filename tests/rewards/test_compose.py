@@ -22,7 +22,7 @@ def _outcome(
         timing = Timing(
             low * 1.01, low, low * 1.02, more.pop("floor", None), (CaseTime("c", 1, 1, low, low, low, 9),), "gpu"
         )
-    return Outcome("a/b", verdict, Stage.CORRECT, "cpu", "contract", fault, cases=Cases(passed, total), timing=timing,
+    return Outcome("a/b", verdict, Stage.CORRECT, "cpu", "contract", fault, cases=Cases(passed, total, (), passed, total), timing=timing,
                    evidence=Evidence(launches, None), **more)  # fmt: skip
 
 
@@ -37,6 +37,12 @@ def test_the_order_of_verdicts() -> None:
     assert malformed == broken == rejected == 0.0
     assert 0.0 < crash < wrong < right < fast
     assert right == pytest.approx(1.0) and fast == pytest.approx(2.0)
+
+
+def test_cases_that_nothing_could_fail_pay_nothing() -> None:
+    idle = Outcome("a/b", Verdict.INCORRECT, Stage.CORRECT, "cpu", "contract", Fault.POLICY, evidence=Evidence(1, None),
+                   cases=Cases(3, 10, (), 0, 7))  # fmt: skip
+    assert REWARD.terms(idle)["cases"] == 0.0
 
 
 def test_an_infrastructure_fault_is_masked() -> None:

@@ -22,6 +22,8 @@ from kbx_env.truth import Close
 
 CLIP = 16.0
 """Elements beyond this many medians do not raise the root-mean-square: one giant must not excuse all others."""
+GROSS = 16.0
+"""Beyond this many tolerances an element is not a matter of luck."""
 JUMP = 2.0**20
 """A result that moves by more than this per unit of input noise has jumped (floor, sign, a mask), not moved."""
 
@@ -118,7 +120,7 @@ def rule(
     device: str = "cpu", *, keep: bool | None = None,
 ) -> Ruling:  # fmt: skip
     """Every output and every tensor written in place."""
-    slack: list[torch.Tensor] | None = None
+    moved: dict[int, list[torch.Tensor]] = {}
     for i, (name, got, exact, native) in enumerate(pairs(expected, answer)):
         if not got.dtype.is_floating_point:
             wrong = ~same_values(got, native.to(got.device))
@@ -127,12 +129,17 @@ def rule(
                 return Ruling(False, f"wrong values: {name}, {100 * share:.3g} % of the elements", share, 0.0)
             continue
         ratio, wrong = misses(truth, got, exact, native)
-        if bool(wrong.any()):
-            if slack is None:
-                outputs, written = reference.sensitivity(task, case, args, expected, device, keep=keep)
-                slack = [*outputs, *written.values()]
-            extra = loosen(truth, slack[i], exact.to(torch.float64), got.dtype, growth(task, case, expected))
+        for draws in (1, reference.DRAWS):
+            if not bool(wrong.any()):
+                break
+            if draws not in moved:
+                outputs, written = reference.sensitivity(task, case, args, expected, device, keep=keep, draws=draws)
+                moved[draws] = [*outputs, *written.values()]
+            extra = loosen(truth, moved[draws][i], exact.to(torch.float64), got.dtype, growth(task, case, expected))
             ratio, wrong = misses(truth, got, exact, native, extra)
+            # One draw misleads about single elements only: what is grossly wrong needs no more of them.
+            if float((ratio > GROSS).to(torch.float64).mean()) > 0.01:
+                break
         if bool(wrong.any()):
             return describe(name, ratio, wrong, got)
     return PASSED
