@@ -132,7 +132,7 @@ def main() -> None:
             for task_id, case in (("activation/gelu_fp16", 0), ("activation/gelu_fp16", 2), ("math/softmax", 1),
                                   ("matrixmultiply/matmul_bf16", 1)):  # fmt: skip
                 try:
-                    rows += self_against_self(grader, task_id, case, 2 if a.quick else 5)
+                    rows += self_against_self(grader, task_id, case, 3 if a.quick else 8)
                 except Exception:
                     rows.append({"task": task_id, "error": traceback.format_exc()[-1500:]})
                 print(rows[-1], flush=True)

@@ -220,7 +220,7 @@ class Interceptor:
 
 def _build_options(kwargs: Mapping[str, Any], fn: JITFunction) -> dict[str, Any]:
     names = {p.name for p in fn.params}
-    known = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+    known = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
     return {k: v for k, v in kwargs.items() if k in known and k not in names}
 
 
@@ -294,7 +294,7 @@ def _build(name: str, compiled: _Compiled, target: str) -> dict[str, Any]:
         options = {
             k: v
             for k, v in compiled.launch_options.items()
-            if k in ("num_warps", "num_stages") or gpu.backend == "cuda"
+            if k in ("num_warps", "num_stages", "enable_fp_fusion") or gpu.backend == "cuda"
         }
         attrs = compiled.attrs
         source = ASTSource(compiled.fn, compiled.signature, compiled.constexprs, attrs)

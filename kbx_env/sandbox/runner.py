@@ -136,6 +136,12 @@ class Runner:
         if header["do"] == "refill":
             slots = [{name: self._argument(d, blobs) for name, d in slot.items()} for slot in header["slots"]]
             return self.stopwatch.refill(slots), []
+        if header["do"] == "shuffle":
+            return self.stopwatch.shuffle(int(header["seed"])), []
+        if header["do"] == "capture":
+            return self.stopwatch.capture(), []
+        if header["do"] == "replay":
+            return self.stopwatch.replay(int(header["times"])), []
         if header["do"] == "measure":
             return self.stopwatch.measure(header), []
         out: list[bytes] = []

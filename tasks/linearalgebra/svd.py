@@ -30,6 +30,7 @@ TALL = {"*": (), "m": 64, "n": 32}
         Case({"*": (), "m": 12, "n": 7}, draw=Literal(1, 2, 2, 4), layouts={"A": "transposed"}),
         Case({"*": (2, 2), "m": 13, "n": 13}, draw=Normal(scale=1e4)),
         Case({"*": (), "m": 1, "n": 5}, THIN),
+        Case({"*": (500,), "m": 2, "n": 2}, FULL),
         Case({"*": (0,), "m": 3, "n": 2}, THIN),
         Case({"*": (3,), "m": 27, "n": 11}, FULL, held=True),
     ),

@@ -22,7 +22,8 @@ def _outcome(
         timing = Timing(
             low * 1.01, low, low * 1.02, more.pop("floor", None), (CaseTime("c", 1, 1, low, low, low, 9),), "gpu"
         )
-    return Outcome("a/b", verdict, Stage.CORRECT, "cpu", "contract", fault, cases=Cases(passed, total, (), passed, total), timing=timing,
+    cases = Cases(passed, total, (), passed, total)
+    return Outcome("a/b", verdict, Stage.CORRECT, "cpu", "contract", fault, cases=cases, timing=timing,
                    evidence=Evidence(launches, None), **more)  # fmt: skip
 
 

@@ -80,6 +80,7 @@ def _jacobi(
             tl.store(w + q[:, None] * RP + rows[None, :], sn[:, None] * x + cs[:, None] * y)
             x = tl.load(v + p[:, None] * CP + cols[None, :])
             y = tl.load(v + q[:, None] * CP + cols[None, :])
+            tl.debug_barrier()
             tl.store(v + p[:, None] * CP + cols[None, :], cs[:, None] * x - sn[:, None] * y)
             tl.store(v + q[:, None] * CP + cols[None, :], sn[:, None] * x + cs[:, None] * y)
             tl.debug_barrier()
@@ -149,7 +150,10 @@ def svd(A, full_matrices=True):
     _jacobi[(B,)](
         x, empty(B, CP, RP), empty(B, CP, CP), empty(B, RP, RP), S, long, short, R, k, ar, ac, m * n, width,
         ls_r, ls_c, R * width, ss_r, ss_c, RP=RP, CP=CP, SWEEPS=16,
-        # Tiles smaller than a few warps are replicated over them; one warp cannot disagree with itself.
         num_warps=1 if RP <= 16 else 4 if RP <= 64 else 8,
+        # Threads that hold the same element sum x * x in opposite orders. Fused into a multiply-add that rounds
+        # differently for each of them; then they disagree on `off`, leave the loop at different times and wait at
+        # different barriers for ever.
+        enable_fp_fusion=False,
     )  # fmt: skip
     return U, S, Vh

@@ -1,0 +1,79 @@
+"""The arithmetic of a speedup, on sides whose true times are known."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from test_calls import talk
+
+from kbx_env.catalog import load_task
+from kbx_env.grading import clock
+from kbx_env.grading.calls import Stopped
+
+CASE = load_task("activation/gelu_fp16").timed[0]
+
+
+class Model:
+    """A kernel of ``us`` whose time depends on where its buffers lie, read from a clock that ticks."""
+
+    def __init__(self, us: float, placement: float, seed: int) -> None:
+        self.us, self.placement, self.rng, self.here = us, placement, random.Random(seed), 1.0
+
+    def prepare(self, slots: object) -> None: ...
+
+    def refill(self, slots: object) -> None: ...
+
+    def shuffle(self, seed: int) -> None:
+        self.here = math.exp(self.rng.gauss(0.0, self.placement))
+
+    def measure(self, order: Sequence[int], flush: bool = True) -> list[float]:
+        tick = clock.TICK_US
+        return [max(1, round(self.us * self.here * math.exp(self.rng.gauss(0, 0.01)) / tick)) * tick for _ in order]
+
+
+def _holds(us: float, placement: float, ratio: float, seed: int) -> bool:
+    paired = clock.pair(Model(us * ratio, placement, seed), Model(us, placement, seed + 10_000))
+    return paired.low <= math.log(ratio) <= paired.high
+
+
+@pytest.mark.parametrize("us", [2.0, 4.2, 12.0, 100.0])
+@pytest.mark.parametrize("placement", [0.0, 0.002, 0.02])
+def test_the_interval_holds_the_truth(us: float, placement: float) -> None:
+    # Stopping when the interval is narrow costs a little of the nominal 95 %.
+    assert sum(_holds(us, placement, 1.0, s) for s in range(100)) >= 88
+    assert sum(_holds(us, placement, 1.3, s) for s in range(100)) >= 88
+
+
+def test_a_real_difference_shows() -> None:
+    paired = clock.pair(Model(12.0, 0.01, 1), Model(11.0, 0.01, 2))
+    assert paired.low > 0.03 and paired.a_us == pytest.approx(12.0, rel=0.03)
+
+
+def test_one_bad_call_in_a_block_changes_nothing() -> None:
+    assert clock._middle([10.0, 10.1, 9.9, 10.0, 4000.0]) == pytest.approx(10.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "us", [[], [0.0], [-1.0], [float("nan")], [float("inf")], [1.0, 2.0], [1e12], ["x"], None, [None]]
+)
+def test_times_that_cannot_be_are_refused(us: object) -> None:
+    with pytest.raises(Stopped):
+        clock.RunnerSide(talk({"ok": True, "us": us}), CASE).measure([0])
+
+
+def test_work_hidden_from_the_events_shows_on_the_wall_clock(monkeypatch) -> None:
+    side = clock.RunnerSide(talk({"ok": True}), CASE)
+    now = [0.0]
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
+
+    def ask(header: dict, *_: object, **__: object) -> object:
+        now[0] += 20 * header["times"] * 100e-6
+        return {"ok": True}, []
+
+    monkeypatch.setattr(side.talk, "ask", ask)
+    side.audit(90.0, True)
+    with pytest.raises(Stopped, match="claims 50 us"):
+        side.audit(50.0, True)
