@@ -81,6 +81,7 @@ def main() -> None:
     p.add_argument("out", type=Path)
     p.add_argument("--quick", action="store_true")
     p.add_argument("--tasks", default="*", help="glob of the experts to time")
+    p.add_argument("--aa", type=int, default=8, help="repeats of a kernel against itself")
     p.add_argument("--parts", default="experts,aa,baselines,zoo")
     a = p.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
@@ -132,10 +133,10 @@ def main() -> None:
             for task_id, case in (("activation/gelu_fp16", 0), ("activation/gelu_fp16", 2), ("math/softmax", 1),
                                   ("matrixmultiply/matmul_bf16", 1)):  # fmt: skip
                 try:
-                    rows += self_against_self(grader, task_id, case, 3 if a.quick else 8)
+                    rows += self_against_self(grader, task_id, case, a.aa)
                 except Exception:
                     rows.append({"task": task_id, "error": traceback.format_exc()[-1500:]})
-                print(rows[-1], flush=True)
+                print(*rows[-a.aa :], sep="\n", flush=True)
                 part("aa", rows)
 
 

@@ -169,7 +169,7 @@ class Interceptor:
             opts, signature, constexprs, attrs = fn._pack_args(backend, kwargs, bound, specialization, options)
             compiled = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(launch_options, fn))
             text = _ttir(ASTSource(fn, signature, constexprs, attrs), backend, opts, target)
-            compiled.module = self._ttir.parse(text)
+            compiled.module = self._ttir.parse(text, fp_fusion=getattr(opts, "enable_fp_fusion", True))
             self._cache[id(fn), key] = compiled
         self.kernels.setdefault(fn.__name__, compiled)
         if warmup:

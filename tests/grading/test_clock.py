@@ -13,14 +13,17 @@ from kbx_env.catalog import load_task
 from kbx_env.grading import clock
 from kbx_env.grading.calls import Stopped
 
+TICK_US = 0.032
+"""Resolution of an H200's event clock."""
 CASE = load_task("activation/gelu_fp16").timed[0]
 
 
 class Model:
-    """A kernel of ``us`` whose time depends on where its buffers lie, read from a clock that ticks."""
+    """A kernel of ``us`` whose time depends on its process and on where its buffers lie; the clock ticks."""
 
     def __init__(self, us: float, placement: float, seed: int) -> None:
         self.us, self.placement, self.rng, self.here = us, placement, random.Random(seed), 1.0
+        self.offset = self.rng.gauss(0.0, clock.PROCESS_US / math.sqrt(2))
 
     def prepare(self, slots: object) -> None: ...
 
@@ -30,8 +33,10 @@ class Model:
         self.here = math.exp(self.rng.gauss(0.0, self.placement))
 
     def measure(self, order: Sequence[int], flush: bool = True) -> list[float]:
-        tick = clock.TICK_US
-        return [max(1, round(self.us * self.here * math.exp(self.rng.gauss(0, 0.01)) / tick)) * tick for _ in order]
+        def call() -> float:
+            return self.us * self.here * math.exp(self.rng.gauss(0, 0.01)) + self.offset
+
+        return [round(call() / TICK_US) * TICK_US for _ in order]
 
 
 def _holds(us: float, placement: float, ratio: float, seed: int) -> bool:

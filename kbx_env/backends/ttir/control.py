@@ -130,7 +130,7 @@ class Machine:
             self.active = None if mask.all() else mask
             block = region.blocks[k]
             last = self.run_block(block, env)
-            if last.name in ("tt.return", "scf.yield"):
+            if last.name == "scf.yield" or last.name.endswith("return"):
                 out = [env[a] for a in last.args]
                 results = out if results is None else [select(mask, n, o) for n, o in zip(out, results, strict=True)]
                 continue

@@ -2,6 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+_WORDS = {
+    "out_of_bounds": "{what}, {by}outside the tensor",
+    "uninitialised_read": "{what}, which nothing has written yet",
+    "write_conflict": "{what}, which another program writes as well: {detail}",
+    "order_dependent": "{what}: {detail}, so the result depends on which of them runs first",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault that the executor saw and that a run on a GPU would not report.
+
+    Attributes:
+        kind: "out_of_bounds", "uninitialised_read", "write_conflict" or "order_dependent".
+        kernel: Name of the kernel.
+        line: Source line of the access, 0 when unknown.
+        file: Source file, "" when unknown.
+        program: Coordinates (x, y, z) of the offending program.
+        tensor: Name of the tensor that the pointer came from, "" when unknown.
+        index: Element index relative to the first element of the tensor; may be negative.
+        by: For out_of_bounds, how many bytes of the access or how far before and after the
+            tensor it lies, at least 1; otherwise 0.
+        detail: What happened, in words, without addresses and values.
+        access: "load", "store" or "atomic".
+        indirect: Loaded values have a say in the address or the mask. Then ``index`` and ``by`` may
+            tell what was loaded, and ``text`` leaves them out.
+    """
+
+    kind: str
+    kernel: str
+    line: int
+    file: str
+    program: tuple[int, int, int]
+    tensor: str
+    index: int
+    by: int = 0
+    detail: str = ""
+    access: str = "load"
+    indirect: bool = False
+
+    def text(self) -> str:
+        """Return one line of plain English for the author of the kernel."""
+        verb = {"load": "loads", "store": "stores to", "atomic": "updates"}[self.access]
+        tensor = f"`{self.tensor}`" if self.tensor else "unknown memory"
+        element = "an element" if self.indirect else f"element {self.index}"
+        what = f"program {self.program} {verb} {element} of {tensor}"
+        by = "" if self.indirect else f"{self.by} byte(s) "
+        where = f"line {self.line}: " if self.line else ""
+        return f"{self.kernel}, {where}" + _WORDS[self.kind].format(what=what, by=by, detail=self.detail)
+
 
 class TtirError(Exception):
     """Base of every error of the TTIR executor."""
@@ -22,35 +74,29 @@ class Unsupported(TtirError):
 
 
 class OutOfBounds(TtirError):
-    """An unmasked lane touched an address outside every region.
+    """An unmasked lane touched an address outside its tensor.
 
     Attributes:
+        finding: The same as data for feedback.
+        address: First offending address; never to be shown.
         kernel: Name of the kernel.
         line: Source line of the access, 0 when unknown.
+        file: Source file, "" when unknown.
         program_id: Coordinates (x, y, z) of the offending program.
-        address: First offending address.
-        region: Name of the nearest region.
-        by_bytes: Distance in bytes between the access and that region (at least 1).
+        region: Name of the tensor, or of the nearest region when the pointer's origin is unknown.
+        by_bytes: Distance in bytes between the access and the tensor (at least 1).
         is_store: Whether the access writes.
     """
 
-    def __init__(
-        self,
-        kernel: str,
-        line: int,
-        program_id: tuple[int, int, int],
-        address: int,
-        region: str,
-        by_bytes: int,
-        is_store: bool,
-        file: str = "",
-    ) -> None:
-        self.kernel, self.line, self.program_id, self.address = kernel, line, program_id, address
-        self.region, self.by_bytes, self.is_store, self.file = region, by_bytes, is_store, file
-        kind = "store" if is_store else "load"
+    def __init__(self, finding: Finding, address: int) -> None:
+        self.finding, self.address = finding, address
+        self.kernel, self.line, self.file = finding.kernel, finding.line, finding.file
+        self.program_id, self.region, self.by_bytes = finding.program, finding.tensor, finding.by
+        self.is_store = finding.access != "load"
+        by = "" if finding.indirect else f"{self.by_bytes} byte(s) "
         super().__init__(
-            f"{kernel}: out-of-bounds {kind} at line {line}, program {program_id}: "
-            f"{by_bytes} byte(s) outside {region or 'every buffer'}"
+            f"{self.kernel}: out-of-bounds {'store' if self.is_store else 'load'} at line {self.line}, "
+            f"program {self.program_id}: {by}outside {self.region or 'every buffer'}"
         )
 
 

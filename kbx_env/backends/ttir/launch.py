@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from . import ops_arith, ops_math, ops_memory, ops_reduce, ops_tensor  # noqa: F401  (they register)
 from .control import Machine
 from .errors import TtirError
-from .graph import Module
+from .graph import Block, Module, Op
 from .memory import Memory, Meter, Region
+from .sanitizer import Sanitizer
+from .slices import annotate
 
 #: Chunks above this many bytes per array leave the processor caches and run slower.
 _CACHE_BYTES = 4 << 20
+
+
+class _Metered(Machine):
+    """A machine whose meter learns how often each block runs; combine regions are left out."""
+
+    def run_block(self, block: Block, env: list[Any]) -> Op:
+        """Count the run of a block and run it."""
+        self.meter.ran(block, self.count())
+        return super().run_block(block, env)
 
 
 def launch(
@@ -25,6 +37,8 @@ def launch(
     *,
     max_bytes: int = 64 << 20,
     deadline: float | None = None,
+    sanitizer: Sanitizer | None = None,
+    names: Sequence[str] = (),
 ) -> None:
     """Run every program of a grid.
 
@@ -36,9 +50,12 @@ def launch(
         meter: Counters, which the launch increases.
         max_bytes: Bound on the size of one intermediate array (one program may exceed it).
         deadline: Value of ``time.monotonic`` at which to stop.
+        sanitizer: Collects faults; with it each access is checked against the tensor that its
+            pointer came from instead of all regions.
+        names: Names of the runtime arguments, by default those of the regions they point into.
 
     Raises:
-        OutOfBounds: an unmasked access is outside every region.
+        OutOfBounds: an unmasked access is outside every region, or its tensor.
         DeviceAssert: an assertion of the kernel failed.
         Unsupported: the kernel uses an operation that is not implemented.
         TimeoutError: the deadline passed.
@@ -55,18 +72,25 @@ def launch(
             values.append(bits.astype(t.dtype).reshape(1))
         else:
             values.append(np.array(float(v)).astype(t.dtype).reshape(1))
-    meter.launches += 1
+    annotate(module)
     total = grid[0] * grid[1] * grid[2]
     chunk = max(1, min(max_bytes, _CACHE_BYTES) // (8 * module.max_elements))
     if module.serial:
         chunk = 1
     memory = Memory(regions)
-    with np.errstate(all="ignore"):
-        for start in range(0, total, chunk):
-            ids = np.arange(start, min(start + chunk, total), dtype=np.int64)
-            pids = (
-                (ids % grid[0]).astype(np.int32),
-                (ids // grid[0] % grid[1]).astype(np.int32),
-                (ids // (grid[0] * grid[1])).astype(np.int32),
-            )
-            Machine(module, func.name, grid, pids, memory, meter, deadline).call(func, list(values))
+    memory.args, memory.names = list(args), names
+    meter.begin(func.name, grid)
+    if sanitizer is not None:
+        memory.watch = sanitizer.watch(module, memory)
+    try:
+        with np.errstate(all="ignore"):
+            for start in range(0, total, chunk):
+                ids = np.arange(start, min(start + chunk, total), dtype=np.int64)
+                pids = (
+                    (ids % grid[0]).astype(np.int32),
+                    (ids // grid[0] % grid[1]).astype(np.int32),
+                    (ids // (grid[0] * grid[1])).astype(np.int32),
+                )
+                _Metered(module, func.name, grid, pids, memory, meter, deadline).call(func, list(values))
+    finally:
+        meter.end(memory.label)

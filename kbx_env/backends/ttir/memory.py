@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from .shadow import Array as Array
+from .traffic import Meter as Meter
+
+if TYPE_CHECKING:
+    from .sanitizer import Watch
+
+#: Gives the entry of each lane of an access from an array over programs, or the number given as
+#: second where one lane stands for every program.
+Pick = Callable[[Array, int], Array]
+#: Called with (region, byte offsets, pick) before an access. A store passes its values as well and
+#: calls what it gets back, if anything, once they are written.
+LoadHook = Callable[[int, Array, Pick], None]
+StoreHook = Callable[[int, Array, Array, Pick], Callable[[], None] | None]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The bytes that one pointer argument may touch, finer than the storage it points into.
+
+    Attributes:
+        arg: Position of the pointer among the runtime arguments.
+        start: Address of the first byte.
+        size: Number of bytes, 0 for an empty tensor.
+        name: Name of the tensor in messages, "" for the name of the region.
+    """
+
+    arg: int
+    start: int
+    size: int
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -17,36 +46,18 @@ class Region:
 
     Attributes:
         base: Address of the first byte.
-        data: Writable one-dimensional uint8 view of the bytes.
+        data: Writable one-dimensional uint8 view of the bytes; may be empty.
         name: Name used in messages.
+        initialised: Bool per byte, whether it was ever written; None when all were. It belongs to
+            the caller; launches with a sanitizer read it and set what they store.
+        extents: What pointer arguments into this buffer may touch, by default all of it.
     """
 
     base: int
     data: np.ndarray
     name: str = ""
-
-
-@dataclass
-class Meter:
-    """What launches did, summed over launches.
-
-    Attributes:
-        launches: Number of launches.
-        loaded_bytes: Bytes read by unmasked lanes.
-        stored_bytes: Bytes written by unmasked lanes.
-        dot_flops: Floating point or integer operations of matrix products.
-        dot_kinds: Kinds of matrix products, such as "f16*f16->f32" or "tf32".
-        atomics: Unmasked lanes of atomic operations.
-        ops: Names of the operations executed.
-    """
-
-    launches: int = 0
-    loaded_bytes: int = 0
-    stored_bytes: int = 0
-    dot_flops: int = 0
-    dot_kinds: set[str] = field(default_factory=set)
-    atomics: int = 0
-    ops: set[str] = field(default_factory=set)
+    initialised: np.ndarray | None = None
+    extents: tuple[Extent, ...] = ()
 
 
 class BadAddress(Exception):
@@ -57,6 +68,17 @@ class BadAddress(Exception):
         super().__init__(address)
 
 
+def _picker(shape: tuple[int, ...], mask: Array | None, here: Array | None) -> Pick:
+    def pick(v: Array, shared: int) -> Array:
+        if len(v) != shape[0]:
+            v = np.full(1, shared, v.dtype)
+        wide = np.broadcast_to(v.reshape((-1,) + (1,) * (len(shape) - 1)), shape)
+        flat = wide.reshape(-1) if mask is None else wide[mask]
+        return flat if here is None else flat[here]
+
+    return pick
+
+
 class Memory:
     """The union of regions."""
 
@@ -64,19 +86,60 @@ class Memory:
         self.regions = sorted((r for r in regions if r.data.size), key=lambda r: r.base)
         self.bases = np.array([r.base for r in self.regions], np.int64)
         self.ends = np.array([r.base + r.data.size for r in self.regions], np.int64)
-        self.views: dict[tuple[int, str, int], Array] = {}
+        self.views: dict[tuple[int, np.dtype[Any]], Array] = {}
+        # Asking numpy for these at every access would take longer than a small access.
+        self.aligned = [r.data.ctypes.data if r.data.flags.c_contiguous else 1 for r in self.regions]
+        self.given = list(regions)
+        self.args: Sequence[int | float] = ()
+        self.names: Sequence[str] = ()
+        self.labels: dict[int, str] = {}
+        self.watch: Watch | None = None
 
-    def nearest(self, address: int, size: int) -> tuple[str, int]:
-        """Return the name of the region nearest to an access and its distance in bytes."""
-        best = ("", 0)
+    def noting(self, meter: Meter, size: int, then: LoadHook | None) -> LoadHook:
+        """Return a hook that tells a meter what is loaded, before another hook."""
+
+        def hook(k: int, offsets: Array, pick: Pick) -> None:
+            meter.seen(k, self.regions[k].data.size, offsets, size)
+            if then is not None:
+                then(k, offsets, pick)
+
+        return hook
+
+    # -- tensors -----------------------------------------------------------------------
+    def extent(self, arg: int) -> Extent:
+        """Return what a pointer argument may touch: by default the whole buffer it points into."""
+        for r in self.given:
+            for e in r.extents:
+                if e.arg == arg:
+                    return e if e.name else Extent(arg, e.start, e.size, self._named(arg, r.name))
+        at = int(self.args[arg])
+        k = int(np.searchsorted(self.bases, at, "right")) - 1
+        if k >= 0 and at < self.ends[k]:
+            r = self.regions[k]
+            return Extent(arg, r.base, r.data.size, self._named(arg, r.name))
+        empty = next((r.name for r in self.given if not r.data.size and r.base == at), "")
+        return Extent(arg, at, 0, self._named(arg, empty))
+
+    def _named(self, arg: int, default: str) -> str:
+        return (self.names[arg] if arg < len(self.names) else "") or default or f"argument {arg}"
+
+    def label(self, arg: int) -> str:
+        """Return the name of the tensor that a pointer argument points to."""
+        if arg not in self.labels:
+            self.labels[arg] = self.extent(arg).name
+        return self.labels[arg]
+
+    def nearest(self, address: int, size: int) -> tuple[str, int, int]:
+        """Return the region nearest to an access: its name, the distance in bytes and its base."""
+        best = ("", 0, address)
         for r, end in zip(self.regions, self.ends.tolist(), strict=True):
             by = max(r.base - address, address + size - end)
-            if not best[1] or by < best[1]:
-                best = (r.name, by)
+            if best[0] == "" or by < best[1]:
+                best = (r.name or "a buffer", by, r.base)
         return best
 
     def _view(self, k: int, dtype: np.dtype[Any]) -> Array:
-        key = (k, dtype.name, dtype.itemsize)
+        key = (k, dtype)
         view = self.views.get(key)
         if view is None:
             data = self.regions[k].data
@@ -84,8 +147,10 @@ class Memory:
             self.views[key] = view
         return view
 
-    def _span(self, addr: Array, mask: Array | None, size: int) -> int:
+    def _span(self, addr: Array, mask: Array | None, size: int, within: Sequence[Extent] = ()) -> int:
         """Return the region that holds every unmasked access, -1 when there are several.
+
+        With ``within``, every unmasked access must be inside one of these extents.
 
         Raises:
             BadAddress: an unmasked access is outside every region.
@@ -96,6 +161,14 @@ class Memory:
             big = np.iinfo(np.int64)
             lo = int(addr.min(where=mask, initial=big.max))
             hi = int(addr.max(where=mask, initial=big.min))
+        if within and not any(e.start <= lo and hi + size <= e.start + e.size for e in within):
+            ok = np.zeros(addr.shape, bool)
+            for e in within:
+                ok |= (addr >= e.start) & (addr + size <= e.start + e.size)
+            bad = ~ok if mask is None else mask & ~ok
+            if bad.any():
+                at = int(np.argmax(bad))
+                raise BadAddress(at, int(addr.reshape(-1)[at]))
         k = int(np.searchsorted(self.bases, lo, "right")) - 1
         if k >= 0 and hi + size <= self.ends[k]:
             return k
@@ -111,7 +184,15 @@ class Memory:
             raise BadAddress(at, int(addr.reshape(-1)[at]))
         return -1
 
-    def load(self, addr: Array, mask: Array | None, dtype: np.dtype[Any], other: Any = None) -> Array:
+    def load(
+        self,
+        addr: Array,
+        mask: Array | None,
+        dtype: np.dtype[Any],
+        other: Any = None,
+        within: Sequence[Extent] = (),
+        hook: LoadHook | None = None,
+    ) -> Array:
         """Read one element per lane; masked lanes give ``other`` (0 when None)."""
         if mask is not None:
             addr, mask = np.broadcast_arrays(addr, mask)
@@ -123,7 +204,9 @@ class Memory:
         if not addr.size:
             return np.zeros(addr.shape, dtype)
         size = dtype.itemsize
-        k = self._span(addr, mask, size)
+        k = self._span(addr, mask, size, within)
+        if hook is not None:
+            self._tell(k, addr, mask, hook)
         if k >= 0:
             idx = addr - self.regions[k].base
             if mask is not None:
@@ -148,12 +231,26 @@ class Memory:
         data = self.regions[k].data
         if size == 1:
             return data.view(np.int8 if dtype.kind == "b" else dtype)[idx].astype(dtype, copy=False)
-        if not (idx & (size - 1)).any() and data.ctypes.data % size == 0 and data.flags.c_contiguous:
+        if not (idx & (size - 1)).any() and self.aligned[k] % size == 0:
             return np.take(self._view(k, dtype), idx >> (size.bit_length() - 1))
         raw = data[idx[..., None] + np.arange(size)]
         return np.ascontiguousarray(raw).view(dtype)[..., 0]
 
-    def store(self, addr: Array, value: Array, mask: Array | None) -> None:
+    def _tell(self, k: int, addr: Array, mask: Array | None, hook: LoadHook) -> None:
+        flat = addr.reshape(-1) if mask is None else addr[mask]
+        owner = np.searchsorted(self.bases, flat, "right") - 1 if k < 0 else None
+        for j in [k] if owner is None else np.unique(owner).tolist():
+            here = None if owner is None else owner == j
+            hook(j, (flat if here is None else flat[here]) - self.regions[j].base, _picker(addr.shape, mask, here))
+
+    def store(
+        self,
+        addr: Array,
+        value: Array,
+        mask: Array | None,
+        within: Sequence[Extent] = (),
+        hook: StoreHook | None = None,
+    ) -> None:
         """Write one element per lane, the last of several lanes with one address wins."""
         if mask is not None:
             addr, value, mask = np.broadcast_arrays(addr, value, mask)
@@ -164,17 +261,20 @@ class Memory:
         if not addr.size or (mask is not None and not mask.any()):
             return
         size = value.dtype.itemsize
-        k = self._span(addr, mask, size)
+        k = self._span(addr, mask, size, within)
+        shape = addr.shape
         if mask is not None:
             addr, value = addr[mask], value[mask]
-        if k >= 0:
-            self._scatter(k, addr - self.regions[k].base, value)
-            return
-        owner = np.searchsorted(self.bases, addr, "right") - 1
-        for k in range(len(self.regions)):
-            here = owner == k
-            if here.any():
-                self._scatter(k, addr[here] - self.regions[k].base, value[here])
+        owner = np.searchsorted(self.bases, addr, "right") - 1 if k < 0 else None
+        for j in [k] if owner is None else np.unique(owner).tolist():
+            here = None if owner is None else owner == j
+            idx, v = (addr, value) if here is None else (addr[here], value[here])
+            idx = idx - self.regions[j].base
+            flat = None if here is None else here.reshape(-1)
+            after = hook(j, idx.reshape(-1), v.reshape(-1), _picker(shape, mask, flat)) if hook is not None else None
+            self._scatter(j, idx, v)
+            if after is not None:
+                after()
 
     def _scatter(self, k: int, idx: Array, value: Array) -> None:
         dtype = value.dtype
@@ -182,14 +282,16 @@ class Memory:
         data = self.regions[k].data
         if size == 1:
             data.view(np.int8 if dtype.kind == "b" else dtype)[idx] = value
-        elif not (idx & (size - 1)).any() and data.ctypes.data % size == 0 and data.flags.c_contiguous:
+        elif not (idx & (size - 1)).any() and self.aligned[k] % size == 0:
             self._view(k, dtype)[idx >> (size.bit_length() - 1)] = value
         else:
             raw = np.ascontiguousarray(value).reshape(-1)[:, None].view(np.uint8)
             data[idx.reshape(-1)[:, None] + np.arange(size)] = raw
 
-    def locate(self, addr: Array, dtype: np.dtype[Any]) -> list[tuple[Array, Array, Array]]:
-        """Split flat addresses into (typed view, element index, positions) per region.
+    def locate(
+        self, addr: Array, dtype: np.dtype[Any], within: Sequence[Extent] = ()
+    ) -> list[tuple[int, Array, Array, Array]]:
+        """Split flat addresses into (region, typed view, element index, positions) per region.
 
         Raises:
             BadAddress: an address is outside every region or unaligned.
@@ -197,7 +299,7 @@ class Memory:
         if not addr.size:
             return []
         size = dtype.itemsize
-        self._span(addr, None, size)
+        self._span(addr, None, size, within)
         owner = np.searchsorted(self.bases, addr, "right") - 1
         out = []
         for k in np.unique(owner).tolist():
@@ -207,5 +309,5 @@ class Memory:
             if odd.any():
                 at = int(where[int(np.argmax(odd))])
                 raise BadAddress(at, int(addr[at]))
-            out.append((self._view(k, dtype), idx // size, where))
+            out.append((k, self._view(k, dtype), idx // size, where))
         return out

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from .control import Machine, register, select
 from .graph import Op
 from .memory import Array
+from .rounding import cast, convert, fma, from_int, to_int
 
 
 def unsigned(a: Array) -> Array:
@@ -104,7 +104,6 @@ _BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     "subf": (np.subtract, None),
     "mulf": (np.multiply, None),
     "divf": (np.divide, None),
-    "remf": (np.fmod, None),
     "maxnumf": (np.fmax, None),
     "minnumf": (np.fmin, None),
     "maximumf": (np.maximum, None),
@@ -112,6 +111,41 @@ _BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
 }
 for _name, (_f, _g) in _BINARY.items():
     register(f"arith.{_name}")(_int_binary(_f, _g))
+
+
+def _repeated(x: Array, chain: list[Op]) -> Array:
+    """Apply the shape operations that lie between a product and its sum."""
+    for op in chain:
+        if op.name == "tt.splat":
+            x = x.reshape((len(x),) + (1,) * len(op.rtypes[0].shape))
+        elif op.name == "tt.expand_dims":
+            x = np.expand_dims(x, op.attrs["axis"] + 1)
+    return x
+
+
+@register("arith.addf", "arith.subf")
+def _sum(m: Machine, op: Op, a: list[Any]) -> Any:
+    minus = op.name == "arith.subf"
+    fused = op.attrs.get("fused")
+    if fused is None:
+        return np.subtract(a[0], a[1]) if minus else np.add(a[0], a[1])
+    k, chain = fused
+    x, y, z = a
+    if chain:
+        x, y = _repeated(x, chain), _repeated(y, chain)
+    if minus:
+        x, z = (x, np.negative(z)) if k == 0 else (np.negative(x), z)
+    return fma(x, y, z)
+
+
+@register("arith.remf")
+def _remf(m: Machine, op: Op, a: list[Any]) -> Any:
+    """Compute ``x - trunc(x / y) * y``, as the compiler expands it, not the exact remainder."""
+    dtype = a[0].dtype
+    x, y = (v.astype(np.float32) if dtype.itemsize < 4 else v for v in a)
+    out = np.where(np.isinf(y), x, fma(-np.trunc(x / y), y, x))
+    return convert(out, dtype)
+
 
 #: Ufuncs of the two-operand combine regions that reductions and scans run directly.
 COMBINE = {
@@ -195,74 +229,29 @@ def _index_cast(m: Machine, op: Op, a: list[Any]) -> Any:
 
 @register("arith.extf", "arith.truncf")
 def _resize(m: Machine, op: Op, a: list[Any]) -> Any:
-    return convert_float(a[0], op.rtypes[0].dtype)
-
-
-def convert_float(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert between float types, rounding to nearest even exactly once."""
-    if x.dtype == dtype:
-        return x
-    if x.dtype.itemsize == 1 or x.dtype.kind == "V" or dtype.kind == "V":
-        # ml_dtypes rounds f64 through f32, but f64 inputs come only from explicit f64 code.
-        return x.astype(np.float32).astype(dtype) if x.dtype != np.float64 else x.astype(dtype)
-    return x.astype(dtype)
+    return convert(a[0], op.rtypes[0].dtype)
 
 
 @register("tt.fp_to_fp")
 def _fp_to_fp(m: Machine, op: Op, a: list[Any]) -> Any:
-    x, t = a[0], op.rtypes[0]
-    mode = op.attrs.get("rounding", "rtne")
-    if mode == "rtz" and t.dtype.itemsize < x.dtype.itemsize:
-        if t.elem == "bf16" and x.dtype == np.float32:
-            return (np.ascontiguousarray(x).view(np.uint32) >> 16).astype(np.uint16).view(t.dtype)
-        near = convert_float(x, t.dtype)
-        wide = near.astype(x.dtype)
-        bits = np.ascontiguousarray(near).view(f"u{t.dtype.itemsize}")
-        over = (np.abs(wide) > np.abs(x)) & np.isfinite(x)
-        return (bits - over.astype(bits.dtype)).view(t.dtype)
-    if t.elem in ("f8E4M3FN", "f8E5M2"):
-        # The hardware conversion saturates finite values instead of overflowing.
-        top = float(ml_dtypes.finfo(t.dtype).max)
-        x = x.astype(np.float32)
-        x = np.where(np.isnan(x), x, np.clip(x, np.float32(-top), np.float32(top)))
-    return convert_float(x, t.dtype)
+    return cast(a[0], op.rtypes[0].dtype, op.attrs.get("rounding", "rtne"))
 
 
 @register("arith.sitofp")
 def _sitofp(m: Machine, op: Op, a: list[Any]) -> Any:
-    return to_float(signed(a[0]), op.rtypes[0].dtype)
+    return from_int(signed(a[0]), op.rtypes[0].dtype)
 
 
 @register("arith.uitofp")
 def _uitofp(m: Machine, op: Op, a: list[Any]) -> Any:
-    return to_float(unsigned(a[0]), op.rtypes[0].dtype)
-
-
-def to_float(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert integers to floats, rounding to nearest even."""
-    if dtype.itemsize >= 4:
-        return x.astype(dtype)
-    return x.astype(np.float32).astype(dtype)
+    return from_int(unsigned(a[0]), op.rtypes[0].dtype)
 
 
 @register("arith.fptosi", "arith.fptoui")
 def _fptoint(m: Machine, op: Op, a: list[Any]) -> Any:
-    """Truncate toward zero; out-of-range values saturate and NaN gives 0, like PTX ``cvt.rzi``."""
-    dt = op.rtypes[0].dtype
     if op.rtypes[0].elem == "i1":
         return a[0] != 0
-    x = a[0]
-    if x.dtype.itemsize < 4:
-        x = x.astype(np.float32)
-    # PTX has no 8-bit conversion: the compiler converts to 16 bits and drops the upper byte.
-    width = max(dt.itemsize, 2)
-    work = np.dtype(f"{'i' if op.name == 'arith.fptosi' else 'u'}{width}")
-    info = np.iinfo(work)
-    lo, hi = x.dtype.type(info.min), x.dtype.type(info.max)
-    out = np.where(np.isnan(x), 0, x).astype(work)
-    out = np.where(x >= hi, info.max if float(hi) >= info.max else out, out)
-    out = np.where(x <= lo, info.min, out)
-    return out.astype(work).view(f"i{width}").astype(dt)
+    return to_int(a[0], op.rtypes[0].dtype, op.name == "arith.fptosi")
 
 
 @register("arith.bitcast", "tt.bitcast")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,8 @@ import scipy.special
 from .control import Machine, register
 from .graph import Op
 from .memory import Array
+from .ops_libdevice import find
+from .rounding import E4B15, cast, flush, fma
 
 Fn = Callable[..., Any]
 
@@ -25,14 +29,37 @@ def _special(name: str) -> Fn:
 
 
 def _round_away(x: Array) -> Array:
-    return np.copysign(np.trunc(np.abs(x) + x.dtype.type(0.5)), x)
+    whole = np.trunc(x)
+    return whole + np.copysign(np.abs(x - whole) >= 0.5, x).astype(x.dtype)
 
 
-def _fma(a: Array, b: Array, c: Array) -> Array:
-    # The product of two f32 is exact in f64, so that only the final rounding differs in rare ties.
-    if a.dtype == np.float32:
-        return (a.astype(np.float64) * b + c).astype(np.float32)
-    return a * b + c
+def _remainder(a: float, b: float) -> float:
+    return math.remainder(a, b) if math.isfinite(a) and b else math.nan
+
+
+def _exp(x: Array) -> Array:
+    # The compiler emits a multiplication and ex2.approx: the rounded product decides the result.
+    return np.exp2(x * np.float32(1.44269504)) if x.dtype == np.float32 else np.exp(x)
+
+
+def _exp2(x: Array) -> Array:
+    return flush(np.exp2(x))
+
+
+def _sqrt(x: Array) -> Array:
+    return np.sqrt(flush(x))
+
+
+def _rsqrt(x: Array) -> Array:
+    return x.dtype.type(1) / np.sqrt(flush(x))
+
+
+def _floor(x: Array) -> Array:
+    return np.floor(flush(x))
+
+
+def _ceil(x: Array) -> Array:
+    return np.ceil(flush(x))
 
 
 def _bit_count(x: Array) -> Array:
@@ -54,30 +81,29 @@ def _ctz(x: Array) -> Array:
 
 #: Functions by the common part of their names in the math dialect and in libdevice.
 FUNCTIONS: dict[str, Fn] = {
-    "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(x.dtype.type(10), x), "expm1": np.expm1,
+    "exp": _exp, "exp2": _exp2, "exp10": lambda x: np.power(x.dtype.type(10), x), "expm1": np.expm1,
     "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
-    "sqrt": np.sqrt, "rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x), "cbrt": np.cbrt,
+    "sqrt": _sqrt, "rsqrt": _rsqrt, "cbrt": np.cbrt,
     "rcbrt": lambda x: x.dtype.type(1) / np.cbrt(x),
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
     "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "atan2": np.arctan2,
-    "sinpi": lambda x: np.sin(x * x.dtype.type(np.pi)), "cospi": lambda x: np.cos(x * x.dtype.type(np.pi)),
+    "sinpi": lambda x: np.sin(np.fmod(x, 2).astype(np.float64) * np.pi),
+    "cospi": lambda x: np.cos(np.fmod(x, 2).astype(np.float64) * np.pi),
     "erf": _special("erf"), "erfc": _special("erfc"), "erfinv": _special("erfinv"), "erfcx": _special("erfcx"),
     "lgamma": _special("gammaln"), "normcdf": _special("ndtr"), "normcdfinv": _special("ndtri"),
     "j0": _special("j0"), "j1": _special("j1"), "y0": _special("y0"), "y1": _special("y1"),
-    "cyl_bessel_i0": _special("i0"), "cyl_bessel_i1": _special("i1"), "tgamma": lambda x: np.exp(_special("gammaln")(x)),
+    "cyl_bessel_i0": _special("i0"), "cyl_bessel_i1": _special("i1"), "tgamma": _special("gamma"),
     "absf": np.abs, "fabs": np.abs, "absi": np.abs, "abs": np.abs, "llabs": np.abs,
-    "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "nearbyint": np.rint,
+    "floor": _floor, "ceil": _ceil, "trunc": np.trunc, "rint": np.rint, "nearbyint": np.rint,
     "roundeven": np.rint, "round": _round_away,
     "pow": np.power, "powf": np.power, "fpowi": np.power, "powi": np.power, "fmod": np.fmod,
     "copysign": np.copysign, "hypot": np.hypot, "fdim": lambda a, b: np.fmax(a - b, a.dtype.type(0)),
-    "fmax": np.fmax, "fmin": np.fmin, "max": np.maximum, "min": np.minimum, "fma": _fma,
+    "fmax": np.fmax, "fmin": np.fmin, "max": np.maximum, "min": np.minimum, "fma": fma,
     "nextafter": np.nextafter, "ldexp": np.ldexp,
-    "remainder": lambda a, b: a - np.rint(a / b) * b,
-    "div_rn": np.divide, "mul_rn": np.multiply, "add_rn": np.add, "sub_rn": np.subtract,
-    "sqrt_rn": np.sqrt, "rsqrt_rn": lambda x: x.dtype.type(1) / np.sqrt(x),
-    "fdivide": np.divide, "fast_div": np.divide, "saturate": lambda x: np.fmax(np.fmin(x, 1), 0).astype(x.dtype),
-    "rcp_rn": lambda x: x.dtype.type(1) / x,
+    "remainder": lambda a, b: np.vectorize(_remainder, otypes=[np.float64])(a, b),
+    "rsqrt_rn": lambda x: (1.0 / np.sqrt(x.astype(np.float64))).astype(x.dtype), "fdivide": np.divide,
+    "saturate": lambda x: np.fmax(np.fmin(x, 1), 0).astype(x.dtype),
     "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite, "finite": np.isfinite, "signbit": np.signbit,
     "ctpop": _bit_count, "popc": _bit_count, "ctlz": _clz, "clz": _clz, "cttz": _ctz,
 }  # fmt: skip
@@ -86,32 +112,52 @@ FUNCTIONS: dict[str, Fn] = {
 _ALIASES = {
     "fast_expf": "exp", "fast_exp2f": "exp2", "fast_exp10f": "exp10", "fast_logf": "log", "fast_log2f": "log2",
     "fast_log10f": "log10", "fast_sinf": "sin", "fast_cosf": "cos", "fast_tanf": "tan", "fast_tanhf": "tanh",
-    "fast_powf": "pow", "fast_fdividef": "fdivide", "fdiv_rn": "div_rn", "ddiv_rn": "div_rn",
-    "fsqrt_rn": "sqrt", "dsqrt_rn": "sqrt", "frsqrt_rn": "rsqrt", "fmul_rn": "mul_rn", "dmul_rn": "mul_rn",
-    "fadd_rn": "add_rn", "dadd_rn": "add_rn", "fsub_rn": "sub_rn", "dsub_rn": "sub_rn",
-    "fmaf_rn": "fma", "fma_rn": "fma", "frcp_rn": "rcp_rn", "drcp_rn": "rcp_rn",
+    "fast_powf": "pow", "fast_fdividef": "fdivide", "frsqrt_rn": "rsqrt_rn",
     "isnanf": "isnan", "isnand": "isnan", "isinff": "isinf", "isinfd": "isinf", "finitef": "finite",
     "isfinited": "finite", "signbitf": "signbit", "signbitd": "signbit", "popcll": "popc", "clzll": "clz",
-    "llroundf": "round", "llrintf": "rint", "floorf": "floor", "fabsf": "fabs",
 }  # fmt: skip
+
+#: libdevice is compiled with flushing of f32 denormals; these are the functions where it shows.
+_FLUSHED = ("fdivide", "saturate", "pow", "sin", "cos", "tan", "erf", "erfc", "tanh", "atan", "sinh", "exp10")
+
+
+def _flushing(f: Fn) -> Fn:
+    return lambda *xs: flush(np.asarray(f(*(flush(x) for x in xs))))
+
+
+for _name in _FLUSHED:
+    FUNCTIONS[_name] = _flushing(FUNCTIONS[_name])
 
 
 def lookup(symbol: str) -> Fn | None:
     """Return the function of a libdevice symbol, None when there is none."""
     name = symbol.removeprefix("__nv_")
+    if name in ("exp", "expf"):
+        # Unlike tl.exp, libdevice reduces the argument exactly.
+        return _flushing(np.exp)
     name = _ALIASES.get(name, name)
-    return FUNCTIONS.get(name) or (FUNCTIONS.get(name[:-1]) if name.endswith("f") else None)
+    if name not in FUNCTIONS and name.endswith("f") and name[:-1] in FUNCTIONS:
+        name = name[:-1]
+    f = find(name) or FUNCTIONS.get(name)
+    if f is not None and (name == "fma" or re.search(r"_r[nzud]$", name)):
+        return _flushing(f)
+    return f
 
 
 def _apply(f: Fn, args: list[Array], dtype: np.dtype[Any]) -> Array:
     if dtype.itemsize < 4 and dtype.kind in "fV":
         args = [x.astype(np.float32) if x.dtype.kind in "fV" else x for x in args]
-    return np.asarray(f(*args)).astype(dtype, copy=False)
+    return np.asarray(f(*np.broadcast_arrays(*args) if len(args) > 1 else args)).astype(dtype, copy=False)
 
 
 @register(*(f"math.{n}" for n in FUNCTIONS))
 def _math(m: Machine, op: Op, a: list[Any]) -> Any:
     return _apply(FUNCTIONS[op.name[5:]], a, op.rtypes[0].dtype)
+
+
+@register("math.fma")
+def _fma(m: Machine, op: Op, a: list[Any]) -> Any:
+    return fma(*a)
 
 
 @register("tt.extern_elementwise")
@@ -124,11 +170,17 @@ def _extern(m: Machine, op: Op, a: list[Any]) -> Any:
 
 @register("tt.elementwise_inline_asm")
 def _asm(m: Machine, op: Op, a: list[Any]) -> Any:
+    text = (op.attrs["strings"] or [""])[0]
+    # The language writes the conversions of fp8e4b15 as assembly of its own, over bytes.
+    if len(a) == 1 and "prmt.b32 a0, 0, $2, 0x5746" in text and op.rtypes[0].elem == "f16":
+        return cast(a[0].view(E4B15), op.rtypes[0].dtype, "rtne")
+    if len(a) == 1 and "max_val_f16x2, 0x3F003F00" in text and op.types[0].elem == "f16":
+        return cast(a[0], E4B15, "rtne").view(np.int8)
     raise m.unsupported(op, "inline assembly")
 
 
 @register("tt.precise_sqrt")
-def _sqrt(m: Machine, op: Op, a: list[Any]) -> Any:
+def _precise_sqrt(m: Machine, op: Op, a: list[Any]) -> Any:
     return np.sqrt(a[0])
 
 

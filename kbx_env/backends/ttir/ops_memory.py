@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .control import Machine, lift, register
-from .errors import OutOfBounds
+from .errors import Finding, OutOfBounds
 from .graph import Op, Type
-from .memory import Array, BadAddress
+from .memory import Array, BadAddress, Extent
 from .ops_arith import unsigned
 from .ops_tensor import full
 
@@ -52,14 +53,29 @@ def lanes(m: Machine, mask: Array | None, shape: tuple[int, ...]) -> int:
     return round(on * scale / len(mask))
 
 
-def fail(m: Machine, op: Op, e: BadAddress, owner: Array, size: int, is_store: bool) -> OutOfBounds:
+def fail(m: Machine, op: Op, e: BadAddress, owner: Array, size: int, access: str) -> OutOfBounds:
     """Turn an internal error into the public one. ``owner`` maps positions to programs."""
     file, line = m.where(op)
-    name, by = m.memory.nearest(e.address, size)
+    args = op.attrs.get("tensors", ())
+    if args:
+        # Of several tensors that the pointer may come from, the nearest is the likely one.
+        near = [m.memory.extent(a) for a in args]
+        off = [max(x.start - e.address, e.address + size - x.start - x.size) for x in near]
+        by, extent = min(zip(off, near, strict=True), key=lambda p: p[0])
+        name, first = extent.name, int(m.memory.args[extent.arg])
+    else:
+        name, by, first = m.memory.nearest(e.address, size)
     k = int(owner.reshape(-1)[e.position])
     if k < 0:
         k = int(np.argmax(m.live()))
-    return OutOfBounds(m.kernel, line, m.program(k), e.address, name, by, is_store, file)
+    index = (e.address - first) // size
+    indirect = bool(op.attrs.get("indirect", True))
+    found = Finding(
+        "out_of_bounds", m.kernel, line, file, m.program(k), name, index, max(by, 1), "", access, indirect
+    )  # fmt: skip
+    if m.memory.watch is not None:
+        m.memory.watch.report(found)
+    return OutOfBounds(found, e.address)
 
 
 def _owner(m: Machine, shape: tuple[int, ...]) -> Array:
@@ -69,26 +85,41 @@ def _owner(m: Machine, shape: tuple[int, ...]) -> Array:
 
 def read(m: Machine, op: Op, addr: Array, mask: Array | None, other: Any, t: Type) -> Array:
     """Load a tensor of type ``t``."""
-    m.meter.loaded_bytes += lanes(m, mask, t.shape) * t.dtype.itemsize
+    size = t.dtype.itemsize
+    m.meter.moved("loaded", op.attrs.get("tensors", ()), lanes(m, mask, t.shape) * size)
     mask = masks(m, addr, mask)
+    watch, hook = m.memory.watch, None
+    within: Sequence[Extent] = ()
+    if watch is not None:
+        hook, within = watch.loading(m, op, size), watch.extents(op)
+    if m.meter.detail:
+        m.meter.trace("loaded", addr, mask, t.shape, m.count())
+        hook = m.memory.noting(m.meter, size, hook)
     try:
-        return m.memory.load(addr, mask, t.dtype, other)
+        return m.memory.load(addr, mask, t.dtype, other, within, hook)
     except BadAddress as e:
         shape = np.broadcast_shapes(addr.shape, mask.shape) if mask is not None else addr.shape
-        raise fail(m, op, e, _owner(m, shape), t.dtype.itemsize, False) from None
+        raise fail(m, op, e, _owner(m, shape), size, "load") from None
 
 
 def write(m: Machine, op: Op, addr: Array, value: Array, mask: Array | None, t: Type) -> None:
     """Store a tensor of type ``t``."""
-    m.meter.stored_bytes += lanes(m, mask, t.shape) * t.dtype.itemsize
+    size = t.dtype.itemsize
+    m.meter.moved("stored", op.attrs.get("tensors", ()), lanes(m, mask, t.shape) * size)
     if len(addr) != len(value) or m.active is not None:
         addr = np.broadcast_to(addr, (m.programs, *addr.shape[1:]))
     mask = masks(m, addr, mask)
+    if m.meter.detail:
+        m.meter.trace("stored", addr, mask, t.shape, m.count())
+    watch, hook = m.memory.watch, None
+    within: Sequence[Extent] = ()
+    if watch is not None:
+        hook, within = watch.storing(m, op, size), watch.extents(op)
     try:
-        m.memory.store(addr, value, mask)
+        m.memory.store(addr, value, mask, within, hook)
     except BadAddress as e:
         shape = np.broadcast_shapes(addr.shape, value.shape, mask.shape if mask is not None else ())
-        raise fail(m, op, e, _owner(m, shape), t.dtype.itemsize, True) from None
+        raise fail(m, op, e, _owner(m, shape), size, "store") from None
 
 
 def block_access(b: Block, check: list[int]) -> tuple[Array, Array | None]:
@@ -206,7 +237,7 @@ _AT = {
 }  # fmt: skip
 
 
-def _lanes(m: Machine, op: Op, a: list[Any], values: int) -> tuple[list[Array], Array, tuple[int, ...]]:
+def _atomic_lanes(m: Machine, op: Op, a: list[Any], values: int) -> tuple[list[Array], Array, tuple[int, ...]]:
     """Flatten the operands of an atomic to its unmasked lanes in program order."""
     shape = (m.programs, *op.rtypes[0].shape)
     on = np.broadcast_to(lift(m.live(), len(shape)), shape)
@@ -215,6 +246,7 @@ def _lanes(m: Machine, op: Op, a: list[Any], values: int) -> tuple[list[Array], 
     where = np.nonzero(on.reshape(-1))[0]
     flat = [np.broadcast_to(v, shape).reshape(-1)[where] for v in a[: 1 + values]]
     m.meter.atomics += len(where)
+    m.meter.moved("atomic", op.attrs.get("tensors", ()), len(where) * flat[-1].dtype.itemsize)
     return flat, where, shape
 
 
@@ -240,16 +272,26 @@ def _prefix(idx: Array, v: Array) -> Array:
     return out
 
 
+def _groups(m: Machine, op: Op, addr: Array, val: Array, where: Array) -> list[tuple[Array, Array, Array]]:
+    """Split the lanes of an atomic by region, as (typed view, element index, positions)."""
+    programs = where // max(op.rtypes[0].size, 1)
+    size, watch = val.dtype.itemsize, m.memory.watch
+    try:
+        groups = m.memory.locate(addr, val.dtype, watch.extents(op) if watch is not None else ())
+    except BadAddress as e:
+        raise fail(m, op, e, programs, size, "atomic") from None
+    if watch is not None:
+        for k, _, idx, at in groups:
+            watch.updating(m, op, k, idx * size, programs[at], size)
+    return [g[1:] for g in groups]
+
+
 @register("tt.atomic_rmw")
 def _rmw(m: Machine, op: Op, a: list[Any]) -> Any:
     kind = op.attrs["word"]
-    (addr, val), where, shape = _lanes(m, op, a, 1)
+    (addr, val), where, shape = _atomic_lanes(m, op, a, 1)
     old = np.zeros(len(where), val.dtype)
-    try:
-        groups = m.memory.locate(addr, val.dtype)
-    except BadAddress as e:
-        raise fail(m, op, e, where // max(op.rtypes[0].size, 1), val.dtype.itemsize, True) from None
-    for view, idx, at in groups:
+    for view, idx, at in _groups(m, op, addr, val, where):
         v = val[at]
         if not op.used and kind in _AT and v.dtype.kind in "if" and v.dtype.itemsize >= 4:
             _AT[kind].at(view, idx, v)
@@ -271,13 +313,9 @@ def _rmw(m: Machine, op: Op, a: list[Any]) -> Any:
 
 @register("tt.atomic_cas")
 def _cas(m: Machine, op: Op, a: list[Any]) -> Any:
-    (addr, cmp, val), where, shape = _lanes(m, op, a, 2)
+    (addr, cmp, val), where, shape = _atomic_lanes(m, op, a, 2)
     old = np.zeros(len(where), val.dtype)
-    try:
-        groups = m.memory.locate(addr, val.dtype)
-    except BadAddress as e:
-        raise fail(m, op, e, where // max(op.rtypes[0].size, 1), val.dtype.itemsize, True) from None
-    for view, idx, at in groups:
+    for view, idx, at in _groups(m, op, addr, val, where):
         for r in _rounds(idx):
             i = idx[r]
             held = view[i]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from . import ops_descriptor, ops_dot  # noqa: F401  (they register)
 from .control import Machine, register
 from .graph import Op
 from .memory import Array
@@ -94,7 +95,13 @@ def _scan(m: Machine, op: Op, a: list[Any]) -> Any:
 
 @register("tt.map_elementwise")
 def _map(m: Machine, op: Op, a: list[Any]) -> Any:
-    if op.attrs.get("pack", 1) != 1:
-        raise m.unsupported(op, "pack > 1")
-    xs = [np.ascontiguousarray(x) for x in np.broadcast_arrays(*a)]
-    return combine(m, op, xs, [])
+    pack = op.attrs.get("pack", 1)
+    xs = [
+        np.ascontiguousarray(x) for x in np.broadcast_arrays(*(full(v, t) for v, t in zip(a, op.types, strict=False)))
+    ]
+    if pack == 1:
+        return combine(m, op, xs, [])
+    # Neighbours go to one call; the operands come one after the other, each with its neighbours.
+    lanes = [x.reshape(*x.shape[:-1], -1, pack)[..., k] for x in xs for k in range(pack)]
+    out = combine(m, op, lanes, [])
+    return [np.stack(out[k : k + pack], -1).reshape(xs[0].shape) for k in range(0, len(out), pack)]

@@ -1,4 +1,4 @@
-"""Tensor shape operations, program ids and matrix products (dialect ``tt``)."""
+"""Tensor shape operations, program ids and assertions (dialect ``tt``)."""
 
 from __future__ import annotations
 
@@ -127,43 +127,3 @@ def _assert(m: Machine, op: Op, a: list[Any]) -> Any:
         file, line = m.where(op)
         text = (op.attrs["strings"] or [""])[0]
         raise DeviceAssert(m.kernel, line, text, m.program(int(np.argmax(bad))), file)
-
-
-def tf32(x: Array) -> Array:
-    """Round f32 to the 10 mantissa bits of TF32, ties away from zero as the hardware does."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    out = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
-    return np.where(np.isfinite(x), out, x)
-
-
-@register("tt.dot")
-def _dot(m: Machine, op: Op, a: list[Any]) -> Any:
-    ta, tb, out = op.types[0], op.types[1], op.rtypes[0]
-    x, y = full(a[0], ta), full(a[1], tb)
-    rows, inner = ta.shape[-2:]
-    cols = tb.shape[-1]
-    batch = out.size // (rows * cols)
-    m.meter.dot_flops += 2 * rows * cols * inner * batch * m.count()
-    precision = op.attrs.get("inputPrecision", "ieee")
-    kind = f"{ta.elem}*{tb.elem}->{out.elem}"
-    if ta.elem == "f32" and precision != "ieee":
-        kind = precision
-    m.meter.dot_kinds.add(kind)
-    if ta.elem[0] == "i":
-        if inner * 2 ** (ta.bits + tb.bits - 2) <= 1 << 24:
-            work: Any = np.float32
-        elif ta.bits <= 8:
-            work = np.float64
-        else:
-            work = np.int64
-        prod = np.matmul(x.astype(work), y.astype(work))
-        return a[2] + prod.astype(np.int64).astype(out.dtype)
-    if ta.elem == "f64":
-        return a[2] + np.matmul(x, y)
-    x, y = x.astype(np.float32, copy=False), y.astype(np.float32, copy=False)
-    if kind == "tf32":
-        x, y = tf32(x), tf32(y)
-    prod = np.matmul(x, y)
-    if out.elem == "f32":
-        return a[2] + prod
-    return (a[2].astype(np.float32) + prod).astype(out.dtype)

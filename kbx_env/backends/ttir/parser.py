@@ -6,6 +6,7 @@ import re
 
 from . import text as tx
 from .errors import TtirError
+from .fusion import fuse
 from .graph import Block, Func, Module, Op, Region, Type
 from .liveness import annotate
 
@@ -14,6 +15,7 @@ _NAME = re.compile(r'"?([A-Za-z_][\w.]*)"?\s*(.*)$', re.S)
 _LOCDEF = re.compile(r"(#loc\d*) = loc\((.*)\)\s*$")
 _PARAM = re.compile(r"(%[\w$.\-]+): ")
 _TARGET = re.compile(r"\^(\w+)(?:\(([^)]*)\))?")
+_SCALED = re.compile(r"\s*%[\w$.#\-]+( scale %[\w$.#\-]+)?, %[\w$.#\-]+( scale)?")
 _SAME_AS_FIRST = {"tt.addptr", "tt.advance"}
 
 
@@ -97,7 +99,7 @@ class _Parser:
         self.scopes.pop()
         return Region(blocks)
 
-    def module(self) -> Module:
+    def module(self, fp_fusion: bool) -> Module:
         funcs: dict[str, Func] = {}
         while self.i < len(self.lines):
             line = self.lines[self.i]
@@ -108,6 +110,8 @@ class _Parser:
         if not funcs:
             raise TtirError("the text holds no tt.func")
         module = Module(funcs, self.locs, self.max_elements)
+        if fp_fusion:
+            fuse(module)
         annotate(module)
         return module
 
@@ -228,6 +232,8 @@ class _Parser:
         if name == "arith.constant":
             head, tail = tx.split_types(rest)
             t = (tx.types_in(tail) or [Type("i1")])[0]
+            if strings:
+                head = head.replace("\x000\x00", f'"{strings[0]}"')
             return Op(name, [], [], [], [t], {"value": tx.constant(head, t)})
         if name in ("cf.br", "cf.cond_br"):
             targets = []
@@ -264,18 +270,25 @@ class _Parser:
             rtypes = [p if p.shape else Type(p.elem, types[0].shape, p.pointee)]
         elif name in ("tt.make_tensor_descriptor", "tt.make_tensor_ptr"):
             rtypes = [Type("desc", (), types[-1])]
+        elif name == "tt.dot_scaled":
+            given = _SCALED.match(head)
+            assert given
+            attrs["scales"] = [bool(g) for g in given.groups()]
+        elif name == "tt.descriptor_reduce":
+            attrs["unsigned"] = "xui" in tail
         elif name == "arith.addui_extended":
             rtypes = [types[0], types[-1]]
         return Op(name, self.uses(head), types, [], rtypes, attrs)
 
 
-def parse(text: str) -> Module:
+def parse(text: str, *, fp_fusion: bool = True) -> Module:
     """Parse the text of a TTIR module.
 
     Args:
         text: What the compiler printed, with or without locations.
+        fp_fusion: The launch option ``enable_fp_fusion``: contract ``a * b + c`` to one rounding.
 
     Returns:
         The module, which launches never modify and may therefore be cached.
     """
-    return _Parser(text).module()
+    return _Parser(text).module(fp_fusion)

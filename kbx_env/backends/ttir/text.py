@@ -125,8 +125,11 @@ def constant(text: str, t: Type) -> np.ndarray:
     rank = len(t.shape)
     if text.startswith("dense<"):
         text = text[6 : close(text, 5)].strip()
-        if text.startswith(("\x00", '"')):
-            raise TtirError("hexadecimal dense constant")
+        if text.startswith('"0x') and t.elem != "i1":
+            # MLIR prints large arrays as the bytes of their elements.
+            return np.frombuffer(bytes.fromhex(text[3:-1]), t.dtype).reshape((1,) + t.shape)
+        if text.startswith('"'):
+            raise TtirError("packed dense constant")
         if text.startswith("["):
             parts = [p for p in re.split(r"[\[\],\s]+", text) if p]
             return np.array([_number(p, t) for p in parts], t.dtype).reshape((1,) + t.shape)

@@ -24,6 +24,8 @@ CLIP = 16.0
 """Elements beyond this many medians do not raise the root-mean-square: one giant must not excuse all others."""
 GROSS = 16.0
 """Beyond this many tolerances an element is not a matter of luck."""
+REUSED = 8.0
+"""A matrix product does more than so many operations with every number it reads."""
 JUMP = 2.0**20
 """A result that moves by more than this per unit of input noise has jumped (floor, sign, a mask), not moved."""
 
@@ -79,12 +81,15 @@ def growth(task: Task, case: Case, expected: Expected) -> float:
 
     A plain loop over K products of rms s leaves an error of 0.20 K s eps (each of the K partial sums, s sqrt(k) large,
     is rounded once); ``sensitivity`` of the same sum is 0.82 s sqrt(K). Their ratio, 0.25 sqrt(K), is one standard
-    deviation; the work is 2 K, so that its square root is nearly six of them.
+    deviation; the work is 2 K, so that its square root is nearly six of them. A tensor core cuts off instead of
+    rounding (Fasi et al., 2021), once in 16 products: its errors add up in one direction, in proportion to K.
     """
     results = max(1, sum(o.numel() for o in expected.native))
-    work = max(floor.flops(task, case), sum(floor.numels(task, case).values())) / results
-    # 64 still rejects TF32: its noise is 2**12 fp32 epsilons, three times the cap times the typical movement.
-    return min(64.0, max(4.0, math.sqrt(work)))
+    flops, read = floor.flops(task, case), sum(floor.numels(task, case).values())
+    # Only what is used more than once goes through a tensor core: a plain sum has no such excuse.
+    products = flops / results if flops > REUSED * read else 0.0
+    # At 256 TF32 still fails: its operands' noise is 2**12 fp32 epsilons, five times what the typical element may have.
+    return max(min(64.0, max(4.0, math.sqrt(max(flops, read) / results))), min(256.0, products / 32))
 
 
 def loosen(truth: Close, moved: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, grown: float) -> torch.Tensor:

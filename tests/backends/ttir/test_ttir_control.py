@@ -247,7 +247,8 @@ def math_kernel(x, o, B: tl.constexpr):
 
 def test_math_and_conversions() -> None:
     B = 64
-    x = np.clip(randn(B), -2.5, 2.5)
+    # Distinct magnitudes: the reduction by largest magnitude has no winner among equals of either sign.
+    x = np.random.default_rng(7).permutation(np.linspace(-2.43, 2.5, B)).astype(np.float32)
     o = np.zeros((10, B), np.float32)
     execute(to_ttir(math_kernel, {"x": F, "o": F}, {"B": B}), (1,), [x, o])
     t = torch.tensor(x)

@@ -1,0 +1,95 @@
+"""Arrays that describe the bytes of a buffer: who touched them, and whether anybody wrote them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def in_order(offsets: Array, size: int) -> bool:
+    """Return whether offsets name neighbouring elements of ``size`` bytes in ascending order."""
+    n = len(offsets)
+    if not n or int(offsets[-1]) - int(offsets[0]) != (n - 1) * size:
+        return False
+    return bool((offsets[1:] - offsets[:-1] == size).all())
+
+
+class Shadow:
+    """Arrays that describe the bytes of a region, one entry per grain.
+
+    The grain is the smallest access so far, so that a region of floats has one entry per float.
+
+    Args:
+        size: Bytes of the region.
+        arrays: Element type of each array; entries start as zero.
+    """
+
+    def __init__(self, size: int, arrays: dict[str, Any]) -> None:
+        self.size, self.grain = size, 8
+        # zeros() hands out untouched pages: memory is used where the kernel goes.
+        self.arrays: dict[str, Array] = {k: np.zeros(size // 8 + 1, t) for k, t in arrays.items()}
+
+    def at(self, offsets: Array, size: int) -> Array | slice:
+        """Return the entries of accesses of ``size`` bytes: shape (n,), or (n, k) for larger ones.
+
+        Neighbouring elements in order give a slice instead, which is much faster to read and write.
+        """
+        grain = min(self.grain, size)
+        if grain > 1 and int(np.bitwise_or.reduce(offsets, axis=None)) & (grain - 1):
+            grain = 1
+        if grain < self.grain:
+            for k, v in self.arrays.items():
+                fresh = not v.any()
+                n = self.size // grain + 1
+                self.arrays[k] = np.zeros(n, v.dtype) if fresh else np.repeat(v, self.grain // grain)[:n]
+            self.grain = grain
+        shift = grain.bit_length() - 1
+        if size <= grain and in_order(offsets, grain):
+            first = int(offsets[0]) >> shift
+            return slice(first, first + len(offsets))
+        index = offsets >> shift
+        return index if size <= grain else index[:, None] + np.arange(size // grain)
+
+
+def _words(mask: Array, offsets: Array, size: int) -> tuple[Array, Array | slice] | None:
+    """View a byte mask as one word per element, if the elements are aligned."""
+    if not mask.flags.c_contiguous or mask.ctypes.data % size:
+        return None
+    if size > 1 and int(np.bitwise_or.reduce(offsets, axis=None)) & (size - 1):
+        return None
+    view = mask[: mask.size // size * size].view(f"u{size}")
+    if in_order(offsets, size):
+        first = int(offsets[0]) // size
+        return view, slice(first, first + len(offsets))
+    return view, offsets >> (size.bit_length() - 1)
+
+
+def _all_set(view: Array) -> Any:
+    return view.dtype.type(int.from_bytes(b"\1" * view.dtype.itemsize, "little"))
+
+
+def written(mask: Array, offsets: Array, size: int) -> Array:
+    """Return, for each element of ``size`` bytes, whether all of its bytes are set in a byte mask."""
+    words = _words(mask, offsets, size)
+    if words is None:
+        return np.asarray(mask[offsets[:, None] + np.arange(size)].all(axis=1))
+    view, index = words
+    return np.asarray(view[index] == _all_set(view))
+
+
+def mark(mask: Array, offsets: Array, size: int) -> None:
+    """Set the bytes of elements of ``size`` bytes in a byte mask."""
+    words = _words(mask, offsets, size)
+    if words is None:
+        mask[offsets[:, None] + np.arange(size)] = True
+    else:
+        view, index = words
+        view[index] = _all_set(view)
+
+
+def bits(values: Array, size: int) -> Array:
+    """View elements of ``size`` bytes as unsigned integers, so that equal means the same bytes."""
+    return np.ascontiguousarray(values).view(f"u{size}")
