@@ -118,17 +118,51 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """A fault in a kernel that a run on a GPU would not report.
+
+    ``kind`` is out_of_bounds, uninitialised_read, write_conflict or order_dependent; ``program`` the coordinates of
+    the program; ``index`` the element of ``tensor``; ``by`` the bytes by which an access lies outside. ``indirect``:
+    the address depends on loaded values, which index and distance would give away: both are ``None``.
+    """
+
+    kind: str
+    kernel: str
+    line: int
+    file: str
+    program: tuple[int, ...]
+    tensor: str
+    index: int | None = None
+    by: int | None = None
+    detail: str = ""
+    access: str = "load"
+    indirect: bool = False
+    text: str = ""
+
+
+@dataclass(frozen=True)
 class Evidence:
-    """What shows that Triton did the work. ``moved_bytes`` and ``ideal_bytes`` are summed over the counted
-    cases; ``ablation`` is True when the result went wrong without the launches, as it must."""
+    """What shows that Triton did the work.
+
+    Facts on the CPU tier, where the grader executes the launches: ``stored_share`` (of the elements of all results,
+    those that a Triton store wrote), ``depends_on`` (inputs that may reach a result), bytes and operations summed over
+    one call of every case (``moved_bytes`` as requested, ``sector_bytes`` in 32-byte sectors, ``reread_bytes`` loaded
+    again by the same launch, ``flops`` by unit). ``ablation`` (CUDA) is True when the result went wrong without the
+    launches, as it must. ``None``: not known on this backend.
+    """
 
     launches: int
-    ablation: bool | None
+    ablation: bool | None = None
     denied_ops: tuple[str, ...] = ()
     moved_bytes: int | None = None
     ideal_bytes: int | None = None
     dots: tuple[str, ...] = ()
-    findings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    sector_bytes: int | None = None
+    reread_bytes: int | None = None
+    flops: Mapping[str, int] | None = None
+    stored_share: float | None = None
+    depends_on: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -220,6 +254,10 @@ def _timing(d: Mapping[str, Any] | None) -> Timing | None:
 def _evidence(d: Mapping[str, Any] | None) -> Evidence | None:
     if not d:
         return None
-    lists = ("denied_ops", "dots", "findings")
-    fields: dict[str, Any] = {k: tuple(v) if k in lists else v for k, v in d.items()}
+    fields: dict[str, Any] = dict(d)
+    for k in ("denied_ops", "dots"):
+        fields[k] = tuple(fields.get(k, ()))
+    fields["findings"] = tuple(Finding(**{**f, "program": tuple(f["program"])}) for f in fields.get("findings", ()))
+    if fields.get("depends_on") is not None:
+        fields["depends_on"] = tuple(fields["depends_on"])
     return Evidence(**fields)

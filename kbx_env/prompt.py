@@ -42,6 +42,14 @@ ADVICE = {
 }
 
 
+KINDS = {
+    "out_of_bounds": "Out of bounds",
+    "uninitialised_read": "Read before written",
+    "write_conflict": "Write conflict",
+    "order_dependent": "Depends on the order of programs",
+}
+
+
 def feedback(outcome: Outcome, limit: int = 4000) -> str:
     """What failed, where, by how much, and what to do; at most ``limit`` characters."""
     lines = [f"Verdict: {outcome.verdict} (stage: {outcome.stage})"]
@@ -53,11 +61,15 @@ def feedback(outcome: Outcome, limit: int = 4000) -> str:
     if outcome.cases is not None:
         lines += [f"- {f.case}: {f.reason}" for f in outcome.cases.failures]
     lines += [f"Rule broken: {v.rule}: {v.detail}" for v in outcome.violations[:5]]
+    if outcome.evidence is not None:
+        lines += [f"{KINDS[f.kind]}: {f.text}" for f in outcome.evidence.findings[:8] if f.text not in outcome.message]
     bad = [b for b in outcome.compile if not b.ok]
     lines += [f"Build failed: {b.kernel} for {b.target}: {b.error}" for b in bad[:4]]
     e = outcome.evidence
     if e is not None and e.moved_bytes and e.ideal_bytes and outcome.correct:
         lines.append(f"Bytes moved: {e.moved_bytes}, at least {e.ideal_bytes} needed; launches: {e.launches}")
+        if e.sector_bytes and e.sector_bytes > 1.25 * e.moved_bytes:
+            lines.append(f"Uncoalesced: these accesses touch {e.sector_bytes} bytes of 32-byte sectors")
     if outcome.timing is not None:
         t = outcome.timing
         lines.append(f"Speedup over eager: {t.speedup:.3f} (95 % interval {t.low:.3f} to {t.high:.3f})")

@@ -14,8 +14,9 @@ import torch
 from kbx_env import wire
 from kbx_env.grading import floor, inputs, reference
 from kbx_env.grading.judge import Answer
+from kbx_env.grading.traced import Engine, EngineError, Facts, Origin, blank
 from kbx_env.grading.workers import Zygote
-from kbx_env.outcome import Build, Verdict, Violation
+from kbx_env.outcome import Build, Finding, Verdict, Violation
 from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 
 MAX_BUILDS = 1000
@@ -79,8 +80,9 @@ class Claimed:
     args: dict[str, Any]
     answer: Answer
     generator_seed: int
-    moved: int | None = None
     broken: str | None = None
+    facts: Facts | None = None
+    origins: tuple[Origin, ...] = ()
 
 
 class Talk:
@@ -90,6 +92,8 @@ class Talk:
         self.zygote, self.task, self.backend = zygote, task, backend
         self.secret, self.split, self.wall = secret, split, wall
         self.runner = zygote.spawn(device=backend)
+        self.engine = Engine(zygote) if backend == "cpu" else None
+        self.findings: dict[tuple[Any, ...], Finding] = {}
         # Only the runner's time counts: a busy grader must not make a submission late.
         self.left = wall
         self.denied: list[tuple[str, str]] = []
@@ -103,6 +107,8 @@ class Talk:
 
     def __exit__(self, *exc: object) -> None:
         self.runner.close()
+        if self.engine is not None:
+            self.engine.close()
 
     def ask(self, header: dict[str, Any], blobs: list[bytes] | None = None, *, extra: float = 0.0) -> Any:
         """One command; deaths, hangs and errors of the submission become ``Stopped``."""
@@ -118,6 +124,8 @@ class Talk:
         except wire.WireError as e:
             raise Stopped(Verdict.RUNTIME_ERROR, f"the submission's process died ({e})") from None
         self.left -= time.monotonic() - start
+        if "want" in reply:  # in the middle of a call; what was denied comes with its end
+            return reply, data
         self.denied = list(dict.fromkeys([*self.denied, *_pairs(reply.get("denied"))]))
         self.standing = self.standing and bool(reply.get("standing"))
         if not reply.get("ok"):
@@ -131,9 +139,6 @@ class Talk:
         if kind == "policy" or (self.denied and kind in ("runtime", "compile")):
             found = [Violation(r, f"{line}{d}") for r, d in self.denied[:5]]
             raise Stopped(Verdict.REJECTED, f"{line}{self.denied[0][1] if self.denied else message}", found)
-        if kind == "unsupported":
-            what = str(reply.get("message"))[:300]
-            raise Stopped(Verdict.INFRA_FAULT, f"unsupported on the {self.backend} backend: {what}")
         verdicts = {"compile": Verdict.COMPILE_ERROR, "syntax": Verdict.MALFORMED, "timeout": Verdict.TIMEOUT}
         raise Stopped(verdicts.get(str(kind), Verdict.RUNTIME_ERROR), message)
 
@@ -153,6 +158,8 @@ class Talk:
                 encoded[name] = {"k": "device"}
             elif isinstance(value, DtypeArg):
                 encoded[name] = {"k": "dtype", "v": value.name}
+            elif isinstance(value, torch.Tensor) and self.engine is not None:
+                encoded[name] = blank(value)
             else:
                 encoded[name] = wire.encode(value, blobs)
         kinds = inspect.Parameter.KEYWORD_ONLY
@@ -178,14 +185,55 @@ class Talk:
         header = self.message(case, sent, generator_seed, blobs)
         header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.left)}
         reply, data = self.ask(header, blobs)
+        if self.engine is not None:
+            return self._traced(self.engine, args, sent, generator_seed, reply)
         with readable():
             answer, broken = self._answer(reply, data)
             launches, dots = count(reply.get("launches", 0)), [str(d)[:60] for d in list(reply.get("dots", []))[:100]]
-            moved = None if reply.get("moved") is None else count(reply["moved"])
         if mode == "run":
             self.launches += launches
             self.dots.update(dots)
-        return Claimed(args, answer, generator_seed, moved, broken)
+        return Claimed(args, answer, generator_seed, broken)
+
+    def _traced(
+        self, engine: Engine, args: dict[str, Any], sent: dict[str, Any], generator_seed: int, reply: dict[str, Any]
+    ) -> Claimed:
+        """Execute what the runner asks for; nothing of the result is its own."""
+        start, told = time.monotonic(), 0.0
+
+        def ask(answer: dict[str, Any]) -> Any:
+            nonlocal told
+            began = time.monotonic()
+            more, _ = self.ask(answer)
+            told += time.monotonic() - began
+            return more
+
+        try:
+            with readable():
+                done = engine.call(sent, ask, reply, lambda: self.left - (time.monotonic() - start - told))
+        except EngineError as e:
+            raise self._ended(e) from None
+        finally:
+            self.left -= time.monotonic() - start - told
+            for f in engine.facts.findings:
+                hidden = {"index": None, "by": None} if f["indirect"] else {}
+                place = {"program": tuple(f["program"]), "file": str(f["file"]).rsplit("/", 1)[-1]}
+                found = Finding(**{**f, **place, **hidden})
+                self.findings.setdefault((found.kind, found.kernel, found.line, found.tensor), found)
+        self.launches += done.facts.launches
+        self.dots.update(done.facts.dots)
+        return Claimed(args, done.answer, generator_seed, done.broken, done.facts, done.origins)
+
+    def _ended(self, e: EngineError) -> Stopped:
+        text = str(e) if e.kind in ("policy", "memory") else f"{e.name}: {e}"
+        if e.kind in ("policy", "forged"):
+            rule = (
+                "tampering" if e.kind == "forged" else "host_traffic" if e.name == "host_traffic" else "torch_compute"
+            )
+            return Stopped(Verdict.REJECTED, text, [Violation(rule, text)])
+        if e.kind in ("unsupported", "broken"):
+            return Stopped(Verdict.INFRA_FAULT, f"unsupported on the {self.backend} backend: {text}"[:600])
+        return Stopped(Verdict.TIMEOUT if e.kind == "timeout" else Verdict.RUNTIME_ERROR, text)
 
     def calls(self, case: Case, index: int, count: int, mode: str) -> list[Claimed]:
         """Several calls on the same inputs (statistical truths need more than one)."""

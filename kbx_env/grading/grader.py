@@ -17,6 +17,7 @@ from kbx_env.catalog import load_task
 from kbx_env.errors import SandboxError, UnknownName, UsageError
 from kbx_env.grading.calls import Claimed, Stopped, Talk
 from kbx_env.grading.screen import screen
+from kbx_env.grading.tally import Tally
 from kbx_env.grading.workers import Zygote
 from kbx_env.outcome import (
     Build,
@@ -229,12 +230,12 @@ class _Grading:
         self.record.total, self.record.telling = len(cases), sum(proves)
         with self.timed(Stage.COMPILE):
             talk.load(data)
-            # Which launches are there? A call with every launch left out tells, and is the ablation as well.
-            first = next((i for i, c in enumerate(cases) if not c.out), 0)
-            talk.call(cases[first], first, "ablate", quiet=True)
-            self._build(talk)
-        ideal = moved = 0
-        ablation: list[bool] = []
+            if talk.engine is None:
+                # Which launches are there? A call with every launch left out tells, and is an ablation as well.
+                first = next((i for i, c in enumerate(cases) if not c.out), 0)
+                talk.call(cases[first], first, "ablate", quiet=True)
+                self._build(talk)
+        tally = Tally()
         with self.timed(Stage.CORRECT):
             for index, case in enumerate(cases):
                 answers = talk.calls(case, index, judges.calls_needed(self.task, case), "run")
@@ -244,23 +245,27 @@ class _Grading:
                     self.record.telling_passed += proves[index]
                 else:
                     self.record.failures.append(CaseFailure(case.label(), ruling.reason))
-                ideal += talk.ideal_bytes(case, answers[0])
-                moved += answers[0].moved or 0
-        if self.record.failures:
-            self.record.evidence = self._evidence(talk, None, ideal, moved)
-            worst = self.record.failures[0]
-            return self.record.end(Verdict.INCORRECT, Stage.CORRECT, f"{worst.case}: {worst.reason}")
+                tally.add(case, answers, talk.ideal_bytes(case, answers[0]), proves[index])
         with self.timed(Stage.COMPILE):
             self._build(talk)
+        self.record.evidence = self._evidence(talk, None, tally)
         with self.timed(Stage.EVIDENCE):
-            # Three cases on which a result without launches cannot be right by accident.
-            largest = sorted((i for i, p in enumerate(proves) if p), key=lambda i: -_size(cases[i]))[:3]
-            for index, case in ((i, cases[i]) for i in largest):
-                answers = talk.calls(case, index, judges.calls_needed(self.task, case), "ablate")
-                ablation.append(self._judge(case, answers).passed)
-            went_wrong = not any(ablation) if ablation else None
-            self.record.evidence = self._evidence(talk, went_wrong, ideal, moved)
-            self._prove(talk, ablation)
+            self._provenance(talk, tally)
+        if self.record.violations:
+            return self.record.end(Verdict.REJECTED, Stage.EVIDENCE, self.record.violations[0].detail)
+        if self.record.failures:
+            worst = self.record.failures[0]
+            return self.record.end(Verdict.INCORRECT, Stage.CORRECT, f"{worst.case}: {worst.reason}")
+        with self.timed(Stage.EVIDENCE):
+            ablation: list[bool] = []
+            if talk.engine is None:
+                # Three cases on which a result without launches cannot be right by accident.
+                largest = sorted((i for i, p in enumerate(proves) if p), key=lambda i: -_size(cases[i]))[:3]
+                for index, case in ((i, cases[i]) for i in largest):
+                    answers = talk.calls(case, index, judges.calls_needed(self.task, case), "ablate")
+                    ablation.append(self._judge(case, answers).passed)
+                self.record.evidence = self._evidence(talk, not any(ablation) if ablation else None, tally)
+            self._prove(talk, ablation, tally)
         if self.record.violations:
             return self.record.end(Verdict.REJECTED, Stage.EVIDENCE, self.record.violations[0].detail)
         failed = [b for b in self.record.builds if not b.ok and b.target == "sm_90" and b.shared is None]
@@ -291,15 +296,27 @@ class _Grading:
         if self.targets:
             self.record.builds.extend(talk.build(self.targets))
 
-    def _evidence(
-        self, talk: Talk, ablation: bool | None, ideal: int | None = None, moved: int | None = None
-    ) -> Evidence:
+    def _evidence(self, talk: Talk, ablation: bool | None, tally: Tally | None = None) -> Evidence:
+        known = tally is not None and talk.engine is not None
         return Evidence(
             launches=talk.launches, ablation=ablation, denied_ops=tuple(sorted({d for _, d in talk.denied})),
-            moved_bytes=moved if self.record.backend == "cpu" else None, ideal_bytes=ideal, dots=tuple(sorted(talk.dots)),
+            dots=tuple(sorted(talk.dots)), findings=tuple(talk.findings.values()),
+            ideal_bytes=tally.ideal if tally else None,
+            **(tally.facts() if known and tally else {}),
         )  # fmt: skip
 
-    def _prove(self, talk: Talk, ablation: Sequence[bool]) -> None:
+    def _provenance(self, talk: Talk, tally: Tally) -> None:
+        """A constant is no kernel's work, whatever it launched: it is not even wrong, it is empty."""
+        if talk.engine is None or not tally.telling or not tally.launches:
+            return
+        if self.task.takes and not tally.inputs:
+            found = "no value of any result depends on a value of any input"
+            self.record.violations.append(Violation("constant", found))
+        elif not self.task.takes and tally.frozen:
+            found = "every call gave the same values, whatever the seed"
+            self.record.violations.append(Violation("constant", found))
+
+    def _prove(self, talk: Talk, ablation: Sequence[bool], tally: Tally) -> None:
         from kbx_env.truth import Contract
 
         found = self.record.violations
@@ -310,10 +327,16 @@ class _Grading:
             found.append(Violation("no_launch", "no Triton kernel was launched"))
         if any(ablation):
             found.append(Violation("ablation", "the result is right even with every Triton launch left out"))
+        if tally.unstored:
+            detail = f"case {tally.unstored[0]}: no element of the result was stored by a Triton kernel"
+            found.append(Violation("provenance", detail))
         truth = self.task.truth
-        if isinstance(truth, Contract) and self.record.grading == "contract" and not set(truth.dots) & talk.dots:
+        reached = talk.dots if talk.engine is None else tally.dots
+        if isinstance(truth, Contract) and self.record.grading == "contract" and not set(truth.dots) & reached:
             wanted, got = " or ".join(truth.dots), ", ".join(sorted(talk.dots)) or "none"
-            found.append(Violation("contract", f"the scheme demands a matrix product {wanted}; launched: {got}"))
+            found.append(Violation(
+                "contract", f"the scheme demands a matrix product {wanted} on the way to the result; launched: {got}"
+            ))  # fmt: skip
 
 
 @functools.cache

@@ -1,21 +1,22 @@
-"""Captures every Triton launch of a submission: compiles it ahead of time, executes it or leaves it out.
+"""Captures every Triton launch of a submission: compiles it ahead of time, hands it on or leaves it out.
 
-``JITFunction.run`` is replaced. On the CPU tier a stand-in driver with a target takes the GPU's place: the
-launch is specialised exactly as on the device, compiled to TTIR, and the TTIR is executed on the tensors'
-memory. On CUDA the launch goes through unchanged, but is recorded.
+``JITFunction.run`` is replaced. On the CPU tier a stand-in driver with a target takes the GPU's place: the launch is
+specialised exactly as on the device and compiled to TTIR, and the recorder hands the TTIR to the engine that executes
+it. On CUDA the launch goes through unchanged, but is recorded.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
+import hashlib
+import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 from triton._C.libtriton import ir
@@ -24,6 +25,8 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, compute_cache_key
+
+from kbx_env.sandbox.recorder import Recorder
 
 TARGETS: Mapping[str, GPUTarget] = {
     "sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32), "sm_100": GPUTarget("cuda", 100, 32),
@@ -87,7 +90,8 @@ class _Compiled:
     attrs: dict[Any, Any]
     options: Any
     launch_options: dict[str, Any]
-    module: Any = None
+    key: str = ""
+    text: dict[str, Any] = dataclasses.field(default_factory=dict)
     dots: frozenset[str] = frozenset()
 
 
@@ -95,29 +99,22 @@ class Interceptor:
     """Owns the replaced ``JITFunction.run`` of this process.
 
     Args:
-        device: ``cpu`` executes the TTIR; ``cuda`` lets the launch through.
+        device: ``cpu`` hands the TTIR to the recorder; ``cuda`` lets the launch through.
+        recorder: takes the launches of the CPU tier.
         target: what the CPU tier specialises for.
     """
 
-    def __init__(self, device: str, target: str = "sm_90") -> None:
-        self.device = device
+    def __init__(self, device: str, recorder: Recorder | None = None, target: str = "sm_90") -> None:
+        self.device, self.recorder = device, recorder
         self.mode = "run"
         self.launches: list[Launch] = []
         self.kernels: dict[str, _Compiled] = {}
         self.built: set[tuple[str, str]] = set()
-        self.deadline: float | None = None
         self.busy = False
         self._cache: dict[tuple[int, str], _Compiled] = {}
         self._original = JITFunction.run
         if device == "cpu":
-            from kbx_env.backends import ttir
-
-            self._ttir = ttir
             triton.runtime.driver.set_active(StandInDriver(TARGETS[target]))
-        self.meter = self._new_meter()
-
-    def _new_meter(self) -> Any:
-        return self._ttir.Meter() if self.device == "cpu" else None
 
     def install(self) -> None:
         """Replace ``JITFunction.run`` and keep autotuners from measuring while launches are left out."""
@@ -149,8 +146,8 @@ class Interceptor:
         Autotuner.run = autotune  # type: ignore[method-assign]
 
     def reset(self, mode: str) -> None:
-        """Start a new call: forget the launches, meter anew."""
-        self.mode, self.launches, self.meter = mode, [], self._new_meter()
+        """Start a new call: forget the launches."""
+        self.mode, self.launches = mode, []
 
     def _run(self, fn: JITFunction, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any]) -> Any:
         if self.device == "cuda":
@@ -169,17 +166,18 @@ class Interceptor:
             opts, signature, constexprs, attrs = fn._pack_args(backend, kwargs, bound, specialization, options)
             compiled = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(launch_options, fn))
             text = _ttir(ASTSource(fn, signature, constexprs, attrs), backend, opts, target)
-            compiled.module = self._ttir.parse(text, fp_fusion=getattr(opts, "enable_fp_fusion", True))
+            fused = bool(getattr(opts, "enable_fp_fusion", True))
+            compiled.key = hashlib.sha256(f"{fused} {text}".encode()).hexdigest()[:32]
+            compiled.text = {"text": text, "fused": fused}
             self._cache[id(fn), key] = compiled
         self.kernels.setdefault(fn.__name__, compiled)
         if warmup:
             return None
         size = _grid(grid, bound)
         self.launches.append(Launch(fn.__name__, size, opts.num_warps if (opts := compiled.options) else 4))
-        if self.mode == "ablate" or 0 in size:
-            return None
-        values, regions = _arguments(bound, compiled.signature, self._ttir.Region)
-        self._ttir.launch(compiled.module, size, values, regions, self.meter, deadline=self.deadline)
+        if self.recorder is not None and 0 not in size:
+            values, names = _arguments(bound, compiled.signature, self.recorder)
+            self.recorder.launch(compiled.key, compiled.text, size, values, names)
         return None
 
     def _run_cuda(self, fn: JITFunction, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any]) -> Any:
@@ -201,9 +199,7 @@ class Interceptor:
         return kernel
 
     def dots(self) -> list[str]:
-        """Kinds of matrix products in the launches of this call (CPU: executed; CUDA: compiled in)."""
-        if self.device == "cpu":
-            return sorted(self.meter.dot_kinds)
+        """Kinds of matrix products compiled into the launches of this call (CUDA; the engine knows its own)."""
         used = {launch.kernel for launch in self.launches}
         return sorted(set().union(*(self.kernels[k].dots for k in used if k in self.kernels), set()))
 
@@ -244,42 +240,44 @@ def _grid(grid: Any, bound: Mapping[str, Any]) -> tuple[int, int, int]:
     return (*size, 1, 1, 1)[:3]  # type: ignore[return-value]
 
 
-def _arguments(bound: Mapping[str, Any], signature: Mapping[str, str], region: Any) -> tuple[list[Any], list[Any]]:
-    """Runtime values in the order of the compiled function, and the memory that they point to."""
+def _arguments(
+    bound: Mapping[str, Any], signature: Mapping[str, str], recorder: Recorder
+) -> tuple[list[Any], list[str]]:
+    """Runtime values in the order of the compiled function, and their names; pointers are addresses."""
     values: list[Any] = []
-    regions: dict[int, Any] = {}
+    names: list[str] = []
+
+    def put(name: str, value: Any) -> None:
+        values.append(value)
+        names.append(name)
 
     def add(name: str, value: Any, kind: Any) -> None:
         if isinstance(kind, tuple):
             for i, (v, k) in enumerate(zip(value, kind, strict=True)):
                 add(f"{name}[{i}]", v, k)
+        elif kind == "constexpr":
             return
-        if kind == "constexpr":
-            return
-        if hasattr(value, "base") and hasattr(value, "block_shape"):
-            from kbx_env.backends.ttir import Unsupported
-
-            raise Unsupported("host-side tensor descriptor arguments")
-        if hasattr(value, "data_ptr"):
-            base = getattr(value, "base", value)
-            pointer = value.data_ptr()
-            values.append(pointer)
-            storage = base.untyped_storage()
-            if storage.nbytes() and storage.data_ptr() not in regions:
-                buffer = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
-                regions[storage.data_ptr()] = region(storage.data_ptr(), np.frombuffer(buffer, dtype=np.uint8), name)
-            return
-        values.append(int(value) if isinstance(value, bool) else value)
+        elif hasattr(value, "base") and hasattr(value, "block_shape"):
+            recorder.view(value.base)
+            shape, strides = [int(n) for n in value.shape], [int(n) for n in value.strides]
+            padding = str(getattr(value, "padding", "zero"))
+            put(name, {"base": value.base.data_ptr(), "shape": shape, "strides": strides, "padding": padding})
+            # The compiled function takes them once more, as integers.
+            for k, n in enumerate((*shape, *strides)):
+                put(f"{name}[{k}]", n)
+        elif hasattr(value, "data_ptr"):
+            recorder.view(getattr(value, "base", value))
+            put(name, value.data_ptr())
+        else:
+            put(name, int(value) if isinstance(value, bool) else value)
 
     for name, kind in signature.items():
         add(name, bound[name], kind)
-    return values, list(regions.values())
+    return values, names
 
 
 def dot_kinds(ttir: str) -> frozenset[str]:
     """Kinds of ``tt.dot`` in a TTIR text, as ``i8*i8->i32``."""
-    import re
-
     pattern = (
         r"tt\.dot .*?: tensor<[\dx]*x([a-z]\w*)[^>]*> \* tensor<[\dx]*x([a-z]\w*)[^>]*> -> tensor<[\dx]*x([a-z]\w*)"
     )
@@ -312,16 +310,12 @@ def _build(name: str, compiled: _Compiled, target: str) -> dict[str, Any]:
 
 
 def _resources(kernel: Any, backend: str) -> dict[str, int | None]:
-    import re
-
     if backend == "hip":
         text = kernel.asm.get("amdgcn", "")
         found = {k: re.search(rf"\.{k}:\s+(\d+)", text) for k in ("vgpr_count", "vgpr_spill_count")}
         values = [int(m.group(1)) if m else None for m in found.values()]
         return {"registers": values[0], "spills": values[1]}
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    import tempfile
-
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
         f.write(kernel.asm["cubin"])
         f.flush()

@@ -20,15 +20,16 @@ import triton
 from kbx_env import wire
 from kbx_env.sandbox import firewall, limits
 from kbx_env.sandbox.launches import Interceptor
+from kbx_env.sandbox.recorder import Ask, Recorder, install, recording
 
 MEMORY = 6 << 30
 """Bytes that a CPU submission may grow by."""
 
 
 class Runner:
-    """The command loop. ``settings`` come from the grader: device, source, memory."""
+    """The command loop. ``settings`` come from the grader: device and folder; ``ask`` reads values from the engine."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], ask: Ask) -> None:
         self.device = str(settings.get("device", "cpu"))
         self.log = firewall.Log()
         self.trusted = 1
@@ -41,18 +42,22 @@ class Runner:
         if self.device == "cuda":
             torch.cuda.init()
             torch.zeros(1, device="cuda")
-        self.interceptor = Interceptor("cuda" if self.device == "cuda" else "cpu")
+        self.recorder = None if self.device == "cuda" else Recorder(self.log, ask)
+        self.interceptor = Interceptor("cuda" if self.device == "cuda" else "cpu", self.recorder)
         self.interceptor.install()
         self.walls = firewall.install("cuda" if self.device == "cuda" else "cpu", self.log)
         limits.watch(self.log, self.folder, lambda: not self.trusted and not self.interceptor.busy)
+        if self.recorder is not None:
+            install(self.recorder)
         self.module: dict[str, Any] = {}
 
     @contextlib.contextmanager
     def submission(self) -> Iterator[None]:
-        """The submission has the floor: the audit hook is armed."""
+        """The submission has the floor: the audit hook is armed, and what it does with memory is recorded."""
         self.trusted -= 1
         try:
-            yield
+            with recording(self.recorder):
+                yield
         finally:
             self.trusted += 1
 
@@ -77,6 +82,10 @@ class Runner:
             return torch.Generator(device=self.device).manual_seed(int(d["seed"]))
         if d["k"] == "device":
             return torch.device(self.device)
+        if d["k"] == "blank":
+            span = 1 + sum((n - 1) * s for n, s in zip(d["shape"], d["stride"], strict=True)) if all(d["shape"]) else 0
+            base = torch.zeros(d["shift"] + span if span else 0, dtype=wire.DTYPES[d["dtype"]])
+            return base.as_strided(d["shape"], d["stride"], d["shift"] if span else 0)
         value = wire.decode(d, blobs)
         if isinstance(value, torch.Tensor) and self.device == "cuda":
             # as_strided on a moved buffer keeps the layout that .to() would make dense
@@ -91,24 +100,43 @@ class Runner:
         named = dict(zip(header["positional"], positional, strict=True)) | kwargs
         tensors = {k: v for k, v in named.items() if isinstance(v, torch.Tensor)}
         self.interceptor.reset(header["mode"])
-        self.interceptor.deadline = time.monotonic() + float(header["seconds"])
         self.log.host_reads = 0
+        if self.recorder is not None:
+            return self._record(header, positional, kwargs, tensors), []
         with self.submission():
             result = self.module[header["entry"]](*positional, **kwargs)
-        if self.device == "cuda":
-            torch.cuda.synchronize()
+        torch.cuda.synchronize()
         reads = self.log.host_reads
         out: list[bytes] = []
         is_tuple = isinstance(result, tuple | list)
         outputs = [_claim(v, tensors, out) for v in (list(result) if is_tuple else [result])]
         after = {k: _claim(v, {}, out) for k, v in tensors.items()}
-        meter = self.interceptor.meter
         reply = {
             "outputs": outputs, "is_tuple": is_tuple, "after": after, "host_reads": reads,
             "launches": len(self.interceptor.launches), "dots": self.interceptor.dots(),
-            "moved": (meter.loaded_bytes + meter.stored_bytes) if meter is not None else None,
         }  # fmt: skip
         return reply, out
+
+    def _record(
+        self, header: Mapping[str, Any], positional: list[Any], kwargs: dict[str, Any], tensors: dict[str, torch.Tensor]
+    ) -> dict[str, Any]:
+        """Call the entry on stand-ins; the reply says what is to be done, and which views are the results."""
+        assert self.recorder is not None
+        self.recorder.begin(header["mode"] == "run", tensors)
+        with self.submission():
+            result = self.module[header["entry"]](*positional, **kwargs)
+        is_tuple = isinstance(result, tuple | list)
+        outputs = [self._output(v) for v in (list(result) if is_tuple else [result])]
+        after = {k: self.recorder.view(t) for k, t in tensors.items()}
+        return {"outputs": outputs, "is_tuple": is_tuple, "after": after} | self.recorder.take()
+
+    def _output(self, value: Any) -> dict[str, Any]:
+        assert self.recorder is not None
+        if not isinstance(value, torch.Tensor):
+            return {"k": "other", "type": type(value).__name__}
+        if value.device.type != "cpu" or value.layout != torch.strided or value.dtype not in wire.NAMES:
+            return {"k": "other", "type": f"{value.layout} {value.dtype} tensor on {value.device}"}
+        return {"k": "view", "view": self.recorder.view(value.detach())}
 
     def build(self, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
         """Compile the kernels seen so far for the targets."""
@@ -214,10 +242,6 @@ def _classify(e: BaseException, folder: str) -> dict[str, Any]:
         kind = "policy"
     elif isinstance(e, CompilationError) or (type(e).__module__ or "").startswith("triton.compiler"):
         kind = "compile"
-    elif name == "Unsupported":
-        kind = "unsupported"
-    elif name in ("OutOfBounds", "DeviceAssert"):
-        kind = "memory" if name == "OutOfBounds" else "runtime"
     elif isinstance(e, TimeoutError):
         kind = "timeout"
     elif isinstance(e, SyntaxError):
@@ -241,7 +265,13 @@ def serve(sock: socket.socket, settings: Mapping[str, Any]) -> None:
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
-        runner = Runner(settings)
+
+        def ask(request: dict[str, Any]) -> Any:
+            wire.send(sock, {"ok": True} | request)
+            answer, _ = wire.receive(sock, max_bytes=1 << 20)
+            return answer["values"]
+
+        runner = Runner(settings, ask)
         wire.send(sock, {"ok": True, "ready": True})
         while True:
             header, blobs = wire.receive(sock, max_bytes=16 << 30)  # from the grader, who is trusted

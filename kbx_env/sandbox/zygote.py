@@ -5,7 +5,6 @@ Started as ``python -m kbx_env.sandbox.zygote FD``. It never touches CUDA, so it
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -19,10 +18,9 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
+    from kbx_env.backends.engine import serve as engine
     from kbx_env.sandbox import runner  # imports triton
 
-    with contextlib.suppress(ImportError):
-        from kbx_env.backends import ttir  # noqa: F401  warm for the CPU tier
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control.sendall(b"R")
@@ -36,7 +34,10 @@ def main() -> None:
             os.setsid()
             control.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            runner.serve(socket.socket(fileno=fds[0]), settings)
+            sock = socket.socket(fileno=fds[0])
+            if settings.get("role") == "engine":
+                engine.serve(sock)
+            runner.serve(sock, settings)
         for fd in fds:
             os.close(fd)
         control.sendall(pid.to_bytes(8, "little"))

@@ -1,9 +1,14 @@
 """Execute Triton TTIR on numpy, without a GPU."""
 
-from .errors import DeviceAssert, OutOfBounds, TtirError, Unsupported
+from .errors import DeviceAssert, Finding, OutOfBounds, TtirError, Unsupported
 from .graph import Module
-from .launch import launch
-from .memory import Meter, Region
+from .launch import Descriptor, launch
+from .memory import Extent, Meter, Region
 from .parser import parse
+from .sanitizer import Sanitizer
+from .slices import store_slices, unknown_access
 
-__all__ = ["DeviceAssert", "Meter", "Module", "OutOfBounds", "Region", "TtirError", "Unsupported", "launch", "parse"]
+__all__ = [
+    "Descriptor", "DeviceAssert", "Extent", "Finding", "Meter", "Module", "OutOfBounds", "Region", "Sanitizer",
+    "TtirError", "Unsupported", "launch", "parse", "store_slices", "unknown_access",
+]  # fmt: skip

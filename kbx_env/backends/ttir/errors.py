@@ -27,7 +27,7 @@ class Finding:
         by: For out_of_bounds, how many bytes of the access or how far before and after the
             tensor it lies, at least 1; otherwise 0.
         detail: What happened, in words, without addresses and values.
-        access: "load", "store" or "atomic".
+        access: "load", "store" or "atomic"; "host" for a value that the host code reads back.
         indirect: Loaded values have a say in the address or the mask. Then ``index`` and ``by`` may
             tell what was loaded, and ``text`` leaves them out.
     """
@@ -46,6 +46,8 @@ class Finding:
 
     def text(self) -> str:
         """Return one line of plain English for the author of the kernel."""
+        if self.access == "host":
+            return "the host code reads back a value that nothing has written"
         verb = {"load": "loads", "store": "stores to", "atomic": "updates"}[self.access]
         tensor = f"`{self.tensor}`" if self.tensor else "unknown memory"
         element = "an element" if self.indirect else f"element {self.index}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import numpy as np
 from . import ops_arith, ops_math, ops_memory, ops_reduce, ops_tensor  # noqa: F401  (they register)
 from .control import Machine
 from .errors import TtirError
-from .graph import Block, Module, Op
+from .graph import Block as Code
+from .graph import Module, Op, Type
 from .memory import Memory, Meter, Region
+from .ops_memory import Block
 from .sanitizer import Sanitizer
 from .slices import annotate
 
@@ -19,19 +22,37 @@ from .slices import annotate
 _CACHE_BYTES = 4 << 20
 
 
+@dataclass(frozen=True)
+class Descriptor:
+    """A tensor descriptor made by the host: address, shape and strides in elements, padding "zero" or "nan"."""
+
+    base: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: str = ""
+
+
 class _Metered(Machine):
     """A machine whose meter learns how often each block runs; combine regions are left out."""
 
-    def run_block(self, block: Block, env: list[Any]) -> Op:
+    def run_block(self, block: Code, env: list[Any]) -> Op:
         """Count the run of a block and run it."""
         self.meter.ran(block, self.count())
         return super().run_block(block, env)
 
 
+def _described(v: Descriptor, t: Type) -> Block:
+    assert t.pointee
+    if len(v.shape) != len(t.pointee.shape) or len(v.strides) != len(v.shape):
+        raise TtirError(f"a descriptor of {len(v.shape)} dimensions, expected {len(t.pointee.shape)}")
+    one = [[np.array([n], np.int64) for n in part] for part in (v.shape, v.strides)]
+    return Block(np.array([v.base], np.int64), one[0], one[1], [], t.pointee, v.padding)
+
+
 def launch(
     module: Module,
     grid: tuple[int, int, int],
-    args: Sequence[int | float],
+    args: Sequence[int | float | Descriptor],
     regions: Sequence[Region],
     meter: Meter,
     *,
@@ -45,7 +66,8 @@ def launch(
     Args:
         module: Result of ``parse``.
         grid: Number of programs along x, y and z.
-        args: Runtime arguments of the public function; pointers are integer addresses.
+        args: Runtime arguments of the public function; pointers are integer addresses. A descriptor stands for
+            itself and is followed by its shape and strides, as in the function's signature.
         regions: The memory that the kernel may touch.
         meter: Counters, which the launch increases.
         max_bytes: Bound on the size of one intermediate array (one program may exceed it).
@@ -64,9 +86,13 @@ def launch(
     entry = func.body.blocks[0]
     if len(args) != len(entry.args):
         raise TtirError(f"{func.name} takes {len(entry.args)} arguments, not {len(args)}")
-    values = []
+    values: list[Any] = []
     for v, t in zip(args, entry.arg_types, strict=True):
-        if t.elem == "ptr" or t.dtype.kind in "ib":
+        if isinstance(v, Descriptor) != (t.elem == "desc"):
+            raise TtirError(f"{func.name}: a descriptor where another argument is expected, or the reverse")
+        if isinstance(v, Descriptor):
+            values.append(_described(v, t))
+        elif t.elem == "ptr" or t.dtype.kind in "ib":
             size = t.dtype.itemsize
             bits = np.array(int(v) & ((1 << (8 * size)) - 1), f"u{size}")
             values.append(bits.astype(t.dtype).reshape(1))

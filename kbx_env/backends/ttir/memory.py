@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .shadow import Array as Array
+from .shadow import mark
 from .traffic import Meter as Meter
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Region:
         initialised: Bool per byte, whether it was ever written; None when all were. It belongs to
             the caller; launches with a sanitizer read it and set what they store.
         extents: What pointer arguments into this buffer may touch, by default all of it.
+        stored: Bool per byte, set where a launch stores; None when nobody asks.
     """
 
     base: int
@@ -58,6 +60,7 @@ class Region:
     name: str = ""
     initialised: np.ndarray | None = None
     extents: tuple[Extent, ...] = ()
+    stored: np.ndarray | None = None
 
 
 class BadAddress(Exception):
@@ -90,7 +93,7 @@ class Memory:
         # Asking numpy for these at every access would take longer than a small access.
         self.aligned = [r.data.ctypes.data if r.data.flags.c_contiguous else 1 for r in self.regions]
         self.given = list(regions)
-        self.args: Sequence[int | float] = ()
+        self.args: Sequence[Any] = ()
         self.names: Sequence[str] = ()
         self.labels: dict[int, str] = {}
         self.watch: Watch | None = None
@@ -105,6 +108,10 @@ class Memory:
 
         return hook
 
+    def address(self, arg: int) -> int:
+        """Return where a pointer argument points to, or where a descriptor's tensor begins."""
+        return int(getattr(self.args[arg], "base", self.args[arg]))
+
     # -- tensors -----------------------------------------------------------------------
     def extent(self, arg: int) -> Extent:
         """Return what a pointer argument may touch: by default the whole buffer it points into."""
@@ -112,7 +119,7 @@ class Memory:
             for e in r.extents:
                 if e.arg == arg:
                     return e if e.name else Extent(arg, e.start, e.size, self._named(arg, r.name))
-        at = int(self.args[arg])
+        at = self.address(arg)
         k = int(np.searchsorted(self.bases, at, "right")) - 1
         if k >= 0 and at < self.ends[k]:
             r = self.regions[k]
@@ -273,8 +280,14 @@ class Memory:
             flat = None if here is None else here.reshape(-1)
             after = hook(j, idx.reshape(-1), v.reshape(-1), _picker(shape, mask, flat)) if hook is not None else None
             self._scatter(j, idx, v)
+            self._note(j, idx, size)
             if after is not None:
                 after()
+
+    def _note(self, k: int, idx: Array, size: int) -> None:
+        stored = self.regions[k].stored
+        if stored is not None and idx.size:
+            mark(stored, idx.reshape(-1), size)
 
     def _scatter(self, k: int, idx: Array, value: Array) -> None:
         dtype = value.dtype
@@ -309,5 +322,7 @@ class Memory:
             if odd.any():
                 at = int(where[int(np.argmax(odd))])
                 raise BadAddress(at, int(addr[at]))
+            # Only atomic operations come here, and they write.
+            self._note(k, idx, size)
             out.append((k, self._view(k, dtype), idx // size, where))
         return out

@@ -62,7 +62,7 @@ def fail(m: Machine, op: Op, e: BadAddress, owner: Array, size: int, access: str
         near = [m.memory.extent(a) for a in args]
         off = [max(x.start - e.address, e.address + size - x.start - x.size) for x in near]
         by, extent = min(zip(off, near, strict=True), key=lambda p: p[0])
-        name, first = extent.name, int(m.memory.args[extent.arg])
+        name, first = extent.name, m.memory.address(extent.arg)
     else:
         name, by, first = m.memory.nearest(e.address, size)
     k = int(owner.reshape(-1)[e.position])

@@ -153,7 +153,7 @@ class Watch:
     def _regions(self, args: frozenset[int]) -> set[int]:
         out = set()
         for a in args:
-            at = int(self.memory.args[a])
+            at = self.memory.address(a)
             k = int(np.searchsorted(self.memory.bases, at, "right")) - 1
             if k >= 0 and at < self.memory.ends[k]:
                 out.add(k)
@@ -394,7 +394,7 @@ class Watch:
         args = op.attrs.get("tensors", ())
         name, first = region.name, region.base
         if len(args) == 1:
-            name, first = self.memory.label(args[0]), int(self.memory.args[args[0]])
+            name, first = self.memory.label(args[0]), self.memory.address(args[0])
         index = (region.base + offset - first) // size
         indirect = bool(op.attrs.get("indirect", True))
         self.report(Finding(kind, m.kernel, line, file, program, name, index, 0, detail, access, indirect))

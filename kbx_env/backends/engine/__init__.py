@@ -1,0 +1,6 @@
+"""The CPU tier: executes what a submission's host code asks for, launches included."""
+
+from kbx_env.backends.engine.engine import ComputedByHost, Engine, LaunchRefused, may_copy
+from kbx_env.backends.engine.storage import DTYPES, TraceError
+
+__all__ = ["DTYPES", "ComputedByHost", "Engine", "LaunchRefused", "TraceError", "may_copy"]

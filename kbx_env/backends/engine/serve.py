@@ -1,0 +1,93 @@
+"""The engine in a process of its own: a hostile kernel text may exhaust it or crash it, never the grader."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from kbx_env import wire
+from kbx_env.backends import ttir
+from kbx_env.backends.engine.engine import ComputedByHost, Engine, LaunchRefused
+from kbx_env.backends.engine.storage import TraceError
+
+MEMORY = 12 << 30
+"""Bytes by which the address space may grow: the storages, their flags, and the executor's own arrays."""
+
+
+class Served:
+    """Answers the grader's commands for one submission."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+
+    def answer(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
+        """One command: ``run`` (inputs, kernels, steps, then views to read back)."""
+        out: list[bytes] = []
+        reply: dict[str, Any] = {"ok": True}
+        try:
+            if header.get("begin") is not None:
+                self.engine.begin(float(header["begin"]))
+            for row in header.get("free", []):
+                self.engine.heap.free(row)
+            for name, base, size, offset, blob in header.get("inputs", []):
+                self.engine.input(name, base, size, offset, blobs[blob])
+            kernels = header.get("kernels", {})
+            if not isinstance(kernels, dict):
+                raise TraceError("kernels")
+            for key, row in kernels.items():
+                self.engine.kernel(key, row.get("text"), row.get("fused"))
+            self.engine.run(header.get("steps", []))
+            reply["read"] = []
+            for spec in header.get("read", []):
+                view, data = self.engine.read(spec, by_host="wanted" in header)
+                out.append(data)
+                reply["read"].append(self.engine.origin(view))
+        except Exception as e:
+            reply, out = {"ok": False, **_classify(e)}, []
+        if header.get("facts"):
+            reply["facts"] = self.engine.facts()
+        return reply, out
+
+
+def _classify(e: Exception) -> dict[str, Any]:
+    kinds: list[tuple[type[Exception], str]] = [
+        (ComputedByHost, "policy"), (LaunchRefused, "runtime"), (TraceError, "forged"), (ttir.OutOfBounds, "memory"),
+        (ttir.DeviceAssert, "runtime"), (ttir.Unsupported, "unsupported"), (TimeoutError, "timeout"),
+        (MemoryError, "runtime"), (ttir.TtirError, "unsupported"),
+    ]  # fmt: skip
+    kind = next((k for t, k in kinds if isinstance(e, t)), "broken")
+    if kind == "broken":
+        where = traceback.extract_tb(e.__traceback__)[-1]
+        text = f"{e} ({os.path.basename(where.filename)}:{where.lineno})"
+    else:
+        text = str(e) or "out of memory on the CPU backend"
+    line = getattr(e, "line", None)
+    return {"kind": kind, "name": type(e).__name__, "message": text[:1000], "line": line if line else None}
+
+
+def serve(sock: socket.socket) -> None:
+    """Run until the grader hangs up."""
+    try:
+        with open("/proc/self/statm") as f:
+            now = int(f.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        served = Served()
+        wire.send(sock, {"ok": True, "ready": True})
+        while True:
+            header, blobs = wire.receive(sock, max_bytes=16 << 30)
+            wire.send(sock, *served.answer(header, blobs))
+    except wire.WireError:
+        pass
+    except BaseException:
+        with contextlib.suppress(Exception):
+            wire.send(
+                sock, {"ok": False, "kind": "broken", "name": "Engine", "message": traceback.format_exc()[-1000:]}
+            )
+    finally:
+        os._exit(0)

@@ -1,0 +1,72 @@
+"""What the executed calls of one grading add up to: traffic, operations, and where the results came from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kbx_env.grading.calls import Claimed
+from kbx_env.task import Case
+
+
+def _equal(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@dataclass
+class Tally:
+    """What the executed calls add up to; bytes and operations of one call per case."""
+
+    ideal: int = 0
+    moved: int = 0
+    sectors: int = 0
+    reread: int = 0
+    flops: Counter[str] = field(default_factory=Counter)
+    elements: int = 0
+    stored: int = 0
+    launches: int = 0
+    telling: int = 0
+    inputs: set[str] = field(default_factory=set)
+    dots: set[str] = field(default_factory=set)
+    unstored: list[str] = field(default_factory=list)
+    """Telling cases in which no element of any result came out of a Triton store."""
+    frozen: bool = True
+    """Whether calls with different seeds always gave the same bits."""
+
+    def add(self, case: Case, answers: Sequence[Claimed], ideal: int, telling: bool) -> None:
+        """Count the calls of one case."""
+        self.ideal += ideal
+        self.telling += telling
+        told = answers[0].facts
+        if told is None:
+            return
+        self.moved, self.sectors, self.reread = (
+            self.moved + told.moved,
+            self.sectors + told.sectors,
+            self.reread + told.reread,
+        )
+        self.flops.update(told.flops)
+        self.launches += told.launches
+        for a in answers:
+            for o in a.origins:
+                self.inputs |= o.inputs
+        for o in answers[0].origins:
+            self.elements, self.stored = self.elements + o.elements, self.stored + o.stored
+            self.dots |= o.dots
+        if len({a.generator_seed for a in answers}) > 1:
+            rows = [a.answer.outputs for a in answers]
+            self.frozen = self.frozen and all(_equal(rows[0], row) for row in rows[1:])
+        if telling and not any(o.stored for o in answers[0].origins):
+            self.unstored.append(case.label())
+
+    def facts(self) -> dict[str, Any]:
+        """Fields of the evidence."""
+        return {
+            "moved_bytes": self.moved, "sector_bytes": self.sectors, "reread_bytes": self.reread,
+            "flops": dict(sorted(self.flops.items())), "depends_on": tuple(sorted(self.inputs)),
+            "stored_share": self.stored / self.elements if self.elements else None,
+        }  # fmt: skip

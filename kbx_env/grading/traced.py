@@ -1,0 +1,214 @@
+"""One grading's engine, seen from the grader: sends it the trace, gets values, results and facts back."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kbx_env import wire
+from kbx_env.grading.judge import Answer
+from kbx_env.grading.workers import Zygote
+
+HOST_READS = 64
+"""Scalars of one call that the host code may see."""
+
+
+class EngineError(Exception):
+    """The engine ended the call.
+
+    Attributes:
+        kind: policy, runtime, forged, memory, unsupported, timeout, broken or died.
+    """
+
+    def __init__(self, kind: str, name: str, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.name, self.line = kind, name, line
+
+
+@dataclass
+class Origin:
+    """Where the values of one result came from; counts are elements, ``None`` on a device that executes for itself."""
+
+    elements: int
+    stored: int
+    unwritten: int
+    inputs: frozenset[str]
+    dots: frozenset[str]
+
+
+@dataclass
+class Facts:
+    """What the launches of one call did, as the engine saw it. Bytes, and operations by unit."""
+
+    launches: int = 0
+    loaded: int = 0
+    stored: int = 0
+    atomic: int = 0
+    sectors: int = 0
+    reread: int = 0
+    dots: tuple[str, ...] = ()
+    flops: Mapping[str, int] = field(default_factory=dict)
+    findings: tuple[Mapping[str, Any], ...] = ()
+    per_launch: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def moved(self) -> int:
+        """Bytes loaded, stored and updated."""
+        return self.loaded + self.stored + self.atomic
+
+
+@dataclass
+class Traced:
+    """One executed call."""
+
+    answer: Answer
+    broken: str | None
+    origins: tuple[Origin, ...]
+    facts: Facts
+
+
+class Engine:
+    """The process that executes one submission's trace."""
+
+    def __init__(self, zygote: Zygote) -> None:
+        self._process = zygote.spawn(role="engine")
+        self.facts = Facts()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+    def call(
+        self, sent: Mapping[str, Any], ask: Callable[[dict[str, Any]], dict[str, Any]], first: dict[str, Any],
+        seconds: Callable[[], float],
+    ) -> Traced:  # fmt: skip
+        """Execute one call.
+
+        Args:
+            sent: the arguments; tensors hold the secret values.
+            ask: answers the runner and returns its next message.
+            first: the runner's first message.
+            seconds: what is left of the wall time.
+
+        Raises:
+            EngineError: the trace or a launch failed.
+            wire.WireError: the runner's message makes no sense.
+        """
+        message, begun, reads = first, False, 0
+        tensors = {k: v for k, v in sent.items() if isinstance(v, torch.Tensor)}
+        self.facts = Facts()
+        while True:
+            header: dict[str, Any] = {
+                "steps": message.get("steps"), "kernels": message.get("kernels"), "free": _list(message.get("free")),
+            }  # fmt: skip
+            blobs: list[bytes] = []
+            if not begun:
+                begun = True
+                header["begin"] = max(0.1, seconds())
+                header["inputs"] = _inputs(tensors, message.get("inputs"), blobs)
+            if "want" not in message:
+                break
+            header |= {"read": [message["want"]], "wanted": True, "facts": True}
+            _, data = self._ask(header, blobs, seconds())
+            values = _values(message["want"], data[0])
+            reads += len(values)
+            if reads > HOST_READS:
+                raise EngineError("policy", "host_traffic", f"more than {HOST_READS} values read back in one call")
+            message = ask({"values": values})
+        claims = _list(message.get("outputs"))[: wire.MAX_BLOBS // 2]
+        views = [c["view"] for c in claims if c["k"] == "view"]
+        after = {str(k): v for k, v in dict(message["after"]).items() if k in tensors and k != "out"}
+        header |= {"read": [*views, *after.values()], "facts": True}
+        reply, data = self._ask(header, blobs, seconds())
+        outputs = [_tensor(v, d) for v, d in zip(views, data, strict=False)]
+        changed = {k: _tensor(v, d) for (k, v), d in zip(after.items(), data[len(views) :], strict=True)}
+        places = {k: v for k, v in dict(message["after"]).items() if k in tensors}
+        alias = tuple(next((k for k, p in places.items() if p == v and tensors[k].numel()), None) for v in views)
+        shares = tuple(
+            next((k for k, p in places.items() if p[0] == v[0] and _numel(p) and _numel(v)), None) for v in views
+        )
+        kinds = [str(c.get("type")) for c in claims if c["k"] != "view"]
+        answer = Answer(
+            outputs=tuple(outputs), is_tuple=bool(message["is_tuple"]), after=changed, aliases=alias, shares=shares
+        )
+        origins = tuple(
+            Origin(r["elements"], r["stored"], r["unwritten"], frozenset(r["inputs"]), frozenset(r["dots"]))
+            for r in reply["read"][: len(views)]
+        )
+        written = tuple(
+            Origin(r["elements"], r["stored"], r["unwritten"], frozenset(r["inputs"]), frozenset(r["dots"]))
+            for k, r in zip(after, reply["read"][len(views) :], strict=True) if r["stored"]
+        )  # fmt: skip
+        broken = f"returned a {kinds[0]} where a tensor was expected" if kinds else None
+        return Traced(answer, broken, origins + written, self.facts)
+
+    def _ask(self, header: dict[str, Any], blobs: list[bytes], left: float) -> tuple[dict[str, Any], list[bytearray]]:
+        try:
+            reply, data = self._process.ask(header, blobs, deadline=time.monotonic() + max(0.1, left) + 1.0)
+        except wire.Late:
+            raise EngineError("timeout", "TimeoutError", "the launches took too long") from None
+        except wire.WireError as e:
+            raise EngineError("died", "EngineError", f"executing the launches ended the process ({e})") from None
+        if "facts" in reply:
+            told = reply["facts"]
+            fields: dict[str, Any] = {
+                k: tuple(v) if k in ("dots", "findings", "per_launch") else v for k, v in told.items()
+            }
+            self.facts = Facts(**fields)
+        if not reply.get("ok"):
+            raise EngineError(reply["kind"], reply["name"], reply["message"], reply.get("line"))
+        return reply, data
+
+
+def blank(t: torch.Tensor) -> dict[str, Any]:
+    """What a runner is told of a tensor: everything but the values."""
+    return {
+        "k": "blank", "dtype": wire.NAMES[t.dtype], "shape": list(t.shape), "stride": list(t.stride()),
+        "shift": t.storage_offset() % 64,
+    }  # fmt: skip
+
+
+def _inputs(tensors: Mapping[str, torch.Tensor], bases: Any, blobs: list[bytes]) -> list[list[Any]]:
+    rows = []
+    for name, t in tensors.items():
+        span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+        if span:
+            size, shift = t.element_size(), t.storage_offset() % 64
+            blobs.append(wire.raw_bytes(t, span * size))
+            # What lies in ``out`` is no input: nobody may depend on it.
+            rows.append(
+                [name if name != "out" else "", dict(bases)[name], (shift + span) * size, shift * size, len(blobs) - 1]
+            )
+    return rows
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise wire.WireError("not a list")
+    return value
+
+
+def _numel(view: Sequence[Any]) -> int:
+    return math.prod(view[3])
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    if dtype not in wire.NAMES:
+        raise wire.WireError(f"dtype {name}")
+    return dtype  # type: ignore[no-any-return]
+
+
+def _tensor(view: Sequence[Any], data: bytearray) -> torch.Tensor:
+    dtype = _dtype(view[1])
+    # The engine has checked the shape against its memory.
+    return torch.frombuffer(data, dtype=dtype).view(view[3]) if data else torch.empty(view[3], dtype=dtype)
+
+
+def _values(view: Sequence[Any], data: bytearray) -> list[Any]:
+    return torch.frombuffer(data, dtype=_dtype(view[1])).tolist() if data else []

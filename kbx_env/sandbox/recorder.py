@@ -1,0 +1,234 @@
+"""Writes down what the host code of a submission does with memory: allocations, fills, copies, launches.
+
+On the CPU tier nothing is computed in a submission's process. Its tensors have the right shapes and addresses but not
+the inputs' values; what it asks for is recorded here and executed by the engine on the grader's side, and the few
+scalars that it may read back come from there. A wrong record only asks for something else: nothing here is trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kbx_env.backends.engine import may_copy
+from kbx_env.sandbox.firewall import Log
+
+HOST_ELEMENTS = 4096
+"""Constants that one call may bring from the host: sizes, offsets, seeds, small tables."""
+_PURE = frozenset("""
+empty empty_like empty_strided empty_permuted new_empty new_empty_strided
+alias view _unsafe_view _reshape_alias as_strided expand permute transpose t squeeze unsqueeze select slice narrow
+split split_with_sizes unbind diagonal detach view_as view_as_real view_as_complex unfold unsafe_split
+unsafe_split_with_sizes unsafe_chunk _conj _neg_view resolve_conj resolve_neg is_pinned pin_memory record_stream
+stride size numel storage_offset is_contiguous sym_size sym_stride sym_numel sym_storage_offset is_same_size is_set_to
+_has_compatible_shallow_copy_type _version output_nr is_leaf transpose_ t_ squeeze_ unsqueeze_ swapaxes_ as_strided_
+is_non_overlapping_and_dense _efficientzerotensor
+""".split())  # fmt: skip
+_CONSTANT = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "zero_": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
+_VALUE = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1}
+_COPIES = {"clone", "_to_copy", "lift_fresh_copy", "contiguous"}
+_HOST = {"lift_fresh", "lift", "scalar_tensor", "random_", "randint"}
+
+Ask = Callable[[dict[str, Any]], Any]
+
+
+class Recorder(TorchDispatchMode):
+    """Records while it is entered; ``ask`` sends what is recorded so far and brings a value back."""
+
+    def __init__(self, log: Log, ask: Ask) -> None:
+        super().__init__()
+        self.log, self._ask = log, ask
+        self.live = True
+        self.steps: list[list[Any]] = []
+        self._freed: list[int] = []
+        self.kernels: dict[str, dict[str, Any]] = {}
+        self._told: set[str] = set()
+        self._known: dict[int, Any] = {}
+        self._weak: dict[int, StorageWeakRef] = {}
+        self.inputs: dict[str, int] = {}
+        self._host = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would import its compiler here, to keep it out of a function that nobody compiles.
+        return False
+
+    # -- a call ------------------------------------------------------------------------------------
+    def begin(self, live: bool, tensors: dict[str, torch.Tensor]) -> None:
+        """Start a call: forget storages that are gone; ``live`` is false when nothing is to be recorded."""
+        self.live = live
+        self._host = 0
+        self._known.clear()
+        for base, weak in list(self._weak.items()):
+            if weak.expired():
+                del self._weak[base]
+                self._freed.append(base)
+        self.inputs = {}
+        for name, t in tensors.items():
+            storage = t.untyped_storage()
+            if storage.nbytes():
+                self.inputs[name] = base = storage.data_ptr()
+                if base in self._weak:  # the same address again: what was there is gone
+                    self._freed.append(base)
+                self._known[base], self._weak[base] = storage, StorageWeakRef(storage)
+
+    def take(self) -> dict[str, Any]:
+        """What was recorded since the last time."""
+        steps, self.steps = self.steps, []
+        kernels, self.kernels = self.kernels, {}
+        freed, self._freed = self._freed, []
+        return {"free": freed, "inputs": self.inputs, "steps": steps, "kernels": kernels}
+
+    def view(self, t: torch.Tensor) -> list[Any]:
+        """A tensor as the engine understands it; makes its storage known."""
+        storage = t.untyped_storage()
+        base = storage.data_ptr()
+        if base not in self._known and storage.nbytes():
+            if base not in self._weak or self._weak[base].expired():
+                if base in self._weak:
+                    self.steps.append(["free", base])
+                self.steps.append(["alloc", base, storage.nbytes()])
+            # Held until the call ends, so that no other storage takes its address meanwhile.
+            self._known[base], self._weak[base] = storage, StorageWeakRef(storage)
+        name = str(t.dtype).removeprefix("torch.")
+        return [base, name, t.storage_offset() * t.element_size(), list(t.shape), list(t.stride())]
+
+    def read(self, t: torch.Tensor) -> list[Any]:
+        """The values of a tensor, row-major, from the engine; zeros when nothing is recorded."""
+        if not self.live:
+            return [0] * t.numel()
+        if not t.numel():
+            return []
+        return list(self._ask({"want": self.view(t)} | self.take()))
+
+    def launch(
+        self, key: str, kernel: dict[str, Any], grid: tuple[int, ...], args: list[Any], names: list[str]
+    ) -> None:
+        """One launch."""
+        if self.live:
+            if key not in self._told:
+                self._told.add(key)
+                self.kernels[key] = kernel
+            self.steps.append(["launch", key, list(grid), args, names])
+
+    # -- operations --------------------------------------------------------------------------------
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do an operation on the stand-ins, and write down what it means."""
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        if name == "_local_scalar_dense":
+            return self._scalar(args[0]) if self.live else func(*args, **kwargs)
+        if name == "constant_pad_nd":
+            return self._pad(*args, **kwargs)
+        if name == "copy_" or name in _COPIES:
+            self._check(args[0] if name == "copy_" else kwargs.get("dtype"), args[1] if name == "copy_" else args[0])
+        out = func(*args, **kwargs)
+        if not self.live or name in _PURE and not isinstance(out, torch.Tensor):
+            return out
+        if name in _PURE:
+            self.view(out)
+        elif name in _CONSTANT:
+            self._fill(out, _CONSTANT[name])
+        elif name in _VALUE:
+            self._fill(out, args[_VALUE[name]] if len(args) > _VALUE[name] else kwargs["fill_value"])
+        elif name == "copy_":
+            self._copy(args[0], args[1])
+        elif name in _COPIES:
+            if out is not args[0]:
+                self._copy(out, args[0])
+        elif name in _HOST:
+            self._constants(out)
+        else:
+            raise self.log.deny(
+                "torch_compute", f"torch operation {name} is not one of allocation, view, copy and fill"
+            )
+        return out
+
+    def _scalar(self, t: torch.Tensor) -> Any:
+        return self.read(t)[0]
+
+    def _fill(self, t: torch.Tensor, value: Any) -> None:
+        if not t.numel():
+            return
+        if isinstance(value, torch.Tensor):
+            self._copy(t, value.expand(t.shape))
+        elif isinstance(value, bool | int | float):
+            self.steps.append(["fill", self.view(t), value])
+        else:
+            raise self.log.deny("torch_compute", f"fill with a {type(value).__name__}")
+
+    def _check(self, target: Any, source: torch.Tensor) -> None:
+        dtype = target.dtype if isinstance(target, torch.Tensor) else target or source.dtype
+        if not may_copy(source.dtype, dtype):
+            raise self.log.deny(
+                "torch_compute",
+                f"conversion from {source.dtype} to {dtype}; do it in the kernel (tl.load(...).to(...))",
+            )
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if target.numel():
+            self.steps.append(["copy", self.view(target), self.view(source.expand(target.shape))])
+
+    def _constants(self, t: torch.Tensor) -> None:
+        self._host += t.numel()
+        if self._host > HOST_ELEMENTS:
+            raise self.log.deny("host_traffic", f"more than {HOST_ELEMENTS} constants built on the host in one call")
+        if t.numel():
+            dense = t.contiguous().view(-1).view(torch.uint8)
+            self.steps.append(["host", self.view(t), bytes(dense.untyped_storage())[: dense.numel()].hex()])
+
+    def _pad(self, t: torch.Tensor, pad: list[int], value: Any = 0) -> torch.Tensor:
+        """``constant_pad_nd`` is a fill and a copy."""
+        if len(pad) % 2 or len(pad) > 2 * t.dim():
+            raise ValueError(f"padding of {len(pad)} numbers for a tensor of {t.dim()} dimensions")
+        before, after = [0] * t.dim(), [0] * t.dim()
+        for k in range(len(pad) // 2):
+            before[-1 - k], after[-1 - k] = pad[2 * k], pad[2 * k + 1]
+        shape = [n + b + a for n, b, a in zip(t.shape, before, after, strict=True)]
+        if min(shape, default=0) < 0:
+            raise ValueError("padding gives a negative size")
+        out = torch.full(shape, value, dtype=t.dtype)
+        inner, part = out, t
+        for d, (b, a, n) in enumerate(zip(before, after, t.shape, strict=True)):
+            start, stop = max(0, -b), n - max(0, -a)
+            part = part.narrow(d, start, max(0, stop - start))
+            inner = inner.narrow(d, max(0, b), part.shape[d])
+        inner.copy_(part)
+        if self.live:
+            self._fill(out, value)
+            self._copy(inner, part)
+        return out
+
+
+def _nested(values: list[Any], shape: tuple[int, ...]) -> Any:
+    if not shape:
+        return values[0]
+    step = math.prod(shape[1:])
+    return [_nested(values[k * step : (k + 1) * step], shape[1:]) for k in range(shape[0])]
+
+
+def install(recorder: Recorder) -> None:
+    """``tolist`` reads memory past the dispatcher; here it asks the engine."""
+
+    def tolist(self: torch.Tensor) -> Any:
+        recorder.log.read(self.numel(), ".tolist()")
+        values = recorder.read(self)
+        return _nested(values, tuple(self.shape)) if self.numel() else []
+
+    torch.Tensor.tolist = tolist  # type: ignore[assignment,method-assign]
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder | None) -> Iterator[None]:
+    """Record within the block; nothing on a device that executes for itself."""
+    if recorder is None:
+        yield
+    else:
+        with recorder:
+            yield

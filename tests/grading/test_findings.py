@@ -1,0 +1,87 @@
+"""The sanitizer finds nothing in our experts, and the faults that are planted in them: through the whole grader."""
+
+from __future__ import annotations
+
+import pytest
+
+from kbx_env.catalog import expert_source, task_ids
+from kbx_env.outcome import Outcome, Verdict
+from kbx_env.prompt import feedback
+
+#: Task, text of the expert, text that replaces it, kinds of which one must be found.
+OUT, RAW, CLASH, ORDER = "out_of_bounds", "uninitialised_read", "write_conflict", "order_dependent"
+FAULTS = [
+    ("activation/gelu_fp16", "tl.load(x + offsets, mask=inside)", "tl.load(x + offsets)", [OUT]),
+    ("activation/gelu_fp16", "tl.store(y + offsets, r.to(tl.float16), mask=inside)",
+     "tl.store(y + offsets, r.to(tl.float16))", [OUT]),
+    ("activation/gelu_fp16", "inside = offsets < n", "inside = offsets <= n", [OUT]),
+    ("convolution/conv2d", "mask=o < OG, other=0.0)[None", "mask=o < BN)[None", [OUT]),
+    ("convolution/conv2d", "(o[None, :] < OG) & (k[:, None] < K)", "k[:, None] < K", [OUT]),
+    ("convolution/conv2d", "(m[:, None] < pixels) & (o[None, :] < OG))", "m[:, None] < pixels)", [OUT, CLASH]),
+    ("convolution/conv2d", "(row >= 0) & ", "", [OUT]),
+    ("fusion/fused_bmm_dropout_gelu", "mask=(n[:, None] < N) & (q[None, :] < P))", "mask=q[None, :] < P)", [OUT, CLASH]),
+    ("fusion/fused_bmm_dropout_gelu", "mask=(k[:, None] < M) & (q", "mask=(k[:, None] <= M) & (q", [OUT]),
+    ("index/masked_select", "+ tl.cumsum(flags, 0) - 1", "+ tl.cumsum(flags, 0)", [OUT]),
+    ("index/masked_select", "counts + tl.program_id(0), tl", "counts + tl.program_id(0) // 2, tl", [CLASH, RAW]),
+    ("index/masked_select", "_count[(blocks,)]", "_count[(blocks - 1,)]", [RAW]),
+    ("index/masked_select", "tl.store(starts + b, before", "if blocks < 0: tl.store(starts + b, before", [RAW]),
+    ("linearalgebra/svd", "    w += batch * CP * RP\n", "", [ORDER, CLASH]),
+    ("linearalgebra/svd", "    tl.store(w + cols[:, None] * RP + rows[None, :], start)\n", "", [RAW]),
+    ("linearalgebra/svd", "tl.store(s + batch * C + rank", "tl.store(s + batch * (C - 1) + rank", [CLASH]),
+    ("linearalgebra/svd", "_jacobi[(B,)]", "_jacobi[(B + 1,)]", [OUT]),
+    ("loss/cross_entropy", "tl.store(share + e, w, mask=valid)", "tl.store(share + e, w)", [OUT]),
+    ("loss/cross_entropy", "_rows[(triton.cdiv(n, BS),)]", "_rows[(triton.cdiv(n, BS) - 1,)]", [RAW]),
+    ("loss/cross_entropy", "tl.load(target + e, mask=valid, other=0)", "tl.load(target + e)", [OUT]),
+    ("loss/cross_entropy", "    tl.store(loss + e, value, mask=valid)\n", "", [RAW]),
+    ("math/softmax", "base = (tl.program_id(0) // tiles).to(tl.int64) * n * inner",
+     "base = (tl.program_id(0) // tiles).to(tl.int64) * (n - 1) * inner", [CLASH]),
+    ("math/softmax", "inside = (r[:, None] < n) &", "inside = (r[:, None] <= n) &", [OUT, CLASH]),
+    ("math/softmax", "grid = (triton.cdiv(inner, BI) * outer,)", "grid = (triton.cdiv(inner, BI) * (outer + 1),)", [OUT]),
+    ("matrixmultiply/matmul_bf16", "mask=(m[:, None] < M) & (k[None, :] < K - k0), other=0.0", "", [OUT]),
+    ("matrixmultiply/matmul_bf16", "acc.to(tl.bfloat16), mask=(m[:, None] < M) & (n[None, :] < N))",
+     "acc.to(tl.bfloat16))", [OUT, CLASH]),
+    ("normalization/batch_norm", "tl.store(mean + c, mu)", "tl.store(mean, mu)", [CLASH, RAW]),
+    ("normalization/batch_norm", "    tl.store(var + c, spread / count)\n", "", [RAW]),
+    ("normalization/batch_norm", "_statistics[(C,)]", "_statistics[(C + 1,)]", [OUT]),
+    ("normalization/batch_norm", "running_var + c, (1 - momentum) * tl.load(running_var + c)",
+     "running_var + c, (1 - momentum) * tl.load(running_var)", [ORDER]),
+    ("optimizer/AdamW", "* BLOCK + tl.arange", "* (BLOCK // 2) + tl.arange", [ORDER, CLASH]),
+    ("optimizer/AdamW", "tl.store(m + o, first, mask=inside)", "tl.store(m + o, first)", [OUT]),
+    ("optimizer/AdamW", "tl.load(v + o, mask=inside)", "tl.load(v + o + 1, mask=inside)", [OUT, ORDER]),
+    ("pooling/adaptive_avg_pool2d", "row.to(tl.int64) * OW + j", "row.to(tl.int64) * (OW - 1) + j", [CLASH]),
+    ("pooling/adaptive_avg_pool2d", ", mask=j < OW)", ")", [OUT, CLASH]),
+    ("pooling/adaptive_avg_pool2d", "tl.store(y + bin, mean)", "tl.store(y + bin // 2, mean)", [CLASH]),
+    ("quantization/matmul_w8a8", "_quantize[(M,)]", "_quantize[(M - 1,)]", [RAW]),
+    ("quantization/matmul_w8a8", "    tl.store(scales + line, scale)\n", "", [RAW]),
+    ("quantization/matmul_w8a8", "tl.store(q + e * q_along", "tl.store(q + e * (q_along + 1)", [OUT, CLASH]),
+    ("quantization/matmul_w8a8", "right = tl.load(sb + n, mask=n < N, other=0.0)", "right = tl.load(sb + n)", [OUT]),
+    ("random/rand", "mask=o < n", "mask=o < n + 1", [OUT]),
+    ("reduce/argmax", "tl.store(indices + place, index, mask=i < inner)", "tl.store(indices + place, index)", [OUT, CLASH]),
+    ("reduce/argmax", "_argmax[(columns * outer, splits)]", "_argmax[(columns * outer + 1, splits)]", [OUT]),
+    ("reduce/argmax", "tl.store(indices + place,", "tl.store(indices + place // 2,", [CLASH]),
+    ("spatialops/grid_sample", "* dims + 1, mask=valid, other=0.0)", "* dims + 1)", [OUT]),
+    ("spatialops/grid_sample", "(cx >= 0) & ", "", [OUT]),
+    ("spatialops/grid_sample", "e % per_image, total, mask=valid)", "e % 2, total, mask=valid)", [CLASH]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("task", task_ids())
+def test_no_expert_has_findings(grader, task: str) -> None:
+    outcome = grader.grade(task, expert_source(task), backend="cpu", targets=())
+    assert outcome.evidence.findings == ()
+
+
+@pytest.mark.parametrize("task", sorted({f[0] for f in FAULTS}))
+def test_faults_planted_in_an_expert_are_found(grader, task: str) -> None:
+    source = expert_source(task) or ""
+    for _, old, new, kinds in (f for f in FAULTS if f[0] == task):
+        assert source.count(old) >= 1, old
+        outcome = grader.grade(task, source.replace(old, new), backend="cpu", targets=())
+        found = outcome.evidence.findings
+        assert {f.kind for f in found} & set(kinds), (new, outcome.message, found)
+        assert Outcome.from_dict(outcome.to_dict()) == outcome
+        assert found[0].text in feedback(outcome)
+        if found[0].kind == OUT:
+            assert outcome.verdict is Verdict.RUNTIME_ERROR
+            assert found[0].line > 0 and found[0].file == "submission.py" and found[0].tensor
+            assert (found[0].index is None) == found[0].indirect
