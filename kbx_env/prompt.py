@@ -9,12 +9,13 @@ RULES = """\
 Rules
 - Write one Python module that defines `{entry}{signature}` on module level. Triton kernels do all the work on data.
 - Host code may allocate (torch.empty, zeros, full, empty_like, new_empty), view (view, reshape, expand, permute,
-  contiguous, as_strided, ...), copy and convert between float types (copy_, clone, to), fill (fill_, zero_), and read up
-  to 64 scalars per call back to the host (.item()). A seed may be drawn with torch.randint of one element.
+  contiguous, as_strided, ...), copy and convert between float types or between integer types (copy_, clone, to), fill
+  (fill_, zero_), and read up to 64 scalars per call back to the host (.item()). A seed may be drawn with torch.randint of
+  one element.
 - Every other torch operation is refused and costs the reward, even inside try/except: no arithmetic, reductions,
   comparisons, indexing or torch.nn calls on tensors.
 - Imports: torch, triton, triton.language, math, random, typing, functools and the like. No files, processes, network.
-- Allocate on the inputs' device; never name "cuda". Loads and stores must stay inside the tensors (mask them).
+- Allocate on the inputs' device. Loads and stores must stay inside the tensors (mask them).
 - Inputs that the contract does not name as changed must stay unchanged; results are new tensors unless it says otherwise."""
 
 

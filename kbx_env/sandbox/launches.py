@@ -13,11 +13,10 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import triton
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
@@ -27,50 +26,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, compute_cache_key
 
 from kbx_env.sandbox.recorder import Recorder
-
-TARGETS: Mapping[str, GPUTarget] = {
-    "sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32), "sm_100": GPUTarget("cuda", 100, 32),
-    "sm_120": GPUTarget("cuda", 120, 32), "gfx942": GPUTarget("hip", "gfx942", 64),
-}  # fmt: skip
-SHARED_LIMIT = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "sm_120": 101376, "gfx942": 65536}
-"""Bytes of shared memory that one block may use."""
-
-
-class StandInDriver:
-    """Answers what Triton asks of a driver, for a machine without a GPU."""
-
-    def __init__(self, target: GPUTarget) -> None:
-        self.target = target
-
-    def get_current_target(self) -> GPUTarget:
-        """The target that launches are specialised for."""
-        return self.target
-
-    def get_current_device(self) -> int:
-        """There is one pretended device."""
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        """The default stream."""
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        """Tensors live on the host."""
-        return torch.device("cpu")
-
-    def get_device_interface(self) -> Any:
-        """What autotuners ask for; never used to time anything here."""
-        return torch.cuda
-
-    def get_benchmarker(self) -> Callable[..., list[float]]:
-        """Nothing can be timed without a GPU: every configuration ties, so the first one is taken."""
-        return lambda call, quantiles=None, **kwargs: [1.0, 1.0, 1.0]
-
-    def get_empty_cache_for_benchmark(self) -> None:
-        """No cache to flush."""
-
-    def clear_cache(self, cache: Any) -> None:
-        """No cache to flush."""
+from kbx_env.sandbox.standin import SHARED_LIMIT, TARGETS, StandInDriver
 
 
 @dataclasses.dataclass

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kbx_env.backends.engine import may_copy
 from kbx_env.sandbox.firewall import Log
+from kbx_env.sandbox.standin import at_home
 
 HOST_ELEMENTS = 4096
 """Constants that one call may bring from the host: sizes, offsets, seeds, small tables."""
@@ -120,7 +121,7 @@ class Recorder(TorchDispatchMode):
     # -- operations --------------------------------------------------------------------------------
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do an operation on the stand-ins, and write down what it means."""
-        kwargs = kwargs or {}
+        kwargs = {k: at_home(v) for k, v in (kwargs or {}).items()}
         name = func._schema.name.removeprefix("aten::")
         if name == "_local_scalar_dense":
             return self._scalar(args[0]) if self.live else func(*args, **kwargs)

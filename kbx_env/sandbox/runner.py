@@ -18,7 +18,7 @@ import torch
 import triton
 
 from kbx_env import wire
-from kbx_env.sandbox import firewall, limits
+from kbx_env.sandbox import firewall, limits, standin
 from kbx_env.sandbox.launches import Interceptor
 from kbx_env.sandbox.recorder import Ask, Recorder, install, recording
 
@@ -49,6 +49,7 @@ class Runner:
         limits.watch(self.log, self.folder, lambda: not self.trusted and not self.interceptor.busy)
         if self.recorder is not None:
             install(self.recorder)
+            standin.install()
         self.module: dict[str, Any] = {}
 
     @contextlib.contextmanager
@@ -81,7 +82,7 @@ class Runner:
         if d["k"] == "generator":
             return torch.Generator(device=self.device).manual_seed(int(d["seed"]))
         if d["k"] == "device":
-            return torch.device(self.device)
+            return torch.device("cuda")
         if d["k"] == "blank":
             span = 1 + sum((n - 1) * s for n, s in zip(d["shape"], d["stride"], strict=True)) if all(d["shape"]) else 0
             base = torch.zeros(d["shift"] + span if span else 0, dtype=wire.DTYPES[d["dtype"]])
@@ -134,8 +135,8 @@ class Runner:
         assert self.recorder is not None
         if not isinstance(value, torch.Tensor):
             return {"k": "other", "type": type(value).__name__}
-        if value.device.type != "cpu" or value.layout != torch.strided or value.dtype not in wire.NAMES:
-            return {"k": "other", "type": f"{value.layout} {value.dtype} tensor on {value.device}"}
+        if standin.real_device(value).type != "cpu" or value.layout != torch.strided or value.dtype not in wire.NAMES:
+            return {"k": "other", "type": f"{value.layout} {value.dtype} tensor"}
         return {"k": "view", "view": self.recorder.view(value.detach())}
 
     def build(self, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
