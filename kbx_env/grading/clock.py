@@ -42,6 +42,8 @@ PROCESS_US = 0.11
 """Standard deviation between two fresh processes that time the same kernel. It is the same at 4, 12 and 36 us, and
 neither moving the buffers, nor warm code, nor several calls between two readings makes it smaller: what the driver
 allots to a process is not ours to move. Measured on an H200 (docs/measurements)."""
+AUDITS = 3
+"""Attempts at the audit; one that fits is enough."""
 AUDIT_US = 100_000.0
 """Length of the back-to-back run: long beside the milliseconds that one command to a runner takes."""
 SLACK, GAP_US = 1.3, 10.0
@@ -154,18 +156,24 @@ class RunnerSide:
     def audit(self, claimed_us: float, captured: bool) -> None:
         """Run back to back under the grader's own clock: device work cannot hide from it."""
         reps = max(5, min(10_000 if captured else 200, int(AUDIT_US / max(claimed_us, 1.0))))
-        start = time.perf_counter()
+        graphs = max(1, reps // GRAPH_CALLS)
         if captured:
-            graphs = max(1, reps // GRAPH_CALLS)
-            self.talk.left, reps = 60.0, graphs * GRAPH_CALLS
-            self.talk.ask({"op": "time", "do": "replay", "times": graphs})
-        else:
-            self.measure([i % SLOTS for i in range(reps)], flush=False)
-        wall_us = (time.perf_counter() - start) * 1e6 / reps
+            reps = graphs * GRAPH_CALLS
         slack, more = (SLACK, GAP_US) if captured else (HOST_SLACK, HOST_US)
-        if wall_us > slack * claimed_us + more:
-            detail = f"claims {claimed_us:.0f} us a call, {reps} calls in a row took {wall_us:.0f} us each"
-            raise Stopped(Verdict.REJECTED, detail, [Violation("clock", detail)])
+        walls = []
+        # Work that hides from the clock is there every time; a hiccup of the host is not.
+        for _ in range(AUDITS):
+            self.talk.left = 60.0
+            start = time.perf_counter()
+            if captured:
+                self.talk.ask({"op": "time", "do": "replay", "times": graphs})
+            else:
+                self.measure([i % SLOTS for i in range(reps)], flush=False)
+            walls.append((time.perf_counter() - start) * 1e6 / reps)
+            if walls[-1] <= slack * claimed_us + more:
+                return
+        detail = f"claims {claimed_us:.0f} us a call, {reps} calls in a row took {min(walls):.0f} us each"
+        raise Stopped(Verdict.REJECTED, detail, [Violation("clock", detail)])
 
     def verify(self, task: Task, args: dict[str, Any], slot: int) -> None:
         """Judge what the timed call on this slot returned."""

@@ -60,7 +60,9 @@ class Tally:
         if len({a.generator_seed for a in answers}) > 1:
             rows = [a.answer.outputs for a in answers]
             self.frozen = self.frozen and all(_equal(rows[0], row) for row in rows[1:])
-        if telling and not any(o.stored for o in answers[0].origins):
+        # A draw may leave nothing to store: a mask without a true element.
+        sizes = sum(o.elements for o in answers[0].origins)
+        if telling and sizes and not any(o.stored for o in answers[0].origins):
             self.unstored.append(case.label())
 
     def facts(self) -> dict[str, Any]:

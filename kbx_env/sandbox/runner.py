@@ -42,6 +42,7 @@ class Runner:
         if self.device == "cuda":
             torch.cuda.init()
             torch.zeros(1, device="cuda")
+            torch.cuda.device_count()  # asks a library once and keeps the answer
         self.recorder = None if self.device == "cuda" else Recorder(self.log, ask)
         self.interceptor = Interceptor("cuda" if self.device == "cuda" else "cpu", self.recorder)
         self.interceptor.install()
