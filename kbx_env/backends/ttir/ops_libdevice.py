@@ -56,9 +56,23 @@ def _directed(kind: str, mode: str) -> Fn:
         else:
             near = xs[0] / xs[1]
             error = w[0] / w[1] - near if single else fma(-near, w[1], w[0]) * np.sign(w[1])
-        return _step(near, np.where(np.isfinite(near), error, 0.0), mode)
+        out = _step(near, np.where(np.isfinite(near), error, 0.0), mode)
+        finite = np.isfinite(w[0])
+        for x in w[1:]:
+            finite = finite & np.isfinite(x)
+        # A quotient by zero is infinite; what only became too large is not.
+        return _bounded(out, finite & (w[1] != 0) if kind in ("div", "rcp") else finite, mode)
 
     return run
+
+
+def _bounded(out: Array, finite: Array, mode: str) -> Array:
+    """Replace an overflow by the largest number where the rounding goes towards it."""
+    stops = {"n": (), "z": (-1, 1), "u": (-1,), "d": (1,)}[mode]
+    top = np.finfo(out.dtype).max
+    for sign in stops:
+        out = np.where(finite & (out == sign * np.inf), out.dtype.type(sign * top), out)
+    return out
 
 
 def _float_to_int(dtype: np.dtype[Any], is_signed: bool, mode: str) -> Fn:
@@ -81,7 +95,7 @@ def _int_to_float(dtype: np.dtype[Any], is_signed: bool, mode: str) -> Fn:
 def _double_to_float(mode: str) -> Fn:
     def run(x: Array) -> Array:
         near = x.astype(np.float32)
-        return _step(near, np.where(np.isfinite(near), x - near, 0.0), mode)
+        return _bounded(_step(near, np.where(np.isfinite(near), x - near, 0.0), mode), np.isfinite(x), mode)
 
     return run
 

@@ -79,12 +79,30 @@ def _ctz(x: Array) -> Array:
     return _bit_count((x & -x) - x.dtype.type(1))
 
 
+def _bessel(name: str) -> Fn:
+    inner = _special(name)
+    return lambda x: np.where(np.isinf(x), x.dtype.type(0), inner(x))
+
+
+def _cbrt(x: Array) -> Array:
+    # libdevice scales f32 denormals after they were flushed, and divides zero by zero.
+    return np.where((flush(x) == 0) & (x != 0), x.dtype.type(np.nan), np.cbrt(x))
+
+
+def _next_after(x: Array, y: Array) -> Array:
+    # Denormals are flushed, so that the smallest normal number is next to zero.
+    near = np.nextafter(flush(x), y)
+    if x.dtype != np.float32:
+        return near
+    return np.where((flush(x) == 0) & (y != 0), np.copysign(np.finfo(np.float32).tiny, y), flush(near))
+
+
 #: Functions by the common part of their names in the math dialect and in libdevice.
 FUNCTIONS: dict[str, Fn] = {
     "exp": _exp, "exp2": _exp2, "exp10": lambda x: np.power(x.dtype.type(10), x), "expm1": np.expm1,
     "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
-    "sqrt": _sqrt, "rsqrt": _rsqrt, "cbrt": np.cbrt,
-    "rcbrt": lambda x: x.dtype.type(1) / np.cbrt(x),
+    "sqrt": _sqrt, "rsqrt": _rsqrt, "cbrt": _cbrt,
+    "rcbrt": lambda x: x.dtype.type(1) / _cbrt(x),
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
     "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "atan2": np.arctan2,
@@ -92,7 +110,8 @@ FUNCTIONS: dict[str, Fn] = {
     "cospi": lambda x: np.cos(np.fmod(x, 2).astype(np.float64) * np.pi),
     "erf": _special("erf"), "erfc": _special("erfc"), "erfinv": _special("erfinv"), "erfcx": _special("erfcx"),
     "lgamma": _special("gammaln"), "normcdf": _special("ndtr"), "normcdfinv": _special("ndtri"),
-    "j0": _special("j0"), "j1": _special("j1"), "y0": _special("y0"), "y1": _special("y1"),
+    "j0": _bessel("j0"), "j1": _bessel("j1"),
+    "y0": _special("y0"), "y1": _special("y1"),
     "cyl_bessel_i0": _special("i0"), "cyl_bessel_i1": _special("i1"), "tgamma": _special("gamma"),
     "absf": np.abs, "fabs": np.abs, "absi": np.abs, "abs": np.abs, "llabs": np.abs,
     "floor": _floor, "ceil": _ceil, "trunc": np.trunc, "rint": np.rint, "nearbyint": np.rint,
@@ -100,7 +119,7 @@ FUNCTIONS: dict[str, Fn] = {
     "pow": np.power, "powf": np.power, "fpowi": np.power, "powi": np.power, "fmod": np.fmod,
     "copysign": np.copysign, "hypot": np.hypot, "fdim": lambda a, b: np.fmax(a - b, a.dtype.type(0)),
     "fmax": np.fmax, "fmin": np.fmin, "max": np.maximum, "min": np.minimum, "fma": fma,
-    "nextafter": np.nextafter, "ldexp": np.ldexp,
+    "nextafter": _next_after, "ldexp": np.ldexp,
     "remainder": lambda a, b: np.vectorize(_remainder, otypes=[np.float64])(a, b),
     "rsqrt_rn": lambda x: (1.0 / np.sqrt(x.astype(np.float64))).astype(x.dtype), "fdivide": np.divide,
     "saturate": lambda x: np.fmax(np.fmin(x, 1), 0).astype(x.dtype),
@@ -118,7 +137,10 @@ _ALIASES = {
 }  # fmt: skip
 
 #: libdevice is compiled with flushing of f32 denormals; these are the functions where it shows.
-_FLUSHED = ("fdivide", "saturate", "pow", "sin", "cos", "tan", "erf", "erfc", "tanh", "atan", "sinh", "exp10")
+_FLUSHED = (
+    "fdivide", "saturate", "pow", "powf", "sin", "cos", "tan", "erf", "erfc", "tanh", "atan", "sinh", "exp10", "log1p",
+    "expm1", "asinh", "lgamma", "sinpi", "cospi", "atan2", "hypot", "fmod",
+)  # fmt: skip
 
 
 def _flushing(f: Fn) -> Fn:

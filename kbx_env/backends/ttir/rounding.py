@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -86,7 +88,8 @@ def to_int(x: Array, dtype: np.dtype[Any], is_signed: bool) -> Array:
     info = np.iinfo(work)
     lo, hi = x.dtype.type(info.min), x.dtype.type(info.max)
     nan = np.isnan(x)
-    out = np.where(nan, 0, x).astype(work)
+    with np.errstate(invalid="ignore"):  # what does not fit is set below
+        out = np.where(nan, 0, x).astype(work)
     out = np.where(x >= hi, info.max if float(hi) >= info.max else out, out)
     out = np.where(x <= lo, info.min, out).astype(work).view(f"i{width}")
     if wide:
@@ -159,6 +162,21 @@ def odd_sum(a: Array, b: Array) -> Array:
     return ((bits - toward_zero) | inexact).view(np.float64)
 
 
+def _fma_one(a: float, b: float, c: float) -> float:
+    """One f64 multiply-add in rational arithmetic."""
+    if math.isinf(c) and math.isfinite(a) and math.isfinite(b):
+        return c
+    if not (math.isfinite(a) and math.isfinite(b) and math.isfinite(c)):
+        return a * b + c
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    if not exact:
+        return a * b + c if a * b == 0 else 0.0
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf if exact > 0 else -math.inf
+
+
 def fma(a: Array, b: Array, c: Array) -> Array:
     """Return ``a * b + c`` rounded once."""
     dtype = a.dtype
@@ -169,7 +187,16 @@ def fma(a: Array, b: Array, c: Array) -> Array:
         th, tl = two_sum(c, pl)
         vh, vl = two_sum(ph, th)
         exact = vh + odd_sum(vl, tl)
-        return np.where(np.isfinite(exact), exact, plain)
+        # The split of the product overflows or loses bits beyond these exponents.
+        size = np.abs(a * b)
+        hard = ~((np.abs(a) < 2.0**990) & (np.abs(b) < 2.0**990) & (np.abs(c) < 2.0**1000) & (size > 2.0**-900))
+        hard &= (a != 0) & (b != 0)
+        out = np.where(np.isfinite(exact), exact, plain)
+        if hard.any():
+            wide = np.broadcast_arrays(a, b, c, hard)
+            out = np.broadcast_to(out, wide[3].shape).copy()
+            out[wide[3]] = [_fma_one(*v) for v in zip(*(w[wide[3]].tolist() for w in wide[:3]), strict=True)]
+        return out
     x, y, z = a.astype(np.float64), b.astype(np.float64), c.astype(np.float64)
     x = x * y
     s = x + z

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from triton.language.extra.cuda import libdevice as cuda_libdevice
 from ttir_helper import execute, to_ttir
 
 from kbx_env.backends.ttir.ops_math import lookup
+from kbx_env.backends.ttir.rounding import fma
 
 SYMBOLS = sorted(set(re.findall(r'"(__nv_\w+)"', inspect.getsource(cuda_libdevice))))
 B = 64
@@ -113,3 +115,50 @@ def test_through_the_compiler() -> None:
     assert (q[1] == np.floor(np.log2(np.abs(a)))).all()
     assert ((q[2] != 0) == np.signbit(x)).all()
     assert ((q[3] != 0) == np.isfinite(y)).all()
+
+
+SUB, TINY, TOP = 1.1754942106924411e-38, 1.1754943508222875e-38, 3.4028234663852886e38
+MEASURED = [
+    # (symbol, arguments, what an H200 gave)
+    ("__nv_log1pf", [SUB], 0.0), ("__nv_expm1f", [SUB], 0.0), ("__nv_asinhf", [-SUB], -0.0),
+    ("__nv_cbrtf", [1.401298464324817e-45], np.nan), ("__nv_rcbrtf", [SUB], np.nan), ("__nv_lgammaf", [SUB], np.inf),
+    ("__nv_sinpif", [2.802596928649634e-45], 0.0), ("__nv_j0f", [-np.inf], 0.0), ("__nv_powf", [SUB, 1.0], 0.0),
+    ("__nv_atan2f", [-SUB, -TINY], -3.1415927410125732), ("__nv_atan2f", [SUB, 3.2456955909729004], 0.0),
+    ("__nv_hypotf", [-1.401298464324817e-45, SUB], 0.0), ("__nv_hypotf", [TINY, SUB], TINY),
+    ("__nv_fmodf", [7.3783135414123535, -2.802596928649634e-45], np.nan), ("__nv_fmodf", [2.802596928649634e-45, 1.0], 0.0),
+    ("__nv_nextafterf", [0.0, -np.inf], -TINY), ("__nv_nextafterf", [2.802596928649634e-45, -SUB], -TINY),
+    ("__nv_fmul_ru", [TOP, -TOP], -TOP), ("__nv_fdiv_rz", [6.729254245758057, -TINY], -TOP),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("symbol", "args", "want"), MEASURED)
+def test_edges_as_measured_on_an_h200(symbol: str, args: list[float], want: float) -> None:
+    f = lookup(symbol)
+    assert f is not None
+    with np.errstate(all="ignore"):
+        got = f(*(np.array([a], np.float32) for a in args))
+    np.testing.assert_array_equal(np.asarray(got, np.float32), np.array([want], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c", "want"),
+    [
+        (1.7976931348623157e308, 7.596789698774334, -np.inf, -np.inf),
+        (2.225073858507201e-308, 2.244480302383426, 5e-324, 4.994134446767699e-308),
+        (-2.225073858507201e-308, 1.7976931348623157e308, -1.00390625, -5.003906249999999),
+        (1.7976931348623157e308, -2.225073858507201e-308, -0.6491717245101292, -4.649171724510128),
+        (2.0**1000, 2.0**100, 0.0, np.inf), (2.0**600, 2.0**600, -(2.0**1000), np.inf), (3.0, 5.0, -15.0, 0.0),
+    ],
+)  # fmt: skip
+def test_fused_doubles_are_rounded_once_at_every_exponent(a: float, b: float, c: float, want: float) -> None:
+    with np.errstate(all="ignore"):
+        got = fma(np.array([a]), np.array([b]), np.array([c]))[0]
+    assert got == want
+    if np.isfinite(want):
+        assert want == float(Fraction(a) * Fraction(b) + Fraction(c))
+
+
+def test_a_huge_remainder_is_what_the_compiler_makes_of_it() -> None:
+    x, y = np.array([-1.7976931348623157e308]), np.array([3.7926685906353796])
+    with np.errstate(all="ignore"):
+        assert fma(-np.trunc(x / y), y, x)[0] == 3.2019547986498943e291
