@@ -23,6 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     g.add_argument("--grading", default="contract", help="contract or paper (the paper's tolerances)")
     g.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
     g.add_argument("--no-timing", action="store_true", help="skip timing (CUDA)")
+    g.add_argument("--estimate", metavar="GPU", help="estimate the device time on a GPU (CPU backend), such as h200")
     g.add_argument("--reward", default="default", help="reward preset")
     g.add_argument("--json", action="store_true", help="print one JSON object")
     t = sub.add_parser("tasks", help="list the tasks")
@@ -53,7 +54,14 @@ def _grade(a: argparse.Namespace) -> int:
     targets = None if a.targets is None else [t for t in a.targets.split(",") if t and t != "none"]
     with Grader() as grader:
         outcome = grader.grade(
-            a.task, source, backend=backend, targets=targets, grading=a.grading, seed=a.seed, timing=not a.no_timing
+            a.task,
+            source,
+            backend=backend,
+            targets=targets,
+            grading=a.grading,
+            seed=a.seed,
+            timing=not a.no_timing,
+            estimate=a.estimate or reward.estimate,
         )
     if a.json:
         print(outcome.to_json(reward=reward(outcome)))
@@ -92,6 +100,10 @@ def _show(outcome: Outcome, reward: float | None) -> None:
         console.print(f"moved {e.moved_bytes:,} bytes, at least {e.ideal_bytes:,} needed, {e.launches} launches")
     if t is not None:
         console.print(f"speedup over eager {t.speedup:.3f}, 95 % interval {t.low:.3f} to {t.high:.3f}")
+    if outcome.estimate is not None:
+        g = outcome.estimate
+        share = f"{100 * g.estimated_share:.0f} % of the roofline"
+        console.print(f"estimated, not measured, on {g.device}: {g.estimated_us:.1f} us, {share}")
     if outcome.verdict in ADVICE:
         console.print(f"to do: {ADVICE[outcome.verdict]}", style="bold", soft_wrap=True)
     if outcome.compile:

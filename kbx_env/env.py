@@ -92,7 +92,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         self.render_mode = render_mode
         self._options: dict[str, Any] = {
             "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing,
-            "split": self.split, "wall": wall, "seed": grading_seed,
+            "split": self.split, "wall": wall, "seed": grading_seed, "estimate": self.reward.estimate,
         }  # fmt: skip
         self._grader = None if grade else Grader()
         self._grade = grade or self._grader.grade  # type: ignore[union-attr]

@@ -141,6 +141,32 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class CaseEstimate:
+    """An estimate of one timing case: never a measurement. ``floor_us`` is what the datasheet's peaks allow at best."""
+
+    case: str
+    estimated_us: float
+    floor_us: float
+    launches: int
+    bound_by: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimated device time on a named GPU, from a cost model, on a machine without one.
+
+    ``estimated_share`` is the geometric mean over the cases of floor / estimate, at most 1: how near to the roofline.
+    ``constants`` says where the model's constants come from.
+    """
+
+    device: str
+    estimated_us: float
+    estimated_share: float
+    cases: tuple[CaseEstimate, ...]
+    constants: str
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What shows that Triton did the work.
 
@@ -181,6 +207,7 @@ class Outcome:
     compile: tuple[Build, ...] = ()
     timing: Timing | None = None
     evidence: Evidence | None = None
+    estimate: Estimate | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     manifest: Mapping[str, Any] = field(default_factory=dict)
     source_sha256: str = ""
@@ -190,8 +217,10 @@ class Outcome:
             raise ValueError(f"verdict {self.verdict} with fault {self.fault}: only a correct outcome has no fault")
         if self.verdict is Verdict.INFRA_FAULT and self.fault is not Fault.INFRA:
             raise ValueError("an infra_fault verdict needs Fault.INFRA")
-        if self.timing is not None and not self.correct:
-            raise ValueError("timing without a correct verdict")
+        if (self.timing is not None or self.estimate is not None) and not self.correct:
+            raise ValueError("timing or an estimate without a correct verdict")
+        if self.timing is not None and self.estimate is not None:
+            raise ValueError("a measurement and an estimate in one outcome")
         if self.correct and (self.cases is None or self.cases.passed != self.cases.total or self.violations):
             raise ValueError("a correct verdict needs every case passed and no violation")
 
@@ -226,7 +255,7 @@ class Outcome:
             cases=_cases(d.get("cases")),
             violations=tuple(Violation(**v) for v in d.get("violations", ())),
             compile=tuple(Build(**b) for b in d.get("compile", ())),
-            timing=_timing(d.get("timing")), evidence=_evidence(d.get("evidence")),
+            timing=_timing(d.get("timing")), evidence=_evidence(d.get("evidence")), estimate=_estimate(d.get("estimate")),
             seconds=d.get("seconds", {}), manifest=d.get("manifest", {}), source_sha256=d.get("source_sha256", ""),
         )  # fmt: skip
 
@@ -249,6 +278,10 @@ def _cases(d: Mapping[str, Any] | None) -> Cases | None:
 
 def _timing(d: Mapping[str, Any] | None) -> Timing | None:
     return Timing(**{**d, "cases": tuple(CaseTime(**c) for c in d["cases"])}) if d else None
+
+
+def _estimate(d: Mapping[str, Any] | None) -> Estimate | None:
+    return Estimate(**{**d, "cases": tuple(CaseEstimate(**c) for c in d["cases"])}) if d else None
 
 
 def _evidence(d: Mapping[str, Any] | None) -> Evidence | None:

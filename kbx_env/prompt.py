@@ -75,6 +75,12 @@ def feedback(outcome: Outcome, limit: int = 4000) -> str:
         t = outcome.timing
         lines.append(f"Speedup over eager: {t.speedup:.3f} (95 % interval {t.low:.3f} to {t.high:.3f})")
         lines += [f"- {c.case}: {c.candidate_us:.1f} us, eager {c.eager_us:.1f} us" for c in t.cases]
+    if outcome.estimate is not None:
+        g = outcome.estimate
+        lines.append(f"Estimated on {g.device} (not measured): {100 * g.estimated_share:.0f} % of the roofline")
+        lines += [
+            f"- {c.case}: {c.estimated_us:.1f} us, bound by {c.bound_by}, at best {c.floor_us:.1f} us" for c in g.cases
+        ]
     advice = "\n" + ADVICE[outcome.verdict] if outcome.verdict in ADVICE else ""
     text, room = "\n".join(lines), max(0, limit - len(advice))
     # A long reason is cut, never the advice: what to do is the part that a policy can act on.

@@ -19,6 +19,8 @@ class Term:
     high: float
     pays: str
     function: TermFunction
+    backends: tuple[str, ...] = ("cpu", "cuda")
+    """Where it can be known."""
 
     def __call__(self, outcome: Outcome) -> float | None:
         value = self.function(outcome)
@@ -27,10 +29,11 @@ class Term:
         return value
 
 
-def term(low: float, high: float) -> Callable[[TermFunction], Term]:
+def term(low: float, high: float, backends: tuple[str, ...] = ("cpu", "cuda")) -> Callable[[TermFunction], Term]:
     """Declare a reward term; its name is the function's, its first docstring line says what it pays for."""
 
     def declare(function: TermFunction) -> Term:
-        return Term(function.__name__, low, high, (function.__doc__ or "").strip().splitlines()[0], function)
+        pays = (function.__doc__ or "").strip().splitlines()[0]
+        return Term(function.__name__, low, high, pays, function, backends)
 
     return declare

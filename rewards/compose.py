@@ -27,6 +27,8 @@ class Reward:
     name: str
     weights: Mapping[str, float]
     parts: tuple[Term, ...]
+    estimate: str | None = None
+    """The GPU that gradings on the CPU backend should estimate for, if a term needs it."""
 
     def __call__(self, outcome: Outcome) -> float | None:
         """The reward, or ``None`` for an infrastructure fault."""
@@ -43,7 +45,7 @@ class Reward:
 
     def range(self, backend: str) -> tuple[float, float]:
         """Smallest and largest reward on a backend (``cpu`` or ``cuda``)."""
-        parts = [t for t in self.parts if backend == "cuda" or t.name != "speed"]
+        parts = [t for t in self.parts if backend in t.backends]
         low = sum(min(self.weights[t.name] * t.low, self.weights[t.name] * t.high) for t in parts)
         return low, sum(max(self.weights[t.name] * t.low, self.weights[t.name] * t.high) for t in parts)
 
@@ -74,5 +76,6 @@ def load_preset(name: str) -> Reward:
     """
     if name not in presets():
         raise UnknownName("reward preset", name, presets())
-    weights: Mapping[str, float] = importlib.import_module(f"kbx_env.rewards.presets.{name}").WEIGHTS
-    return Reward(name, weights, tuple(load_term(t) for t in weights))
+    preset = importlib.import_module(f"kbx_env.rewards.presets.{name}")
+    weights: Mapping[str, float] = preset.WEIGHTS
+    return Reward(name, weights, tuple(load_term(t) for t in weights), getattr(preset, "ESTIMATE", None))

@@ -10,7 +10,7 @@ CAP = 4.0
 """log2 of the largest speedup that is paid (16x)."""
 
 
-@term(0.0, CAP)
+@term(0.0, CAP, ("cuda",))
 def speed(outcome: Outcome) -> float | None:
     """Pays log2 of the lower bound of the speedup, capped by the physical floor; ``None`` where nothing was timed.
 

@@ -148,9 +148,10 @@ class Talk:
         if not reply.get("entry"):
             raise Stopped(Verdict.MALFORMED, f"{self.task.entry!r} is not a function after the module ran")
 
-    def message(self, case: Case, args: dict[str, Any], generator_seed: int, blobs: list[bytes]) -> dict[str, Any]:
-        """Arguments of one call, encoded."""
+    def header(self, args: dict[str, Any], generator_seed: int = 1, blobs: list[bytes] | None = None) -> dict[str, Any]:
+        """What a runner is told of a call. A tensor on the CPU tier is told without its values, a dict as it is."""
         encoded: dict[str, Any] = {}
+        blobs = [] if blobs is None else blobs
         for name, value in args.items():
             if isinstance(value, GeneratorArg):
                 encoded[name] = {"k": "generator", "seed": generator_seed}
@@ -160,6 +161,8 @@ class Talk:
                 encoded[name] = {"k": "dtype", "v": value.name}
             elif isinstance(value, torch.Tensor) and self.engine is not None:
                 encoded[name] = blank(value)
+            elif isinstance(value, dict):
+                encoded[name] = value
             else:
                 encoded[name] = wire.encode(value, blobs)
         kinds = inspect.Parameter.KEYWORD_ONLY
@@ -182,7 +185,7 @@ class Talk:
             expected = reference.expect(self.task, case, args, "cpu")
             sent["out"] = _poisoned(expected.native[0])
         blobs: list[bytes] = []
-        header = self.message(case, sent, generator_seed, blobs)
+        header = self.header(sent, generator_seed, blobs)
         header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.left)}
         reply, data = self.ask(header, blobs)
         if self.engine is not None:

@@ -109,7 +109,7 @@ class RunnerSide:
 
     def _send(self, do: str, slots: Sequence[dict[str, Any]], extra: float) -> Any:
         blobs: list[bytes] = []
-        messages = [self.talk.message(self.case, s, 1000 + i, blobs) for i, s in enumerate(slots)]
+        messages = [self.talk.header(s, 1000 + i, blobs) for i, s in enumerate(slots)]
         header = {"op": "time", "do": do, "slots": [m["args"] for m in messages]}
         header |= {"entry": messages[0]["entry"], "positional": messages[0]["positional"]}
         return self.talk.ask(header, blobs, extra=extra)

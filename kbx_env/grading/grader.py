@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from kbx_env.backends import cost
 from kbx_env.catalog import load_task
 from kbx_env.errors import SandboxError, UnknownName, UsageError
 from kbx_env.grading.stages import Grading, Record
@@ -87,6 +88,7 @@ class Grader:
         timing: bool = True,
         split: str = "eval",
         wall: float = 30.0,
+        estimate: str | None = None,
     ) -> Outcome:
         """Grade one source.
 
@@ -100,9 +102,11 @@ class Grader:
             timing: time correct kernels (CUDA only).
             split: ``eval`` adds the held-out shapes, ``train`` leaves them out.
             wall: seconds of wall time for the submission, over all stages but timing.
+            estimate: name of a GPU (``h200``, ...) whose device time a cost model estimates for correct kernels, on
+                the CPU backend only; never mixed with measured time.
 
         Raises:
-            UsageError: unknown task, backend, target, grading or split.
+            UsageError: unknown task, backend, target, grading, split or device to estimate for.
         """
         task = load_task(task_id)
         backend = resolve_backend(backend)
@@ -114,6 +118,8 @@ class Grader:
         for t in chosen:
             if t not in TARGETS:
                 raise UnknownName("target", t, TARGETS)
+        if estimate is not None:
+            cost.load(estimate)
         data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
         secret = secrets.token_bytes(32) if seed is None else b"fixed:%d" % seed
         start = time.perf_counter()
@@ -124,7 +130,7 @@ class Grader:
             )
             record.manifest["attempt"] = attempt
             try:
-                outcome = Grading(self, record, chosen, split, secret, timing, wall).run(data)
+                outcome = Grading(self, record, chosen, split, secret, timing, wall, estimate).run(data)
             except SandboxError as e:
                 outcome = record.end(Verdict.INFRA_FAULT, Stage.COMPILE, str(e))
                 self.close()

@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Any
 from kbx_env.grading.calls import Claimed, Stopped, Talk
 from kbx_env.grading.screen import screen
 from kbx_env.grading.tally import Tally
-from kbx_env.outcome import Build, CaseFailure, Cases, Evidence, Fault, Outcome, Stage, Verdict, Violation
+from kbx_env.outcome import (
+    Build,
+    CaseFailure,
+    Cases,
+    Estimate,
+    Evidence,
+    Fault,
+    Outcome,
+    Stage,
+    Timing,
+    Verdict,
+    Violation,
+)  # fmt: skip
 from kbx_env.task import Case, Task
 
 if TYPE_CHECKING:
@@ -37,7 +49,8 @@ class Record:
     violations: list[Violation] = field(default_factory=list)
     builds: list[Build] = field(default_factory=list)
     evidence: Evidence | None = None
-    timing: Any = None
+    timing: Timing | None = None
+    estimate: Estimate | None = None
 
     def cases(self) -> Cases | None:
         """The cases so far, ``None`` before the first."""
@@ -52,7 +65,7 @@ class Record:
             task=self.task.id, verdict=verdict, stage=stage, backend=self.backend, grading=self.grading, fault=fault,
             message=message, cases=self.cases(),
             violations=tuple(self.violations), compile=tuple(self.builds),
-            timing=self.timing if verdict is Verdict.CORRECT else None, evidence=self.evidence,
+            timing=self.timing if verdict is Verdict.CORRECT else None, evidence=self.evidence, estimate=self.estimate,
             seconds={k: round(v, 4) for k, v in self.seconds.items()}, manifest=self.manifest, source_sha256=self.sha,
         )  # fmt: skip
 
@@ -69,7 +82,9 @@ class Grading:
         secret: bytes,
         timing: bool,
         wall: float,
+        estimate: str | None = None,
     ) -> None:
+        self.device = estimate
         self.grader, self.record, self.targets = grader, record, list(targets)
         self.split, self.secret, self.timing, self.wall = split, secret, timing, wall
         self.task = record.task
@@ -178,6 +193,12 @@ class Grading:
                 from kbx_env.grading import clock
 
                 self.record.timing = clock.time_task(self.task, talk)
+        if self.record.backend == "cpu" and self.device is not None:
+            from kbx_env.grading import guess
+
+            start = time.perf_counter()
+            self.record.estimate = guess.estimate(self.task, talk, self.device)
+            self.record.seconds["estimate"] = time.perf_counter() - start
         stage = Stage.TIME if self.record.timing is not None else Stage.EVIDENCE
         return self.record.end(Verdict.CORRECT, stage)
 

@@ -147,6 +147,50 @@ class Engine:
         broken = f"returned a {kinds[0]} where a tensor was expected" if kinds else None
         return Traced(answer, broken, origins + written, self.facts)
 
+    def estimate(
+        self, device: str, tiles: Mapping[str, torch.Tensor], sizes: Mapping[str, dict[str, Any]], message: dict[str, Any],
+        ask: Callable[[dict[str, Any]], dict[str, Any]], seconds: float,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+        """Estimate a call that is recorded but not executed; returns the estimate and the runner's last message.
+
+        Args:
+            device: a name that ``kbx_env.backends.cost`` knows.
+            tiles: values to repeat, by argument: of any size.
+            sizes: the arguments as ``blank`` describes them.
+            message: the runner's first message.
+            ask: answers the runner and returns its next message.
+            seconds: the limit.
+
+        Raises:
+            EngineError: the call reads a result back, or cannot be counted.
+            wire.WireError: the runner's message makes no sense.
+        """
+        rows, blobs = [], []
+        for name, d in sizes.items():
+            if all(d["shape"]):
+                item = wire.DTYPES[d["dtype"]].itemsize
+                span = 1 + sum((n - 1) * s for n, s in zip(d["shape"], d["stride"], strict=True))
+                tile = tiles.get(name)
+                same = tile is not None and tile.numel() and wire.NAMES[tile.dtype] == d["dtype"]
+                if same and tile is not None:
+                    blobs.append(wire.raw_bytes(tile.contiguous()))
+                place = dict(message["inputs"])[name]
+                rows.append([place, (d["shift"] + span) * item, d["shift"] * item, len(blobs) - 1 if same else None])
+        begin: dict[str, Any] = {"inputs": rows, "seconds": seconds}
+        while True:
+            header = {
+                "estimate": device,
+                "kernels": message.get("kernels"),
+                "steps": _list(message.get("steps")),
+                **begin,
+            }
+            if "want" not in message:
+                reply, _ = self._ask(header, blobs, seconds + 60)
+                return reply["estimate"], message
+            reply, _ = self._ask(header | {"want": message["want"]}, blobs, seconds + 60)
+            begin, blobs = {}, []
+            message = ask({"values": reply["estimate"]["values"]})
+
     def _ask(self, header: dict[str, Any], blobs: list[bytes], left: float) -> tuple[dict[str, Any], list[bytearray]]:
         try:
             reply, data = self._process.ask(header, blobs, deadline=time.monotonic() + max(0.1, left) + 1.0)

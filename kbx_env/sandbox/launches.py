@@ -123,8 +123,10 @@ class Interceptor:
             compiled = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(launch_options, fn))
             text = _ttir(ASTSource(fn, signature, constexprs, attrs), backend, opts, target)
             fused = bool(getattr(opts, "enable_fp_fusion", True))
-            compiled.key = hashlib.sha256(f"{fused} {text}".encode()).hexdigest()[:32]
-            compiled.text = {"text": text, "fused": fused}
+            chosen = {k: getattr(opts, k, None) for k in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
+            chosen["enable_fp_fusion"] = fused
+            compiled.key = hashlib.sha256(f"{chosen} {text}".encode()).hexdigest()[:32]
+            compiled.text = {"text": text, "fused": fused, "options": chosen}
             self._cache[id(fn), key] = compiled
         self.kernels.setdefault(fn.__name__, compiled)
         if warmup:

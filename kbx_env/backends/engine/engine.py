@@ -215,7 +215,7 @@ class Engine:
             raise LaunchRefused(f"{module.entry.name}: grid {size}; a device launches at most {GRID}")
         if 0 in size:
             return
-        values = [_argument(a) for a in args]
+        values = [argument(a) for a in args]
         told = [str(n)[:60] for n in names] if isinstance(names, list) else []
         regions = [
             ttir.Region(s.base, s.data, "", None if s.initialised.all() else s.initialised, stored=s.stored)
@@ -258,7 +258,12 @@ class Engine:
                     t.dots |= products
 
 
-def _argument(value: Any) -> Any:
+def argument(value: Any) -> Any:
+    """A launch argument as the executor takes it.
+
+    Raises:
+        TraceError: neither a number nor a descriptor.
+    """
     if type(value) in (int, float):
         return value
     if isinstance(value, dict) and set(value) == {"base", "shape", "strides", "padding"}:

@@ -13,7 +13,9 @@ from typing import Any
 from kbx_env import wire
 from kbx_env.backends import ttir
 from kbx_env.backends.engine.engine import ComputedByHost, Engine, LaunchRefused
+from kbx_env.backends.engine.estimate import Estimator
 from kbx_env.backends.engine.storage import TraceError
+from kbx_env.errors import UsageError
 
 MEMORY = 12 << 30
 """Bytes by which the address space may grow: the storages, their flags, and the executor's own arrays."""
@@ -24,12 +26,17 @@ class Served:
 
     def __init__(self) -> None:
         self.engine = Engine()
+        self.rows: dict[str, Mapping[str, Any]] = {}
+        self.compiled: dict[str, Any] = {}
+        self.estimator: Estimator | None = None
 
     def answer(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
         """One command: ``run`` (inputs, kernels, steps, then views to read back)."""
         out: list[bytes] = []
         reply: dict[str, Any] = {"ok": True}
         try:
+            if "estimate" in header:
+                return {"ok": True, "estimate": self._estimate(header, blobs)}, []
             if header.get("begin") is not None:
                 self.engine.begin(float(header["begin"]))
             for row in header.get("free", []):
@@ -41,6 +48,7 @@ class Served:
                 raise TraceError("kernels")
             for key, row in kernels.items():
                 self.engine.kernel(key, row.get("text"), row.get("fused"))
+                self.rows[key] = row
             self.engine.run(header.get("steps", []))
             reply["read"] = []
             for spec in header.get("read", []):
@@ -53,12 +61,31 @@ class Served:
             reply["facts"] = self.engine.facts()
         return reply, out
 
+    def _estimate(self, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
+        """Begin an estimate (``inputs`` given) or go on with it; answers a value the host wants, or the result."""
+        if "inputs" in header:
+            self.estimator = Estimator(header["estimate"], float(header["seconds"]), self.compiled)
+            for base, size, offset, blob in header["inputs"]:
+                self.estimator.input(base, size, offset, blobs[blob] if blob is not None else b"")
+        assert self.estimator is not None
+        for key, row in dict(header.get("kernels") or {}).items():
+            self.engine.kernel(key, row.get("text"), row.get("fused"))
+            self.rows[key] = row
+        steps = header.get("steps") or []
+        launches = [str(s[1]) for s in steps if isinstance(s, list) and s[:1] == ["launch"] and len(s) > 1]
+        for key in dict.fromkeys(k for k in launches if k in self.rows):
+            self.estimator.kernel(key, self.rows[key], self.engine.kernels[key])
+        self.estimator.run(steps)
+        if "want" in header:
+            return {"values": self.estimator.known(header["want"])}
+        return self.estimator.result()
+
 
 def _classify(e: Exception) -> dict[str, Any]:
     kinds: list[tuple[type[Exception], str]] = [
         (ComputedByHost, "policy"), (LaunchRefused, "runtime"), (TraceError, "forged"), (ttir.OutOfBounds, "memory"),
         (ttir.DeviceAssert, "runtime"), (ttir.Unsupported, "unsupported"), (TimeoutError, "timeout"),
-        (MemoryError, "runtime"), (ttir.TtirError, "unsupported"),
+        (MemoryError, "runtime"), (UsageError, "runtime"), (ttir.TtirError, "unsupported"),
     ]  # fmt: skip
     kind = next((k for t, k in kinds if isinstance(e, t)), "broken")
     if kind == "broken":

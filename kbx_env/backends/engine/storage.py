@@ -113,9 +113,10 @@ _NOWHERE = Storage(0, np.zeros(0, np.uint8), np.zeros(0, bool), np.zeros(0, bool
 
 
 class Heap:
-    """Every storage of one submission, by address."""
+    """Every storage of one submission, by address; ``blank`` ones begin as zeros."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, blank: bool = False) -> None:
+        self._blank = blank
         self._bases: list[int] = []
         self._held: dict[int, Storage] = {}
         self.bytes = 0
@@ -135,7 +136,8 @@ class Heap:
         at = bisect.bisect_right(self._bases, base)
         if at and self._held[self._bases[at - 1]].end > base or at < len(self._bases) and base + size > self._bases[at]:
             raise TraceError("overlapping allocations")
-        data = np.full(size, UNWRITTEN, np.uint8)
+        # Zeros are pages that nobody has touched: what is only counted costs no memory.
+        data = np.zeros(size, np.uint8) if self._blank else np.full(size, UNWRITTEN, np.uint8)
         found = Storage(base, data, np.zeros(size, bool), np.zeros(size, bool))
         self._bases.insert(at, base)
         self._held[base] = found
