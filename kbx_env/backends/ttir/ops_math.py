@@ -94,7 +94,17 @@ def _next_after(x: Array, y: Array) -> Array:
     near = np.nextafter(flush(x), y)
     if x.dtype != np.float32:
         return near
-    return np.where((flush(x) == 0) & (y != 0), np.copysign(np.finfo(np.float32).tiny, y), flush(near))
+    return np.where((flush(x) == 0) & (y != 0) & ~np.isnan(y), np.copysign(np.finfo(np.float32).tiny, y), near)
+
+
+def _pi(f: Fn, zero: float) -> Fn:
+    """``f(pi x)``, exactly zero where x is ``zero`` away from an integer."""
+
+    def run(x: Array) -> Array:
+        part = np.fmod(x, 2).astype(np.float64)
+        return np.where(np.fmod(np.abs(part), 1) == zero, np.copysign(0.0, x), f(part * np.pi))
+
+    return run
 
 
 #: Functions by the common part of their names in the math dialect and in libdevice.
@@ -106,17 +116,18 @@ FUNCTIONS: dict[str, Fn] = {
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
     "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "atan2": np.arctan2,
-    "sinpi": lambda x: np.sin(np.fmod(x, 2).astype(np.float64) * np.pi),
-    "cospi": lambda x: np.cos(np.fmod(x, 2).astype(np.float64) * np.pi),
+    "sinpi": _pi(np.sin, 0.0), "cospi": _pi(np.cos, 0.5),
     "erf": _special("erf"), "erfc": _special("erfc"), "erfinv": _special("erfinv"), "erfcx": _special("erfcx"),
-    "lgamma": _special("gammaln"), "normcdf": _special("ndtr"), "normcdfinv": _special("ndtri"),
+    "lgamma": lambda x: np.where(np.isinf(x), np.abs(x), _special("gammaln")(x)),
+    "normcdf": _special("ndtr"), "normcdfinv": _special("ndtri"),
     "j0": _bessel("j0"), "j1": _bessel("j1"),
     "y0": _special("y0"), "y1": _special("y1"),
     "cyl_bessel_i0": _special("i0"), "cyl_bessel_i1": _special("i1"), "tgamma": _special("gamma"),
     "absf": np.abs, "fabs": np.abs, "absi": np.abs, "abs": np.abs, "llabs": np.abs,
     "floor": _floor, "ceil": _ceil, "trunc": np.trunc, "rint": np.rint, "nearbyint": np.rint,
     "roundeven": np.rint, "round": _round_away,
-    "pow": np.power, "powf": np.power, "fpowi": np.power, "powi": np.power, "fmod": np.fmod,
+    "pow": lambda x, y: flush(np.power(x, y)), "powf": lambda x, y: flush(np.power(x, y)),
+    "fpowi": np.power, "powi": np.power, "fmod": np.fmod,
     "copysign": np.copysign, "hypot": np.hypot, "fdim": lambda a, b: np.fmax(a - b, a.dtype.type(0)),
     "fmax": np.fmax, "fmin": np.fmin, "max": np.maximum, "min": np.minimum, "fma": fma,
     "nextafter": _next_after, "ldexp": np.ldexp,
@@ -138,7 +149,7 @@ _ALIASES = {
 
 #: libdevice is compiled with flushing of f32 denormals; these are the functions where it shows.
 _FLUSHED = (
-    "fdivide", "saturate", "pow", "powf", "sin", "cos", "tan", "erf", "erfc", "tanh", "atan", "sinh", "exp10", "log1p",
+    "fdivide", "saturate", "sin", "cos", "tan", "erf", "erfc", "tanh", "atan", "sinh", "exp10", "log1p",
     "expm1", "asinh", "lgamma", "sinpi", "cospi", "atan2", "hypot", "fmod",
 )  # fmt: skip
 
