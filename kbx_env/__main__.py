@@ -49,7 +49,7 @@ def _grade(a: argparse.Namespace) -> int:
     else:
         path = Path(a.file)
         if not path.is_file():
-            raise UsageError(f"file {a.file!r} does not exist; give the kernel's source file, or - for standard input")
+            raise UsageError(f"no file {a.file!r}; give the kernel's source file, or - for standard input")
         source = path.read_bytes()
     targets = None if a.targets is None else [t for t in a.targets.split(",") if t and t != "none"]
     with Grader() as grader:
@@ -89,6 +89,7 @@ def _show(outcome: Outcome, reward: float | None) -> None:
         console.print(f"failed at stage {outcome.stage}{why}", markup=False, soft_wrap=True)
     problems = [("case", f.case, f.reason) for f in (outcome.cases.failures if outcome.cases else ())]
     problems += [("rule", v.rule, v.detail) for v in outcome.violations]
+    problems += [("finding", f.kind.replace("_", " "), f.text) for f in (outcome.evidence.findings if outcome.evidence else ())]
     problems += [("build", f"{b.kernel} for {b.target}", b.error or "") for b in outcome.compile if not b.ok]
     if problems:
         table = Table("kind", "where", "what went wrong", box=None)

@@ -167,6 +167,21 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class KernelTraffic:
+    """What one kernel did, summed over one call of every case. Bytes; ``tensors`` maps a parameter to the bytes loaded,
+    stored and updated atomically through it ("" where a pointer may come from several)."""
+
+    kernel: str
+    launches: int
+    programs: int
+    moved_bytes: int
+    sector_bytes: int
+    reread_bytes: int
+    tensors: Mapping[str, tuple[int, ...]]
+    flops: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What shows that Triton did the work.
 
@@ -189,6 +204,7 @@ class Evidence:
     flops: Mapping[str, int] | None = None
     stored_share: float | None = None
     depends_on: tuple[str, ...] | None = None
+    kernels: tuple[KernelTraffic, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -291,6 +307,10 @@ def _evidence(d: Mapping[str, Any] | None) -> Evidence | None:
     for k in ("denied_ops", "dots"):
         fields[k] = tuple(fields.get(k, ()))
     fields["findings"] = tuple(Finding(**{**f, "program": tuple(f["program"])}) for f in fields.get("findings", ()))
+    fields["kernels"] = tuple(
+        KernelTraffic(**{**k, "tensors": {n: tuple(b) for n, b in k["tensors"].items()}})
+        for k in fields.get("kernels", ())
+    )
     if fields.get("depends_on") is not None:
         fields["depends_on"] = tuple(fields["depends_on"])
     return Evidence(**fields)

@@ -159,7 +159,7 @@ class Grading:
                     self.record.passed += 1
                     self.record.telling_passed += proves[index]
                 else:
-                    self.record.failures.append(CaseFailure(case.label(), ruling.reason))
+                    self.record.failures.append(CaseFailure(case.label(), ruling.reason + _unwritten(answers[0])))
                 tally.add(case, answers, talk.ideal_bytes(case, answers[0]), proves[index])
         with self.timed(Stage.COMPILE):
             self._build(talk)
@@ -227,7 +227,16 @@ class Grading:
         )  # fmt: skip
         if self.proof is None:
             return mine
-        shown = ("findings", "moved_bytes", "sector_bytes", "reread_bytes", "flops", "stored_share", "depends_on")
+        shown = (
+            "findings",
+            "kernels",
+            "moved_bytes",
+            "sector_bytes",
+            "reread_bytes",
+            "flops",
+            "stored_share",
+            "depends_on",
+        )
         return replace(mine, **{name: getattr(self.proof, name) for name in shown})
 
     def _provenance(self, talk: Talk, tally: Tally) -> None:
@@ -262,6 +271,12 @@ class Grading:
             found.append(Violation(
                 "contract", f"the scheme demands a matrix product {wanted} on the way to the result; launched: {got}"
             ))  # fmt: skip
+
+
+def _unwritten(call: Claimed) -> str:
+    """What a GPU would not tell: elements of the result that nothing wrote."""
+    total, missing = sum(o.elements for o in call.origins), sum(o.unwritten for o in call.origins)
+    return f"; {100 * missing / total:.3g} % of the elements were never written" if missing else ""
 
 
 @functools.cache

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from kbx_env.grading.calls import Claimed
+from kbx_env.outcome import KernelTraffic
 from kbx_env.task import Case
 
 
 def _equal(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
     return len(a) == len(b) and all(x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _joined(held: KernelTraffic | None, row: Mapping[str, Any]) -> KernelTraffic:
+    """One kernel's sums with one more call."""
+    tensors = dict(held.tensors) if held else {}
+    for name, bytes_ in row["tensors"].items():
+        tensors[name] = tuple(a + b for a, b in zip(tensors.get(name, (0, 0, 0)), bytes_, strict=True))
+    flops = Counter(held.flops if held else {})
+    flops.update(row["flops"])
+    return KernelTraffic(
+        kernel=row["kernel"], launches=(held.launches if held else 0) + row["launches"],
+        programs=(held.programs if held else 0) + row["programs"], moved_bytes=sum(map(sum, tensors.values())),
+        sector_bytes=(held.sector_bytes if held else 0) + row["sectors"],
+        reread_bytes=(held.reread_bytes if held else 0) + row["reread"], tensors=tensors, flops=dict(flops),
+    )  # fmt: skip
 
 
 @dataclass
@@ -26,6 +42,7 @@ class Tally:
     sectors: int = 0
     reread: int = 0
     flops: Counter[str] = field(default_factory=Counter)
+    kernels: dict[str, KernelTraffic] = field(default_factory=dict)
     elements: int = 0
     stored: int = 0
     launches: int = 0
@@ -51,6 +68,8 @@ class Tally:
         )
         self.flops.update(told.flops)
         self.launches += told.launches
+        for row in told.kernels:
+            self.kernels[row["kernel"]] = _joined(self.kernels.get(row["kernel"]), row)
         for a in answers:
             for o in a.origins:
                 self.inputs |= o.inputs
@@ -70,5 +89,6 @@ class Tally:
         return {
             "moved_bytes": self.moved, "sector_bytes": self.sectors, "reread_bytes": self.reread,
             "flops": dict(sorted(self.flops.items())), "depends_on": tuple(sorted(self.inputs)),
+            "kernels": tuple(self.kernels.values()),
             "stored_share": self.stored / self.elements if self.elements else None,
         }  # fmt: skip

@@ -54,7 +54,7 @@ class Facts:
     dots: tuple[str, ...] = ()
     flops: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Mapping[str, Any], ...] = ()
-    per_launch: tuple[Mapping[str, Any], ...] = ()
+    kernels: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def moved(self) -> int:
@@ -201,7 +201,7 @@ class Engine:
         if "facts" in reply:
             told = reply["facts"]
             fields: dict[str, Any] = {
-                k: tuple(v) if k in ("dots", "findings", "per_launch") else v for k, v in told.items()
+                k: tuple(v) if k in ("dots", "findings", "kernels") else v for k, v in told.items()
             }
             self.facts = Facts(**fields)
         if not reply.get("ok"):

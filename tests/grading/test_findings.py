@@ -62,6 +62,22 @@ FAULTS = [
     ("spatialops/grid_sample", "* dims + 1, mask=valid, other=0.0)", "* dims + 1)", [OUT]),
     ("spatialops/grid_sample", "(cx >= 0) & ", "", [OUT]),
     ("spatialops/grid_sample", "e % per_image, total, mask=valid)", "e % 2, total, mask=valid)", [CLASH]),
+    ("index/masked_select", "tl.load(x + offsets, mask=chosen), mask=chosen)", "tl.load(x + offsets), mask=chosen)", [OUT]),
+    ("linearalgebra/svd",
+     "tl.store(v + cols[:, None] * CP + cols[None, :], tl.where(cols[:, None] == cols[None, :], 1.0, 0.0))", "pass", [RAW]),
+    ("linearalgebra/svd", "tl.store(u + cols, square)", "pass", [RAW]),
+    ("linearalgebra/svd", "turned, mask=real)", "turned)", [OUT]),
+    ("linearalgebra/svd", "basis, mask=wanted)", "basis)", [OUT]),
+    ("linearalgebra/svd", "tl.store(u + rows[:, None] * RP + rows[None, :], tl.zeros((RP, RP), tl.float32))", "pass", [RAW]),
+    ("math/softmax", "(e / tl.sum(e, 0)[None, :]).to(kind), mask=inside)", "(e / tl.sum(e, 0)[None, :]).to(kind))", [OUT]),
+    ("math/softmax", "total[None, :]).to(kind), mask=inside)", "total[None, :]).to(kind))", [OUT]),
+    ("normalization/batch_norm", "v.to(y.dtype.element_ty), mask=s < S)", "v.to(y.dtype.element_ty))", [OUT]),
+    ("optimizer/AdamW", "grad = tl.load(g + o, mask=inside)", "grad = tl.load(g + o)", [OUT]),
+    ("optimizer/AdamW", "beta1 * tl.load(m + o, mask=inside)", "beta1 * tl.load(m + o)", [OUT]),
+    ("optimizer/AdamW", "param = tl.load(p + o, mask=inside)", "param = tl.load(p + o)", [OUT]),
+    ("optimizer/AdamW", "tl.store(p + o, param, mask=inside)", "tl.store(p + o, param)", [OUT]),
+    ("optimizer/AdamW", "tl.store(v + o, second, mask=inside)", "tl.store(v + o, second)", [OUT]),
+    ("reduce/argmax", "tl.store(values + place, top, mask=i < inner)", "tl.store(values + place, top)", [OUT]),
 ]  # fmt: skip
 
 

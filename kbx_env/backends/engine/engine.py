@@ -22,12 +22,13 @@ from kbx_env.backends.engine.storage import DTYPES, Heap, Storage, TraceError, V
 
 MAX_TEXT = 8 << 20
 MAX_KERNELS = 512
+MAX_NAME = 200
 MAX_TENSOR = 1 << 20
 """Elements of one tensor in a kernel; Triton itself refuses more."""
 GRID = (2**31 - 1, 65535, 65535)
 """What a CUDA device launches."""
 MAX_ROWS = 200
-"""Launches reported one by one; the sums cover all."""
+"""Kernels reported one by one; the sums cover all."""
 
 
 class ComputedByHost(Exception):
@@ -92,6 +93,8 @@ class Engine:
             raise
         except (LookupError, ValueError, TypeError, AttributeError, AssertionError, RecursionError) as e:
             raise ttir.Unsupported("text", detail=f"{type(e).__name__}: {e}"[:200]) from e
+        if len(module.entry.name) > MAX_NAME:
+            raise TraceError("a kernel's name is too long")
         if module.max_elements > MAX_TENSOR:
             raise TraceError(f"a tensor of {module.max_elements} elements")
         self.kernels[key] = module
@@ -147,12 +150,26 @@ class Engine:
             "reread": sum(r.reread_bytes for r in rows),
             "dots": sorted(self.meter.dot_kinds), "flops": dict(self.meter.flops),
             "findings": [asdict(f) | {"text": f.text()} for f in self.sanitizer.findings],
-            "per_launch": [
-                {"kernel": r.kernel, "grid": list(r.grid), "loaded": r.loaded_bytes, "stored": r.stored_bytes,
-                 "sectors": r.loaded_sector_bytes + r.stored_sector_bytes, "flops": dict(r.flops)}
-                for r in rows[:MAX_ROWS]
-            ],
+            "kernels": self._kernels(),
         }  # fmt: skip
+
+    def _kernels(self) -> list[dict[str, Any]]:
+        """The same by kernel, with bytes by tensor."""
+        rows: dict[str, dict[str, Any]] = {}
+        for r in self.meter.per_launch:
+            row = rows.setdefault(r.kernel, {
+                "kernel": r.kernel, "launches": 0, "programs": 0, "sectors": 0, "reread": 0, "tensors": {}, "flops": {},
+            })  # fmt: skip
+            row["launches"] += 1
+            row["programs"] += math.prod(r.grid)
+            row["sectors"] += r.loaded_sector_bytes + r.stored_sector_bytes
+            row["reread"] += r.reread_bytes
+            for name, t in r.tensors.items():
+                held = row["tensors"].setdefault(name, [0, 0, 0])
+                row["tensors"][name] = [held[0] + t.loaded, held[1] + t.stored, held[2] + t.atomic]
+            for unit, n in r.flops.items():
+                row["flops"][unit] = row["flops"].get(unit, 0) + n
+        return list(rows.values())[:MAX_ROWS]
 
     # -- steps -------------------------------------------------------------------------------------
     def _alloc(self, base: Any, size: Any) -> None:
