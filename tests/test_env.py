@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 
 import gymnasium
@@ -147,3 +149,21 @@ def test_observation_is_in_its_space() -> None:
     assert env.observation_space.contains(seen)
     seen = env.step("right")[0]
     assert env.observation_space.contains(seen) and isinstance(seen["best"], np.ndarray)
+
+
+FORKED = """
+import gymnasium, kbx_env, torch
+torch.set_num_threads(2)
+torch.randn(1 << 22).sum()  # starts the threads that a fork leaves behind
+envs = gymnasium.make_vec("kbx/Kernel-v0", num_envs=1, vectorization_mode="async", task="math/softmax", backend="cpu",
+                          targets=(), vector_kwargs={"shared_memory": False})
+envs.reset(seed=1)
+print(envs.step([kbx_env.catalog.expert_source("math/softmax")])[1])
+envs.close()
+"""
+
+
+def test_an_async_env_made_after_torch_has_run_does_not_hang() -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 0 and "[1.]" in done.stdout, done.stderr[-2000:]

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from kbx_env.backends import cost
 from kbx_env.catalog import load_task
 from kbx_env.errors import SandboxError, UnknownName, UsageError
@@ -23,6 +25,9 @@ from kbx_env.outcome import (
     Verdict,
 )
 from kbx_env.task import Task
+
+# A process that was forked after torch had started its OpenMP threads would wait for them forever: they are not there.
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 BACKENDS = ("auto", "cpu", "cuda")
 GRADINGS = ("contract", "paper")
@@ -40,8 +45,6 @@ def resolve_backend(name: str) -> str:
         raise UnknownName("backend", name, BACKENDS)
     if name == "cpu":
         return name
-    import torch
-
     if torch.cuda.is_available():
         return "cuda"
     if name == "cuda":
@@ -141,7 +144,6 @@ class Grader:
 
 
 def _manifest(task: Task, backend: str, seed: int | None, split: str) -> dict[str, Any]:
-    import torch
     import triton
 
     import kbx_env
