@@ -277,6 +277,8 @@ def _serve(spec: str) -> None:
                 reply = {"error": f"{type(e).__name__}: {e}"}
             answers.write(json.dumps(reply) + "\n")
             answers.flush()
+    except BrokenPipeError:  # the parent is gone
+        pass
     finally:
         grader.close()
 
