@@ -32,7 +32,7 @@ def examine() -> list[dict[str, Any]]:
 
         add("triton", True, triton.__version__)
         root = Path(triton.__file__).parent / "backends"
-        tools = {"ptxas": root / "nvidia/bin/ptxas", "cuobjdump": root / "nvidia/bin/cuobjdump"}
+        tools = {"ptxas": root / "nvidia/bin/ptxas"}
         for name, path in tools.items():
             add(name, path.is_file(), "in triton" if path.is_file() else "missing", "reinstall triton")
         add("AMD target", (root / "amd").is_dir(), "gfx942", "this triton has no AMD backend: leave gfx942 out")

@@ -10,11 +10,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import triton
@@ -25,6 +22,7 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, compute_cache_key
 
+from kbx_env.backends.cost.cubin import resources
 from kbx_env.sandbox.recorder import Recorder
 from kbx_env.sandbox.standin import SHARED_LIMIT, TARGETS, StandInDriver
 
@@ -273,14 +271,5 @@ def _resources(kernel: Any, backend: str) -> dict[str, int | None]:
         found = {k: re.search(rf"\.{k}:\s+(\d+)", text) for k in ("vgpr_count", "vgpr_spill_count")}
         values = [int(m.group(1)) if m else None for m in found.values()]
         return {"registers": values[0], "spills": values[1]}
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
-        f.write(kernel.asm["cubin"])
-        f.flush()
-        done = subprocess.run([str(tool), "-res-usage", f.name], capture_output=True, text=True, timeout=20)
-    registers = re.search(r"REG:(\d+)", done.stdout)
-    stack = re.search(r"STACK:(\d+)", done.stdout)
-    return {
-        "registers": int(registers.group(1)) if registers else None,
-        "spills": int(stack.group(1)) if stack else None,
-    }
+    used = resources(kernel.asm["cubin"])
+    return {"registers": used.registers, "spills": used.local_bytes}

@@ -19,7 +19,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     from kbx_env.backends.engine import serve as engine
-    from kbx_env.sandbox import runner  # imports triton
+    from kbx_env.sandbox import runner, warm  # imports triton
+
+    warm.warm()
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
