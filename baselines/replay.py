@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kbx_env.answer import strip_fences
 from kbx_env.catalog import task_ids
 from kbx_env.errors import UsageError
 from kbx_env.task import CATEGORIES
 
 NAME = "replay"
-_FENCE = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
-
-
-def strip_fences(text: str) -> str:
-    """The largest fenced block that parses as Python, else the largest block, else the text as it is."""
-    blocks = [m.group(1) for m in _FENCE.finditer(text)]
-    if not blocks and "```" in text:
-        # An answer cut off at the length limit opens a fence and never closes it.
-        blocks = [re.split(r"```[^\n]*\n", text, maxsplit=1)[-1].replace("```", "")]
-    for block in sorted(blocks, key=len, reverse=True):
-        try:
-            ast.parse(block)
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        return block
-    return max(blocks, key=len) if blocks else text
 
 
 def _task_of(row: Mapping[str, Any]) -> str | None:
@@ -69,9 +52,7 @@ class Replay:
     def __init__(self, path: str) -> None:
         file = Path(path)
         if not file.is_file():
-            raise UsageError(
-                f"replay file {path!r} does not exist; expected JSON lines with task (or file) and predict"
-            )
+            raise UsageError(f"no replay file {path!r}; expected JSON lines with task (or file) and predict")
         self.warnings: list[str] = []
         self.sources: dict[str, list[str]] = {}
         for number, line in enumerate(_lines(file), 1):
@@ -85,7 +66,7 @@ class Replay:
     def _add(self, number: int, line: str) -> None:
         try:
             row = json.loads(line)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             self.warnings.append(f"line {number}: not JSON ({e})")
             return
         if not isinstance(row, dict) or not isinstance(row.get("predict"), str):

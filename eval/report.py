@@ -28,8 +28,6 @@ from kbx_env.store import Store
 from kbx_env.task import Task
 
 GradeFunction = Callable[..., Outcome]
-# As the reward term "compiles": what breaks a rule never came to be compiled for its own work.
-_NOT_COMPILED = (Verdict.MALFORMED, Verdict.REJECTED, Verdict.COMPILE_ERROR)
 _OURS = ("gradings.sqlite", "gradings.sqlite-wal", "gradings.sqlite-shm", "report.json", "report.md", "report.html")
 
 
@@ -60,6 +58,9 @@ def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]
         outcomes: the gradings.
         timed: whether correct kernels were timed; without timing, both speed figures are unknown, not 0.
     """
+    from kbx_env.rewards.compose import load_term
+
+    compiles = load_term("compiles")
     known = [o for o in outcomes if o.fault is not Fault.INFRA]
     timings = [o.timing for o in known if o.timing is not None]
     n = len(known)
@@ -72,7 +73,7 @@ def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]
         "n": n,
         "infra_faults": len(outcomes) - n,
         "tasks": len(tasks),
-        "compile_rate": rate(sum(o.verdict not in _NOT_COMPILED and not o.violations for o in known)),
+        "compile_rate": rate(sum(compiles(o) == 1.0 for o in known)),
         "correct_rate": rate(sum(o.correct for o in known)),
         "solved_rate": rate(len({o.task for o in known if o.correct}), len(tasks)),
         # Faster means beyond the noise: the whole 95 % interval lies above 1.
@@ -97,11 +98,15 @@ def requests(
     Raises:
         UsageError: the policy raised an exception.
     """
+    from kbx_env.answer import strip_fences
     from kbx_env.prompt import instruction
 
     record = {**about, "fingerprint": task.fingerprint}
     count = getattr(policy, "samples", None)
-    for sample in range(count(task.id) if callable(count) else 1):
+    samples = count(task.id) if callable(count) else 1
+    if type(samples) is not int or samples < 1:
+        raise UsageError(f"policy {spec!r}: samples({task.id!r}) is {samples!r}; a whole number, at least 1")
+    for sample in range(samples):
         blank = Request(task.id, b"", options, record, spec, sample)
         stored = None if getattr(policy, "repeatable", False) else store.find(blank.record)
         if stored is not None:
@@ -111,14 +116,16 @@ def requests(
         seen = {"task": task.id, "prompt": prompt, "feedback": "", "turn": 0, "sample": sample}
         try:
             source = policy.act(seen)
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             raise UsageError(f"policy {spec!r} failed on {task.id}: {type(e).__name__}: {e}") from e
+        if not isinstance(source, str | bytes | None):
+            raise UsageError(f"policy {spec!r} answered {task.id} with a {type(source).__name__}; str, bytes or None")
         if source is None:
             outcome = _no_answer(task, options["backend"], options["grading"])
             store.put(blank.key, spec, sample, blank.record, None, outcome)
             yield outcome, sample
         else:
-            data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else bytes(source)
+            data = strip_fences(source).encode("utf-8", "surrogatepass") if isinstance(source, str) else source
             yield Request(task.id, data, options, record, spec, sample), sample
 
 
@@ -148,7 +155,9 @@ def _folder(a: argparse.Namespace) -> Path:
     out = Path(a.out)
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {a.out!r} is a file; give a folder")
-    if a.overwrite and not a.resume:
+    if a.overwrite and a.resume:
+        raise UsageError("--overwrite and --resume exclude each other: start anew, or go on")
+    if a.overwrite:
         for name in _OURS:  # only what a report wrote: the folder may hold other things
             (out / name).unlink(missing_ok=True)
     elif out.is_dir() and any(out.iterdir()) and not a.resume:
@@ -175,7 +184,7 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     backend = resolve_backend(a.backend)
     if a.grading not in GRADINGS:
         raise UnknownName("grading", a.grading, GRADINGS)
-    targets = [t for t in a.targets.split(",") if t and t != "none"]
+    targets = [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
     for t in targets:
         if t not in TARGETS:
             raise UnknownName("target", t, TARGETS)

@@ -51,7 +51,7 @@ def _grade(a: argparse.Namespace) -> int:
         if not path.is_file():
             raise UsageError(f"no file {a.file!r}; give the kernel's source file, or - for standard input")
         source = path.read_bytes()
-    targets = None if a.targets is None else [t for t in a.targets.split(",") if t and t != "none"]
+    targets = None if a.targets is None else [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
     with Grader() as grader:
         outcome = grader.grade(
             a.task,
@@ -89,7 +89,9 @@ def _show(outcome: Outcome, reward: float | None) -> None:
         console.print(f"failed at stage {outcome.stage}{why}", markup=False, soft_wrap=True)
     problems = [("case", f.case, f.reason) for f in (outcome.cases.failures if outcome.cases else ())]
     problems += [("rule", v.rule, v.detail) for v in outcome.violations]
-    problems += [("finding", f.kind.replace("_", " "), f.text) for f in (outcome.evidence.findings if outcome.evidence else ())]
+    problems += [
+        ("finding", f.kind.replace("_", " "), f.text) for f in (outcome.evidence.findings if outcome.evidence else ())
+    ]
     problems += [("build", f"{b.kernel} for {b.target}", b.error or "") for b in outcome.compile if not b.ok]
     if problems:
         table = Table("kind", "where", "what went wrong", box=None)
@@ -166,6 +168,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as e:
         print(f"kbx: {e}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("kbx: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         sys.stderr.close()
         return 1

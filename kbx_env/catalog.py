@@ -11,7 +11,7 @@ import json
 import pathlib
 from collections.abc import Mapping
 
-from kbx_env.errors import DeclarationError, UnknownName
+from kbx_env.errors import DeclarationError, UnknownName, UsageError
 from kbx_env.task import CATEGORIES, Declaration, Task
 
 SPLITS = ("train", "eval", "all")
@@ -87,6 +87,9 @@ def load_tasks(*, category: str | None = None, split: str = "all", pattern: str 
         and (split == "all" or splits().get(t) == split)
         and any(fnmatch.fnmatchcase(t, p) or fnmatch.fnmatchcase(t.split("/")[1], p) for p in pattern.split(","))
     ]  # fmt: skip
+    if not ids and pattern == "*" and category is not None:
+        having = sorted({splits()[t] for t in task_ids() if t.startswith(category.lower() + "/")})
+        raise UsageError(f"no task of category {category!r} in split {split!r}; it has tasks in: {', '.join(having)}")
     if not ids:
         raise UnknownName("task pattern", pattern, task_ids(), f"No task matches in split {split!r}.")
     return [load_task(t) for t in ids]

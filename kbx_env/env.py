@@ -9,10 +9,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import CustomSpaceError
+from gymnasium.vector.utils import create_shared_memory
 
 from kbx_env import prompt
+from kbx_env.answer import strip_fences
 from kbx_env.catalog import load_task, load_tasks
-from kbx_env.errors import UsageError
+from kbx_env.errors import UnknownName, UsageError
 from kbx_env.outcome import Outcome, Verdict
 from kbx_env.task import Task
 
@@ -35,6 +38,11 @@ class Source(spaces.Text):
         return "".join(map(str, letters))
 
 
+@create_shared_memory.register(Source)
+def _no_shared_memory(space: Source, n: int = 1, ctx: Any = None) -> Any:
+    raise CustomSpaceError("text of any characters does not fit gymnasium's shared memory")
+
+
 class KernelEnv(gymnasium.Env[dict[str, Any], str]):
     """Write a Triton kernel for a task, read the verdict, try again.
 
@@ -42,7 +50,8 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
     at first), ``turn`` number of submissions so far, ``best`` reward so far, ``passed`` share of cases passed by
     the last submission.
 
-    **Action**: the source text. **Reward**: the preset's; an infrastructure fault gives 0.0 here, because
+    **Action**: the source text, or a whole answer: of its fenced blocks the largest that is Python is graded.
+    **Reward**: the preset's; an infrastructure fault gives 0.0 here, because
     gymnasium has no "unknown", and ``info["masked"]`` is True: drop such a step from training.
 
     **Episode end**: ``terminated`` when solved (correct, and on CUDA at least ``target`` times faster than eager),
@@ -75,13 +84,20 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         render_mode: str | None = None,
         grade: Callable[..., Outcome] | None = None,
     ) -> None:
-        from kbx_env.grading.grader import GRADINGS, Grader, resolve_backend
+        from kbx_env.grading.grader import GRADINGS, TARGETS, Grader, resolve_backend
         from kbx_env.rewards.compose import load_preset
 
         if render_mode not in (None, "ansi"):
             raise UsageError(f"render_mode {render_mode!r}: accepted are None and 'ansi'")
-        if max_turns < 1:
-            raise UsageError(f"max_turns is {max_turns}; at least 1")
+        if type(max_turns) is not int or max_turns < 1:
+            raise UsageError(f"max_turns is {max_turns!r}; a whole number, at least 1")
+        if not isinstance(wall, int | float) or not wall > 0:
+            raise UsageError(f"wall is {wall!r}; seconds, more than 0")
+        if grading_seed is not None and type(grading_seed) is not int:
+            raise UsageError(f"grading_seed is {grading_seed!r}; a whole number, or None for secret inputs")
+        for name in targets:
+            if name not in TARGETS:
+                raise UnknownName("target", name, TARGETS)
         if grading not in GRADINGS:
             raise UsageError(f"grading {grading!r}: accepted are {', '.join(GRADINGS)}")
         self.tasks: list[Task] = [load_task(task)] if task else load_tasks(category=category, split=split)
@@ -121,7 +137,9 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         if unknown:
             raise UsageError(f"unknown reset option {sorted(unknown)[0]!r}; accepted: 'task'")
         name = (options or {}).get("task")
-        self._task = load_task(name) if name else self.tasks[int(self.np_random.integers(len(self.tasks)))]
+        if name is not None and not (isinstance(name, str) and name):
+            raise UsageError(f"reset option 'task' is {name!r}; a task id such as 'math/softmax'")
+        self._task = load_task(name) if name is not None else self.tasks[int(self.np_random.integers(len(self.tasks)))]
         self._outcome, self._turn, self._best = None, 0, self.reward.range(self.backend)[0]
         return self._observe(), {"task": self._task.id, "outcome": None}
 
@@ -135,7 +153,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             raise UsageError("step before reset")
         if not isinstance(action, str):
             raise UsageError(f"the action is a {type(action).__name__}; it must be the source text (str)")
-        outcome = self._grade(self._task.id, action, **self._options)
+        outcome = self._grade(self._task.id, strip_fences(action), **self._options)
         self._outcome = outcome
         self._turn += 1
         value = self.reward(outcome)

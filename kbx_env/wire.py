@@ -30,6 +30,20 @@ DTYPES: Mapping[str, torch.dtype] = {
 NAMES = {v: k for k, v in DTYPES.items()}
 
 
+_CONTROL = {c: f"\\x{c:02x}" for c in [*range(32), *range(127, 160)] if chr(c) not in "\n\t"}
+
+
+def clean(value: Any) -> Any:
+    """What a runner said, printable: its texts without lone surrogates and control characters, at any depth."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode().translate(_CONTROL)
+    if isinstance(value, list):
+        return [clean(v) for v in value]
+    if isinstance(value, dict):
+        return {clean(k): clean(v) for k, v in value.items()}
+    return value
+
+
 class WireError(Exception):
     """The other side is gone, too slow, or said something that is not a frame."""
 

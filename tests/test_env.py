@@ -21,6 +21,7 @@ TASK = "activation/gelu_fp16"
 
 
 def fake_grade(task: str, source: str, **options) -> Outcome:
+    source = source.strip()
     common = {"task": task, "stage": Stage.CORRECT, "backend": "cpu", "grading": options["grading"]}
     evidence = Evidence(1, True)
     if source == "lost":
@@ -97,6 +98,32 @@ def test_unknown_reset_options_raise() -> None:
         _env().reset(options={"tsak": TASK})
     with pytest.raises(UnknownName):
         _env().reset(options={"task": "nothing"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"targets": ("sm_99",)}, {"wall": -1}, {"wall": "x"}, {"grading_seed": "abc"}, {"max_turns": "a"}, {"max_turns": 0}],
+)
+def test_what_cannot_work_is_refused_when_the_env_is_made(options: dict) -> None:
+    with pytest.raises(UsageError):
+        _env(**options)
+
+
+@pytest.mark.parametrize("task", ["", ["a"], 3])
+def test_a_task_that_is_no_id_is_refused(task: object) -> None:
+    with pytest.raises(UsageError):
+        _env().reset(options={"task": task})
+
+
+def test_a_whole_answer_is_an_action() -> None:
+    env = _env()
+    env.reset(options={"task": TASK})
+    assert env.step("Here it is:\n```python\nright\n```\nDone.")[2]
+
+
+def test_shared_memory_is_refused_where_it_would_lose_text() -> None:
+    with pytest.raises(ValueError, match="shared_memory"):
+        gymnasium.vector.AsyncVectorEnv([_make] * 2)
 
 
 def _make() -> KernelEnv:

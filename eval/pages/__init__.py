@@ -36,7 +36,9 @@ def write(out: Path, reports: Sequence[Mapping[str, Any]]) -> None:
         "report.html": template.substitute(body=body, manifest=_manifest(reports[0]["manifest"])),
     }
     for name, text in texts.items():
-        (out / name).write_text(text, encoding="utf-8")
+        (out / f"{name}.new").write_text(text, encoding="utf-8", errors="backslashreplace")
+    for name in texts:
+        (out / f"{name}.new").replace(out / name)
 
 
 def _manifest(manifest: Mapping[str, Any]) -> str:

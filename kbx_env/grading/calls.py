@@ -124,6 +124,7 @@ class Talk:
         except wire.WireError as e:
             raise Stopped(Verdict.RUNTIME_ERROR, f"the submission's process died ({e})") from None
         self.left -= time.monotonic() - start
+        reply = wire.clean(reply)
         if "want" in reply:  # in the middle of a call; what was denied comes with its end
             return reply, data
         self.denied = list(dict.fromkeys([*self.denied, *_pairs(reply.get("denied"))]))
@@ -218,12 +219,12 @@ class Talk:
             raise self._ended(e) from None
         finally:
             self.left -= time.monotonic() - start - told
+            self.launches += engine.facts.launches
             for f in engine.facts.findings:
                 hidden = {"index": None, "by": None} if f["indirect"] else {}
                 place = {"program": tuple(f["program"]), "file": str(f["file"]).rsplit("/", 1)[-1]}
                 found = Finding(**{**f, **place, **hidden})
                 self.findings.setdefault((found.kind, found.kernel, found.line, found.tensor), found)
-        self.launches += done.facts.launches
         self.dots.update(done.facts.dots)
         return Claimed(args, done.answer, generator_seed, done.broken, done.facts, done.origins)
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-import io
 import re
-import tokenize
 from dataclasses import dataclass
 
 from kbx_env.outcome import Verdict, Violation
@@ -70,10 +68,8 @@ def screen(task: Task, source: str | bytes) -> Screened:
     if control:
         line = text[: control.start()].count("\n") + 1
         return _bad(f"line {line}: control character")
-    if (
-        text.startswith("\ufeff")
-        or tokenize.detect_encoding(io.BytesIO(data).readline)[0] != "utf-8"
-        or any(re.match(r"^[ \t]*#.*?coding[:=][ \t]*([-\w.]+)", line) for line in text.splitlines()[:2])
+    if text.startswith("\ufeff") or any(
+        re.match(r"^[ \t]*#.*?coding[:=][ \t]*([-\w.]+)", line) for line in text.splitlines()[:2]
     ):
         return _bad("line 1: no byte-order mark and no coding cookie, please: the source is read as UTF-8")
     try:

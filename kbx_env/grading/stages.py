@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from kbx_env import wire
 from kbx_env.grading.calls import Claimed, Stopped, Talk
 from kbx_env.grading.screen import screen
 from kbx_env.grading.tally import Tally
@@ -63,7 +64,7 @@ class Record:
         fault = None if verdict is Verdict.CORRECT else Fault.INFRA if verdict is Verdict.INFRA_FAULT else Fault.POLICY
         return Outcome(
             task=self.task.id, verdict=verdict, stage=stage, backend=self.backend, grading=self.grading, fault=fault,
-            message=message, cases=self.cases(),
+            message=wire.clean(message), cases=self.cases(),
             violations=tuple(self.violations), compile=tuple(self.builds),
             timing=self.timing if verdict is Verdict.CORRECT else None, evidence=self.evidence, estimate=self.estimate,
             seconds={k: round(v, 4) for k, v in self.seconds.items()}, manifest=self.manifest, source_sha256=self.sha,

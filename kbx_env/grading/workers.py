@@ -25,13 +25,15 @@ class Zygote:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        # The zygote outlives a killed grader by the moment it takes to remove this.
+        self._folder = tempfile.mkdtemp(prefix="kbx-")
         root = str(Path(__file__).resolve().parents[2])
         env = {k: v for k, v in os.environ.items() if not k.upper().endswith(("_KEY", "_TOKEN", "_SECRET"))}
         env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
         env.pop("TRITON_INTERPRET", None)
         env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kbx_env.sandbox.zygote", str(theirs.fileno())],
+            [sys.executable, "-m", "kbx_env.sandbox.zygote", str(theirs.fileno()), self._folder],
             pass_fds=[theirs.fileno()], env=env, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         theirs.close()
@@ -44,7 +46,7 @@ class Zygote:
             ready = b""
         if ready != b"R":
             self.close()
-            raise SandboxError("the sandbox did not start; try: python -m kbx_env.sandbox.zygote 0")
+            raise SandboxError("the sandbox did not start; see: python -m kbx_env doctor")
 
     @property
     def alive(self) -> bool:
@@ -58,8 +60,8 @@ class Zygote:
             SandboxError: the zygote is gone.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        settings["folder"] = folder = tempfile.mkdtemp(prefix="kbx-")
         try:
+            settings["folder"] = folder = tempfile.mkdtemp(dir=self._folder)
             with self._lock:
                 socket.send_fds(self._control, [json.dumps(settings).encode()], [theirs.fileno()])
                 raw = self._control.recv(8)
@@ -82,6 +84,7 @@ class Zygote:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Runner:

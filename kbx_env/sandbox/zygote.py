@@ -1,19 +1,20 @@
 """The warm parent of all runners: has torch and triton imported, forks one runner per request.
 
-Started as ``python -m kbx_env.sandbox.zygote FD``. It never touches CUDA, so its forks may.
+Started as ``python -m kbx_env.sandbox.zygote FD FOLDER``. It never touches CUDA, so its forks may.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
 
 
 def main() -> None:
-    """Serve fork requests on the inherited socket until it closes."""
+    """Serve fork requests on the inherited socket until it closes; the folder of runners goes with it."""
     control = socket.socket(fileno=int(sys.argv[1]))
     import torch
 
@@ -29,7 +30,7 @@ def main() -> None:
     while True:
         message, fds, _, _ = socket.recv_fds(control, 4096, 1)
         if not message:
-            os._exit(0)
+            return
         settings = json.loads(message)
         pid = os.fork()
         if pid == 0:
@@ -49,4 +50,7 @@ if __name__ == "__main__":
     try:
         main()
     except OSError:  # the grader is gone, and nobody else is there to be told
+        pass
+    finally:
+        shutil.rmtree(sys.argv[2], ignore_errors=True)
         os._exit(0)

@@ -40,6 +40,11 @@ def test_the_order_of_verdicts() -> None:
     assert right == pytest.approx(1.0) and fast == pytest.approx(2.0)
 
 
+def test_a_source_without_kernels_does_not_compile() -> None:
+    idle = _outcome(Verdict.RUNTIME_ERROR, launches=0)
+    assert REWARD.terms(idle)["compiles"] == 0.0 and REWARD(idle) == 0.0
+
+
 def test_cases_that_nothing_could_fail_pay_nothing() -> None:
     idle = Outcome("a/b", Verdict.INCORRECT, Stage.CORRECT, "cpu", "contract", Fault.POLICY, evidence=Evidence(1, None),
                    cases=Cases(3, 10, (), 0, 7))  # fmt: skip

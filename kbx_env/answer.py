@@ -1,0 +1,23 @@
+"""What a model answers: prose and a fenced block, or the source alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+_FENCE = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+
+
+def strip_fences(text: str) -> str:
+    """The largest fenced block that parses as Python, else the largest block, else the text as it is."""
+    blocks = [m.group(1) for m in _FENCE.finditer(text)]
+    if not blocks and "```" in text:
+        # An answer cut off at the length limit opens a fence and never closes it.
+        blocks = [re.split(r"```[^\n]*\n", text, maxsplit=1)[-1].replace("```", "")]
+    for block in sorted(blocks, key=len, reverse=True):
+        try:
+            ast.parse(block)
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        return block
+    return max(blocks, key=len) if blocks else text
