@@ -120,8 +120,8 @@ def _section(r: Mapping[str, Any]) -> str:
     categories = "".join(_category(c, v) for c, v in r["by_category"].items())
     rows = "".join(map(_row, r["tasks"]))
     return f"""<section><h2>{html.escape(r["policy"])}</h2><div class="cards">{shown}</div>
-<details open><summary>Correct by category</summary><table class="categories">
-<tr><th>category</th><th></th><th class=num>correct</th><th class=num>speedup</th></tr>{categories}</table></details>
+<details open><summary>Correct by category</summary><div class="wide"><table class="categories">
+<tr><th>category</th><th></th><th class=num>correct</th><th class=num>speedup</th></tr>{categories}</table></div></details>
 <details open><summary>Every grading</summary><div class="wide"><table>
 <tr><th>task</th><th>verdict</th><th class=num>cases</th><th class=num title="bytes that the launches moved">moved</th>
 <th class=num title="bytes that any kernel must move">ideal</th><th class=num>ratio</th><th class=num>launches</th>

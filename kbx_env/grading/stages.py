@@ -248,7 +248,7 @@ class Grading:
             found = "no value of any result depends on a value of any input"
             self.record.violations.append(Violation("constant", found))
         elif not self.task.takes and tally.frozen:
-            found = "every call gave the same values, whatever the seed"
+            found = "every call gave one and the same number everywhere, whatever the seed"
             self.record.violations.append(Violation("constant", found))
 
     def _prove(self, talk: Talk, ablation: Sequence[bool], tally: Tally) -> None:

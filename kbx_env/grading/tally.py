@@ -14,8 +14,10 @@ from kbx_env.outcome import KernelTraffic
 from kbx_env.task import Case
 
 
-def _equal(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True))
+def _constant(calls: Sequence[Sequence[torch.Tensor]]) -> bool:
+    """Whether every element of every output of every call is the same number."""
+    values = [t.reshape(-1).to(torch.float64) for call in calls for t in call if t.numel()]
+    return all(bool((v == values[0][0]).all()) for v in values)
 
 
 def _joined(held: KernelTraffic | None, row: Mapping[str, Any]) -> KernelTraffic:
@@ -52,7 +54,7 @@ class Tally:
     unstored: list[str] = field(default_factory=list)
     """Telling cases in which no element of any result came out of a Triton store."""
     frozen: bool = True
-    """Whether calls with different seeds always gave the same bits."""
+    """Whether calls with different seeds always gave one and the same number everywhere."""
 
     def add(self, case: Case, answers: Sequence[Claimed], ideal: int, telling: bool) -> None:
         """Count the calls of one case."""
@@ -77,8 +79,7 @@ class Tally:
             self.elements, self.stored = self.elements + o.elements, self.stored + o.stored
             self.dots |= o.dots
         if len({a.generator_seed for a in answers}) > 1:
-            rows = [a.answer.outputs for a in answers]
-            self.frozen = self.frozen and all(_equal(rows[0], row) for row in rows[1:])
+            self.frozen = self.frozen and _constant([a.answer.outputs for a in answers])
         # A draw may leave nothing to store: a mask without a true element.
         sizes = sum(o.elements for o in answers[0].origins)
         if telling and sizes and not any(o.stored for o in answers[0].origins):
