@@ -6,13 +6,14 @@ Conversions and arithmetic with a directed rounding, bit manipulation and norms.
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import scipy.special
 
 from .memory import Array
-from .rounding import fma, from_int, odd_sum, to_int, two_product, two_sum
+from .rounding import beyond_splitting, flush, fma, from_int, odd_sum, to_int, two_product, two_sum
 
 Fn = Callable[..., Any]
 _I32, _I64 = np.dtype(np.int32), np.dtype(np.int64)
@@ -31,37 +32,89 @@ def _step(near: Array, error: Array, mode: str) -> Array:
     return np.where(above, np.nextafter(near, inf), out)
 
 
+def _error_one(kind: str, near: float, *xs: float) -> int:
+    """Return the sign of an exact f64 result minus ``near``."""
+    n, (x, *rest) = Fraction(near), map(Fraction, xs)
+    if kind == "div":
+        error = (x - n * rest[0]) * (1 if rest[0] > 0 else -1)
+    elif kind == "mul":
+        error = x * rest[0] - n
+    elif kind == "fma":
+        error = x * rest[0] + rest[1] - n
+    else:
+        error = x - n * n if kind == "sqrt" else x + rest[0] - n
+    return (error > 0) - (error < 0)
+
+
+def _error_double(kind: str, near: Array, xs: list[Array]) -> Array:
+    """Return a number with the sign of an exact f64 result minus ``near``."""
+    x, y, z = (*xs, near, near)[:3]
+    if kind == "add":
+        error, odd = two_sum(x, y)[1], (np.abs(x) >= 2.0**1000) | (np.abs(y) >= 2.0**1000)
+    elif kind == "mul":
+        error, odd = two_product(x, y)[1], beyond_splitting(x, y, near)
+    elif kind == "fma":
+        # The error of a fused multiply-add is the sum of two numbers (Boldo and Muller).
+        high, low = two_product(x, y)
+        first, rest = two_sum(z, low)
+        total, left = two_sum(high, first)
+        error, odd = ((total - near) + left) + rest, beyond_splitting(x, y, z)
+    else:
+        root = kind == "sqrt"
+        error = fma(-near, near, x) if root else fma(-near, y, x) * np.sign(y)
+        odd = np.abs(x) <= 2.0**-900
+    valid = np.isfinite(near)
+    for v in xs:
+        valid = valid & np.isfinite(v)
+    odd = odd & valid & ((y != 0) if kind == "div" else True)
+    error = np.where(valid, error, 0.0)
+    if odd.any():
+        lanes = zip(*(np.broadcast_to(v, odd.shape)[odd].tolist() for v in (near, *xs)), strict=True)
+        error[odd] = [_error_one(kind, *v) for v in lanes]
+    return error
+
+
 def _directed(kind: str, mode: str) -> Fn:
     """Return add, sub, mul, div, sqrt, rcp or fma with a rounding mode."""
 
-    def run(*xs: Array) -> Array:
+    @np.errstate(all="ignore")
+    def run(*given: Array) -> Array:
+        xs, name = [np.asarray(x) for x in given], kind
         if kind == "rcp":
-            xs = (np.ones_like(xs[0]), xs[0])
-        if kind == "sub":
-            xs = (xs[0], -xs[1])
+            xs, name = [np.ones_like(xs[0]), xs[0]], "div"
+        elif kind == "sub":
+            xs, name = [xs[0], -xs[1]], "add"
         single = xs[0].dtype == _F32
         w = [x.astype(np.float64) for x in xs]
-        if kind in ("add", "sub"):
+        if name == "add":
             near = xs[0] + xs[1]
-            error = odd_sum(w[0], w[1]) - near if single else two_sum(w[0], w[1])[1]
-        elif kind == "mul":
+            error = odd_sum(*w) - near if single else None
+        elif name == "mul":
             near = xs[0] * xs[1]
-            error = w[0] * w[1] - near if single else two_product(w[0], w[1])[1]
-        elif kind == "sqrt":
+            error = w[0] * w[1] - near if single else None
+        elif name == "sqrt":
             near = np.sqrt(xs[0])
-            error = np.sqrt(w[0]) - near if single else fma(-near, near, w[0])
-        elif kind == "fma":
+            error = np.sqrt(w[0]) - near if single else None
+        elif name == "fma":
             near = fma(*xs)
-            error = odd_sum(w[0] * w[1], w[2]) - near if single else fma(w[0], w[1], w[2] - near)
+            error = odd_sum(w[0] * w[1], w[2]) - near if single else None
         else:
             near = xs[0] / xs[1]
-            error = w[0] / w[1] - near if single else fma(-near, w[1], w[0]) * np.sign(w[1])
-        out = _step(near, np.where(np.isfinite(near), error, 0.0), mode)
+            error = w[0] / w[1] - near if single else None
+        if error is None:
+            error = _error_double(name, near, xs)
+        error = np.where(np.isfinite(near), error, 0.0)
+        if mode == "d" and name in ("add", "fma"):
+            # Downwards, numbers that cancel leave the negative zero.
+            left = np.signbit(xs[0]) if name == "add" else np.signbit(xs[0]) ^ np.signbit(xs[1])
+            none = (near == 0) & (error == 0) & (left | np.signbit(xs[-1]))
+            near = np.where(none, near.dtype.type(-0.0), near)
+        out = _step(near, error, mode)
         finite = np.isfinite(w[0])
         for x in w[1:]:
             finite = finite & np.isfinite(x)
         # A quotient by zero is infinite; what only became too large is not.
-        return _bounded(out, finite & (w[1] != 0) if kind in ("div", "rcp") else finite, mode)
+        return _bounded(out, finite & (w[1] != 0) if name == "div" else finite, mode)
 
     return run
 
@@ -159,12 +212,19 @@ def _sad(is_signed: bool) -> Fn:
     return run
 
 
+def _length(xs: tuple[Array, ...]) -> Array:
+    """Return the f64 length of a vector, infinite when one part is, whatever the others are."""
+    xs = tuple(flush(x) for x in xs)
+    infinite = np.logical_or.reduce([np.isinf(x) for x in xs])
+    return np.where(infinite, np.inf, np.sqrt(sum(x.astype(np.float64) ** 2 for x in xs)))
+
+
 def _norm(*xs: Array) -> Array:
-    return np.sqrt(sum(x.astype(np.float64) ** 2 for x in xs)).astype(xs[0].dtype)
+    return _length(xs).astype(xs[0].dtype)
 
 
 def _rnorm(*xs: Array) -> Array:
-    return (1.0 / np.sqrt(sum(x.astype(np.float64) ** 2 for x in xs))).astype(xs[0].dtype)
+    return (1.0 / _length(xs)).astype(xs[0].dtype)
 
 
 def _logb(x: Array) -> Array:
@@ -197,8 +257,8 @@ TABLE: dict[str, Fn] = {
     "mul24": _mul24(True), "umul24": _mul24(False), "hadd": _average(True, 0), "uhadd": _average(False, 0),
     "rhadd": _average(True, 1), "urhadd": _average(False, 1), "sad": _sad(True), "usad": _sad(False),
     "norm3d": _norm, "norm4d": _norm, "rnorm3d": _rnorm, "rnorm4d": _rnorm, "rhypot": _rnorm,
-    "logb": _logb, "ilogb": _ilogb, "scalbn": np.ldexp, "jn": lambda n, x: scipy.special.jv(n, x),
-    "yn": lambda n, x: scipy.special.yn(n, x), "erfcinv": lambda x: scipy.special.erfcinv(x),
+    "logb": _logb, "ilogb": _ilogb, "jn": lambda n, x: scipy.special.jv(n, x),
+    "yn": lambda n, x: scipy.special.yn(n, x), "erfcinv": lambda x: scipy.special.erfcinv(x) + 0.0,
     "llrint": _float_to_int(_I64, True, "n"),
     "llround": _round_to_int,
     "double2hiint": _halves(1), "double2loint": _halves(0),

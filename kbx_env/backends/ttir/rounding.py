@@ -162,6 +162,13 @@ def odd_sum(a: Array, b: Array) -> Array:
     return ((bits - toward_zero) | inexact).view(np.float64)
 
 
+def beyond_splitting(a: Array, b: Array, c: Array) -> Array:
+    """Tell where splitting f64 products overflows or loses bits, so that only rationals are exact."""
+    big = (np.abs(a) >= 2.0**990) | (np.abs(b) >= 2.0**990) | (np.abs(c) >= 2.0**1000)
+    size = np.abs(a * b)
+    return big | ~((size > 2.0**-900) & (size < 2.0**1000))
+
+
 def _fma_one(a: float, b: float, c: float) -> float:
     """One f64 multiply-add in rational arithmetic."""
     if math.isinf(c) and math.isfinite(a) and math.isfinite(b):
@@ -177,26 +184,30 @@ def _fma_one(a: float, b: float, c: float) -> float:
         return math.inf if exact > 0 else -math.inf
 
 
+@np.errstate(all="ignore")
+def _fma_double(a: Array, b: Array, c: Array) -> Array:
+    # Boldo and Melquiond: the last addition rounds once when the low part was rounded to odd.
+    plain = a * b + c
+    ph, pl = two_product(a, b)
+    th, tl = two_sum(c, pl)
+    vh, vl = two_sum(ph, th)
+    exact = vh + odd_sum(vl, tl)
+    none = (a == 0) | (b == 0)
+    # A product that is zero is exact, and so is the sign that its sum gives to a zero.
+    out = np.where(np.isfinite(exact) & ~none, exact, plain)
+    odd = beyond_splitting(a, b, c) & ~none
+    if odd.any():
+        wide = np.broadcast_arrays(a, b, c, odd)
+        out = np.broadcast_to(out, wide[3].shape).copy()
+        out[wide[3]] = [_fma_one(*v) for v in zip(*(w[wide[3]].tolist() for w in wide[:3]), strict=True)]
+    return out
+
+
 def fma(a: Array, b: Array, c: Array) -> Array:
     """Return ``a * b + c`` rounded once."""
     dtype = a.dtype
     if dtype == F64:
-        # Boldo and Melquiond: the last addition rounds once when the low part was rounded to odd.
-        plain = a * b + c
-        ph, pl = two_product(a, b)
-        th, tl = two_sum(c, pl)
-        vh, vl = two_sum(ph, th)
-        exact = vh + odd_sum(vl, tl)
-        # The split of the product overflows or loses bits beyond these exponents.
-        size = np.abs(a * b)
-        hard = ~((np.abs(a) < 2.0**990) & (np.abs(b) < 2.0**990) & (np.abs(c) < 2.0**1000) & (size > 2.0**-900))
-        hard &= (a != 0) & (b != 0)
-        out = np.where(np.isfinite(exact), exact, plain)
-        if hard.any():
-            wide = np.broadcast_arrays(a, b, c, hard)
-            out = np.broadcast_to(out, wide[3].shape).copy()
-            out[wide[3]] = [_fma_one(*v) for v in zip(*(w[wide[3]].tolist() for w in wide[:3]), strict=True)]
-        return out
+        return _fma_double(a, b, c)
     x, y, z = a.astype(np.float64), b.astype(np.float64), c.astype(np.float64)
     x = x * y
     s = x + z
@@ -208,4 +219,10 @@ def fma(a: Array, b: Array, c: Array) -> Array:
         tie = (s.view(np.int64) & 0x1FFFFFFF) == 0x10000000
         if tie.any():
             s = np.where(tie, odd_sum(x, z), s)
+        try:
+            with np.errstate(all="ignore", under="raise"):
+                return s.astype(dtype)
+        except FloatingPointError:
+            # Denormals have fewer bits, and halfway lies elsewhere.
+            s = np.where(np.abs(s) < 2.0**-126, odd_sum(x, z), s)
     return s.astype(dtype)

@@ -126,7 +126,7 @@ MEASURED = [
     ("__nv_atan2f", [-SUB, -TINY], -3.1415927410125732), ("__nv_atan2f", [SUB, 3.2456955909729004], 0.0),
     ("__nv_hypotf", [-1.401298464324817e-45, SUB], 0.0), ("__nv_hypotf", [TINY, SUB], TINY),
     ("__nv_fmodf", [7.3783135414123535, -2.802596928649634e-45], np.nan), ("__nv_fmodf", [2.802596928649634e-45, 1.0], 0.0),
-    ("__nv_nextafterf", [0.0, -np.inf], -TINY), ("__nv_nextafterf", [2.802596928649634e-45, -SUB], -TINY),
+    ("__nv_nextafterf", [0.0, -np.inf], -TINY), ("__nv_nextafterf", [2.802596928649634e-45, -TINY], -TINY),
     ("__nv_nextafterf", [TINY, -2.33892822265625], SUB), ("__nv_nextafterf", [-2.8e-45, np.nan], np.nan),
     ("__nv_lgammaf", [-np.inf], np.inf), ("__nv_sinpif", [-1.0], -0.0), ("__nv_powf", [-1.0, -1.4e-45], np.nan),
     ("__nv_powf", [-2.802596928649634e-45, 4.837601184844971], np.nan),
