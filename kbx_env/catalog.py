@@ -15,6 +15,7 @@ from kbx_env.errors import DeclarationError, UnknownName, UsageError
 from kbx_env.task import CATEGORIES, Declaration, Task
 
 SPLITS = ("train", "eval", "all")
+PARTS = "# parts:"
 
 
 def _folder(package: str) -> pathlib.Path:
@@ -97,6 +98,23 @@ def load_tasks(*, category: str | None = None, split: str = "all", pattern: str 
 
 @functools.cache
 def expert_source(task_id: str) -> str | None:
-    """The project's own kernel for a task, or ``None`` where there is none yet."""
-    path = _folder("baselines") / "experts" / f"{task_id}.py"
-    return path.read_text() if path.is_file() else None
+    """The project's own kernel for a task, as one self-contained source; ``None`` where there is none yet.
+
+    An expert whose first line is ``# parts: a, b`` begins with the text of ``experts/_parts/a.py`` and ``b.py``.
+    """
+    root = _folder("baselines") / "experts"
+    path = root / f"{task_id}.py"
+    if not path.is_file():
+        return None
+    text = path.read_text()
+    if not text.startswith(PARTS):
+        return text
+    first, _, body = text.partition("\n")
+    pieces = [(root / "_parts" / f"{name.strip()}.py").read_text() for name in first[len(PARTS) :].split(",")]
+    imports: dict[str, None] = {}
+    rest = []
+    for piece in (*pieces, body):
+        lines = piece.splitlines()
+        imports.update(dict.fromkeys(line for line in lines if line.startswith(("import ", "from "))))
+        rest.append("\n".join(line for line in lines if not line.startswith(("import ", "from "))).strip("\n"))
+    return "\n".join(imports) + "\n\n\n" + "\n\n\n".join(rest) + "\n"

@@ -16,7 +16,7 @@ from typing import Any
 from kbx_env.errors import DeclarationError
 from kbx_env.truth import Truth
 
-DTYPES = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool")
+DTYPES = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool", "c64", "c128")
 CATEGORIES = (
     "activation", "convolution", "fusion", "index", "linearalgebra", "loss", "math", "matrixmultiply",
     "normalization", "optimizer", "pooling", "quantization", "random", "reduce", "spatialops",
@@ -118,6 +118,53 @@ class Eye(Law):
 
 
 @dataclass(frozen=True)
+class SPD(Law):
+    """Symmetric (Hermitian) positive definite matrices X X^H / n + shift * I in the last two axes."""
+
+    shift: float = 0.5
+
+
+@dataclass(frozen=True)
+class Symmetric(Law):
+    """Symmetric matrices (X + X^T) / sqrt(2 n), plus shift * I; ``hermitian=False`` keeps complex ones symmetric."""
+
+    shift: float = 0.0
+    hermitian: bool = True
+
+
+@dataclass(frozen=True)
+class Dominant(Law):
+    """N(0, 1) / sqrt(n) + shift * I: for shift > 2 well-conditioned, also for elimination without pivoting."""
+
+    shift: float = 3.0
+
+
+@dataclass(frozen=True)
+class Triangular(Law):
+    """Well-conditioned triangular matrices: N(0, 1) / n off the diagonal, 1 + |N(0, 1)| on it, zeros elsewhere."""
+
+    upper: bool = True
+
+
+@dataclass(frozen=True)
+class Orthogonal(Law):
+    """Random orthogonal (unitary) matrices; columns only, where there are more rows."""
+
+
+@dataclass(frozen=True)
+class Spectrum(Law):
+    """U diag(s) V^T with random orthonormal U, V and the given singular values (largest first, then zeros)."""
+
+    values: tuple[float, ...]
+    symmetric: bool = False
+    """V = U: the values are eigenvalues, with sign."""
+
+    def __init__(self, *values: float, symmetric: bool = False) -> None:
+        object.__setattr__(self, "values", tuple(values))
+        object.__setattr__(self, "symmetric", symmetric)
+
+
+@dataclass(frozen=True)
 class Choice(Law):
     """Each element drawn uniformly from the given values (may hold inf and nan)."""
 
@@ -177,7 +224,7 @@ class Case:
     axes: Mapping[str, Any]
     """Axis name -> int, or -> tuple for an axis that starts with ``*``."""
     args: Mapping[str, Any] = field(default_factory=dict)
-    """Non-tensor arguments, by parameter name."""
+    """Non-tensor arguments, by parameter name; a tensor parameter named here gets this value (a number) instead."""
     draw: Law = Normal()
     """Law of every tensor that has none of its own."""
     draws: Mapping[str, Law] = field(default_factory=dict)

@@ -52,6 +52,7 @@ def test_a_task_imports_declarations_only(path: Path) -> None:
                 "kbx_env.tasks",
                 "kbx_env.tasks._schemes",
                 "kbx_env.tasks._seams",
+                "kbx_env.tasks._cases",
             ), name
 
 

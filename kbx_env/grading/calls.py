@@ -277,6 +277,6 @@ class Talk:
 def _poisoned(like: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor like the result, full of what no right answer holds."""
     out = torch.empty(like.shape, dtype=like.dtype)
-    if out.is_floating_point():
+    if out.is_floating_point() or out.is_complex():
         return out.fill_(float("nan"))
     return out.fill_(True if out.dtype is torch.bool else 113)

@@ -60,9 +60,10 @@ def _names(task: Task, case: Case) -> dict[str, float]:
 
 
 def numels(task: Task, case: Case) -> dict[str, int]:
-    """Elements of every declared tensor; 0 for an optional one that the case leaves out."""
+    """Elements of every declared tensor; 0 for an optional one that the case leaves out or gives as a number."""
     return {
-        n: math.prod(shape_of(t, case.axes)) if not t.optional or n in case.given else 0 for n, t in task.takes.items()
+        n: math.prod(shape_of(t, case.axes)) if n not in case.args and (not t.optional or n in case.given) else 0
+        for n, t in task.takes.items()
     }
 
 

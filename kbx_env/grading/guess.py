@@ -33,7 +33,7 @@ def floor_us(device: cost.Device, moved: int, operations: float) -> float:
 def _sizes(task: Task, case: Case) -> dict[str, dict[str, Any]]:
     sizes = {}
     for name, t in task.takes.items():
-        if t.optional and name not in case.given:
+        if name in case.args or (t.optional and name not in case.given):
             continue
         shape = list(shape_of(t, case.axes))
         stride = [math.prod(shape[k + 1 :]) for k in range(len(shape))]

@@ -40,7 +40,7 @@ def draw(task: Task, case: Case, seed: int) -> dict[str, Any]:
     """
     args: dict[str, Any] = {}
     for name in task.signature.parameters:
-        if name in task.takes:
+        if name in task.takes and name not in case.args:
             t = task.takes[name]
             if t.optional and name not in case.given:
                 continue
@@ -57,7 +57,7 @@ def draw(task: Task, case: Case, seed: int) -> dict[str, Any]:
 def _rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype is torch.bool:
         return values > 0
-    if not dtype.is_floating_point:
+    if not (dtype.is_floating_point or dtype.is_complex):
         return values.round().to(dtype)
     return values.to(dtype)
 
@@ -82,10 +82,60 @@ def _distinct(n: int, dtype: torch.dtype, g: torch.Generator) -> torch.Tensor:
     return torch.randperm(n, generator=g).to(torch.float64)
 
 
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    """Orthonormal columns, uniformly distributed: QR with the signs of the diagonal taken out."""
+    q, r = torch.linalg.qr(x if x.shape[-2] >= x.shape[-1] else x.mT)
+    d = r.diagonal(dim1=-2, dim2=-1)
+    q = q * (d / d.abs()).unsqueeze(-2)
+    return q if x.shape[-2] >= x.shape[-1] else q.mT
+
+
+def _matrix(law: laws.Law, shape: tuple[int, ...], g: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+    """Laws of whole matrices, which act on the last two axes."""
+    kind = torch.complex128 if dtype.is_complex else torch.float64
+    m, n = shape[-2:]
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size or shape, generator=g, dtype=kind)
+
+    eye = torch.eye(m, n, dtype=kind)
+    match law:
+        case laws.SPD(shift):
+            x = normal()
+            return x @ x.mH / n + shift * eye
+        case laws.Symmetric(shift, hermitian):
+            x = normal()
+            return (x + (x.mH if hermitian else x.mT)) / math.sqrt(2 * n) + shift * eye
+        case laws.Dominant(shift):
+            return normal() / math.sqrt(n) + shift * eye
+        case laws.Triangular(upper):
+            x = normal() / n
+            x = x.triu(1) if upper else x.tril(-1)
+            return x + eye * (1 + normal().abs())
+        case laws.Orthogonal():
+            return _unit(normal())
+        case laws.Spectrum(values, symmetric):
+            k = min(m, n)
+            s = torch.tensor((values * (k // len(values) + 1))[:k] if len(values) == 1 else (values + (0.0,) * k)[:k])
+            u = _unit(normal(*shape[:-2], m, k))
+            v = u if symmetric else _unit(normal(*shape[:-2], n, k))
+            x = u * s.to(kind) @ v.mH
+            return (x + x.mH) / 2 if symmetric else x
+    raise DeclarationError(f"no way to draw {law}")
+
+
+MATRICES = (laws.SPD, laws.Symmetric, laws.Dominant, laws.Triangular, laws.Orthogonal, laws.Spectrum)
+
+
 def _values(law: laws.Law, shape: tuple[int, ...], case: Case, g: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
     n = math.prod(shape)
     if n == 0:
         return torch.zeros(shape, dtype=torch.float64)
+    if isinstance(law, MATRICES):
+        return _matrix(law, shape, g, dtype)
+    if dtype.is_complex:
+        part = torch.float32 if dtype is torch.complex64 else torch.float64
+        return torch.complex(*(_values(law, shape, case, g, part).to(torch.float64) for _ in range(2)))
     kind = torch.float64 if n <= LARGE or dtype is torch.float64 else torch.float32
 
     def normal() -> torch.Tensor:
@@ -129,7 +179,7 @@ def _values(law: laws.Law, shape: tuple[int, ...], case: Case, g: torch.Generato
 
 def _gap(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     # What lies between the elements is poison: a kernel that ignores strides must not find zeros there.
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or dtype.is_complex:
         return torch.full(shape, math.nan, dtype=dtype)
     return torch.full(shape, True if dtype is torch.bool else 113, dtype=dtype)
 

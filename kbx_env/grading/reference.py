@@ -68,6 +68,8 @@ def resolve(
             flat = _span(value).to(device, copy=True)
             if exact and value.dtype.is_floating_point:
                 flat = flat.to(torch.float64)
+            elif exact and value.dtype.is_complex:
+                flat = flat.to(torch.complex128)
             elif upcast is not None and value.dtype in HALVES:
                 flat = flat.to(upcast)
             out[name] = flat.as_strided(value.shape, value.stride())
@@ -213,10 +215,11 @@ def sensitivity(
     written = {n: _square(v) for n, v in expected.written.items()}
     for _ in range(draws):
         mine = resolve(args, device, exact=True)
-        for name, value in mine.items():
-            if isinstance(value, torch.Tensor) and value.dtype is torch.float64:
-                factor = torch.rand(value.shape, generator=noise, dtype=torch.float64) * 2 - 1
-                mine[name] = value.mul_(1 + STEP * factor.to(value.device))
+        for value in mine.values():
+            if isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.complex128):
+                parts = torch.view_as_real(value) if value.is_complex() else value
+                factor = torch.rand(parts.shape, generator=noise, dtype=torch.float64) * 2 - 1
+                parts.mul_(1 + STEP * factor.to(value.device))
         with exact_matmul():
             run = _run(task, case, mine, keep, ())
         for total, a, b in zip(squares, run.outputs, expected.outputs, strict=True):
@@ -226,11 +229,16 @@ def sensitivity(
     return [(t / draws).sqrt() for t in squares], {n: (t / draws).sqrt() for n, t in written.items()}
 
 
+def real_view(x: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as a real one with a last axis of 2; others as they are."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
 def _square(like: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(like.shape, dtype=torch.float64, device=like.device)
+    return torch.zeros_like(real_view(like), dtype=torch.float64)
 
 
 def _add_square(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     # A shape that the noise changed (a mask that selects other elements) says nothing about the values.
-    if a.shape == b.shape and b.dtype.is_floating_point:
-        total += torch.nan_to_num((a - b).abs() / STEP, nan=0.0, posinf=0.0).square()
+    if a.shape == b.shape and (b.dtype.is_floating_point or b.is_complex()):
+        total += torch.nan_to_num(real_view(a - b).abs() / STEP, nan=0.0, posinf=0.0).square()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,25 +44,118 @@ def _svd_errors(a: torch.Tensor, exact_s: torch.Tensor, factors: tuple[torch.Ten
     }
 
 
-def _svd(args: Mapping[str, Any], expected: Expected, answer: Answer) -> Ruling:
-    matrix = next(v for v in args.values() if isinstance(v, torch.Tensor) and v.dim() >= 2)
-    a, exact_s = matrix.to("cpu", torch.float64), expected.outputs[1].to("cpu", torch.float64)
-    if not all(bool(torch.isfinite(x).all()) for x in answer.outputs):
-        return Ruling(False, "the factors hold NaN or infinity")
-    base = SLACK * torch.finfo(answer.outputs[0].dtype).eps * max(1, *a.shape[-2:])
-    own = _svd_errors(a, exact_s, expected.native)
-    for name, error in _svd_errors(a, exact_s, answer.outputs).items():
-        limit = 0.0 if name in ("S is not negative", "S descends") else max(base, K * own[name])
-        if error > limit:
-            return Ruling(False, f"broken promise: {name} (error {error:.2g}, allowed {limit:.2g})", error, limit)
-    return PASSED
+def _eye(n: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.eye(n, dtype=like.dtype, device=like.device)
 
 
-KINDS: Mapping[str, Callable[[Mapping[str, Any], Expected, Answer], Ruling]] = {"svd": _svd}
+def _worst(x: torch.Tensor, scale: torch.Tensor | float = 1.0) -> float:
+    return float((x.abs().amax((-2, -1)) / scale).max()) if x.numel() else 0.0
+
+
+def _size(a: torch.Tensor) -> torch.Tensor | float:
+    return a.abs().amax((-2, -1)).clamp_min(1e-300) * math.sqrt(a.shape[-1]) if a.numel() else 1.0
+
+
+def _svd(a: torch.Tensor, expected: Expected, factors: Factors) -> dict[str, float]:
+    return _svd_errors(a, expected.outputs[1].to(torch.float64), factors)
+
+
+def _qr(a: torch.Tensor, expected: Expected, factors: Factors) -> dict[str, float]:
+    q, r = factors
+    found = {"R is upper triangular": _worst(r.tril(-1)) * STRICT}
+    if q.numel() == 0 and a.numel():
+        gram = a.mH @ a
+        return found | {"R^T R = A^T A": _worst(r.mH @ r - gram, _size(gram))}
+    return found | {
+        "A = Q R": _worst(q @ r - a, _size(a)),
+        "Q has orthonormal columns": _worst(q.mH @ q - _eye(q.shape[-1], q)),
+    }
+
+
+def _lu(a: torch.Tensor, expected: Expected, factors: Factors) -> dict[str, float]:
+    p, lower, upper = factors
+    k = lower.shape[-1]
+    found = {
+        "L is unit lower triangular": (_worst(lower.triu(1)) + _worst(lower.diagonal(0, -2, -1)[..., None] - 1))
+        * STRICT,
+        "U is upper triangular": _worst(upper.tril(-1)) * STRICT,
+    }
+    product = lower @ upper
+    if p.numel():
+        whole = ((p == 0) | (p == 1)).all() and (p.sum(-1) == 1).all() and (p.sum(-2) == 1).all()
+        found["P is a permutation"] = 0.0 if bool(whole) else math.inf
+        found["no element of L is larger than 1"] = max(0.0, _worst(lower) - 1.0) if k else 0.0
+        product = p @ product
+    return found | {"A = P L U": _worst(product - a, _size(a))}
+
+
+def _eig(a: torch.Tensor, expected: Expected, factors: Factors) -> dict[str, float]:
+    w, v = factors
+    a = a.to(v.dtype)
+    norms = torch.linalg.vector_norm(v, dim=-2, keepdim=True)
+    found = {
+        "A V = V diag(w)": _worst(a @ v - v * w[..., None, :], _size(a)),
+        "the eigenvectors have length 1": _worst(norms - 1),
+    }
+    if v.numel():
+        # The same pair n times would satisfy both: the vectors must span as much as the true ones do.
+        true = torch.linalg.svdvals(expected.outputs[1].to(v.dtype))[..., -1]
+        found["the eigenvectors are independent"] = (
+            float((torch.linalg.svdvals(v)[..., -1] < 0.25 * true).any()) * STRICT
+        )
+    return found
+
+
+def _whole_pivots(pivots: torch.Tensor) -> bool:
+    """Whether LAPACK may follow these pivots: in range, the two of a 2x2 block equal and negative."""
+    for row in pivots.reshape(-1, pivots.shape[-1]).tolist():
+        k, n = 0, len(row)
+        while k < n:
+            if not 1 <= abs(row[k]) <= n or (row[k] < 0 and (k + 1 == n or row[k + 1] != row[k])):
+                return False
+            k += 1 if row[k] > 0 else 2
+    return True
+
+
+def _ldl(a: torch.Tensor, expected: Expected, factors: Factors, hermitian: bool) -> dict[str, float]:
+    packed, pivots = factors
+    if not a.numel():
+        return {}
+    if not _whole_pivots(pivots):
+        return {"the pivots follow LAPACK's form": math.inf}
+    x = torch.linalg.ldl_solve(
+        packed, pivots.to(torch.int32), _eye(a.shape[-1], a).expand(a.shape), hermitian=hermitian
+    )
+    return {"LD and pivots solve A X = 1": _worst(a @ x - _eye(a.shape[-1], a), _size(a) * _size(x))}
+
+
+Factors = tuple[torch.Tensor, ...]
+STRICT = 1e300
+"""Factor for what must hold exactly: zeros of a triangle, ones on a diagonal."""
+KINDS: Mapping[str, Callable[..., dict[str, float]]] = {"svd": _svd, "qr": _qr, "lu": _lu, "eig": _eig, "ldl": _ldl}
+_EXACT = ("S is not negative", "S descends")
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    if not (x.is_floating_point() or x.is_complex()):
+        return x.to("cpu")
+    return x.resolve_conj().to("cpu", torch.complex128 if x.is_complex() else torch.float64)
 
 
 def rule(truth: Invariant, args: Mapping[str, Any], expected: Expected, answer: Answer) -> Ruling:
     """Check the promises of ``truth.kind``."""
     if truth.kind not in KINDS:
         raise DeclarationError(f"unknown invariant {truth.kind!r}; accepted: {', '.join(KINDS)}")
-    return KINDS[truth.kind](args, expected, answer)
+    errors = KINDS[truth.kind]
+    a = _wide(next(v for v in args.values() if isinstance(v, torch.Tensor) and v.dim() >= 2))
+    more = {"hermitian": bool(args.get("hermitian", False))} if truth.kind == "ldl" else {}
+    if not all(bool(torch.isfinite(x).all()) for x in answer.outputs):
+        return Ruling(False, "the factors hold NaN or infinity")
+    base = SLACK * torch.finfo(answer.outputs[0].dtype).eps * max(1, *a.shape[-2:])
+    on_cpu = replace(expected, outputs=tuple(_wide(o) for o in expected.outputs))
+    own = errors(a, on_cpu, tuple(_wide(o) for o in expected.native), **more)
+    for name, error in errors(a, on_cpu, tuple(_wide(o) for o in answer.outputs), **more).items():
+        limit = 0.0 if name in _EXACT else max(base, K * own.get(name, 0.0))
+        if not error <= limit:
+            return Ruling(False, f"broken promise: {name} (error {error:.2g}, allowed {limit:.2g})", error, limit)
+    return PASSED

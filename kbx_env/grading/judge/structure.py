@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
-from kbx_env.grading.reference import Expected
+from kbx_env.grading.reference import Expected, real_view
 from kbx_env.task import Case, Task
 
 
@@ -16,6 +16,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Bit equality of two tensors of one dtype and shape."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
+    a, b = a.resolve_conj(), b.resolve_conj()
     a, b = a.contiguous().reshape(-1), b.to(a.device).contiguous().reshape(-1)
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8)) if a.numel() else True
 
@@ -63,9 +64,10 @@ class Row(NamedTuple):
 
 
 def pairs(expected: Expected, answer: Answer) -> list[Row]:
-    """Every output and every tensor written in place, after ``rule`` has passed."""
+    """Every output and every tensor written in place, after ``rule`` has passed; complex ones as pairs of reals."""
     threes = zip(answer.outputs, expected.outputs, expected.native, strict=True)
-    rows = [Row(f"output {i}", *three) for i, three in enumerate(threes)]
+    rows = [Row(f"output {i}", *map(real_view, three)) for i, three in enumerate(threes)]
     for name, truth in expected.written.items():
-        rows.append(Row(f"{name} after the call", answer.after[name], truth, expected.native_written[name]))
+        three = (answer.after[name], truth, expected.native_written[name])
+        rows.append(Row(f"{name} after the call", *map(real_view, three)))
     return rows

@@ -1,0 +1,129 @@
+"""Each published contract against its own reference: examples, parameters, shapes, layouts, timed sizes."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from kbx_env.catalog import load_task, task_ids
+from kbx_env.grading import inputs, reference
+from kbx_env.task import Case, DtypeArg, Task
+from kbx_env.truth import Sample
+from kbx_env.wire import DTYPES
+
+NEVER = {
+    "layout": "torch.strided is the only layout there is",
+    "pin_memory": "a GPU tensor has no page-locked memory",
+    "device": "a submission is graded on one device",
+    "sparse_grad": "concerns gradients, which nobody asks for",
+    "scale_grad_by_freq": "concerns gradients, which nobody asks for",
+    "sparse": "concerns gradients, which nobody asks for",
+}
+"""Parameters of the published signatures that change nothing in a result."""
+GIB = 1 << 30
+
+
+def examples(spec: str) -> list[str]:
+    return [" ".join(e.split()) for e in re.findall(r"^Example: (.*?)(?=\nExample: |\n\n|\Z)", spec, re.S | re.M)]
+
+
+def call(task: Task, text: str) -> tuple[Any, str]:
+    """What the reference returns for the call on the left of an example, and the right of it."""
+    left, right = text.split(") = ")
+    bound: dict[str, Any] = {}
+    names = {"torch": torch, "inf": math.inf, "nan": math.nan, "__builtins__": {}}
+
+    def take(*args: Any, **kwargs: Any) -> None:
+        bound.update(task.signature.bind(*args, **kwargs).arguments)
+
+    eval(f"{task.entry}{left[left.index('(') :]})", {**names, task.entry: take})
+    for name, value in bound.items():
+        if name in task.takes and isinstance(value, list | int | float | complex | bool):
+            dtype = DTYPES[task.takes[name].dtype]
+            if dtype.is_floating_point and torch.tensor(value).is_complex():
+                dtype = torch.complex64
+            bound[name] = torch.tensor(value, dtype=dtype)
+    return task.reference(**bound), right
+
+
+@pytest.mark.parametrize("name", task_ids())
+def test_the_examples_of_the_contract_are_true(name: str) -> None:
+    task = load_task(name)
+    found = examples(task.spec)
+    assert found or isinstance(task.truth, Sample), f"{name}: the contract shows no 'Example: {task.entry}(...) = ...'"
+    for text in found:
+        got, shown = call(task, text)
+        want = eval(shown, {"__builtins__": {}, "inf": math.inf, "nan": math.nan})
+        got, want = (got, want) if isinstance(got, tuple | list) else ((got,), (want,))
+        assert len(got) == len(want), text
+        for g, w in zip(got, want, strict=True):
+            expected = torch.tensor(w)
+            assert g.shape == expected.shape, (text, g)
+            kind = torch.complex128 if g.is_complex() or expected.is_complex() else torch.float64
+            torch.testing.assert_close(g.to(kind), expected.to(kind), rtol=1e-3, atol=1e-5, equal_nan=True, msg=text)
+
+
+def _value(value: Any) -> Any:
+    return value.name if isinstance(value, DtypeArg) else value
+
+
+@pytest.mark.parametrize("name", task_ids())
+def test_every_parameter_is_described_and_used_away_from_its_default(name: str) -> None:
+    task = load_task(name)
+    for param, p in task.signature.parameters.items():
+        assert re.search(rf"\b{re.escape(param)}\b", task.spec), f"{name}: the contract does not mention {param}"
+        if param in NEVER:
+            continue
+        if param == "out":
+            assert any(c.out for c in task.cases), f"{name}: no case passes out="
+        elif param in task.takes:
+            if task.takes[param].optional:
+                assert any(param in c.given for c in task.cases), f"{name}: no case passes {param}"
+                assert any(param not in c.given for c in task.cases), f"{name}: no case leaves {param} out"
+        elif p.default is not inspect.Parameter.empty:
+            used = [_value(c.args[param]) for c in task.cases if param in c.args]
+            assert any(v != p.default or type(v) is not type(p.default) for v in used), (
+                f"{name}: no case passes {param} away from its default {p.default!r}"
+            )
+
+
+@pytest.mark.parametrize("name", task_ids())
+def test_cases_are_odd_strided_and_timed(name: str) -> None:
+    task = load_task(name)
+    if task.takes:
+        assert any(c.layouts for c in task.cases), f"{name}: every input is contiguous"
+    assert len(task.timed) >= 3, f"{name}: {len(task.timed)} timed sizes; at least 3"
+    for case in task.timed:
+        assert footprint(task, case) <= 16 * GIB, f"{name}: {case.label()} needs more than 16 GiB"
+
+
+def footprint(task: Task, case: Case) -> int:
+    """Bytes of the tensors of one call and of its results, from a run on tensors without memory."""
+    from kbx_env.task import shape_of
+
+    total = 0
+    for tensor, t in task.takes.items():
+        if tensor not in case.args and (not t.optional or tensor in case.given):
+            size = DTYPES[case.dtypes.get(tensor, t.dtype)].itemsize
+            total += math.prod(shape_of(t, case.axes)) * size
+    return 2 * total
+
+
+@pytest.mark.parametrize("name", task_ids())
+def test_the_reference_leaves_alone_what_the_contract_does_not_say(name: str) -> None:
+    task = load_task(name)
+    if isinstance(task.truth, Sample):
+        return
+    for index, case in enumerate(task.cases[:4]):
+        args = inputs.draw(task, case, index)
+        mine = reference.resolve(args, "cpu")
+        with reference.exact_matmul():
+            task.reference(**mine)
+        for tensor, value in args.items():
+            if isinstance(value, torch.Tensor) and tensor not in task.written(case.args):
+                torch.testing.assert_close(mine[tensor], value, rtol=0, atol=0, equal_nan=True, msg=tensor)
