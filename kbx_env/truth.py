@@ -44,16 +44,36 @@ class Dropout(Truth):
     The reference reads its mask through ``kbx_env.tasks._seams.dropout``, so the judge can ask it for the
     all-kept and the all-dropped result. ``rate`` and ``active`` name the parameters that hold the drop
     probability and the training switch.
+
+    ``by_row``: the dropped elements of a row of output 0 show as its smallest value, but what they do to the others
+    is not elementwise (a normalisation follows). The judge reads the mask off and asks the reference for its result.
     """
 
     rate: str
-    active: str
+    active: str | None
+    """``None``: always active."""
     close: Close = Close()
+    by_row: bool = False
+
+
+@dataclass(frozen=True)
+class Windows(Truth):
+    """Fractional max pooling (Graham, 2014): every plane has pseudo-random windows of its own, any fair ones will do.
+
+    ``tensor`` is the image, ``kernel`` the parameter with the window's size; output 0 holds the maxima of max(x, 0), output
+    1, where there is one, their flat positions.
+    """
+
+    tensor: str
+    kernel: str
 
 
 @dataclass(frozen=True)
 class Sample(Truth):
-    """Independent draws of a named distribution; ``generator`` names the parameter that holds the seed."""
+    """Independent draws of a named distribution; ``generator`` names the parameter that holds the seed.
+
+    Laws: ``uniform01``; ``binomial``, each element (input & other) * Binomial(total_count, probs or sigmoid(logits)).
+    """
 
     law: str
     generator: str | None = None
@@ -71,4 +91,5 @@ class Contract(Truth):
     accumulate: str
     ulps: float = 8.0
     dots: tuple[str, ...] = ("i8*i8->i32",)
-    """Matrix-product kinds, one of which must feed the output."""
+    """What must lie on the way to the output, one of: a kind of matrix product; ``i4 in f16*f16->f32``, a product whose
+    operand came out of halves of bytes; ``f32->i8``, a rounding to int8."""

@@ -44,6 +44,18 @@ def clean(value: Any) -> Any:
     return value
 
 
+def assembled(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as the entry takes them: ``x.0``, ``x.1`` become the list ``x``. Everything else works on flat names."""
+    whole: dict[str, Any] = {}
+    for name, value in args.items():
+        base, dot, _ = name.partition(".")
+        if dot:
+            whole.setdefault(base, []).append(value)
+        else:
+            whole[name] = value
+    return whole
+
+
 class WireError(Exception):
     """The other side is gone, too slow, or said something that is not a frame."""
 

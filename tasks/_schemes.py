@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 
 import torch
 
 ROUNDING: ContextVar[tuple[str, ...]] = ContextVar("rounding", default=())
-"""Which of two honest fp32 formulas each call of ``int8_symmetric`` uses, in order; default ``divide``."""
+"""Which of two honest fp32 formulas each quantization uses, in order; default ``divide``."""
 _USED: ContextVar[int] = ContextVar("used", default=0)
+SLACK: ContextVar[torch.Tensor | None] = ContextVar("slack", default=None)
+"""What the last run of a reference reported: how far fair roundings may move each element of its result."""
 
 FORMULAS = ("divide", "multiply", "down", "up")
 """``divide``: round(x / (max / 127)); ``multiply``: round(x * (127 / max)). They differ by one quantum for
 90 of 104,857,600 normal draws; both are what the contract says, so both are right. ``down`` and ``up``: as divide,
 but quotients within 4 ulps of a half go down or up, as the GPU's division (2 ulps off) may send them."""
+EXACT = "exact"
+"""No rounding at all: the result that quantization approximates."""
 
 
 def set_rounding(formulas: tuple[str, ...]) -> None:
@@ -22,23 +27,51 @@ def set_rounding(formulas: tuple[str, ...]) -> None:
     _USED.set(0)
 
 
-def int8_symmetric(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Symmetric int8 with one scale per slice along ``dim``: scale = max|x| / 127 (1 if all zero).
+def symmetric(x: torch.Tensor, dim: int | Sequence[int], top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric integers -top .. top with one scale per slice along ``dim``: scale = max|x| / top (1 if all zero).
 
-    The decision is made in fp32, as the contract says. Returns (q, scale) in the dtype of ``x``, q integral.
+    The decision is made in fp32, as the contract says. Returns (q, scale), q integral, in the dtype of ``x`` or, for
+    16-bit ``x``, in fp32.
     """
     used, formulas = _USED.get(), ROUNDING.get()
     _USED.set(used + 1)
     formula = formulas[used] if used < len(formulas) else "divide"
+    kind = torch.float32 if x.dtype.itemsize < 4 else x.dtype
     x32 = x.to(torch.float32)
     peak = x32.abs().amax(dim=dim, keepdim=True) if x.numel() else x32.sum(dim=dim, keepdim=True)
-    scale = torch.where(peak == 0, torch.ones_like(peak), peak / 127)
+    one = torch.ones_like(peak)
+    scale = torch.where(peak == 0, one, peak / top)
+    if formula == EXACT:
+        return x.to(kind) / scale.to(kind), scale.to(kind)
     quotient = x32 / scale
     q = torch.round(quotient)
     if formula == "multiply":
-        q = torch.round(x32 * torch.where(peak == 0, torch.ones_like(peak), 127 / peak))
+        q = torch.round(x32 * torch.where(peak == 0, one, top / peak))
     elif formula in ("down", "up"):
         floor = torch.floor(quotient)
         near = (quotient - floor - 0.5).abs() <= 4 * torch.finfo(torch.float32).eps * quotient.abs()
         q = torch.where(near, floor if formula == "down" else floor + 1, q)
-    return q.clamp(-127, 127).to(x.dtype), scale.to(x.dtype)
+    return q.clamp(-top, top).to(kind), scale.to(kind)
+
+
+def int8_symmetric(x: torch.Tensor, dim: int | Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric int8: -127 .. 127."""
+    return symmetric(x, dim, 127)
+
+
+def int4_symmetric(x: torch.Tensor, dim: int | Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric int4: -7 .. 7."""
+    return symmetric(x, dim, 7)
+
+
+def rounded(x: torch.Tensor, relative: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(round half to even, where an ``x`` known to this relative accuracy could round either way)."""
+    if ROUNDING.get()[:1] == (EXACT,):
+        return x, torch.zeros_like(x)
+    floor = torch.floor(x)
+    return torch.round(x), ((x - floor - 0.5).abs() <= relative * x).to(x.dtype)
+
+
+def report_slack(slack: torch.Tensor) -> None:
+    """Tell the judge how far fair roundings may move each element of the result."""
+    SLACK.set(slack)

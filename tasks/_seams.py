@@ -7,8 +7,8 @@ from contextvars import ContextVar
 import torch
 import torch.nn.functional as F
 
-KEEP: ContextVar[bool | None] = ContextVar("keep", default=None)
-"""None: draw a mask as torch does; True: keep every element; False: drop every element."""
+KEEP: ContextVar[bool | torch.Tensor | None] = ContextVar("keep", default=None)
+"""None: draw a mask as torch does; True: keep every element; False: drop every element; a tensor: keep where it is True."""
 
 
 def dropout(x: torch.Tensor, p: float, training: bool) -> torch.Tensor:
@@ -18,4 +18,6 @@ def dropout(x: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     keep = KEEP.get()
     if keep is None:
         return F.dropout(x, p, training=True)
+    if isinstance(keep, torch.Tensor):
+        return torch.where(keep.to(x.device).view(x.shape), x / (1 - p), torch.zeros_like(x))
     return x / (1 - p) if keep and p < 1 else torch.zeros_like(x)

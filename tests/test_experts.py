@@ -16,10 +16,11 @@ def test_the_expert_is_correct(grader, task: str) -> None:
     outcome = grader.grade(task, expert_source(task), backend="cpu", targets=("sm_90",))
     assert outcome.correct, (outcome.message, outcome.violations)
     evidence = outcome.evidence
-    assert evidence.launches > 0 and evidence.stored_share == 1.0 and evidence.findings == ()
-    assert set(load_task(task).takes) >= set(evidence.depends_on) and bool(evidence.depends_on) == (
-        task != "random/rand"
-    )
+    declared = load_task(task)
+    assert evidence.launches > 0 and evidence.findings == ()
+    # What is written in place may be written in part: the rest is the input, as it should be.
+    assert evidence.stored_share == 1.0 or (declared.writes and evidence.stored_share > 0)
+    assert set(declared.takes) >= set(evidence.depends_on) and bool(evidence.depends_on) == bool(declared.takes)
     assert outcome.evidence.moved_bytes > 0 and outcome.timing is None
     assert all(b.ok for b in outcome.compile), outcome.compile
     assert REWARD(outcome) == pytest.approx(1.0)
@@ -31,7 +32,8 @@ def test_no_work_no_pay(grader, task: str, policy: str) -> None:
     source = make_policy(policy).act({"task": task})
     outcome = grader.grade(task, source, backend="cpu", targets=())
     assert not outcome.correct
-    assert REWARD(outcome) == 0.0 and outcome.violations
+    # Without inputs nothing tells a constant from a result: it is wrong, no more.
+    assert REWARD(outcome) == 0.0 and (outcome.violations or not load_task(task).takes)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "sm_120", "gfx942"])

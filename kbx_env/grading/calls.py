@@ -168,9 +168,10 @@ class Talk:
                 encoded[name] = wire.encode(value, blobs)
         kinds = inspect.Parameter.KEYWORD_ONLY
         # Required parameters go by position, as a caller would; the rest by name.
+        whole = wire.assembled(encoded)
         positional = [
             n for n, p in self.task.signature.parameters.items()
-            if n in encoded and p.kind is not kinds and p.default is inspect.Parameter.empty
+            if n in whole and p.kind is not kinds and p.default is inspect.Parameter.empty
         ]  # fmt: skip
         return {"entry": self.task.entry, "args": encoded, "positional": positional}
 

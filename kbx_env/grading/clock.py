@@ -26,6 +26,7 @@ from kbx_env.grading.calls import Stopped, Talk, readable
 from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
 from kbx_env.sandbox.stopwatch import GRAPH_CALLS, Stopwatch
 from kbx_env.task import Case, GeneratorArg, Task
+from kbx_env.wire import assembled
 
 BLOCK = 5
 """Calls in one block."""
@@ -80,7 +81,7 @@ class EagerSide:
     def prepare(self, slots: Sequence[dict[str, Any]]) -> None:
         """See ``Side``."""
         with reference.exact_matmul():
-            self.watch.prepare(lambda s: self._function(**s), [self._resolve(s, i) for i, s in enumerate(slots)])
+            self.watch.prepare(lambda s: self._function(**assembled(s)), [self._resolve(s, i) for i, s in enumerate(slots)])
 
     def refill(self, slots: Sequence[dict[str, Any]]) -> None:
         """See ``Side``."""

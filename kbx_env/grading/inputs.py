@@ -39,7 +39,8 @@ def draw(task: Task, case: Case, seed: int) -> dict[str, Any]:
     Markers (``DtypeArg``, ``GeneratorArg``, ``DeviceArg``) stay markers.
     """
     args: dict[str, Any] = {}
-    for name in task.signature.parameters:
+    parts = {n: [t for t in task.takes if t.partition(".")[0] == n] or [n] for n in task.signature.parameters}
+    for name in (part for every in parts.values() for part in every):
         if name in task.takes and name not in case.args:
             t = task.takes[name]
             if t.optional and name not in case.given:

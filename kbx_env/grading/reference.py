@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
-from kbx_env.wire import DTYPES
+from kbx_env.wire import DTYPES, assembled
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -105,16 +105,17 @@ class _Run:
     decisions: int
 
 
-def _run(task: Task, case: Case, mine: dict[str, Any], keep: bool | None, rounding: tuple[str, ...]) -> _Run:
+def _run(task: Task, case: Case, mine: dict[str, Any], keep: bool | torch.Tensor | None, rounding: tuple[str, ...]) -> _Run:
     from kbx_env.tasks import _schemes, _seams
 
     homes = {v.untyped_storage().data_ptr(): n for n, v in mine.items() if isinstance(v, torch.Tensor) and v.numel()}
     token = _seams.KEEP.set(keep)
     _schemes.set_rounding(rounding)
+    _schemes.SLACK.set(None)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = task.reference(**mine)
+            result = task.reference(**assembled(mine))
         decisions = _schemes._USED.get()
     finally:
         _seams.KEEP.reset(token)
@@ -131,7 +132,7 @@ def _run(task: Task, case: Case, mine: dict[str, Any], keep: bool | None, roundi
 
 
 def _native(
-    task: Task, case: Case, args: Mapping[str, Any], device: str, keep: bool | None, rounding: tuple[str, ...],
+    task: Task, case: Case, args: Mapping[str, Any], device: str, keep: bool | torch.Tensor | None, rounding: tuple[str, ...],
     seed: int,
 ) -> _Run:  # fmt: skip
     """Torch in the declared dtypes; where the CPU lacks a 16-bit kernel, fp32 rounded once stands in."""
@@ -166,7 +167,7 @@ def expect(
     args: Mapping[str, Any],
     device: str = "cpu",
     *,
-    keep: bool | None = None,
+    keep: bool | torch.Tensor | None = None,
     rounding: tuple[str, ...] = (),
     exact: bool = True,
     generator_seed: int = 0,
@@ -178,7 +179,7 @@ def expect(
         case: the case the arguments were drawn for.
         args: from ``inputs.draw``; not changed.
         device: where to compute.
-        keep: what ``_seams.dropout`` does: keep all, drop all, or draw.
+        keep: what ``_seams.dropout`` does: keep all, drop all, keep where a mask is True, or draw.
         rounding: formulas of ``_schemes.int8_symmetric``, in order.
         exact: also compute the fp64 truth (otherwise the native answer stands in).
         generator_seed: seeds the ``torch.Generator`` arguments.
@@ -203,7 +204,7 @@ DRAWS = 8
 
 def sensitivity(
     task: Task, case: Case, args: Mapping[str, Any], expected: Expected, device: str = "cpu",
-    *, keep: bool | None = None, draws: int = DRAWS,
+    *, keep: bool | torch.Tensor | None = None, draws: int = DRAWS,
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:  # fmt: skip
     """How far each result moves, per unit of relative input noise: (outputs, tensors written in place).
 

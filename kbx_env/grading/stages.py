@@ -27,6 +27,7 @@ from kbx_env.outcome import (
     Violation,
 )  # fmt: skip
 from kbx_env.task import Case, Task
+from kbx_env.truth import Contract, Sample
 
 if TYPE_CHECKING:
     from kbx_env.grading.grader import Grader
@@ -247,13 +248,11 @@ class Grading:
         if self.task.takes and not tally.inputs:
             found = "no value of any result depends on a value of any input"
             self.record.violations.append(Violation("constant", found))
-        elif not self.task.takes and tally.frozen:
+        elif isinstance(self.task.truth, Sample) and not self.task.takes and tally.frozen:
             found = "every call gave one and the same number everywhere, whatever the seed"
             self.record.violations.append(Violation("constant", found))
 
     def _prove(self, talk: Talk, ablation: Sequence[bool], tally: Tally) -> None:
-        from kbx_env.truth import Contract
-
         found = self.record.violations
         found.extend(Violation(rule, detail) for rule, detail in dict.fromkeys(talk.denied))
         if not talk.standing:
@@ -267,10 +266,12 @@ class Grading:
             found.append(Violation("provenance", detail))
         truth = self.task.truth
         reached = talk.dots if talk.engine is None else tally.dots
-        if isinstance(truth, Contract) and self.record.grading == "contract" and not set(truth.dots) & reached:
+        # On a GPU the kinds are claims; where the CPU tier has executed the same source, it has also looked at them.
+        known = talk.engine is not None or self.proof is None
+        if isinstance(truth, Contract) and self.record.grading == "contract" and known and not set(truth.dots) & reached:
             wanted, got = " or ".join(truth.dots), ", ".join(sorted(talk.dots)) or "none"
             found.append(Violation(
-                "contract", f"the scheme demands a matrix product {wanted} on the way to the result; launched: {got}"
+                "contract", f"the scheme demands {wanted} on the way to the result; launched products: {got}"
             ))  # fmt: skip
 
 

@@ -97,10 +97,10 @@ class Runner:
 
     def call(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
         """Call the entry once: ``mode`` run or ablate."""
-        kwargs = {name: self._argument(d, blobs) for name, d in header["args"].items()}
-        positional = [kwargs.pop(name) for name in header["positional"]]
-        named = dict(zip(header["positional"], positional, strict=True)) | kwargs
+        named = {name: self._argument(d, blobs) for name, d in header["args"].items()}
         tensors = {k: v for k, v in named.items() if isinstance(v, torch.Tensor)}
+        kwargs = wire.assembled(named)
+        positional = [kwargs.pop(name) for name in header["positional"]]
         self.interceptor.reset(header["mode"])
         self.log.host_reads = 0
         if self.recorder is not None:
@@ -157,10 +157,11 @@ class Runner:
             names = header["positional"]
 
             def call(slot: dict[str, Any]) -> Any:
-                rest = {k: v for k, v in slot.items() if k not in names}
+                whole = wire.assembled(slot)
+                given = [whole.pop(n) for n in names]
                 self.log.host_reads = 0
                 with self.submission():
-                    return entry(*(slot[n] for n in names), **rest)
+                    return entry(*given, **whole)
 
             return self.stopwatch.prepare(call, slots), []
         if header["do"] == "refill":

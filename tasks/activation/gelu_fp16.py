@@ -1,8 +1,9 @@
 """activation/gelu_fp16."""
 
 import torch.nn.functional as F
+from kbx_env.tasks._cases import stream
 
-from kbx_env.task import Case, Choice, Cost, Linspace, Literal, Outlier, Paper, T, pow2, task
+from kbx_env.task import Case, Choice, Cost, Linspace, Literal, Outlier, Paper, T, Uniform, task
 from kbx_env.truth import Close
 
 KINDS = ({"approximate": "none"}, {"approximate": "tanh"})
@@ -21,15 +22,19 @@ KINDS = ({"approximate": "none"}, {"approximate": "tanh"})
         *(Case({"*": (128, 512)}, kind, draw=Outlier()) for kind in KINDS),
         Case({"*": (33, 65)}, KINDS[1], layouts={"input": "transposed"}),
         Case({"*": (7, 31)}, layouts={"input": "strided"}),
+        Case({"*": (64, 65)}, KINDS[1], draw=Uniform(-5, -2.5)),
+        Case({"*": (64, 65)}, KINDS[0], draw=Uniform(-5, -2.5)),
         Case({"*": ()}),
         Case({"*": (0, 3)}),
         Case({"*": (3, 50)}, KINDS[1], draw=Choice(-65504, -11, -6e-8, -0.0, 0.0, 6e-8, 11, 65504)),
         *(Case({"*": (3, 5, 211)}, kind, draw=Outlier(0.01, 30), held=True) for kind in KINDS),
     ),
-    timed=pow2("*", 18, 26, 4),
+    timed=stream(powers=(24, 26, 27)),
 )
 def gelu_fp16(input, approximate="none"):
     """Gaussian error linear unit of a float16 tensor of any shape, elementwise.
+
+    Example: gelu_fp16([0, 1, -2]) = [0, 0.841309, -0.045502]
 
     approximate="none":  y = 0.5 * x * (1 + erf(x / sqrt(2)))
     approximate="tanh":  y = 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))

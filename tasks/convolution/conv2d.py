@@ -1,17 +1,10 @@
 """convolution/conv2d."""
 
 import torch.nn.functional as F
+from kbx_env.tasks._conv import IMAGE, SMALL, conv_timed
 
 from kbx_env.task import Case, Cost, Outlier, Paper, T, task
 from kbx_env.truth import Close
-
-SMALL = {"N": 1, "C": 3, "D": 3, "H": 5, "W": 5, "O": 2, "R": 3, "S": 3}
-IMAGE = {"N": 2, "C": 3, "D": 3, "H": 16, "W": 16, "O": 4, "R": 3, "S": 3}
-
-
-def _square(n, c, size=16):
-    return Case({"N": n, "C": c, "D": c, "H": size, "W": size, "O": 2 * c, "R": 3, "S": 3}, given=("bias",))
-
 
 @task(
     difficulty=4,
@@ -35,10 +28,12 @@ def _square(n, c, size=16):
         Case(IMAGE | {"N": 0}),
         Case(IMAGE | {"C": 20, "D": 10, "H": 19, "W": 7, "O": 14}, {"groups": 2, "padding": 2}, held=True),
     ),
-    timed=(_square(16, 128), _square(32, 256), _square(64, 512)),
+    timed=conv_timed(),
 )
 def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     """2-D cross-correlation of fp32 images, with zero padding.
+
+    Example: conv2d([[[[1, 2, 3], [3, 4, -5]]]], [[[[1, -1], [0, 1]]]]) = [[[[3, -6]]]]
 
     y[n, o, i, j] = bias[o] + sum over c, r, s of
         weight[o, c, r, s] * input[n, g * C/groups + c, i * stride + r * dilation - padding, ...]

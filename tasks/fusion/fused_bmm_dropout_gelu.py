@@ -41,9 +41,11 @@ HALF = {"input1": "f16", "input2": "f16"}
 def fused_bmm_dropout_gelu(input1, input2, p=0.5, training=True, inplace=False, approximate="none", *, out=None):
     """gelu(dropout(input1 @ input2)) for a batch: (B, N, M) @ (B, M, P) -> (B, N, P), fp32 or fp16.
 
+    Example: fused_bmm_dropout_gelu([[[1, 2]]], [[[1, 0], [0, -1]]], training=False) = [[[0.841345, -0.0455003]]]
+
     Dropout (only if training): each element of the product is independently zeroed with probability p and otherwise
     multiplied by 1 / (1 - p); p = 1 gives zeros. Any random stream will do; it must be fresh on every call,
-    independent between elements, and the keep rate must be 1 - p. gelu as torch: "none" is x / 2 * (1 + erf(x /
+    independent between elements, and the keep rate must be 1 - p. gelu as torch: approximate="none" is x / 2 * (1 + erf(x /
     sqrt 2)), "tanh" the tanh approximation; gelu(0) = 0.
 
     fp32 products in IEEE fp32 (no TF32); fp16 inputs accumulate in fp32 and round once. ``inplace`` concerns only the

@@ -31,10 +31,12 @@ from kbx_env.truth import Exact
         Case({"*": (0,), "*m": (0,)}),
         Case({"*": (7, 1, 301), "*m": (7, 5, 301)}, draws={"mask": Bernoulli(0.3)}, held=True),
     ),
-    timed=tuple(Case({"*": (n,), "*m": (n,)}) for n in (1 << 16, 1 << 20, 1 << 22)),
+    timed=tuple(Case({"*": (n,), "*m": (n,)}) for n in (1 << 20, 1 << 22, 1 << 25)),
 )
 def masked_select(input, mask):
     """The elements of input where mask is True, as a new 1-D tensor in row-major order.
+
+    Example: masked_select([[1, 2], [3, 4]], [True, False]) = [1, 3]
 
     input (any real dtype or bool, any shape, 0-d too) and mask (bool) are broadcast against each other first, as torch
     broadcasts. The length of the result is the number of True elements of the broadcast mask and may be 0. Values are

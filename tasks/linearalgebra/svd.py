@@ -39,6 +39,8 @@ TALL = {"*": (), "m": 64, "n": 32}
 def svd(A, full_matrices=True):
     """Singular value decomposition of fp32 matrices: A = U diag(S) Vh, for every matrix of a batch (*, m, n).
 
+    Example: svd([[3, 0], [0, 2]]) = ([[1, 0], [0, 1]], [3, 2], [[1, 0], [0, 1]])
+
     Returns the tuple (U, S, Vh), k = min(m, n): S (*, k) descending and not negative; U (*, m, m) and Vh (*, n, n) if
     full_matrices, else U (*, m, k) and Vh (*, k, n). U has orthonormal columns and Vh orthonormal rows, also where
     singular values are zero or equal; the extra vectors of full_matrices complete the basis. Signs, and the choice of

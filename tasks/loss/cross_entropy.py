@@ -38,10 +38,12 @@ IGNORED = {"target": Ints(0, "C", special=-100, p=0.3)}
         Case({"B": 0, "C": 7, "*": ()}, {"reduction": "none"}),
         Case({"B": 6, "C": 57, "*": (11,)}, given=("weight",), held=True),
     ),
-    timed=tuple(Case({"B": b, "C": 1000, "*": ()}) for b in (1024, 8192, 32768)),
+    timed=tuple(Case({"B": b, "C": 1000, "*": ()}) for b in (8192, 32768, 131072)),
 )  # fmt: skip
 def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean"):
     """Cross entropy of fp32 logits with int64 class ids; the class axis is axis 1.
+
+    Example: cross_entropy([[1, 2, 0], [0, 3, 1]], [1, 0], reduction="sum") = 3.577452
 
     input (B, C) or (B, C, *), target (B,) or (B, *) with ids in [0, C) or ignore_index, weight (C,) or None. Per
     element l = -w[t] * (x[t] - log(sum over c of exp(x[c]))), w = 1 without weight, and l = 0 where t == ignore_index.

@@ -32,10 +32,12 @@ from kbx_env.truth import Close
         Case({"*": (4, 3, 2, 515)}, {"dim": -1}, held=True),
         Case({"*": (29, 6, 7)}, {"dim": -3}, held=True),
     ),
-    timed=tuple(Case({"*": (1024, n)}, {"dim": 1}) for n in (256, 4096, 65536)),
+    timed=tuple(Case({"*": (16384, n)}, {"dim": 1}) for n in (512, 2048, 8192)),
 )
 def softmax(input, dim, dtype=None):
     """Softmax along one axis: y = exp(x - max(x)) / sum(exp(x - max(x))), for an fp32 or fp16 tensor of any rank >= 1.
+
+    Example: softmax([[0, 1]], 1) = [[0.268941, 0.731059]]
 
     dim may be negative. With dtype given (float32 or float64), the input is converted first and the result has that
     dtype; otherwise the result has the input's dtype. float64 is computed in float64, all else in float32, rounded

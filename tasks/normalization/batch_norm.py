@@ -46,6 +46,8 @@ AFFINE = ("weight", "bias")
 def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     """Batch normalisation of (N, C, *), per channel c: y = (x - mean[c]) / sqrt(var[c] + eps) * weight[c] + bias[c].
 
+    Example: batch_norm([[1, 2], [3, 4]], [1, 0], [4, 1], bias=[0, 1]) = [[0, 3], [1, 5]]
+
     weight and bias (C,) are 1 and 0 when None. training=False: mean and var are running_mean and running_var, which
     stay unchanged. training=True: mean and biased variance (divide by count) of the batch over all axes but C; then, in
     place, running_mean = (1 - momentum) * running_mean + momentum * mean, and running_var likewise with the unbiased

@@ -32,10 +32,12 @@ OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0
         Case({"*": (0,)}, {"step": 5}),
         Case({"*": (3, 7, 111)}, {"step": 42} | OTHER, draws=LATER, held=True),
     ),
-    timed=tuple(Case({"*": (1 << k,)}, {"step": 1}, draws=FIRST) for k in (16, 20, 25)),
+    timed=tuple(Case({"*": (1 << k,)}, {"step": 1}, draws=FIRST) for k in (22, 24, 26)),
 )
 def adamw_step(param, grad, exp_avg, exp_avg_sq, step, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01):
     """One AdamW step on fp32 tensors of one shape, in place; returns (param, exp_avg, exp_avg_sq), the same tensors.
+
+    Example: adamw_step([1], [2], [0], [0], 1, lr=0.1) = ([0.899], [0.2], [0.004])
 
     In this order: param *= 1 - lr * weight_decay; exp_avg = beta1 * exp_avg + (1 - beta1) * grad;
     exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * grad^2; with t = step (an int >= 1)

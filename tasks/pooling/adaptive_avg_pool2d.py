@@ -30,12 +30,14 @@ BATCH = {"*": (1, 64), "H": 8, "W": 9}
         Case({"*": (1, 3), "H": 32, "W": 64}, {"output_size": (16, 32)}),
         Case({"*": (2, 7), "H": 23, "W": 17}, {"output_size": (6, 5)}, held=True),
     ),
-    timed=tuple(Case({"*": (1, 3), "H": n, "W": n}, {"output_size": (n // 2, n // 2)}) for n in (256, 1024, 4096)),
+    timed=tuple(Case({"*": (1, 3), "H": n, "W": n}, {"output_size": (n // 2, n // 2)}) for n in (1024, 4096, 8192)),
 )
 def adaptive_avg_pool2d(input, output_size):
     """Average of an fp32 image over near-equal bins: (N, C, H, W) or (C, H, W) -> (..., oH, oW).
 
-    output_size is an int (both axes) or a pair, in which None means the input's own size. Output row i averages input
+    Example: adaptive_avg_pool2d([[[1, 2, 3], [4, 5, 6]]], (1, 2)) = [[[3, 4]]]
+
+    output_size is an int (both axes) or a pair, in which None means the input's own size. Output row i averages the input's
     rows floor(i * H / oH) up to but excluding ceil((i + 1) * H / oH); columns alike; bins may overlap, and oH > H is
     allowed. Sum in fp32, then divide by the number of pixels of the bin. New tensor; any strides; N may be 0.
     """

@@ -33,6 +33,8 @@ from kbx_env.truth import Contract
 def matmul_w8a8(input, weight):
     """fp32 (M, K) @ (K, N) -> fp32 (M, N), computed with int8 operands and int32 accumulation.
 
+    Example: matmul_w8a8([[1, 3]], [[1], [-0.5]]) = [[-0.519685]]
+
     Each row of input and each column of weight is quantized symmetrically: scale = max|x| / 127 (1 if all are zero),
     q = round(x / scale) to int8, half to even, in fp32. The int8 product accumulates exactly in int32 (tl.dot on int8);
     y[m, n] = acc[m, n] * scale_input[m] * scale_weight[n] in fp32.

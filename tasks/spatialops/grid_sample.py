@@ -44,10 +44,12 @@ def _case(axes, mode="bilinear", padding="zeros", align=False, **more):
         _case(IMAGE | {"C": 5, "*s": (19, 10), "*g": (7, 21)}, draws=WIDE, held=True),
         _case(CUBE | {"*s": (5, 3, 6), "*g": (3, 2, 4)}, "nearest", "border", draws=CLEAR, held=True),
     ),
-    timed=tuple(Case({"N": 16, "C": 3, "*s": (n, n), "*g": (n // 2, n // 2), "D": 2}) for n in (256, 512, 1024)),
+    timed=tuple(Case({"N": 16, "C": 3, "*s": (n, n), "*g": (n // 2, n // 2), "D": 2}) for n in (512, 1024, 2048)),
 )
 def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=False):
     """Sample fp32 images at normalised positions: input (N, C, H, W), grid (N, Ho, Wo, 2) -> (N, C, Ho, Wo).
+
+    Example: grid_sample([[[[1, 2], [3, 4]]]], [[[[0, 0], [-0.5, 0.5]]]]) = [[[[2.5, 3]]]]
 
     Also 5-D: input (N, C, D, H, W), grid (N, Do, Ho, Wo, 3). The last axis of grid holds (x, y[, z]); x runs along W,
     y along H, z along D. -1 and 1 are the centres of the border pixels if align_corners

@@ -16,6 +16,7 @@ from kbx_env.errors import UnknownName, UsageError
 from kbx_env.grading import inputs, judge
 from kbx_env.grading.judge import Answer
 from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
+from kbx_env.wire import assembled
 
 
 def test_every_file_is_a_policy() -> None:
@@ -65,7 +66,7 @@ def _call(function: Callable[..., Any], task: Task, case: Case, args: dict[str, 
         else v.clone() if isinstance(v, torch.Tensor) else v
         for name, v in args.items()
     }  # fmt: skip
-    got = function(**made)
+    got = function(**assembled(made))
     outputs = tuple(got) if isinstance(got, tuple | list) else (got,)
     tensors = {k: v for k, v in made.items() if isinstance(v, torch.Tensor)}
     aliases = tuple(next((k for k, v in tensors.items() if v is o), None) for o in outputs)
@@ -89,4 +90,4 @@ def test_the_torch_fallback_is_really_right(name: str) -> None:
         answers = [_call(space[task.entry], task, case, args, seed) for seed in seeds]
         ruling = judge.judge(task, case, args, answers, generator_seeds=seeds)
         assert ruling.passed, f"{case.label()}: {ruling.reason}"
-    assert len(judged) >= 5
+    assert len(judged) >= 3

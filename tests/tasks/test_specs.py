@@ -14,7 +14,7 @@ from kbx_env.catalog import load_task, task_ids
 from kbx_env.grading import inputs, reference
 from kbx_env.task import Case, DtypeArg, Task
 from kbx_env.truth import Sample
-from kbx_env.wire import DTYPES
+from kbx_env.wire import DTYPES, assembled
 
 NEVER = {
     "layout": "torch.strided is the only layout there is",
@@ -43,6 +43,8 @@ def call(task: Task, text: str) -> tuple[Any, str]:
 
     eval(f"{task.entry}{left[left.index('(') :]})", {**names, task.entry: take})
     for name, value in bound.items():
+        if f"{name}.0" in task.takes:
+            bound[name] = [torch.tensor(v, dtype=DTYPES[task.takes[f"{name}.0"].dtype]) for v in value]
         if name in task.takes and isinstance(value, list | int | float | complex | bool):
             dtype = DTYPES[task.takes[name].dtype]
             if dtype.is_floating_point and torch.tensor(value).is_complex():
@@ -123,7 +125,7 @@ def test_the_reference_leaves_alone_what_the_contract_does_not_say(name: str) ->
         args = inputs.draw(task, case, index)
         mine = reference.resolve(args, "cpu")
         with reference.exact_matmul():
-            task.reference(**mine)
+            task.reference(**assembled(mine))
         for tensor, value in args.items():
             if isinstance(value, torch.Tensor) and tensor not in task.written(case.args):
                 torch.testing.assert_close(mine[tensor], value, rtol=0, atol=0, equal_nan=True, msg=tensor)

@@ -38,7 +38,9 @@ def pointwise(*inputs, out=None, dtype=None, s=0.0, t=0.0, mode=0):
     n = target.numel()
     if n:
         kernel = (_unary, _binary, _ternary)[len(xs) - 1]
-        kernel[(triton.cdiv(n, 1024),)](*xs, target, n, s, t, MODE=mode, BLOCK=1024, num_warps=4)
+        # 16 bytes a thread.
+        warps = 8 if target.element_size() >= 4 else 4
+        kernel[(triton.cdiv(n, 1024),)](*xs, target, n, s, t, MODE=mode, BLOCK=1024, num_warps=warps)
     if target is not y:
         y.copy_(target)
     return y

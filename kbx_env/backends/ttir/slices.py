@@ -6,7 +6,7 @@ iterated until nothing changes; functions are entered once per call, with the fa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .graph import Block, Func, Module, Op, Region
@@ -30,7 +30,8 @@ class Fact:
         values: Arguments whose loaded values reach it through data.
         control: Arguments whose loaded values decide a branch, a trip count or a mask on the way.
         address: Arguments whose loaded values select the addresses of loads on the way.
-        dots: Kinds of matrix products on the way.
+        dots: Kinds of matrix products, and of roundings to int8, on the way.
+        packed: "i8" for bytes out of memory, "i4" for their halves; nothing once they are something else.
     """
 
     bases: frozenset[int] = _SET
@@ -38,6 +39,7 @@ class Fact:
     control: frozenset[int] = _SET
     address: frozenset[int] = _SET
     dots: frozenset[str] = frozenset()
+    packed: str = ""
 
     def __or__(self, o: Fact) -> Fact:
         if self is o or o is _EMPTY:
@@ -50,6 +52,7 @@ class Fact:
             self.control | o.control,
             self.address | o.address,
             self.dots | o.dots,
+            max(self.packed, o.packed, key=_DEPTH.index),
         )
 
     def everything(self) -> frozenset[int]:
@@ -61,6 +64,8 @@ class Fact:
         return self if control <= self.control else self | Fact(control=control)
 
 
+_DEPTH = ("", "i8", "i4")
+_HALVES = ("arith.shrsi", "arith.shrui", "arith.andi")
 _EMPTY = Fact()
 
 
@@ -79,7 +84,8 @@ class StoreSlice:
             value on the way is executed: branches, trip counts, masks.
         address_args: Arguments whose loaded values select addresses, of the store or of loads.
         dots: Kinds of matrix products that the stored value passes through, "i8*i8->i32" or
-            "tf32", as in ``Meter.dot_kinds``.
+            "tf32", as in ``Meter.dot_kinds``; "i4 in f16*f16->f32" where an operand came as halves of
+            bytes; "f32->i8" for a rounding to int8.
         line: Source line, 0 when unknown.
     """
 
@@ -155,7 +161,15 @@ class _Analysis:
             bases = frozenset([UNKNOWN]) if name == "tt.int_to_ptr" else _SET
             return [Fact(bases, known.values, known.control, known.address, known.dots)]
         if name in ("tt.dot", "tt.dot_scaled"):
-            return [_join(a) | Fact(dots=frozenset([dot_kind(op)]))]
+            kind = dot_kind(op)
+            if any(f.packed == "i4" for f in a[:2]):
+                kind = f"i4 in {kind}"
+            return [replace(_join(a), packed="") | Fact(dots=frozenset([kind]))]
+        if name == "arith.fptosi" and op.rtypes[0].elem == "i8":
+            return [_join(a) | Fact(dots=frozenset([f"{op.types[0].elem}->i8"]))]
+        if name in _HALVES and a[0].packed == "i8":
+            # A byte of which only some bits go on: two numbers of four bits lie in it.
+            return [replace(_join(a), packed="i4")]
         if name == "scf.for":
             return self.loop(op, a, env, control)
         if name == "scf.while":
@@ -185,6 +199,7 @@ class _Analysis:
             where.control | data.control | mask.everything(),
             where.values | where.address | data.address,
             data.dots,
+            "i8" if op.rtypes and op.rtypes[0].elem in ("i8", "ui8") else "",
         )
 
     def store(self, op: Op, a: list[Fact], control: frozenset[int]) -> Fact:

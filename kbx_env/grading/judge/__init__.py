@@ -9,27 +9,29 @@ import torch
 
 from kbx_env.errors import DeclarationError
 from kbx_env.grading import reference
-from kbx_env.grading.judge import close, contract, exact, invariant, paper, statistical, structure
+from kbx_env.grading.judge import close, contract, exact, invariant, paper, statistical, structure, windows
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.grading.reference import Expected
 from kbx_env.task import Case, Task
-from kbx_env.truth import Close, Contract, Dropout, Exact, Invariant, Sample, Truth
+from kbx_env.truth import Close, Contract, Dropout, Exact, Invariant, Sample, Truth, Windows
 
 __all__ = ["Answer", "Ruling", "calls_needed", "canaries", "is_trivial", "judge"]
 
-_CLASSES: tuple[type[Truth], ...] = (Close, Exact, Invariant, Dropout, Contract, Sample)
+_CLASSES: tuple[type[Truth], ...] = (Close, Exact, Invariant, Dropout, Contract, Sample, Windows)
 
 
 def calls_needed(task: Task, case: Case) -> int:
     """Calls on the same inputs that the judge must see."""
     if isinstance(task.truth, Sample):
         return 3 if task.truth.generator in case.args else 2
+    if isinstance(task.truth, Windows):
+        return 2
     return 2 if isinstance(task.truth, Dropout) and statistical.rate_of(task, case)[1] else 1
 
 
 def _expected(task: Task, case: Case, args: Mapping[str, Any], device: str) -> Expected:
     keep = True if isinstance(task.truth, Dropout) else None
-    return reference.expect(task, case, args, device, keep=keep, exact=not isinstance(task.truth, Sample))
+    return reference.expect(task, case, args, device, keep=keep, exact=not isinstance(task.truth, Sample | Windows))
 
 
 def judge(
@@ -74,7 +76,7 @@ def _rule(
 ) -> Ruling:  # fmt: skip
     truth = task.truth
     # Values that chance decides cannot be compared to torch's draw: the statistical judges serve both gradings.
-    chance = isinstance(truth, Sample) or (isinstance(truth, Dropout) and statistical.rate_of(task, case)[1])
+    chance = isinstance(truth, Sample | Windows) or (isinstance(truth, Dropout) and statistical.rate_of(task, case)[1])
     if grading == "paper" and not chance:
         return paper.rule(task, expected, answers[0])
     for answer in answers:
@@ -93,7 +95,9 @@ def _rule(
         case Contract():
             return contract.rule(truth, task, case, args, expected, answers[0], device)
         case Sample():
-            return statistical.rule_sample(truth, case, answers, generator_seeds, timed=timed)
+            return statistical.rule_sample(truth, case, args, answers, generator_seeds, timed=timed)
+        case Windows():
+            return windows.rule(truth, args, answers, timed=timed)
     raise DeclarationError(f"{task.id}: no judge for {type(truth).__name__}")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from scipy.stats import binom
 
 from kbx_env.errors import DeclarationError
 from kbx_env.grading import reference
@@ -33,7 +34,7 @@ def rate_of(task: Task, case: Case) -> tuple[float, bool]:
     assert isinstance(truth, Dropout)
     bound = {n: p.default for n, p in task.signature.parameters.items()} | dict(case.args)
     p = float(bound[truth.rate])
-    return p, bool(bound[truth.active]) and 0.0 < p < 1.0
+    return p, (truth.active is None or bool(bound[truth.active])) and 0.0 < p < 1.0
 
 
 def worst_lag(a: torch.Tensor, b: torch.Tensor, var: float, *, own: bool) -> tuple[float, int]:
@@ -119,6 +120,8 @@ def rule_dropout(
     p, active = rate_of(task, case)
     if not active:
         return close.rule(truth.close, task, case, args, kept, answers[0], device, keep=True)
+    if truth.by_row:
+        return _by_row(truth, task, case, args, answers, device, p, timed)
     dropped = reference.expect(task, case, args, device, keep=False)
     masks: list[tuple[torch.Tensor, torch.Tensor]] = []
     for answer in answers:
@@ -131,6 +134,11 @@ def rule_dropout(
         if isinstance(found, Ruling):
             return found
         masks.append(found)
+    return _judge_masks(masks, p, timed)
+
+
+def _judge_masks(masks: Sequence[tuple[torch.Tensor, torch.Tensor]], p: float, timed: bool) -> Ruling:
+    """Keep rate, structure, and freshness of the masks of several calls."""
     q = 1 - p
     for mask, clear in masks:
         n = int(clear.sum())
@@ -143,6 +151,27 @@ def rule_dropout(
     if not timed and len(masks) > 1:
         return _fresh(masks[0], masks[1], q)
     return PASSED
+
+
+def _by_row(
+    truth: Dropout, task: Task, case: Case, args: Mapping[str, Any], answers: Sequence[Answer], device: str, p: float,
+    timed: bool,
+) -> Ruling:  # fmt: skip
+    """Read the mask off each row's smallest values; the reference with that mask is the truth."""
+    masks = []
+    for answer in answers:
+        y = torch.nan_to_num(answer.outputs[0].to("cpu", torch.float64))
+        low, high = y.amin(-1, keepdim=True), y.amax(-1, keepdim=True)
+        mask = y > (low + high) / 2
+        # A row that kept everything has no dropped element at its bottom: its spread is that of the kept values.
+        whole = reference.expect(task, case, args, device, keep=True).outputs[0].to("cpu")
+        mask = mask | ((y - whole).abs().amax(-1, keepdim=True) < 1e-3)
+        expected = reference.expect(task, case, args, device, keep=mask)
+        ruling = close.rule(truth.close, task, case, args, expected, answer, device, keep=mask)
+        if not ruling.passed:
+            return ruling
+        masks.append((mask, torch.ones_like(mask)))
+    return _judge_masks(masks, p, timed)
 
 
 def _fresh(a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor], q: float) -> Ruling:
@@ -164,12 +193,40 @@ def _fresh(a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Te
     return PASSED
 
 
+def _binomial(args: Mapping[str, Any], y: torch.Tensor, draw: torch.Generator) -> torch.Tensor | str:
+    """Uniform numbers, if the samples are what they should be: F(k - 1) + U (F(k) - F(k - 1)) with fresh uniform U."""
+    both, n = args["input"] & args["other"], args["total_count"].to(torch.float64)
+    p = args["probs"].to(torch.float64) if "probs" in args else torch.sigmoid(args["logits"].to(torch.float64))
+    both, n, p, y = (t.flatten()[:MOST] for t in torch.broadcast_tensors(*(t.cpu() for t in (both, n, p, y))))
+    k = y.to(torch.float64) / both.to(torch.float64)
+    if bool((y[both == 0] != 0).any()):
+        return "not zero where input & other is zero"
+    k, n, p = k[both != 0], n[both != 0], p[both != 0]
+    if not bool(((k == k.round()) & (k >= 0) & (k <= n)).all()):
+        return "not (input & other) times a whole number from 0 to total_count"
+    below, at = (torch.from_numpy(binom.cdf(q.numpy(), n.numpy(), p.numpy())) for q in (k - 1, k))
+    return below + torch.rand(k.shape, generator=draw, dtype=torch.float64) * (at - below)
+
+
 def rule_sample(
-    truth: Sample, case: Case, answers: Sequence[Answer], generator_seeds: Sequence[int] = (), *, timed: bool = False
-) -> Ruling:
+    truth: Sample, case: Case, args: Mapping[str, Any], answers: Sequence[Answer], generator_seeds: Sequence[int] = (),
+    *, timed: bool = False,
+) -> Ruling:  # fmt: skip
     """Samples: distribution, resolution, independence, and the generator's promise."""
+    if truth.law == "binomial":
+        draw = torch.Generator().manual_seed(0x81)
+        made = [_binomial(args, a.outputs[0], draw) for a in answers[: 1 if timed else None]]
+        for numbers in made:
+            if isinstance(numbers, str):
+                return Ruling(False, numbers)
+            found = _uniform01(numbers, coarse=True)
+            if found:
+                return Ruling(False, f"as probabilities of the samples: {found}")
+        if len(made) > 1 and _correlated(made[0], made[1]):  # type: ignore[arg-type]
+            return Ruling(False, "two calls gave correlated samples")
+        return PASSED
     if truth.law not in LAWS:
-        raise DeclarationError(f"unknown law {truth.law!r}; accepted: {', '.join(LAWS)}")
+        raise DeclarationError(f"unknown law {truth.law!r}; accepted: binomial, {', '.join(LAWS)}")
     for answer in answers[: 1 if timed else None]:
         found = LAWS[truth.law](answer.outputs[0])
         if found:
@@ -202,9 +259,9 @@ _QUANTUM = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """Spacing of an honest 16-bit sample; its mean may be off by that much."""
 
 
-def _uniform01(x: torch.Tensor) -> str | None:
+def _uniform01(x: torch.Tensor, coarse: bool = False) -> str | None:
     y = x.to(torch.float64).flatten()
-    if not bool(((y >= 0) & (y < 1)).all()):
+    if not bool(((y >= 0) & (y <= 1 if coarse else y < 1)).all()):
         return "samples outside [0, 1)"
     if y.numel() >= 16 and bool((y == y[0]).all()):
         return "all samples are equal"
@@ -225,7 +282,7 @@ def _uniform01(x: torch.Tensor) -> str | None:
     z, lag = worst_lag(centred, centred, 1 / 12, own=True)
     if z > LAG_SIGMAS:
         return f"elements {lag} apart are correlated"
-    return _too_coarse(x, y, ordered)
+    return None if coarse else _too_coarse(x, y, ordered)
 
 
 def _too_coarse(x: torch.Tensor, y: torch.Tensor, ordered: torch.Tensor) -> str | None:

@@ -1,0 +1,12 @@
+# parts: conv
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def epilogue(acc, bias, gain, e, where, s, t, MODE: tl.constexpr):
+    return tl.maximum(acc + bias, 0.0)
+
+
+def fused_relu_conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, inplace=False):
+    return conv(input, weight, bias, stride, padding, dilation, groups)

@@ -1,0 +1,36 @@
+# parts: eliminate, symmetric
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _cholesky(a, y, n, ab, ar, ac, yb, yr, yc, UPPER: tl.constexpr, CPLX: tl.constexpr, N: tl.constexpr):
+    """One program per matrix: each column is finished, stored, and its square taken from what is left."""
+    batch = tl.program_id(0).to(tl.int64)
+    rows = tl.arange(0, N)
+    x, xi = mirror_image(a + batch * ab, rows, n, ar, ac, CPLX, True)
+    y += batch * yb + rows.to(tl.int64) * yr
+    for k in range(n):
+        f, fi = taken(x, xi, rows, k, CPLX)
+        root = tl.sqrt(pick(f, rows, k))
+        f = tl.where(rows > k, f / root, tl.where(rows == k, root, 0.0))
+        if CPLX:
+            fi = tl.where(rows > k, fi / root, 0.0)
+        # The factor's row of upper=True is the conjugate of the column.
+        store(y, 0, f, conj(fi, UPPER), rows < n, CPLX)
+        y += yc
+        x, xi = rank_one(x, xi, f, -fi, f, fi, CPLX)
+
+
+def cholesky(A, upper=False, out=None):
+    y = target(out, A, A.shape)
+    # Returned as torch does, with whole columns (of L) in a row.
+    factor = y if upper or out is not None else y.mT
+    if y.numel():
+        n, N = A.shape[-1], pad(A.shape[-1])
+        (a, *sa), (f, *sf) = numbers(A), numbers(factor.mT if upper else factor)
+        parts = 1 + A.is_complex()
+        _cholesky[(f.shape[0],)](
+            a, f, n, *sa, *sf, UPPER=bool(upper), CPLX=A.is_complex(), N=N, num_warps=warps(parts * N * N)
+        )  # fmt: skip
+    return handed(factor, out)

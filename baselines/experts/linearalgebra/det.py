@@ -1,0 +1,5 @@
+# parts: eliminate
+
+
+def det(A):
+    return determinant(A)

@@ -1,0 +1,75 @@
+# parts: eliminate, symmetric
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _ldl(
+    a, y, pivots, n, ab, ar, ac, yb, yr, yc, CPLX: tl.constexpr, HERM: tl.constexpr, N: tl.constexpr
+):  # fmt: skip
+    """One program per matrix. Rows stay where they are; place notes where LAPACK would have them by now."""
+    batch = tl.program_id(0).to(tl.int64)
+    rows = tl.arange(0, N)
+    x, xi = mirror_image(a + batch * ab, rows, n, ar, ac, CPLX, HERM)
+    y += batch * yb
+    pivots += batch * n
+    place = rows
+    k = 0
+    while k < n:
+        p = pick(rows, place, k)
+        kind, r, u, ui, w, wi = pivot(x, xi, rows, place > k, p, CPLX)
+        # The chosen row changes places with the one at k, or behind it.
+        wide = (kind == 2).to(tl.int32)
+        chosen = tl.where(kind == 0, p, r)
+        old = pick(place, rows, chosen)
+        place = tl.where(place == k + wide, old, place)
+        place = tl.where(rows == chosen, k + wide, place)
+        later = place > k + wide
+        at = y + place.to(tl.int64) * yr + k.to(tl.int64) * yc
+        if kind == 2:
+            d, di, b, bi, c, ci, e, ei, f, fi, h, hi = block(u, ui, w, wi, rows, p, r, CPLX, HERM)
+            v, vi = combined(u, ui, e, ei, w, wi, f, fi, CPLX)
+            z, zi = combined(u, ui, f, conj(fi, HERM), w, wi, h, hi, CPLX)
+            x, xi = rank_one(x, xi, u, conj(ui, HERM), v, vi, CPLX)
+            x, xi = rank_one(x, xi, w, conj(wi, HERM), z, zi, CPLX)
+            v = tl.where(later, v, tl.where(rows == r, b, tl.where(rows == p, d, 0.0)))
+            z = tl.where(later, z, tl.where(rows == r, c, 0.0))
+            if CPLX:
+                vi = tl.where(later, vi, tl.where(rows == r, bi, tl.where(rows == p, di, 0.0)))
+                zi = tl.where(later, zi, tl.where(rows == r, ci, 0.0))
+            store(at, 0, v, vi, rows < n, CPLX)
+            store(at, yc, z, zi, rows < n, CPLX)
+            tl.store(pivots + k, -old - 1)
+            tl.store(pivots + k + 1, -old - 1)
+        else:
+            u = tl.where(kind == 0, u, w)
+            if CPLX:
+                ui = tl.where(kind == 0, ui, wi)
+            d, di = picks(u, ui, rows, chosen, CPLX)
+            di = real(di, HERM)
+            e, ei = inverse(d, di, CPLX)
+            v, vi = times(u, ui, e, ei, CPLX)
+            x, xi = rank_one(x, xi, u, conj(ui, HERM), v, vi, CPLX)
+            v = tl.where(later, v, tl.where(rows == chosen, d, 0.0))
+            if CPLX:
+                vi = tl.where(later, vi, tl.where(rows == chosen, di, 0.0))
+            store(at, 0, v, vi, rows < n, CPLX)
+            tl.store(pivots + k, old + 1)
+        k += 1 + wide
+
+
+def ldl_factor(A, hermitian=False, out=None):
+    n = A.shape[-1]
+    y = target(out, A, A.shape)
+    # Returned as torch does, with whole columns in a row.
+    factor = y if out is not None else y.mT
+    pivots = torch.empty(A.shape[:-1], dtype=torch.int32, device=A.device)
+    if y.numel():
+        N, complex_ = pad(n), A.is_complex()
+        (a, *sa), (f, *sf) = numbers(A), numbers(factor)
+        _ldl[(f.shape[0],)](
+            a, f, pivots, n, *sa, *sf, CPLX=complex_, HERM=bool(hermitian) and complex_, N=N,
+            num_warps=warps((1 + complex_) * N * N),
+        )  # fmt: skip
+    return handed(factor, out), pivots

@@ -1,0 +1,62 @@
+# parts: jacobi
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def exponent(K: tl.constexpr, like):
+    return tl.full(like.shape, K, like.dtype)
+
+
+@triton.jit
+def _power(a, out, flag, n, K: tl.constexpr, N: tl.constexpr):
+    """One symmetric matrix per program: sum of w^k u u^T over the eigenpairs."""
+    batch = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, N)
+    a += batch * n * n
+    x, scale = tall(a, cols, cols, n, n, n, 1)
+    # Singular vectors of A + shift are eigenvectors of A if the shift makes every eigenvalue positive; twice the bound
+    # of the eigenvalues keeps A + shift far from singular, too.
+    bound = tl.max(tl.sum(tl.abs(x), 1), 0)
+    shift = 2.0 * tl.where(bound > 0, bound, 1.0)
+    eye = cols[:, None] == cols[None, :]
+    x = tl.where(eye & (cols < n)[:, None], x + shift, x)
+    w, square = orthogonalise(x, cols, flag + batch, N, N)
+    u = directions(w, square)
+    # Many rotations have let lengths and angles drift by a few roundings.
+    u = 1.5 * u - 0.5 * dot(dot(u, tl.trans(u)), u)
+    # A is read again rather than kept in registers through all the rotations.
+    x, scale = tall(a, cols, cols, n, n, n, 1)
+    # u A u^T is diagonal up to rounding. What is left beside the diagonal enters the power by its first-order term,
+    # times the difference quotient of w^k, or the derivative where two eigenvalues are close.
+    g = dot(dot(u, x), tl.trans(u))
+    value = tl.sum(tl.where(eye, g, 0.0), 1)
+    other = tl.sum(tl.where(eye, g, 0.0), 0)
+    real = (cols[:, None] < n) & (cols[None, :] < n)
+    power, power_of_other = libdevice.pow(value, exponent(K, value)), libdevice.pow(other, exponent(K, other))
+    gap = value[:, None] - other[None, :]
+    apart = tl.abs(gap) > 1e-3 * (tl.abs(value)[:, None] + tl.abs(other)[None, :])
+    quotient = (power[:, None] - power_of_other[None, :]) / tl.where(apart, gap, 1.0)
+    if K != 0:
+        middle = 0.5 * (value[:, None] + other[None, :])
+        near = K * libdevice.pow(tl.where(real, middle, 1.0), exponent(K - 1, middle))
+        quotient = tl.where(apart, quotient, near)
+    core = tl.where(eye, power[:, None], quotient * g)
+    y = dot(dot(tl.trans(u), tl.where(real, core, 0.0)), u)
+    if K == 0:
+        y = tl.where(eye, 1.0, 0.0).to(x.dtype)
+    # A was divided by a power of two.
+    factor = libdevice.pow(scale, tl.full((), K, scale.dtype))
+    tl.store(out + batch * n * n + cols[:, None] * n + cols[None, :], y * factor, mask=real)
+
+
+def matrix_power_eig(A, k, *, out=None):
+    x = A.contiguous()
+    y = torch.empty_like(x) if out is None or not out.is_contiguous() else out
+    B, n, _, _, _, N, _, warps = sides(x)
+    if x.numel():
+        flag = torch.empty(B, dtype=torch.int32, device=A.device)
+        _power[(B,)](x, y, flag, n, K=float(k), N=N, num_warps=warps)
+    return y if out is None or y is out else out.copy_(y)

@@ -1,0 +1,48 @@
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _sample(a, b, counts, chances, y, n, seed, COUNT: tl.constexpr, CHANCE: tl.constexpr, LOGITS: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    """Inversion: walk up the distribution function until it passes one uniform number."""
+    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = e < n
+    both = tl.load(a + e, mask=inside, other=0) & tl.load(b + e, mask=inside, other=0)
+    # One number for all elements is loaded once.
+    trials = tl.load(counts + e * COUNT, mask=inside, other=0).to(tl.float32)
+    p = tl.load(chances + e * CHANCE, mask=inside, other=0.0)
+    if LOGITS:
+        p = tl.sigmoid(p)
+    # Successes or failures, whichever are rarer: (1 - q)^100 stays far from underflow.
+    q = tl.minimum(p, 1.0 - p)
+    u = tl.rand(seed, e.to(tl.uint32))
+    odds = q / (1.0 - q)
+    term = tl.exp(trials * tl.log(1.0 - q))
+    total = term
+    k = tl.zeros((BLOCK,), tl.float32)
+    for i in range(0, tl.max(trials, 0).to(tl.int32)):
+        more = (u >= total) & (k < trials)
+        term = tl.where(more, term * odds * (trials - k) / (k + 1.0), term)
+        total = tl.where(more, total + term, total)
+        k = tl.where(more, k + 1.0, k)
+    k = tl.where(p > 0.5, trials - k, k)
+    tl.store(y + e, k * both.to(tl.float32), mask=inside)
+
+
+def bitwise_and_binomial(input, other, total_count, probs=None, logits=None):
+    shape, n = input.shape, input.numel()
+    y = torch.empty(shape, dtype=torch.float32, device=input.device)
+    chances = probs if probs is not None else logits
+    one_count, one_chance = total_count.numel() == 1, chances.numel() == 1
+    counts = total_count if one_count else total_count.expand(shape).contiguous()
+    chances = chances if one_chance else chances.expand(shape).contiguous()
+    if n:
+        # An odd seed: no launch is specialised for one divisible by 16.
+        seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1
+        _sample[(triton.cdiv(n, 512),)](
+            input.contiguous(), other.contiguous(), counts, chances, y, n, seed, COUNT=0 if one_count else 1,
+            CHANCE=0 if one_chance else 1, LOGITS=logits is not None, BLOCK=512, num_warps=4,
+        )  # fmt: skip
+    return y

@@ -1,0 +1,209 @@
+"""Cheap answers against every task: python eval/audit.py [--tasks GLOB] [--json FILE].
+
+An answer that nobody worked for must not pass all cases of any task. Needs no GPU and runs no submission: the answers are
+made from the reference and go straight to the judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from kbx_env.catalog import load_task, load_tasks
+from kbx_env.grading import inputs, judge, reference
+from kbx_env.grading.reference import Expected
+from kbx_env.task import Case, Task
+from kbx_env.truth import Dropout, Sample
+
+Args = Mapping[str, Any]
+KINDS = (
+    "zeros", "ones", "nan", "copy of an input", "previous output", "mean", "lower precision", "first half",
+    "contiguous only",
+)  # fmt: skip
+LISTED: Mapping[tuple[str, str], str] = {
+    ("math/signbit", "lower precision"): "rounding keeps the sign: what reads fewer bits of a number reads its sign bit",
+}
+"""(task, kind) -> why that cheap answer is right by definition."""
+
+
+def answer(task: Task, case: Case, args: Args, expected: Expected, make: Callable[[int, torch.Tensor], torch.Tensor]) -> Any:
+    """An answer that leaves the inputs alone; ``make(i, native)`` gives what stands in place of result i."""
+    changed = task.written(case.args)
+    after = {k: v for k, v in args.items() if isinstance(v, torch.Tensor)}
+    outputs = tuple(make(i, o) for i, o in enumerate(expected.native))
+    written = {n: make(len(outputs) + k, v) for k, (n, v) in enumerate(expected.native_written.items())}
+    after = after | written
+    aliases = tuple(
+        "out" if case.out and i == 0 else a if a in changed else None for i, a in enumerate(expected.aliases)
+    )
+    outputs = tuple(after[a] if a in written else o for a, o in zip(aliases, outputs, strict=True))
+    return judge.Answer(outputs, expected.is_tuple, after, aliases, aliases)
+
+
+def _expect(task: Task, case: Case, args: Args) -> Expected:
+    keep = True if isinstance(task.truth, Dropout) else None
+    return reference.expect(task, case, args, keep=keep, exact=False, generator_seed=7)
+
+
+def _low(x: torch.Tensor) -> torch.Tensor:
+    """As if read with the next lower precision: TF32 for fp32, fp32 for fp64, half of the mantissa for 16 bits."""
+    if x.is_complex():
+        return torch.view_as_complex(_low(torch.view_as_real(x.resolve_conj())).contiguous())
+    if x.dtype is torch.float64:
+        return x.to(torch.float32).to(torch.float64)
+    if x.dtype is torch.float32:
+        bits = x.contiguous().view(torch.int32)
+        return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+    if x.dtype in reference.HALVES:
+        bits = x.contiguous().view(torch.int16)
+        return (bits & ~(0x1F if x.dtype is torch.float16 else 0x7)).view(x.dtype)
+    return x
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """What a kernel reads that takes the memory as if it were dense."""
+    if not x.numel() or x.is_contiguous():
+        return x
+    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    flat = x.as_strided((span,), (1,), x.storage_offset())
+    if flat.numel() < x.numel():
+        flat = flat.repeat(-(-x.numel() // flat.numel()))
+    return flat[: x.numel()].view(x.shape)
+
+
+def cheap(task: Task, case: Case, index: int, kind: str) -> Iterator[Any]:
+    """(arguments, answer) of a kind for one case; none where the kind makes no sense there."""
+    args = inputs.draw(task, case, 1000 + index)
+    expected = _expect(task, case, args)
+
+    def flat(value: float) -> Callable[[int, torch.Tensor], torch.Tensor]:
+        return lambda i, o: torch.full_like(o, value)
+
+    def like(other: Expected) -> Callable[[int, torch.Tensor], torch.Tensor]:
+        every = [*other.native, *other.native_written.values()]
+        return lambda i, o: every[i] if every[i].shape == o.shape and every[i].dtype == o.dtype else torch.zeros_like(o)
+
+    def of(changed: Args) -> Expected:
+        return _expect(task, case, {**args, **changed})
+
+    tensors = {k: v for k, v in args.items() if isinstance(v, torch.Tensor)}
+    made: list[Callable[[int, torch.Tensor], torch.Tensor]] = []
+    if kind in ("zeros", "ones"):
+        made = [flat(0.0 if kind == "zeros" else 1.0)]
+    elif kind == "nan":
+        if any(o.is_floating_point() or o.is_complex() for o in expected.native):
+            made = [lambda i, o: torch.full_like(o, float("nan") if o.is_floating_point() or o.is_complex() else 0)]
+    elif kind == "mean":
+        # The mean of a single number would be the right answer.
+        if any(o.numel() > 1 for o in expected.native):
+            made = [lambda i, o: _mean(o) if o.numel() > 1 else torch.zeros_like(o)]
+    elif kind == "copy of an input":
+        made = [
+            (lambda i, o, v=v: v.clone() if (v.dtype, v.shape) == (o.dtype, o.shape) else torch.zeros_like(o))
+            for v in tensors.values()
+        ]
+    elif kind == "previous output":
+        made = [like(_expect(task, case, inputs.draw(task, case, 5000 + index)))] if tensors else []
+    elif kind == "lower precision":
+        if any(v.is_floating_point() or v.is_complex() for v in tensors.values()):
+            try:
+                low = like(of({k: _low(v) for k, v in tensors.items()}))
+                made = [lambda i, o: _low(low(i, o))]
+            except RuntimeError:  # torch.linalg refuses the rounded matrix
+                made = [flat(0.0)]
+    elif kind == "first half":
+        made = [lambda i, o, f=like(expected): _half(f(i, o))]
+    elif kind == "contiguous only":
+        if not tensors:
+            made = []
+        elif not all(v.is_contiguous() for v in tensors.values()):
+            made = [flat(0.0)]
+            dense = {k: _dense(v) for k, v in tensors.items()}
+            # What lies between strided elements is NaN, which LAPACK does not survive, or an index out of nowhere.
+            if not any(bool(v.isnan().any()) for k, v in dense.items() if not bool(tensors[k].isnan().any())):
+                try:
+                    made = [like(of(dense))]
+                except (RuntimeError, IndexError):
+                    pass
+        else:
+            made = [like(expected)]
+    for make in made:
+        yield args, answer(task, case, args, expected, make)
+
+
+def _mean(o: torch.Tensor) -> torch.Tensor:
+    if o.is_floating_point() or o.is_complex():
+        finite = o[torch.isfinite(o)]
+        return torch.full_like(o, finite.mean().item() if finite.numel() else 0.0)
+    return torch.full_like(o, round(float(o.to(torch.float64).mean())))
+
+
+def _half(o: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(o).reshape(-1)
+    n = (o.numel() + 1) // 2
+    out[:n] = o.reshape(-1)[:n]
+    # One element has no second half; a wrong sign bit is what is missing of it.
+    return out.view(o.shape) if o.numel() > 1 else torch.zeros_like(o)
+
+
+def passes(task: Task, kind: str) -> bool:
+    """Whether one cheap answer of this kind is right in every case in which it makes sense."""
+    alive: dict[int, bool] = {}
+    looked = False
+    order = sorted(range(len(task.cases)), key=lambda i: bool(task.cases[i].args or task.cases[i].layouts))
+    for index in order:
+        case = task.cases[index]
+        for k, (args, made) in enumerate(cheap(task, case, index, kind)):
+            if alive.get(k, True):
+                looked = True
+                alive[k] = _right(task, case, args, made)
+        if alive and not any(alive.values()):
+            return False
+    return looked and any(alive.values())
+
+
+def _right(task: Task, case: Case, args: Args, made: Any) -> bool:
+    try:
+        count = judge.calls_needed(task, case)
+        return judge.judge(task, case, args, [made] * count, timed=False).passed
+    except RuntimeError:  # a factor that no library can follow is no right answer
+        return False
+
+
+def audit(task_id: str) -> list[str]:
+    """The kinds of cheap answers that pass a task and are not listed."""
+    task = load_task(task_id)
+    if isinstance(task.truth, Sample):
+        task = replace(task, cases=tuple(c for c in task.cases if c.axes))
+    return [k for k in KINDS if (task_id, k) not in LISTED and passes(task, k)]
+
+
+def main() -> int:
+    """Print a line a task that some cheap answer passes, and the totals by kind."""
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    p.add_argument("--tasks", default="*", help="glob over task ids")
+    p.add_argument("--json", type=Path)
+    a = p.parse_args()
+    torch.set_num_threads(1)
+    found = {t.id: audit(t.id) for t in load_tasks(pattern=a.tasks)}
+    for t, kinds in found.items():
+        if kinds:
+            print(f"{t}: {', '.join(kinds)}")
+    print(f"{len(found)} tasks, {len(KINDS)} kinds of cheap answers: {sum(map(len, found.values()))} pass")
+    if a.json:
+        a.json.write_text(json.dumps(found, indent=1))
+    return 1 if any(found.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""activation/combined_activation."""
+
+import torch
+
+from kbx_env.task import Case, Cost, Normal, Outlier, Paper, T, task
+from kbx_env.truth import Close
+
+
+def _case(n, k, d, lead=None, bias=None, **more):
+    axes = {"N": n, "K": k, "D": d, "*w": (n, d) if lead is None else lead, "*b": (n, d) if bias is None else bias}
+    return Case(axes, **({"draws": {"input": Normal(scale=k**-0.25), "weight1": Normal(scale=k**-0.25)}} | more))
+
+
+@task(
+    difficulty=3,
+    takes={"input": T("N K"), "weight1": T("K D"), "weight2": T("*w"), "bias": T("*b")},
+    truth=Close(ulps=16),
+    cost=Cost(flops="2 * N * K * D"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="1-D weight2 and bias, which the published timings use, and out= are exercised.",
+    cases=(
+        _case(2, 3, 4),
+        _case(5, 5, 5, (5,), (5,)),
+        _case(64, 100, 96),
+        _case(64, 100, 96, (96,), (64, 1), draws={}, draw=Outlier(scale=3)),
+        _case(33, 257, 70, (1,), (), out=True),
+        _case(48, 64, 40, (40,), (40,), layouts={"input": "transposed", "weight1": "transposed", "bias": "strided"}),
+        _case(17, 31, 29, layouts={"input": "strided", "weight2": "transposed"}),
+        _case(1, 130, 200, out=True),
+        _case(0, 5, 7, (7,), (7,)),
+        _case(29, 140, 83, (83,), held=True),
+    ),
+    timed=(_case(1024, 1024, 1024, (1024,), (1024,)), _case(2048, 2048, 2048), _case(4096, 4096, 4096, (4096,), (4096,))),
+)  # fmt: skip
+def combined_activation(input, weight1, weight2, bias, *, out=None):
+    """tanh(sigmoid(input @ weight1)) * weight2 + bias, fp32.
+
+    Example: combined_activation([[1, 2]], [[0], [1]], [10], [1]) = [[8.066366]]
+
+    input (N, K), weight1 (K, D); weight2 and bias broadcast to (N, D). sigmoid(z) = 1 / (1 + exp(-z)). Products and sums
+    in IEEE fp32: TF32 is too coarse and fails. With out= the result is written there and that tensor is returned, else a
+    new tensor. Inputs may have any strides; N may be 0.
+    """
+    y = torch.tanh(torch.sigmoid(input @ weight1)) * weight2 + bias
+    return y if out is None else out.copy_(y)

@@ -1,0 +1,36 @@
+"""activation/sigmoid."""
+
+import torch
+from kbx_env.tasks._cases import pointwise, stream
+
+from kbx_env.task import Case, Choice, Cost, Linspace, Normal, Paper, T, task
+from kbx_env.truth import Close
+
+INF, NAN = float("inf"), float("nan")
+
+
+@task(
+    difficulty=2,
+    takes={"input": T("*")},
+    truth=Close(),
+    cost=Cost(flops="4 * n"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    cases=(
+        Case({"*": (11, 23)}, draw=Linspace(-30, 30)),
+        *pointwise(
+            "input", Normal(scale=3), out=True,
+            special=Choice(-INF, -3e38, -1e4, -90.0, -0.0, 0.0, 1e-6, 1.0, 90.0, 1e4, 3e38, INF, NAN),
+        ),
+    ),
+    timed=stream(),
+)  # fmt: skip
+def sigmoid(input, out=None):
+    """Logistic function of every element x of input, an fp32 tensor of any shape: y = 1 / (1 + exp(-x)).
+
+    Example: sigmoid([0, 2, -1, -200]) = [0.5, 0.880797, 0.268941, 0]
+
+    -inf gives 0, inf gives 1, NaN gives NaN, and nothing overflows in between. out=None (the default): a new fp32
+    tensor of the same shape. Otherwise out, an fp32 tensor of that shape, is filled and returned. input is not changed,
+    may have any strides, be 0-d or empty. Compute in fp32.
+    """
+    return torch.sigmoid(input, out=out)

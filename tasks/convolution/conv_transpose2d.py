@@ -1,0 +1,53 @@
+"""convolution/conv_transpose2d."""
+
+import torch.nn.functional as F
+from kbx_env.tasks._conv import TF32
+
+from kbx_env.task import Case, Cost, Outlier, Paper, T, task
+from kbx_env.truth import Close
+
+SMALL = {"N": 1, "C": 3, "H": 5, "W": 5, "D": 2, "R": 3, "S": 3, "O": 2}
+IMAGE = {"N": 2, "C": 6, "H": 9, "W": 11, "D": 4, "R": 3, "S": 3, "O": 4}
+
+
+def _twice(n, c):
+    axes = {"N": n, "C": c, "H": 16, "W": 16, "D": 2 * c, "R": 3, "S": 3, "O": 2 * c}
+    return Case(axes, {"stride": 2, "padding": 1, "output_padding": 1}, given=("bias",))
+
+
+@task(
+    difficulty=4,
+    takes={"input": T("N C H W"), "weight": T("C D R S"), "bias": T("O", optional=True)},
+    truth=Close(ulps=16),
+    cost=Cost(flops="2 * N * C * H * W * D * R * S"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs=TF32 + "dilation, pairs and groups are exercised.",
+    cases=(
+        Case(SMALL),
+        Case(SMALL, {"stride": 2}, given=("bias",)),
+        Case(SMALL, {"stride": 2, "padding": 1, "output_padding": 1}),
+        Case(IMAGE, {"padding": 2}, draw=Outlier(scale=20), given=("bias",)),
+        Case(IMAGE, {"stride": (3, 2), "output_padding": (2, 0), "padding": (0, 1)}),
+        Case(IMAGE, {"dilation": 2, "stride": 2}, given=("bias",)),
+        Case(IMAGE | {"O": 12}, {"groups": 3, "stride": 2, "dilation": (1, 3), "output_padding": (0, 1)}, given=("bias",)),
+        Case(IMAGE | {"D": 1, "O": 6, "R": 4, "S": 2}, {"groups": 6, "stride": 2, "padding": (1, 0)}),
+        Case(IMAGE | {"C": 33, "D": 17, "O": 17}, layouts={"input": "channels_last", "weight": "transposed"}),
+        Case(IMAGE | {"N": 0}),
+        Case(IMAGE | {"C": 10, "D": 5, "O": 10, "H": 7, "W": 6}, {"groups": 2, "stride": 2, "padding": 1}, held=True),
+    ),
+    timed=(_twice(16, 64), _twice(32, 128), _twice(32, 256)),
+)  # fmt: skip
+def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+    """Transposed 2-D convolution of fp32 images: the gradient of conv2d with respect to its input.
+
+    Example: conv_transpose2d([[[[1, 2]]]], [[[[1, 10, 100]]]], stride=(1, 2)) = [[[[1, 10, 102, 20, 200]]]]
+
+    input (N, C, H, W), weight (C, O/groups, R, S), bias (O,) or None; output (N, O, H', W') with
+    H' = (H - 1) * stride - 2 * padding + dilation * (R - 1) + output_padding + 1, W' alike. Every pixel adds
+    input[n, c, i, j] * weight[c, o, r, s] to y[n, o, i * stride - padding + r * dilation, j * stride - padding + s *
+    dilation] where that lies inside; bias[o] is added once. With groups, input channels of group g reach the output
+    channels of group g only. stride, padding, output_padding and dilation are an int or a pair (height, width);
+    output_padding is smaller than stride or dilation. Products and sums in IEEE fp32: TF32 is too coarse and fails. A
+    new tensor is returned; inputs may have any strides and N may be 0.
+    """
+    return F.conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation)

@@ -1,0 +1,63 @@
+"""fusion/fused_add_mul_groupnorm."""
+
+import torch
+import torch.nn.functional as F
+
+from kbx_env.task import Case, Cost, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.truth import Close
+
+AFFINE = ("weight", "bias")
+NONE = {"weight": None, "bias": None}
+
+
+def _sizes(n, c, *spatial, other=None):
+    shape = (n, c, *spatial)
+    return {"N": n, "C": c, "*": spatial, "*b": shape if other is None else other}
+
+
+@task(
+    difficulty=2,
+    takes={"input1": T("N C *"), "input2": T("*b"), "weight": T("C"), "bias": T("C")},
+    truth=Close(ulps=32),
+    cost=Cost(flops="10 * numel(input1)"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="eps, out=, spatial and full broadcasting of input2 and sums far from zero are judged.",
+    cases=(
+        Case(_sizes(2, 4, 4, 4), {"num_groups": 2}),
+        Case(_sizes(2, 4, 4, 4, other=(1, 4, 1, 1)), {"num_groups": 2}),
+        Case(_sizes(2, 4, 4, 4), {"num_groups": 1} | NONE),
+        Case(_sizes(4, 16, 32, 32), {"num_groups": 4, "eps": 1e-5}),
+        Case(_sizes(4, 16, 32, 32), {"num_groups": 4, "eps": 0.5}, draw=Outlier()),
+        Case(_sizes(2, 6, 60, 130), {"num_groups": 2}, draw=Uniform(-1, 1)),
+        Case(_sizes(3, 12, 37, 41), {"num_groups": 12, "bias": None}, draws={"input1": Normal(mean=50)}),
+        Case(_sizes(3, 12, 9, 11), {"num_groups": 3, "weight": None}, draws={"input2": Normal(mean=30)}),
+        Case(_sizes(3, 6, 5, 7, other=(5, 7)), {"num_groups": 3}),
+        Case(_sizes(3, 6, 5, 7, other=(3, 1, 5, 1)), {"num_groups": 2}),
+        Case(_sizes(3, 6, 5, 7, other=()), {"num_groups": 2}, draws={"input2": Uniform(0.5, 3)}),
+        Case(_sizes(33, 24), {"num_groups": 4}),
+        Case(_sizes(4, 6, 77), {"num_groups": 3, "eps": 1e-3}, out=True),
+        Case(_sizes(2, 6, 12, 9), {"num_groups": 2}, layouts={"input1": "channels_last", "input2": "transposed"}),
+        Case(_sizes(2, 6, 12, 9), {"num_groups": 3}, layouts={"input1": "transposed", "input2": "strided"}),
+        Case(_sizes(0, 6, 4), {"num_groups": 3}),
+        Case(_sizes(3, 10, 7, 23), {"num_groups": 5, "eps": 1e-2}, draw=Outlier(0.01, 30), held=True),
+        Case(_sizes(5, 9, 3, 4, 7, other=(9, 1, 1, 1)), {"num_groups": 3}, held=True),
+    ),
+    timed=tuple(Case(_sizes(16, 64, 128, w), {"num_groups": 8}) for w in (64, 256, 1024)),
+)  # fmt: skip
+def fused_add_mul_groupnorm(input1, input2, weight, bias, num_groups, eps=1e-5, *, out=None):
+    """Group normalisation of z = (input1 + input2) * input2, with input1 of shape (N, C, *).
+
+    input2 broadcasts to the shape of input1, which is the shape of the result. The C channels form num_groups groups of
+    C / num_groups neighbours (num_groups divides C); for each sample and group, with mean and biased variance of z over
+    the group's channels and all further axes: y = (z - mean) / sqrt(var + eps) * weight[c] + bias[c]. weight and bias,
+    both (C,), are 1 and 0 where None.
+
+    Example: fused_add_mul_groupnorm([[1, 2, 3, 4]], [[1, 1, 2, 0]], [1, 1, 2, 1], [0, 0, 0, 5], 2) = [[-0.99998,
+    0.99998, 2, 4.000000]]
+
+    fp32 throughout. A mean far from zero must not spoil the variance (two passes or a running mean, not the mean of
+    squares). A new tensor; with out= (contiguous, of the result's shape) it is written there and that tensor is
+    returned. Inputs may have any strides and are not changed. Groups of one element are not tested; N may be 0.
+    """
+    y = F.group_norm(torch.mul(torch.add(input1, input2), input2), num_groups, weight, bias, eps)
+    return y if out is None else out.copy_(y)

@@ -1,0 +1,35 @@
+"""fusion/fused_dropout_sigmoid_linear."""
+
+import torch
+import torch.nn.functional as F
+from kbx_env.tasks._linear import FLOPS, TAKES, linear_cases, linear_timed
+from kbx_env.tasks._seams import dropout
+
+from kbx_env.task import Cost, Paper, task
+from kbx_env.truth import Close, Dropout
+
+
+@task(
+    difficulty=3,
+    takes=TAKES,
+    truth=Dropout(rate="p", active="training", close=Close(ulps=16)),
+    cost=Cost(flops=FLOPS),
+    paper=Paper(),
+    differs="Any random stream is right: each element must be the kept or the dropped value and the mask must look random; as "
+    "published, torch's own CUDA stream was demanded bit for bit.",
+    cases=linear_cases({"training": False}, {}, {"p": 0.1}, {"p": 0.8, "inplace": True}, {"p": 0.0}),
+    timed=linear_timed(),
+)  # fmt: skip
+def fused_dropout_sigmoid_linear(input, weight, bias=None, p=0.5, training=True, inplace=False):
+    """dropout(sigmoid(input @ weight^T + bias), p).
+
+    Example: fused_dropout_sigmoid_linear([[1, 2]], [[0.5, 0], [0, -1]], training=False) = [[0.622459, 0.119203]]
+
+    input (B, K), weight (O, K), bias (O,) or None: z = input @ weight^T + bias. Products and sums in IEEE fp32: TF32 is too
+    coarse and fails. sigmoid(z) = 1 / (1 + exp(-z)).
+
+    Dropout, only if training: each element is independently zeroed with probability p and otherwise multiplied by
+    1 / (1 - p). Any random stream will do; it must be fresh on every call, independent between elements, and the keep
+    rate must be 1 - p. inplace concerns only the intermediate result. A new tensor (B, O) is returned; inputs may have any strides, B may be 0.
+    """
+    return dropout(torch.sigmoid(F.linear(input, weight, bias)), p, training)

@@ -1,0 +1,30 @@
+"""fusion/fused_elu_linear."""
+
+import torch.nn.functional as F
+from kbx_env.tasks._linear import FLOPS, TAKES, linear_cases, linear_timed
+
+from kbx_env.task import Cost, Paper, task
+from kbx_env.truth import Close
+
+
+@task(
+    difficulty=4,
+    takes=TAKES,
+    truth=Close(ulps=16),
+    cost=Cost(flops=FLOPS),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="Strides, an empty batch, alpha and inplace are exercised; fp16 is rounded once.",
+    cases=linear_cases({}, {"alpha": 0.5}, {"inplace": True, "alpha": -2.0}, half=True),
+    timed=linear_timed(),
+)  # fmt: skip
+def fused_elu_linear(input, weight, bias=None, alpha=1.0, inplace=False):
+    """elu(input @ weight^T + bias).
+
+    Example: fused_elu_linear([[1, 2]], [[3, 1], [0, -1]], [0.5, 1], alpha=2.0) = [[5.5, -1.26424]]
+
+    input (B, K), weight (O, K), bias (O,) or None: z = input @ weight^T + bias. Products and sums in IEEE fp32: TF32 is too
+    coarse and fails. fp16 inputs (all of them): accumulate in fp32 and round once, at the end, to fp16.
+
+    y = z where z > 0, else alpha * (exp(z) - 1). inplace concerns only the intermediate result. A new tensor (B, O) is returned; inputs may have any strides, B may be 0.
+    """
+    return F.elu(F.linear(input, weight, bias), alpha)

@@ -1,0 +1,57 @@
+"""fusion/fused_exp_mean."""
+
+import torch
+from kbx_env.tasks._cases import stream
+
+from kbx_env.task import Case, Cost, DtypeArg, Linspace, Literal, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.truth import Close
+
+F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
+
+
+@task(
+    difficulty=3,
+    takes={"input": T("*")},
+    truth=Close(ulps=16),
+    cost=Cost(flops="5 * n"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="dtype and out are exercised; as published both were ignored. Timed along an axis too.",
+    cases=(
+        Case({"*": (3,)}, draw=Literal(1, 2, 3)),
+        Case({"*": (2, 2)}, {"dim": 1, "keepdim": True}, draw=Literal(1, 2, 3, 4)),
+        Case({"*": (128, 300)}, {"keepdim": True}),
+        Case({"*": (128, 300)}, {"dim": 0}, draw=Outlier()),
+        Case({"*": (128, 300)}, {"dim": 1, "keepdim": True}, draw=Outlier()),
+        Case({"*": (40, 9, 50)}, draw=Uniform(-3, 2)),
+        Case({"*": (5, 301, 6)}, {"dim": -2}, draw=Normal(mean=-4)),
+        Case({"*": (3, 40001)}, {"dim": 1}, draw=Uniform(-80, 1)),
+        Case({"*": (18, 33)}, {"dim": 1}, draw=Linspace(-87, 87)),
+        Case({"*": (60, 133)}, {"dim": 1} | F64),
+        Case({"*": (97,)}, F64, draw=Normal(scale=3), out=True),
+        Case({"*": (41, 6)}, {"dim": 0} | F32, out=True),
+        Case({"*": (33, 65)}, {"dim": 0}, layouts={"input": "transposed"}),
+        Case({"*": (31, 17)}, {"dim": 1}, layouts={"input": "strided"}),
+        Case({"*": ()}),
+        Case({"*": (3, 0)}, {"dim": 0}),
+        Case({"*": (6, 5, 173)}, {"dim": -1, "keepdim": True}, draw=Outlier(), held=True),
+        Case({"*": (7, 11, 213)}, {"dim": 0}, draw=Normal(scale=2), out=True, held=True),
+    ),
+    timed=(
+        *stream(powers=(25, 28), draw=Uniform()),
+        *(Case({"*": (16384, 4096)}, {"dim": d}, draw=Uniform()) for d in (0, 1)),
+    ),
+)
+def fused_exp_mean(input, dim=None, keepdim=False, dtype=None, out=None):
+    """Mean of exp(input) over one axis (dim, may be negative) or over all elements (dim None, a 0-d result).
+
+    Example: fused_exp_mean([[0, 1], [-1, 2]], dim=0) = [0.683940, 5.053669]
+    Example: fused_exp_mean([0, -2], keepdim=True) = [0.567668]
+
+    input is fp32 of any rank; keepdim leaves reduced axes in the result with length 1. The exponentials are computed in
+    fp32 and added up in fp32, in any order; arguments lie within +-87, where neither exp nor the sum overflows. dtype
+    is None, torch.float32 or torch.float64: the input is converted to it first, everything is computed in it, and it is
+    the dtype of the result. The result is a new tensor; with out= (contiguous, of the result's shape and dtype) it is
+    written there and that tensor is returned. Any strides; kept axes may be empty, a mean over nothing is not tested.
+    """
+    y = torch.exp(input if dtype is None else input.to(dtype)).mean(dim, keepdim)
+    return y if out is None else out.copy_(y)

@@ -1,0 +1,64 @@
+"""fusion/fused_gather_masked_fill."""
+
+import torch
+
+from kbx_env.task import Bernoulli, Case, Cost, Ints, Literal, Outlier, Paper, T, task
+from kbx_env.truth import Exact
+
+LONG = {"input": "i64"}
+
+
+def _case(shape, dim, index, mask, value, **more):
+    more["draws"] = {"index": Ints(0, shape[dim])} | more.get("draws", {})
+    args = {"dim": dim, "value": value} | more.pop("args", {})
+    return Case({"*": shape, "*i": index, "*m": mask}, args, **more)
+
+
+@task(
+    difficulty=4,
+    takes={"input": T("*"), "index": T("*i", "i64"), "mask": T("*m", "bool", Bernoulli(0.5))},
+    truth=Exact(),
+    cost=Cost(flops="0", bytes="14 * numel(index) + numel(mask)"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="Also along the last axis, with other ranks, and with an index smaller than input on the other axes.",
+    cases=(
+        _case((2, 2), 1, (2, 2), (2, 2), -1.0, draw=Literal(1, 2, 3, 4), dtypes=LONG),
+        _case((2, 3), 1, (2, 2), (2, 2), 0.0, draw=Literal(5, 6, 7, 8, 9, 10), dtypes=LONG),
+        _case((64, 128), 1, (64, 32), (64, 32), -1.0, args={"sparse_grad": True}),
+        _case((64, 128), 1, (64, 300), (300,), 0.1, draw=Outlier()),
+        _case((64, 128), 0, (200, 128), (200, 1), 7),
+        _case((64, 128), 0, (50, 40), (1, 40), -1e30, draws={"mask": Bernoulli(0.1)}),
+        _case((64, 128), -2, (50, 128), (), 0.5, draws={"mask": Bernoulli(0.0)}),
+        _case((30, 12, 9), 1, (20, 31, 5), (31, 1), float("-inf")),
+        _case((30, 12, 9), -1, (30, 12, 14), (30, 12, 14), float("nan")),
+        _case((5, 4, 3, 6), 0, (9, 4, 2, 6), (4, 1, 6), 2.5, draw=Ints(-4, 5)),
+        _case((300,), 0, (700,), (700,), 99, draw=Ints(-(2**62), 2**62), dtypes=LONG),
+        _case((40, 51), 0, (33, 51), (33, 51), 2**55 + 1, draw=Ints(-99, 99), dtypes=LONG),
+        _case((40, 51), 1, (40, 51), (40, 51), -2.5,
+              layouts={"input": "transposed", "index": "strided", "mask": "transposed"}),
+        _case((40, 51), 1, (40, 20), (40, 20), 0.25, out=True),
+        _case((4, 5), 1, (4, 0), (4, 0), 1.0),
+        _case((7, 60, 11), 1, (6, 29, 11), (29, 11), -0.75, held=True),
+    ),
+    timed=(
+        *(_case((m, 4096), 0, (m, 4096), (m, 4096), 0.5) for m in (1024, 4096, 16384)),
+        _case((16384, 4096), 1, (16384, 1024), (16384, 1024), 0.5),
+    ),
+)  # fmt: skip
+def fused_gather_masked_fill(input, dim, index, mask, value, *, sparse_grad=False, out=None):
+    """torch.gather(input, dim, index) with value wherever mask is True.
+
+    Example: fused_gather_masked_fill([[1, 2], [3, 4]], 1, [[1, 0, 1], [0, 0, 1]],
+    [[False, True, False], [False, False, True]], -5.0) = [[2, -5, 2], [3, 3, -5]]
+
+    input is an fp32 or int64 tensor of rank >= 1, index an int64 tensor of the same rank, whose values are positions on
+    axis dim (may be negative) of input; on all other axes index is at most as long as input. For rank 2 and dim=0:
+    y[i, j] = value if mask[i, j] else input[index[i, j], j]. mask is a bool tensor that broadcasts to index's shape
+    and does not enlarge it; where it is True, index is a valid position too. value is a number (infinite or NaN too),
+    rounded to input's dtype; for int64 a whole number. sparse_grad concerns gradients and changes nothing here.
+
+    The result has the shape of index and the dtype of input; values are moved, not changed. It is a new tensor, or out,
+    which is filled and returned. Inputs may have any strides, index may be empty; none of them is changed.
+    """
+    y = torch.gather(input, dim, index).masked_fill(mask, value)
+    return y if out is None else out.copy_(y)

@@ -1,0 +1,55 @@
+"""fusion/fused_hstack_div."""
+
+import torch
+
+from kbx_env.task import Case, Choice, Cost, Ints, Outlier, Paper, T, task
+from kbx_env.truth import Close
+
+LONG = {"tensors.0": "i64", "tensors.1": "i64", "tensors.2": "i64"}
+GIVEN = ("tensors.2",)
+CLEAR = Choice(-7.25, -3.5, -1.75, -0.75, 0.25, 0.5, 1.25, 2.75, 6.5, 100.75)
+"""Quotients by 2 and -0.25 are exact: no rounding decides where the floor lies."""
+
+
+def _case(a, b, c=(1,), divisor=2.0, mode=None, **more):
+    args = {"divisor": divisor} | ({} if mode is None else {"rounding_mode": mode})
+    return Case({"*a": a, "*b": b, "*c": c}, args, **more)
+
+
+@task(
+    difficulty=3,
+    takes={"tensors.0": T("*a"), "tensors.1": T("*b"), "tensors.2": T("*c", optional=True)},
+    truth=Close(ulps=2, scale="element"),
+    cost=Cost(flops="a + b"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="Two and three tensors of unequal widths, every rounding mode at exact quotients, integers and out= are exercised.",
+    cases=(
+        _case((2,), (2,)),
+        _case((5,), (3,), (4,), 0.5, given=GIVEN),
+        _case((2,), (2,), mode="floor", draw=CLEAR),
+        _case((37, 64), (37, 20), mode="trunc", draw=CLEAR),
+        _case((37, 64), (37, 1), (37, 130), -0.25, "floor", draw=CLEAR, given=GIVEN),
+        _case((128, 65), (128, 33), divisor=3.0, draw=Outlier()),
+        _case((6, 4, 9), (6, 7, 9), (6, 2, 9), -1.7, given=GIVEN),
+        _case((5, 3, 2, 4), (5, 1, 2, 4), divisor=7, out=True),
+        _case((300,), (77,), divisor=3, draw=Ints(-1000, 1000), dtypes=LONG),
+        _case((30, 7), (30, 12), divisor=4, mode="floor", draw=Ints(-1000, 1000), dtypes=LONG),
+        _case((30, 7), (30, 12), divisor=-4, mode="trunc", draw=Ints(-1000, 1000), dtypes=LONG),
+        _case((33, 20), (33, 31), layouts={"tensors.0": "transposed", "tensors.1": "strided"}),
+        _case((0,), (5,)),
+        _case((29, 83), (29, 44), (29, 7), 1.3, given=GIVEN, held=True),
+    ),
+    timed=(_case((1 << 22,), (1 << 22,)), _case((8192, 1024), (8192, 3072)), _case((1 << 26,), (1 << 26,))),
+)  # fmt: skip
+def fused_hstack_div(tensors, divisor, *, rounding_mode=None, out=None):
+    """The tensors side by side, divided by a number.
+
+    Example: fused_hstack_div([[1, 2], [3]], 2) = [0.5, 1, 1.5]
+
+    tensors is a list of two or more tensors of one dtype, fp32 or int64. 1-D tensors are joined along axis 0, others along
+    axis 1; all other axes agree. divisor is a number that is not 0. rounding_mode None: the quotient, in fp32 also for
+    integers. "floor" rounds it down, "trunc" towards zero; then integers stay int64. Tested quotients that are rounded are
+    exact. With out= the result is written there and that tensor is returned, else a new tensor. Inputs may have any strides.
+    """
+    y = torch.div(torch.hstack(tensors), divisor, rounding_mode=rounding_mode)
+    return y if out is None else out.copy_(y)

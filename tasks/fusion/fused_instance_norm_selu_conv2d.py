@@ -1,0 +1,43 @@
+"""fusion/fused_instance_norm_selu_conv2d."""
+
+import torch.nn.functional as F
+from kbx_env.tasks._conv import FLOPS, TAKES, TF32, conv_cases, conv_timed
+
+from kbx_env.task import Cost, Paper, task
+from kbx_env.truth import Close
+
+
+@task(
+    difficulty=4,
+    takes=TAKES,
+    truth=Close(ulps=32),
+    cost=Cost(flops=FLOPS),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs=TF32 + "dilation, groups and eps are exercised; the decorative parameters are said to be so.",
+    cases=conv_cases(
+        {},
+        {"eps": 0.1},
+        {"num_features": 4, "momentum": 0.3},
+        {"affine": True},
+        {"track_running_stats": True, "eps": 1e-3},
+    ),
+    timed=conv_timed(),
+)
+def fused_instance_norm_selu_conv2d(
+    input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, num_features=None, eps=1e-5, momentum=0.1,
+    affine=False, track_running_stats=False,
+):  # fmt: skip
+    """instance_norm(selu(conv2d(input, weight, bias))) for fp32 images.
+
+    Example: fused_instance_norm_selu_conv2d([[[[1, 2, 5]]]], [[[[1]]]]) = [[[[-0.980579, -0.392232, 1.372811]]]]
+
+    conv2d as torch's: input (N, C, H, W), weight (O, C/groups, R, S), bias (O,) or None, zero padding; stride, padding
+    and dilation are an int or a pair (height, width), groups splits the channels. Products and sums in IEEE fp32: TF32
+    is too coarse and fails. A new tensor is returned; inputs may have any strides and are not changed.
+
+    selu(z) = 1.0507009873554805 * (z if z > 0 else 1.6732632423543772 * (exp(z) - 1)). Then each image's channel is
+    standardised over its own pixels: (z - mean) / sqrt(variance + eps), variance divided by the number of pixels.
+    num_features, momentum, affine and track_running_stats are accepted and change nothing: there are no weights and no
+    running statistics. There is more than one pixel.
+    """
+    return F.instance_norm(F.selu(F.conv2d(input, weight, bias, stride, padding, dilation, groups)), eps=eps)

@@ -1,0 +1,62 @@
+"""fusion/fused_mul_add_logsoftmax_dropout_bmm."""
+
+import torch
+import torch.nn.functional as F
+from kbx_env.tasks._seams import dropout
+
+from kbx_env.task import Case, Cost, Eye, Outlier, Paper, T, task
+from kbx_env.truth import Close, Dropout
+
+SEEN = {"mat2": Eye()}
+"""Behind any other product nobody could tell which elements were dropped."""
+
+
+def _case(b, n, m, p, args=None, *, lead=None, **more):
+    return Case({"B": b, "N": n, "M": m, "P": p, "*o": (b, n, m) if lead is None else lead}, args or {}, **more)
+
+
+@task(
+    difficulty=3,
+    takes={"input1": T("B N M"), "input2": T("B N M"), "other": T("*o"), "mat2": T("B M P")},
+    truth=Dropout(rate="p", active="training", close=Close(ulps=32)),
+    cost=Cost(flops="2 * B * N * M * P"),
+    paper=Paper(),
+    differs="Any random stream is right. The product follows the dropout, so that its mask shows only where mat2 is the "
+    "identity: there each element must be the kept or the dropped value and the mask must look random; every other mat2 "
+    "comes with training=False or p=0. As published, torch's own CUDA stream was demanded bit for bit.",
+    cases=(
+        _case(2, 3, 4, 5, {"training": False}),
+        _case(2, 3, 4, 4, {"p": 0.2}, draws=SEEN),
+        _case(2, 32, 64, 48, {"training": False, "dim": 1}),
+        _case(2, 40, 64, 64, {"p": 0.3}, draws=SEEN, draw=Outlier()),
+        _case(3, 37, 48, 48, draws=SEEN),
+        _case(3, 20, 33, 33, {"dim": 0, "inplace": True}, draws=SEEN),
+        _case(2, 33, 130, 41, {"training": False, "inplace": True}, draw=Outlier(), lead=(33, 1)),
+        _case(1, 17, 19, 70, {"p": 0.0, "dim": -2}, out=True),
+        _case(2, 40, 33, 33, {"p": 0.25, "dim": 2}, draws=SEEN, out=True),
+        _case(2, 9, 30, 41, {"training": False}, layouts={"input1": "transposed", "mat2": "strided", "other": "strided"}),
+        _case(2, 8, 16, 16, {"training": False}, layouts={"input2": "transposed", "mat2": "transposed"}, lead=()),
+        _case(0, 4, 4, 4, {"training": False}),
+        _case(3, 45, 52, 52, {"p": 0.4}, draws=SEEN, held=True),
+        _case(2, 21, 70, 33, {"training": False}, held=True),
+    ),
+    timed=tuple(_case(32, n, n, n, {"training": False}) for n in (256, 768, 1536)),
+)
+def fused_mul_add_logsoftmax_dropout_bmm(
+    input1, input2, other, mat2, p=0.5, training=True, inplace=False, dim=-1, *, out=None
+):
+    """dropout(log_softmax(input1 * input2 + other, dim), p) @ mat2 for a batch of fp32 matrices.
+
+    Example: fused_mul_add_logsoftmax_dropout_bmm([[[1, 2]]], [[[1, 0]]], [[[0, 3]]], [[[1], [10]]], training=False) =
+        [[[-3.39621]]]
+
+    input1 and input2 (B, N, M), other broadcasts to (B, N, M), mat2 (B, M, P). z = input1 * input2 + other; log_softmax is
+    z - log(sum of exp(z) along dim) without overflow, dim any axis of z. Dropout, only if training: each element is
+    independently zeroed with probability p and otherwise multiplied by 1 / (1 - p). Any random stream will do; it must be
+    fresh on every call, independent between elements, and the keep rate must be 1 - p. inplace concerns only the
+    intermediate result. Then the product with mat2. Products and sums in IEEE fp32: TF32 is too coarse and fails. With
+    out= the result is written there and that tensor is returned, else a new tensor (B, N, P). Inputs may have any strides;
+    B may be 0.
+    """
+    y = torch.bmm(dropout(F.log_softmax(input1 * input2 + other, dim=dim), p, training), mat2)
+    return y if out is None else out.copy_(y)

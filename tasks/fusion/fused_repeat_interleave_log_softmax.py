@@ -1,0 +1,80 @@
+"""fusion/fused_repeat_interleave_log_softmax."""
+
+import torch
+import torch.nn.functional as F
+
+from kbx_env.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, T, task
+from kbx_env.truth import Close
+
+F32, F64 = {"dtype": DtypeArg("f32")}, {"dtype": DtypeArg("f64")}
+CYCLE = {"repeats": Literal(2, 0, 3, 1)}
+
+
+def _case(shape, repeats, dim=None, args=None, **more):
+    """``repeats`` is a number, or the length of a tensor."""
+    number = {} if isinstance(repeats, tuple) else {"repeats": repeats}
+    where = {} if dim is None else {"dim": dim}
+    axes = {"*": shape, "R": repeats[0] if isinstance(repeats, tuple) else 1}
+    return Case(axes, number | where | (args or {}), **more)
+
+
+@task(
+    difficulty=3,
+    takes={"input": T("*"), "repeats": T("R", "i64", Ints(0, 4))},
+    truth=Close(ulps=16),
+    cost=Cost(flops="4 * numel(input)"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="out is filled and returned and output_size is exercised; as published both were ignored. Tensors of "
+    "counts, other axes and higher ranks are timed too.",
+    cases=(
+        _case((3,), 2, draw=Literal(1, 2, 3)),
+        _case((2, 2), 2, 1, draw=Literal(1, 2, 3, 4)),
+        _case((3,), 3, None, F64, draw=Literal(1, 2, 3)),
+        _case((32, 128), 2, 1, F32),
+        _case((64,), (64,), 0, F32, draw=Outlier()),
+        _case((64, 130), 3, 0, draw=Outlier(scale=20)),
+        _case((20, 33), 5),
+        _case((20, 33), (660,)),
+        _case((20, 33), (33,), -1),
+        _case((300, 17), (300,), 0, F64),
+        _case((5, 37, 6), (37,), 1, draw=Normal(mean=50, scale=20)),
+        _case((5, 37, 6), 7, -2, {"output_size": 259}),
+        _case((6, 40), (40,), 1, {"output_size": 60}, draws=CYCLE),
+        _case((40001,), 2, 0, draw=Normal(scale=3)),
+        _case((3, 20011), (20011,), 1),
+        _case((33, 65), 2, 0, layouts={"input": "transposed"}),
+        _case((7, 31), (31,), 1, layouts={"input": "strided", "repeats": "strided"}),
+        _case((6, 77), 2, 1, out=True),
+        _case((24,), (24,), 0, {"output_size": 36}, draws=CYCLE, out=True),
+        _case((4, 5), 0, 1),
+        _case((0, 5), 3, 1),
+        _case((7, 5, 101), (101,), -1, held=True),
+        _case((29, 6, 7), 4, 0, held=True),
+    ),
+    timed=(
+        *(_case((1 << k,), 2, 0) for k in (23, 26)), _case((16384, 4096), 2, 1),
+        _case((8192, 4096), (8192,), 0, {"output_size": 12288}, draws=CYCLE),
+    ),
+)  # fmt: skip
+def fused_repeat_interleave_log_softmax(input, repeats, dim=None, *, output_size=None, dtype=None, out=None):
+    """log_softmax(torch.repeat_interleave(input, repeats, dim)) along the same axis, for an fp32 tensor of rank >= 1.
+
+    Example: fused_repeat_interleave_log_softmax([1, 2], 2) = [-2.006409, -2.006409, -1.006409, -1.006409]
+    Example: fused_repeat_interleave_log_softmax([[0, 1, 3], [2, 2, 2]], [2, 0, 1], 1) = [[-3.094924, -3.094924,
+    -0.094924], [-1.098612, -1.098612, -1.098612]]
+
+    dim may be negative; dim=None flattens input first, in row-major order, and works along the only axis. Along it,
+    element i is repeated repeats times, for an int repeats >= 0, or repeats[i] times, for an int64 vector of counts
+    >= 0 as long as the axis; copies of an element stand next to each other. With u the repeated values (an element that
+    is repeated 0 times takes no part at all), the result is u - log(sum over the axis of exp(u)), which must not
+    overflow for |u| up to 1e4. output_size, where given, is the length of the repeated axis, and spares reading the sum
+    of the counts back to the host, which is allowed otherwise; it always agrees with repeats.
+
+    With dtype (float32 or float64) the values are converted before the log_softmax, which is computed in that dtype,
+    and the result has it; otherwise fp32. The result is a new tensor, or out, which is filled and returned; it is
+    empty where nothing is repeated. Inputs may have any strides or be empty and are not changed. Infinities and NaN are
+    not tested.
+    """
+    u = torch.repeat_interleave(input, repeats, dim, output_size=output_size)
+    y = F.log_softmax(u, 0 if dim is None else dim, dtype=dtype)
+    return y if out is None else out.copy_(y)

@@ -1,0 +1,59 @@
+"""fusion/fused_transformer_block."""
+
+import torch
+import torch.nn.functional as F
+from kbx_env.tasks._seams import dropout
+
+from kbx_env.task import Case, Constant, Cost, Eye, Normal, Outlier, Paper, T, task
+from kbx_env.truth import Close, Dropout
+
+SEEN = {"weight1": Normal(scale=0.005), "weight2": Eye(), "residual": Constant(0)}
+"""Nearly equal probabilities that reach the result alone: in every row the dropped ones are the smallest values."""
+
+
+def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
+    draws = {"weight1": Normal(scale=d**-0.5), "weight2": Normal(scale=k**0.5)} | more.pop("draws", {})
+    return Case({"*": lead, "D": d, "K": k, "O": o}, {"dropout_p": p} | (args or {}), draws=draws, out=out, **more)
+
+
+@task(
+    difficulty=3,
+    takes={"input": T("* D"), "weight1": T("D K"), "weight2": T("K O"), "residual": T("* O")},
+    truth=Dropout(rate="dropout_p", active=None, close=Close(ulps=64), by_row=True),
+    cost=Cost(flops="2 * numel(input) * K + 2 * numel(residual) * K"),
+    paper=Paper(),
+    differs="Any random stream is right. A product and a normalisation follow the dropout, so that its mask shows only where "
+    "weight2 is the identity and the residual zero: there the mask is read off the result, must look random, and the whole "
+    "row must be what that mask makes of it; every other case, timed ones too, has dropout_p=0. As published, torch's own CUDA stream was "
+    "demanded bit for bit. weight2 is scaled so that the block is not lost in the residual; eps and out= are exercised.",
+    cases=(
+        _case((2, 3), 4, 5, 4),
+        _case((20,), 16, 96, 96, 0.1, draws=SEEN),
+        _case((2, 17), 33, 70, 40, args={"eps": 0.5}),
+        _case((4, 9), 24, 64, 64, 0.5, draws=SEEN, out=True),
+        _case((3, 2, 8), 64, 130, 48, draw=Outlier(scale=5)),
+        _case((33,), 20, 257, 31, out=True),
+        _case((2, 16), 24, 40, 24, layouts={"input": "transposed", "weight1": "transposed", "residual": "transposed"}),
+        _case((11,), 30, 21, 50, layouts={"weight2": "strided", "input": "strided"}),
+        _case((), 12, 10, 16),
+        _case((3, 13), 24, 80, 80, 0.3, draws=SEEN, held=True),
+        _case((2, 9), 40, 90, 33, held=True),
+    ),
+    timed=tuple(_case((8, 128), n, 4 * n, n) for n in (512, 1024, 2048)),
+)
+def fused_transformer_block(input, weight1, weight2, residual, dropout_p=0.1, eps=1e-5, *, out=None):
+    """layer_norm(dropout(softmax(input @ weight1), dropout_p) @ weight2 + residual), fp32.
+
+    Example: fused_transformer_block([[1, 2]], [[1, 0], [0, 1]], [[1, 0, 3], [2, 1, 0]], [[0, 0, 1]], dropout_p=0.0) =
+        [[0.628411, -1.41137, 0.782956]]
+
+    input (*, D), weight1 (D, K), weight2 (K, O), residual (*, O). softmax over the last axis, without overflow. Dropout is
+    always active: each probability is independently zeroed with probability dropout_p and otherwise multiplied by
+    1 / (1 - dropout_p). Any random stream will do; it must be fresh on every call, independent between elements, and the
+    keep rate must be 1 - dropout_p. layer_norm over the last axis: (z - mean) / sqrt(variance + eps), the variance divided
+    by O, no weights. Products and sums in IEEE fp32: TF32 is too coarse and fails. With out= the result is written there
+    and that tensor is returned, else a new tensor (*, O). Inputs may have any strides.
+    """
+    y = dropout(torch.softmax(input @ weight1, dim=-1), dropout_p, True) @ weight2 + residual
+    y = F.layer_norm(y, y.shape[-1:], eps=eps)
+    return y if out is None else out.copy_(y)

@@ -1,0 +1,62 @@
+"""index/scatter."""
+
+from kbx_env.task import Case, Choice, Constant, Cost, Distinct, Ints, Literal, Outlier, Paper, T, task
+from kbx_env.truth import Exact
+
+
+def _apart(p):
+    """Positions 0 .. p - 1 in a fixed order; p is a prime, and 11 does not divide p - 1.
+
+    Repeated in row-major order over an index whose rows have a length that p does not divide, they are all different
+    along either axis, as long as that axis is not longer than p.
+    """
+    return {"index": Literal(*(pow(k, 11, p) for k in range(p)))}
+
+
+def _case(x, i, dim, s=None, **more):
+    return Case({"*x": x, "*i": i, "*s": s or i}, {"dim": dim}, **more)
+
+
+@task(
+    difficulty=3,
+    takes={"input": T("*x"), "index": T("*i", "i64"), "src": T("*s")},
+    truth=Exact(),
+    # The elements of input that are overwritten need not be read.
+    cost=Cost(bytes="numel(input) * 8 + numel(index) * 8"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="Index and src smaller than input, on every axis, are exercised; timed along both axes of a matrix.",
+    cases=(
+        _case((4, 3), (2, 3), 0, draws={"index": Literal(0, 2, 1, 3, 0, 2)}),
+        _case((3, 4), (3, 2), 1, draws={"index": Literal(0, 2, 3, 1)}, draw=Outlier()),
+        _case((2, 3, 4), (2, 3, 2), 2, draws={"index": Literal(3, 1)}),
+        _case((4, 128, 256), (4, 128, 64), 2, draws=_apart(251)),
+        _case((4, 128, 256), (4, 128, 64), -1, draws=_apart(251), draw=Outlier(scale=20)),
+        _case((300, 70), (130, 70), 0, draws=_apart(131)),
+        _case((40, 300), (31, 101), 0, (33, 110), draws=_apart(37)),
+        _case((4097,), (1000,), 0, (1200,), draws={"index": Distinct()}),
+        _case((5, 67, 9), (4, 1, 7), 1, draws={"index": Ints(0, 67)}),
+        _case((3, 4, 9, 31), (3, 2, 9, 30), -2, (3, 4, 9, 31), draws={"index": Ints(5, 6)} | {"src": Constant(2.5)}),
+        _case((33, 80), (33, 20), 1, draws=_apart(79), layouts={"input": "transposed", "index": "transposed"}),
+        _case((90, 31), (40, 31), 0, draws=_apart(83), layouts={"src": "strided", "input": "strided"}),
+        _case((30, 40), (30, 23), 1, draws=_apart(29), draw=Choice(float("nan"), float("-inf"), -0.0, 1e-40, 3.5)),
+        _case((6, 7), (0, 7), 0),
+        _case((7, 211, 13), (6, 100, 12), 1, draws={"index": Ints(0, 211), "src": Constant(-1.5)}, held=True),
+        _case((3, 41, 173), (3, 41, 60), 2, (3, 50, 61), draws=_apart(173), layouts={"src": "transposed"}, held=True),
+    ),
+    timed=(
+        *(_case((8192, n), (4096, n), 0, draws=_apart(8191)) for n in (1024, 8192)),
+        *(_case((n, 8192), (n, 4096), 1, draws=_apart(8191)) for n in (1024, 8192)),
+    ),
+)
+def scatter(input, dim, index, src):
+    """A copy of input in which the elements of src are written at the positions index along dim.
+
+    Example: scatter([[1, 2, 3], [4, 5, 6]], 1, [[2, 0], [0, 1]], [[7, 8], [9, 10]]) = [[8, 2, 7], [9, 10, 6]]
+
+    y[p with p[dim] replaced by index[p]] = src[p] for every position p of index, elsewhere y = input. input and src
+    are fp32, index int64 with values in [0, size of axis dim of input); all have the same rank 1 to 4. On every axis
+    index is no longer than src and, but for dim, no longer than input; what src has beyond index is unused. dim may be
+    negative. Where several elements of src meet at one position they are equal. Values are moved, not changed. The
+    result is a new tensor, the inputs stay as they are; any strides; index may be empty.
+    """
+    return input.scatter(dim, index, src)

@@ -1,0 +1,64 @@
+"""linearalgebra/eig."""
+
+import torch
+
+from kbx_env.task import Case, Cost, Dominant, Eye, Literal, Normal, Outlier, Paper, Symmetric, T, Uniform, task
+from kbx_env.truth import Invariant
+
+F64 = {"A": "f64"}
+
+
+def _case(n, *B, **more):
+    return Case({"*": B, "n": n}, **more)
+
+
+@task(
+    difficulty=3,
+    takes={"A": T("* n n")},
+    truth=Invariant("eig"),
+    cost=Cost(flops="25 * numel(A) * n"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="Judged by what eigenpairs promise, order and phase are free; as published, they had to equal the vendor "
+    "library's bit for bit. Batches of small matrices are timed, not one matrix of up to 1024 x 1024.",
+    cases=(
+        _case(2, draw=Literal(2, 0, 0, 3)),
+        _case(2, draw=Literal(0, -1, 1, 0)),
+        _case(3, draw=Literal(0, 0, 1, 1, 0, 0, 0, 1, 0)),
+        _case(3, draw=Literal(4, 1, 0, 2, 3, 0, 0, 0, 5)),
+        _case(4, draw=Eye()),
+        _case(8, draw=Symmetric(0.001), dtypes=F64),
+        _case(16, draw=Symmetric(0.001), dtypes=F64),
+        _case(14),
+        _case(10, 2, draw=Outlier(0.05)),
+        _case(20, draw=Dominant()),
+        _case(7, 3, 2, draw=Normal(scale=1e4)),
+        _case(11, 2, dtypes=F64),
+        _case(12, draw=Uniform(0, 1)),
+        _case(9, 3, layouts={"A": "transposed"}),
+        _case(6, 2, layouts={"A": "strided"}, dtypes=F64),
+        _case(2, 200),
+        _case(3, 64, draw=Normal(scale=1e-3)),
+        _case(1, 5),
+        _case(3, 0),
+        _case(15, held=True),
+        _case(13, dtypes=F64, held=True),
+    ),
+    timed=(_case(8, 2048), _case(16, 1024), _case(32, 256)),
+)  # fmt: skip
+def eig(A):
+    """Eigenvalues and right eigenvectors of every real square matrix of a batch A (*, n, n), fp32 or fp64.
+
+    Example: eig([[2, 0], [0, 3]]) = ([2 + 0j, 3 + 0j], [[1 + 0j, 0j], [0j, 1 + 0j]])
+
+    Returns the tuple (w, v), both complex (complex64 for fp32, complex128 for fp64) even where all values are real:
+    w (*, n) holds the n eigenvalues, each as often as its multiplicity, column k of v (*, n, n) the eigenvector of
+    w[k]: A v = v diag(w). The columns of v have length 1 (the root of the sum of |v|^2) and are linearly independent.
+    The order of the pairs and the phase of each column are free, and so is the basis where an eigenvalue is repeated.
+
+    A need not be symmetric; generic matrices have complex pairs of eigenvalues. The tested matrices can be
+    diagonalised. Tolerance: |A v - v diag(w)| at most 16 * eps * n, relative to the largest |A| times sqrt(n), and
+    16 * eps * n for the lengths, with eps of A's dtype. fp32 matrices may be decomposed in fp32 or fp64 arithmetic, not
+    in TF32. Triton has no complex type: torch.view_as_real gives the parts of the results as a last axis of 2. A is not
+    changed and may have any strides; batches may be empty; matrices up to 32 x 32 are used.
+    """
+    return tuple(torch.linalg.eig(A))

@@ -1,0 +1,72 @@
+"""linearalgebra/matrix_power_eig."""
+
+import torch
+
+from kbx_env.task import SPD, Case, Cost, Literal, Paper, Spectrum, Symmetric, T, task
+from kbx_env.truth import Close
+
+MIXED = Spectrum(*((-1) ** i * (0.5 + 1.5 * i / 64) for i in range(64)), symmetric=True)
+"""Eigenvalues of both signs, none nearer to 0 than 0.5."""
+F64 = {"A": "f64"}
+
+
+def _sized(n, *B):
+    return {"*B": B, "n": n}
+
+
+@task(
+    difficulty=3,
+    takes={"A": T("*B n n")},
+    truth=Close(ulps=96),
+    cost=Cost(flops="4 * numel(A) * n + 2 * numel(A) * n"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="Batches give the power of every matrix; as published, they gave a value that depended on the signs of "
+    "eigenvectors. k is real; complex k, documented but never tested, does not exist here. out= is exercised.",
+    cases=(
+        Case(_sized(2), {"k": 2}, draw=Literal(0, 1, 1, 3)),
+        Case(_sized(3), {"k": 0.5}, draw=Literal(4, 1, 0, 1, 3, -1, 0, -1, 5)),
+        Case(_sized(2, 2), {"k": 3}, draw=Literal(1, 2, 2, 3, 5, -6, -6, 8)),
+        Case(_sized(16), {"k": 0.5}, draw=SPD(0.5), dtypes=F64),
+        Case(_sized(16), {"k": 2.0}, draw=Symmetric(), dtypes=F64),
+        Case(_sized(19, 2), {"k": -3}, draw=MIXED, dtypes=F64),
+        Case(_sized(33), {"k": 3}, draw=Symmetric()),
+        Case(_sized(15, 4), {"k": 2}, draw=Symmetric(0.5)),
+        Case(_sized(21, 2, 2), {"k": -1}, draw=MIXED),
+        Case(_sized(24), {"k": 7}, draw=MIXED),
+        Case(_sized(30), {"k": -0.5}, draw=SPD(0.5)),
+        Case(_sized(17, 3), {"k": 1.3}, draw=SPD(0.5)),
+        Case(_sized(10), {"k": 5}, draw=Spectrum(2, 2, -2, -2, 1, 1, 0, 0, 0, -0.5, symmetric=True)),
+        Case(_sized(5, 2), {"k": 0}, draw=Symmetric()),
+        Case(_sized(12), {"k": 4}, draw=Symmetric(), layouts={"A": "strided"}),
+        Case(_sized(13, 2), {"k": 3}, draw=SPD(), layouts={"A": "transposed"}),
+        Case(_sized(11), {"k": -2}, draw=MIXED, out=True),
+        Case(_sized(1, 3), {"k": 2}, draw=Symmetric()),
+        Case(_sized(3, 0), {"k": 2}),
+        Case(_sized(23, 3), {"k": -3}, draw=MIXED, held=True),
+        Case(_sized(27), {"k": 0.7}, draw=SPD(0.5), held=True),
+    ),
+    timed=tuple(
+        Case(_sized(n, b), {"k": k}, draw=SPD(0.5)) for n, b, k in ((16, 512, 2), (32, 256, 0.5), (64, 128, 3))
+    ),
+)  # fmt: skip
+def matrix_power_eig(A, k, *, out=None):
+    """The power A^k of each symmetric matrix of a batch A (*, n, n), fp32 or fp64; k is a Python int or float.
+
+    With the eigenvalues w and an orthonormal basis Q of eigenvectors, A = Q diag(w) Q^T, the result (*, n, n), of A's
+    dtype, is Q diag(w^k) Q^T: for an integer k the k-th matrix power, for k = 0 the identity, for negative k the power
+    of the inverse, for k = 0.5 the principal square root. Eigenvalues may be negative, equal or zero where k is an
+    integer that is not negative (2.0 counts as an integer); for negative k none is nearer to 0 than 0.4; where k is not
+    an integer, all are above 0.4. The result does not depend on the choice of Q, and other ways to it are allowed. It
+    is a new tensor, or out if that is given (a contiguous tensor of A's shape and dtype, filled and returned).
+
+    A is symmetric up to rounding; either triangle may be read, or both. Accuracy: IEEE arithmetic of A's dtype (no
+    TF32); errors are compared to the typical element of the result and to the conditioning of the problem. Batches may
+    be empty. A is not changed and may have any strides; matrices up to 64 x 64 are used.
+
+    Example: matrix_power_eig([[2, 1], [1, 2]], 2) = [[5, 4], [4, 5]]
+    Example: matrix_power_eig([[2.5, 1.5], [1.5, 2.5]], 0.5) = [[1.5, 0.5], [0.5, 1.5]]
+    Example: matrix_power_eig([[0, 2], [2, 0]], -1) = [[0, 0.5], [0.5, 0]]
+    """
+    w, q = torch.linalg.eigh(A)
+    power = (q * w.pow(k)[..., None, :]) @ q.mT
+    return power if out is None else out.copy_(power)

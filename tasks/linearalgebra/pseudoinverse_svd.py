@@ -1,0 +1,66 @@
+"""linearalgebra/pseudoinverse_svd."""
+
+import torch
+
+from kbx_env.task import Case, Cost, Dominant, Literal, Paper, Spectrum, T, task
+from kbx_env.truth import Close
+
+FALLING = Spectrum(*(4 * 0.95**i for i in range(64)))
+"""Every singular value within a factor of 26."""
+CLIFF = Spectrum(5, 4, 3, 2.5, 2, 1.5, 1, 0.04, 0.03, 0.02, 0.015, 0.012, 0.01)
+"""Seven values from 1 on, the others below 0.05; zeros from the fourteenth on."""
+THIN, CUT = {"full_matrices": False}, {"rcond": 0.05}
+F64 = {"A": "f64"}
+
+
+def _sized(m, n, *B):
+    return {"*B": B, "m": m, "n": n}
+
+
+@task(
+    difficulty=4,
+    takes={"A": T("*B m n")},
+    truth=Close(ulps=96),
+    cost=Cost(flops="4 * numel(A) * min(m, n) + 2 * numel(A) * min(m, n)"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="The cut-off lies well away from every singular value; as published, a matrix of rank 1 with rcond=1e-15 "
+    "gave the inverse of rounding noise. full_matrices=True also takes matrices that are not square; out= is used.",
+    cases=(
+        Case(_sized(2, 2), draw=Literal(1, 2, 3, 4)),
+        Case(_sized(3, 2), THIN, draw=Literal(1, 2, 3, 4, 5, 7)),
+        Case(_sized(2, 2), {"rcond": 0.01}, draw=Literal(1, 2, 2, 4)),
+        Case(_sized(16, 16), draw=Dominant(3)),
+        Case(_sized(16, 16), draw=FALLING, dtypes=F64),
+        Case(_sized(32, 16), THIN, draw=FALLING, dtypes=F64),
+        Case(_sized(16, 16), THIN | CUT, draw=CLIFF, dtypes=F64),
+        Case(_sized(20, 31), draw=FALLING),
+        Case(_sized(33, 16, 2), CUT, draw=CLIFF),
+        Case(_sized(11, 24, 3), CUT, draw=CLIFF),
+        Case(_sized(14, 14, 2, 2), {"rcond": 0.7}, draw=CLIFF),
+        Case(_sized(21, 12), draw=FALLING, layouts={"A": "transposed"}),
+        Case(_sized(7, 9, 5), THIN, draw=FALLING, layouts={"A": "strided"}),
+        Case(_sized(17, 10), CUT, draw=CLIFF, out=True),
+        Case(_sized(1, 6), draw=FALLING),
+        Case(_sized(4, 3, 0)),
+        Case(_sized(25, 37, 2), CUT, draw=CLIFF, held=True),
+    ),
+    timed=tuple(Case(_sized(n, n, b), draw=FALLING) for n, b in ((16, 512), (32, 256), (64, 128))),
+)  # fmt: skip
+def pseudoinverse_svd(A, full_matrices=True, rcond=1e-15, out=None):
+    """The Moore-Penrose pseudoinverse of each matrix of a batch A (*, m, n), fp32 or fp64, through its SVD.
+
+    With A = U diag(S) Vh the result (*, n, m), of A's dtype, is V diag(1/S_i where S_i > rcond * max(S), else 0) U^T,
+    the maximum taken per matrix. It is a new tensor, or out if that is given (a contiguous tensor of this shape, filled
+    and returned). No singular value lies within a tenth of rcond * max(S), and with the default rcond all of them are
+    larger than max(S) / 100 in fp32: the rank is never decided by rounding. full_matrices says which form of SVD a
+    library would be asked for and changes nothing here. Accuracy: IEEE arithmetic of A's dtype (no TF32); errors are
+    compared to the typical element of the result and to the conditioning of the problem. Batches may be empty. A is not
+    changed and may have any strides; matrices up to 64 x 64 are used.
+
+    Example: pseudoinverse_svd([[2, 0], [0, 0.5], [0, 0]]) = [[0.5, 0, 0], [0, 2, 0]]
+    Example: pseudoinverse_svd([[1, 2], [2, 4]], rcond=0.01) = [[0.04, 0.08], [0.08, 0.16]]
+    """
+    u, s, vh = torch.linalg.svd(A, full_matrices=False)
+    inverse = torch.where(s > rcond * s.amax(-1, keepdim=True), 1 / s, 0.0)
+    pinv = (vh.mT * inverse[..., None, :]) @ u.mT
+    return pinv if out is None else out.copy_(pinv)

@@ -1,0 +1,83 @@
+"""linearalgebra/solve_symmetric_ldl."""
+
+import torch
+
+from kbx_env.task import SPD, Case, Cost, Literal, Outlier, Paper, Spectrum, Symmetric, T, task
+from kbx_env.truth import Close
+
+HERMITIAN = {"hermitian": True}
+MIXED = Spectrum(*((-1) ** i * (0.5 + 1.5 * i / 128) for i in range(128)), symmetric=True)
+"""Eigenvalues of both signs, none nearer to 0 than 0.5."""
+HOLLOW = {"A": Literal(0, 1, 2, 3, 1, 0, 4, -1, 2, 4, 0, 5, 3, -1, 5, 0)}
+"""Zeros on the diagonal: the first pivot must be a 2x2 block."""
+PLAIN = {"A": Symmetric(hermitian=False)}
+"""Complex symmetric, not Hermitian."""
+BOTH, REAL_B = {"A": "c64", "b": "c64"}, {"A": "c64"}
+
+
+def _sized(n, k=(), *batch):
+    return {"*batch": batch, "n": n, "*k": k}
+
+
+@task(
+    difficulty=4,
+    takes={"A": T("*batch n n", draw=MIXED), "b": T("*batch n *k")},
+    truth=Close(ulps=16),
+    cost=Cost(flops="batch * (n ** 3 / 3 + 2 * n ** 2 * k)"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="Solves A x = b, as the published text says; the published reference multiplied LD by the pivot indices "
+    "and solved another system. Complex results have a real tolerance. out= is exercised, and so are batches, for a "
+    "single small system is all latency. A is symmetric in every case.",
+    cases=(
+        Case(_sized(2), draws={"A": Literal(1, 2, 2, 3), "b": Literal(1, 2)}),
+        Case(_sized(3), draws={"A": Literal(0, 2, 1, 2, 0, 3, 1, 3, 0), "b": Literal(3, 5, 4)}),
+        Case(_sized(4, (2,)), draws=HOLLOW),
+        Case(_sized(16), {"hermitian": False}),
+        Case(_sized(16), HERMITIAN, dtypes=REAL_B),
+        Case(_sized(16, (3,)), HERMITIAN, dtypes=BOTH),
+        Case(_sized(16, (2,), 2), draws=PLAIN, dtypes=BOTH),
+        Case(_sized(4), draws=HOLLOW, dtypes=BOTH),
+        Case(_sized(33, (1,))),
+        Case(_sized(40, (5,)), draws={"b": Outlier(p=0.05)}),
+        Case(_sized(13, (), 6), draws={"A": Symmetric()}),
+        Case(_sized(17, (40,), 2, 2), HERMITIAN),
+        Case(_sized(24), draws={"A": SPD(0.5)}),
+        Case(_sized(11, (2,), 3), draws={"A": Symmetric(1e3)}),
+        Case(_sized(27, (), 2), draws=PLAIN, dtypes=REAL_B),
+        Case(_sized(21, (3,), 2), layouts={"A": "transposed", "b": "transposed"}),
+        Case(_sized(10, (6,), 3), HERMITIAN, dtypes=BOTH, layouts={"A": "transposed", "b": "strided"}),
+        Case(_sized(14), dtypes=REAL_B, draws=PLAIN, layouts={"A": "strided", "b": "strided"}),
+        Case(_sized(19, (4,)), out=True),
+        Case(_sized(9), HERMITIAN, dtypes=REAL_B, out=True),
+        Case(_sized(5, (5,), 5)),
+        Case(_sized(1, (2,), 3), draws={"A": SPD(0.5)}),
+        Case(_sized(4, (2,), 0)),
+        Case(_sized(29, (7,), 2), held=True),
+        Case(_sized(22, (), 3), HERMITIAN, dtypes=BOTH, held=True),
+    ),
+    timed=tuple(Case(_sized(n, (1,), b)) for n, b in ((16, 8192), (32, 2048), (64, 512), (128, 128))),
+)  # fmt: skip
+def solve_symmetric_ldl(A, b, hermitian=False, out=None):
+    """The x with A x = b, for a batch of symmetric invertible matrices A (*, n, n), n >= 1, in general indefinite.
+
+    A = A^T; with hermitian=True complex matrices are Hermitian instead, A = A^H (for real ones nothing changes). b is
+    (*, n, k), as many axes as A, or (*, n), one axis less: vectors. * are the same batch axes for both (no
+    broadcasting), any number of them, which may be empty. The result has b's shape and A's dtype. It is meant to be
+    found by an LDL factorisation with 1x1 and 2x2 pivots, but any solver is right that is as accurate; the diagonal may
+    hold zeros or tiny elements, so without pivoting none is.
+
+    A is fp32 or complex64; b has the same dtype, or is fp32 beside a complex64 A. IEEE arithmetic in fp32 (no TF32).
+    Triton has no complex type: torch.view_as_real gives the parts as a last axis of 2, without a copy. Errors (of real
+    and imaginary parts alike) are compared to the typical element of the result and to the conditioning of the problem.
+    A is symmetric up to rounding: either triangle may be read, or both, and imaginary parts on a Hermitian diagonal
+    count as zeros. Singular systems are not tested; n up to 128 is used.
+
+    The result is a new tensor, or out if given (a contiguous tensor of the result's shape and dtype; filled and
+    returned). A and b are not changed and may have any strides.
+
+    Example: solve_symmetric_ldl([[1, 2], [2, 3]], [1, 2]) = [1, 0]
+    Example: solve_symmetric_ldl([[0, 2], [2, 0]], [[2, 6], [4, 8]]) = [[2, 4], [1, 3]]
+    Example: solve_symmetric_ldl([[2, 1j], [-1j, 1]], [1, 2], hermitian=True) = [1 - 2j, 4 + 1j]
+    """
+    x = torch.linalg.solve(A, b.to(A.dtype))
+    return x if out is None else out.copy_(x)

@@ -1,0 +1,32 @@
+"""math/abs."""
+
+import torch
+from kbx_env.tasks._cases import pointwise, stream
+
+from kbx_env.task import Choice, Cost, Normal, Paper, T, task
+from kbx_env.truth import Exact
+
+
+@task(
+    difficulty=1,
+    takes={"input_tensor": T("*")},
+    truth=Exact(),
+    cost=Cost(flops="n"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    cases=pointwise(
+        "input_tensor", Normal(scale=3.0), out=True,
+        special=Choice(0.0, -0.0, -1e10, 1e10, -1e-30, float("inf"), float("-inf"), float("nan")),
+    ),
+    timed=stream(),
+    differs="Compared bit by bit; infinities, NaN and out= are exercised, as published they never were.",
+)  # fmt: skip
+def abs(input_tensor, out=None):
+    """Absolute value of every element of input_tensor, an fp32 tensor of any shape.
+
+    Example: abs([-3, -0.0, 2.5]) = [3, 0, 2.5]
+
+    The result is a new fp32 tensor of the same shape; with out (same shape, fp32) it is written there and out is
+    returned. The result is compared bit by bit: -0 becomes +0, infinities become +inf, NaN stays NaN. The input may be
+    non-contiguous, 0-d or empty and is not changed.
+    """
+    return torch.abs(input_tensor, out=out)

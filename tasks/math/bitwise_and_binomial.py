@@ -1,0 +1,67 @@
+"""math/bitwise_and_binomial."""
+
+import torch
+
+from kbx_env.task import Case, Choice, Cost, Ints, Normal, Paper, T, Uniform, task
+from kbx_env.truth import Sample
+
+CHANCES = {"probs": Uniform(0.05, 0.95)}
+ODD = {"input": Choice(1, 3, 5, 7), "other": Choice(1, 9, 5)}
+"""The lowest bit of the AND is always set: every element shows a sample."""
+
+
+def _case(shape, count=None, prob=None, logits=False, **more):
+    sizes = {"*": shape, "*n": shape if count is None else count, "*p": shape if prob is None else prob}
+    draws = {"total_count": Ints(1, 60)} | CHANCES | {"logits": Normal(clamp=10)} | more.pop("draws", {})
+    return Case(sizes, draws=draws, given=("logits",) if logits else ("probs",), **more)
+
+
+def _timed(k):
+    return _case((1 << k,), (), draws={"total_count": Choice(10), **ODD})
+
+
+@task(
+    difficulty=2,
+    takes={
+        "input": T("*", "i32", Ints(0, 256)),
+        "other": T("*", "i32", Ints(0, 256)),
+        "total_count": T("*n", "i32"),
+        "probs": T("*p", optional=True),
+        "logits": T("*p", optional=True),
+    },
+    truth=Sample(law="binomial"),
+    cost=Cost(flops="20 * n"),
+    paper=Paper(),
+    differs="The samples are multiplied by the bitwise AND, as documented; as published the AND was computed and thrown away, and "
+    "torch's own rejection sampler had to be reproduced bit for bit. Any stream of right samples is right.",
+    cases=(
+        _case((4,), draws=ODD),
+        _case((4,), logits=True, draws=ODD),
+        _case((256,), draws=ODD),
+        _case((64, 130), draws=ODD),
+        _case((64, 130), (130,), (64, 1)),
+        _case((50, 90), (), (90,), logits=True),
+        _case((4097,), (), (), draws={"total_count": Choice(1), "probs": Choice(0.3), **ODD}),
+        _case((9000,), draws={"probs": Choice(0.001, 0.999, 0.5), "total_count": Choice(100, 3), **ODD}),
+        _case((60, 80), logits=True, layouts={"input": "transposed", "total_count": "transposed", "logits": "strided"}),
+        _case((70, 33), layouts={"other": "strided", "probs": "transposed"}),
+        _case((0, 5), (5,), (0, 5)),
+        _case((3, 1999), (1999,), draws=ODD, held=True),
+        _case((77, 61), logits=True, held=True),
+    ),
+    timed=(_timed(22), _timed(24), _timed(26)),
+)
+def bitwise_and_binomial(input, other, total_count, probs=None, logits=None):
+    """(input & other) times a binomial sample, elementwise: an fp32 tensor of whole numbers.
+
+    input and other (int32, one shape) give their bitwise AND; total_count (int32, 0 to 100) and the chance of success
+    broadcast to that shape. Exactly one of probs (fp32, in [0, 1]) and logits (fp32, chance = 1 / (1 + exp(-logits)), within
+    [-10, 10]) is given, the other is None. y = (input & other) * k, where k is the number of successes in total_count
+    independent trials. Any random stream will do; it must be fresh on every call and independent between elements. A new
+    tensor of the shape of input is returned; inputs may have any strides.
+    """
+    p = probs if probs is not None else torch.sigmoid(logits)
+    both = input & other
+    count, p = torch.broadcast_tensors(total_count.to(p.dtype), p)
+    samples = torch.binomial(count.expand(both.shape).contiguous(), p.expand(both.shape).contiguous())
+    return samples * both

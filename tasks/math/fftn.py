@@ -1,0 +1,70 @@
+"""math/fftn."""
+
+import torch
+
+from kbx_env.task import Case, Cost, Literal, Normal, Outlier, Paper, T, task
+from kbx_env.truth import Close
+
+COMPLEX = {"input": "c64"}
+
+
+def _case(*shape, **more):
+    args = {k: more.pop(k) for k in ("s", "dim", "norm") if k in more}
+    return Case({"*": shape}, args, **more)
+
+
+@task(
+    difficulty=5,
+    takes={"input": T("*")},
+    truth=Close(ulps=16),
+    cost=Cost(flops="50 * numel(input)"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="Complex results have a real tolerance; as published they had to equal the vendor library's bit for bit. "
+    "out=, cropping and padding, odd and prime sizes are exercised; timed are batches beside the 1-D transforms.",
+    cases=(
+        _case(4, draw=Literal(1, -2, 3, 5)),
+        _case(4, 4, s=(2, 2)),
+        _case(16, 16, dim=(0, 1), norm="ortho"),
+        _case(16, 16, s=(8, 20), draw=Outlier(0.01)),
+        _case(13, 31, norm="forward"),
+        _case(5, 97, dim=(-1,), dtypes=COMPLEX),
+        _case(3, 60, 7, dim=(0, 2), norm="backward", dtypes=COMPLEX),
+        _case(4096, draw=Outlier(), dtypes=COMPLEX),
+        _case(5, 1024, dim=(1,)),
+        _case(3, 256, 10, dim=(1,), norm="ortho", dtypes=COMPLEX),
+        _case(2, 64, 32, dim=(1, 2), dtypes=COMPLEX),
+        _case(9, 300, s=(128,), dim=(-1,), norm="forward"),
+        _case(40, 14, s=(96, 10), dim=(0, 1), draw=Normal(mean=3), dtypes=COMPLEX),
+        _case(30, 21, layouts={"input": "transposed"}, dtypes=COMPLEX),
+        _case(6, 35, s=(50,), layouts={"input": "strided"}),
+        _case(11, 24, dim=(0,), norm="ortho", out=True),
+        _case(1, 6),
+        _case(3, 160, 3, s=(4, 160), dim=(0, 1), norm="ortho", dtypes=COMPLEX, held=True),
+        _case(2, 19, 37, norm="forward", out=True, held=True),
+        _case(1056, dtypes=COMPLEX, held=True),
+    ),
+    timed=(_case(4096, 1024, dim=(1,), dtypes=COMPLEX), _case(64, 512, 512, dim=(1, 2), dtypes=COMPLEX),
+           _case(1 << 20, dtypes=COMPLEX), _case(1 << 22, dtypes=COMPLEX)),
+)  # fmt: skip
+def fftn(input, s=None, dim=None, norm=None, *, out=None):
+    """Discrete Fourier transform of input, an fp32 or complex64 tensor, over the axes dim. The result is complex64.
+
+    Example: fftn([1, 2, 3, 5]) = [11, -2 + 3j, -3, -2 - 3j]
+    Example: fftn([[1, 2], [3, 4]], dim=(1,), norm="forward") = [[1.5, -0.5], [3.5, -0.5]]
+    Example: fftn([1, 2, 3, 5], s=(2,)) = [3, -1]
+
+    Along each axis of dim, of length n: y[k] = sum over j from 0 to n - 1 of x[j] exp(-2 pi i j k / n).
+
+    dim is a tuple of different axes, negative ones count from the end; None means all axes, or the last len(s) if s is
+    given. s is a tuple with the length n for each of these axes: before the transform the axis is cut to its first n
+    elements or filled up with zeros at its end; None keeps all lengths. norm: None or "backward" leaves the sums as
+    they are, "forward" divides by the product N of all lengths n, "ortho" by sqrt(N).
+
+    Every length works, also odd and prime ones. Triton has no complex type: torch.view_as_real gives the parts as a
+    last axis of 2. The result is a new tensor, or out, a complex64 tensor of the result's shape, filled and returned.
+
+    Accuracy: that of a fast transform in IEEE fp32 with exact roots of unity (no TF32); real and imaginary parts are
+    judged relative to the typical size of the result, not each relative to itself. input may have any strides; it
+    is not changed. Empty and 0-d tensors, infinities and NaN are not tested.
+    """
+    return torch.fft.fftn(input, s, dim, norm, out=out)

@@ -1,0 +1,33 @@
+"""math/rsqrt."""
+
+import torch
+from kbx_env.tasks._cases import pointwise, stream
+
+from kbx_env.task import Choice, Cost, HalfNormal, Paper, T, Uniform, task
+from kbx_env.truth import Close
+
+
+@task(
+    difficulty=1,
+    takes={"input": T("*")},
+    truth=Close(scale="element"),
+    cost=Cost(flops="2 * n"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    cases=pointwise(
+        "input", HalfNormal(0.001), out=True,
+        special=Choice(0.0, 4.0, 9.0, -1.0, 1e-30, 1e30, -1e-20, float("inf"), float("-inf"), float("nan")),
+    ),
+    timed=stream(draw=Uniform(1e-6, 1)),
+    differs="Results are judged relative to themselves; infinities, NaN and out= are exercised.",
+)  # fmt: skip
+def rsqrt(input, out=None):
+    """Reciprocal square root 1 / sqrt(x) of every element of input, an fp32 tensor of any shape.
+
+    Example: rsqrt([4, 0.01, 0, -1]) = [0.5, 10, inf, nan]
+
+    Results are judged relative to their own size (4 fp32 steps). +0 gives +inf, negative numbers and -inf NaN, +inf
+    zero, NaN stays; -0 and subnormal numbers are not tested. The result is a new fp32 tensor of the same shape; with
+    out (same shape, fp32) it is written there and out is returned. The input may be non-contiguous, 0-d or empty and is
+    not changed.
+    """
+    return torch.rsqrt(input, out=out)

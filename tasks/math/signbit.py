@@ -1,0 +1,30 @@
+"""math/signbit."""
+
+import torch
+from kbx_env.tasks._cases import pointwise, stream
+
+from kbx_env.task import Choice, Cost, Normal, T, task
+from kbx_env.truth import Exact
+
+EDGES = Choice(0.0, -0.0, 1e10, -1e10, 1e-30, -1e-30, 6e-39, -6e-39, float("inf"), float("-inf"))
+
+
+@task(
+    difficulty=2,
+    takes={"input": T("*")},
+    truth=Exact(),
+    cost=Cost(flops="n"),
+    cases=pointwise("input", Normal(), special=EDGES, out=True),
+    timed=stream(),
+    differs="-0, subnormal numbers, infinities and out= are exercised; as published they never were.",
+)
+def signbit(input, out=None):
+    """Whether the sign bit is set, for every element of input, an fp32 tensor of any shape: a bool tensor.
+
+    Example: signbit([-2.5, 3, 0, -0.0]) = [True, False, False, True]
+
+    True for all negative numbers, also subnormal ones (-6e-39), for -inf and for -0; False for +0 and all others. NaN
+    is not tested. The result is a new bool tensor of the same shape; with out (same shape, bool) it is written there
+    and out is returned. The input may be non-contiguous, 0-d or empty and is not changed.
+    """
+    return torch.signbit(input, out=out)

@@ -1,0 +1,30 @@
+"""math/sqrt_exp."""
+
+import torch
+from kbx_env.tasks._cases import pointwise, stream
+
+from kbx_env.task import Choice, Cost, Paper, T, Uniform, task
+from kbx_env.truth import Close
+
+
+@task(
+    difficulty=2,
+    takes={"input": T("*")},
+    truth=Close(scale="element", ulps=32),
+    cost=Cost(flops="6 * n"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    cases=pointwise("input", Uniform(0, 100), special=Choice(0.0, -0.0, 0.25, 9.0, 1e-8, 400.0, -1.0, -1e-3), out=True),
+    timed=stream(draw=Uniform(0, 1)),
+    differs="Negative arguments are exercised; as published they never were.",
+)
+def sqrt_exp(input, out=None):
+    """Exponential of the square root, exp(sqrt(x)), of every element of input, an fp32 tensor of any shape.
+
+    Example: sqrt_exp([0, 0.25, 9, -1]) = [1, 1.64872, 20.0855, nan]
+
+    Tested for x <= 400; negative x give NaN (-0 gives 1). Results are judged relative to their own size (32 fp32 steps,
+    the accuracy of tl.exp is enough). Infinities and NaN are not tested. The result is a new fp32 tensor of the same
+    shape; with out (same shape, fp32) it is written there and out is returned. The input may be non-contiguous, 0-d or
+    empty and is not changed.
+    """
+    return torch.exp(torch.sqrt(input), out=out)

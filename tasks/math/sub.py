@@ -1,0 +1,38 @@
+"""math/sub."""
+
+import torch
+from kbx_env.tasks._cases import broadcast, stream
+
+from kbx_env.task import Case, Choice, Cost, Normal, Outlier, Paper, T, task
+from kbx_env.truth import Close
+
+ALPHAS = ({}, {"alpha": 0.5}, {"alpha": -3})
+
+
+@task(
+    difficulty=2,
+    takes={"input": T("*a"), "other": T("*b")},
+    truth=Close(),
+    cost=Cost(flops="2 * max(numel(input), numel(other))"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    cases=(
+        *broadcast("input", "other", args=ALPHAS, out=True, special=Choice(0.0, -0.0, 1e10, -1e10, 1e-20, 3.0)),
+        Case({"*a": (128, 512), "*b": (128, 512)}, {"alpha": 1.7}, draw=Outlier()),
+        Case({"*a": (60, 33)}, {"other": 2.5}),
+        Case({"*a": (60, 33)}, {"other": -2, "alpha": 0.25}, layouts={"input": "transposed"}),
+        Case({"*a": (5, 211)}, {"other": 0.75, "alpha": 4}, draw=Normal(mean=-1.0), held=True),
+    ),
+    timed=stream("*a", "*b"),
+    differs="Broadcasting, other values of alpha and out= are exercised; as published they hardly were.",
+)
+def sub(input, other, *, alpha=1, out=None):
+    """Difference input - alpha * other, elementwise with broadcasting.
+
+    Example: sub([1, 2, 3], [4, 5, 6], alpha=0.5) = [-1, -0.5, 0]
+
+    input is an fp32 tensor; other is an fp32 tensor or a Python number; alpha is a Python number (int or float). The
+    shapes broadcast by torch's rules; either tensor may be non-contiguous, 0-d or empty, and neither is changed. The
+    result is a new fp32 tensor of the broadcast shape; with out (that shape, fp32) it is written there and out is
+    returned. Compute in fp32, the product and the difference may be fused. Infinities and NaN are not tested.
+    """
+    return torch.sub(input, other, alpha=alpha, out=out)

@@ -1,0 +1,50 @@
+"""matrixmultiply/addmm."""
+
+import torch
+
+from kbx_env.task import Case, Constant, Cost, Outlier, Paper, T, task
+from kbx_env.truth import Close
+
+HALF = {"input": "f16", "mat1": "f16", "mat2": "f16"}
+
+
+def _case(m, k, n, lead=None, args=None, **more):
+    return Case({"*": (m, n) if lead is None else lead, "M": m, "K": k, "N": n}, args or {}, **more)
+
+
+@task(
+    difficulty=4,
+    takes={"input": T("*"), "mat1": T("M K"), "mat2": T("K N")},
+    truth=Close(ulps=16),
+    cost=Cost(flops="2 * M * K * N"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="out= and broadcasts of input are exercised, and fp16, which the published timings use, is tested as well.",
+    cases=(
+        _case(2, 2, 2),
+        _case(3, 4, 5, (5,), {"beta": 0.5, "alpha": 2.0}),
+        _case(64, 96, 80, args={"beta": -1.5}),
+        _case(64, 96, 80, (64, 1), {"alpha": 0.3}, draw=Outlier()),
+        _case(33, 130, 57, (), {"beta": 2, "alpha": -1}, out=True),
+        _case(40, 31, 29, args={"beta": 0}, draws={"input": Constant(float("nan"))}),
+        _case(48, 64, 40, layouts={"input": "transposed", "mat1": "transposed", "mat2": "transposed"}),
+        _case(17, 50, 23, layouts={"mat1": "strided", "input": "strided"}, out=True),
+        _case(50, 70, 60, dtypes=HALF, args={"alpha": 0.5}),
+        _case(0, 4, 5),
+        _case(29, 140, 83, (1, 83), {"beta": 0.7, "alpha": 1.3}, held=True),
+        _case(23, 99, 40, dtypes=HALF, held=True),
+    ),
+    timed=(_case(1024, 1024, 1024), _case(4096, 4096, 4096), _case(2048, 2048, 2048, dtypes=HALF),
+           _case(4096, 4096, 4096, dtypes=HALF)),
+)  # fmt: skip
+def addmm(input, mat1, mat2, beta=1, alpha=1, out=None):
+    """beta * input + alpha * (mat1 @ mat2), fp32 or fp16.
+
+    Example: addmm([1, 2], [[1, 2], [3, 4]], [[1, 0], [0, 1]], beta=10, alpha=0.5) = [[10.5, 21], [11.5, 22]]
+
+    mat1 (M, K), mat2 (K, N); input broadcasts to (M, N). beta and alpha are numbers; with beta = 0 input is not read, NaN
+    in it does not show. fp32: products and sums in IEEE fp32, TF32 is too coarse and fails. fp16 (all three):
+    accumulate in fp32, round once. With out= the result is written there and that tensor is returned, else a new tensor.
+    Inputs may have any strides; M may be 0.
+    """
+    y = torch.addmm(input, mat1, mat2, beta=beta, alpha=alpha)
+    return y if out is None else out.copy_(y)

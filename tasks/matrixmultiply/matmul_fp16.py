@@ -1,0 +1,31 @@
+"""matrixmultiply/matmul_fp16."""
+
+import torch
+from kbx_env.tasks._matmul import matmul_cases, square
+
+from kbx_env.task import Cost, Paper, T, task
+from kbx_env.truth import Close
+
+
+@task(
+    difficulty=2,
+    takes={"input": T("*a", "f16"), "other": T("*b", "f16")},
+    truth=Close(ulps=1.0, k=1.5, scale="element"),
+    cost=Cost(flops="2 * numel(input) * N"),
+    paper=Paper(rtol=5e-3, atol=5e-3),
+    differs="The tolerance is one fp16 step (2^-10 relative), five times finer than the published 5e-3.",
+    cases=matmul_cases("input", "other"),
+    timed=square(2048, 4096, 8192),
+)
+def matmul_fp16(input, other):
+    """Matrix product of fp16 tensors, as torch.matmul: 1-D, 2-D and batched with broadcasting; fp16 result.
+
+    Example: matmul_fp16([[1, 2], [3, 4]], [10, 1]) = [12, 34]
+
+    input and other: (M, K) @ (K, N) -> (M, N); a 1-D operand is a row (left) or column (right) and loses that axis in the
+    result (two of them: 0-d); leading axes are batch axes and broadcast. Accumulate in
+    fp32 and round once to fp16: each element must be within about one fp16 step of the exact value (elements that cancel
+    to nearly zero: of what fp32 accumulation loses). The result is a new tensor; operands may
+    have any strides; M may be 0. Infinities and NaN are not tested.
+    """
+    return torch.matmul(input, other)

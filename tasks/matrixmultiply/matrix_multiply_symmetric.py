@@ -1,0 +1,43 @@
+"""matrixmultiply/matrix_multiply_symmetric."""
+
+from kbx_env.task import Case, Cost, Normal, Outlier, Paper, T, task
+from kbx_env.truth import Close
+
+
+def _case(n, m, alpha, beta, **more):
+    return Case({"N": n, "M": m}, {"alpha": alpha, "beta": beta}, **({"draw": Normal(scale=m**-0.25)} | more))
+
+
+@task(
+    difficulty=4,
+    takes={"A": T("N M"), "B": T("M N"), "C": T("N N")},
+    truth=Close(ulps=16),
+    cost=Cost(flops="2 * N * M * N + 2 * N * N * N"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="The tolerance follows from the conditioning of the two chained products; the published 1e-5 is less than what "
+    "another order of summation moves. fp32 is timed: in fp16 the result overflows.",
+    cases=(
+        _case(2, 2, 2.0, 0.5),
+        _case(3, 3, 1.0, 1.0),
+        _case(50, 40, 1.0, 0.5, draw=Normal()),
+        _case(64, 100, 0.3, -1.2),
+        _case(37, 129, 1.5, 0.0, draw=Outlier(scale=5)),
+        _case(33, 17, -0.7, 2, layouts={"A": "transposed", "B": "transposed", "C": "transposed"}),
+        _case(20, 31, 1, 1, layouts={"A": "strided", "C": "strided"}),
+        _case(24, 9, 0.0, 1.5),
+        _case(0, 3, 1.0, 1.0),
+        _case(45, 70, 0.9, 0.4, held=True),
+    ),
+    timed=tuple(_case(n, n, 1.0, 0.5) for n in (1024, 2048, 4096)),
+)
+def matrix_multiply_symmetric(A, B, C, alpha, beta):
+    """C1 = alpha * A @ B + beta * C, then the result alpha * C1 @ C1^T + beta * C1, fp32.
+
+    Example: matrix_multiply_symmetric([[1, 2], [0, 1]], [[1, 0], [1, 1]], [[0, 2], [0, 0]], 1.0, 0.5) =
+        [[19.5, 7.5], [6.5, 2.5]]
+
+    A (N, M), B (M, N), C (N, N); alpha and beta are numbers. Products and sums in IEEE fp32: TF32 is too coarse and
+    fails. A new (N, N) tensor is returned; inputs may have any strides and are not changed; N may be 0.
+    """
+    first = alpha * (A @ B) + beta * C
+    return alpha * (first @ first.mT) + beta * first

@@ -1,0 +1,48 @@
+"""matrixmultiply/tensordot_rsqrt."""
+
+import torch
+
+from kbx_env.task import Case, Cost, Paper, T, Uniform, task
+from kbx_env.truth import Close
+
+POSITIVE = Uniform(0.1, 1.5)
+
+
+def _case(a, b, dims, depth, **more):
+    return Case({"*a": a, "*b": b, "K": depth}, {"dims": dims}, draw=POSITIVE, **more)
+
+
+@task(
+    difficulty=4,
+    takes={"a": T("*a"), "b": T("*b")},
+    truth=Close(ulps=16),
+    cost=Cost(flops="2 * numel(a) * numel(b) / K"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="All forms of dims are exercised at real sizes; inputs are positive, so that every result is finite.",
+    cases=(
+        _case((3,), (3,), 1, 3),
+        _case((2, 2), (2, 2), ((1,), (0,)), 2),
+        _case((60, 130), (130, 40), 1, 130),
+        _case((7, 5, 6), (5, 6, 9), 2, 30),
+        _case((4, 5, 6), (6, 4, 7), ((0, 2), (1, 0)), 24),
+        _case((5, 8, 3), (7, 3, 11), ((-1,), (1,)), 3),
+        _case((3, 4), (4, 3), ((0, 1), (1, 0)), 12),
+        _case((3, 5), (4,), 0, 1),
+        _case((33, 70), (70, 21), 1, 70, layouts={"a": "transposed", "b": "transposed"}),
+        _case((9, 20), (20, 6), 1, 20, layouts={"a": "strided", "b": "strided"}),
+        _case((0, 4), (4, 3), 1, 4),
+        _case((6, 11, 13), (13, 5, 11), ((2, 1), (0, 2)), 143, held=True),
+    ),
+    timed=tuple(_case((n, n), (n, n), 1, n) for n in (1024, 2048, 4096)),
+)
+def tensordot_rsqrt(a, b, dims):
+    """1 / sqrt of the contraction of two fp32 tensors, as torch.rsqrt(torch.tensordot(a, b, dims)).
+
+    Example: tensordot_rsqrt([[1, 3], [0, 4]], [1, 1], dims=1) = [0.5, 0.5]
+
+    dims is an int n: the last n axes of a are contracted with the first n of b (0: an outer product), or a pair of
+    sequences: axis dims[0][i] of a (negative counts from the end) with axis dims[1][i] of b. The result has the remaining
+    axes of a, then those of b (none: 0-d). Every contraction is positive. Products and sums in IEEE fp32: TF32 is too
+    coarse and fails. A new tensor is returned; inputs may have any strides.
+    """
+    return torch.rsqrt(torch.tensordot(a, b, dims=dims))

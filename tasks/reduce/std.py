@@ -1,0 +1,52 @@
+"""reduce/std."""
+
+import torch
+
+from kbx_env.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.truth import Close
+
+
+@task(
+    difficulty=2,
+    takes={"input": T("*")},
+    truth=Close(ulps=16),
+    cost=Cost(flops="4 * numel(input)"),
+    paper=Paper(rtol=1e-5, atol=1e-5),
+    differs="Means far from zero and out= are exercised; timed along axes too, not over everything only.",
+    cases=(
+        Case({"*": (5,)}, draw=Literal(1, 2, 3, 4, 6)),
+        Case({"*": (2, 3)}, {"dim": 0}, draw=Normal(scale=3)),
+        Case({"*": (4097,)}, draw=Uniform(), out=True),
+        Case({"*": (128, 300)}, {"dim": 0}),
+        Case({"*": (128, 300)}, {"dim": 1, "keepdim": True}, draw=Outlier(scale=100)),
+        Case({"*": (128, 300)}, {"dim": 1, "correction": 0}, draw=Normal(mean=1000, scale=3)),
+        Case({"*": (70, 40)}, {"dim": -1, "correction": 7}, draw=Uniform(-3, 8)),
+        Case({"*": (40, 9, 50)}, {"keepdim": True, "correction": 0}, draw=Normal(mean=-300)),
+        Case({"*": (5, 301, 6)}, {"dim": 1}, draw=Normal(mean=50, scale=0.5)),
+        Case({"*": (3, 40001)}, {"dim": 1}, draw=Outlier()),
+        Case({"*": (33, 65)}, {"dim": 0}, layouts={"input": "transposed"}, out=True),
+        Case({"*": (31, 17)}, layouts={"input": "strided"}, draw=Normal(mean=4)),
+        Case({"*": (3, 0)}, {"dim": 0}),
+        Case({"*": (6, 5, 173)}, {"dim": -2, "keepdim": True}, draw=Normal(mean=9), held=True),
+        Case({"*": (7, 11, 213)}, {"correction": 3}, draw=Normal(scale=20), held=True),
+    ),
+    timed=(
+        *(Case({"*": (1 << k,)}, draw=Uniform()) for k in (25, 27)),
+        Case({"*": (16384, 4096)}, {"dim": 1}, draw=Uniform()),
+        Case({"*": (16384, 4096)}, {"dim": 0}, draw=Uniform()),
+    ),
+)
+def std(input, dim=None, correction=1, keepdim=False, out=None):
+    """Standard deviation of input, an fp32 tensor of any rank >= 1, over one axis or (dim None) over all elements.
+
+    Example: std([1, 2, 4, 7]) = 2.64575
+    Example: std([[1, 2], [4, 7]], dim=1, correction=0, keepdim=True) = [[0.5], [1.5]]
+
+    y = sqrt(sum((x - mean)^2) / (n - correction)), n the number of reduced elements; correction is an integer below n.
+    dim may be negative. With keepdim the reduced axes stay with length 1; otherwise dim None gives a 0-d tensor. Means
+    a thousand times the deviation must not spoil it: two passes or a running mean, not the mean of squares. fp32
+    throughout. out, a tensor of the result's shape, is filled and returned if given; otherwise the result is a new
+    tensor. Any strides; kept axes may be empty, reduced ones are not.
+    """
+    y = torch.std(input, dim, correction=correction, keepdim=keepdim)
+    return y if out is None else out.copy_(y)
