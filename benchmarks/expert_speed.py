@@ -40,16 +40,19 @@ SLOW_US = 20_000.0
 """A call above this is timed in a single turn."""
 
 
+_GRADER: Any = None
+
+
 def graded(task_id: str) -> dict[str, Any]:
-    """The grader's verdict, as a row."""
+    """The grader's verdict, as a row; each worker process keeps one grader."""
+    global _GRADER
     from kbx_env.grading.grader import Grader
 
     start = time.perf_counter()
     try:
-        with Grader() as grader:
-            row = grader.grade(
-                task_id, expert_source(task_id) or "", backend="cuda", targets=(), timing=False
-            ).to_dict()
+        _GRADER = _GRADER or Grader()
+        source = expert_source(task_id) or ""
+        row = _GRADER.grade(task_id, source, backend="cuda", targets=(), timing=False, wall=120.0).to_dict()
     except Exception:
         row = {"verdict": "exception", "correct": False, "message": traceback.format_exc()[-1500:]}
     return row | {"task": task_id, "wall_seconds": round(time.perf_counter() - start, 2)}

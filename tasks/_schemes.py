@@ -39,14 +39,15 @@ def symmetric(x: torch.Tensor, dim: int | Sequence[int], top: int) -> tuple[torc
     kind = torch.float32 if x.dtype.itemsize < 4 else x.dtype
     x32 = x.to(torch.float32)
     peak = x32.abs().amax(dim=dim, keepdim=True) if x.numel() else x32.sum(dim=dim, keepdim=True)
-    one = torch.ones_like(peak)
-    scale = torch.where(peak == 0, one, peak / top)
+    # Division by a Python number is a product with its inverse on a GPU, a last place off.
+    one, full = torch.ones_like(peak), torch.full_like(peak, top)
+    scale = torch.where(peak == 0, one, peak / full)
     if formula == EXACT:
         return x.to(kind) / scale.to(kind), scale.to(kind)
     quotient = x32 / scale
     q = torch.round(quotient)
     if formula == "multiply":
-        q = torch.round(x32 * torch.where(peak == 0, one, top / peak))
+        q = torch.round(x32 * torch.where(peak == 0, one, full / peak))
     elif formula in ("down", "up"):
         floor = torch.floor(quotient)
         near = (quotient - floor - 0.5).abs() <= 4 * torch.finfo(torch.float32).eps * quotient.abs()

@@ -99,8 +99,7 @@ def gemm(a, b, bias=None, e=None, f=None, out=None, s=0.0, t=0.0, mode=0, dtype=
     if not half and M >= 256 and b.stride(-2) != 1:
         # Tensor cores read TF32 operands along K only: a transposed copy of b is cheaper than shuffling every tile.
         b = b.mT.contiguous().mT
-    # Few rows: a deep tile, because all that counts is how fast b comes in.
-    BM, BN, BK, warps = (32, 32, 128, 4) if M <= 32 and K >= 1024 else (32, 32, 32, 4)
+    BM, BN, BK, warps = 32, 32, 32, 4
     # The largest tile that still gives every multiprocessor of an H200 (132) about one program.
     for tile in (*tiles, (64, 64, 32, 4)):
         if M > 32 and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) * batch >= 128:

@@ -29,8 +29,11 @@ def _ternary(a, b, c, y, n, s, t, MODE: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(y + offsets, op(u, v, w, s, t, MODE), mask=inside)
 
 
-def pointwise(*inputs, out=None, dtype=None, s=0.0, t=0.0, mode=0):
-    """op of one, two or three tensors of equal or broadcastable shapes; s, t (numbers) and mode are handed to op."""
+def pointwise(*inputs, out=None, dtype=None, s=0.0, t=0.0, mode=0, bytes=16):
+    """op of one, two or three tensors of equal or broadcastable shapes; s, t (numbers) and mode are handed to op.
+
+    bytes is what a thread stores: 16 is best for cheap operations, more of it hides the latency of long ones.
+    """
     shape = torch.broadcast_shapes(*[x.shape for x in inputs])
     xs = [x.expand(shape).contiguous() for x in inputs]
     y = torch.empty(shape, dtype=dtype or xs[0].dtype, device=xs[0].device) if out is None else out
@@ -38,9 +41,8 @@ def pointwise(*inputs, out=None, dtype=None, s=0.0, t=0.0, mode=0):
     n = target.numel()
     if n:
         kernel = (_unary, _binary, _ternary)[len(xs) - 1]
-        # 16 bytes a thread.
-        warps = 8 if target.element_size() >= 4 else 4
-        kernel[(triton.cdiv(n, 1024),)](*xs, target, n, s, t, MODE=mode, BLOCK=1024, num_warps=warps)
+        BLOCK = 128 * bytes // target.element_size()
+        kernel[(triton.cdiv(n, BLOCK),)](*xs, target, n, s, t, MODE=mode, BLOCK=BLOCK, num_warps=4)
     if target is not y:
         y.copy_(target)
     return y

@@ -11,4 +11,4 @@ def op(x, s, t, MODE: tl.constexpr):
 
 
 def selu(input, inplace=False):
-    return pointwise(input, out=input if inplace else None)
+    return pointwise(input, out=input if inplace else None, bytes=32)

@@ -3,7 +3,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize="first_h first_w rows columns pixels taps_r taps_s step_r step_s TAPS_S KC".split())
+@triton.jit(do_not_specialize="first_h first_w taps_r taps_s step_r step_s TAPS_S".split())
 def _transposed(
     x, w, b, y, H, W, HO, WO, CG, OG, KC, xn, xc, xh, xw, sh, sw, ph, pw, dh, dw, R, S,
     first_h, first_w, rows, columns, pixels, taps_r, taps_s, step_r, step_s, TAPS_S,
@@ -41,10 +41,8 @@ def _transposed(
             p = tl.load(base[:, None] + c[None, :] * xc + i * xh + j * xw, mask=inside, other=0.0)
             taps = (r * S + s) * (OG * CG) + c
         # Weights lie as (group, r, s, o, c): along the depth without gaps.
-        f = tl.load(
-            w + group * (OG * CG * R * S) + (o * CG)[None, :] + taps[:, None],
-            mask=(o[None, :] < OG) & (k[:, None] < KC), other=0.0,
-        )  # fmt: skip
+        from_w = w + group * (OG * CG * R * S) + (o * CG)[None, :] + taps[:, None]
+        f = tl.load(from_w, mask=(o[None, :] < OG) if ALIGNED else (o[None, :] < OG) & (k[:, None] < KC), other=0.0)
         acc = tl.dot(p, f, acc, input_precision="tf32x3")
     if BIAS:
         acc += tl.load(b + group * OG + o, mask=o < OG, other=0.0)[None, :]

@@ -24,7 +24,7 @@ def _statistics(x, mean, square, count, N, C, S, chunk, splits, BN: tl.constexpr
         inside = (n < N)[:, None] & (s < S)[None, :]
         v = tl.load(x + (n.to(tl.int64)[:, None] * C + c) * S + s[None, :], mask=inside, other=0.0)
         m, q, k = another(m, q, k, v, inside)
-    m, q, k = tl.reduce((tl.ravel(m), tl.ravel(q), tl.ravel(k)), 0, combine)
+    m, q, k = tl.reduce((tl.reshape(m, (BN * BS,)), tl.reshape(q, (BN * BS,)), tl.reshape(k, (BN * BS,))), 0, combine)
     tl.store(mean + tl.program_id(0), m)
     tl.store(square + tl.program_id(0), q)
     tl.store(count + tl.program_id(0), k)

@@ -70,7 +70,8 @@ def _wilkinson(last, N: tl.constexpr):
     return dr - qr, di - qi
 
 
-@triton.jit
+# n = 1 would become a constant, and a loop without end conditions is more than the compiler of Triton 3.6 can take.
+@triton.jit(do_not_specialize=["n"])
 def _schur(work, n, N: tl.constexpr):
     """H = Q T Q^H with triangular T by QR steps with one complex shift; Z becomes Z Q. One warp per matrix."""
     h = work + tl.program_id(0).to(tl.int64) * (4 * N * N + 4 * N)

@@ -10,4 +10,4 @@ def op(x, s, t, MODE: tl.constexpr):
 
 
 def gammaln(input, out=None):
-    return pointwise(input, out=out)
+    return pointwise(input, out=out, bytes=32)

@@ -12,5 +12,5 @@ def op(x, s, t, MODE: tl.constexpr):
 
 def logit(input, eps=None, out=None):
     if eps is None:
-        return pointwise(input, out=out)
-    return pointwise(input, out=out, s=float(eps), t=1.0 - eps, mode=1)
+        return pointwise(input, out=out, bytes=32)
+    return pointwise(input, out=out, s=float(eps), t=1.0 - eps, mode=1, bytes=32)

@@ -50,7 +50,9 @@ def _conv8(
             row = i * sh - ph + k0 // C // S
             col = j * sw_ - pw + k0 // C % S
             inside = (row >= 0) & (row < H) & (col >= 0) & (col < W) & (m < pixels)
-            base = ((image * H + row).to(tl.int64) * W + col) * C + k0 % C
+            # Told to the compiler, which then loads 16 bytes at a time.
+            channel = tl.multiple_of(k0 % C, BK)
+            base = tl.multiple_of(((image * H + row).to(tl.int64) * W + col) * C, 16) + channel
             x = tl.load(q + base[:, None] + tl.arange(0, BK)[None, :], mask=inside[:, None], other=0)
         else:
             row = i[:, None] * sh - ph + (k // C // S)[None, :]
@@ -94,9 +96,9 @@ def conv2d_w8a8(input, weight, bias=None, stride=1, padding=0):
         input, parts, qx, scale_x, C, H, W, *input.stride(), CHUNKS, TOP=triton.next_power_of_2(CHUNKS), BP=BP,
         BC=min(64, max(4, triton.next_power_of_2(C))),
     )  # fmt: skip
-    BM, BN, BK = (128, 64, 64) if pixels * O >= 1 << 20 else (32, 32, 32)
+    BM, BN, BK = (128, 128, 64) if pixels * O >= 1 << 20 else (32, 32, 32)
     _conv8[(triton.cdiv(pixels, BM), triton.cdiv(O, BN))](
         qx, qw, qw if bias is None else bias.contiguous(), scale_x, scale_w, y, pixels, C, H, W, HO, WO, O, S, K, sh, sw,
-        ph, pw, BIAS=bias is not None, ALIGNED=C % BK == 0, BM=BM, BN=BN, BK=BK, num_warps=4, num_stages=3,
+        ph, pw, BIAS=bias is not None, ALIGNED=C % BK == 0, BM=BM, BN=BN, BK=BK, num_warps=8 if BM == 128 else 4, num_stages=3,
     )  # fmt: skip
     return y
