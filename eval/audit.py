@@ -31,12 +31,17 @@ KINDS = (
     "contiguous only",
 )  # fmt: skip
 LISTED: Mapping[tuple[str, str], str] = {
-    ("math/signbit", "lower precision"): "rounding keeps the sign: what reads fewer bits of a number reads its sign bit",
+    (
+        "math/signbit",
+        "lower precision",
+    ): "rounding keeps the sign: what reads fewer bits of a number reads its sign bit",
 }
 """(task, kind) -> why that cheap answer is right by definition."""
 
 
-def answer(task: Task, case: Case, args: Args, expected: Expected, make: Callable[[int, torch.Tensor], torch.Tensor]) -> Any:
+def answer(
+    task: Task, case: Case, args: Args, expected: Expected, make: Callable[[int, torch.Tensor], torch.Tensor]
+) -> Any:
     """An answer that leaves the inputs alone; ``make(i, native)`` gives what stands in place of result i."""
     changed = task.written(case.args)
     after = {k: v for k, v in args.items() if isinstance(v, torch.Tensor)}

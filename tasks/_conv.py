@@ -40,7 +40,11 @@ def conv_cases(
         (IMAGE | {"C": 32, "D": 32, "H": 9, "W": 13, "O": 33}, {"padding": (1, 0), "stride": (1, 2)}, {}),
         (IMAGE | {"C": 6, "D": 2, "O": 9}, {"groups": 3, "padding": 1}, {"given": (bias,)}),
         (IMAGE | {"C": 4, "D": 1, "O": 4, "R": 5, "S": 1}, {"groups": 4, "dilation": (1, 2)}, {}),
-        (IMAGE | {"C": 17, "D": 17, "R": 2, "S": 3}, {}, {"layouts": {x: "channels_last", w: "transposed", bias: "strided"}, "given": (bias,)}),
+        (
+            IMAGE | {"C": 17, "D": 17, "R": 2, "S": 3},
+            {},
+            {"layouts": {x: "channels_last", w: "transposed", bias: "strided"}, "given": (bias,)},
+        ),
         (IMAGE | {"C": 20, "D": 10, "H": 11, "W": 7, "O": 14}, {"groups": 2, "padding": 2}, {"held": True}),
     ]
     cases = []

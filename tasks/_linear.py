@@ -43,7 +43,9 @@ def linear_cases(*more: dict[str, Any], half: bool = False, scale: float = 0.3, 
         last = dict(more[-1]) if more else {}
         given = (*GIVEN, *last.pop("given", ()))
         for held, b in ((False, 60), (True, 23)):
-            cases.append(Case({"B": b, "K": 160, "O": 72}, last, draw=Normal(scale=scale), given=given, dtypes=HALF, held=held))
+            cases.append(
+                Case({"B": b, "K": 160, "O": 72}, last, draw=Normal(scale=scale), given=given, dtypes=HALF, held=held)
+            )
     return tuple(cases)
 
 

@@ -16,7 +16,8 @@ SLACK: ContextVar[torch.Tensor | None] = ContextVar("slack", default=None)
 FORMULAS = ("divide", "multiply", "down", "up")
 """``divide``: round(x / (max / 127)); ``multiply``: round(x * (127 / max)). They differ by one quantum for
 90 of 104,857,600 normal draws; both are what the contract says, so both are right. ``down`` and ``up``: as divide,
-but quotients within 4 ulps of a half go down or up, as the GPU's division (2 ulps off) may send them."""
+but quotients within 4 ulps of a half go towards or away from zero, as the GPU's division (2 ulps off) may send them:
+16-bit weights lie on a coarse grid, on which exact halves of both signs are common."""
 EXACT = "exact"
 """No rounding at all: the result that quantization approximates."""
 
@@ -49,9 +50,11 @@ def symmetric(x: torch.Tensor, dim: int | Sequence[int], top: int) -> tuple[torc
     if formula == "multiply":
         q = torch.round(x32 * torch.where(peak == 0, one, full / peak))
     elif formula in ("down", "up"):
-        floor = torch.floor(quotient)
-        near = (quotient - floor - 0.5).abs() <= 4 * torch.finfo(torch.float32).eps * quotient.abs()
-        q = torch.where(near, floor if formula == "down" else floor + 1, q)
+        size = quotient.abs()
+        floor = torch.floor(size)
+        near = (size - floor - 0.5).abs() <= 4 * torch.finfo(torch.float32).eps * size
+        # A scale that is a last place too large sends numbers of both signs towards zero.
+        q = torch.where(near, torch.sign(quotient) * (floor if formula == "down" else floor + 1), q)
     return q.clamp(-top, top).to(kind), scale.to(kind)
 
 

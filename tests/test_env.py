@@ -102,7 +102,14 @@ def test_unknown_reset_options_raise() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"targets": ("sm_99",)}, {"wall": -1}, {"wall": "x"}, {"grading_seed": "abc"}, {"max_turns": "a"}, {"max_turns": 0}],
+    [
+        {"targets": ("sm_99",)},
+        {"wall": -1},
+        {"wall": "x"},
+        {"grading_seed": "abc"},
+        {"max_turns": "a"},
+        {"max_turns": 0},
+    ],
 )
 def test_what_cannot_work_is_refused_when_the_env_is_made(options: dict) -> None:
     with pytest.raises(UsageError):

@@ -81,7 +81,9 @@ class EagerSide:
     def prepare(self, slots: Sequence[dict[str, Any]]) -> None:
         """See ``Side``."""
         with reference.exact_matmul():
-            self.watch.prepare(lambda s: self._function(**assembled(s)), [self._resolve(s, i) for i, s in enumerate(slots)])
+            self.watch.prepare(
+                lambda s: self._function(**assembled(s)), [self._resolve(s, i) for i, s in enumerate(slots)]
+            )
 
     def refill(self, slots: Sequence[dict[str, Any]]) -> None:
         """See ``Side``."""

@@ -105,7 +105,9 @@ class _Run:
     decisions: int
 
 
-def _run(task: Task, case: Case, mine: dict[str, Any], keep: bool | torch.Tensor | None, rounding: tuple[str, ...]) -> _Run:
+def _run(
+    task: Task, case: Case, mine: dict[str, Any], keep: bool | torch.Tensor | None, rounding: tuple[str, ...]
+) -> _Run:
     from kbx_env.tasks import _schemes, _seams
 
     homes = {v.untyped_storage().data_ptr(): n for n, v in mine.items() if isinstance(v, torch.Tensor) and v.numel()}

@@ -261,8 +261,8 @@ class Grading:
         if self.task.takes and not tally.inputs:
             found = "no value of any result depends on a value of any input"
             self.record.violations.append(Violation("constant", found))
-        elif isinstance(self.task.truth, Sample) and not self.task.takes and tally.frozen:
-            found = "every call gave one and the same number everywhere, whatever the seed"
+        elif not self.task.takes and (tally.frozen if isinstance(self.task.truth, Sample) else tally.flat):
+            found = "every call gave one and the same number everywhere, whatever it was asked for"
             self.record.violations.append(Violation("constant", found))
 
     def _prove(self, talk: Talk, ablation: Sequence[bool], tally: Tally) -> None:
@@ -281,7 +281,12 @@ class Grading:
         reached = talk.dots if talk.engine is None else tally.dots
         # On a GPU the kinds are claims; where the CPU tier has executed the same source, it has also looked at them.
         known = talk.engine is not None or self.proof is None
-        if isinstance(truth, Contract) and self.record.grading == "contract" and known and not set(truth.dots) & reached:
+        if (
+            isinstance(truth, Contract)
+            and self.record.grading == "contract"
+            and known
+            and not set(truth.dots) & reached
+        ):
             wanted, got = " or ".join(truth.dots), ", ".join(sorted(talk.dots)) or "none"
             found.append(Violation(
                 "contract", f"the scheme demands {wanted} on the way to the result; launched products: {got}"

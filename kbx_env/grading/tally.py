@@ -16,7 +16,8 @@ from kbx_env.task import Case
 
 def _constant(calls: Sequence[Sequence[torch.Tensor]]) -> bool:
     """Whether every element of every output of every call is the same number."""
-    values = [t.reshape(-1).to(torch.float64) for call in calls for t in call if t.numel()]
+    parts = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for call in calls for t in call if t.numel())
+    values = [t.reshape(-1).to(torch.float64) for t in parts]
     return all(bool((v == values[0][0]).all()) for v in values)
 
 
@@ -55,6 +56,8 @@ class Tally:
     """Telling cases in which no element of any result came out of a Triton store."""
     frozen: bool = True
     """Whether calls with different seeds always gave one and the same number everywhere."""
+    flat: bool = True
+    """Whether every result of every telling case was one number everywhere."""
 
     def add(self, case: Case, answers: Sequence[Claimed], ideal: int, telling: bool) -> None:
         """Count the calls of one case."""
@@ -78,6 +81,8 @@ class Tally:
         for o in answers[0].origins:
             self.elements, self.stored = self.elements + o.elements, self.stored + o.stored
             self.dots |= o.dots
+        if telling:
+            self.flat = self.flat and _constant([answers[0].answer.outputs])
         if len({a.generator_seed for a in answers}) > 1:
             self.frozen = self.frozen and _constant([a.answer.outputs for a in answers])
         # A draw may leave nothing to store: a mask without a true element.

@@ -6,6 +6,7 @@ from kbx_env.tasks._conv import IMAGE, SMALL, conv_timed
 from kbx_env.task import Case, Cost, Outlier, Paper, T, task
 from kbx_env.truth import Close
 
+
 @task(
     difficulty=4,
     takes={"input": T("N C H W"), "weight": T("O D R S"), "bias": T("O", optional=True)},

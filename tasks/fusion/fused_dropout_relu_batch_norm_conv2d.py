@@ -14,7 +14,8 @@ from kbx_env.truth import Close, Dropout
     truth=Dropout(rate="p", active="training", close=Close(ulps=32)),
     cost=Cost(flops=FLOPS),
     paper=Paper(),
-    differs=TF32 + "Any random stream is right: each element must be the kept or the dropped value and the mask must look "
+    differs=TF32
+    + "Any random stream is right: each element must be the kept or the dropped value and the mask must look "
     "random; as published, torch's own CUDA stream was demanded bit for bit. training=False, which raised as published, "
     "leaves the dropout out.",
     cases=conv_cases({"training": False}, {"p": 0.0}, {}, {"p": 0.2}, {"p": 0.3, "inplace": True}),

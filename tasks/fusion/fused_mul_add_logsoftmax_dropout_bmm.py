@@ -34,7 +34,9 @@ def _case(b, n, m, p, args=None, *, lead=None, **more):
         _case(2, 33, 130, 41, {"training": False, "inplace": True}, draw=Outlier(), lead=(33, 1)),
         _case(1, 17, 19, 70, {"p": 0.0, "dim": -2}, out=True),
         _case(2, 40, 33, 33, {"p": 0.25, "dim": 2}, draws=SEEN, out=True),
-        _case(2, 9, 30, 41, {"training": False}, layouts={"input1": "transposed", "mat2": "strided", "other": "strided"}),
+        _case(
+            2, 9, 30, 41, {"training": False}, layouts={"input1": "transposed", "mat2": "strided", "other": "strided"}
+        ),
         _case(2, 8, 16, 16, {"training": False}, layouts={"input2": "transposed", "mat2": "transposed"}, lead=()),
         _case(0, 4, 4, 4, {"training": False}),
         _case(3, 45, 52, 52, {"p": 0.4}, draws=SEEN, held=True),

@@ -18,7 +18,8 @@ from kbx_env.truth import Close
     truth=Close(ulps=32),
     cost=Cost(flops="2 * N * O * H * W * D * R * S"),
     paper=Paper(rtol=1e-5, atol=1e-5),
-    differs=TF32 + "conv_groups and ln_eps are exercised. weight stays without effect, as published, and is said to be so.",
+    differs=TF32
+    + "conv_groups and ln_eps are exercised. weight stays without effect, as published, and is said to be so.",
     cases=conv_cases(
         {"weight": None, "axes": {"U": 1}},
         {"given": ("weight",), "axes": {"U": 5}, "ln_eps": 0.1},

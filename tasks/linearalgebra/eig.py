@@ -43,7 +43,7 @@ def _case(n, *B, **more):
         _case(15, held=True),
         _case(13, dtypes=F64, held=True),
     ),
-    timed=(_case(8, 2048), _case(16, 1024), _case(32, 256)),
+    timed=(_case(8, 64), _case(16, 32), _case(32, 16)),
 )  # fmt: skip
 def eig(A):
     """Eigenvalues and right eigenvectors of every real square matrix of a batch A (*, n, n), fp32 or fp64.

@@ -46,7 +46,7 @@ def _sized(n, *B):
         Case(_sized(27), {"k": 0.7}, draw=SPD(0.5), held=True),
     ),
     timed=tuple(
-        Case(_sized(n, b), {"k": k}, draw=SPD(0.5)) for n, b, k in ((16, 512, 2), (32, 256, 0.5), (64, 128, 3))
+        Case(_sized(n, b), {"k": k}, draw=SPD(0.5)) for n, b, k in ((16, 512, 2), (32, 256, 0.5), (64, 32, 3))
     ),
 )  # fmt: skip
 def matrix_power_eig(A, k, *, out=None):

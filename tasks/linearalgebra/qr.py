@@ -45,7 +45,7 @@ def _sized(m, n, *B):
         Case(_sized(29, 23, 2), COMPLETE, held=True),
         Case(_sized(31, 17, 2), ONLY_R, held=True),
     ),
-    timed=tuple(Case(_sized(n, n, b), REDUCED, draw=Uniform()) for n, b in ((16, 4096), (32, 1024), (64, 512))),
+    timed=tuple(Case(_sized(n, n, b), REDUCED, draw=Uniform()) for n, b in ((16, 1024), (32, 1024), (64, 512))),
 )  # fmt: skip
 def qr(A, mode="reduced", out=None):
     """QR factorisation A = Q R of each matrix of a batch A (*, m, n), fp32 or fp64; returns the tuple (Q, R).

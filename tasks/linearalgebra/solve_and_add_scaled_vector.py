@@ -41,7 +41,7 @@ def _sized(n, k, columns=1):
         Case(_sized(37, 70), {"alpha": 1.25}, held=True),
         Case(_sized(29, 11, 11), {"alpha": -2.0}, held=True),
     ),
-    timed=tuple(Case(_sized(n, k), {"alpha": 1.0}) for n, k in ((32, 1 << 18), (64, 1 << 17), (128, 1 << 16))),
+    timed=tuple(Case(_sized(n, k), {"alpha": 1.0}) for n, k in ((32, 1 << 17), (64, 1 << 17), (128, 1 << 16))),
 )  # fmt: skip
 def solve_and_add_scaled_vector(A, b, y, alpha):
     """x + alpha * y with x the solution of the upper triangular system A x = b.

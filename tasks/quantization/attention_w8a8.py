@@ -28,7 +28,9 @@ def _eager(query, key, value):
     "attention.",
     cases=(
         _case(1, 1, 8),
-        _case(1, 2, 2, draws={"query": Literal(1, 2, -1, 0), "key": Literal(3, 1, 0, 2), "value": Literal(1, -2, 4, 8)}),
+        _case(
+            1, 2, 2, draws={"query": Literal(1, 2, -1, 0), "key": Literal(3, 1, 0, 2), "value": Literal(1, -2, 4, 8)}
+        ),
         _case(2, 48, 32),
         _case(1, 100, 64, draw=Outlier(p=0.01, scale=10)),
         _case(3, 33, 40, draws={"query": Normal(scale=3)}),

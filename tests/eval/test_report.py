@@ -35,8 +35,16 @@ class Fake:
         )
 
 
+FIFTEEN = (
+    "gelu_fp16,conv2d,fused_bmm_dropout_gelu,masked_select,svd,cross_entropy,softmax,matmul_bf16,batch_norm,AdamW,"
+    "adaptive_avg_pool2d,matmul_w8a8,rand,argmax,grid_sample"
+)
+"""One task of each category."""
+
+
 def _args(tmp_path: Path, *more: str):
     base = ["--policy", "expert", "--backend", "cpu", "--split", "all", "--out", str(tmp_path / "out")]
+    base += ["--tasks", FIFTEEN]
     return report.parser().parse_args([*base, *more])
 
 
@@ -181,6 +189,7 @@ report.run(report.parser().parse_args({argv!r}), grade=grade)
 
 def test_a_run_killed_with_sigkill_goes_on(tmp_path: Path) -> None:
     argv = ["--policy", "expert", "--backend", "cpu", "--split", "all", "--out", str(tmp_path / "out")]
+    argv += ["--tasks", FIFTEEN]
     code = KILLED.format(root=str(Path(__file__).resolve().parents[2]), argv=argv)
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == -9
     second = Fake()

@@ -1,26 +1,27 @@
-"""The sanitizer finds nothing in our experts, and the faults that are planted in them: through the whole grader."""
+"""The sanitizer finds the faults that are planted in our experts, through the whole grader (in the experts as they are it
+finds nothing: test_experts)."""
 
 from __future__ import annotations
 
 import pytest
 
-from kbx_env.catalog import expert_source, task_ids
+from kbx_env.catalog import expert_source
 from kbx_env.outcome import Outcome, Verdict
 from kbx_env.prompt import feedback
 
 #: Task, text of the expert, text that replaces it, kinds of which one must be found.
 OUT, RAW, CLASH, ORDER = "out_of_bounds", "uninitialised_read", "write_conflict", "order_dependent"
 FAULTS = [
-    ("activation/gelu_fp16", "tl.load(x + offsets, mask=inside)", "tl.load(x + offsets)", [OUT]),
-    ("activation/gelu_fp16", "tl.store(y + offsets, r.to(tl.float16), mask=inside)",
-     "tl.store(y + offsets, r.to(tl.float16))", [OUT]),
+    ("activation/gelu_fp16", "op(tl.load(x + offsets, mask=inside)", "op(tl.load(x + offsets)", [OUT]),
+    ("activation/gelu_fp16", "tl.load(x + offsets, mask=inside), s, t, MODE), mask=inside)",
+     "tl.load(x + offsets, mask=inside), s, t, MODE))", [OUT]),
     ("activation/gelu_fp16", "inside = offsets < n", "inside = offsets <= n", [OUT]),
     ("convolution/conv2d", "mask=o < OG, other=0.0)[None", "mask=o < BN)[None", [OUT]),
     ("convolution/conv2d", "(o[None, :] < OG) & (k[:, None] < K)", "k[:, None] < K", [OUT]),
-    ("convolution/conv2d", "(m[:, None] < pixels) & (o[None, :] < OG))", "m[:, None] < pixels)", [OUT, CLASH]),
+    ("convolution/conv2d", "inside = (m[:, None] < pixels) & (o[None, :] < OG)", "inside = m[:, None] < pixels", [OUT, CLASH]),
     ("convolution/conv2d", "(row >= 0) & ", "", [OUT]),
-    ("fusion/fused_bmm_dropout_gelu", "mask=(n[:, None] < N) & (q[None, :] < P))", "mask=q[None, :] < P)", [OUT, CLASH]),
-    ("fusion/fused_bmm_dropout_gelu", "mask=(k[:, None] < M) & (q", "mask=(k[:, None] <= M) & (q", [OUT]),
+    ("fusion/fused_bmm_dropout_gelu", "inside = (m[:, None] < M) & (n[None, :] < N)", "inside = n[None, :] < N", [OUT, CLASH]),
+    ("fusion/fused_bmm_dropout_gelu", "mask=k[None, :] < K - k0", "mask=k[None, :] <= K - k0", [OUT]),
     ("index/masked_select", "+ tl.cumsum(flags, 0) - 1", "+ tl.cumsum(flags, 0)", [OUT]),
     ("index/masked_select", "counts + tl.program_id(0), tl", "counts + tl.program_id(0) // 2, tl", [CLASH, RAW]),
     ("index/masked_select", "_count[(blocks,)]", "_count[(blocks - 1,)]", [RAW]),
@@ -37,9 +38,8 @@ FAULTS = [
      "base = (tl.program_id(0) // tiles).to(tl.int64) * (n - 1) * inner", [CLASH]),
     ("math/softmax", "inside = (r[:, None] < n) &", "inside = (r[:, None] <= n) &", [OUT, CLASH]),
     ("math/softmax", "grid = (triton.cdiv(inner, BI) * outer,)", "grid = (triton.cdiv(inner, BI) * (outer + 1),)", [OUT]),
-    ("matrixmultiply/matmul_bf16", "mask=(m[:, None] < M) & (k[None, :] < K - k0), other=0.0", "", [OUT]),
-    ("matrixmultiply/matmul_bf16", "acc.to(tl.bfloat16), mask=(m[:, None] < M) & (n[None, :] < N))",
-     "acc.to(tl.bfloat16))", [OUT, CLASH]),
+    ("matrixmultiply/matmul_bf16", "x = tl.load(pa, mask=k[None, :] < K - k0, other=0.0)", "x = tl.load(pa)", [OUT]),
+    ("matrixmultiply/matmul_bf16", "u, v, where, s, t, MODE), mask=inside)", "u, v, where, s, t, MODE))", [OUT, CLASH]),
     ("normalization/batch_norm", "tl.store(mean + c, mu)", "tl.store(mean, mu)", [CLASH, RAW]),
     ("normalization/batch_norm", "    tl.store(var + c, spread / count)\n", "", [RAW]),
     ("normalization/batch_norm", "_statistics[(C,)]", "_statistics[(C + 1,)]", [OUT]),
@@ -51,14 +51,17 @@ FAULTS = [
     ("pooling/adaptive_avg_pool2d", "row.to(tl.int64) * OW + j", "row.to(tl.int64) * (OW - 1) + j", [CLASH]),
     ("pooling/adaptive_avg_pool2d", ", mask=j < OW)", ")", [OUT, CLASH]),
     ("pooling/adaptive_avg_pool2d", "tl.store(y + bin, mean)", "tl.store(y + bin // 2, mean)", [CLASH]),
-    ("quantization/matmul_w8a8", "_quantize[(M,)]", "_quantize[(M - 1,)]", [RAW]),
-    ("quantization/matmul_w8a8", "    tl.store(scales + line, scale)\n", "", [RAW]),
-    ("quantization/matmul_w8a8", "tl.store(q + e * q_along", "tl.store(q + e * (q_along + 1)", [OUT, CLASH]),
-    ("quantization/matmul_w8a8", "right = tl.load(sb + n, mask=n < N, other=0.0)", "right = tl.load(sb + n)", [OUT]),
+    ("quantization/matmul_w8a8", "_quantize_lines[(triton.cdiv(B * M, BR),)]",
+     "_quantize_lines[(triton.cdiv(B * M, BR) - 1,)]", [RAW]),
+    ("quantization/matmul_w8a8", "    tl.store(scales + r, scale, mask=r < lines)\n", "", [RAW]),
+    ("quantization/matmul_w8a8", "r[:, None] * L + e[None, :], _round8", "r[:, None] * (L + 1) + e[None, :], _round8",
+     [OUT, CLASH]),
+    ("quantization/matmul_w8a8", "right = tl.load(sb + batch * N + n, mask=n < N, other=0.0)",
+     "right = tl.load(sb + batch * N + n)", [OUT]),
     ("random/rand", "mask=o < n", "mask=o < n + 1", [OUT]),
-    ("reduce/argmax", "tl.store(indices + place, index, mask=i < inner)", "tl.store(indices + place, index)", [OUT, CLASH]),
-    ("reduce/argmax", "_argmax[(columns * outer, splits)]", "_argmax[(columns * outer + 1, splits)]", [OUT]),
-    ("reduce/argmax", "tl.store(indices + place,", "tl.store(indices + place // 2,", [CLASH]),
+    ("reduce/argmax", "tl.store(ys[k] + where, state[k].to(ys[k].dtype.element_ty), mask=kept < columns)",
+     "tl.store(ys[k] + where, state[k].to(ys[k].dtype.element_ty))", [OUT, CLASH]),
+    ("reduce/argmax", "    where = kept\n", "    where = kept // 2\n", [CLASH]),
     ("spatialops/grid_sample", "* dims + 1, mask=valid, other=0.0)", "* dims + 1)", [OUT]),
     ("spatialops/grid_sample", "(cx >= 0) & ", "", [OUT]),
     ("spatialops/grid_sample", "e % per_image, total, mask=valid)", "e % 2, total, mask=valid)", [CLASH]),
@@ -77,14 +80,7 @@ FAULTS = [
     ("optimizer/AdamW", "param = tl.load(p + o, mask=inside)", "param = tl.load(p + o)", [OUT]),
     ("optimizer/AdamW", "tl.store(p + o, param, mask=inside)", "tl.store(p + o, param)", [OUT]),
     ("optimizer/AdamW", "tl.store(v + o, second, mask=inside)", "tl.store(v + o, second)", [OUT]),
-    ("reduce/argmax", "tl.store(values + place, top, mask=i < inner)", "tl.store(values + place, top)", [OUT]),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize("task", task_ids())
-def test_no_expert_has_findings(grader, task: str) -> None:
-    outcome = grader.grade(task, expert_source(task), backend="cpu", targets=())
-    assert outcome.evidence.findings == ()
 
 
 @pytest.mark.parametrize("task", sorted({f[0] for f in FAULTS}))

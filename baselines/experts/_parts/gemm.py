@@ -38,7 +38,9 @@ def _gemm(
     u = tl.load(e + batch * eb + row * em + column * en, mask=inside, other=0.0).to(tl.float32) if E else 0.0
     v = tl.load(f + batch * fb + row * fm + column * fn, mask=inside, other=0.0).to(tl.float32) if F else 0.0
     where = (batch * M + row) * N + column
-    tl.store(c + batch * cb + row * cm + column * cn, epilogue(acc, shift[None, :], u, v, where, s, t, MODE), mask=inside)
+    tl.store(
+        c + batch * cb + row * cm + column * cn, epilogue(acc, shift[None, :], u, v, where, s, t, MODE), mask=inside
+    )
 
 
 @triton.jit

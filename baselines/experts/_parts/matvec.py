@@ -4,7 +4,9 @@ import triton.language as tl
 
 
 @triton.jit
-def _matvec(a, x, y, e, N, M, an, am, xs, es, s, t, MODE: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr):
+def _matvec(
+    a, x, y, e, N, M, an, am, xs, es, s, t, MODE: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr
+):
     """y = epilogue(a @ x, e): BN rows a program, a is read once; the expert's file defines epilogue(acc, e, row, s, t, MODE)."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     acc = tl.zeros((BN, BM), tl.float32)

@@ -11,7 +11,21 @@ def epilogue(acc, bias, e, f, where, s, t, MODE: tl.constexpr):
 
 @triton.jit
 def _finish(
-    z, other, y, P, ob, on, op, N, eps, seed, p, DROP: tl.constexpr, TANH: tl.constexpr, SUB: tl.constexpr, BLOCK: tl.constexpr
+    z,
+    other,
+    y,
+    P,
+    ob,
+    on,
+    op,
+    N,
+    eps,
+    seed,
+    p,
+    DROP: tl.constexpr,
+    TANH: tl.constexpr,
+    SUB: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """One row: its root-mean-square, gelu, dropout and the difference, in registers."""
     row = tl.program_id(0).to(tl.int64)

@@ -53,6 +53,20 @@ def fused_fractional_max_pool2d_with_relu(
         # An odd seed: no launch is specialised for one divisible by 16.
         seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1
         _pool[(N * C * triton.cdiv(HO * WO, 512),)](
-            input, y, at, C, H, W, HO, WO, *input.stride(), seed, KH=kh, KW=kw, INDICES=return_indices, BLOCK=512, num_warps=4
+            input,
+            y,
+            at,
+            C,
+            H,
+            W,
+            HO,
+            WO,
+            *input.stride(),
+            seed,
+            KH=kh,
+            KW=kw,
+            INDICES=return_indices,
+            BLOCK=512,
+            num_warps=4,
         )
     return (y, at) if return_indices else y

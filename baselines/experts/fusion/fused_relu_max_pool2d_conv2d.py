@@ -38,7 +38,9 @@ def _conv_pool(
                     col = j * sw - pw + tap % S * dw
                     inside = (row >= 0) & (row < H) & (col >= 0) & (col < W) & exists
                     c = k0 % CG + tl.arange(0, BK)
-                    p = tl.load((base + row * xh + col * xw)[:, None] + c[None, :] * xc, mask=inside[:, None], other=0.0)
+                    p = tl.load(
+                        (base + row * xh + col * xw)[:, None] + c[None, :] * xc, mask=inside[:, None], other=0.0
+                    )
                 else:
                     row = i[:, None] * sh - ph + (k // CG // S)[None, :] * dh
                     col = j[:, None] * sw - pw + (k // CG % S)[None, :] * dw

@@ -14,7 +14,9 @@ def _peaks(x, parts, C, H, W, xn, xc, xh, xw, CHUNKS, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _images(x, parts, q, scales, C, H, W, xn, xc, xh, xw, CHUNKS, TOP: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
+def _images(
+    x, parts, q, scales, C, H, W, xn, xc, xh, xw, CHUNKS, TOP: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr
+):
     """Quantizes BP pixels of an image; q is stored with channels innermost, as the product reads it."""
     blocks = tl.cdiv(H * W, BP)
     n = (tl.program_id(0) // blocks).to(tl.int64)

@@ -11,7 +11,9 @@ def _wide(a, b):
 
 @triton.jit
 def _narrow(a):
-    return (a.to(tl.uint32, bitcast=True) >> 8).to(tl.float32) * 5.9604644775390625e-08  # 24 bits times 2^-24: never 1.0
+    return (a.to(tl.uint32, bitcast=True) >> 8).to(
+        tl.float32
+    ) * 5.9604644775390625e-08  # 24 bits times 2^-24: never 1.0
 
 
 @triton.jit
@@ -47,5 +49,7 @@ def rand(
             0, 2**62, (1,), generator=generator, device=generator.device if generator else "cpu"
         ).item()
         # Odd, so that no launch is specialised for a seed divisible by 16.
-        _uniform[(triton.cdiv(n, 1024),)](y, n, seed | 1, WIDE=y.dtype == torch.float64, BLOCK=512 if y.itemsize == 8 else 256)
+        _uniform[(triton.cdiv(n, 1024),)](
+            y, n, seed | 1, WIDE=y.dtype == torch.float64, BLOCK=512 if y.itemsize == 8 else 256
+        )
     return y.requires_grad_() if requires_grad else y
