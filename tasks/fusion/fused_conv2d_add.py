@@ -25,7 +25,10 @@ from kbx_env.truth import Close
         {"axes": {"*o": (4, 1, 1)}, "given": ("other",)},
         {"axes": {"*o": (2, 14, 13, 9)}, "given": ("other",), "alpha": 0.7},
     ),
-    timed=conv_timed(given=("bias", "other"), axes=({"*o": (16, 64, 224, 224)}, {"*o": (32, 64, 56, 56)}, {"*o": (32, 512, 16, 16)})),
+    timed=conv_timed(
+        given=("bias", "other"),
+        axes=({"*o": (16, 64, 224, 224)}, {"*o": (32, 64, 56, 56)}, {"*o": (32, 512, 16, 16)}),
+    ),
 )  # fmt: skip
 def fused_conv2d_add(
     input, weight, bias=None, other=None, stride=1, padding=0, dilation=1, groups=1, alpha=1, out=None

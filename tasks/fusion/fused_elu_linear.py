@@ -22,9 +22,10 @@ def fused_elu_linear(input, weight, bias=None, alpha=1.0, inplace=False):
 
     Example: fused_elu_linear([[1, 2]], [[3, 1], [0, -1]], [0.5, 1], alpha=2.0) = [[5.5, -1.26424]]
 
-    input (B, K), weight (O, K), bias (O,) or None: z = input @ weight^T + bias. Products and sums in IEEE fp32: TF32 is too
-    coarse and fails. fp16 inputs (all of them): accumulate in fp32 and round once, at the end, to fp16.
+    input (B, K), weight (O, K), bias (O,) or None: z = input @ weight^T + bias. Products and sums in IEEE fp32: TF32 is
+    too coarse and fails. fp16 inputs (all of them): accumulate in fp32 and round once, at the end, to fp16.
 
-    y = z where z > 0, else alpha * (exp(z) - 1). inplace concerns only the intermediate result. A new tensor (B, O) is returned; inputs may have any strides, B may be 0.
+    y = z where z > 0, else alpha * (exp(z) - 1). inplace concerns only the intermediate result. A new tensor (B, O) is
+    returned; inputs may have any strides, B may be 0.
     """
     return F.elu(F.linear(input, weight, bias), alpha)

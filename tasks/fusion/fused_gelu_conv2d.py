@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, TAKES, TF32, conv_cases, conv_timed
 
-from kbx_env.task import Cost, Paper, T, task
+from kbx_env.task import Cost, Paper, task
 from kbx_env.truth import Close
 
 

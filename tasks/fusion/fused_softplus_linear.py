@@ -14,7 +14,8 @@ from kbx_env.truth import Close
     truth=Close(ulps=16),
     cost=Cost(flops=FLOPS),
     paper=Paper(rtol=1e-5, atol=1e-5),
-    differs="A batch is timed beside the published single row; the threshold is compared with z, as published, and the text says so.",
+    differs="A batch is timed beside the published single row; the threshold is compared with z, as published, and the text "
+    "says so.",
     cases=linear_cases({}, {"beta": 2}, {"threshold": 0.5}, {"beta": 0.3, "threshold": 1}),
     timed=linear_timed((1, 16384, 16384), (1024, 1024, 1024), (4096, 4096, 4096)),
 )  # fmt: skip
@@ -23,8 +24,8 @@ def fused_softplus_linear(input, weight, bias=None, beta=1, threshold=20):
 
     Example: fused_softplus_linear([[1, 2]], [[0.5, 0], [0, -1], [9, 8]], beta=2) = [[0.656631, 0.009075, 25]]
 
-    input (B, K), weight (O, K), bias (O,) or None: z = input @ weight^T + bias. Products and sums in IEEE fp32: TF32 is too
-    coarse and fails.
+    input (B, K), weight (O, K), bias (O,) or None: z = input @ weight^T + bias. Products and sums in IEEE fp32: TF32 is
+    too coarse and fails.
 
     y = z where z > threshold (z itself, not beta * z), else log(1 + exp(beta * z)) / beta, which must not overflow and
     keeps small results. beta (positive) and threshold are numbers; no case has a z so near the threshold that rounding

@@ -23,7 +23,8 @@ def fused_tanh_linear(input, weight, bias=None):
 
     Example: fused_tanh_linear([[1, 2]], [[0.5, 0], [0, -1]], [0.5, 1]) = [[0.761594, -0.761594]]
 
-    input (B, K), weight (O, K), bias (O,) or None: z = input @ weight^T + bias. Products and sums in IEEE fp32: TF32 is too
-    coarse and fails. fp16 inputs (all of them): accumulate in fp32 and round once, at the end, to fp16. A new tensor (B, O) is returned; inputs may have any strides, B may be 0.
+    input (B, K), weight (O, K), bias (O,) or None: z = input @ weight^T + bias. Products and sums in IEEE fp32: TF32 is
+    too coarse and fails. fp16 inputs (all of them): accumulate in fp32 and round once, at the end, to fp16. A new
+    tensor (B, O) is returned; inputs may have any strides, B may be 0.
     """
     return torch.tanh(F.linear(input, weight, bias))

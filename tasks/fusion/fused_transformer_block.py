@@ -24,8 +24,9 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
     paper=Paper(),
     differs="Any random stream is right. A product and a normalisation follow the dropout, so that its mask shows only where "
     "weight2 is the identity and the residual zero: there the mask is read off the result, must look random, and the whole "
-    "row must be what that mask makes of it; every other case, timed ones too, has dropout_p=0. As published, torch's own CUDA stream was "
-    "demanded bit for bit. weight2 is scaled so that the block is not lost in the residual; eps and out= are exercised.",
+    "row must be what that mask makes of it; every other case, timed ones too, has dropout_p=0. As published, torch's own "
+    "CUDA stream was demanded bit for bit. weight2 is scaled so that the block is not lost in the residual; eps and out= are "
+    "exercised.",
     cases=(
         _case((2, 3), 4, 5, 4),
         _case((20,), 16, 96, 96, 0.1, draws=SEEN),

@@ -28,9 +28,9 @@ def matmul(tensor1, tensor2):
 
     Example: matmul([[1, 2], [3, 4]], [10, 1]) = [12, 34]
 
-    tensor1 and tensor2: (M, K) @ (K, N) -> (M, N); a 1-D operand is a row (left) or column (right) and loses that axis in the
-    result (two of them: 0-d); leading axes are batch axes and broadcast. fp32: products and sums
-    in IEEE fp32, TF32 is too coarse and fails. fp16 (both operands): accumulate in fp32 and round once to fp16. The result is a new tensor; operands may
-    have any strides; M may be 0. Infinities and NaN are not tested.
+    tensor1 and tensor2: (M, K) @ (K, N) -> (M, N); a 1-D operand is a row (left) or column (right) and loses that axis
+    in the result (two of them: 0-d); leading axes are batch axes and broadcast. fp32: products and sums in IEEE fp32,
+    TF32 is too coarse and fails. fp16 (both operands): accumulate in fp32 and round once to fp16. The result is a new
+    tensor; operands may have any strides; M may be 0. Infinities and NaN are not tested.
     """
     return torch.matmul(tensor1, tensor2)

@@ -22,10 +22,10 @@ def matmul_bf16(input, other):
 
     Example: matmul_bf16([[1, 2], [3, 4]], [10, 1]) = [12, 34]
 
-    input and other: (M, K) @ (K, N) -> (M, N); a 1-D operand is a row (left) or column (right) and loses that axis in the
-    result (two of them: 0-d); leading axes are batch axes and broadcast. Accumulate in
-    fp32 and round once to bf16: each element must be within about one bf16 step of the exact value (elements that cancel
-    to nearly zero: of what fp32 accumulation loses). The result is a new tensor; operands may
-    have any strides; M may be 0. Infinities and NaN are not tested.
+    input and other: (M, K) @ (K, N) -> (M, N); a 1-D operand is a row (left) or column (right) and loses that axis in
+    the result (two of them: 0-d); leading axes are batch axes and broadcast. Accumulate in fp32 and round once to bf16:
+    each element must be within about one bf16 step of the exact value (elements that cancel to nearly zero: of what
+    fp32 accumulation loses). The result is a new tensor; operands may have any strides; M may be 0. Infinities and NaN
+    are not tested.
     """
     return torch.matmul(input, other)

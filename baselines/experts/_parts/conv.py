@@ -25,7 +25,7 @@ def _conv(
     weights = w + (group * OG + o).to(tl.int64) * K
     acc = tl.zeros((BM, BN), tl.float32)
     if SHALLOW:
-        for k in range(0, K):
+        for k in range(K):
             row = i * stride_h - pad_h + k // CG // S * dil_h
             col = j * stride_w - pad_w + k // CG % S * dil_w
             inside = (row >= 0) & (row < H) & (col >= 0) & (col < W) & (m < pixels)
@@ -93,8 +93,8 @@ def conv(
     if shallow:
         BM, BN, warps = (128, min(32, max(2, triton.next_power_of_2(OG))), 4)
     _conv[(triton.cdiv(pixels, BM), triton.cdiv(OG, BN), groups)](
-        input, w, w if bias is None else bias.contiguous(), w if gain is None else gain, extra, y, pixels, H, W, HO, WO, CG, OG, R, S,
-        K, *input.stride(), *extra.stride(), *y.stride(), sh, sw, ph, pw, dh, dw, s, t, MODE=mode,
+        input, w, w if bias is None else bias.contiguous(), w if gain is None else gain, extra, y, pixels, H, W, HO, WO,
+        CG, OG, R, S, K, *input.stride(), *extra.stride(), *y.stride(), sh, sw, ph, pw, dh, dw, s, t, MODE=mode,
         BIAS=bias is not None, GAIN=gain is not None, E=e is not None, SHUFFLE=shuffle, ALIGNED=CG % BK == 0,
         SHALLOW=shallow, BM=BM, BN=BN, BK=BK, num_warps=warps, num_stages=3,
     )  # fmt: skip

@@ -109,7 +109,7 @@ def gemm(a, b, bias=None, e=None, f=None, out=None, s=0.0, t=0.0, mode=0, dtype=
             break
     _gemm[(triton.cdiv(M, BM) * triton.cdiv(N, BN) * batch,)](
         a, b, flat, bias, e, f, M, N, K, *a.stride(), *b.stride(), *flat.stride(), *e.stride(),
-        *f.stride(), s, t, **options, PRECISION="ieee" if half else "tf32x3", EVEN=K % BK == 0, BM=BM, BN=BN, BK=BK, GROUP=8, num_warps=warps,
-        num_stages=3,
+        *f.stride(), s, t, **options, PRECISION="ieee" if half else "tf32x3", EVEN=K % BK == 0, BM=BM, BN=BN, BK=BK,
+        GROUP=8, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return c if target is c else c.copy_(target)

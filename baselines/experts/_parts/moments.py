@@ -20,7 +20,7 @@ def _chunks(x, means, squares, A, R, L, CHUNKS, BLOCK: tl.constexpr):
 
 @triton.jit
 def _merge(
-    means, squares, running_mean, running_var, out_mean, out_scale, n, CHUNKS, momentum, eps,
+    means, squares, running_mean, running_var, out_mean, out_scale, n, CHUNKS, ms, vs, momentum, eps,
     SIZE: tl.constexpr, TRACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Mean and 1 / sqrt(variance + eps) of a row from its chunks (Chan et al.), and the running statistics."""
@@ -43,8 +43,8 @@ def _merge(
     if TRACK:
         # The running variance is that of a sample: divided by n - 1.
         sample = var * (n / tl.maximum(n - 1, 1).to(tl.float32))
-        tl.store(running_mean + r, tl.load(running_mean + r) * (1.0 - momentum) + mean * momentum)
-        tl.store(running_var + r, tl.load(running_var + r) * (1.0 - momentum) + sample * momentum)
+        tl.store(running_mean + r * ms, tl.load(running_mean + r * ms) * (1.0 - momentum) + mean * momentum)
+        tl.store(running_var + r * vs, tl.load(running_var + r * vs) * (1.0 - momentum) + sample * momentum)
 
 
 @triton.jit
@@ -79,7 +79,8 @@ def standardise(
     track = running or (mean, scale)
     _chunks[(R * CHUNKS,)](x, means, squares, A, R, L, CHUNKS, BLOCK=SIZE, num_warps=8 if SIZE > 1024 else 4)
     _merge[(R,)](
-        means, squares, *track, mean, scale, A * L, CHUNKS, momentum, eps, SIZE=SIZE, TRACK=running is not None,
+        means, squares, *track, mean, scale, A * L, CHUNKS, *[v.stride(0) for v in track], momentum, eps,
+        SIZE=SIZE, TRACK=running is not None,
         BLOCK=min(1024, max(16, triton.next_power_of_2(CHUNKS))),
     )  # fmt: skip
     _apply[(triton.cdiv(x.numel(), 1024),)](

@@ -84,8 +84,8 @@ def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_paddi
             if OG >= 256 and pixels * OG >= 1 << 21:
                 BM, BN, warps = 128, 128, 8
             _transposed[(triton.cdiv(pixels, BM), triton.cdiv(OG, BN), groups)](
-                input, w, w if bias is None else bias.contiguous(), y, H, W, HO, WO, CG, OG, CG * nr * ns, *input.stride(), sh, sw, ph,
-                pw, dh, dw, R, S, a, b, rows, columns, pixels, r0, s0, step_r, step_s, max(ns, 1),
+                input, w, w if bias is None else bias.contiguous(), y, H, W, HO, WO, CG, OG, CG * nr * ns, *input.stride(), sh,
+                sw, ph, pw, dh, dw, R, S, a, b, rows, columns, pixels, r0, s0, step_r, step_s, max(ns, 1),
                 BIAS=bias is not None, ALIGNED=CG % BK == 0, BM=BM, BN=BN, BK=BK, num_warps=warps, num_stages=3,
             )  # fmt: skip
     return y

@@ -54,7 +54,8 @@ def fused_bmm_rmsnorm_gelu_dropout_sub(
         seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1 if drop else 0
         BLOCK = triton.next_power_of_2(P)
         _finish[(B * N,)](
-            z, other, y, P, *other.stride(), N, eps, seed, float(dropout_p), DROP=drop, TANH=approximate == "tanh", SUB=True, BLOCK=BLOCK,
+            z, other, y, P, *other.stride(), N, eps, seed, float(dropout_p), DROP=drop,
+            TANH=approximate == "tanh", SUB=True, BLOCK=BLOCK,
             num_warps=8 if BLOCK > 1024 else 4,
         )  # fmt: skip
     return y

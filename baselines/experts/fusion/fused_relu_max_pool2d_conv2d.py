@@ -17,13 +17,13 @@ def _conv_pool(
     base = x + image * xn + group * CG * xc
     weights = w + (group * OG + o).to(tl.int64) * K
     best = tl.full((BM, BN), float("-inf"), tl.float32)
-    for q in range(0, TAPS):
+    for q in range(TAPS):
         i = (m // WP) % HP * psh - pph + q // KW * pdh
         j = m % WP * psw - ppw + q % KW * pdw
         exists = (i >= 0) & (i < HC) & (j >= 0) & (j < WC) & (m < windows)
         acc = tl.zeros((BM, BN), tl.float32)
         if SHALLOW:
-            for k in range(0, K):
+            for k in range(K):
                 row = i * sh - ph + k // CG // S * dh
                 col = j * sw - pw + k // CG % S * dw
                 inside = (row >= 0) & (row < H) & (col >= 0) & (col < W) & exists
@@ -87,8 +87,8 @@ def fused_relu_max_pool2d_conv2d(
     if shallow:
         BM, BN = 128, min(32, max(2, triton.next_power_of_2(OG)))
     _conv_pool[(triton.cdiv(windows, BM), triton.cdiv(OG, BN), conv_groups)](
-        input, w, w if bias is None else bias.contiguous(), y, windows, H, W, HC, WC, HP, WP, CG, OG, R, S, K, *input.stride(), sh, sw,
-        ph, pw, dh, dw, kw, kh * kw, psh, psw, pph, ppw, pdh, pdw, BIAS=bias is not None, ALIGNED=CG % BK == 0,
+        input, w, w if bias is None else bias.contiguous(), y, windows, H, W, HC, WC, HP, WP, CG, OG, R, S, K, *input.stride(),
+        sh, sw, ph, pw, dh, dw, kw, kh * kw, psh, psw, pph, ppw, pdh, pdw, BIAS=bias is not None, ALIGNED=CG % BK == 0,
         SHALLOW=shallow, BM=BM, BN=BN, BK=BK, num_warps=4, num_stages=3,
     )  # fmt: skip
     return y

@@ -22,7 +22,7 @@ def _sample(a, b, counts, chances, y, n, seed, COUNT: tl.constexpr, CHANCE: tl.c
     term = tl.exp(trials * tl.log(1.0 - q))
     total = term
     k = tl.zeros((BLOCK,), tl.float32)
-    for i in range(0, tl.max(trials, 0).to(tl.int32)):
+    for _ in range(tl.max(trials, 0).to(tl.int32)):
         more = (u >= total) & (k < trials)
         term = tl.where(more, term * odds * (trials - k) / (k + 1.0), term)
         total = tl.where(more, total + term, total)
