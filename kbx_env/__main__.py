@@ -1,4 +1,4 @@
-"""Command line: ``python -m kbx_env grade | tasks | prompt | doctor``. A thin shell over functions."""
+"""Command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor``. A thin shell over functions."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ def _parser() -> argparse.ArgumentParser:
     t.add_argument("--category")
     t.add_argument("--split", default="all", help="train, eval or all")
     t.add_argument("--json", action="store_true")
+    p = sub.add_parser("expert", help="print our own kernel for a task, as one source")
+    p.add_argument("task")
     p = sub.add_parser("prompt", help="print what a policy reads for a task")
     p.add_argument("task")
     p.add_argument("--backend", default="cpu")
@@ -135,6 +137,13 @@ def _tasks(a: argparse.Namespace) -> int:
     return 0
 
 
+def _expert(a: argparse.Namespace) -> int:
+    from kbx_env.catalog import expert_source, load_task
+
+    print(expert_source(load_task(a.task).id), end="")
+    return 0
+
+
 def _prompt(a: argparse.Namespace) -> int:
     from kbx_env.catalog import load_task
     from kbx_env.errors import UnknownName
@@ -164,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     a = _parser().parse_args(argv)
     try:
-        return {"grade": _grade, "tasks": _tasks, "prompt": _prompt, "doctor": _doctor}[a.command](a)
+        return {"grade": _grade, "tasks": _tasks, "prompt": _prompt, "expert": _expert, "doctor": _doctor}[a.command](a)
     except UsageError as e:
         print(f"kbx: {e}", file=sys.stderr)
         return 2

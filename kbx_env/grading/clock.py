@@ -255,7 +255,7 @@ def pair(a: Side, b: Side, *, budget: float = BUDGET, on_turn: Any = None) -> Pa
 
 
 def time_task(task: Task, talk: Talk) -> Timing:
-    """Time every timing case of a task.
+    """Time every timing case of a task that the device's memory holds.
 
     Raises:
         Stopped: a timed call was wrong, or the claimed times cannot be true.
@@ -263,7 +263,8 @@ def time_task(task: Task, talk: Talk) -> Timing:
     peaks = floor.measured_peaks("cuda")
     rows: list[CaseTime] = []
     parts: list[Paired] = []
-    for index, case in enumerate(task.timed):
+    memory = torch.cuda.get_device_properties(0).total_memory
+    for index, case in enumerate(floor.fitting(task, memory)):
         seeds = [inputs.case_seed(talk.secret, task.id, talk.split + "/time", index, k) for k in range(SLOTS + 1)]
         slots = [inputs.draw(task, case, s) for s in seeds]
         eager, mine = EagerSide(task, case), RunnerSide(talk, case)

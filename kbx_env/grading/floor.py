@@ -16,6 +16,7 @@ import torch
 from kbx_env.errors import DeclarationError
 from kbx_env.grading.reference import Expected
 from kbx_env.task import Case, Task, shape_of
+from kbx_env.wire import DTYPES
 
 _OPERATORS: dict[type, Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -80,6 +81,25 @@ def ideal_bytes(task: Task, case: Case, args: Mapping[str, Any], expected: Expec
     # A returned parameter that was written is already counted once, by its name.
     outputs = [o for o, a in zip(expected.native, expected.aliases, strict=True) if a not in expected.native_written]
     return sum(t.numel() * t.element_size() for t in [*tensors, *outputs, *expected.native_written.values()])
+
+
+BUFFERS = 20
+"""Times its inputs that timing a case may need on the device: the slots of both sides, results, and an fp64 truth."""
+
+
+def fitting(task: Task, memory: int) -> tuple[Case, ...]:
+    """The timed cases that a device with so many bytes can hold; the smallest where none does.
+
+    A card of 24 GB so has a profile of its own: its report names the cases that it timed.
+    """
+    need = {id(c): BUFFERS * _input_bytes(task, c) for c in task.timed}
+    kept = tuple(c for c in task.timed if need[id(c)] <= memory)
+    return kept or (min(task.timed, key=lambda c: need[id(c)]),)
+
+
+def _input_bytes(task: Task, case: Case) -> int:
+    sizes = numels(task, case)
+    return sum(n * DTYPES[case.dtypes.get(t, task.takes[t].dtype)].itemsize for t, n in sizes.items())
 
 
 @dataclass(frozen=True)

@@ -1,60 +1,7 @@
-# parts: gemm
-import torch
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def epilogue(acc, bias, e, f, where, s, t, MODE: tl.constexpr):
-    return acc
-
-
-@triton.jit
-def _finish(
-    z,
-    other,
-    y,
-    P,
-    ob,
-    on,
-    op,
-    N,
-    eps,
-    seed,
-    p,
-    DROP: tl.constexpr,
-    TANH: tl.constexpr,
-    SUB: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One row: its root-mean-square, gelu, dropout and the difference, in registers."""
-    row = tl.program_id(0).to(tl.int64)
-    k = tl.arange(0, BLOCK)
-    v = tl.load(z + row * P + k, mask=k < P, other=0.0)
-    v = v / tl.sqrt_rn(tl.sum(v * v, 0) / P + eps)
-    if TANH:
-        v = v * tl.sigmoid(1.5957691216057308 * (v + 0.044715 * v * v * v))
-    else:
-        v = 0.5 * v * (1.0 + tl.erf(v * 0.7071067811865476))
-    if DROP:
-        v = tl.where(tl.rand(seed, (row * P + k).to(tl.uint32)) >= p, v / (1.0 - p), 0.0)
-    if SUB:
-        v -= tl.load(other + row // N * ob + row % N * on + k * op, mask=k < P, other=0.0)
-    tl.store(y + row * P + k, v, mask=k < P)
+# parts: gemm, rmsnorm_gelu
 
 
 def fused_bmm_rmsnorm_gelu_dropout(
     input1, input2, normalized_shape, dropout_p=0.1, eps=1e-5, training=True, approximate="none", *, out=None
 ):
-    z = gemm(input1, input2)
-    y = z if out is None else out
-    B, N, P = z.shape
-    if z.numel():
-        drop = training and dropout_p > 0
-        seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1 if drop else 0
-        BLOCK = triton.next_power_of_2(P)
-        _finish[(B * N,)](
-            z, z, y, P, *z.stride(), N, eps, seed, float(dropout_p), DROP=drop, TANH=approximate == "tanh", SUB=False, BLOCK=BLOCK,
-            num_warps=8 if BLOCK > 1024 else 4,
-        )  # fmt: skip
-    return y
+    return product_rmsnorm_gelu(input1, input2, dropout_p, eps, training, approximate, out)

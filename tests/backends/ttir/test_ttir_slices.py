@@ -243,3 +243,29 @@ def k_descriptor(x, o, M, N, B: tl.constexpr):
 def test_descriptors() -> None:
     (s,) = slices(k_descriptor, {"x": F, "o": F, "M": "i32", "N": "i32"}, {"B": 16})
     assert sets(s) == ({1}, {0}, set(), set())
+
+
+@triton.jit
+def k_packed(x, w, o, B: tl.constexpr, HALVES: tl.constexpr):
+    i = tl.arange(0, B)
+    b = tl.load(w + i[:, None] * B + i[None, :])
+    if HALVES:
+        b = b >> 4
+    p = tl.dot(tl.load(x + i[:, None] * B + i[None, :]), b.to(tl.float16))
+    tl.store(o + i[:, None] * B + i[None, :], p)
+
+
+@triton.jit
+def k_round(x, o, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.store(o + i, tl.load(x + i).to(tl.int8).to(tl.float32))
+
+
+def test_halves_of_bytes_and_roundings_to_int8_are_seen_on_the_way() -> None:
+    kinds = {"x": "*fp16", "w": "*i8", "o": F}
+    (s,) = slices(k_packed, kinds, {"B": 16, "HALVES": True})
+    assert s.dots == {"i4 in f16*f16->f32"}
+    (s,) = slices(k_packed, kinds, {"B": 16, "HALVES": False})
+    assert s.dots == {"f16*f16->f32"}
+    (s,) = slices(k_round, {"x": F, "o": F}, {"B": 16})
+    assert s.dots == {"f32->i8"}

@@ -1,0 +1,30 @@
+"""What a case costs at least, and which cases fit a card."""
+
+from __future__ import annotations
+
+import pytest
+
+from kbx_env.catalog import load_task, task_ids
+from kbx_env.grading import floor
+
+GB = 10**9
+
+
+@pytest.mark.parametrize("name", task_ids())
+def test_every_task_can_be_timed_on_24_gb_and_in_full_on_80(name: str) -> None:
+    task = load_task(name)
+    small = floor.fitting(task, 24 * GB)
+    assert len(small) >= 2 and all(floor.BUFFERS * floor._input_bytes(task, c) <= 24 * GB for c in small)
+    assert floor.fitting(task, 80 * GB) == task.timed
+
+
+def test_where_nothing_fits_the_smallest_is_timed() -> None:
+    task = load_task("math/cos")
+    assert floor.fitting(task, 1) == task.timed[:1]
+
+
+@pytest.mark.parametrize("name", task_ids())
+def test_operations_and_bytes_of_every_timed_case_can_be_told(name: str) -> None:
+    task = load_task(name)
+    for case in task.timed:
+        assert floor.flops(task, case) >= 0

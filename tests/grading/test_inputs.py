@@ -1,0 +1,59 @@
+"""Laws of whole matrices, complex values, and parameters that are lists of tensors or numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kbx_env import task as laws
+from kbx_env.catalog import load_task
+from kbx_env.grading import inputs
+from kbx_env.task import Case, T
+from kbx_env.truth import Close
+from kbx_env.wire import assembled
+
+KINDS = ("f32", "f64", "c64")
+
+
+def _draw(law: laws.Law, dtype: str, shape: tuple[int, ...] = (3, 8, 8)) -> torch.Tensor:
+    from judge_helper import make
+
+    def first(A):
+        return A
+
+    case = Case({"*": shape}, draw=law)
+    value = inputs.draw(make(first, {"A": T("*", dtype)}, Close()), case, 4)["A"]
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_matrix_laws_hold_what_they_say(dtype: str) -> None:
+    spd = _draw(laws.SPD(0.5), dtype)
+    assert torch.allclose(spd, spd.mH) and float(torch.linalg.eigvalsh(spd).min()) > 0.49
+    upper = _draw(laws.Triangular(), dtype)
+    assert bool((upper.tril(-1) == 0).all()) and float(torch.linalg.cond(upper).max()) < 50
+    assert bool((_draw(laws.Triangular(upper=False), dtype).triu(1) == 0).all())
+    assert float(torch.linalg.cond(_draw(laws.Dominant(), dtype)).max()) < 20
+    q = _draw(laws.Orthogonal(), dtype, (2, 9, 5))
+    assert torch.allclose(q.mH @ q, torch.eye(5, dtype=q.dtype).expand(2, 5, 5), atol=1e-5)
+    s = torch.linalg.svdvals(_draw(laws.Spectrum(4, 2, 1), dtype))
+    assert (
+        torch.allclose(s[..., :3], torch.tensor([4.0, 2, 1], dtype=s.dtype), atol=1e-5)
+        and float(s[..., 3:].max()) < 1e-5
+    )
+    h = _draw(laws.Symmetric(), dtype)
+    assert torch.allclose(h, h.mH)
+
+
+def test_complex_symmetric_is_not_hermitian() -> None:
+    h = _draw(laws.Symmetric(hermitian=False), "c64")
+    assert torch.allclose(h, h.mT) and not torch.allclose(h, h.mH)
+
+
+def test_a_list_of_tensors_and_a_number_in_place_of_one() -> None:
+    task = load_task("fusion/fused_hstack_div")
+    args = assembled(inputs.draw(task, task.cases[1], 1))
+    assert [t.shape for t in args["tensors"]] == [(5,), (3,), (4,)]
+    mul = load_task("math/mul")
+    case = next(c for c in mul.cases if c.args.get("other") == 2.5)
+    assert inputs.draw(mul, case, 1)["other"] == 2.5
