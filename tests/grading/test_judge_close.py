@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_helper import answer, canaries_fail, draw, make, rule, tf32
 
-from kbx_env.grading import judge
+from kbx_env.catalog import load_task
+from kbx_env.grading import inputs, judge, reference
 from kbx_env.task import Case, Choice, Normal, T
 from kbx_env.truth import Close, Exact
 
@@ -257,3 +258,14 @@ def test_no_seed_rejects_a_fair_bf16_product() -> None:
             ruling = rule(t, case, args, sum(x @ y for x, y in parts).to(torch.bfloat16))
             assert ruling.passed, (seed, step, ruling.reason)
         assert not rule(t, case, args, (a @ b * 1.01).to(torch.bfloat16)).passed
+
+
+def test_the_published_table_goes_by_dtype() -> None:
+    task = load_task("matrixmultiply/matmul")
+    half = next(c for c in task.cases if c.dtypes)
+    full = task.cases[0]
+    for case, error, right in ((half, 3e-3, True), (half, 2e-2, False), (full, 3e-3, False), (full, 1e-7, True)):
+        args = inputs.draw(task, case, 1)
+        y = reference.expect(task, case, args).native[0]
+        found = rule(task, case, args, (y.to(torch.float64) * (1 + error)).to(y.dtype), grading="paper")
+        assert found.passed == right, (case.label(), error, found)

@@ -129,3 +129,19 @@ def test_the_reference_leaves_alone_what_the_contract_does_not_say(name: str) ->
         for tensor, value in args.items():
             if isinstance(value, torch.Tensor) and tensor not in task.written(case.args):
                 torch.testing.assert_close(mine[tensor], value, rtol=0, atol=0, equal_nan=True, msg=tensor)
+
+
+@pytest.mark.parametrize("name", [t for t in task_ids() if load_task(t).writes])
+def test_what_is_written_in_place_is_said_and_done(name: str) -> None:
+    task = load_task(name)
+    assert re.search(r"in place|written|filled|receives|becomes", " ".join(task.spec.split())), name
+    changed = set()
+    for index, case in enumerate(task.cases):
+        args = inputs.draw(task, case, index)
+        expected = reference.expect(task, case, args, keep=True, exact=False)
+        for tensor, after in expected.native_written.items():
+            if not torch.equal(after, args[tensor]):
+                changed.add(tensor)
+    assert changed == set(task.writes), f"{name}: no case changes {set(task.writes) - changed}"
+    if "always" not in task.writes.values():
+        assert any(not task.written(c.args) for c in task.cases), f"{name}: every case writes in place"
