@@ -39,7 +39,7 @@ FAULTS = [
     ("math/softmax", "inside = (r[:, None] < n) &", "inside = (r[:, None] <= n) &", [OUT, CLASH]),
     ("math/softmax", "grid = (triton.cdiv(inner, BI) * outer,)", "grid = (triton.cdiv(inner, BI) * (outer + 1),)", [OUT]),
     ("matrixmultiply/matmul_bf16", "x = tl.load(pa, mask=k[None, :] < K - k0, other=0.0)", "x = tl.load(pa)", [OUT]),
-    ("matrixmultiply/matmul_bf16", "u, v, where, s, t, MODE), mask=inside)", "u, v, where, s, t, MODE))", [OUT, CLASH]),
+    ("matrixmultiply/matmul_bf16", "inside = (m[:, None] < M) & (n[None, :] < N)", "inside = m[:, None] < M", [OUT, CLASH]),
     ("normalization/batch_norm", "tl.store(mean + c, mu)", "tl.store(mean, mu)", [CLASH, RAW]),
     ("normalization/batch_norm", "    tl.store(var + c, spread / count)\n", "", [RAW]),
     ("normalization/batch_norm", "_statistics[(C,)]", "_statistics[(C + 1,)]", [OUT]),
