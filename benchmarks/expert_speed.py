@@ -1,15 +1,18 @@
 """Every expert on one GPU: correct under the default grading, and how fast beside torch eager and torch.compile.
 
-    python benchmarks/expert_speed.py OUT_FOLDER [--tasks GLOB] [--workers 12] [--compile] [--parts grade,speed]
+    python benchmarks/expert_speed.py OUT_FOLDER [--tasks GLOB] [--shard 1/2] [--workers 12] [--compile]
+                                      [--parts grade,speed]
 
 ``grade`` asks the grader for its verdict (without its own timing, several tasks at once). ``speed`` times each timed case in
 this process with the grader's stopwatch, expert and eager in turns, after the result of the timed size was judged. It is
 what the grader's clock does in a third of the time, without its guards against dishonest kernels: the experts are ours.
+``--compile`` times torch.compile of the eager baseline at the largest size too, after worker processes filled its cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import math
@@ -38,6 +41,7 @@ ROUNDS, BLOCK = 8, 3
 """Turns of each side and calls in one turn."""
 SLOW_US = 20_000.0
 """A call above this is timed in a single turn."""
+COMPILE_SECONDS = 60
 
 
 _GRADER: Any = None
@@ -131,7 +135,29 @@ def verified(task: Any, case: Any, args: dict[str, Any], timer: Timer) -> str:
     return judge.judge(task, case, on_gpu, [answer] * count, device="cuda", timed=True).reason
 
 
-def speeds(ids: list[str], compiled: bool, write: Any) -> list[dict[str, Any]]:
+def compiles(task_id: str) -> tuple[str, str]:
+    """Compile the eager baseline at the largest timed size into the cache on disk: the task and what went wrong, or ""."""
+    import signal
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"torch.compile was not done in {COMPILE_SECONDS} s")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(COMPILE_SECONDS)
+    try:
+        task = load_task(task_id)
+        args = inputs.draw(task, task.timed[-1], inputs.case_seed(b"speed", task_id, "time", len(task.timed) - 1, 0))
+        torch._dynamo.reset()
+        Timer(torch.compile(task.eager or task.reference, dynamic=False)).prepare(args, 1)
+        return task_id, ""
+    except BaseException as e:
+        return task_id, f"{type(e).__name__}: {e}"[:300]
+    finally:
+        signal.alarm(0)
+        torch.cuda.empty_cache()
+
+
+def speeds(ids: list[str], compiled: set[str], write: Any) -> list[dict[str, Any]]:
     """Every timed case of the tasks; the inputs of the next cases are drawn meanwhile."""
     pool = ThreadPoolExecutor(6)
     work = [(t, k) for t in ids for k in range(len(load_task(t).timed))]
@@ -154,12 +180,14 @@ def speeds(ids: list[str], compiled: bool, write: Any) -> list[dict[str, Any]]:
             if t not in functions:
                 functions = {t: load(t)}
             sides = {"expert": functions[t], "eager": task.eager or task.reference}
-            if compiled and k == len(task.timed) - 1:
+            if t in compiled and k == len(task.timed) - 1:
                 torch._dynamo.reset()
                 sides["compiled"] = torch.compile(task.eager or task.reference, dynamic=False)
             row = timed(task, task.timed[k], ahead.pop(index).result(), sides)
         except Exception:
             row = {"case": task.timed[k].label(), "error": traceback.format_exc()[-800:]}
+        torch._dynamo.reset()  # compiled code and its cycles keep their inputs alive
+        gc.collect()
         torch.cuda.empty_cache()
         row |= {"task": t, "wall_seconds": round(time.perf_counter() - start, 2)}
         if row.get("expert_us") and row.get("eager_us"):
@@ -180,9 +208,11 @@ def main() -> None:
     p.add_argument("--workers", type=int, default=12)
     p.add_argument("--compile", action="store_true")
     p.add_argument("--parts", default="grade,speed")
+    p.add_argument("--shard", default="1/1", help="every n-th of the tasks, counted from one")
     a = p.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
-    ids = [t.id for t in load_tasks(pattern=a.tasks) if expert_source(t.id)]
+    first, step = (int(v) for v in a.shard.split("/"))
+    ids = [t.id for t in load_tasks(pattern=a.tasks) if expert_source(t.id)][first - 1 :: step]
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_name(0), "torch": torch.__version__, "triton": triton.__version__,
         "cuda": torch.version.cuda, "python": sys.version.split()[0], "date": time.strftime("%Y-%m-%d"),
@@ -211,7 +241,17 @@ def main() -> None:
         write("graded", rows)
     if "speed" in a.parts.split(","):
         start = time.perf_counter()
-        rows = speeds(ids, a.compile, lambda r: write("speed", r))
+        compiled: set[str] = set()
+        if a.compile:
+            with ProcessPoolExecutor(a.workers, multiprocessing.get_context("spawn")) as pool:
+                for t, wrong in pool.map(compiles, ids):
+                    compiled |= set() if wrong else {t}
+                    result.setdefault("compile_failures", {}).update({t: wrong} if wrong else {})
+                    print(f"torch.compile {t}: {wrong}" if wrong else "", end="\n" if wrong else "", flush=True)
+            result["compile_seconds"] = round(time.perf_counter() - start, 1)
+            print(f"torch.compile of {len(compiled)} in {result['compile_seconds']} s", flush=True)
+        start = time.perf_counter()
+        rows = speeds(ids, compiled, lambda r: write("speed", r))
         result["speed_seconds"] = round(time.perf_counter() - start, 1)
         write("speed", rows)
         means: dict[str, list[float]] = {}

@@ -48,6 +48,7 @@ KINDS = {
     "uninitialised_read": "Read before written",
     "write_conflict": "Write conflict",
     "order_dependent": "Depends on the order of programs",
+    "reordered": "May be compiled wrongly",
 }
 
 

@@ -8,6 +8,8 @@ _WORDS = {
     "out_of_bounds": "{what}, {by}outside the tensor",
     "uninitialised_read": "{what}, which nothing has written yet",
     "write_conflict": "{what}, which another program writes as well: {detail}",
+    "reordered": "flattens several tensors and reduces them together: the compiler may order each of them differently, and "
+    "pairs the wrong elements then; reduce one axis after the other",
     "order_dependent": "{what}: {detail}, so the result depends on which of them runs first",
 }
 
@@ -17,7 +19,7 @@ class Finding:
     """A fault that the executor saw and that a run on a GPU would not report.
 
     Attributes:
-        kind: "out_of_bounds", "uninitialised_read", "write_conflict" or "order_dependent".
+        kind: "out_of_bounds", "uninitialised_read", "write_conflict", "order_dependent" or "reordered".
         kernel: Name of the kernel.
         line: Source line of the access, 0 when unknown.
         file: Source file, "" when unknown.
@@ -27,7 +29,7 @@ class Finding:
         by: For out_of_bounds, how many bytes of the access or how far before and after the
             tensor it lies, at least 1; otherwise 0.
         detail: What happened, in words, without addresses and values.
-        access: "load", "store" or "atomic"; "host" for a value that the host code reads back.
+        access: "load", "store", "atomic" or "reduce"; "host" for a value that the host code reads back.
         indirect: Loaded values have a say in the address or the mask. Then ``index`` and ``by`` may
             tell what was loaded, and ``text`` leaves them out.
     """
@@ -48,6 +50,8 @@ class Finding:
         """Return one line of plain English for the author of the kernel."""
         if self.access == "host":
             return "the host code reads back a value that nothing has written"
+        if self.access == "reduce":
+            return f"{self.kernel}, line {self.line}: " + _WORDS[self.kind]
         verb = {"load": "loads", "store": "stores to", "atomic": "updates"}[self.access]
         tensor = f"`{self.tensor}`" if self.tensor else "unknown memory"
         element = "an element" if self.indirect else f"element {self.index}"

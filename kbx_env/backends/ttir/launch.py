@@ -15,6 +15,7 @@ from .graph import Block as Code
 from .graph import Module, Op, Type
 from .memory import Memory, Meter, Region
 from .ops_memory import Block
+from .reorder import reordered
 from .sanitizer import Sanitizer
 from .slices import annotate
 
@@ -108,6 +109,8 @@ def launch(
     meter.begin(func.name, grid)
     if sanitizer is not None:
         memory.watch = sanitizer.watch(module, memory)
+        for found in reordered(module):
+            sanitizer.report(found)
     try:
         with np.errstate(all="ignore"):
             for start in range(0, total, chunk):

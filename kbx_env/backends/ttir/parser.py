@@ -274,6 +274,8 @@ class _Parser:
             given = _SCALED.match(head)
             assert given
             attrs["scales"] = [bool(g) for g in given.groups()]
+        elif name == "tt.reshape":
+            attrs["reorder"] = "allow_reorder" in head
         elif name == "tt.descriptor_reduce":
             attrs["unsigned"] = "xui" in tail
         elif name == "arith.addui_extended":

@@ -281,3 +281,40 @@ def test_every_width(ptr: str, atomic: bool) -> None:
         launch(parse(text), (4, 1, 1), [4096, 8192, 16384, step], regions, Meter(), sanitizer=s)
         assert {f.kind for f in s.findings} == kinds
         assert mask.sum() == (3 * step + 16) * sizes[ptr]
+
+
+@triton.jit
+def _pair(a, na, b, nb):
+    return a + b * nb, na + nb
+
+
+@triton.jit
+def k_flattened(x, o, N, TWO: tl.constexpr):
+    n, s = tl.arange(0, 16), tl.arange(0, 64)
+    there = (n < N)[:, None] & (s < 64)[None, :]
+    v = tl.load(x + n[:, None] * 64 + s[None, :], mask=there, other=0.0)
+    if TWO:
+        a, b = tl.reduce((tl.ravel(v), tl.ravel(there.to(tl.float32))), 0, _pair)
+        tl.store(o, a + b)
+    else:
+        tl.store(o, tl.sum(tl.ravel(v), 0) + tl.sum(v, 0).sum(0))
+
+
+@triton.jit
+def k_flat_argmax(x, o, FLAT: tl.constexpr):
+    v = tl.load(x + tl.arange(0, 16)[:, None] * 64 + tl.arange(0, 64)[None, :])
+    tl.store(o, tl.argmax(tl.ravel(v), 0) if FLAT else tl.argmax(tl.max(v, 1), 0))
+
+
+@pytest.mark.parametrize(("kernel", "consts", "faulty"), [
+    (k_flattened, {"TWO": True}, True), (k_flattened, {"TWO": False}, False),
+    (k_flat_argmax, {"FLAT": True}, True), (k_flat_argmax, {"FLAT": False}, False),
+])  # fmt: skip
+def test_tensors_flattened_for_one_reduction_are_told(kernel: Any, consts: dict[str, Any], faulty: bool) -> None:
+    """Triton 3.6 paired the wrong elements on an H200: each operand is flattened in the order of its own layout."""
+    signature = {"x": F, "o": F if kernel is k_flattened else I} | ({"N": "i32"} if kernel is k_flattened else {})
+    text = to_ttir(kernel, signature, consts)
+    args: list[Any] = [ones(1024), zeros(1, np.float32 if kernel is k_flattened else np.int32)]
+    found = run(text, (1,), args + ([10] if kernel is k_flattened else []))
+    assert [f.kind for f in found] == ["reordered"] * faulty
+    assert all("pairs the wrong elements" in f.text() for f in found)
