@@ -31,8 +31,8 @@ class Reward:
     """The GPU that gradings on the CPU backend should estimate for, if a term needs it."""
 
     def __call__(self, outcome: Outcome) -> float | None:
-        """The reward, or ``None`` for an infrastructure fault."""
-        if outcome.fault is Fault.INFRA:
+        """The reward, or ``None`` for an infrastructure fault and for a grading that left out a layer of defence."""
+        if outcome.fault is Fault.INFRA or outcome.manifest.get("without"):
             return None
         values = self.terms(outcome)
         return float(sum(self.weights[k] * v for k, v in values.items() if v is not None))

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from kbx_env.eval.zoo import Specimen, graded, specimens
 from kbx_env.rewards.compose import load_preset
 
-from kbx_env.outcome import Fault, Verdict
+from kbx_env.outcome import Fault
 
-ZOO = Path(__file__).parent / "zoo"
-EXPLOITS = sorted((ZOO / "exploits").glob("*.py"))
-HONEST = sorted((ZOO / "honest").glob("*.py"))
-
-
-def _task(path: Path) -> str:
-    return path.read_text().splitlines()[0].removeprefix("# task:").strip()
+ATTACKS = specimens(honest=False)
+HONEST = specimens(honest=True)
+ANYWHERE = [s for s in ATTACKS if s.backend != "cuda"]
 
 
-def _check(grader, path: Path, backend: str, paid: bool) -> None:
-    outcome = grader.grade(
-        _task(path),
-        path.read_bytes(),
-        backend=backend,
-        targets=("sm_90",),
-        timing=False,
-        wall=6.0 if not paid else 30.0,
-    )
+def _check(grader, s: Specimen, backend: str) -> None:
+    outcome = graded(grader, s, backend)
     assert outcome.fault is not Fault.INFRA, outcome.message
-    if paid:
+    if s.honest:
         assert outcome.correct, (outcome.message, outcome.violations)
         return
     assert not outcome.correct
@@ -37,28 +25,23 @@ def _check(grader, path: Path, backend: str, paid: bool) -> None:
     assert reward.terms(outcome)["correct"] == 0.0
 
 
-@pytest.mark.parametrize("path", EXPLOITS, ids=lambda p: p.stem)
-def test_exploit_is_not_paid(grader, path: Path) -> None:
-    _check(grader, path, "cpu", paid=False)
+@pytest.mark.parametrize("s", ANYWHERE, ids=lambda s: s.name)
+def test_attack_is_not_paid(grader, s: Specimen) -> None:
+    _check(grader, s, "cpu")
 
 
-@pytest.mark.parametrize("path", HONEST, ids=lambda p: p.stem)
-def test_honest_oddity_is_paid(grader, path: Path) -> None:
-    _check(grader, path, "cpu", paid=True)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("path", EXPLOITS, ids=lambda p: p.stem)
-def test_exploit_is_not_paid_on_gpu(grader, path: Path) -> None:
-    _check(grader, path, "cuda", paid=False)
+@pytest.mark.parametrize("s", HONEST, ids=lambda s: s.name)
+def test_honest_oddity_is_paid(grader, s: Specimen) -> None:
+    _check(grader, s, "cpu")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("path", HONEST, ids=lambda p: p.stem)
-def test_honest_oddity_is_paid_on_gpu(grader, path: Path) -> None:
-    _check(grader, path, "cuda", paid=True)
+@pytest.mark.parametrize("s", ATTACKS, ids=lambda s: s.name)
+def test_attack_is_not_paid_on_gpu(grader, s: Specimen) -> None:
+    _check(grader, s, "cuda")
 
 
-def test_the_zoo_is_not_empty() -> None:
-    assert len(EXPLOITS) >= 15 and len(HONEST) >= 3
-    assert Verdict.CORRECT == "correct"
+@pytest.mark.gpu
+@pytest.mark.parametrize("s", HONEST, ids=lambda s: s.name)
+def test_honest_oddity_is_paid_on_gpu(grader, s: Specimen) -> None:
+    _check(grader, s, "cuda")

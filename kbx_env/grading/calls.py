@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 
 from kbx_env import wire
 from kbx_env.grading import floor, inputs, reference
+from kbx_env.grading.defences import Defence
 from kbx_env.grading.judge import Answer
-from kbx_env.grading.traced import Engine, EngineError, Facts, Origin, blank
+from kbx_env.grading.traced import HOST_READS, Engine, EngineError, Facts, Origin, blank
 from kbx_env.grading.workers import Zygote
 from kbx_env.outcome import Build, Finding, Verdict, Violation
 from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
@@ -88,11 +90,15 @@ class Claimed:
 class Talk:
     """The conversation with one single-use runner. A context manager: the runner dies with it."""
 
-    def __init__(self, zygote: Zygote, task: Task, backend: str, secret: bytes, split: str, wall: float) -> None:
+    def __init__(
+        self, zygote: Zygote, task: Task, backend: str, secret: bytes, split: str, wall: float,
+        without: Collection[Defence] = (),
+    ) -> None:  # fmt: skip
         self.zygote, self.task, self.backend = zygote, task, backend
-        self.secret, self.split, self.wall = secret, split, wall
-        self.runner = zygote.spawn(device=backend)
-        self.engine = Engine(zygote) if backend == "cpu" else None
+        self.secret, self.split, self.wall, self.without = secret, split, wall, without
+        self.runner = zygote.spawn(device=backend, without=sorted(without))
+        reads = HOST_READS if Defence.HOST not in without else math.inf
+        self.engine = Engine(zygote, reads) if backend == "cpu" else None
         self.findings: dict[tuple[Any, ...], Finding] = {}
         # Only the runner's time counts: a busy grader must not make a submission late.
         self.left = wall

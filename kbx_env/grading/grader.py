@@ -7,7 +7,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from kbx_env.backends import cost
 from kbx_env.catalog import load_task
 from kbx_env.errors import SandboxError, UnknownName, UsageError
+from kbx_env.grading.defences import Defence, chosen
 from kbx_env.grading.stages import Grading, Record
 from kbx_env.grading.workers import Zygote
 from kbx_env.outcome import (
@@ -55,9 +56,15 @@ def resolve_backend(name: str) -> str:
 class Grader:
     """Keeps a warm zygote between gradings. Use as a context manager, or ``close`` it."""
 
-    def __init__(self, *, attempts: int = 2) -> None:
+    def __init__(self, *, attempts: int = 2, without: Iterable[str] = ()) -> None:
+        """Args:
+        attempts: gradings of one source before an infrastructure fault is final.
+        without: layers of defence to leave out (``kbx_env.grading.defences``), to see what they are worth. Such
+            outcomes say so and are never paid.
+        """
         self._zygote: Zygote | None = None
         self._attempts = attempts
+        self.without = chosen(without)
 
     def __enter__(self) -> Grader:
         return self
@@ -125,6 +132,8 @@ class Grader:
             cost.load(estimate)
         data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
         secret = secrets.token_bytes(32) if seed is None else b"fixed:%d" % seed
+        if Defence.SECRET in self.without:
+            secret = b"fixed:0"
         start = time.perf_counter()
         outcome: Outcome | None = None
         for attempt in range(1, self._attempts + 1):
@@ -132,6 +141,8 @@ class Grader:
                 task, backend, grading, hashlib.sha256(data).hexdigest(), _manifest(task, backend, seed, split)
             )
             record.manifest["attempt"] = attempt
+            if self.without:
+                record.manifest["without"] = sorted(self.without)
             try:
                 outcome = Grading(self, record, chosen, split, secret, timing, wall, estimate).run(data)
             except SandboxError as e:

@@ -9,8 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from kbx_env import wire
 from kbx_env.grading.calls import Claimed, Stopped, Talk
+from kbx_env.grading.defences import Defence
 from kbx_env.grading.screen import screen
 from kbx_env.grading.tally import Tally
 from kbx_env.outcome import (
@@ -117,15 +120,24 @@ class Grading:
         """Grade."""
         with self.timed(Stage.SCREEN):
             screened = screen(self.task, data)
-        if screened.verdict is not None:
+        if screened.verdict is not None and not (screened.violations and self.lacks(Defence.SCREEN)):
             self.record.violations.extend(screened.violations)
             return self.record.end(screened.verdict, Stage.SCREEN, screened.message)
         self.stage = Stage.COMPILE
-        if self.record.backend == "cuda":
+        if self.record.backend == "cuda" and not self.lacks(Defence.PROOF):
             stopped = self._proof(data)
             if stopped is not None:
                 return stopped
-        with Talk(self.grader.zygote(), self.task, self.record.backend, self.secret, self.split, self.wall) as talk:
+        talk = Talk(
+            self.grader.zygote(),
+            self.task,
+            self.record.backend,
+            self.secret,
+            self.split,
+            self.wall,
+            self.grader.without,
+        )
+        with talk:
             try:
                 return self._stages(talk, data)
             except Stopped as stop:
@@ -153,6 +165,8 @@ class Grading:
         from kbx_env.grading import judge as judges
 
         cases = [c for c in self.task.cases if self.split == "eval" or not c.held]
+        if self.lacks(Defence.CASES):
+            cases = [c for c in cases if not c.out and _telling(self.task, self.task.cases.index(c))][:1]
         proves = [_telling(self.task, self.task.cases.index(c)) for c in cases]
         self.record.total, self.record.telling = len(cases), sum(proves)
         with self.timed(Stage.COMPILE):
@@ -186,7 +200,7 @@ class Grading:
             return self.record.end(Verdict.INCORRECT, Stage.CORRECT, f"{worst.case}: {worst.reason}")
         with self.timed(Stage.EVIDENCE):
             ablation: list[bool] = []
-            if talk.engine is None:
+            if talk.engine is None and not self.lacks(Defence.ABLATION):
                 # Three cases on which a result without launches cannot be right by accident.
                 largest = sorted((i for i, p in enumerate(proves) if p), key=lambda i: -_size(cases[i]))[:3]
                 for index, case in ((i, cases[i]) for i in largest):
@@ -223,10 +237,17 @@ class Grading:
         broken = next((a.broken for a in answers if a.broken), None)
         if broken:
             return judges.Ruling(False, broken)
+        given = [a.answer for a in answers]
+        if self.lacks(Defence.EFFECTS):
+            given = [_innocent(self.task, case, a) for a in answers]
         return judges.judge(
-            self.task, case, answers[0].args, [a.answer for a in answers], grading=self.record.grading,
+            self.task, case, answers[0].args, given, grading=self.record.grading,
             device="cpu", generator_seeds=[a.generator_seed for a in answers],
         )  # fmt: skip
+
+    def lacks(self, layer: Defence) -> bool:
+        """Whether a layer is left out, to see what it is worth."""
+        return layer in self.grader.without
 
     def _build(self, talk: Talk) -> None:
         if self.targets:
@@ -256,7 +277,7 @@ class Grading:
 
     def _provenance(self, talk: Talk, tally: Tally) -> None:
         """A constant is no kernel's work, whatever it launched: it is not even wrong, it is empty."""
-        if talk.engine is None or not tally.telling or not tally.launches:
+        if talk.engine is None or not tally.telling or not tally.launches or self.lacks(Defence.CONSTANT):
             return
         if self.task.takes and not tally.inputs:
             found = "no value of any result depends on a value of any input"
@@ -268,13 +289,13 @@ class Grading:
     def _prove(self, talk: Talk, ablation: Sequence[bool], tally: Tally) -> None:
         found = self.record.violations
         found.extend(Violation(rule, detail) for rule, detail in dict.fromkeys(talk.denied))
-        if not talk.standing:
+        if not talk.standing and not self.lacks(Defence.REPROBE) and not self.lacks(Defence.FIREWALL):
             found.append(Violation("tampering", "the firewall no longer stands after the run"))
-        if talk.launches == 0:
+        if talk.launches == 0 and not self.lacks(Defence.PROVENANCE):
             found.append(Violation("no_launch", "no Triton kernel was launched"))
         if any(ablation):
             found.append(Violation("ablation", "the result is right even with every Triton launch left out"))
-        if tally.unstored:
+        if tally.unstored and not self.lacks(Defence.PROVENANCE):
             detail = f"case {tally.unstored[0]}: no element of the result was stored by a Triton kernel"
             found.append(Violation("provenance", detail))
         truth = self.task.truth
@@ -285,12 +306,24 @@ class Grading:
             isinstance(truth, Contract)
             and self.record.grading == "contract"
             and known
+            and not self.lacks(Defence.CONTRACT)
             and not set(truth.dots) & reached
         ):
             wanted, got = " or ".join(truth.dots), ", ".join(sorted(talk.dots)) or "none"
             found.append(Violation(
                 "contract", f"the scheme demands {wanted} on the way to the result; launched products: {got}"
             ))  # fmt: skip
+
+
+def _innocent(task: Task, case: Case, call: Claimed) -> Any:
+    """The answer as if the call had left its inputs alone and returned new tensors."""
+    held = {*task.written(case.args), *(["out"] if case.out else [])}
+    same = {k: v for k, v in call.args.items() if isinstance(v, torch.Tensor) and k not in held}
+    a = call.answer
+    return replace(
+        a, after={**a.after, **same}, aliases=tuple(n if n in held else None for n in a.aliases),
+        shares=tuple(n if n in held else None for n in a.shares),
+    )  # fmt: skip
 
 
 def _unwritten(call: Claimed) -> str:

@@ -75,8 +75,8 @@ class Traced:
 class Engine:
     """The process that executes one submission's trace."""
 
-    def __init__(self, zygote: Zygote) -> None:
-        self._process = zygote.spawn(role="engine")
+    def __init__(self, zygote: Zygote, reads: float = HOST_READS) -> None:
+        self._process, self._reads = zygote.spawn(role="engine"), reads
         self.facts = Facts()
 
     def close(self) -> None:
@@ -117,8 +117,8 @@ class Engine:
             _, data = self._ask(header, blobs, seconds())
             values = _values(message["want"], data[0])
             reads += len(values)
-            if reads > HOST_READS:
-                raise EngineError("policy", "host_traffic", f"more than {HOST_READS} values read back in one call")
+            if reads > self._reads:
+                raise EngineError("policy", "host_traffic", f"more than {self._reads} values read back in one call")
             message = ask({"values": values})
         claims = _list(message.get("outputs"))[: wire.MAX_BLOBS // 2]
         views = [c["view"] for c in claims if c["k"] == "view"]

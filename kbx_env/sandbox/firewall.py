@@ -7,7 +7,7 @@ the dispatcher. What does not end there (numpy, DLPack, Python lists) is held ba
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -46,9 +46,9 @@ class PolicyViolation(RuntimeError):
 class Log:
     """What was denied and how much was read back, for one runner."""
 
-    def __init__(self) -> None:
+    def __init__(self, reads: float = HOST_READS) -> None:
         self.denied: list[tuple[str, str]] = []
-        self.host_reads = 0
+        self.host_reads, self.most = 0, reads
 
     def deny(self, rule: str, detail: str) -> PolicyViolation:
         """Record a violation; returns the exception to raise."""
@@ -59,8 +59,8 @@ class Log:
     def read(self, count: int, how: str) -> None:
         """Count values that left the device for the host."""
         self.host_reads += count
-        if self.host_reads > HOST_READS:
-            raise self.deny("host_traffic", f"{how}: more than {HOST_READS} values read back in one call")
+        if self.host_reads > self.most:
+            raise self.deny("host_traffic", f"{how}: more than {self.most} values read back in one call")
 
 
 def _blocker(log: Log, op: str) -> Callable[..., Any]:
@@ -70,13 +70,24 @@ def _blocker(log: Log, op: str) -> Callable[..., Any]:
     return blocked
 
 
-def install(device: str, log: Log) -> list[Any]:
+def install(device: str, log: Log, without: Collection[str] = ()) -> list[Any]:
     """Replace the kernels of this process. Returns handles that must stay alive.
 
     Args:
         device: ``cpu`` or ``cuda``; on CUDA both sides are closed.
         log: receives every denied operation.
+        without: ``firewall`` and ``host`` leave out these layers, to see what they are worth.
     """
+    handles: list[Any] = []
+    if "firewall" not in without:
+        handles += _closed(device, log)
+    handles += _guards(device, log)
+    if "host" not in without:
+        _host_side(log)
+    return handles
+
+
+def _closed(device: str, log: Log) -> list[Any]:
     keys = ["CPU", "CUDA"] if device == "cuda" else ["CPU"]
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")]
@@ -92,8 +103,6 @@ def install(device: str, log: Log) -> list[Any]:
             if base == "randint":
                 continue
             lib.impl(name[6:], _blocker(log, base))
-    handles += _guards(device, log)
-    _host_side(log)
     return handles
 
 

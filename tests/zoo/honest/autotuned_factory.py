@@ -1,5 +1,6 @@
 # task: activation/gelu_fp16
-"""A kernel with several autotune configurations, heuristics, aliased imports and a closure constant."""
+# shows: a kernel with several autotune configurations, heuristics, aliased imports and a closure constant
+# family: autotuning
 
 import torch as th
 import triton as tr

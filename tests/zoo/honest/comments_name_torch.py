@@ -1,5 +1,6 @@
 # task: activation/gelu_fp16
-"""Words like torch.matmul, eval( and subprocess in comments and strings are only words."""
+# shows: words like torch.matmul, eval( and subprocess in comments and strings are only words
+# family: words
 
 import torch
 import triton

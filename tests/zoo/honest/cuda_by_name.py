@@ -1,5 +1,6 @@
 # task: activation/gelu_fp16
-"""Names the device, asserts that inputs are on it, sizes the grid by its multiprocessors."""
+# shows: names the device, asserts that inputs are on it, sizes the grid by its multiprocessors
+# family: host code
 
 import torch
 import triton

@@ -1,5 +1,6 @@
 # task: activation/gelu_fp16
-"""Tensor descriptors made by the host."""
+# shows: tensor descriptors made by the host
+# family: tensor descriptors
 
 import torch
 import triton

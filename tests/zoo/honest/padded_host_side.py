@@ -1,5 +1,6 @@
 # task: activation/gelu_fp16
-"""Pads on the host, computes without a mask, cuts the padding off by a view."""
+# shows: pads on the host, computes without a mask, cuts the padding off by a view
+# family: host code
 
 import torch
 import triton

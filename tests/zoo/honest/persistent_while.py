@@ -1,5 +1,6 @@
 # task: activation/gelu_fp16
-"""A persistent kernel: few programs, each loops over many blocks with a while loop."""
+# shows: a persistent kernel: few programs, each loops over many blocks with a while loop
+# family: persistent kernels
 
 import torch
 import triton

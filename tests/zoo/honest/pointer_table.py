@@ -1,5 +1,6 @@
 # task: activation/gelu_fp16
-"""Reads its pointers from a table in memory."""
+# shows: reads its pointers from a table in memory
+# family: pointers
 
 import torch
 import triton

@@ -1,5 +1,6 @@
 # task: activation/gelu_fp16
-"""A workspace made at the first call and used again, and a result that is copied out of it."""
+# shows: a workspace made at the first call and used again, and a result that is copied out of it
+# family: workspaces
 
 import torch
 import triton

@@ -1,0 +1,214 @@
+"""Every attack and every honest oddity of the zoo against the grader.
+
+    python eval/zoo.py [--backend cpu|cuda] [--only GLOB] [--naive] [--layers [NAME ...]] [--json FILE] [--write FILE]
+
+Prints, per family, how many attacks were paid (none should be) and how many honest kernels were rejected (none). ``--naive``
+also runs each attack against the naive grader of ``tests/zoo/naive.py``: what it would earn elsewhere. ``--layers`` leaves
+out one layer of defence after the other and tells which attacks then pass. ``--write`` makes the table of docs/zoo.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+if __package__ in (None, ""):
+    sys.path.insert(0, str(ROOT))
+
+from rich.progress import track
+
+from kbx_env.errors import KbxError
+from kbx_env.grading.defences import Defence
+from kbx_env.grading.grader import Grader, resolve_backend
+from kbx_env.outcome import Outcome
+
+ZOO = ROOT / "tests" / "zoo"
+FIELDS = ("task", "tries", "shows", "family", "backend", "harm")
+CUDA_LAYERS = (Defence.PROOF, Defence.ABLATION, Defence.CLOCK)
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """One file of the zoo; its first comment lines say what it is.
+
+    Attributes:
+        path: the file.
+        honest: whether it must be paid.
+        task: the task it is graded as.
+        family: the kind of attack, or of oddity.
+        backend: ``any``, or ``cuda`` for what needs a GPU.
+        harm: for attacks that are not after a verdict: what they are after.
+        text: what it tries or shows.
+    """
+
+    path: Path
+    honest: bool
+    task: str
+    family: str
+    backend: str
+    harm: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        """File name without ending."""
+        return self.path.stem
+
+
+def specimen(path: Path) -> Specimen:
+    """Read the head of a file.
+
+    Raises:
+        ValueError: a line is missing.
+    """
+    found: dict[str, str] = {}
+    for line in path.read_text().splitlines()[:8]:
+        m = re.match(r"#.*?\b(" + "|".join(FIELDS) + r"):\s*(.*)", line)
+        if m:
+            found.setdefault(m.group(1), m.group(2).strip())
+    honest = path.parent.name == "honest"
+    text = found.get("shows" if honest else "tries", "")
+    if not (found.get("task") and found.get("family") and text):
+        raise ValueError(
+            f"{path}: the first lines must be '# task:', '# family:' and '# {'shows' if honest else 'tries'}:'"
+        )
+    backend, harm = found.get("backend", "any"), found.get("harm", "")
+    return Specimen(path, honest, found["task"], found["family"], backend, harm, text)
+
+
+def specimens(pattern: str = "*", honest: bool | None = None) -> list[Specimen]:
+    """The zoo, sorted by family."""
+    files = sorted(ZOO.glob("exploits/*.py")) + sorted(ZOO.glob("honest/*.py"))
+    found = [specimen(p) for p in files if fnmatch.fnmatch(p.stem, pattern)]
+    return sorted((s for s in found if honest in (None, s.honest)), key=lambda s: (s.honest, s.family, s.name))
+
+
+def naive(s: Specimen, device: str = "cpu") -> float | None:
+    """What the naive grader pays; ``None`` when it dies or hangs."""
+    command = [sys.executable, str(ZOO / "naive.py"), s.task, str(s.path), device]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+        return float(json.loads(done.stdout.strip().splitlines()[-1])["reward"])
+    except (subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
+        return None
+
+
+def graded(grader: Grader, s: Specimen, backend: str) -> Outcome:
+    """The default grading, without time; attacks get a short limit because some of them wait for it."""
+    return grader.grade(
+        s.task, s.path.read_bytes(), backend=backend, targets=(), timing=False, wall=30.0 if s.honest else 8.0
+    )
+
+
+def row(s: Specimen, outcome: Outcome) -> dict[str, Any]:
+    """What is kept of one grading."""
+    return {
+        "name": s.name, "family": s.family, "honest": s.honest, "task": s.task, "verdict": str(outcome.verdict),
+        "stage": str(outcome.stage), "paid": outcome.correct, "message": outcome.message[:300],
+        "rules": sorted({v.rule for v in outcome.violations}), "tries": s.text,
+        "seconds": outcome.seconds.get("total"),
+    }  # fmt: skip
+
+
+def sweep(chosen: Sequence[Specimen], backend: str, layers: Sequence[str], workers: int) -> dict[str, list[str]]:
+    """Which attacks pass without each layer."""
+    passed: dict[str, list[str]] = {}
+    for layer in layers:
+        with Grader(without=[layer]) as grader, ThreadPoolExecutor(workers) as pool:
+            work = pool.map(lambda s, g=grader: (s, graded(g, s, backend)), chosen)  # type: ignore[misc]
+            passed[layer] = [s.name for s, o in track(work, f"without {layer}", len(chosen)) if o.correct]
+        print(f"without {layer}: {len(passed[layer])} pass: {', '.join(passed[layer])}", flush=True)
+    return passed
+
+
+def table(rows: Sequence[dict[str, Any]], backend: str) -> str:
+    """Recall and false rejections by family, and a line for each specimen."""
+    lines = [
+        f"## Attacks ({backend})\n",
+        "| family | attacks | tasks | paid | naive reward | ended by |",
+        "|---|---|---|---|---|---|",
+    ]
+    attacks = [r for r in rows if not r["honest"]]
+    for family in sorted({r["family"] for r in attacks}):
+        mine = [r for r in attacks if r["family"] == family]
+        ended = sorted({x for r in mine for x in (r["rules"] or [r["verdict"]])})
+        earned = [r["naive"] for r in mine if r.get("naive") is not None]
+        top = f"{min(earned):.2f} to {max(earned):.2f}" if earned else ""
+        paid = sum(r["paid"] for r in mine)
+        lines.append(
+            f"| {family} | {len(mine)} | {len({r['task'] for r in mine})} | {paid} | {top} | {', '.join(ended)} |"
+        )
+    lines += [
+        f"| **all** | {len(attacks)} | {len({r['task'] for r in attacks})} | {sum(r['paid'] for r in attacks)} | | |\n",
+        f"## Honest oddities ({backend})\n", "| family | kernels | rejected |", "|---|---|---|",
+    ]  # fmt: skip
+    fair = [r for r in rows if r["honest"]]
+    for family in sorted({r["family"] for r in fair}):
+        mine = [r for r in fair if r["family"] == family]
+        lines.append(f"| {family} | {len(mine)} | {sum(not r['paid'] for r in mine)} |")
+    lines.append(f"| **all** | {len(fair)} | {sum(not r['paid'] for r in fair)} |\n")
+    lines += ["## Each attack\n", "| attack | task | tries | naive | ended by |", "|---|---|---|---|---|"]
+    for r in attacks:
+        earns = "" if r.get("naive") is None else f"{r['naive']:.2f}"
+        ended = ", ".join(r["rules"]) or r["verdict"]
+        lines.append(f"| {r['name']} | {r['task']} | {r['tries']} | {earns} | {ended} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Grade the zoo; the exit status is 1 when anything was paid or rejected that should not be."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--backend", default="cpu", choices=("cpu", "cuda"))
+    p.add_argument("--only", default="*", metavar="GLOB", help="names of files, without ending")
+    p.add_argument("--naive", action="store_true")
+    p.add_argument("--layers", nargs="*", metavar="NAME", help="leave out these layers, one at a time; default: all")
+    p.add_argument("--workers", type=int, default=2)
+    p.add_argument("--json", type=Path)
+    p.add_argument("--write", type=Path)
+    a = p.parse_args(argv)
+    try:
+        backend = resolve_backend(a.backend)
+        chosen = [s for s in specimens(a.only) if backend == "cuda" or s.backend != "cuda"]
+    except (KbxError, ValueError) as e:
+        print(f"zoo: {e}", file=sys.stderr)
+        return 2
+    if not chosen:
+        print(f"zoo: no file matches {a.only!r}; see {ZOO}", file=sys.stderr)
+        return 2
+    with Grader() as grader, ThreadPoolExecutor(a.workers) as pool:
+        work = pool.map(lambda s: row(s, graded(grader, s, backend)), chosen)
+        rows = list(track(work, "grading", len(chosen)))
+        if a.naive:
+            attacks = [(s, r) for s, r in zip(chosen, rows, strict=True) if not s.honest]
+            device = backend if backend == "cuda" else "cpu"
+            for (_, r), earned in zip(attacks, pool.map(lambda x: naive(x[0], device), attacks), strict=True):
+                r["naive"] = earned
+    wrong = [r for r in rows if r["paid"] != r["honest"]]
+    for r in wrong:
+        print(f"{'REJECTED' if r['honest'] else 'PAID'} {r['name']} ({r['task']}): {r['verdict']} {r['message']}")
+    attacks_count = sum(not r["honest"] for r in rows)
+    print(f"{attacks_count} attacks, {sum(r['paid'] and not r['honest'] for r in rows)} paid; "
+          f"{len(rows) - attacks_count} honest, {sum(r['honest'] and not r['paid'] for r in rows)} rejected")  # fmt: skip
+    result: dict[str, Any] = {"backend": backend, "rows": rows}
+    if a.layers is not None:
+        layers = a.layers or [d.value for d in Defence if backend == "cuda" or d not in CUDA_LAYERS]
+        result["without"] = sweep([s for s in chosen if not s.honest], backend, layers, a.workers)
+    if a.json:
+        a.json.write_text(json.dumps(result, indent=1))
+    if a.write:
+        a.write.write_text(table(rows, backend))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
