@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from kbx_env import wire
+from kbx_env.errors import SandboxError
 from kbx_env.grading import floor, inputs, reference
 from kbx_env.grading.defences import Defence
 from kbx_env.grading.judge import Answer
@@ -22,6 +24,10 @@ from kbx_env.outcome import Build, Finding, Verdict, Violation
 from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 
 MAX_BUILDS = 1000
+OUTSIDE = (-9, -15)
+"""Signals that end a process from outside: the out-of-memory killer, an operator. A submission cannot send them unnoticed."""
+DISK_BYTES = 256 << 20
+"""With less space than this a runner's word that the disk is full is believed."""
 
 
 class Stopped(Exception):
@@ -107,6 +113,7 @@ class Talk:
         self.launches = 0
         self.standing = True
         self._started = False
+        self._served = self._heard = 0
 
     def __enter__(self) -> Talk:
         return self
@@ -126,23 +133,49 @@ class Talk:
         try:
             reply, data = self.runner.ask(header, blobs, deadline=start + self.left + extra)
         except wire.Late:
-            raise Stopped(Verdict.TIMEOUT, f"no result within {self.wall:.0f} s of wall time") from None
+            self._hear()
+            raise self._lost(Verdict.TIMEOUT, f"no result within {self.wall:.0f} s of wall time") from None
         except wire.WireError as e:
-            raise Stopped(Verdict.RUNTIME_ERROR, f"the submission's process died ({e})") from None
+            self._hear()
+            fate = self.runner.fate()
+            if fate in OUTSIDE and not self.denied:
+                raise SandboxError(f"the submission's process was killed from outside (signal {-fate})") from None
+            how = (
+                f"signal {-fate}" if fate is not None and fate < 0 else f"exit status {fate}" if fate is not None else e
+            )
+            raise self._lost(Verdict.RUNTIME_ERROR, f"the submission's process died ({how})") from None
         self.left -= time.monotonic() - start
         reply = wire.clean(reply)
         if "want" in reply:  # in the middle of a call; what was denied comes with its end
             return reply, data
-        self.denied = list(dict.fromkeys([*self.denied, *_pairs(reply.get("denied"))]))
+        self._served += 1
+        self._hear(_pairs(reply.get("denied")))
+        if self._heard < self._served:
+            self.denied.append(("tampering", "the log of denied operations fell silent"))
         self.standing = self.standing and bool(reply.get("standing"))
         if not reply.get("ok"):
             self._stop(reply)
         return reply, data
 
+    def _hear(self, claimed: Sequence[tuple[str, str]] = ()) -> None:
+        """Denials from the log, which nobody in the process can take back, and from its own words."""
+        rows = self.runner.log()
+        self._heard += sum(type(r) is int for r in rows)
+        logged = _pairs([r for r in rows if type(r) is not int])
+        self.denied = list(dict.fromkeys([*self.denied, *logged, *claimed]))
+
+    def _lost(self, verdict: Verdict, message: str) -> Stopped:
+        """The end of a process that does not answer any more: what it was denied before is told."""
+        if not self.denied:
+            return Stopped(verdict, message)
+        return Stopped(Verdict.REJECTED, f"{self.denied[0][1]}; {message}", [Violation(*d) for d in self.denied[:5]])
+
     def _stop(self, reply: dict[str, Any]) -> None:
         line = f"line {reply['line']}: " if reply.get("line") else ""
         message = f"{line}{reply.get('name')}: {str(reply.get('message'))[:1500]}"
         kind = reply.get("kind")
+        if kind == "infra" and shutil.disk_usage(self.runner.folder).free < DISK_BYTES:
+            raise SandboxError(f"the disk is full: {message}")
         if kind == "policy" or (self.denied and kind in ("runtime", "compile")):
             found = [Violation(r, f"{line}{d}") for r, d in self.denied[:5]]
             raise Stopped(Verdict.REJECTED, f"{line}{self.denied[0][1] if self.denied else message}", found)

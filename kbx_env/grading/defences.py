@@ -22,6 +22,8 @@ class Defence(StrEnum):
     """Doors from tensors to host memory, and the budget of values read back."""
     LOCKDOWN = "lockdown"
     """The audit hook: files, processes, sockets, ctypes, foreign modules."""
+    KERNEL = "kernel"
+    """Landlock, no capabilities, no network: held by the operating system."""
     SECRET = "secret"
     """Inputs that nobody can know beforehand."""
     CASES = "cases"

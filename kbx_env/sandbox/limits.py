@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import sys
@@ -31,25 +30,26 @@ _FOREIGN = ("numpy.ctypeslib", "cffi", "numba", "cupy", "jax", "tensorflow", "to
             "torch._inductor", "torch._dynamo", "multiprocessing", "scipy")  # fmt: skip
 
 
-def limit(memory_bytes: int | None) -> None:
-    """Set resource limits of this process; ``memory_bytes`` caps growth of the address space (CPU only)."""
+WRITES = 64
+"""Files that a submission may open for writing, of at most ``FILE_BYTES`` each: together less than a disk."""
+FILE_BYTES = 16 << 20
+MEMORY = 6 << 30
+"""Bytes that a CPU submission may grow by."""
+GPU_MEMORY = 24 << 30
+"""The same on CUDA, counted without what the driver reserves."""
+
+
+def limit(device: str) -> None:
+    """Set resource limits of this process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 20, 64 << 20))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NPROC, (4096, 4096))
-    if memory_bytes is not None:
-        with open("/proc/self/statm") as f:
-            now = int(f.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (now + memory_bytes, now + memory_bytes))
-
-
-def isolate() -> bool:
-    """Leave the network namespace where the kernel lets us (root or user namespaces). Returns success."""
-    clone_newnet = 0x40000000
-    try:
-        return ctypes.CDLL(None, use_errno=True).unshare(clone_newnet) == 0
-    except (OSError, AttributeError):
-        return False
+    # The driver reserves address space by the hundred gigabytes: there the writable private pages are counted.
+    kind, field, more = (resource.RLIMIT_DATA, 5, GPU_MEMORY) if device == "cuda" else (resource.RLIMIT_AS, 0, MEMORY)
+    with open("/proc/self/statm") as f:
+        most = int(f.read().split()[field]) * os.sysconf("SC_PAGE_SIZE") + more
+    resource.setrlimit(kind, (most, most))
 
 
 def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
@@ -74,7 +74,10 @@ def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
             frame = frame.f_back
         return False
 
+    written = 0
+
     def hook(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal written
         if event == "open":
             path, mode, flags = (*args, None, 0)[:3]
             if not (isinstance(flags, int) and flags & writing) and not (
@@ -87,6 +90,9 @@ def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
             full = full.decode() if isinstance(full, bytes) else full
             if not full.startswith(folder + os.sep) and full != "/dev/null":
                 raise log.deny("file_access", f"write to {full or path}")
+            written += 1
+            if written > WRITES:
+                raise log.deny("file_access", f"more than {WRITES} files opened for writing")
         elif event == "import" and armed():
             name = str(args[0])
             if name.startswith(_HIDDEN) or (name.startswith(_FOREIGN) and not from_triton()):

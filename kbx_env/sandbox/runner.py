@@ -6,10 +6,12 @@ Runs in a fork of the zygote and never serves a second submission. Everything it
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -20,27 +22,29 @@ import triton
 
 from kbx_env import wire
 from kbx_env.sandbox import firewall, limits, standin
+from kbx_env.sandbox.confine import confine
 from kbx_env.sandbox.launches import Interceptor
 from kbx_env.sandbox.recorder import Ask, Recorder, install, recording
-
-MEMORY = 6 << 30
-"""Bytes that a CPU submission may grow by."""
 
 
 class Runner:
     """The command loop. ``settings`` come from the grader: device and folder; ``ask`` reads values from the engine."""
 
-    def __init__(self, settings: Mapping[str, Any], ask: Ask) -> None:
+    def __init__(self, settings: Mapping[str, Any], ask: Ask, channel: int | None = None) -> None:
         self.device = str(settings.get("device", "cpu"))
         without = set(settings.get("without", ()))
-        self.log = firewall.Log(math.inf if "host" in without else firewall.HOST_READS)
+        self.log = firewall.Log(math.inf if "host" in without else firewall.HOST_READS, channel)
         self.trusted = 1
         self.folder = os.path.realpath(settings["folder"])
         os.environ["TRITON_CACHE_DIR"] = os.path.join(self.folder, "triton")
         triton.knobs.cache.dir = os.environ["TRITON_CACHE_DIR"]
+        # Compilers and CUDA keep what they write where they may.
+        os.environ["TMPDIR"] = tempfile.tempdir = self.folder
+        os.environ["CUDA_CACHE_PATH"] = os.path.join(self.folder, "cuda")
         os.chdir(self.folder)
-        limits.isolate()
-        limits.limit(MEMORY if self.device == "cpu" else None)
+        if "kernel" not in without:
+            confine(self.folder)
+        limits.limit(self.device)
         if self.device == "cuda":
             torch.cuda.init()
             torch.zeros(1, device="cuda")
@@ -55,6 +59,7 @@ class Runner:
             install(self.recorder)
             standin.install()
         self.module: dict[str, Any] = {}
+        self._theirs: BaseException | None = None
 
     @contextlib.contextmanager
     def submission(self) -> Iterator[None]:
@@ -63,6 +68,9 @@ class Runner:
         try:
             with recording(self.recorder):
                 yield
+        except BaseException as e:
+            self._theirs = e
+            raise
         finally:
             self.trusted += 1
 
@@ -198,10 +206,13 @@ class Runner:
         except BaseException as e:  # the submission may raise anything, SystemExit included
             self.trusted = max(self.trusted, 1)
             reply = {"ok": False, **_classify(e, self.folder)}
+            if e is not self._theirs and isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
+                reply["kind"] = "infra"
         reply["denied"] = [list(d) for d in self.log.denied[:20]]
         # The probe takes 20 ms: between the commands of one measurement it would only blur the grader's clock.
         reply["standing"] = header["op"] == "time" and header["do"] != "result" or firewall.probe(self.log)
         reply["seconds"] = time.perf_counter() - start
+        self.log.served()
         return reply, data
 
 
@@ -264,7 +275,7 @@ def _classify(e: BaseException, folder: str) -> dict[str, Any]:
     return {"kind": kind, "name": name, "message": text.replace(folder + os.sep, "")[:2000], "line": line}
 
 
-def serve(sock: socket.socket, settings: Mapping[str, Any]) -> None:
+def serve(sock: socket.socket, settings: Mapping[str, Any], channel: int | None = None) -> None:
     """Run until the grader hangs up. Never returns to the zygote's code."""
     code = 0
     try:
@@ -277,7 +288,7 @@ def serve(sock: socket.socket, settings: Mapping[str, Any]) -> None:
             answer, _ = wire.receive(sock, max_bytes=1 << 20)
             return answer["values"]
 
-        runner = Runner(settings, ask)
+        runner = Runner(settings, ask, channel)
         wire.send(sock, {"ok": True, "ready": True})
         while True:
             header, blobs = wire.receive(sock, max_bytes=16 << 30)  # from the grader, who is trusted

@@ -1,20 +1,113 @@
 """The warm parent of all runners: has torch and triton imported, forks one runner per request.
 
-Started as ``python -m kbx_env.sandbox.zygote FD FOLDER``. It never touches CUDA, so its forks may.
+Started as ``python -m kbx_env.sandbox.zygote FD FOLDER``. It never touches CUDA, so its forks may. Whatever a submission
+leaves behind when its runner ends becomes the zygote's child, which kills it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import shutil
 import signal
 import socket
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+ALIVE = 1000
+"""Told instead of an exit status of a process that has not ended."""
+FATE_SECONDS = 0.5
+"""How long a process may take to end whose socket has closed."""
+_SUBREAPER = 36
+
+
+class Children:
+    """The processes forked here, and those that they left behind."""
+
+    def __init__(self) -> None:
+        self.live: set[int] = set()
+        self._ended: dict[int, int] = {}
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+    def fork(self, serve: Callable[[], Any]) -> int:
+        """Fork a process that runs ``serve``, which must not return."""
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            serve()
+            os._exit(0)
+        self.live.add(pid)
+        return pid
+
+    def reap(self) -> None:
+        """Collect who has ended, and kill who is nobody's child any more."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid in self.live:
+                    self._ended[pid] = os.waitstatus_to_exitcode(status)
+        for pid in _children() - self.live:
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(OSError):
+                    kill(pid, signal.SIGKILL)
+
+    def fate(self, pid: int, seconds: float = 0.0) -> int:
+        """Exit status, minus the signal, or ``ALIVE``."""
+        until = time.monotonic() + seconds
+        while True:
+            self.reap()
+            if pid in self._ended or pid not in self.live:
+                return self._ended.get(pid, ALIVE)
+            if time.monotonic() >= until:
+                return ALIVE
+            time.sleep(0.005)
+
+    def end(self, pid: int) -> int:
+        """Kill a process and its group; returns what had become of it before."""
+        fate = self.fate(pid)
+        if pid in self.live and fate == ALIVE:
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(OSError):
+                    kill(pid, signal.SIGKILL)
+            # Usually it is gone at once, and what it leaves behind appears here; a GPU's context may take longer.
+            self.fate(pid, 0.05)
+        self.live.discard(pid)
+        self._ended.pop(pid, None)
+        self.reap()
+        return fate
+
+    def end_all(self, seconds: float = 3.0) -> None:
+        """Leave nobody behind."""
+        until = time.monotonic() + seconds
+        for pid in list(self.live):
+            self.end(pid)
+        while _children() and time.monotonic() < until:
+            self.reap()
+            time.sleep(0.01)
+
+
+def _children() -> set[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as f:
+            return {int(p) for p in f.read().split()}
+    except OSError:  # a kernel without this list
+        found = set()
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(OSError), open(f"/proc/{entry}/stat") as f:
+                    if int(f.read().rpartition(")")[2].split()[1]) == os.getpid():
+                        found.add(int(entry))
+        return found
 
 
 def main() -> None:
-    """Serve fork requests on the inherited socket until it closes; the folder of runners goes with it."""
+    """Serve requests on the inherited socket until it closes; the folder of runners goes with it."""
     control = socket.socket(fileno=int(sys.argv[1]))
     import torch
 
@@ -24,26 +117,36 @@ def main() -> None:
 
     warm.warm()
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    children = Children()
     control.sendall(b"R")
     while True:
-        message, fds, _, _ = socket.recv_fds(control, 4096, 1)
+        message, fds, _, _ = socket.recv_fds(control, 4096, 2)
         if not message:
+            children.end_all()
             return
         settings = json.loads(message)
-        pid = os.fork()
-        if pid == 0:
-            os.setsid()
+
+        def serve(settings: Any = settings, fds: Any = fds) -> None:
             control.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             sock = socket.socket(fileno=fds[0])
             if settings.get("role") == "engine":
+                os.close(fds[1])
                 engine.serve(sock)
-            runner.serve(sock, settings)
+            else:
+                os.set_blocking(fds[1], False)
+                runner.serve(sock, settings, fds[1])
+
+        if "end" in settings:
+            answer = children.end(int(settings["end"]))
+        elif "fate" in settings:
+            answer = children.fate(int(settings["fate"]), FATE_SECONDS)
+        else:
+            children.reap()
+            answer = children.fork(serve)
         for fd in fds:
             os.close(fd)
-        control.sendall(pid.to_bytes(8, "little"))
+        control.sendall(answer.to_bytes(8, "little", signed=True))
 
 
 if __name__ == "__main__":

@@ -44,14 +44,20 @@ BLOBS = st.lists(st.binary(max_size=16).map(bytearray), max_size=2)
 class Puppet:
     """Stands for zygote and runner: answers what it was told to answer."""
 
-    def __init__(self, reply: dict[str, Any], blobs: list[bytearray]) -> None:
+    folder = "/"
+
+    def __init__(self, reply: dict[str, Any], blobs: list[bytearray], log: list[Any] | None = None) -> None:
         self.reply, self.blobs = reply, blobs
+        self.rows = [1] if log is None else log
 
     def spawn(self, **_: Any) -> Puppet:
         return self
 
     def ask(self, header: dict[str, Any], blobs: Any = None, *, deadline: float) -> Any:
         return self.reply, self.blobs
+
+    def log(self) -> list[Any]:
+        return self.rows
 
     def close(self) -> None:
         pass
@@ -90,3 +96,11 @@ def test_counts_are_whole_numbers(claim: object) -> None:
         talk({"ok": True, "outputs": [], "after": {}, "is_tuple": False, "launches": claim}).call(
             TASK.cases[0], 0, "run"
         )
+
+
+@pytest.mark.parametrize("log", [[], [["tampering", "os.kill"], 1], [None, 1], [{"a": 1}, 1]])
+def test_the_log_counts_whatever_the_reply_says(log: list[Any]) -> None:
+    """What was denied has left the process already; a log that is silent or unreadable is a sign of tampering."""
+    t = Talk(Puppet({"ok": True, "entry": True, "denied": []}, [], log), TASK, "cpu", b"s", "eval", 30.0)  # type: ignore[arg-type]
+    t.load(b"")
+    assert [rule for rule, _ in t.denied] == ["tampering"]

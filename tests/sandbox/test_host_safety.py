@@ -1,0 +1,219 @@
+"""A hostile submission harms neither the grader nor the host, ends in the right verdict in time, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kbx_env.rewards.compose import load_preset
+
+from kbx_env.catalog import expert_source
+from kbx_env.grading.grader import Grader
+from kbx_env.outcome import Fault, Outcome, Verdict
+from kbx_env.sandbox.confine import landlock_version
+
+TASK = "activation/gelu_fp16"
+EXPERT = expert_source(TASK)
+WALL = 4.0
+REWARD = load_preset("default")
+DEAD, LATE, NO = Verdict.RUNTIME_ERROR, Verdict.TIMEOUT, Verdict.REJECTED
+
+
+def hostile(grader: Grader, body: str, *, top: str = "", after: str = "") -> Outcome:
+    """Our own right kernel, with something hostile before the call."""
+    lines = "\n    ".join(body.splitlines())
+    source = EXPERT.replace(f"def {TASK.split('/')[1]}(", "def _honest(")
+    source += (
+        f"\n\n{top}\n\ndef gelu_fp16(input, approximate='none'):\n    {lines}\n    return _honest(input, approximate)\n"
+    )
+    return grader.grade(TASK, source, backend="cpu", targets=(), wall=WALL)
+
+
+@pytest.fixture
+def quiet(grader: Grader) -> Iterator[Grader]:
+    """The next grading is unharmed, in time, and nothing is left of this one."""
+    grader.grade(TASK, EXPERT, backend="cpu", targets=())
+    before = _traces(grader)
+    yield grader
+    after = grader.grade(TASK, EXPERT, backend="cpu", targets=())
+    assert after.correct, after.message
+    left = _traces(grader)
+    assert left["processes"] == before["processes"]
+    assert left["files"] == before["files"]
+    assert abs(left["descriptors"] - before["descriptors"]) <= 1
+    assert left["shm"] == before["shm"]
+
+
+def _traces(grader: Grader) -> dict[str, object]:
+    root = grader.zygote()
+    for _ in range(500):  # a killed process takes a moment
+        alive = _below(os.getpid())
+        if len(alive) <= 1:
+            break
+        time.sleep(0.02)
+    return {
+        "processes": len(alive),
+        "files": len(os.listdir(root._folder)), "shm": sorted(os.listdir("/dev/shm")),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+    }  # fmt: skip
+
+
+def _below(pid: int) -> list[int]:
+    """Processes that descend from one."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+                if state != "Z":  # gone, and collected with the next request
+                    parents[int(entry)] = int(parent)
+            except OSError:
+                continue
+    found, wave = [], {pid}
+    while wave:
+        wave = {p for p, q in parents.items() if q in wave}
+        found += wave
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "verdict"),
+    [
+        ("endless loop", "while True: pass", LATE),
+        ("sleep", "import time; time.sleep(60)", LATE),
+        ("recursion", "f = lambda n: f(n + 1)\nf(0)", DEAD),
+        ("deep C recursion", "x = []\nfor _ in range(10**6): x = [x]\nrepr(x)", DEAD),
+        ("exit", "raise SystemExit(0)", DEAD),
+        ("exit at once", "import sys\nsys.modules['os']._exit(0)", DEAD),
+        ("segmentation fault", "torch.empty(0).as_strided((1 << 20,), (1 << 30,)).fill_(1.0)", DEAD),
+        ("memory", "x = [bytearray(1 << 28) for _ in range(1000)]", DEAD),
+        ("memory of tensors", "x = [torch.ones(1 << 28) for _ in range(100)]", DEAD),
+        ("endless list", "x = []\nwhile True: x += [0] * (1 << 20)", DEAD),
+        ("fork", "import sys\nsys.modules['os'].fork()", NO),
+        ("fork bomb", "import sys\nwhile True: sys.modules['os'].fork()", NO),
+        ("spawn", "import sys\nsys.modules['subprocess'].Popen(['sleep', '60'])", NO),
+        ("shell", "import sys\nsys.modules['os'].system('true')", NO),
+        ("kill the grader", "import sys\no = sys.modules['os']\no.kill(o.getppid(), 9)", NO),
+        ("kill the group", "import sys\nsys.modules['os'].killpg(0, 15)", NO),
+        ("write outside", "import sys\no = sys.modules['io']\no.open('/tmp/kbx-was-here', 'w')", NO),
+        ("disk", "import sys\no = sys.modules['io']\nfor k in range(999):\n    f = o.open(f'{k}', 'w'); f.write('x' * (1 << 22))", NO),
+        ("one large file", "import sys\nf = sys.modules['io'].open('x', 'w')\nwhile True: f.write('x' * (1 << 20))", DEAD),
+        ("socket", "import sys\ns = sys.modules['socket'].socket()\ns.connect(('127.0.0.1', 80))", NO),
+        ("socket to bind", "import sys\ns = sys.modules['socket'].socket()\ns.bind(('127.0.0.1', 0))", NO),
+        ("another interpreter", "import sys\no = sys.modules['os']\no.execv(sys.executable, ['x'])", NO),
+        ("ctypes", "import sys\nsys.modules['ctypes'].CDLL(None).abort()", NO),
+        ("new audit hook", "import sys\nsys.addaudithook(lambda *a: None)", NO),
+    ],
+    ids=lambda v: v if isinstance(v, str) and len(v) < 30 and "\n" not in v else "",
+)  # fmt: skip
+def test_harm(quiet: Grader, name: str, body: str, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kbx_env.grading import stages
+
+    # What the text gives away is refused before it runs; here it runs.
+    monkeypatch.setattr(stages.Grading, "lacks", lambda self, layer: layer == "screen")
+    start = time.monotonic()
+    outcome = hostile(quiet, body)
+    assert time.monotonic() - start < WALL + 2.0 + 2.5, "the limit, two seconds, and the honest part"
+    # A machine under load may need the whole limit to fill the memory that is allowed.
+    accepted = (DEAD, LATE) if "memory" in name or "list" in name or "file" in name else (verdict,)
+    assert outcome.verdict in accepted, (outcome.verdict, outcome.message)
+    assert outcome.fault is not Fault.INFRA
+    assert not os.path.exists("/tmp/kbx-was-here")
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "sys.modules['os'].kill(sys.modules['os'].getppid(), 0)",
+        "sys.modules['os'].fork()",
+        "sys.modules['io'].open('/tmp/kbx-was-here', 'w')",
+        "torch.relu(input)",
+        "input.numpy()",
+        "__import__('numba')",
+    ],
+)
+def test_an_attempt_costs_the_reward_though_it_was_blocked_and_the_kernel_is_right(
+    grader: Grader, attempt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kbx_env.grading import stages
+
+    monkeypatch.setattr(stages.Grading, "lacks", lambda self, layer: layer == "screen")
+    outcome = hostile(grader, f"import sys\ntry:\n    {attempt}\nexcept BaseException:\n    pass")
+    assert outcome.verdict is NO and outcome.violations and REWARD(outcome) == 0.0, outcome.message
+    assert outcome.cases is None or outcome.cases.passed == outcome.cases.total
+
+
+def test_the_log_cannot_be_taken_back(grader: Grader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Denials leave the process before the exception is raised: emptying the list in memory comes too late."""
+    from kbx_env.grading import stages
+
+    monkeypatch.setattr(stages.Grading, "lacks", lambda self, layer: layer == "screen")
+    clear = (
+        "import sys\ntry:\n    torch.relu(input)\nexcept Exception as e:\n    frame = e.__traceback__\n"
+        "    while frame:\n        for v in frame.tb_frame.f_locals.values():\n"
+        "            if hasattr(v, 'denied'): v.denied.clear()\n        frame = frame.tb_next"
+    )
+    outcome = hostile(grader, clear)
+    assert outcome.verdict is NO and outcome.violations[0].rule == "torch_compute"
+
+
+def test_a_gigabyte_on_stdout_goes_nowhere(quiet: Grader, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kbx_env.grading import stages
+
+    monkeypatch.setattr(stages.Grading, "lacks", lambda self, layer: layer == "screen")
+    outcome = hostile(quiet, "pass", top="import sys\nfor _ in range(1024): sys.stdout.write('x' * (1 << 20))")
+    assert outcome.correct, outcome.message
+
+
+def test_a_closed_log_is_tampering(grader: Grader, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kbx_env.grading import stages
+
+    monkeypatch.setattr(stages.Grading, "lacks", lambda self, layer: layer == "screen")
+    close = (
+        "import sys\no = sys.modules['os']\nfor fd in range(3, 64):\n    try:\n"
+        "        if 'pipe' in o.readlink(f'/proc/self/fd/{fd}'): o.close(fd)\n    except OSError:\n        pass"
+    )
+    outcome = hostile(grader, close)
+    assert outcome.verdict is NO and "silent" in outcome.message
+
+
+@pytest.mark.skipif(not landlock_version(), reason="needs a kernel with Landlock")
+def test_the_kernel_holds_what_python_lets_through() -> None:
+    """Without the audit hook: no writing outside, no reading of the grader's memory, no signals, no network."""
+    attempts = {
+        "write": "io.open('/tmp/kbx-was-here', 'w')",
+        "memory": "io.open(f'/proc/{os.getppid()}/mem', 'rb').read(1)",
+        "environment": "io.open(f'/proc/{os.getppid()}/environ', 'rb').read(1)",
+        "shared memory": "io.open('/dev/shm/kbx-was-here', 'w')",
+        "connect": "socket.socket().connect(('127.0.0.1', 1))",
+        "remove": "os.unlink(sys.executable)",
+    } | ({"signal": "os.kill(os.getppid(), 0)"} if landlock_version() >= 6 else {})
+    lines = "\n".join(
+        f"try:\n    {line}\n    raise SystemError('{name} was possible')\nexcept OSError as e:\n    assert e.errno in (1, 13), e"
+        for name, line in attempts.items()
+    )
+    modules = "import sys\nos, io, socket = (sys.modules[n] for n in ('os', 'io', 'socket'))\n"
+    with Grader(without=["screen", "lockdown"]) as grader:
+        outcome = hostile(grader, modules + lines)
+    assert outcome.correct, outcome.message
+
+
+def test_what_a_submission_leaves_behind_is_killed() -> None:
+    """A grandchild in a session of its own, whose parent has gone."""
+    leave = (
+        "import sys\no = sys.modules['os']\nif not o.fork():\n    o.setsid()\n    if not o.fork():\n"
+        "        sys.modules['time'].sleep(300)\n    o._exit(0)"
+    )
+    with Grader(without=["screen", "lockdown"]) as grader:
+        outcome = hostile(grader, "pass", top=leave)
+        assert outcome.correct, outcome.message
+        grader.grade(TASK, EXPERT, backend="cpu", targets=())
+        for _ in range(100):
+            left = _below(grader.zygote()._process.pid)
+            if not left:
+                break
+            time.sleep(0.02)
+        assert not left
