@@ -302,6 +302,8 @@ class Task:
     paper: Paper
     differs: str
     """What differs from the published task and why; empty when nothing does."""
+    moves: bool = False
+    """Only moves values: torch may copy whole tensors in their own order, and nothing else."""
     eager: Callable[..., Any] | None = None
     """What a torch user would call, where the reference is written for exactness instead; timed as baseline."""
     fingerprint: str = ""
@@ -332,6 +334,7 @@ def task(
     writes: Mapping[str, str] | None = None,
     paper: Paper | None = None,
     differs: str = "",
+    moves: bool = False,
     eager: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Declaration]:
     """Declare the decorated reference as a task; see ``Task`` for the fields.
@@ -361,7 +364,8 @@ def task(
                 raise DeclarationError(f"{name}: case {case.label()!r} passes out=, which the signature lacks")
         return Declaration(reference, _frozen({
             "difficulty": difficulty, "takes": _frozen(takes), "truth": truth, "cost": cost, "cases": cases,
-            "timed": timed, "writes": _frozen(writes), "paper": paper or Paper(), "differs": differs, "eager": eager,
+            "timed": timed, "writes": _frozen(writes), "paper": paper or Paper(), "differs": differs, "moves": moves,
+            "eager": eager,
         }))  # fmt: skip
 
     return declare

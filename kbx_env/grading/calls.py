@@ -254,7 +254,9 @@ class Talk:
 
         try:
             with readable():
-                done = engine.call(sent, ask, reply, lambda: self.left - (time.monotonic() - start - told))
+                done = engine.call(
+                    sent, ask, reply, lambda: self.left - (time.monotonic() - start - told), moves=self.task.moves
+                )
         except EngineError as e:
             raise self._ended(e) from None
         finally:
@@ -298,6 +300,7 @@ class Talk:
         return Answer(
             outputs=tuple(outputs), is_tuple=bool(reply["is_tuple"]), after=after,
             aliases=tuple(d.get("alias") for d in claims), shares=tuple(d.get("shares") for d in claims),
+            strides=tuple(tuple(int(s) for s in d["strides"]) for d in claims),
         ), broken  # fmt: skip
 
     def build(self, targets: list[str]) -> list[Build]:

@@ -298,6 +298,11 @@ class Grading:
         if tally.unstored and not self.lacks(Defence.PROVENANCE):
             detail = f"case {tally.unstored[0]}: no element of the result was stored by a Triton kernel"
             found.append(Violation("provenance", detail))
+        if tally.by_host and not self.lacks(Defence.PROVENANCE):
+            detail = (
+                f"case {tally.by_host[0]} of the result were put there by torch or the host, not by a Triton kernel"
+            )
+            found.append(Violation("provenance", detail))
         truth = self.task.truth
         reached = talk.dots if talk.engine is None else tally.dots
         # On a GPU the kinds are claims; where the CPU tier has executed the same source, it has also looked at them.

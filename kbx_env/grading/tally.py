@@ -54,6 +54,8 @@ class Tally:
     dots: set[str] = field(default_factory=set)
     unstored: list[str] = field(default_factory=list)
     """Telling cases in which no element of any result came out of a Triton store."""
+    by_host: list[str] = field(default_factory=list)
+    """Telling cases in which torch put values into a result, and how many."""
     frozen: bool = True
     """Whether calls with different seeds always gave one and the same number everywhere."""
     flat: bool = True
@@ -85,6 +87,10 @@ class Tally:
             self.flat = self.flat and _constant([answers[0].answer.outputs])
         if len({a.generator_seed for a in answers}) > 1:
             self.frozen = self.frozen and _constant([a.answer.outputs for a in answers])
+        moved = sum(o.moved for o in answers[0].origins)
+        if telling and moved:
+            total = sum(o.elements for o in answers[0].origins)
+            self.by_host.append(f"{case.label()}: {moved} of {total} elements")
         # A draw may leave nothing to store: a mask without a true element.
         sizes = sum(o.elements for o in answers[0].origins)
         if telling and sizes and not any(o.stored for o in answers[0].origins):

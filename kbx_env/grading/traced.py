@@ -14,8 +14,8 @@ from kbx_env import wire
 from kbx_env.grading.judge import Answer
 from kbx_env.grading.workers import Zygote
 
-HOST_READS = 64
-"""Scalars of one call that the host code may see."""
+HOST_READS, READ_BYTES = 64, 8
+"""Scalars of one call that the host code may see, and the bytes of one."""
 
 
 class EngineError(Exception):
@@ -36,6 +36,8 @@ class Origin:
 
     elements: int
     stored: int
+    moved: int
+    """Put there by torch or by the host, not by a kernel."""
     unwritten: int
     inputs: frozenset[str]
     dots: frozenset[str]
@@ -85,7 +87,7 @@ class Engine:
 
     def call(
         self, sent: Mapping[str, Any], ask: Callable[[dict[str, Any]], dict[str, Any]], first: dict[str, Any],
-        seconds: Callable[[], float],
+        seconds: Callable[[], float], *, moves: bool = False,
     ) -> Traced:  # fmt: skip
         """Execute one call.
 
@@ -94,12 +96,13 @@ class Engine:
             ask: answers the runner and returns its next message.
             first: the runner's first message.
             seconds: what is left of the wall time.
+            moves: the task only moves values.
 
         Raises:
             EngineError: the trace or a launch failed.
             wire.WireError: the runner's message makes no sense.
         """
-        message, begun, reads = first, False, 0
+        message, begun, reads = first, False, 0.0
         tensors = {k: v for k, v in sent.items() if isinstance(v, torch.Tensor)}
         self.facts = Facts()
         while True:
@@ -109,42 +112,52 @@ class Engine:
             blobs: list[bytes] = []
             if not begun:
                 begun = True
-                header["begin"] = max(0.1, seconds())
-                header["inputs"] = _inputs(tensors, message.get("inputs"), blobs)
+                bases = dict(message["inputs"])
+                header |= {"begin": max(0.1, seconds()), "moves": moves}
+                header["inputs"] = _inputs(tensors, bases, blobs)
             if "want" not in message:
                 break
             header |= {"read": [message["want"]], "wanted": True, "facts": True}
             _, data = self._ask(header, blobs, seconds())
             values = _values(message["want"], data[0])
-            reads += len(values)
+            # A complex number may carry sixteen bytes of anything.
+            reads += len(data[0]) / READ_BYTES
             if reads > self._reads:
                 raise EngineError("policy", "host_traffic", f"more than {self._reads} values read back in one call")
             message = ask({"values": values})
         claims = _list(message.get("outputs"))[: wire.MAX_BLOBS // 2]
         views = [c["view"] for c in claims if c["k"] == "view"]
-        after = {str(k): v for k, v in dict(message["after"]).items() if k in tensors and k != "out"}
+        # Where the arguments lie is known here; a runner could name a copy that it has left alone.
+        places = {k: _place(bases, k, t) for k, t in tensors.items() if t.numel()}
+        after = {k: _span(v, tensors[k]) for k, v in places.items() if k != "out"}
         header |= {"read": [*views, *after.values()], "facts": True}
         reply, data = self._ask(header, blobs, seconds())
         outputs = [_tensor(v, d) for v, d in zip(views, data, strict=False)]
-        changed = {k: _tensor(v, d) for (k, v), d in zip(after.items(), data[len(views) :], strict=True)}
-        places = {k: v for k, v in dict(message["after"]).items() if k in tensors}
+        spans = {k: _tensor(v, d) for (k, v), d in zip(after.items(), data[len(views) :], strict=True)}
+        changed = {k: t.clone() for k, t in tensors.items() if not t.numel() and k != "out"}
+        changed |= {k: s.as_strided(tensors[k].shape, tensors[k].stride()) for k, s in spans.items()}
+        broken = next((f"what lies between the elements of {k!r} was changed" for k, s in spans.items()
+                       if not _gaps_alike(s, tensors[k])), None)  # fmt: skip
+        if any(r["again"] for r in reply["read"][: len(views)]):
+            broken = broken or "the result lies in the memory of an earlier call's result, which it overwrites"
         alias = tuple(next((k for k, p in places.items() if p == v and tensors[k].numel()), None) for v in views)
         shares = tuple(
             next((k for k, p in places.items() if p[0] == v[0] and _numel(p) and _numel(v)), None) for v in views
         )
         kinds = [str(c.get("type")) for c in claims if c["k"] != "view"]
         answer = Answer(
-            outputs=tuple(outputs), is_tuple=bool(message["is_tuple"]), after=changed, aliases=alias, shares=shares
-        )
+            outputs=tuple(outputs), is_tuple=bool(message["is_tuple"]), after=changed, aliases=alias, shares=shares,
+            strides=tuple(tuple(v[4]) for v in views),
+        )  # fmt: skip
         origins = tuple(
-            Origin(r["elements"], r["stored"], r["unwritten"], frozenset(r["inputs"]), frozenset(r["dots"]))
+            Origin(r["elements"], r["stored"], r["moved"], r["unwritten"], frozenset(r["inputs"]), frozenset(r["dots"]))
             for r in reply["read"][: len(views)]
         )
         written = tuple(
-            Origin(r["elements"], r["stored"], r["unwritten"], frozenset(r["inputs"]), frozenset(r["dots"]))
-            for k, r in zip(after, reply["read"][len(views) :], strict=True) if r["stored"]
+            Origin(r["elements"], r["stored"], r["moved"], r["unwritten"], frozenset(r["inputs"]), frozenset(r["dots"]))
+            for k, r in zip(after, reply["read"][len(views) :], strict=True) if r["stored"] or r["moved"]
         )  # fmt: skip
-        broken = f"returned a {kinds[0]} where a tensor was expected" if kinds else None
+        broken = f"returned a {kinds[0]} where a tensor was expected" if kinds else broken
         return Traced(answer, broken, origins + written, self.facts)
 
     def estimate(
@@ -217,7 +230,26 @@ def blank(t: torch.Tensor) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _inputs(tensors: Mapping[str, torch.Tensor], bases: Any, blobs: list[bytes]) -> list[list[Any]]:
+def _place(bases: Mapping[str, Any], name: str, t: torch.Tensor) -> list[Any]:
+    """Where an argument lies, as a view: given by ``blank``, at the address that the runner found for it."""
+    offset = t.storage_offset() % 64 * t.element_size()
+    return [bases[name], str(t.dtype).removeprefix("torch."), offset, list(t.shape), list(t.stride())]
+
+
+def _span(place: list[Any], t: torch.Tensor) -> list[Any]:
+    """The same from the first element to the last, with what lies between."""
+    return [*place[:3], [1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))], [1]]
+
+
+def _gaps_alike(now: torch.Tensor, given: torch.Tensor) -> bool:
+    """Whether nothing changed between the elements of a strided argument."""
+    before = given.as_strided(now.shape, (1,), given.storage_offset())
+    gap = torch.ones(now.shape, dtype=torch.bool)
+    gap.as_strided(given.shape, given.stride()).fill_(False)
+    return torch.equal(now[gap].view(torch.uint8), before[gap].view(torch.uint8))
+
+
+def _inputs(tensors: Mapping[str, torch.Tensor], bases: Mapping[str, Any], blobs: list[bytes]) -> list[list[Any]]:
     rows = []
     for name, t in tensors.items():
         span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
@@ -225,9 +257,10 @@ def _inputs(tensors: Mapping[str, torch.Tensor], bases: Any, blobs: list[bytes])
             size, shift = t.element_size(), t.storage_offset() % 64
             blobs.append(wire.raw_bytes(t, span * size))
             # What lies in ``out`` is no input: nobody may depend on it.
-            rows.append(
-                [name if name != "out" else "", dict(bases)[name], (shift + span) * size, shift * size, len(blobs) - 1]
-            )
+            rows.append([
+                name if name != "out" else "", bases[name], (shift + span) * size, shift * size, len(blobs) - 1,
+                _place(bases, name, t),
+            ])  # fmt: skip
     return rows
 
 

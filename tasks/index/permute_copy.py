@@ -14,6 +14,7 @@ def _eager(input, dims):
     difficulty=4,
     takes={"input": T("*")},
     truth=Exact(),
+    moves=True,
     cost=Cost(),
     paper=Paper(rtol=1e-5, atol=1e-5),
     eager=_eager,

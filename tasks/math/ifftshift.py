@@ -17,6 +17,7 @@ def _case(shape, dim="default", **more):
     difficulty=4,
     takes={"input": T("*")},
     truth=Exact(),
+    moves=True,
     cost=Cost(flops="0 * n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(

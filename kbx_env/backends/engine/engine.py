@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from kbx_env.backends import ttir
-from kbx_env.backends.engine.storage import DTYPES, Heap, Storage, TraceError, View, whole
+from kbx_env.backends.engine.storage import CONSTANT, DTYPES, INPUT, MOVED, Heap, Storage, TraceError, View, kind, whole
 
 MAX_TEXT = 8 << 20
 MAX_KERNELS = 512
@@ -27,12 +27,19 @@ MAX_TENSOR = 1 << 20
 """Elements of one tensor in a kernel; Triton itself refuses more."""
 GRID = (2**31 - 1, 65535, 65535)
 """What a CUDA device launches."""
+HOST_BYTES = 16 << 10
+"""What the host code may bring into a call as constants, fill values and launch arguments that are not tensors."""
 MAX_ROWS = 200
 """Kernels reported one by one; the sums cover all."""
 
 
 class ComputedByHost(Exception):
-    """A copy that would be a computation: between kinds of numbers."""
+    """What would be a computation by the host: a copy between kinds of numbers, or one that moves values where moving is
+    the task, or more constants than sizes and seeds need. ``name`` is the rule."""
+
+    def __init__(self, message: str, name: str = "torch_compute") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class LaunchRefused(Exception):
@@ -64,20 +71,38 @@ class Engine:
             "launch": self._launch,
         }  # fmt: skip
 
-    def begin(self, seconds: float) -> None:
-        """Start a call: the counts start anew, the memory stays."""
+    def begin(self, seconds: float, moves: bool = False) -> None:
+        """Start a call: the counts start anew, the memory stays, but what lies there is no work of this call.
+
+        Args:
+            seconds: the limit.
+            moves: the task only moves values: then torch may not move any.
+        """
         self.deadline = time.monotonic() + seconds
+        self.moves, self.host_bytes = moves, 0
+        self._arguments: set[tuple[str, int, Any]] = set()
+        self._given: list[Any] = []
+        for s in self.heap:
+            s.stored[:] = False
+            s.origin[s.origin != CONSTANT] = MOVED
         self.meter = ttir.Meter(detail=True)
         self.sanitizer = ttir.Sanitizer()
 
     # -- what the grader says ----------------------------------------------------------------------
-    def input(self, name: str, base: Any, size: int, offset: int, data: bytes | bytearray) -> None:
-        """An argument of the call: its storage at the address that the host code sees; no name for a result."""
+    def input(self, name: str, base: Any, size: int, offset: int, data: bytes | bytearray, spec: Any) -> None:
+        """An argument of the call: its storage at the address that the host code sees; no name for a result.
+
+        ``spec`` is the view that was given.
+        """
         storage = self.heap.allocate(base, size)
+        storage.argument = True
+        self._given.append(spec)
         storage.data[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
         if name:
             storage.initialised[:] = True
+            storage.origin[:] = INPUT
             storage.inputs.add(name)
+            storage.kinds.add(kind(DTYPES[spec[1]]))
 
     def kernel(self, key: str, text: Any, fused: Any) -> None:
         """A compiled kernel, as TTIR.
@@ -133,9 +158,13 @@ class Engine:
         """Where the values of a view came from."""
         count = view.numel
         flags = view.storage
+        again, flags.returned = flags.returned, bool(count) and not flags.argument
+        stored = view.flags(flags.stored) if count else torch.zeros(0, dtype=torch.bool)
         return {
             "elements": count,
-            "stored": int(view.flags(flags.stored).sum()) if count else 0,
+            "stored": int(stored.sum()),
+            "moved": int(((view.flags(flags.origin) == MOVED) & ~stored).sum()) if count else 0,
+            "again": again and bool(count),
             "unwritten": count - int(view.flags(flags.initialised).sum()) if count else 0,
             "inputs": sorted(flags.inputs), "dots": sorted(flags.dots),
         }  # fmt: skip
@@ -182,6 +211,9 @@ class Engine:
         view = self.heap.view(spec)
         if type(value) not in (bool, int, float):
             raise TraceError("fill value")
+        self._brought(8)
+        if self.moves and view.numel and not view.dense:
+            raise ComputedByHost("torch fills a part of a tensor, where putting values into their places is the task")
         if view.numel:
             try:
                 view.values().fill_(value)
@@ -189,6 +221,20 @@ class Engine:
                 raise LaunchRefused(f"cannot fill with {value!r}: {e}"[:200]) from e
             view.mark(view.storage.initialised, True)
             view.mark(view.storage.stored, False)
+            view.mark(view.storage.origin, MOVED if view.storage.argument and view.storage.inputs else CONSTANT)
+            view.storage.kinds.add(kind(view.dtype))
+
+    def _brought(self, size: int) -> None:
+        """Count what the host brings in; without a bound it could bring the whole result.
+
+        Raises:
+            ComputedByHost: more than ``HOST_BYTES``.
+        """
+        self.host_bytes += size
+        if self.host_bytes > HOST_BYTES:
+            raise ComputedByHost(
+                f"more than {HOST_BYTES} bytes of constants brought by the host in one call", "host_traffic"
+            )
 
     def _copy(self, target: Any, source: Any) -> None:
         to, of = self.heap.view(target), self.heap.view(source)
@@ -196,15 +242,28 @@ class Engine:
             raise ComputedByHost(f"a copy from {_name(of.dtype)} to {_name(to.dtype)} computes")
         if not to.numel:
             return
+        if of.dtype is not to.dtype and not of.storage.kinds <= {kind(of.dtype)}:
+            # Sign bits become masks, carries become sums: a conversion of reinterpreted bytes can compute anything.
+            raise ComputedByHost(
+                f"a conversion to {_name(to.dtype)} of bytes that were not written as {_name(of.dtype)}"
+            )
+        plain = of.shape == to.shape and (of.dense or source in self._given) and (to.dense or target in self._given)
+        if self.moves and not plain:
+            raise ComputedByHost("torch copies a part of a tensor or in another order, where moving values is the task")
         try:
             values = of.values().expand(to.shape)
             initialised = of.flags(of.storage.initialised).expand(to.shape).clone()
             stored = of.flags(of.storage.stored).expand(to.shape).clone()
+            origin = of.flags(of.storage.origin).expand(to.shape).clone()
             to.values().copy_(values)
         except RuntimeError as e:
             raise TraceError("copy between shapes that do not fit") from e
         to.mark(to.storage.initialised, initialised)
         to.mark(to.storage.stored, stored)
+        if not plain:
+            origin[origin != CONSTANT] = MOVED
+        to.mark(to.storage.origin, origin)
+        to.storage.kinds.add(kind(to.dtype))
         to.storage.inputs |= of.storage.inputs
         to.storage.dots |= of.storage.dots
 
@@ -216,11 +275,14 @@ class Engine:
             raise TraceError("host data") from None
         if len(data) != view.numel * view.dtype.itemsize:
             raise TraceError("host data of another size")
+        self._brought(len(data))
         if data:
             values = torch.frombuffer(bytearray(data), dtype=view.dtype).view(view.shape)
             view.values().copy_(values)
             view.mark(view.storage.initialised, True)
             view.mark(view.storage.stored, False)
+            view.mark(view.storage.origin, MOVED)
+            view.storage.kinds.add(kind(view.dtype))
 
     def _launch(self, key: Any, grid: Any, args: Any, names: Any) -> None:
         module = self.kernels.get(key) if isinstance(key, str) else None
@@ -233,6 +295,11 @@ class Engine:
         if 0 in size:
             return
         values = [argument(a) for a in args]
+        for k, (v, t) in enumerate(zip(values, module.entry.body.blocks[0].arg_types, strict=False)):
+            # Sizes and strides repeat; what is new in every launch may be data.
+            if t.elem not in ("ptr", "desc") and (key, k, v) not in self._arguments:
+                self._arguments.add((key, k, v))
+                self._brought(t.dtype.itemsize)
         told = [str(n)[:60] for n in names] if isinstance(names, list) else []
         regions = [
             ttir.Region(s.base, s.data, "", None if s.initialised.all() else s.initialised, stored=s.stored)
@@ -257,6 +324,11 @@ class Engine:
                     found.append(s)
             return found
 
+        kinds = module.entry.body.blocks[0].arg_types
+        for k in frozenset().union(*(s.target_args for s in ttir.store_slices(module)), frozenset()):
+            pointee = kinds[k].pointee if k < len(kinds) else None
+            for t in held(frozenset([k])):
+                t.kinds.add(pointee.elem if pointee is not None and pointee.elem != "ptr" else "?")
         slices = [
             (held(s.target_args), held(s.value_args | s.control_args | s.address_args), held(s.value_args), s.dots)
             for s in ttir.store_slices(module)

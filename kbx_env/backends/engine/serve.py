@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import socket
@@ -17,6 +18,7 @@ from kbx_env.backends.engine.estimate import Estimator
 from kbx_env.backends.engine.storage import TraceError
 from kbx_env.errors import UsageError
 
+_DUMPABLE = 4
 MEMORY = 12 << 30
 """Bytes by which the address space may grow: the storages, their flags, and the executor's own arrays."""
 
@@ -38,11 +40,11 @@ class Served:
             if "estimate" in header:
                 return {"ok": True, "estimate": self._estimate(header, blobs)}, []
             if header.get("begin") is not None:
-                self.engine.begin(float(header["begin"]))
+                self.engine.begin(float(header["begin"]), header.get("moves") is True)
             for row in header.get("free", []):
                 self.engine.heap.free(row)
-            for name, base, size, offset, blob in header.get("inputs", []):
-                self.engine.input(name, base, size, offset, blobs[blob])
+            for name, base, size, offset, blob, spec in header.get("inputs", []):
+                self.engine.input(name, base, size, offset, blobs[blob], spec)
             kernels = header.get("kernels", {})
             if not isinstance(kernels, dict):
                 raise TraceError("kernels")
@@ -94,7 +96,12 @@ def _classify(e: Exception) -> dict[str, Any]:
     else:
         text = str(e) or "out of memory on the CPU backend"
     line = getattr(e, "line", None)
-    return {"kind": kind, "name": type(e).__name__, "message": text[:1000], "line": line if line else None}
+    return {
+        "kind": kind,
+        "name": getattr(e, "name", type(e).__name__),
+        "message": text[:1000],
+        "line": line if line else None,
+    }
 
 
 def serve(sock: socket.socket) -> None:
@@ -104,6 +111,8 @@ def serve(sock: socket.socket) -> None:
             now = int(f.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # Where the kernel has no Landlock, a runner of the same user shall not read the inputs out of this memory.
+        ctypes.CDLL(None).prctl(_DUMPABLE, 0, 0, 0, 0)
         served = Served()
         wire.send(sock, {"ok": True, "ready": True})
         while True:

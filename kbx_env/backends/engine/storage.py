@@ -23,6 +23,9 @@ _NAMES = (
 )
 DTYPES = {name: getattr(torch, name) for name in _NAMES.split() if hasattr(torch, name)}
 UNWRITTEN = 0xFF
+CONSTANT, INPUT, MOVED = 1, 2, 3
+"""Origins of a byte: a fill; an argument, in the order in which it was given; anything that torch put elsewhere, or that the
+host computed."""
 """Fresh memory: NaN in every float format, -1 in every integer; on a GPU it holds anything."""
 
 
@@ -38,7 +41,11 @@ class Storage:
         base: address of the first byte, as the host code sees it.
         data: the bytes, uint8.
         initialised: per byte, whether anything was written there.
-        stored: per byte, whether its value came out of a Triton store (copies carry it along).
+        stored: per byte, whether its value came out of a Triton store of this call (copies carry it along).
+        origin: per byte, where a value came from that no kernel stored: ``CONSTANT``, ``INPUT`` or ``MOVED``.
+        kinds: the kinds of numbers that were written here, as ``kind`` names them; conversions must agree with them.
+        argument: whether this is the storage of an argument.
+        returned: whether an earlier call returned it.
         inputs: names of the inputs on which some value here may depend.
         dots: kinds of matrix products through which some value here may have passed.
     """
@@ -47,6 +54,10 @@ class Storage:
     data: np.ndarray
     initialised: np.ndarray
     stored: np.ndarray
+    origin: np.ndarray
+    kinds: set[str] = field(default_factory=set)
+    argument: bool = False
+    returned: bool = False
     inputs: set[str] = field(default_factory=set)
     dots: set[str] = field(default_factory=set)
 
@@ -84,10 +95,20 @@ class View:
         """One flag per element (that of its first byte) from an array over bytes."""
         return self._bytes(which)[..., 0]
 
-    def mark(self, which: np.ndarray, value: bool | torch.Tensor) -> None:
+    @property
+    def dense(self) -> bool:
+        """Whether it is its whole storage, row-major."""
+        expected = 1
+        for n, s in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if n != 1 and s != expected:
+                return False
+            expected *= n
+        return self.offset == 0 and self.numel * self.dtype.itemsize == self.storage.data.size
+
+    def mark(self, which: np.ndarray, value: bool | int | torch.Tensor) -> None:
         """Set the flags of every byte of the view: to a constant, or element by element."""
         target = self._bytes(which)
-        if isinstance(value, bool):
+        if isinstance(value, bool | int):
             target.fill_(value)
         else:
             target.copy_(value.unsqueeze(-1).expand(target.shape))
@@ -96,6 +117,22 @@ class View:
         size = self.dtype.itemsize
         strides = [s * size for s in self.stride]
         return torch.from_numpy(which).as_strided([*self.shape, size], [*strides, 1], self.offset)
+
+
+def kind(dtype: torch.dtype) -> str:
+    """The kind of number that a dtype's bytes hold, as kernels name it: ``f32``, ``i8``, ``i1``, ...
+
+    Signed and unsigned integers are one kind, and so are a complex number and its parts.
+    """
+    if dtype is torch.bool:
+        return "i1"
+    if dtype.is_complex:
+        return f"f{4 * dtype.itemsize}"
+    if not dtype.is_floating_point:
+        return f"i{8 * dtype.itemsize}"
+    if dtype.itemsize == 1:
+        return str(dtype).removeprefix("torch.float8_").upper().replace("E", "f8E", 1)
+    return "bf16" if dtype is torch.bfloat16 else f"f{8 * dtype.itemsize}"
 
 
 def whole(value: Any, what: str, top: int) -> int:
@@ -109,7 +146,7 @@ def whole(value: Any, what: str, top: int) -> int:
     return value
 
 
-_NOWHERE = Storage(0, np.zeros(0, np.uint8), np.zeros(0, bool), np.zeros(0, bool))
+_NOWHERE = Storage(0, np.zeros(0, np.uint8), np.zeros(0, bool), np.zeros(0, bool), np.zeros(0, np.uint8))
 
 
 class Heap:
@@ -138,7 +175,7 @@ class Heap:
             raise TraceError("overlapping allocations")
         # Zeros are pages that nobody has touched: what is only counted costs no memory.
         data = np.zeros(size, np.uint8) if self._blank else np.full(size, UNWRITTEN, np.uint8)
-        found = Storage(base, data, np.zeros(size, bool), np.zeros(size, bool))
+        found = Storage(base, data, np.zeros(size, bool), np.zeros(size, bool), np.zeros(size, np.uint8))
         self._bases.insert(at, base)
         self._held[base] = found
         self.bytes += size

@@ -20,6 +20,8 @@ class Answer:
     """Per output: the argument whose very tensor was returned."""
     shares: tuple[str | None, ...]
     """Per output: an argument whose storage it overlaps."""
+    strides: tuple[tuple[int, ...], ...] | None = None
+    """Per output, in elements; ``None`` where nobody asked."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,26 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8)) if a.numel() else True
 
 
+def overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether two elements lie in one place, as with an expanded tensor (or may do: strides that interleave)."""
+    reach = 0
+    for s, n in sorted((abs(s), n) for n, s in zip(shape, stride, strict=True) if n > 1):
+        if s <= reach:
+            return True
+        reach += s * (n - 1)
+    return False
+
+
+def dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the elements lie one after the other, row-major."""
+    expected = 1
+    for n, s in zip(reversed(shape), reversed(stride), strict=True):
+        if n > 1 and s != expected:
+            return False
+        expected *= n
+    return True
+
+
 def rule(task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer) -> Ruling:
     """Structure of one answer against the native reference."""
     count = len(expected.native)
@@ -37,6 +57,15 @@ def rule(task: Task, case: Case, args: Mapping[str, Any], expected: Expected, an
             return Ruling(False, f"output {i} has shape {tuple(got_t.shape)}, expected {tuple(want_t.shape)}")
         if not got_t.numel():
             continue
+        stride = answer.strides[i] if answer.strides is not None and i < len(answer.strides) else None
+        if stride is not None and overlaps(got_t.shape, stride):
+            return Ruling(
+                False, f"output {i} has elements that share memory (strides {stride}); a new tensor is expected"
+            )
+        if stride is not None and task.moves and not case.out and not changed and not dense(got_t.shape, stride):
+            return Ruling(
+                False, f"output {i} has strides {stride}; where moving values is the task it must be contiguous"
+            )
         must = "out" if case.out and i == 0 else expected.aliases[i] if expected.aliases[i] in changed else None
         if must is not None and answer.aliases[i] != must:
             return Ruling(False, f"output {i} must be the tensor {must!r} itself")
