@@ -32,6 +32,9 @@ retain_grad requires_grad_ set_data data _local_scalar_dense item record_stream 
 constant_pad_nd pad random_
 """.split())  # fmt: skip
 
+KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA", "QuantizedCPU", "QuantizedCUDA",
+        "NestedTensorCPU", "NestedTensorCUDA", "MkldnnCPU")  # fmt: skip
+"""Dispatch keys whose kernels compute; on a machine without a GPU those of CUDA have none."""
 SEED_ELEMENTS = 16
 """``random_`` may draw this many numbers at once: a seed for tl.rand, not the samples."""
 HOST_READS = 64
@@ -110,7 +113,7 @@ def install(device: str, log: Log, without: Collection[str] = ()) -> list[Any]:
 
 
 def _closed(device: str, log: Log) -> list[Any]:
-    keys = ["CPU", "CUDA"] if device == "cuda" else ["CPU"]
+    keys = [k for k in KEYS if device == "cuda" or "CUDA" not in k]
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")]
     handles: list[Any] = []
@@ -120,7 +123,8 @@ def _closed(device: str, log: Log) -> list[Any]:
         for name in names:
             base = name[6:].split(".")[0]
             # Composite kernels reach vendor libraries (mkldnn_convolution) without another dispatch.
-            if base in ALLOWED or not (has(name, key) or has(name, "CompositeExplicitAutograd")):
+            plain = key in ("CPU", "CUDA")
+            if plain and base in ALLOWED or not (has(name, key) or plain and has(name, "CompositeExplicitAutograd")):
                 continue
             if base == "randint":
                 continue
@@ -195,7 +199,13 @@ def _host_side(log: Log) -> None:
         return plain(self)
 
     torch.Tensor.tolist = tolist  # type: ignore[assignment,method-assign]
-    for module, name in ((torch, "from_numpy"), (torch, "compile"), (torch, "from_dlpack")):
+    # Other ways to compile and run code of one's own.
+    doors: list[tuple[Any, str]] = [(torch, "from_numpy"), (torch, "compile"), (torch, "from_dlpack")]
+    doors += [(torch._C, n) for n in ("_cuda_jiterator_compile_and_launch_kernel", "_te", "_jit_script_compile")]
+    doors += [(torch.cuda, n) for n in ("jiterator", "_compile_kernel")]
+    for module, name in doors:
+        if not hasattr(module, name):
+            continue
 
         def shut(*args: Any, _name: str = name, **kwargs: Any) -> Any:
             raise log.deny("forbidden_call", f"torch.{_name}")

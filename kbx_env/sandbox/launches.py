@@ -7,11 +7,12 @@ it. On CUDA the launch goes through unchanged, but is recorded.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import triton
@@ -75,11 +76,14 @@ class Interceptor:
         me = self
 
         def run(fn: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            was, me.busy = me.busy, True
-            try:
-                return me._run(fn, args, grid, warmup, kwargs)
-            finally:
-                me.busy = was
+            hooks = fn.pre_run_hooks
+            with me.compiling(True):
+                try:
+                    # Grids and hooks are the submission's code, called from the compiler's side.
+                    fn.pre_run_hooks = [me._armed(h) for h in hooks]
+                    return me._run(fn, args, me._armed(grid) if callable(grid) else grid, warmup, kwargs)
+                finally:
+                    fn.pre_run_hooks = hooks
 
         JITFunction.run = run  # type: ignore[method-assign]
         tune = Autotuner.run
@@ -98,6 +102,22 @@ class Interceptor:
                 tuner.__dict__.pop("do_bench", None)
 
         Autotuner.run = autotune  # type: ignore[method-assign]
+
+    @contextlib.contextmanager
+    def compiling(self, busy: bool) -> Iterator[None]:
+        """Say who is at work within the block: the compiler, which may do what a submission may not, or the submission."""
+        was, self.busy = self.busy, busy
+        try:
+            yield
+        finally:
+            self.busy = was
+
+    def _armed(self, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.compiling(False):
+                return function(*args, **kwargs)
+
+        return call
 
     def reset(self, mode: str) -> None:
         """Start a new call: forget the launches."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -62,19 +63,32 @@ def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
     """
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     triton_root = os.path.dirname(sys.modules["triton"].__file__ or "") + os.sep
+    standard = os.path.dirname(os.__file__) + os.sep
+    packages = os.path.dirname(os.path.dirname(triton_root)) + os.sep
+    testing = triton_root + "testing.py"
 
     def from_triton() -> bool:
-        # subprocess and importlib call on behalf of the compiler: the nearest other frame tells who asked.
+        # subprocess and importlib call on behalf of the compiler: the nearest frame of anybody else tells who asked. Code
+        # that a submission makes under another file's name is refused where it is made ("code.__new__", "compile").
         frame: Any = sys._getframe(2)
-        for _ in range(40):
-            if frame is None:
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name.startswith(triton_root):
+                return name != testing
+            if not name.startswith(("<frozen ", standard, packages)):
                 return False
-            if frame.f_code.co_filename.startswith(triton_root):
-                return True
             frame = frame.f_back
         return False
 
     written = 0
+
+    def tool(executable: Any) -> bool:
+        # By full path: a file of this name that a submission has written is no compiler.
+        name = str(executable)
+        if os.path.basename(name) not in _TOOLS:
+            return False
+        found = name if os.sep in name else shutil.which(name) or ""
+        return not os.path.realpath(found).startswith(folder + os.sep)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         nonlocal written
@@ -97,8 +111,12 @@ def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
             name = str(args[0])
             if name.startswith(_HIDDEN) or (name.startswith(_FOREIGN) and not from_triton()):
                 raise log.deny("forbidden_import", name)
+        elif event == "compile" and armed():
+            # None: a syntax tree, which namedtuple and dataclasses do not use, nor does anybody but the compiler.
+            if args[1] is not None and str(args[1]) not in ("<string>", "<stdin>") and not from_triton():
+                raise log.deny("tampering", f"compiles code under the name {args[1]}")
         elif event == "subprocess.Popen" and armed():
-            if os.path.basename(str(args[0])) not in _TOOLS or not from_triton():
+            if not tool(args[0]) or not from_triton():
                 raise log.deny("subprocess", str(args[0]))
         elif event in ("ctypes.dlopen", "ctypes.dlsym", "ctypes.addressof", "ctypes.string_at", "ctypes.cdata"):
             if armed() and not from_triton() and event != "ctypes.cdata":

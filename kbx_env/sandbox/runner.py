@@ -121,8 +121,8 @@ class Runner:
         torch.cuda.synchronize()
         reads = self.log.host_reads
         out: list[bytes] = []
-        is_tuple = isinstance(result, tuple | list)
-        outputs = [_claim(v, tensors, out) for v in (list(result) if is_tuple else [result])]
+        is_tuple, results = _results(result)
+        outputs = [_claim(v, tensors, out) for v in results]
         after = {k: _claim(v, {}, out) for k, v in tensors.items()}
         reply = {
             "outputs": outputs, "is_tuple": is_tuple, "after": after, "host_reads": reads,
@@ -138,14 +138,14 @@ class Runner:
         self.recorder.begin(header["mode"] == "run", tensors)
         with self.submission():
             result = self.module[header["entry"]](*positional, **kwargs)
-        is_tuple = isinstance(result, tuple | list)
-        outputs = [self._output(v) for v in (list(result) if is_tuple else [result])]
+        is_tuple, results = _results(result)
+        outputs = [self._output(v) for v in results]
         after = {k: self.recorder.view(t) for k, t in tensors.items()}
         return {"outputs": outputs, "is_tuple": is_tuple, "after": after} | self.recorder.take()
 
     def _output(self, value: Any) -> dict[str, Any]:
         assert self.recorder is not None
-        if not isinstance(value, torch.Tensor):
+        if type(value) not in _TENSORS:
             return {"k": "other", "type": type(value).__name__}
         if standin.real_device(value).type != "cpu" or value.layout != torch.strided or value.dtype not in wire.NAMES:
             return {"k": "other", "type": f"{value.layout} {value.dtype} tensor"}
@@ -188,9 +188,9 @@ class Runner:
             return self.stopwatch.measure(header), []
         out: list[bytes] = []
         result = self.stopwatch.result(int(header["slot"]))
-        is_tuple = isinstance(result, tuple | list)
+        is_tuple, results = _results(result)
         tensors = self.stopwatch.tensors(int(header["slot"]))
-        outputs = [_claim(v, tensors, out) for v in (list(result) if is_tuple else [result])]
+        outputs = [_claim(v, tensors, out) for v in results]
         after = {k: _claim(v, {}, out) for k, v in tensors.items()}
         return {"outputs": outputs, "is_tuple": is_tuple, "after": after}, out
 
@@ -216,8 +216,20 @@ class Runner:
         return reply, data
 
 
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+"""A subclass would run its own code whenever it is looked at."""
+
+
+def _results(result: Any) -> tuple[bool, list[Any]]:
+    """What a call returned, taken apart without running code of the submission: it may be a tuple of its own kind."""
+    for kind in (tuple, list):
+        if issubclass(type(result), kind):
+            return True, list(kind.__iter__(result))
+    return False, [result]
+
+
 def _claim(value: Any, tensors: Mapping[str, torch.Tensor], out: list[bytes]) -> dict[str, Any]:
-    if not isinstance(value, torch.Tensor):
+    if type(value) not in _TENSORS:
         return {"k": "other", "type": type(value).__name__}
     alias = shares = None
     for name, t in tensors.items():

@@ -96,7 +96,7 @@ class Engine:
         """
         storage = self.heap.allocate(base, size)
         storage.argument = True
-        self._given.append(spec)
+        self._given.append(_order(spec))
         storage.data[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
         if name:
             storage.initialised[:] = True
@@ -247,10 +247,11 @@ class Engine:
             raise ComputedByHost(
                 f"a conversion to {_name(to.dtype)} of bytes that were not written as {_name(of.dtype)}"
             )
-        plain = of.shape == to.shape and (of.dense or source in self._given) and (to.dense or target in self._given)
+        plain = (of.dense or _order(source) in self._given) and (to.dense or _order(target) in self._given)
         if self.moves and not plain:
             raise ComputedByHost("torch copies a part of a tensor or in another order, where moving values is the task")
         try:
+            plain = plain and of.shape == to.shape
             values = of.values().expand(to.shape)
             initialised = of.flags(of.storage.initialised).expand(to.shape).clone()
             stored = of.flags(of.storage.stored).expand(to.shape).clone()
@@ -345,6 +346,11 @@ class Engine:
                     changed = changed or not (inputs <= t.inputs and products <= t.dots)
                     t.inputs |= inputs
                     t.dots |= products
+
+
+def _order(spec: Any) -> Any:
+    """A view without what does not change the order of its elements: axes of length one, and repetition."""
+    return [*spec[:3], [(n, s) for n, s in zip(spec[3], spec[4], strict=True) if n > 1 and s]]
 
 
 def argument(value: Any) -> Any:
