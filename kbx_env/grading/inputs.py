@@ -162,8 +162,9 @@ def _values(law: laws.Law, shape: tuple[int, ...], case: Case, g: torch.Generato
         case laws.Linspace(low, high):
             return torch.linspace(low, high, n, dtype=torch.float64).reshape(shape)
         case laws.Ints(low, high, special, p):
-            x = torch.randint(low, _bound(high, case), shape, generator=g).to(torch.float64)
-            return torch.where(uniform() < p, float(special), x) if special is not None else x
+            # Large integers differ in bits that no floating-point number holds.
+            x = torch.randint(low, _bound(high, case), shape, generator=g)
+            return torch.where(uniform() < p, special, x) if special is not None else x
         case laws.Distinct():
             return _distinct(n, dtype, g).reshape(shape)
         case laws.Bernoulli(p):

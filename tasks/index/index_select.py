@@ -15,7 +15,6 @@ def _case(shape, dim, k, **more):
     difficulty=3,
     takes={"input": T("*a N *b"), "index": T("K", "i64", Ints(0, "N"))},
     truth=Exact(),
-    moves=True,
     # Positions are drawn with repetition: of N / 8 draws, about 15/16 are different.
     cost=Cost(bytes="K * 8 + K * a * b * 31 // 4"),
     paper=Paper(rtol=1e-5, atol=1e-5),

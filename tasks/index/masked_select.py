@@ -10,7 +10,6 @@ from kbx_env.truth import Exact
     difficulty=4,
     takes={"input": T("*"), "mask": T("*m", "bool", Bernoulli(0.5))},
     truth=Exact(),
-    moves=True,
     cost=Cost(bytes="numel(input) * 6 + numel(mask)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="The timing mask is random; as published it alternates, which a strided copy would solve.",

@@ -21,7 +21,6 @@ def _case(x, i, dim, s=None, **more):
     difficulty=3,
     takes={"input": T("*x"), "index": T("*i", "i64"), "src": T("*s")},
     truth=Exact(),
-    moves=True,
     # The elements of input that are overwritten need not be read.
     cost=Cost(bytes="numel(input) * 8 + numel(index) * 8"),
     paper=Paper(rtol=1e-5, atol=1e-5),

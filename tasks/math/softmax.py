@@ -27,6 +27,7 @@ from kbx_env.truth import Close
         Case({"*": (16, 65)}, {"dim": 1, "dtype": DtypeArg("f32")}, dtypes={"input": "f16"}),
         Case({"*": (9, 130)}, {"dim": 0}, dtypes={"input": "f16"}),
         Case({"*": (2, 10007)}, {"dim": 1}, draw=Outlier()),
+        Case({"*": (12, 33)}, {"dim": 1}, draw=Normal(scale=200)),
         Case({"*": (7,)}, {"dim": 0}),
         Case({"*": (0, 4)}, {"dim": 1}),
         Case({"*": (4, 3, 2, 515)}, {"dim": -1}, held=True),

@@ -26,6 +26,7 @@ def _eager(input_tensor, dim, keepdim=False):
         Case({"*": (2, 3)}, {"dim": 0}, draw=Distinct(), dtypes=LONG),
         Case({"*": (2, 3)}, {"dim": 1}, draw=Ints(-5, 5), dtypes=LONG),
         Case({"*": (2, 2, 3)}, {"dim": 1, "keepdim": True}, draw=Ints(-(2**62), 2**62), dtypes=LONG),
+        Case({"*": (50, 12)}, {"dim": 1}, draw=Ints(2**62 - 40, 2**62), dtypes=LONG),
         Case({"*": (128, 256)}, {"dim": 0}),
         Case({"*": (128, 256)}, {"dim": 1}, draw=Outlier()),
         Case({"*": (8, 16, 32)}, {"dim": 1, "keepdim": True}),

@@ -57,3 +57,11 @@ def test_a_list_of_tensors_and_a_number_in_place_of_one() -> None:
     mul = load_task("math/mul")
     case = next(c for c in mul.cases if c.args.get("other") == 2.5)
     assert inputs.draw(mul, case, 1)["other"] == 2.5
+
+
+def test_large_integers_keep_their_low_bits() -> None:
+    """Drawn through floating point, neighbours above 2**53 would be equal, and a kernel that compares floats right."""
+    task = load_task("reduce/argmax")
+    case = next(c for c in task.cases if c.axes["*"] == (50, 12))
+    x = inputs.draw(task, case, 5)["input_tensor"]
+    assert x.unique().numel() > 20 and x.float().unique().numel() == 1
