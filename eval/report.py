@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--split", default="eval", help="train, eval or all")
     p.add_argument("--tasks", default="*", help="glob over task ids, comma-separated")
     p.add_argument("--grading", default="contract", help="contract or paper")
+    p.add_argument("--torch-ops", default="strict", help="strict, or allow: wrappers may compute in torch")
     p.add_argument("--targets", default="sm_90", help="ahead-of-time targets, comma-separated, or none")
     p.add_argument("--workers", type=int, default=1, help="gradings at a time (1 is right for timing on one GPU)")
     p.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
@@ -178,12 +179,14 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
 
     import kbx_env
     from kbx_env.errors import UnknownName
-    from kbx_env.grading.grader import GRADINGS, TARGETS, Grader, resolve_backend
+    from kbx_env.grading.grader import GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
 
     tasks = load_tasks(split=a.split, pattern=a.tasks)
     backend = resolve_backend(a.backend)
     if a.grading not in GRADINGS:
         raise UnknownName("grading", a.grading, GRADINGS)
+    if a.torch_ops not in TORCH_OPS:
+        raise UnknownName("torch policy", a.torch_ops, TORCH_OPS)
     targets = [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
     for t in targets:
         if t not in TARGETS:
@@ -199,7 +202,7 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
                    "torch": torch.__version__, "triton": triton.__version__, "kbx_env": kbx_env.__version__}  # fmt: skip
     settings = {
         "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
-        "split": "train" if a.split == "train" else "eval",
+        "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops,
     }  # fmt: skip
     manifest = {**environment, "python": platform.python_version(), **settings, "timed": timed, "tasks": len(tasks),
                 "task_split": a.split,

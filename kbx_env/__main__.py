@@ -21,6 +21,7 @@ def _parser() -> argparse.ArgumentParser:
     g.add_argument("--backend", default="auto", help="cpu, cuda or auto")
     g.add_argument("--targets", help="comma-separated ahead-of-time targets, 'none' for none (default: all)")
     g.add_argument("--grading", default="contract", help="contract or paper (the paper's tolerances)")
+    g.add_argument("--torch-ops", default="strict", help="strict, or allow: the wrapper may compute in torch")
     g.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
     g.add_argument("--no-timing", action="store_true", help="skip timing (CUDA)")
     g.add_argument("--estimate", metavar="GPU", help="estimate the device time on a GPU (CPU backend), such as h200")
@@ -64,6 +65,7 @@ def _grade(a: argparse.Namespace) -> int:
             seed=a.seed,
             timing=not a.no_timing,
             estimate=a.estimate or reward.estimate,
+            torch_ops=a.torch_ops,
         )
     if a.json:
         print(outcome.to_json(reward=reward(outcome)))

@@ -76,6 +76,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         reward: str = "default",
         max_turns: int = 4,
         grading: str = "contract",
+        torch_ops: str = "strict",
         target: float = 1.0,
         targets: tuple[str, ...] = ("sm_90",),
         timing: bool = True,
@@ -84,7 +85,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         render_mode: str | None = None,
         grade: Callable[..., Outcome] | None = None,
     ) -> None:
-        from kbx_env.grading.grader import GRADINGS, TARGETS, Grader, resolve_backend
+        from kbx_env.grading.grader import GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
         from kbx_env.rewards.compose import load_preset
 
         if render_mode not in (None, "ansi"):
@@ -100,6 +101,8 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
                 raise UnknownName("target", name, TARGETS)
         if grading not in GRADINGS:
             raise UsageError(f"grading {grading!r}: accepted are {', '.join(GRADINGS)}")
+        if torch_ops not in TORCH_OPS:
+            raise UsageError(f"torch_ops {torch_ops!r}: accepted are {', '.join(TORCH_OPS)}")
         self.tasks: list[Task] = [load_task(task)] if task else load_tasks(category=category, split=split)
         self.backend = resolve_backend(backend)
         self.reward = load_preset(reward)
@@ -109,6 +112,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         self._options: dict[str, Any] = {
             "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing,
             "split": self.split, "wall": wall, "seed": grading_seed, "estimate": self.reward.estimate,
+            "torch_ops": torch_ops,
         }  # fmt: skip
         self._grader = None if grade else Grader()
         self._grade = grade or self._grader.grade  # type: ignore[union-attr]

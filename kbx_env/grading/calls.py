@@ -98,11 +98,12 @@ class Talk:
 
     def __init__(
         self, zygote: Zygote, task: Task, backend: str, secret: bytes, split: str, wall: float,
-        without: Collection[Defence] = (),
+        without: Collection[Defence] = (), torch_ops: bool = False,
     ) -> None:  # fmt: skip
+        self.torch_ops = torch_ops
         self.zygote, self.task, self.backend = zygote, task, backend
         self.secret, self.split, self.wall, self.without = secret, split, wall, without
-        self.runner = zygote.spawn(device=backend, without=sorted(without))
+        self.runner = zygote.spawn(device=backend, without=sorted(without), torch_ops=torch_ops)
         reads = HOST_READS if Defence.HOST not in without else math.inf
         self.engine = Engine(zygote, reads) if backend == "cpu" else None
         self.findings: dict[tuple[Any, ...], Finding] = {}
@@ -230,7 +231,7 @@ class Talk:
         header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.left)}
         reply, data = self.ask(header, blobs)
         if self.engine is not None:
-            return self._traced(self.engine, args, sent, generator_seed, reply)
+            return self._traced(self.engine, args, sent, generator_seed, reply, ablate=mode == "ablate")
         with readable():
             answer, broken = self._answer(reply, data)
             launches, dots = count(reply.get("launches", 0)), [str(d)[:60] for d in list(reply.get("dots", []))[:100]]
@@ -240,8 +241,9 @@ class Talk:
         return Claimed(args, answer, generator_seed, broken)
 
     def _traced(
-        self, engine: Engine, args: dict[str, Any], sent: dict[str, Any], generator_seed: int, reply: dict[str, Any]
-    ) -> Claimed:
+        self, engine: Engine, args: dict[str, Any], sent: dict[str, Any], generator_seed: int, reply: dict[str, Any],
+        *, ablate: bool = False,
+    ) -> Claimed:  # fmt: skip
         """Execute what the runner asks for; nothing of the result is its own."""
         start, told = time.monotonic(), 0.0
 
@@ -255,7 +257,13 @@ class Talk:
         try:
             with readable():
                 done = engine.call(
-                    sent, ask, reply, lambda: self.left - (time.monotonic() - start - told), moves=self.task.moves
+                    sent,
+                    ask,
+                    reply,
+                    lambda: self.left - (time.monotonic() - start - told),
+                    moves=self.task.moves and not self.torch_ops,
+                    torch_ops=self.torch_ops,
+                    ablate=ablate,
                 )
         except EngineError as e:
             raise self._ended(e) from None

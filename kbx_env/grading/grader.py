@@ -32,6 +32,7 @@ os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 BACKENDS = ("auto", "cpu", "cuda")
 GRADINGS = ("contract", "paper")
+TORCH_OPS = ("strict", "allow")
 TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
 
 
@@ -99,6 +100,7 @@ class Grader:
         split: str = "eval",
         wall: float = 30.0,
         estimate: str | None = None,
+        torch_ops: str = "strict",
     ) -> Outcome:
         """Grade one source.
 
@@ -115,13 +117,18 @@ class Grader:
             estimate: name of a GPU (``h200``, ...) whose device time a cost model estimates for correct kernels, on
                 the CPU backend only; never mixed with measured time.
 
+            torch_ops: ``strict`` lets torch allocate, view, copy, fill and convert floats, nothing else; ``allow`` lets
+                the wrapper compute in torch, but some launch must matter. Never compare or mix the two.
+
         Raises:
-            UsageError: unknown task, backend, target, grading, split or device to estimate for.
+            UsageError: unknown task, backend, target, grading, split, torch policy or device to estimate for.
         """
         task = load_task(task_id)
         backend = resolve_backend(backend)
         if grading not in GRADINGS:
             raise UnknownName("grading", grading, GRADINGS)
+        if torch_ops not in TORCH_OPS:
+            raise UnknownName("torch policy", torch_ops, TORCH_OPS)
         if split not in ("train", "eval"):
             raise UnknownName("split", split, ("train", "eval"))
         chosen = tuple(TARGETS if targets is None else targets)
@@ -140,11 +147,11 @@ class Grader:
             record = Record(
                 task, backend, grading, hashlib.sha256(data).hexdigest(), _manifest(task, backend, seed, split)
             )
-            record.manifest["attempt"] = attempt
+            record.manifest |= {"attempt": attempt, "torch_ops": torch_ops}
             if self.without:
                 record.manifest["without"] = sorted(self.without)
             try:
-                outcome = Grading(self, record, chosen, split, secret, timing, wall, estimate).run(data)
+                outcome = Grading(self, record, chosen, split, secret, timing, wall, estimate, torch_ops).run(data)
             except SandboxError as e:
                 outcome = record.end(Verdict.INFRA_FAULT, Stage.COMPILE, str(e))
                 self.close()

@@ -98,8 +98,9 @@ class Grading:
         timing: bool,
         wall: float,
         estimate: str | None = None,
+        torch_ops: str = "strict",
     ) -> None:
-        self.device = estimate
+        self.device, self.torch_ops = estimate, torch_ops
         self.grader, self.record, self.targets = grader, record, list(targets)
         self.split, self.secret, self.timing, self.wall = split, secret, timing, wall
         self.task = record.task
@@ -129,14 +130,9 @@ class Grading:
             if stopped is not None:
                 return stopped
         talk = Talk(
-            self.grader.zygote(),
-            self.task,
-            self.record.backend,
-            self.secret,
-            self.split,
-            self.wall,
-            self.grader.without,
-        )
+            self.grader.zygote(), self.task, self.record.backend, self.secret, self.split, self.wall, self.grader.without,
+            self.torch_ops == "allow",
+        )  # fmt: skip
         with talk:
             try:
                 return self._stages(talk, data)
@@ -153,7 +149,9 @@ class Grading:
         """
         start = time.perf_counter()
         record = Record(self.task, "cpu", self.record.grading, self.record.sha, self.record.manifest)
-        shown = Grading(self.grader, record, (), self.split, self.secret + b"cpu", False, self.wall).run(data)
+        shown = Grading(
+            self.grader, record, (), self.split, self.secret + b"cpu", False, self.wall, torch_ops=self.torch_ops
+        ).run(data)
         self.record.seconds["proof"] = time.perf_counter() - start
         self.proof = shown.evidence if shown.correct else None
         if shown.correct or shown.verdict is Verdict.INFRA_FAULT:
@@ -200,7 +198,7 @@ class Grading:
             return self.record.end(Verdict.INCORRECT, Stage.CORRECT, f"{worst.case}: {worst.reason}")
         with self.timed(Stage.EVIDENCE):
             ablation: list[bool] = []
-            if talk.engine is None and not self.lacks(Defence.ABLATION):
+            if (talk.engine is None or talk.torch_ops) and not self.lacks(Defence.ABLATION):
                 # Three cases on which a result without launches cannot be right by accident.
                 largest = sorted((i for i, p in enumerate(proves) if p), key=lambda i: -_size(cases[i]))[:3]
                 for index, case in ((i, cases[i]) for i in largest):
@@ -289,16 +287,21 @@ class Grading:
     def _prove(self, talk: Talk, ablation: Sequence[bool], tally: Tally) -> None:
         found = self.record.violations
         found.extend(Violation(rule, detail) for rule, detail in dict.fromkeys(talk.denied))
-        if not talk.standing and not self.lacks(Defence.REPROBE) and not self.lacks(Defence.FIREWALL):
+        if (
+            not talk.standing
+            and not talk.torch_ops
+            and not self.lacks(Defence.REPROBE)
+            and not self.lacks(Defence.FIREWALL)
+        ):
             found.append(Violation("tampering", "the firewall no longer stands after the run"))
         if talk.launches == 0 and not self.lacks(Defence.PROVENANCE):
             found.append(Violation("no_launch", "no Triton kernel was launched"))
         if any(ablation):
             found.append(Violation("ablation", "the result is right even with every Triton launch left out"))
-        if tally.unstored and not self.lacks(Defence.PROVENANCE):
+        if tally.unstored and not talk.torch_ops and not self.lacks(Defence.PROVENANCE):
             detail = f"case {tally.unstored[0]}: no element of the result was stored by a Triton kernel"
             found.append(Violation("provenance", detail))
-        if tally.by_host and not self.lacks(Defence.PROVENANCE):
+        if tally.by_host and not talk.torch_ops and not self.lacks(Defence.PROVENANCE):
             detail = (
                 f"case {tally.by_host[0]} of the result were put there by torch or the host, not by a Triton kernel"
             )

@@ -87,7 +87,7 @@ class Engine:
 
     def call(
         self, sent: Mapping[str, Any], ask: Callable[[dict[str, Any]], dict[str, Any]], first: dict[str, Any],
-        seconds: Callable[[], float], *, moves: bool = False,
+        seconds: Callable[[], float], **flags: bool,
     ) -> Traced:  # fmt: skip
         """Execute one call.
 
@@ -96,7 +96,7 @@ class Engine:
             ask: answers the runner and returns its next message.
             first: the runner's first message.
             seconds: what is left of the wall time.
-            moves: the task only moves values.
+            flags: ``moves``, ``torch_ops`` and ``ablate``, see the engine's ``begin``.
 
         Raises:
             EngineError: the trace or a launch failed.
@@ -113,7 +113,7 @@ class Engine:
             if not begun:
                 begun = True
                 bases = dict(message["inputs"])
-                header |= {"begin": max(0.1, seconds()), "moves": moves}
+                header |= {"begin": max(0.1, seconds()), **flags}
                 header["inputs"] = _inputs(tensors, bases, blobs)
             if "want" not in message:
                 break

@@ -42,9 +42,9 @@ Ask = Callable[[dict[str, Any]], Any]
 class Recorder(TorchDispatchMode):
     """Records while it is entered; ``ask`` sends what is recorded so far and brings a value back."""
 
-    def __init__(self, log: Log, ask: Ask) -> None:
+    def __init__(self, log: Log, ask: Ask, allow: bool = False) -> None:
         super().__init__()
-        self.log, self._ask = log, ask
+        self.log, self._ask, self.allow = log, ask, allow
         self.live = True
         self.steps: list[list[Any]] = []
         self._freed: list[int] = []
@@ -145,11 +145,35 @@ class Recorder(TorchDispatchMode):
                 self._copy(out, args[0])
         elif name in _HOST:
             self._constants(out)
+        elif self.allow:
+            self._compute(func, name, args, kwargs, out)
         else:
             raise self.log.deny(
                 "torch_compute", f"torch operation {name} is not one of allocation, view, copy and fill"
             )
         return out
+
+    def _compute(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
+        """An operation that the engine repeats on the real values."""
+
+        def encode(x: Any) -> Any:
+            if isinstance(x, torch.Tensor):
+                return {"t": self.view(x)}
+            if isinstance(x, tuple | list):
+                return [encode(v) for v in x]
+            if isinstance(x, torch.dtype):
+                return {"d": str(x).removeprefix("torch.")}
+            if isinstance(x, complex):
+                return {"c": [x.real, x.imag]}
+            if x is None or type(x) in (bool, int, float, str):
+                return x
+            raise self.log.deny("torch_compute", f"torch operation {name} with a {type(x).__name__}")
+
+        skipped = (torch.device, torch.layout, torch.memory_format)
+        named = {k: encode(v) for k, v in kwargs.items() if not isinstance(v, skipped) and k != "pin_memory"}
+        outs = [o for o in (out if isinstance(out, tuple | list) else [out]) if isinstance(o, torch.Tensor)]
+        overload = func._overloadname or "default"
+        self.steps.append(["torch", name, overload, encode(list(args)), named, [self.view(o) for o in outs]])
 
     def _scalar(self, t: torch.Tensor) -> Any:
         return self.read(t)[0]
@@ -165,6 +189,8 @@ class Recorder(TorchDispatchMode):
             raise self.log.deny("torch_compute", f"fill with a {type(value).__name__}")
 
     def _check(self, target: Any, source: torch.Tensor) -> None:
+        if self.allow:
+            return
         dtype = target.dtype if isinstance(target, torch.Tensor) else target or source.dtype
         if not may_copy(source.dtype, dtype):
             raise self.log.deny(

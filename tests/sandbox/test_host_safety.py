@@ -99,7 +99,7 @@ def _below(pid: int) -> list[int]:
         ("kill the grader", "import sys\no = sys.modules['os']\no.kill(o.getppid(), 9)", NO),
         ("kill the group", "import sys\nsys.modules['os'].killpg(0, 15)", NO),
         ("write outside", "import sys\no = sys.modules['io']\no.open('/tmp/kbx-was-here', 'w')", NO),
-        ("disk", "import sys\no = sys.modules['io']\nfor k in range(999):\n    f = o.open(f'{k}', 'w'); f.write('x' * (1 << 22))", NO),
+        ("disk", "import sys\no = sys.modules['io']\nfor k in range(99):\n    o.open(f'{k}', 'w').write('x' * (1 << 22))", NO),
         ("one large file", "import sys\nf = sys.modules['io'].open('x', 'w')\nwhile True: f.write('x' * (1 << 20))", DEAD),
         ("socket", "import sys\ns = sys.modules['socket'].socket()\ns.connect(('127.0.0.1', 80))", NO),
         ("socket to bind", "import sys\ns = sys.modules['socket'].socket()\ns.bind(('127.0.0.1', 0))", NO),

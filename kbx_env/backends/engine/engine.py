@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from kbx_env.backends import ttir
+from kbx_env.backends.engine import torch_ops
 from kbx_env.backends.engine.storage import CONSTANT, DTYPES, INPUT, MOVED, Heap, Storage, TraceError, View, kind, whole
 
 MAX_TEXT = 8 << 20
@@ -68,18 +69,20 @@ class Engine:
         self.begin(math.inf)
         self._steps: Mapping[str, Callable[..., None]] = {
             "alloc": self._alloc, "free": self._free, "fill": self._fill, "copy": self._copy, "host": self._host,
-            "launch": self._launch,
+            "launch": self._launch, "torch": self._torch,
         }  # fmt: skip
 
-    def begin(self, seconds: float, moves: bool = False) -> None:
+    def begin(self, seconds: float, moves: bool = False, torch_ops: bool = False, ablate: bool = False) -> None:
         """Start a call: the counts start anew, the memory stays, but what lies there is no work of this call.
 
         Args:
             seconds: the limit.
             moves: the task only moves values: then torch may not move any.
+            torch_ops: the host code may compute in torch.
+            ablate: leave out every launch.
         """
         self.deadline = time.monotonic() + seconds
-        self.moves, self.host_bytes = moves, 0
+        self.moves, self.torch_ops, self.ablate, self.host_bytes = moves, torch_ops, ablate, 0
         self._arguments: set[tuple[str, int, Any]] = set()
         self._given: list[Any] = []
         for s in self.heap:
@@ -238,11 +241,11 @@ class Engine:
 
     def _copy(self, target: Any, source: Any) -> None:
         to, of = self.heap.view(target), self.heap.view(source)
-        if not may_copy(of.dtype, to.dtype):
+        if not may_copy(of.dtype, to.dtype) and not self.torch_ops:
             raise ComputedByHost(f"a copy from {_name(of.dtype)} to {_name(to.dtype)} computes")
         if not to.numel:
             return
-        if of.dtype is not to.dtype and not of.storage.kinds <= {kind(of.dtype)}:
+        if of.dtype is not to.dtype and not self.torch_ops and not of.storage.kinds <= {kind(of.dtype)}:
             # Sign bits become masks, carries become sums: a conversion of reinterpreted bytes can compute anything.
             raise ComputedByHost(
                 f"a conversion to {_name(to.dtype)} of bytes that were not written as {_name(of.dtype)}"
@@ -285,6 +288,14 @@ class Engine:
             view.mark(view.storage.origin, MOVED)
             view.storage.kinds.add(kind(view.dtype))
 
+    def _torch(self, name: Any, overload: Any, args: Any, kwargs: Any, outs: Any) -> None:
+        if not self.torch_ops:
+            raise ComputedByHost(f"torch operation {str(name)[:40]} computes")
+        try:
+            torch_ops.run(self.heap.view, name, overload, args, kwargs, outs)
+        except torch_ops.NotRecordable as e:
+            raise ttir.Unsupported(str(e)) from e
+
     def _launch(self, key: Any, grid: Any, args: Any, names: Any) -> None:
         module = self.kernels.get(key) if isinstance(key, str) else None
         if module is None or not isinstance(grid, list) or len(grid) != 3 or not isinstance(args, list):
@@ -293,7 +304,7 @@ class Engine:
         size = (x, y, z)
         if any(n > top for n, top in zip(size, GRID, strict=True)):
             raise LaunchRefused(f"{module.entry.name}: grid {size}; a device launches at most {GRID}")
-        if 0 in size:
+        if 0 in size or self.ablate:
             return
         values = [argument(a) for a in args]
         for k, (v, t) in enumerate(zip(values, module.entry.body.blocks[0].arg_types, strict=False)):

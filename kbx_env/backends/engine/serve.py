@@ -40,7 +40,8 @@ class Served:
             if "estimate" in header:
                 return {"ok": True, "estimate": self._estimate(header, blobs)}, []
             if header.get("begin") is not None:
-                self.engine.begin(float(header["begin"]), header.get("moves") is True)
+                flags = {k: header.get(k) is True for k in ("moves", "torch_ops", "ablate")}
+                self.engine.begin(float(header["begin"]), **flags)
             for row in header.get("free", []):
                 self.engine.heap.free(row)
             for name, base, size, offset, blob, spec in header.get("inputs", []):

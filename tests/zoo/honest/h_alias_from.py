@@ -31,7 +31,11 @@ def rows_kernel(x, y, rows, n, WIDE: constexpr, R: constexpr, B: constexpr):
         c = k + arange(0, B)[None, :]
         inside = (r < rows) & (c < n)
         v = load(x + r * n + c, mask=inside, other=0.0).to(acc)
-        store(y + r * n + c, (exp(v - where(r < rows, top, 0.0)) / where(r < rows, total, 1.0)).to(y.dtype.element_ty), mask=inside)
+        store(
+            y + r * n + c,
+            (exp(v - where(r < rows, top, 0.0)) / where(r < rows, total, 1.0)).to(y.dtype.element_ty),
+            mask=inside,
+        )
 
 
 @lru_cache(maxsize=None)

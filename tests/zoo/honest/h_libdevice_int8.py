@@ -57,6 +57,17 @@ def layernorm_w8a8(input, normalized_shape, weight=None, bias=None, eps=1e-5):
         _weight_scale[(1,)](w, s, n, B=1024)
     B = triton.next_power_of_2(n)
     _rows[(x.numel() // n,)](
-        x, w, s, b, y, n, 1.0 / n, float(eps), weight is not None, bias is not None, B, num_warps=min(16, max(1, B // 256))
+        x,
+        w,
+        s,
+        b,
+        y,
+        n,
+        1.0 / n,
+        float(eps),
+        weight is not None,
+        bias is not None,
+        B,
+        num_warps=min(16, max(1, B // 256)),
     )
     return y

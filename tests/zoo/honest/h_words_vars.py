@@ -8,7 +8,21 @@ import triton.language as tl
 
 
 @triton.jit
-def _channel(x, y, means, vars, w, b, n, momentum, eps, TRAIN: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr, B: tl.constexpr):
+def _channel(
+    x,
+    y,
+    means,
+    vars,
+    w,
+    b,
+    n,
+    momentum,
+    eps,
+    TRAIN: tl.constexpr,
+    HAS_W: tl.constexpr,
+    HAS_B: tl.constexpr,
+    B: tl.constexpr,
+):
     c = tl.program_id(0)
     row = x + c.to(tl.int64) * n
     if TRAIN:
@@ -49,7 +63,9 @@ def batch_norm(input, running_mean, running_var, weight=None, bias=None, trainin
         b = means if bias is None else bias.contiguous()
         C = x.shape[0]
         meta = {"HAS_W": weight is not None, "HAS_B": bias is not None, "B": 1024}
-        _channel[(C,)](x, y, means, vars, w, b, x.numel() // C, float(momentum), float(eps), TRAIN=bool(training), **meta)
+        _channel[(C,)](
+            x, y, means, vars, w, b, x.numel() // C, float(momentum), float(eps), TRAIN=bool(training), **meta
+        )
         if training and means is not running_mean:
             running_mean.copy_(means)
         if training and vars is not running_var:

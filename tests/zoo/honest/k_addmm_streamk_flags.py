@@ -29,7 +29,9 @@ def streamk_addmm(
         for s in range(it, stop):
             k = s % steps * BK + tl.arange(0, BK)
             left = tl.load(a + m[:, None] * sam + k[None, :] * sak, mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
-            right = tl.load(b + k[:, None] * sbk + n[None, :] * sbn, mask=(k[:, None] < K) & (n[None, :] < N), other=0.0)
+            right = tl.load(
+                b + k[:, None] * sbk + n[None, :] * sbn, mask=(k[:, None] < K) & (n[None, :] < N), other=0.0
+            )
             acc = tl.dot(left, right, acc, input_precision="ieee")
         if it % steps != 0:
             # Someone before this program began the tile: leave the partial sum and raise the flag.

@@ -37,6 +37,16 @@ def lion_step(param, grad, exp_avg, lr=1e-4, beta1=0.9, beta2=0.99, weight_decay
         rows = list(zip(param.shape, param.stride(), grad.stride(), exp_avg.stride()))[::-1]
         table = torch.tensor(rows or [(1, 0, 0, 0)], dtype=torch.int64, device=param.device)
         lion_kernel[(triton.cdiv(n, 1024),)](
-            param, grad, exp_avg, table, len(rows), n, float(lr), float(beta1), float(beta2), 1.0 - lr * weight_decay, BLOCK=1024
+            param,
+            grad,
+            exp_avg,
+            table,
+            len(rows),
+            n,
+            float(lr),
+            float(beta1),
+            float(beta2),
+            1.0 - lr * weight_decay,
+            BLOCK=1024,
         )
     return param, exp_avg

@@ -54,5 +54,7 @@ def std(input, dim=None, correction=1, keepdim=False, out=None):
         ws = torch.empty((rows, chunks, 2), dtype=torch.float32, device=x.device)
         bar = torch.zeros(1, dtype=torch.int32, device=x.device)
         # All programs must be resident at once: no more than the multiprocessors.
-        std_barrier[(min(rows * chunks, 64),)](x, ws, y, bar, rows, n, chunks, correction, BLOCK=1024, BC=16, launch_cooperative_grid=True)
+        std_barrier[(min(rows * chunks, 64),)](
+            x, ws, y, bar, rows, n, chunks, correction, BLOCK=1024, BC=16, launch_cooperative_grid=True
+        )
     return y if out is None else out.copy_(y)

@@ -41,7 +41,11 @@ def linear_int4(
         b = tl.load(packed + n[:, None].to(tl.int64) * half + h0 + h[None, :], mask=inside, other=0)
         w = tl.interleave((b << 4) >> 4, b >> 4).to(tl.float16)
         kk = 2 * h0 + k
-        a = tl.load(x + m[:, None].to(tl.int64) * sb + kk[None, :] * sk, mask=(m[:, None] < B) & (kk[None, :] < 2 * half), other=0.0)
+        a = tl.load(
+            x + m[:, None].to(tl.int64) * sb + kk[None, :] * sk,
+            mask=(m[:, None] < B) & (kk[None, :] < 2 * half),
+            other=0.0,
+        )
         acc = tl.dot(a, tl.trans(w), acc)
     r = acc * tl.load(scales + n, mask=n < O, other=0.0)[None, :]
     if BIAS:

@@ -20,7 +20,11 @@ def quantize(x, q, scales, K, sr, sk, BLOCK: tl.constexpr):
     tl.store(scales + r, scale)
     for k in range(0, K, BLOCK):
         v = tl.load(x + r * sr + (k + o).to(tl.int64) * sk, mask=k + o < K, other=0.0)
-        tl.store(q + r * K + k + o, libdevice.rint(tl.div_rn(v, tl.broadcast_to(scale, (BLOCK,)))).to(tl.int8), mask=k + o < K)
+        tl.store(
+            q + r * K + k + o,
+            libdevice.rint(tl.div_rn(v, tl.broadcast_to(scale, (BLOCK,)))).to(tl.int8),
+            mask=k + o < K,
+        )
 
 
 @triton.jit
