@@ -17,19 +17,20 @@ from kbx_env.sandbox.confine import landlock_version
 
 TASK = "activation/gelu_fp16"
 EXPERT = expert_source(TASK)
-WALL = 4.0
+WALL = 20.0
+SHORT = 3.0
 REWARD = load_preset("default")
 DEAD, LATE, NO = Verdict.RUNTIME_ERROR, Verdict.TIMEOUT, Verdict.REJECTED
 
 
-def hostile(grader: Grader, body: str, *, top: str = "", after: str = "") -> Outcome:
+def hostile(grader: Grader, body: str, *, top: str = "", wall: float = WALL) -> Outcome:
     """Our own right kernel, with something hostile before the call."""
     lines = "\n    ".join(body.splitlines())
     source = EXPERT.replace(f"def {TASK.split('/')[1]}(", "def _honest(")
     source += (
         f"\n\n{top}\n\ndef gelu_fp16(input, approximate='none'):\n    {lines}\n    return _honest(input, approximate)\n"
     )
-    return grader.grade(TASK, source, backend="cpu", targets=(), wall=WALL)
+    return grader.grade(TASK, source, backend="cpu", targets=(), wall=wall)
 
 
 @pytest.fixture
@@ -115,8 +116,9 @@ def test_harm(quiet: Grader, name: str, body: str, verdict: Verdict, monkeypatch
     # What the text gives away is refused before it runs; here it runs.
     monkeypatch.setattr(stages.Grading, "lacks", lambda self, layer: layer == "screen")
     start = time.monotonic()
-    outcome = hostile(quiet, body)
-    assert time.monotonic() - start < WALL + 2.0 + 2.5, "the limit, two seconds, and the honest part"
+    outcome = hostile(quiet, body, wall=SHORT if verdict is LATE else WALL)
+    if verdict is LATE:
+        assert time.monotonic() - start < SHORT + 2.0 + 1.5, "the limit, two seconds, and the start of two processes"
     # A machine under load may need the whole limit to fill the memory that is allowed.
     accepted = (DEAD, LATE) if "memory" in name or "list" in name or "file" in name else (verdict,)
     assert outcome.verdict in accepted, (outcome.verdict, outcome.message)
