@@ -187,6 +187,16 @@ def _time_case(
     seeds = [inputs.case_seed(talk.secret, task.id, talk.split + "/time", index, k) for k in range(fresh.MORE)]
     ring = Ring.draw(task, case, seeds)
     eager, mine = EagerSide(task, case, talk.backend), RunnerSide(talk, case)
+    try:
+        return _compare(task, talk, case, ring, eager, mine, peaks, telemetry, notes)
+    finally:
+        eager.watch.close()
+
+
+def _compare(
+    task: Task, talk: Talk, case: Case, ring: Ring, eager: EagerSide, mine: RunnerSide, peaks: floor.Peaks,
+    telemetry: Telemetry, notes: list[str],
+) -> tuple[CaseTime, Paired]:  # fmt: skip
     eager.prepare(ring)
     mine.prepare(ring)
 

@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 _BASE: Any = torch._C.TensorBase  # its methods cannot be replaced, unlike those of torch.Tensor
@@ -29,24 +30,48 @@ _Plain, _Quiet, _STRIDED = torch.Tensor, torch._C.DisableTorchFunction, torch.st
 class Seen:
     """A tensor's metadata, read past everything that a submission can replace."""
 
-    __slots__ = ("dtype", "grad", "home", "item", "offset", "plain", "pointer", "shape", "span", "strides")
+    __slots__ = (
+        "conj",
+        "dtype",
+        "grad",
+        "home",
+        "item",
+        "neg",
+        "offset",
+        "plain",
+        "pointer",
+        "shape",
+        "span",
+        "strides",
+    )
 
     def __init__(self, value: Any) -> None:
         with _Quiet():
             self.shape, self.strides = tuple(_shape(value)), tuple(_strides(value))
             self.dtype, self.offset, self.pointer = _dtype(value), _offset(value), _pointer(value)
             self.home, self.grad = _address(_storage(value)), bool(_grad(value))
-            lazy = _conj(value) or _neg(value)
-            self.plain = _layout(value) is _STRIDED and not lazy
+            self.conj, self.neg = bool(_conj(value)), bool(_neg(value))
+            self.plain = _layout(value) is _STRIDED
         self.item = self.dtype.itemsize
         self.span = (
             0 if 0 in self.shape else 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
         )
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         """Bytes from the first element to the last."""
         return self.span * self.item
+
+    def resolved(self, data: bytes) -> bytes:
+        """Its bytes, with a pending conjugation or sign carried out."""
+        if not (self.conj or self.neg) or not data:
+            return data
+        parts: Any = np.frombuffer(
+            data, np.float32 if self.item == (8 if self.dtype.is_complex else 4) else np.float64
+        ).copy()
+        if self.conj:
+            parts[1::2] *= -1
+        return (-parts if self.neg else parts).tobytes()
 
     @property
     def dense(self) -> bool:
@@ -55,6 +80,16 @@ class Seen:
         for n in self.shape:
             total *= n
         return total == self.span
+
+
+class Kept:
+    """A result as it was at the end of its call: metadata, and bytes where nobody else finds them."""
+
+    def __init__(self, values: list[Any], is_tuple: bool, raw: Any) -> None:
+        self.values, self.is_tuple = values, is_tuple
+        self.raw = raw  # its memory is not another tensor's before it was copied
+        self.at: list[tuple[int, int]] = []
+        """Address and capacity of the copy of each value."""
 
 
 def is_plain(value: Any, device: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kbx_env import wire
-from kbx_env.sandbox.driver import Driver, Seen, again, blank, is_plain, like
+from kbx_env.sandbox.driver import Driver, Kept, Seen, again, blank, is_plain, like
 from kbx_env.sandbox.tuning import Tuners
 
 FLUSH_BYTES = 512 << 20
@@ -34,16 +34,6 @@ ALONE = 5.0
 
 Turn = Mapping[str, Sequence[int]]
 """The values of one call: by tensor, where its window into the ring starts and by how much its matrices are rolled."""
-
-
-class Kept:
-    """A result as it was at the end of its call: metadata, and bytes where nobody else finds them."""
-
-    def __init__(self, values: list[Any], is_tuple: bool, raw: Any) -> None:
-        self.values, self.is_tuple = values, is_tuple
-        self.raw = raw  # its memory is not another tensor's before it was copied
-        self.at: list[tuple[int, int]] = []
-        """Address and capacity of the copy of each value."""
 
 
 class Stopwatch:
@@ -113,7 +103,7 @@ class Stopwatch:
             call(slot)
             host.append(self._now() - before)
             self._settle()
-        self._wait_us = min(MAX_WAIT_US, 100.0 + 2e6 * max(host))
+        self._wait_us = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._ring) + 2e6 * max(host))
         self._freeze(True)
         return {"warm_seconds": warm}
 
@@ -136,13 +126,25 @@ class Stopwatch:
         self._spare, self._ring, self._kept, self._play = [], {}, {}, None
         self._captured, self._replayed = [], []
 
+    def close(self) -> None:
+        """Give the driver's memory back; torch's goes with the slots."""
+        self._tools.sync()
+        self._free()
+        if self._flush:
+            self._tools.free(self._flush)
+        self._flush, self._slots, self._homes = 0, [], []
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the interpreter or the context may be gone
+            self.close()
+
     def _lay(self, draws: Sequence[dict[str, Any]], slots: int, turning: Mapping[str, Sequence[int]]) -> None:
         tools = self._tools
         for name, sizes in turning.items():
             seen = [Seen(d[name]) for d in draws if name in d]
-            address = tools.alloc(sum(s.bytes for s in seen))
+            address = tools.alloc(sum(s.size for s in seen))
             for k, s in enumerate(seen):
-                tools.copy(address + k * s.bytes, s.pointer, s.bytes)
+                tools.copy(address + k * s.size, s.pointer, s.size)
             self._ring[name] = address, sum(s.span for s in seen), (int(sizes[0]), int(sizes[1]))
         self._slots = []
         for _ in range(slots):
@@ -157,7 +159,7 @@ class Stopwatch:
     def _moved(self, value: torch.Tensor) -> torch.Tensor:
         """A copy elsewhere with the same shape, strides and offset."""
         new = like(value, self.device)
-        self._tools.copy(Seen(new).pointer, (old := Seen(value)).pointer, old.bytes)
+        self._tools.copy(Seen(new).pointer, (old := Seen(value)).pointer, old.size)
         return new
 
     def load(self, slot: int, turn: Turn) -> None:
@@ -282,8 +284,8 @@ class Stopwatch:
             if seen is None:
                 kept.at.append((0, 0))
                 continue
-            kept.at.append(self._room(seen.bytes))
-            self._tools.copy(kept.at[-1][0], seen.pointer, seen.bytes)
+            kept.at.append(self._room(seen.size))
+            self._tools.copy(kept.at[-1][0], seen.pointer, seen.size)
         self._spoil(slot, kept)
         return kept
 
@@ -292,7 +294,7 @@ class Stopwatch:
         homes = {seen.home for seen, _ in self._homes[slot].values()}
         for value in result.values:
             if isinstance(value, Seen) and value.dense and value.home not in homes:
-                self._tools.fill(value.pointer, POISON, value.bytes)
+                self._tools.fill(value.pointer, POISON, value.size)
 
     def _seen(self, slot: int, result: Any) -> Kept:
         """A result's tensors, and the written arguments as pairs of name and metadata."""
@@ -390,7 +392,7 @@ class Stopwatch:
         same = {n: a for n, a in args.items() if a.span and seen.span and a.home == seen.home}
         alias = [n for n, a in same.items()
                  if (a.pointer, a.shape, a.strides) == (seen.pointer, seen.shape, seen.strides)]  # fmt: skip
-        data.append(self._tools.read(address, seen.bytes))
+        data.append(seen.resolved(self._tools.read(address, seen.size)))
         return {
             "k": "tensor", "dtype": wire.NAMES[seen.dtype], "shape": list(seen.shape), "stride": list(seen.strides),
             "shift": 0, "blob": len(data) - 1, "alias": alias[0] if alias else None,

@@ -33,7 +33,7 @@ class FakeDevice(Driver):
     def put(self, to: torch.Tensor, source: torch.Tensor) -> None:
         """A copy that no name of torch has a part in."""
         a, b = Seen(to), Seen(source)
-        ctypes.memmove(a.pointer, b.pointer, b.bytes)
+        ctypes.memmove(a.pointer, b.pointer, b.size)
 
     def launch(self, work: Callable[[], None], us: float = 2.0) -> None:
         def done() -> None:
@@ -65,7 +65,9 @@ class FakeDevice(Driver):
         for k in range(count):
             for i in range(height):
                 start = k * rows * pitch
-                self.copy(to + start + (out[0] + i) * pitch + out[1], source + start + (at[0] + i) * pitch + at[1], width)
+                self.copy(
+                    to + start + (out[0] + i) * pitch + out[1], source + start + (at[0] + i) * pitch + at[1], width
+                )
 
     def fill(self, to: int, byte: int, size: int) -> None:
         if size < 1 << 28:
@@ -142,4 +144,3 @@ class FakeTalk:
 
     def _answer(self, reply: Any, data: Any) -> Any:
         return self._talk._answer(self, reply, data)  # type: ignore[arg-type]
-

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from fake_device import FakeDevice
+from triton.runtime.autotuner import Autotuner
 
 from kbx_env import task as laws
 from kbx_env.catalog import load_task, task_ids
@@ -15,6 +16,12 @@ from kbx_env.sandbox.stopwatch import Stopwatch
 from kbx_env.task import Case, T
 
 SEEDS = list(range(fresh.MORE))
+
+
+@pytest.fixture(autouse=True)
+def _tuners_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("run", "_bench"):
+        monkeypatch.setattr(Autotuner, name, getattr(Autotuner, name))
 
 
 class _Task:
@@ -90,3 +97,15 @@ def test_every_timed_input_has_a_track(name: str) -> None:
             law = case.draws.get(tensor) or task.takes[tensor].draw or case.draw
             known = (*fresh._ELEMENTWISE, *fresh._ALIKE, *fresh.inputs.MATRICES, laws.Distinct)
             assert not size or isinstance(law, known), f"{tensor}: {law}"
+
+
+def test_pending_conjugations_are_carried_out() -> None:
+    device = FakeDevice()
+    watch = Stopwatch("cpu", device, guards=True)
+    x = torch.complex(torch.arange(4.0), torch.arange(4.0) + 1)
+    watch.prepare(lambda slot: slot["x"].conj().clone().conj(), [{"x": x}], slots=2, turning={"x": [0, 0]})
+    right, kept = x.conj().resolve_conj(), x.conj()
+    watch._keep(0, kept)
+    reply, data = watch.result(0)
+    got = torch.frombuffer(bytearray(data[reply["outputs"][0]["blob"]]), dtype=torch.complex64)
+    assert torch.equal(got, right)

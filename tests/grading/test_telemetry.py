@@ -80,7 +80,11 @@ def test_the_library_is_read() -> None:
         (Reading("m", reasons=0x4), Reading("m", reasons=0x1), None),  # the work's own power cap, an idle GPU
         (Reading("m"), Reading("m", reasons=0x8), "hardware slowdown"),
         (Reading("m", processes=(1, 2, 9)), Reading("m", processes=(1, 2, 9), busy=(1, 2)), None),
-        (Reading("m", processes=(1, 2, 9)), Reading("m", processes=(1, 2, 9), busy=(1, 9)), "1 other processes computed"),
+        (
+            Reading("m", processes=(1, 2, 9)),
+            Reading("m", processes=(1, 2, 9), busy=(1, 9)),
+            "1 other processes computed",
+        ),
         # Numbers of another namespace: nobody knows which are ours.
         (Reading("m", processes=(70, 80)), Reading("m", processes=(70, 80), busy=(70, 80)), None),
         (Reading("m", processes=(70, 80)), Reading("m", processes=(70, 80, 90)), "1 processes came or went"),
