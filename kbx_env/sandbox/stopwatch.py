@@ -122,7 +122,8 @@ class Stopwatch:
         for kept in [*self._kept.values(), *self._captured]:
             self._spare += kept.at
         for address, _ in self._spare:
-            self._tools.free(address)
+            if address:
+                self._tools.free(address)
         self._spare, self._ring, self._kept, self._play = [], {}, {}, None
         self._captured, self._replayed = [], []
 
@@ -310,7 +311,7 @@ class Stopwatch:
 
     def _room(self, size: int) -> tuple[int, int]:
         """Memory for a copy; what an earlier copy needed serves again."""
-        fits = [s for s in self._spare if s[1] >= size]
+        fits = [s for s in self._spare if s[0] and s[1] >= size]
         if fits:
             best = min(fits, key=lambda s: s[1])
             self._spare.remove(best)
