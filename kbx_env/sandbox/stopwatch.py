@@ -121,9 +121,8 @@ class Stopwatch:
             self._tools.free(address)
         for kept in [*self._kept.values(), *self._captured]:
             self._spare += kept.at
-        for address, _ in self._spare:
-            if address:
-                self._tools.free(address)
+        for address in {a for a, _ in self._spare if a}:
+            self._tools.free(address)
         self._spare, self._ring, self._kept, self._play = [], {}, {}, None
         self._captured, self._replayed = [], []
 
