@@ -102,6 +102,10 @@ class CaseTime:
     pairs: int
     floor_us: float | None = None
     method: str = "events"
+    disturbed: bool = False
+    """The clocks were throttled for the hardware's sake, or another process computed meanwhile, in every attempt."""
+    void: bool = False
+    """Nearer to the physical roofline than any kernel known: not believed until somebody has explained it."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,11 @@ class Timing:
     """The largest speedup that the device's measured peaks allow; a higher claim is impossible."""
     cases: tuple[CaseTime, ...]
     device: str
+    before: Mapping[str, Any] | None = None
+    """Clocks, temperature, power, throttling and other processes as the driver tells them before timing; ``None`` where it
+    does not."""
+    after: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -293,7 +302,9 @@ def _cases(d: Mapping[str, Any] | None) -> Cases | None:
 
 
 def _timing(d: Mapping[str, Any] | None) -> Timing | None:
-    return Timing(**{**d, "cases": tuple(CaseTime(**c) for c in d["cases"])}) if d else None
+    if not d:
+        return None
+    return Timing(**{**d, "cases": tuple(CaseTime(**c) for c in d["cases"]), "notes": tuple(d.get("notes", ()))})
 
 
 def _estimate(d: Mapping[str, Any] | None) -> Estimate | None:

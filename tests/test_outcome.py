@@ -20,7 +20,10 @@ from kbx_env.outcome import (
     Violation,
 )
 
-TIMING = Timing(2.0, 1.9, 2.1, None, (CaseTime("N=4", 10.0, 5.0, 2.0, 1.9, 2.1, 40),), "H200")
+TIMING = Timing(
+    2.0, 1.9, 2.1, None, (CaseTime("N=4", 10.0, 5.0, 2.0, 1.9, 2.1, 40, disturbed=True),), "H200", {"sm_mhz": 1980}, None,
+    ("a note",),
+)  # fmt: skip
 
 
 def _correct(**more) -> Outcome:

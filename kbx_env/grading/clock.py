@@ -1,37 +1,38 @@
 """Speedup over torch eager on the same device in the same minute: interleaved, paired, verified.
 
-Candidate (in its runner) and eager (in the grader) take turns in short blocks, each call after an L2 flush and
-on rotating inputs. A round is a few such pairs with the buffers in one place; then both sides move theirs. The rounds'
-mean log-ratios are independent, so that Student's interval over them covers what placement does.
-The timed calls are checked calls: at a secret turn the inputs change in place and the result is judged.
+Candidate (in its runner) and eager (in the grader) take turns in short blocks, each call after an L2 flush, on rotating
+buffers and on values that no call has seen. A round is a few such pairs with the buffers in one place; then both sides move
+theirs. The rounds' mean log-ratios are independent, so that Student's interval over them covers what placement does.
+The timed calls are checked calls: of those of a secret turn the result of one is judged, as it was at its end event.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.stats import t as student
 
-from kbx_env.grading import floor, inputs, reference
-from kbx_env.grading import judge as judges
-from kbx_env.grading.calls import Stopped, Talk, readable
+from kbx_env.grading import floor, fresh, inputs, reference
+from kbx_env.grading.calls import Stopped, Talk
+from kbx_env.grading.fresh import Ring, Turn
+from kbx_env.grading.sides import SLOTS, EagerSide, RunnerSide, Side
+from kbx_env.grading.telemetry import Telemetry, disturbance
 from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
-from kbx_env.sandbox.stopwatch import GRAPH_CALLS, Stopwatch
-from kbx_env.task import Case, GeneratorArg, Task
-from kbx_env.wire import assembled
+from kbx_env.task import Case, Task
+
+__all__ = ["SLOTS", "EagerSide", "Paired", "RunnerSide", "Side", "interval", "pair", "time_task"]
 
 BLOCK = 5
 """Calls in one block."""
-SLOTS = 3
-"""Sets of inputs that rotate: other buffers, other values."""
 PAIRS = 4
 """Pairs of blocks in one round."""
 MIN_ROUNDS, MAX_ROUNDS = 6, 24
@@ -43,153 +44,8 @@ PROCESS_US = 0.11
 """Standard deviation between two fresh processes that time the same kernel. It is the same at 4, 12 and 36 us, and
 neither moving the buffers, nor warm code, nor several calls between two readings makes it smaller: what the driver
 allots to a process is not ours to move. Measured on an H200 (docs/measurements)."""
-AUDITS = 3
-"""Attempts at the audit; one that fits is enough."""
-AUDIT_US = 100_000.0
-"""Length of the back-to-back run: long beside the milliseconds that one command to a runner takes."""
-SLACK, GAP_US = 1.3, 10.0
-"""A replayed graph may take this factor of the claimed device time plus this per call under the grader's clock."""
-HOST_SLACK, HOST_US = 2.0, 1000.0
-"""The same where a call reads back to the host and no graph can be captured: Python's launches count as well."""
-
-
-class Side(Protocol):
-    """Something that can be timed."""
-
-    def prepare(self, slots: Sequence[dict[str, Any]]) -> None:
-        """Take inputs and warm up."""
-
-    def refill(self, slots: Sequence[dict[str, Any]]) -> None:
-        """New values in the same storage."""
-
-    def shuffle(self, seed: int) -> None:
-        """Move the buffers."""
-
-    def measure(self, order: Sequence[int], flush: bool = True) -> list[float]:
-        """Device microseconds of each call."""
-
-
-class EagerSide:
-    """Torch eager, in the grader's own process, with TF32 off as the contracts demand."""
-
-    def __init__(self, task: Task, case: Case, device: str = "cuda") -> None:
-        self.task, self.case = task, case
-        self.watch = Stopwatch(device)
-        self.device = device
-        self._function = task.eager or task.reference
-
-    def prepare(self, slots: Sequence[dict[str, Any]]) -> None:
-        """See ``Side``."""
-        with reference.exact_matmul():
-            self.watch.prepare(
-                lambda s: self._function(**assembled(s)), [self._resolve(s, i) for i, s in enumerate(slots)]
-            )
-
-    def refill(self, slots: Sequence[dict[str, Any]]) -> None:
-        """See ``Side``."""
-        self.watch.refill([{k: v for k, v in self._resolve(s, i).items() if isinstance(v, torch.Tensor)}
-                           for i, s in enumerate(slots)])  # fmt: skip
-
-    def shuffle(self, seed: int) -> None:
-        """See ``Side``."""
-        with reference.exact_matmul():
-            self.watch.shuffle(seed)
-
-    def measure(self, order: Sequence[int], flush: bool = True) -> list[float]:
-        """See ``Side``."""
-        with reference.exact_matmul():
-            return [float(u) for u in self.watch.measure({"order": list(order), "flush": flush})["us"]]
-
-    def _resolve(self, args: dict[str, Any], seed: int) -> dict[str, Any]:
-        return reference.resolve(args, self.device, generator_seed=seed)
-
-
-class RunnerSide:
-    """A submission in its runner. Its times are claims; ``suspicious`` says when the wall clock disagrees."""
-
-    def __init__(self, talk: Talk, case: Case) -> None:
-        self.talk, self.case = talk, case
-
-    def _send(self, do: str, slots: Sequence[dict[str, Any]], extra: float) -> Any:
-        blobs: list[bytes] = []
-        messages = [self.talk.header(s, 1000 + i, blobs) for i, s in enumerate(slots)]
-        header = {"op": "time", "do": do, "slots": [m["args"] for m in messages]}
-        header |= {"entry": messages[0]["entry"], "positional": messages[0]["positional"]}
-        return self.talk.ask(header, blobs, extra=extra)
-
-    def prepare(self, slots: Sequence[dict[str, Any]]) -> None:
-        """See ``Side``; autotuning may take its time here."""
-        self.talk.left = 120.0
-        self._send("prepare", slots, 0)
-
-    def refill(self, slots: Sequence[dict[str, Any]]) -> None:
-        """See ``Side``."""
-        self.talk.left = 60.0
-        self._send("refill", slots, 0)
-
-    def shuffle(self, seed: int) -> None:
-        """See ``Side``."""
-        self.talk.left = 60.0
-        self.talk.ask({"op": "time", "do": "shuffle", "seed": seed})
-
-    def measure(self, order: Sequence[int], flush: bool = True) -> list[float]:
-        """See ``Side``."""
-        self.talk.left = 60.0
-        start = time.perf_counter()
-        reply, _ = self.talk.ask({"op": "time", "do": "measure", "order": list(order), "flush": flush})
-        wall_us = (time.perf_counter() - start) * 1e6
-        with readable():
-            us = [float(u) for u in reply["us"]]
-        if (
-            len(us) != (len(order) if flush else 1)
-            or min(us) <= 0
-            or not all(map(math.isfinite, us))
-            or sum(us) > wall_us
-        ):
-            raise Stopped(
-                Verdict.REJECTED, "impossible times", [Violation("clock", "times that do not fit the wall clock")]
-            )
-        return us
-
-    def capture(self) -> bool:
-        """Have a graph of the calls captured; whether that was possible."""
-        self.talk.left = 60.0
-        return bool(self.talk.ask({"op": "time", "do": "capture"})[0].get("captured"))
-
-    def audit(self, claimed_us: float, captured: bool) -> None:
-        """Run back to back under the grader's own clock: device work cannot hide from it."""
-        reps = max(5, min(10_000 if captured else 200, int(AUDIT_US / max(claimed_us, 1.0))))
-        graphs = max(1, reps // GRAPH_CALLS)
-        if captured:
-            reps = graphs * GRAPH_CALLS
-        slack, more = (SLACK, GAP_US) if captured else (HOST_SLACK, HOST_US)
-        walls = []
-        # Work that hides from the clock is there every time; a hiccup of the host is not.
-        for _ in range(AUDITS):
-            self.talk.left = 60.0
-            start = time.perf_counter()
-            if captured:
-                self.talk.ask({"op": "time", "do": "replay", "times": graphs})
-            else:
-                self.measure([i % SLOTS for i in range(reps)], flush=False)
-            walls.append((time.perf_counter() - start) * 1e6 / reps)
-            if walls[-1] <= slack * claimed_us + more:
-                return
-        detail = f"claims {claimed_us:.0f} us a call, {reps} calls in a row took {min(walls):.0f} us each"
-        raise Stopped(Verdict.REJECTED, detail, [Violation("clock", detail)])
-
-    def verify(self, task: Task, args: dict[str, Any], slot: int) -> None:
-        """Judge what the timed call on this slot returned."""
-        reply, data = self.talk.ask({"op": "time", "do": "result", "slot": slot}, extra=60)
-        with readable():
-            answer, broken = self.talk._answer(reply, data)
-        if broken is None and not any(isinstance(v, GeneratorArg) for v in args.values()):
-            ruling = judges.judge(task, self.case, args, [answer] * judges.calls_needed(task, self.case), device="cuda",
-                                  generator_seeds=[0, 0, 1], timed=True)  # fmt: skip
-            broken = None if ruling.passed else ruling.reason
-        if broken:
-            message = f"timed call wrong ({self.case.label()}): {broken}"
-            raise Stopped(Verdict.INCORRECT, message)
+ATTEMPTS = 3
+"""Measurements of a case that something disturbs; the last is kept, and says so."""
 
 
 @dataclass(frozen=True)
@@ -221,24 +77,52 @@ def _middle(values: Sequence[float]) -> float:
     return sum(kept) / len(kept)
 
 
-def pair(a: Side, b: Side, *, budget: float = BUDGET, on_turn: Any = None) -> Paired:
-    """Time two prepared sides in turns; log_ratio = log(a / b): positive when ``b`` is faster."""
+Check = Callable[[list[int], list[Turn]], None]
+"""Looks at what the calls just measured have returned: slots and windows, in order."""
+
+
+def pair(
+    a: Side,
+    b: Side,
+    *,
+    ring: Ring | None = None,
+    check: Check | None = None,
+    budget: float = BUDGET,
+    on_turn: Any = None,
+) -> Paired:
+    """Time two prepared sides in turns; log_ratio = log(a / b): positive when ``b`` is faster.
+
+    Args:
+        a: the baseline.
+        b: the candidate.
+        ring: where every call's values come from; without it they stay what they are.
+        check: called once, after a measurement of ``b`` that is chosen in secret.
+        budget: seconds of measuring after which no round begins.
+        on_turn: called with the number of rounds.
+    """
     rounds: list[float] = []
     all_a: list[float] = []
     all_b: list[float] = []
     start = time.monotonic()
     rng = random.Random(secrets.randbits(64))
+    chosen = rng.randrange(MIN_ROUNDS * PAIRS)
+    turns: list[Turn] | None = None
     while len(rounds) < MAX_ROUNDS:
         a.shuffle(rng.getrandbits(32))
         b.shuffle(rng.getrandbits(32))
         ratios = []
         for turn in range(PAIRS):
             order = [rng.randrange(SLOTS) for _ in range(BLOCK)]
+            if ring is not None:
+                turns = [ring.pick(rng) for _ in range(BLOCK + 1)]
             # Who goes first changes, so that a drift of the clock frequency favours nobody.
             if turn % 2:
-                got_b, got_a = b.measure(order), a.measure(order)
+                got_b = b.measure(order, turns)
+                start += _checked(check, chosen == len(rounds) * PAIRS + turn, order, turns)
+                got_a = a.measure(order, turns)
             else:
-                got_a, got_b = a.measure(order), b.measure(order)
+                got_a, got_b = a.measure(order, turns), b.measure(order, turns)
+                start += _checked(check, chosen == len(rounds) * PAIRS + turn, order, turns)
             all_a += got_a
             all_b += got_b
             ratios.append(math.log(_middle(got_a) / _middle(got_b)))
@@ -254,52 +138,35 @@ def pair(a: Side, b: Side, *, budget: float = BUDGET, on_turn: Any = None) -> Pa
     return Paired(us_a, us_b, middle, low, high, PAIRS * len(rounds))
 
 
+def _checked(check: Check | None, now: bool, order: list[int], turns: list[Turn] | None) -> float:
+    """Seconds that a check took, if this was its moment."""
+    if check is None or not now:
+        return 0.0
+    began = time.monotonic()
+    check(order, (turns or [{}] * (len(order) + 1))[1:])
+    return time.monotonic() - began
+
+
 def time_task(task: Task, talk: Talk) -> Timing:
-    """Time every timing case of a task that the device's memory holds.
+    """Time every timing case of a task that the device's memory holds: none may be missing.
 
     Raises:
-        Stopped: a timed call was wrong, or the claimed times cannot be true.
+        Stopped: a timed call was wrong or failed, or the claimed times cannot be true.
     """
     peaks = floor.measured_peaks("cuda")
+    properties = torch.cuda.get_device_properties(0)
+    uuid = getattr(properties, "uuid", None)
+    telemetry = Telemetry(None if uuid is None else str(uuid))
+    before = telemetry.read()
     rows: list[CaseTime] = []
     parts: list[Paired] = []
-    memory = torch.cuda.get_device_properties(0).total_memory
-    for index, case in enumerate(floor.fitting(task, memory)):
-        seeds = [inputs.case_seed(talk.secret, task.id, talk.split + "/time", index, k) for k in range(SLOTS + 1)]
-        slots = [inputs.draw(task, case, s) for s in seeds]
-        eager, mine = EagerSide(task, case), RunnerSide(talk, case)
-        eager.prepare(slots[:SLOTS])
-        mine.prepare(slots[:SLOTS])
-        paired = pair(eager, mine)
-        # The check: the values change in place, a timed call runs, and its result is what is judged.
-        secret_slot = secrets.randbelow(SLOTS)
-        fresh = [slots[SLOTS] if i == secret_slot else {} for i in range(SLOTS)]
-        mine.refill([f or dict(slots[i]) for i, f in enumerate(fresh)])
-        # The stopwatch's untimed first call must fall on another slot: in-place tasks would take two steps.
-        mine.measure([(secret_slot + 1) % SLOTS, secret_slot])
-        mine.verify(task, slots[SLOTS], secret_slot)
-        captured = mine.capture()
-        if captured and not task.written(case.args):
-            # A call that behaves otherwise while it is captured must be right all the same.
-            values = secrets.randbelow(SLOTS)
-            mine.refill([slots[(i + values) % SLOTS] for i in range(SLOTS)])
-            mine.audit(paired.b_us, True)
-            mine.verify(task, slots[(secret_slot + values) % SLOTS], secret_slot)
-        else:
-            mine.audit(paired.b_us, captured)
-        ideal = floor.ideal_bytes(task, case, slots[0], reference.expect(task, case, slots[0], "cuda", exact=False))
-        floor_us = peaks.floor_us(ideal, floor.flops(task, case, slots[0]))
-        if floor_us and paired.b_us < 0.8 * floor_us:
-            detail = f"{case.label()}: {paired.b_us:.1f} us, the device needs {floor_us:.1f} us to move the data"
-            raise Stopped(Verdict.REJECTED, detail, [Violation("impossible_speed", detail)])
+    notes: list[str] = []
+    for index, case in enumerate(floor.fitting(task, properties.total_memory)):
+        row, paired = _time_case(task, talk, case, index, peaks, telemetry, notes)
+        rows.append(row)
         parts.append(paired)
-        rows.append(CaseTime(
-            case=case.label(), eager_us=round(paired.a_us, 3), candidate_us=round(paired.b_us, 3),
-            speedup=math.exp(paired.log_ratio), low=math.exp(paired.low), high=math.exp(paired.high),
-            pairs=paired.pairs, floor_us=round(floor_us, 3) if floor_us else None,
-        ))  # fmt: skip
-        del slots, eager
         torch.cuda.empty_cache()
+    after = telemetry.read()
     n = len(parts)
     middle = sum(p.log_ratio for p in parts) / n
     # Independent cases: the half-widths of the mean add in quadrature.
@@ -309,5 +176,64 @@ def time_task(task: Task, talk: Talk) -> Timing:
     ratio = math.exp(sum(map(math.log, floors)) / len(floors)) if floors else None
     return Timing(
         speedup=math.exp(middle), low=math.exp(middle - down), high=math.exp(middle + up), floor_ratio=ratio,
-        cases=tuple(rows), device=torch.cuda.get_device_name(0),
+        cases=tuple(rows), device=torch.cuda.get_device_name(0), before=before.to_dict() if before else None,
+        after=after.to_dict() if after else None, notes=tuple(notes),
     )  # fmt: skip
+
+
+def _time_case(
+    task: Task, talk: Talk, case: Case, index: int, peaks: floor.Peaks, telemetry: Telemetry, notes: list[str]
+) -> tuple[CaseTime, Paired]:
+    seeds = [inputs.case_seed(talk.secret, task.id, talk.split + "/time", index, k) for k in range(fresh.MORE)]
+    ring = Ring.draw(task, case, seeds)
+    eager, mine = EagerSide(task, case, talk.backend), RunnerSide(talk, case)
+    try:
+        return _compare(task, talk, case, ring, eager, mine, peaks, telemetry, notes)
+    finally:
+        eager.watch.close()
+
+
+def _compare(
+    task: Task, talk: Talk, case: Case, ring: Ring, eager: EagerSide, mine: RunnerSide, peaks: floor.Peaks,
+    telemetry: Telemetry, notes: list[str],
+) -> tuple[CaseTime, Paired]:  # fmt: skip
+    eager.prepare(ring)
+    mine.prepare(ring)
+
+    def check(order: list[int], turns: list[Turn]) -> None:
+        slot = secrets.choice(order)
+        last = max(k for k, i in enumerate(order) if i == slot)
+        mine.verify(task, ring.args(turns[last]), slot)
+
+    for _ in range(ATTEMPTS):
+        first = telemetry.read()
+        paired = pair(eager, mine, ring=ring, check=check)
+        disturbed = disturbance(first, telemetry.read(), (os.getpid(), talk.runner.pid))
+        if disturbed is None:
+            break
+    else:
+        notes.append(f"{case.label()}: disturbed in {ATTEMPTS} attempts: {disturbed}")
+    expected = reference.expect(task, case, ring.draws[0], talk.backend, exact=False)
+    result_bytes = sum(o.numel() * o.element_size() for o in expected.native)
+    ideal = floor.ideal_bytes(task, case, ring.draws[0], expected)
+    del expected
+    captured = mine.capture(result_bytes)
+    mine.audit(paired.b_us, captured)
+    if captured and not task.written(case.args):
+        # A call that behaves otherwise while it is captured must be right all the same.
+        mine.verify_graph(task, ring, result_bytes)
+    operations = floor.flops(task, case, ring.draws[0])
+    floor_us = peaks.floor_us(ideal, operations)
+    if floor_us and paired.b_us < floor.IMPOSSIBLE * floor_us:
+        detail = f"{case.label()}: {paired.b_us:.1f} us, the device needs {floor_us:.1f} us to move the data"
+        raise Stopped(Verdict.REJECTED, detail, [Violation("impossible_speed", detail)])
+    share = peaks.share(ideal, operations, paired.b_us)
+    void = share is not None and share > floor.PLAUSIBLE
+    if void:
+        notes.append(f"{case.label()}: {paired.b_us:.1f} us is {share:.2f} of the roofline; not believed unexplained")
+    row = CaseTime(
+        case=case.label(), eager_us=round(paired.a_us, 3), candidate_us=round(paired.b_us, 3),
+        speedup=math.exp(paired.log_ratio), low=math.exp(paired.low), high=math.exp(paired.high), pairs=paired.pairs,
+        floor_us=round(floor_us, 3) if floor_us else None, disturbed=disturbed is not None, void=void,
+    )  # fmt: skip
+    return row, paired

@@ -102,6 +102,12 @@ def _input_bytes(task: Task, case: Case) -> int:
     return sum(n * DTYPES[case.dtypes.get(t, task.takes[t].dtype)].itemsize for t, n in sizes.items())
 
 
+IMPOSSIBLE = 0.8
+"""A time below this share of the floor is a lie."""
+PLAUSIBLE = 0.9
+"""Share of the roofline that kernels reach; a time that claims more is not paid until somebody has explained it."""
+
+
 @dataclass(frozen=True)
 class Peaks:
     """A device's measured ceilings: bytes per second and fp16 flops per second."""
@@ -109,10 +115,23 @@ class Peaks:
     bandwidth: float
     matmul: float
     cache_bytes: int
+    memory: float | None = None
+    """Bytes per second of its memory by clock and width of the bus, ``None`` where the device does not tell. A copy reaches
+    some 0.85 of it on an H200, so the best honest kernels lie between ``bandwidth`` and this."""
 
     def floor_us(self, moved: int, operations: float) -> float:
         """Microseconds below which no kernel can run; traffic that may stay in L2 is not counted."""
         return 1e6 * max(max(0, moved - self.cache_bytes) / self.bandwidth, operations / (4 * self.matmul))
+
+    def share(self, moved: int, operations: float, us: float) -> float | None:
+        """Share of the roofline that a time claims; ``None`` where nothing has to be moved or computed.
+
+        The roofline is what the memory's chips can, not what a copy was seen to reach: a good kernel may be as fast as that.
+        Where the device does not tell, a copy counts as ``PLAUSIBLE`` of it.
+        """
+        best = self.memory or self.bandwidth / PLAUSIBLE
+        least = 1e6 * max(max(0, moved - self.cache_bytes) / best, operations / (4 * self.matmul))
+        return least / us if least else None
 
 
 @functools.cache
@@ -144,4 +163,10 @@ def _measure(device: str) -> Peaks:
     bandwidth = 2 * a.numel() / best(lambda: b.copy_(a), 6)
     m = torch.randn(8192, 8192, device=device, dtype=torch.float16)
     matmul = 2 * 8192**3 / best(lambda: m @ m, 6)
-    return Peaks(bandwidth, matmul, torch.cuda.get_device_properties(0).L2_cache_size)
+    properties = torch.cuda.get_device_properties(0)
+    clock, width = getattr(properties, "memory_clock_rate", 0), getattr(properties, "memory_bus_width", 0)
+    # kHz, two transfers a clock, bits.
+    memory = clock * 1e3 * 2 * width / 8 if clock and width else None
+    # A wrong answer of the driver's must not make honest kernels look too fast.
+    known = memory if memory is not None and memory >= bandwidth else None
+    return Peaks(bandwidth, matmul, properties.L2_cache_size, known)

@@ -25,6 +25,7 @@ from kbx_env.sandbox import firewall, limits, standin
 from kbx_env.sandbox.confine import confine
 from kbx_env.sandbox.launches import Interceptor
 from kbx_env.sandbox.recorder import Ask, Recorder, install, recording
+from kbx_env.sandbox.stopwatch import Stopwatch
 
 
 class Runner:
@@ -60,6 +61,8 @@ class Runner:
         if self.recorder is not None:
             install(self.recorder)
             standin.install()
+        # What the clock uses of torch it must hold before the submission can replace it.
+        self.stopwatch = Stopwatch("cuda", guards=True) if self.device == "cuda" else None
         self.module: dict[str, Any] = {}
         self._theirs: BaseException | None = None
 
@@ -159,42 +162,33 @@ class Runner:
 
     def time(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
         """Timing commands (CUDA only); see ``sandbox/stopwatch.py``."""
-        from kbx_env.sandbox.stopwatch import Stopwatch
-
-        if not hasattr(self, "stopwatch"):
-            self.stopwatch = Stopwatch(self.device)
+        watch = self.stopwatch
+        if watch is None:
+            raise ValueError("there is no clock on this device")
         self.interceptor.mode = "time"
-        if header["do"] == "prepare":
-            slots = [{name: self._argument(d, blobs) for name, d in slot.items()} for slot in header["slots"]]
-            entry = self.module[header["entry"]]
-            names = header["positional"]
+        match header["do"]:
+            case "prepare":
+                slots = [{name: self._argument(d, blobs) for name, d in slot.items()} for slot in header["slots"]]
+                entry, names, assembled = self.module[header["entry"]], header["positional"], wire.assembled
 
-            def call(slot: dict[str, Any]) -> Any:
-                whole = wire.assembled(slot)
-                given = [whole.pop(n) for n in names]
-                self.log.host_reads = 0
-                with self.submission():
-                    return entry(*given, **whole)
+                def call(slot: dict[str, Any]) -> Any:
+                    whole = assembled(slot)
+                    given = [whole.pop(n) for n in names]
+                    self.log.host_reads = 0
+                    with self.submission():
+                        return entry(*given, **whole)
 
-            return self.stopwatch.prepare(call, slots), []
-        if header["do"] == "refill":
-            slots = [{name: self._argument(d, blobs) for name, d in slot.items()} for slot in header["slots"]]
-            return self.stopwatch.refill(slots), []
-        if header["do"] == "shuffle":
-            return self.stopwatch.shuffle(int(header["seed"])), []
-        if header["do"] == "capture":
-            return self.stopwatch.capture(), []
-        if header["do"] == "replay":
-            return self.stopwatch.replay(int(header["times"])), []
-        if header["do"] == "measure":
-            return self.stopwatch.measure(header), []
-        out: list[bytes] = []
-        result = self.stopwatch.result(int(header["slot"]))
-        is_tuple, results = _results(result)
-        tensors = self.stopwatch.tensors(int(header["slot"]))
-        outputs = [_claim(v, tensors, out) for v in results]
-        after = {k: _claim(v, {}, out) for k, v in tensors.items()}
-        return {"outputs": outputs, "is_tuple": is_tuple, "after": after}, out
+                several = {"slots": int(header.get("count", 0)), "written": header.get("written", ())}
+                return watch.prepare(call, slots, turning=header.get("turning"), **several), []
+            case "shuffle":
+                return watch.shuffle(int(header["seed"])), []
+            case "capture":
+                return watch.capture([int(i) for i in header["order"]]), []
+            case "replay":
+                return watch.replay(int(header["times"]), header.get("turns")), []
+            case "measure":
+                return watch.measure(header), []
+        return watch.result(int(header.get("slot", 0)), header.get("captured"))
 
     def answer(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
         """Serve one command; an exception becomes a classified error, never a traceback of ours."""

@@ -1,60 +1,191 @@
 """Times calls on the device with events. Used on both sides: by the runner for the candidate, by the grader
-for eager, so that the two numbers differ only in what was called."""
+for eager, so that the two numbers differ only in what was called.
+
+In the runner it lives beside the submission. It holds what it needs from before the submission was loaded, gives every timed
+call values that no earlier call has seen, and keeps a call's result as it is when the end event happens.
+"""
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import random
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from kbx_env import wire
+from kbx_env.sandbox.driver import Driver, Kept, Seen, again, blank, is_plain, like
+from kbx_env.sandbox.tuning import Tuners
+
 FLUSH_BYTES = 512 << 20
 """Written before every timed call: evicts L2 (60 MB on an H200)."""
 CYCLES_PER_US = 2000
 """At least the SM clock in MHz: a wait of this many cycles lasts a microsecond or longer."""
 MAX_WAIT_US = 5000.0
-GRAPH_CALLS = 20
-"""Calls captured into one graph."""
 JUNK = 4
 """Buffers of random size that push the others to new addresses."""
+POISON = 0xFF
+"""Every byte of a result that was looked at: NaN, -1. Who returns it again returns this."""
+ALONE = 5.0
+"""Seconds that another thread must wait for the interpreter while a result is being kept."""
+
+Turn = Mapping[str, Sequence[int]]
+"""The values of one call: by tensor, where its window into the ring starts and by how much its matrices are rolled."""
 
 
 class Stopwatch:
-    """Holds the input slots of one timed case and the last result of each."""
+    """Holds the input slots of one timed case and the last result of each.
 
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self._flush: torch.Tensor | None = None
+    Args:
+        device: where it times.
+        tools: the device's; another one in tests.
+        guards: keep results, spoil them after that, watch autotuners: beside a submission.
+    """
+
+    def __init__(self, device: str, tools: Driver | None = None, *, guards: bool = False) -> None:
+        self.device, self.guards = device, guards
+        self._tools = tools or Driver()
+        self._flush = 0
         self._call: Callable[[dict[str, Any]], Any] | None = None
         self._slots: list[dict[str, Any]] = []
-        self._results: dict[int, Any] = {}
+        self._homes: list[dict[str, tuple[Seen, Any]]] = []
+        """By slot and tensor: what it is, and a hold on its memory that no ``set_`` of a call loosens."""
+        self._kept: dict[int, Kept] = {}
+        self._written: tuple[str, ...] = ()
+        self._ring: dict[str, tuple[int, int, tuple[int, int]]] = {}
+        """By tensor: address and elements of the ring, and the sizes of its matrices (0, 0 for none)."""
+        self._spare: list[tuple[int, int]] = []
         self._wait_us = 100.0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._driver = ctypes.CDLL("libcuda.so.1") if device == "cuda" else None
+        self._play: Callable[[], None] | None = None
+        self._captured: list[Kept] = []
+        self._replayed: list[tuple[int, Any]] = []
+        """Slot and result of every captured call."""
+        self._now, self._patience = time.perf_counter, (sys.setswitchinterval, sys.getswitchinterval())
+        self._tuners = Tuners() if guards else None
 
-    def prepare(self, call: Callable[[dict[str, Any]], Any], slots: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Take new inputs and warm up: compilation and autotuning happen here, outside every timed region."""
-        self._call, self._slots, self._results, self._graph = call, list(slots), {}, None
-        if self._flush is None:
-            self._flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=self.device)
-        start = time.perf_counter()
-        for i, slot in enumerate(self._slots):
-            self._results[i] = call(slot)
-        torch.cuda.synchronize()
-        warm = time.perf_counter() - start
+    # --- inputs -------------------------------------------------------------------------------------------
+
+    def prepare(
+        self, call: Callable[[dict[str, Any]], Any], draws: Sequence[dict[str, Any]], *, slots: int = 0,
+        turning: Mapping[str, Sequence[int]] | None = None, written: Sequence[str] = (),
+    ) -> dict[str, Any]:  # fmt: skip
+        """Take new inputs and warm up: compilation and autotuning happen here, outside every timed region.
+
+        Args:
+            call: what is timed, on one slot.
+            draws: values. Without ``turning`` each is a slot; with it the tensors named there are laid end to end in rings.
+            slots: sets of buffers, where there are rings.
+            turning: by tensor that changes from call to call, the sizes of its matrices, or two zeros.
+            written: tensors that a call changes in place; their values are part of the result.
+        """
+        self._free()
+        self._freeze(False)
+        self._call, self._written = call, tuple(written)
+        self._slots = list(draws)
+        if turning is not None:
+            self._lay(draws, slots, turning)
+        self._settled_down()
+        if not self._flush:
+            self._flush = self._tools.alloc(FLUSH_BYTES)
+        start = self._now()
+        for slot in self._slots:
+            call(slot)
+        self._settle()
+        warm = self._now() - start
         # The device waits this long before each timed call, so that the host has enqueued the whole call by then:
         # what is timed is the device's work, not Python's. A call that reads back to the host still pays for it.
         host = []
-        for i, slot in enumerate(self._slots):
-            before = time.perf_counter()
-            self._results[i] = call(slot)
-            host.append(time.perf_counter() - before)
-            torch.cuda.synchronize()
-        self._wait_us = min(MAX_WAIT_US, 100.0 + 2e6 * max(host))
+        for slot in self._slots:
+            before = self._now()
+            call(slot)
+            host.append(self._now() - before)
+            self._settle()
+        self._wait_us = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._ring) + 2e6 * max(host))
+        self._freeze(True)
         return {"warm_seconds": warm}
+
+    def _freeze(self, frozen: bool) -> None:
+        if self._tuners is not None:
+            self._tuners.frozen = frozen
+
+    @property
+    def tuned(self) -> int:
+        """Times that an autotuner measured after it should have been done with that."""
+        return self._tuners.late if self._tuners is not None else 0
+
+    def _free(self) -> None:
+        for address, _, _ in self._ring.values():
+            self._tools.free(address)
+        for kept in [*self._kept.values(), *self._captured]:
+            self._spare += kept.at
+        for address in {a for a, _ in self._spare if a}:
+            self._tools.free(address)
+        self._spare, self._ring, self._kept, self._play = [], {}, {}, None
+        self._captured, self._replayed = [], []
+
+    def close(self) -> None:
+        """Give the driver's memory back; torch's goes with the slots."""
+        self._tools.sync()
+        self._free()
+        if self._flush:
+            self._tools.free(self._flush)
+        self._flush, self._slots, self._homes = 0, [], []
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the interpreter or the context may be gone
+            self.close()
+
+    def _lay(self, draws: Sequence[dict[str, Any]], slots: int, turning: Mapping[str, Sequence[int]]) -> None:
+        tools = self._tools
+        for name, sizes in turning.items():
+            seen = [Seen(d[name]) for d in draws if name in d]
+            address = tools.alloc(sum(s.size for s in seen))
+            for k, s in enumerate(seen):
+                tools.copy(address + k * s.size, s.pointer, s.size)
+            self._ring[name] = address, sum(s.span for s in seen), (int(sizes[0]), int(sizes[1]))
+        self._slots = []
+        for _ in range(slots):
+            self._slots.append({k: self._moved(v) if isinstance(v, torch.Tensor) else v for k, v in draws[0].items()})
+        tools.sync()
+
+    def _settled_down(self) -> None:
+        self._homes = [
+            {k: (Seen(v), again(v)) for k, v in slot.items() if isinstance(v, torch.Tensor)} for slot in self._slots
+        ]
+
+    def _moved(self, value: torch.Tensor) -> torch.Tensor:
+        """A copy elsewhere with the same shape, strides and offset."""
+        new = like(value, self.device)
+        self._tools.copy(Seen(new).pointer, (old := Seen(value)).pointer, old.size)
+        return new
+
+    def load(self, slot: int, turn: Turn) -> None:
+        """Give a slot the values of a turn, in stream order and in the same storage: on the device nothing but a copy,
+        for torch nothing at all."""
+        for name, (offset, down, right) in turn.items():
+            ring, elements, (rows, columns) = self._ring[name]
+            seen = self._homes[slot][name][0]
+            first = min(seen.span, elements - offset)
+            for source, to, count in ((offset, 0, first), (0, first, seen.span - first)):
+                if count:
+                    self._roll(ring + source * seen.item, seen.pointer + to * seen.item, count, seen.item,
+                               (rows, columns), (down, right))  # fmt: skip
+
+    def _roll(self, source: int, to: int, count: int, item: int, matrix: tuple[int, int], by: tuple[int, int]) -> None:
+        rows, columns = matrix
+        if not any(by):
+            self._tools.copy(to, source, count * item)
+            return
+        # Element (i, j) comes from (i + down, j + right): four rectangles.
+        for row, height in ((by[0], rows - by[0]), (0, by[0])):
+            for column, width in ((by[1], columns - by[1]), (0, by[1])):
+                if height and width:
+                    out = ((row - by[0]) % rows, (column - by[1]) % columns * item)
+                    size = (count // (rows * columns), height, width * item)
+                    self._tools.copy_boxes(to, source, (row, column * item), out, size, (rows, columns * item))
 
     def shuffle(self, seed: int) -> dict[str, Any]:
         """Move every input to a new address and give cached memory back, so that outputs move too.
@@ -64,104 +195,206 @@ class Stopwatch:
         """
         assert self._call is not None
         rng = random.Random(seed)
-        self._graph = None
-        self._results = {}
-        torch.cuda.empty_cache()
-        junk = [torch.empty(rng.randrange(1, 64) << 18, dtype=torch.uint8, device=self.device) for _ in range(JUNK)]
+        self._drop()
+        self._tools.empty_cache()
+        junk = [blank(rng.randrange(1, 64) << 18, self.device) for _ in range(JUNK)]
         for i in rng.sample(range(len(self._slots)), len(self._slots)):
             slot = self._slots[i]
-            slot.update({name: _moved(v) for name, v in slot.items() if isinstance(v, torch.Tensor)})
-            junk.append(torch.empty(rng.randrange(1, 64) << 18, dtype=torch.uint8, device=self.device))
+            moved = {name: self._moved(v) for name, v in slot.items() if isinstance(v, torch.Tensor)}
+            self._tools.sync()
+            slot.update(moved)
+            self._homes[i], moved = {}, {}
+            junk.append(blank(rng.randrange(1, 64) << 18, self.device))
         del junk
-        torch.cuda.empty_cache()
-        for i, slot in enumerate(self._slots):
-            self._results[i] = self._call(slot)
-        torch.cuda.synchronize()
+        self._settled_down()
+        self._tools.sync()
+        self._tools.empty_cache()
+        for slot in self._slots:
+            self._call(slot)
+        self._settle()
         return {}
 
-    def capture(self) -> dict[str, Any]:
-        """Capture calls into a graph, whose replay costs the host nothing; ``captured`` is false where a call reads
-        back to the host."""
-        assert self._call is not None
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                for k in range(GRAPH_CALLS):
-                    self._results[k % len(self._slots)] = self._call(self._slots[k % len(self._slots)])
-        except Exception:  # whatever the capture does not allow
-            self._graph = None
-            torch.cuda.synchronize()
-            return {"captured": False}
-        self._graph = graph
-        graph.replay()
-        torch.cuda.synchronize()
-        return {"captured": True}
+    def _drop(self) -> None:
+        for kept in [*self._kept.values(), *self._captured]:
+            self._spare += kept.at
+        self._kept, self._captured, self._replayed, self._play = {}, [], [], None
 
-    def replay(self, times: int) -> dict[str, Any]:
-        """Run the captured graph."""
-        assert self._graph is not None
-        for _ in range(times):
-            self._graph.replay()
-        torch.cuda.synchronize()
-        return {}
+    def _settle(self) -> None:
+        self._tools.sync()
+        self._tools.main_stream()
 
-    def refill(self, slots: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """New values in the same storage, without a version bump that would give the moment away."""
-        for old, new in zip(self._slots, slots, strict=False):
-            for name, value in new.items():
-                if isinstance(value, torch.Tensor):
-                    with torch.autograd._unsafe_preserve_version_counter(old[name]):
-                        old[name].copy_(value)
-                else:
-                    old[name] = value
-        torch.cuda.synchronize()
-        return {}
+    # --- time ---------------------------------------------------------------------------------------------
 
     def measure(self, header: Mapping[str, Any]) -> dict[str, Any]:
         """Time ``order`` (slot numbers), one call each; ``flush`` off runs them back to back.
 
-        Returns device times in microseconds per call, or the total for back-to-back runs.
+        ``turns`` are the values of the calls: of the untimed first one, then of each in ``order``. Returns device times in
+        microseconds per call, or the total for back-to-back runs.
         """
-        assert self._call is not None and self._flush is not None
+        assert self._call is not None
+        tools, call = self._tools, self._call
         order = [int(i) for i in header["order"]]
-        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in order]
-        if self._driver is not None:
-            # Lines that a kernel asked to persist in L2 would survive the flush.
-            self._driver.cuCtxResetPersistingL2Cache()
-        torch.cuda.synchronize()
+        turns: Sequence[Turn] = header.get("turns") or [{}] * (len(order) + 1)
+        events = [(tools.event(), tools.event()) for _ in order]
+        tools.forget_lines()
+        self._settle()
         if not header.get("flush", True):
-            events[0][0].record()
+            self._drop()
+            tools.record(events[0][0])
             for i in order:
-                self._results[i] = self._call(self._slots[i])
-            events[0][1].record()
-            torch.cuda.synchronize()
-            return {"us": [events[0][0].elapsed_time(events[0][1]) * 1e3]}
+                call(self._slots[i])
+            tools.record(events[0][1])
+            tools.sync()
+            return {"us": [tools.elapsed_us(*events[0])], "tuned": self.tuned}
         # The first call after the other side's turn finds cold instruction caches: it is not timed.
-        self._call(self._slots[order[0]])
-        for (start, end), i in zip(events, order, strict=True):
-            self._flush.zero_()
-            torch.cuda._sleep(int(self._wait_us * CYCLES_PER_US))
-            start.record()
-            self._results[i] = self._call(self._slots[i])
-            end.record()
-        torch.cuda.synchronize()
-        return {"us": [start.elapsed_time(end) * 1e3 for start, end in events]}
+        self.load(order[0], turns[0])
+        call(self._slots[order[0]])
+        patient, usual = self._patience
+        try:
+            for k, ((start, end), i) in enumerate(zip(events, order, strict=True)):
+                tools.main_stream()
+                # While the device waits the host enqueues. The values come after that, and after them the flush: work
+                # that runs early, on another stream, finds the values of before.
+                tools.wait(int(self._wait_us * CYCLES_PER_US))
+                self.load(i, turns[k + 1])
+                tools.fill(self._flush, k, FLUSH_BYTES)
+                tools.record(start)
+                result = call(self._slots[i])
+                patient(ALONE)
+                tools.record(end)
+                if self.guards:
+                    self._keep(i, result)
+                del result
+                patient(usual)
+        finally:
+            patient(usual)
+        self._settle()
+        return {"us": [tools.elapsed_us(start, end) for start, end in events], "tuned": self.tuned}
 
-    def result(self, slot: int) -> Any:
-        """What the last timed call on this slot returned."""
-        return self._results[slot]
+    def _keep(self, slot: int, result: Any) -> None:
+        """Copy a result in stream order: work that was not done by the end event is not in it. Then spoil the original."""
+        if slot in self._kept:
+            self._spare += self._kept[slot].at
+        self._kept[slot] = self._copied(slot, result)
 
-    def tensors(self, slot: int) -> dict[str, torch.Tensor]:
-        """The tensor arguments of a slot, as they are now."""
-        return {k: v for k, v in self._slots[slot].items() if isinstance(v, torch.Tensor)}
+    def _copied(self, slot: int, result: Any) -> Kept:
+        kept = self._seen(slot, result)
+        for value in kept.values:
+            seen = value if isinstance(value, Seen) else value[1] if isinstance(value, tuple) else None
+            if seen is None:
+                kept.at.append((0, 0))
+                continue
+            kept.at.append(self._room(seen.size))
+            self._tools.copy(kept.at[-1][0], seen.pointer, seen.size)
+        self._spoil(slot, kept)
+        return kept
 
+    def _spoil(self, slot: int, result: Kept) -> None:
+        """What a call returned is the caller's: who keeps it to return it again keeps this."""
+        homes = {seen.home for seen, _ in self._homes[slot].values()}
+        for value in result.values:
+            if isinstance(value, Seen) and value.dense and value.home not in homes:
+                self._tools.fill(value.pointer, POISON, value.size)
 
-def _moved(value: torch.Tensor) -> torch.Tensor:
-    """A copy elsewhere with the same shape, strides and offset."""
-    if not value.numel():
-        return value.clone()
-    span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-    offset = value.storage_offset()
-    new = torch.empty(offset + span, dtype=value.dtype, device=value.device)
-    new[offset:].copy_(value.as_strided((span,), (1,), offset))
-    return new.as_strided(value.shape, value.stride(), offset)
+    def _seen(self, slot: int, result: Any) -> Kept:
+        """A result's tensors, and the written arguments as pairs of name and metadata."""
+        is_tuple = isinstance(result, tuple | list)
+        # A subclass may bring an iterator of its own, which runs when it is asked.
+        each = tuple.__iter__ if isinstance(result, tuple) else list.__iter__
+        values: list[Any] = [
+            v if not is_plain(v, self.device) else Seen(v) for v in (each(result) if is_tuple else [result])
+        ]
+        names = [type(v).__name__ if not isinstance(v, Seen) else v for v in values]
+        written = [(n, self._homes[slot][n][0]) for n in self._written if n in self._homes[slot]]
+        return Kept([*names, *written], is_tuple, result)
+
+    def _room(self, size: int) -> tuple[int, int]:
+        """Memory for a copy; what an earlier copy needed serves again."""
+        fits = [s for s in self._spare if s[0] and s[1] >= size]
+        if fits:
+            best = min(fits, key=lambda s: s[1])
+            self._spare.remove(best)
+            return best
+        return self._tools.alloc(size), size
+
+    # --- graphs -------------------------------------------------------------------------------------------
+
+    def capture(self, order: Sequence[int]) -> dict[str, Any]:
+        """Capture a call on each slot of ``order`` into a graph, whose replay costs the host nothing; ``captured`` is false
+        where a call reads back to the host."""
+        assert self._call is not None
+        call = self._call
+        results: list[tuple[int, Any]] = []
+        self._drop()
+
+        def body() -> None:
+            for i in order:
+                results.append((i, call(self._slots[i])))
+
+        try:
+            self._play = self._tools.capture(body)
+        except Exception:  # whatever the capture does not allow
+            self._play = None
+            # An error that the failed capture left behind is told once.
+            with contextlib.suppress(Exception):
+                self._tools.sync()
+            self._settle()
+            return {"captured": False}
+        self._replayed = results
+        self._play()
+        self._settle()
+        return {"captured": True}
+
+    def replay(self, times: int, turns: Mapping[str, Turn] | None = None) -> dict[str, Any]:
+        """Run the captured graph. With ``turns`` (values by slot) once: on values that it has not seen, its results spoilt
+        before and kept after it."""
+        assert self._play is not None
+        self._settle()
+        if turns is None:
+            for _ in range(times):
+                self._play()
+            self._tools.sync()
+            return {}
+        for slot, turn in turns.items():
+            self.load(int(slot), turn)
+        for i, result in self._replayed:
+            self._spoil(i, self._seen(i, result))
+        self._play()
+        self._captured = [self._copied(i, result) for i, result in self._replayed]
+        self._tools.sync()
+        return {}
+
+    # --- results ------------------------------------------------------------------------------------------
+
+    def result(self, slot: int, captured: int | None = None) -> tuple[dict[str, Any], list[bytes]]:
+        """What the last timed call on this slot returned, as claims: or the ``captured``-th call of the last replay."""
+        self._tools.sync()
+        kept = self._kept[slot] if captured is None else self._captured[captured]
+        slot = slot if captured is None else self._replayed[captured][0]
+        args = {k: seen for k, (seen, _) in self._homes[slot].items()}
+        data: list[bytes] = []
+        outputs, after = [], {}
+        for value, (address, _) in zip(kept.values, kept.at, strict=True):
+            if isinstance(value, tuple):
+                after[value[0]] = self._claim(value[1], address, {}, data)
+            elif isinstance(value, Seen):
+                outputs.append(self._claim(value, address, args, data))
+            else:
+                outputs.append({"k": "other", "type": value})
+        for name, seen in args.items():
+            if name not in after:
+                after[name] = self._claim(seen, seen.pointer, {}, data)
+        return {"outputs": outputs, "is_tuple": kept.is_tuple, "after": after}, data
+
+    def _claim(self, seen: Seen, address: int, args: Mapping[str, Seen], data: list[bytes]) -> dict[str, Any]:
+        if not seen.plain or seen.dtype not in wire.NAMES or min((*seen.strides, 0)) < 0:
+            return {"k": "other", "type": f"{seen.dtype} tensor that is not a plain one"}
+        same = {n: a for n, a in args.items() if a.span and seen.span and a.home == seen.home}
+        alias = [n for n, a in same.items()
+                 if (a.pointer, a.shape, a.strides) == (seen.pointer, seen.shape, seen.strides)]  # fmt: skip
+        data.append(seen.resolved(self._tools.read(address, seen.size)))
+        return {
+            "k": "tensor", "dtype": wire.NAMES[seen.dtype], "shape": list(seen.shape), "stride": list(seen.strides),
+            "shift": 0, "blob": len(data) - 1, "alias": alias[0] if alias else None,
+            "shares": next(iter(same), None), "device": self.device, "requires_grad": seen.grad,
+        }  # fmt: skip

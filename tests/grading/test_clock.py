@@ -10,7 +10,7 @@ import pytest
 from test_calls import talk
 
 from kbx_env.catalog import load_task
-from kbx_env.grading import clock
+from kbx_env.grading import clock, sides
 from kbx_env.grading.calls import Stopped
 
 TICK_US = 0.032
@@ -25,14 +25,10 @@ class Model:
         self.us, self.placement, self.rng, self.here = us, placement, random.Random(seed), 1.0
         self.offset = self.rng.gauss(0.0, clock.PROCESS_US / math.sqrt(2))
 
-    def prepare(self, slots: object) -> None: ...
-
-    def refill(self, slots: object) -> None: ...
-
     def shuffle(self, seed: int) -> None:
         self.here = math.exp(self.rng.gauss(0.0, self.placement))
 
-    def measure(self, order: Sequence[int], flush: bool = True) -> list[float]:
+    def measure(self, order: Sequence[int], turns: object = None, flush: bool = True) -> list[float]:
         def call() -> float:
             return self.us * self.here * math.exp(self.rng.gauss(0, 0.01)) + self.offset
 
@@ -72,13 +68,47 @@ def test_times_that_cannot_be_are_refused(us: object) -> None:
 def test_work_hidden_from_the_events_shows_on_the_wall_clock(monkeypatch) -> None:
     side = clock.RunnerSide(talk({"ok": True}), CASE)
     now = [0.0]
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(sides.time, "perf_counter", lambda: now[0])
 
     def ask(header: dict, *_: object, **__: object) -> object:
-        now[0] += 20 * header["times"] * 100e-6
+        now[0] += 17 * header["times"] * 100e-6
         return {"ok": True}, []
 
     monkeypatch.setattr(side.talk, "ask", ask)
-    side.audit(90.0, True)
+    side.audit(90.0, 17)
     with pytest.raises(Stopped, match="claims 50 us"):
-        side.audit(50.0, True)
+        side.audit(50.0, 17)
+
+
+def test_an_autotuner_at_work_in_a_timed_call_ends_it(monkeypatch) -> None:
+    side = clock.RunnerSide(talk({"ok": True, "us": [1.0], "tuned": 1}), CASE)
+    with pytest.raises(Stopped, match="autotuner") as stop:
+        side.measure([0])
+    assert stop.value.violations[0].rule == "clock"
+
+
+def test_graphs_hold_a_number_of_calls_that_nobody_knows(monkeypatch) -> None:
+    side = clock.RunnerSide(talk({"ok": True, "captured": True}), CASE)
+    small = {side.capture(1 << 10) for _ in range(60)}
+    assert len(small) > 5 and min(small) >= sides.GRAPH_CALLS[0] and max(small) <= sides.GRAPH_CALLS[1]
+    assert {side.capture(1 << 30) for _ in range(9)} == {sides.SLOTS}, "what fits into memory"
+
+
+def test_the_check_falls_on_a_secret_turn_within_the_rounds_that_always_happen() -> None:
+    moments = set()
+    for seed in range(12):
+        seen: list[int] = []
+        turns = [0]
+
+        class Counted(Model):
+            def measure(self, order: Sequence[int], turns_: object = None, flush: bool = True) -> list[float]:
+                turns[0] += 1
+                return super().measure(order)
+
+        def check(order: list[int], at: object, seen: list[int] = seen, turns: list[int] = turns) -> None:
+            seen.append(turns[0])
+
+        clock.pair(Model(10, 0.0, seed), Counted(10, 0.0, seed + 50), check=check)
+        assert len(seen) == 1 and seen[0] <= clock.MIN_ROUNDS * clock.PAIRS
+        moments.add(seen[0])
+    assert len(moments) > 4

@@ -28,3 +28,14 @@ def test_operations_and_bytes_of_every_timed_case_can_be_told(name: str) -> None
     task = load_task(name)
     for case in task.timed:
         assert floor.flops(task, case) >= 0
+
+
+def test_the_roofline_is_what_the_memory_can_not_what_a_copy_reaches() -> None:
+    peaks = floor.Peaks(4.16e12, 8e14, 50 << 20, 4.9e12)
+    moved, flops = 1 << 30, 0
+    copy_us = 1e6 * moved / 4.16e12
+    share = peaks.share(moved, flops, copy_us)
+    assert share is not None and share < floor.PLAUSIBLE < (peaks.share(moved, flops, 0.8 * copy_us) or 0)
+    assert peaks.share(1 << 20, 0, 1.0) is None
+    blind = floor.Peaks(4.16e12, 8e14, 50 << 20)
+    assert (blind.share(moved, flops, copy_us) or 1) <= floor.PLAUSIBLE

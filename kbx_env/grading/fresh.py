@@ -1,0 +1,125 @@
+"""Values that no call has seen: windows into a few secret draws laid end to end.
+
+Of a tensor whose elements are drawn independently, every window into the draws is as good a draw as they are; of a batch of
+matrices every window of whole matrices is, and a matrix stays of its kind when rows and columns are rolled alike. Two draws so
+make a new input for each of thousands of calls, by copies on the device that the grader repeats on the host. Laws that allow
+neither (a permutation, a single triangular matrix) change between a few draws.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kbx_env import task as laws
+from kbx_env.grading import inputs
+from kbx_env.task import Case, Task
+
+Turn = dict[str, tuple[int, int, int]]
+"""By tensor: first element of the window, rows and columns by which its matrices are rolled."""
+
+DRAWS, MORE = 2, 8
+"""Draws in a ring; in one that can only change between whole draws, as long as they are small."""
+SMALL = 64 << 20
+"""Bytes of a whole draw that counts as small."""
+_ELEMENTWISE = (
+    laws.Normal, laws.Outlier, laws.Uniform, laws.HalfNormal, laws.Ints, laws.Bernoulli, laws.Choice,
+)  # fmt: skip
+_ROLLS = (laws.SPD, laws.Symmetric, laws.Dominant, laws.Spectrum, laws.Orthogonal)
+_ALIKE = (laws.Constant, laws.Literal, laws.Linspace, laws.Eye)
+"""Every draw is the same."""
+
+
+@dataclass(frozen=True)
+class _Track:
+    span: int
+    step: int
+    """Windows start at multiples of this many elements."""
+    draws: int
+    matrix: tuple[int, int] = (0, 0)
+    """Rows and columns, where matrices may be rolled."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The values of one timed case, and which windows into them are valid inputs."""
+
+    draws: tuple[dict[str, Any], ...]
+    """The first is complete, later ones hold the tensors that change."""
+    tracks: Mapping[str, _Track]
+
+    @classmethod
+    def draw(cls, task: Task, case: Case, seeds: Sequence[int]) -> Ring:
+        """Draw what a case needs; ``seeds`` are at least ``MORE``."""
+        first = inputs.draw(task, case, seeds[0])
+        written = task.written(case.args)
+        total = sum(v.numel() * v.element_size() for v in first.values() if isinstance(v, torch.Tensor))
+        more = MORE if total <= SMALL else DRAWS
+        tracks: dict[str, _Track] = {}
+        for name, value in first.items():
+            if isinstance(value, torch.Tensor) and value.numel():
+                law = case.draws.get(name) or task.takes[name].draw or case.draw
+                alike = isinstance(law, _ALIKE)
+                if not alike or name.partition(".")[0] in written:
+                    tracks[name] = _track(law, value, more, alike)
+        rest = []
+        for k in range(1, max((t.draws for t in tracks.values()), default=1)):
+            names = [n for n, t in tracks.items() if t.draws > k]
+            whole = inputs.draw(task, case, seeds[k])
+            rest.append({n: whole[n] for n in names})
+        return cls((first, *rest), tracks)
+
+    def pick(self, rng: random.Random) -> Turn:
+        """The windows of one call."""
+        turn: Turn = {}
+        for name, t in self.tracks.items():
+            by = (0, 0)
+            if all(t.matrix):
+                down = rng.randrange(t.matrix[0])
+                # Alike, so that what is symmetric stays so; a matrix that is not square has no diagonal to keep.
+                by = (down, down if t.matrix[0] == t.matrix[1] else rng.randrange(t.matrix[1]))
+            turn[name] = (rng.randrange(t.draws * t.span // t.step) * t.step, *by)
+        return turn
+
+    def args(self, turn: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        """The arguments of a call with these windows, as ``inputs.draw`` would give them."""
+        args = dict(self.draws[0])
+        for name, (offset, down, right) in turn.items():
+            t, value = self.tracks[name], self.draws[0][name]
+            ring = torch.cat([_flat(d[name]) for d in self.draws if name in d])
+            flat = ring[offset : offset + t.span]
+            flat = torch.cat([flat, ring[: t.span - len(flat)]])
+            if down or right:
+                flat = flat.view(-1, *t.matrix).roll((-down, -right), (1, 2)).reshape(-1)
+            args[name] = flat.as_strided(value.shape, value.stride())
+        return args
+
+    @property
+    def turning(self) -> dict[str, list[int]]:
+        """What a stopwatch is told: the tensors that change, and the sizes of matrices that it may roll."""
+        return {n: list(t.matrix) for n, t in self.tracks.items()}
+
+
+def _flat(value: torch.Tensor) -> torch.Tensor:
+    span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    return value.as_strided((span,), (1,), value.storage_offset())
+
+
+def _track(law: laws.Law, value: torch.Tensor, more: int, alike: bool) -> _Track:
+    span = len(_flat(value))
+    if alike:
+        return _Track(span, span, 1)
+    dense = span == value.numel()
+    if isinstance(law, _ELEMENTWISE) and dense:
+        return _Track(span, 1, DRAWS)
+    if isinstance(law, inputs.MATRICES) and value.is_contiguous():
+        size = math.prod(value.shape[-2:])
+        rolls = isinstance(law, _ROLLS)
+        few = span == size and not rolls
+        return _Track(span, size, more if few else DRAWS, (value.shape[-2], value.shape[-1]) if rolls else (0, 0))
+    return _Track(span, span, more)

@@ -1,0 +1,338 @@
+"""The whole clock on a device that is simulated: honest kernels pass, every known trick with time is told.
+
+Each trick stands for a file of the zoo, which needs a GPU; here its idea meets the same stopwatch and the same grader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_device import FakeDevice, FakeTalk
+from triton.runtime.autotuner import Autotuner
+
+from kbx_env.catalog import load_task
+from kbx_env.grading import clock, floor, sides
+from kbx_env.grading.calls import Stopped
+from kbx_env.grading.telemetry import Reading
+from kbx_env.outcome import Timing, Verdict
+from kbx_env.sandbox.stopwatch import Stopwatch
+from kbx_env.task import Case
+
+TASK = load_task("math/reciprocal")
+NAME = next(iter(TASK.takes))
+AXIS = TASK.takes[NAME].axes.split()[0]
+CASES = tuple(Case({AXIS: (n,)}, draw=TASK.timed[0].draw, draws=TASK.timed[0].draws) for n in (96, 128))
+Entry = Callable[[FakeDevice], Callable[..., Any]]
+_data_ptr, _copy, _zero, _empty = torch.Tensor.data_ptr, torch.Tensor.copy_, torch.Tensor.zero_, torch.empty
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Timing]:
+    """Time a kernel of 2 us; eager takes 3."""
+    device = FakeDevice()
+    other = FakeDevice()
+    for name in ("run", "_bench"):  # as they are now: a guarded stopwatch replaces them for good
+        monkeypatch.setattr(Autotuner, name, getattr(Autotuner, name))
+    monkeypatch.setattr(sides, "Stopwatch", lambda _: Stopwatch("cpu", other))
+
+    def now() -> float:
+        device.now_us += 3.0  # what a command costs at least
+        return device.now_us / 1e6
+
+    monkeypatch.setattr(sides, "time", SimpleNamespace(perf_counter=now))
+    monkeypatch.setattr(clock, "BUDGET", 0.0)
+    monkeypatch.setattr(floor, "measured_peaks", lambda _: floor.Peaks(4e12, 8e14, 1 << 26))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1 << 40))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a model")
+
+    def run(make: Entry, cases: tuple[Case, ...] = CASES, task: Any = TASK) -> Timing:
+        monkeypatch.setattr(floor, "fitting", lambda *_: cases)
+        plain = task.reference
+
+        def eager(**kwargs: Any) -> Any:
+            result = plain(**kwargs)
+            other.launch(lambda: None, 3.0)
+            return result
+
+        monkeypatch.setattr(sides.EagerSide, "__init__", _eager(eager))
+        return clock.time_task(task, FakeTalk(task, device, make(device)))  # type: ignore[arg-type]
+
+    def _eager(function: Any) -> Any:
+        def init(self: Any, task: Any, case: Case, where: str) -> None:
+            self.task, self.case, self.device, self._function = task, case, where, function
+            self.watch = sides.Stopwatch(where)
+
+        return init
+
+    return run
+
+
+def work(x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+    return put(y, lambda: 1.0 / x)
+
+
+def put(y: torch.Tensor, value: Callable[[], torch.Tensor]) -> Callable[[], None]:
+    def run() -> None:
+        _copy(y, value())
+
+    return run
+
+
+def honest(device: FakeDevice) -> Callable[..., Any]:
+    def entry(x: torch.Tensor) -> torch.Tensor:
+        y = device.new(x)
+        device.launch(work(x, y))
+        return y
+
+    return entry
+
+
+def workspace(device: FakeDevice) -> Callable[..., Any]:
+    """Honest: a buffer that is kept and written anew, its copy returned."""
+    held: dict[int, torch.Tensor] = {}
+
+    def entry(x: torch.Tensor) -> torch.Tensor:
+        w = held.setdefault(x.numel(), device.new(x))
+        y = device.new(x)
+        device.launch(work(x, w))
+        device.launch(put(y, lambda: w), 0.5)
+        return y
+
+    return entry
+
+
+def two_parts(device: FakeDevice) -> Callable[..., Any]:
+    """Honest: reads back to the host, so that it cannot be captured."""
+
+    def entry(x: torch.Tensor) -> torch.Tensor:
+        if device.capturing is not None:
+            raise RuntimeError("a capture does not allow that")
+        y = device.new(x)
+        device.launch(work(x, y))
+        device.sync()
+        return y
+
+    return entry
+
+
+@pytest.mark.parametrize("make", [honest, workspace, two_parts])
+def test_an_honest_kernel_is_timed(time: Callable[..., Timing], make: Entry) -> None:
+    timing = time(make)
+    assert len(timing.cases) == 2 and timing.notes == ()
+    assert timing.speedup == pytest.approx(3.0 / (2.5 if make is workspace else 2.0), rel=0.01)
+
+
+def memo(device: FakeDevice) -> Callable[..., Any]:
+    """b_version_key: by address and version; a copy is returned."""
+    seen: dict[Any, torch.Tensor] = {}
+
+    def entry(x: torch.Tensor) -> torch.Tensor:
+        key = (x.data_ptr(), x._version)
+        if key not in seen:
+            seen[key] = device.new(x)
+            device.launch(work(x, seen[key]))
+        y, old = device.new(x), seen[key]
+        device.launch(put(y, lambda: old), 0.5)
+        return y
+
+    return entry
+
+
+def returned_again(device: FakeDevice) -> Callable[..., Any]:
+    """e_hook_on_copy: the same tensor again until a name that the grader fills inputs with is called."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def entry(x: torch.Tensor) -> torch.Tensor:
+        if device.capturing is not None:
+            raise RuntimeError("not now")
+        if _data_ptr(x) not in kept:
+            kept[_data_ptr(x)] = device.new(x)
+            device.launch(work(x, kept[_data_ptr(x)]))
+        device.launch(lambda: None, 0.1)
+        return kept[_data_ptr(x)]
+
+    def noticed(self: torch.Tensor, *args: Any) -> torch.Tensor:
+        kept.clear()
+        return _copy(self, *args)
+
+    torch.Tensor.copy_ = noticed  # type: ignore[assignment,method-assign]
+    return entry
+
+
+def side_stream(device: FakeDevice) -> Callable[..., Any]:
+    """e_side_stream: done at once, while the device still waits before the timed call."""
+
+    def entry(x: torch.Tensor) -> torch.Tensor:
+        y = device.new(x)
+        (device.launch if device.capturing is not None else device.aside)(work(x, y))
+        device.launch(lambda: None, 0.1)
+        return y
+
+    return entry
+
+
+def thread(device: FakeDevice) -> Callable[..., Any]:
+    """e_thread_after_return: done when everybody has been waited for."""
+
+    def entry(x: torch.Tensor) -> torch.Tensor:
+        y = device.new(x)
+        if device.capturing is not None:
+            device.launch(work(x, y))
+        else:
+            device.after(work(x, y))
+            device.launch(lambda: None, 0.1)
+        return y
+
+    return entry
+
+
+def short_graph(device: FakeDevice) -> Callable[..., Any]:
+    """e_slow_clock_short_graph: of the captured calls only the last few do anything."""
+    count = [0]
+
+    def entry(x: torch.Tensor) -> torch.Tensor:
+        y = device.new(x)
+        count[0] = count[0] + 1 if device.capturing is not None else 0
+        if count[0] == 0 or count[0] > 9:
+            device.launch(work(x, y))
+        return y
+
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [(memo, "timed call wrong"), (returned_again, "timed call wrong"), (side_stream, "timed call wrong"),
+     (thread, "timed call wrong"), (short_graph, "captured call wrong")],
+)  # fmt: skip
+def test_a_trick_is_told(time: Callable[..., Timing], make: Entry, says: str) -> None:
+    try:
+        with pytest.raises(Stopped, match=says) as stop:
+            time(make)
+    finally:
+        torch.Tensor.copy_ = _copy  # type: ignore[method-assign]
+    assert stop.value.verdict is Verdict.INCORRECT
+
+
+class Later(torch.Tensor):
+    """A result that computes when it is looked at."""
+
+
+class Lazy(tuple):  # noqa: SLOT001
+    """A result that computes when it is iterated over."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("looked at")
+
+
+def test_a_result_that_computes_when_it_is_looked_at_is_refused(time: Callable[..., Timing]) -> None:
+    def subclass(device: FakeDevice) -> Callable[..., Any]:
+        return lambda x: device.new(x).as_subclass(Later)
+
+    def iterator(device: FakeDevice) -> Callable[..., Any]:
+        return lambda x: Lazy((device.new(x), device.new(x)))
+
+    with pytest.raises(Stopped):
+        time(subclass)
+    with pytest.raises(Stopped):
+        time(iterator)
+
+
+def test_nothing_of_torch_that_can_be_replaced_is_used(time: Callable[..., Timing], monkeypatch) -> None:
+    """e_hook_on_copy, e_flush_left_out, d_events_lie: what a submission replaces is not called by the clock."""
+    called: list[str] = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(str(f))
+            return f(*args, **(kwargs or {}))
+
+    device = FakeDevice()
+    watch = Stopwatch("cpu", device, guards=True)
+    draws = [{"x": torch.arange(6.0)}, {"x": torch.arange(6.0) + 6}]
+
+    def call(slot: dict[str, Any]) -> Any:
+        with torch._C.DisableTorchFunction():
+            device.tensors.append(torch._C.TensorBase.clone(slot["x"]))
+            y, x = device.tensors[-1], slot["x"]
+        device.launch(lambda: device.put(y, x))
+        return y
+
+    watch.prepare(call, draws, slots=3, turning={"x": [0, 0]})
+    for name in ("copy_", "zero_", "fill_", "clone", "data_ptr", "as_strided", "stride", "untyped_storage", "detach",
+                 "contiguous", "to"):  # fmt: skip
+        monkeypatch.setattr(torch.Tensor, name, lambda *_, n=name, **__: called.append(n), raising=False)
+    for name in ("empty", "zeros", "empty_like"):
+        monkeypatch.setattr(torch, name, lambda *_, n=name, **__: called.append(n))
+    for name in ("synchronize", "Event", "CUDAGraph", "graph", "current_stream", "empty_cache", "_sleep"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, n=name, **__: called.append(n))
+    version = torch._C.TensorBase._version.__get__(watch._slots[0]["x"])  # type: ignore[attr-defined]
+    with Mode():
+        watch.measure({"order": [0, 1, 0], "turns": [{"x": (k, 0, 0)} for k in (9, 1, 2, 3)]})
+        reply, data = watch.result(0)
+        watch.shuffle(1)
+        watch.capture([0, 1])
+        watch.replay(1, {"0": {"x": (5, 0, 0)}, "1": {"x": (4, 0, 0)}})
+        watch.result(0, 1)
+    assert called == []
+    assert watch._slots[0]["x"]._version == version == 0
+    assert torch.frombuffer(bytearray(data[0]), dtype=torch.float32).tolist() == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert reply["outputs"][0]["alias"] is None and list(reply["after"]) == ["x"]
+
+
+def test_what_a_call_writes_in_place_is_given_back(time: Callable[..., Timing]) -> None:
+    task = load_task("optimizer/SGD")
+    small = Case({a: (64,) if a.startswith("*") else 64 for t in task.takes.values() for a in t.axes.split()},
+                 task.timed[0].args, draw=task.timed[0].draw, draws=task.timed[0].draws, given=task.timed[0].given)  # fmt: skip
+
+    def entry(device: FakeDevice) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            bound = task.signature.bind(*args, **kwargs).arguments
+            device.launch(lambda: [task.reference(**bound)].clear())
+            result = tuple(bound[n] for n in task.written(small.args))
+            return result if len(result) > 1 else result[0]
+
+        return step
+
+    assert time(entry, (small,), task).speedup == pytest.approx(1.5, rel=0.01)
+
+
+def test_every_size_must_be_timed(time: Callable[..., Timing]) -> None:
+    """A call that fails at one size ends the timing, whatever the other sizes were."""
+
+    def entry(device: FakeDevice) -> Callable[..., Any]:
+        def fails(x: torch.Tensor) -> torch.Tensor:
+            if x.numel() == 128:
+                raise RuntimeError("too large for me")
+            return honest(device)(x)
+
+        return fails
+
+    with pytest.raises(RuntimeError, match="too large"):
+        time(entry)
+
+
+def test_disturbed_cases_are_measured_again(time: Callable[..., Timing], monkeypatch) -> None:
+    readings: list[Reading] = []
+    monkeypatch.setattr(clock.Telemetry, "read", lambda _: readings.pop(0) if readings else Reading("model", reasons=0))
+    hot = Reading("model", reasons=0x40)
+    readings[:] = [Reading("model"), hot, hot, hot, hot]
+    timing = time(honest)
+    assert not any(c.disturbed for c in timing.cases) and timing.after is not None
+    readings[:] = [Reading("model")] + [hot] * 6
+    timing = time(honest)
+    assert [c.disturbed for c in timing.cases] == [True, False] and "hardware thermal" in timing.notes[0]
+
+
+def test_a_time_near_the_roofline_is_void(time: Callable[..., Timing], monkeypatch) -> None:
+    moved = 2 * 96 * 4
+    for share, void in ((0.85, False), (0.95, True)):
+        monkeypatch.setattr(
+            floor, "measured_peaks", lambda _, s=share: floor.Peaks(moved / 2.2e-6, 1e15, 0, moved / (2e-6 * s))
+        )
+        timing = time(honest, CASES[:1])
+        assert timing.cases[0].void is void and bool(timing.notes) is void

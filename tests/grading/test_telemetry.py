@@ -1,0 +1,94 @@
+"""What the driver says of a GPU, and what counts as a disturbance."""
+
+from __future__ import annotations
+
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kbx_env.grading.telemetry import Reading, Telemetry, disturbance
+
+
+def _tool(row: str, processes: str = "") -> Any:
+    return lambda command: processes if any("compute-apps" in c for c in command) else row
+
+
+def test_the_tool_is_read() -> None:
+    got = Telemetry("abc", run=_tool("1980, 3201, 41, 312.55, 0x0000000000000044\n", "17\n4\n")).read()
+    assert got == Reading("nvidia-smi", 1980, 3201, 41, 312.55, 0x44, (4, 17))
+    assert got.to_dict()["throttled"] == ["hardware thermal"]
+
+
+def test_what_is_not_told_is_none() -> None:
+    got = Telemetry("abc", run=_tool("[N/A], 3201, ERR!, [N/A], [N/A]\n", "[Insufficient Permissions]\n")).read()
+    assert got == Reading("nvidia-smi", None, 3201)
+    assert got.to_dict()["throttled"] is None
+    assert Telemetry("abc", run=_tool("No devices were found")).read() is None
+    assert Telemetry(None).read() is None
+
+    def fails(command: list[str]) -> str:
+        raise subprocess.CalledProcessError(1, command)
+
+    assert Telemetry("abc", run=fails).read() is None
+
+
+class _Nvml:
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self) -> None:
+        self.busy: list[Any] = []
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        assert uuid == "GPU-abc"
+        return "handle"
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        return 1000 * kind
+
+    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
+        raise RuntimeError("not supported")
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        return 250_500
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return 4
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        return [SimpleNamespace(pid=7), SimpleNamespace(pid=5)]
+
+    def nvmlDeviceGetProcessUtilization(self, handle: str, since: int) -> list[Any]:
+        return [SimpleNamespace(pid=7, smUtil=0), SimpleNamespace(pid=5, smUtil=3)]
+
+
+def test_the_library_is_read() -> None:
+    telemetry = Telemetry("abc", nvml=_Nvml())
+    first, second = telemetry.read(), telemetry.read()
+    assert first == Reading("nvml", 1000, 2000, None, 250.5, 4, (5, 7), None)
+    assert second is not None and second.busy == (5,)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        (None, Reading("m"), None),
+        (Reading("m"), Reading("m"), None),
+        (Reading("m", reasons=0x4), Reading("m", reasons=0x1), None),  # the work's own power cap, an idle GPU
+        (Reading("m"), Reading("m", reasons=0x8), "hardware slowdown"),
+        (Reading("m", processes=(1, 2, 9)), Reading("m", processes=(1, 2, 9), busy=(1, 2)), None),
+        (
+            Reading("m", processes=(1, 2, 9)),
+            Reading("m", processes=(1, 2, 9), busy=(1, 9)),
+            "1 other processes computed",
+        ),
+        # Numbers of another namespace: nobody knows which are ours.
+        (Reading("m", processes=(70, 80)), Reading("m", processes=(70, 80), busy=(70, 80)), None),
+        (Reading("m", processes=(70, 80)), Reading("m", processes=(70, 80, 90)), "1 processes came or went"),
+    ],
+)
+def test_disturbances(before: Reading | None, after: Reading | None, found: str | None) -> None:
+    assert disturbance(before, after, (1, 2)) == found
