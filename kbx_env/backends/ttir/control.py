@@ -16,6 +16,8 @@ from .memory import Array, Memory, Meter
 
 Handler = Callable[["Machine", Op, list[Any]], Any]
 OPS: dict[str, Handler] = {}
+#: What a handler raises on a variant of its operation that it does not know.
+MALFORMED = (ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 
 
 def register(*names: str) -> Callable[[Handler], Handler]:
@@ -162,7 +164,7 @@ class Machine:
         for op in block.ops[:-1]:
             self.step(op, env)
         last = block.ops[-1]
-        if last.name in _TERMINATORS:
+        if last.name in TERMINATORS:
             return last
         self.step(last, env)
         return _END
@@ -183,7 +185,7 @@ class Machine:
             self.env = env
         try:
             out = handler(self, op, args, env) if op.name in _CONTROL else handler(self, op, args)
-        except (ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError) as e:
+        except MALFORMED as e:
             # A variant of the operation that the handler does not know: name it, do not crash.
             raise self.unsupported(op, f"{type(e).__name__}: {e}") from e
         if op.results:
@@ -195,13 +197,22 @@ class Machine:
             env[s] = None
 
 
+class Metered(Machine):
+    """A machine whose meter learns how often each block runs; combine regions are left out."""
+
+    def run_block(self, block: Block, env: list[Any]) -> Op:
+        """Count the run of a block and run it."""
+        self.meter.ran(block, self.count())
+        return super().run_block(block, env)
+
+
 def env_set(env: list[Any], slots: list[int], values: Any) -> None:
     """Assign values to slots."""
     for s, v in zip(slots, values, strict=True):
         env[s] = v
 
 
-_TERMINATORS = {
+TERMINATORS = {
     "tt.return", "scf.yield", "scf.condition", "cf.br", "cf.cond_br",
     "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return", "ub.unreachable",
 }  # fmt: skip
@@ -229,16 +240,21 @@ def _if(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
     return [select(yes, x, y) for x, y in zip(a, b, strict=True)]
 
 
-def _for(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
+def trip_counts(op: Op, args: list[Any]) -> tuple[Array, Array, Array]:
+    """Return the lower bound, the step and the number of trips of a counted loop."""
     lb, ub, step = args[:3]
-    carried = list(args[3:])
-    body = op.regions[0]
-    dtype = lb.dtype
     lo, hi, by = (v.astype(np.int64) for v in (lb, ub, step))
     if op.attrs["unsigned"]:
-        lo, hi, by = (v & ((1 << (8 * dtype.itemsize)) - 1) for v in (lo, hi, by))
+        lo, hi, by = (v & ((1 << (8 * lb.dtype.itemsize)) - 1) for v in (lo, hi, by))
     by = np.where(by == 0, 1, by)
-    trips = np.maximum(-((lo - hi) // by), 0)
+    return lo, by, np.maximum(-((lo - hi) // by), 0)
+
+
+def _for(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
+    lo, by, trips = trip_counts(op, args)
+    dtype = args[0].dtype
+    carried = list(args[3:])
+    body = op.regions[0]
     held = m.of_active(trips)
     if not held.size:
         return carried

@@ -120,3 +120,24 @@ class DeviceAssert(TtirError):
         self.kernel, self.line, self.message = kernel, line, message
         self.program_id, self.file = program_id, file
         super().__init__(f"{kernel}: device assertion failed at line {line}, program {program_id}: {message}")
+
+
+class Deadlock(TtirError):
+    """Every program that runs waits for something that no program does.
+
+    Attributes:
+        kernel: Name of the kernel.
+        line: Source line of the waiting loop.
+        file: Source file, "" when unknown.
+        program_id: Coordinates of the first program that waits.
+    """
+
+    def __init__(
+        self, kernel: str, line: int, file: str, program_id: tuple[int, int, int], waiting: int, unstarted: int
+    ) -> None:
+        self.kernel, self.line, self.file, self.program_id = kernel, line, file, program_id
+        more = f"; {unstarted} more cannot start before one of these has ended" if unstarted else ""
+        super().__init__(
+            f"deadlock: {kernel}: program {program_id} waits at line {line} for what no program does any more: "
+            f"{waiting} program(s) wait, none can go on{more}"
+        )
