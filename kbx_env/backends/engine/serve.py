@@ -84,6 +84,7 @@ class Served:
 def _classify(e: Exception) -> dict[str, Any]:
     kinds: list[tuple[type[Exception], str]] = [
         (ComputedByHost, "policy"), (LaunchRefused, "runtime"), (TraceError, "forged"), (ttir.OutOfBounds, "memory"),
+        (ttir.DecidesOnUnwritten, "memory"),
         (ttir.DeviceAssert, "runtime"), (ttir.Deadlock, "runtime"), (ttir.Unsupported, "unsupported"), (TimeoutError, "timeout"),
         (MemoryError, "runtime"), (UsageError, "runtime"), (ttir.TtirError, "unsupported"),
     ]  # fmt: skip

@@ -101,6 +101,10 @@ class Machine:
         """Return the number of active programs."""
         return self.programs if self.active is None else int(np.count_nonzero(self.active))
 
+    def merge(self, mask: Array, new: Any, old: Any) -> Any:
+        """Join the values that two ways gave; ``mask`` tells the programs that went the new one."""
+        return select(mask, new, old)
+
     def of_active(self, v: Array) -> Array:
         """Return the values that the active programs hold."""
         return v if self.active is None or len(v) == 1 else v[self.active]
@@ -134,7 +138,9 @@ class Machine:
             last = self.run_block(block, env)
             if last.name == "scf.yield" or last.name.endswith("return"):
                 out = [env[a] for a in last.args]
-                results = out if results is None else [select(mask, n, o) for n, o in zip(out, results, strict=True)]
+                results = (
+                    out if results is None else [self.merge(mask, n, o) for n, o in zip(out, results, strict=True)]
+                )
                 continue
             if last.name == "cf.br":
                 edges = [(last.attrs["targets"][0], mask)]
@@ -151,7 +157,7 @@ class Machine:
                     raise self.unsupported(last, "divergent backward branch")
                 slots = region.blocks[to].args
                 if to in waiting:
-                    vals = [select(m, v, env[s]) for v, s in zip(vals, slots, strict=True)]
+                    vals = [self.merge(m, v, env[s]) for v, s in zip(vals, slots, strict=True)]
                     waiting[to] = waiting[to] | m
                 else:
                     waiting[to] = m
@@ -237,7 +243,7 @@ def _if(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
         m.active = no
         b = m.run_region(otherwise, env, [])
     m.active = outer
-    return [select(yes, x, y) for x, y in zip(a, b, strict=True)]
+    return [m.merge(yes, x, y) for x, y in zip(a, b, strict=True)]
 
 
 def trip_counts(op: Op, args: list[Any]) -> tuple[Array, Array, Array]:
@@ -268,7 +274,7 @@ def _for(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
         mask = m.live() & (trips > k)
         m.active = mask
         new = m.run_region(body, env, [iv, *carried])
-        carried = [select(mask, n, o) for n, o in zip(new, carried, strict=True)]
+        carried = [m.merge(mask, n, o) for n, o in zip(new, carried, strict=True)]
         m.active = outer
     return carried
 
@@ -288,12 +294,12 @@ def _while(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
         if results is None:
             results = outs
         elif done.any():
-            results = [select(done, n, o) for n, o in zip(outs, results, strict=True)]
+            results = [m.merge(done, n, o) for n, o in zip(outs, results, strict=True)]
         if not cond.any():
             break
         m.active = None if cond.all() else cond
         new = m.run_region(after, env, outs)
-        values = new if (cond == mask).all() else [select(cond, n, v) for n, v in zip(new, values, strict=True)]
+        values = new if (cond == mask).all() else [m.merge(cond, n, v) for n, v in zip(new, values, strict=True)]
         mask = cond
     m.active = outer
     return results

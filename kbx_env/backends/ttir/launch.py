@@ -18,6 +18,7 @@ from .reorder import reordered
 from .sanitizer import Sanitizer
 from .serial import Noticing, Program, take_turns
 from .slices import annotate
+from .unwritten import Wary, WaryProgram
 
 #: Chunks above this many bytes per array leave the processor caches and run slower.
 _CACHE_BYTES = 4 << 20
@@ -81,6 +82,7 @@ def launch(
     Raises:
         OutOfBounds: an unmasked access is outside every region, or its tensor.
         DeviceAssert: an assertion of the kernel failed.
+        DecidesOnUnwritten: with a sanitizer, memory that nothing has written decides what a program does.
         Deadlock: programs wait for one another, and none can go on.
         Unsupported: the kernel uses an operation that is not implemented.
         TimeoutError: the deadline passed.
@@ -113,12 +115,15 @@ def launch(
             sanitizer.report(found)
     try:
         with np.errstate(all="ignore"):
+            wary = memory.watch is not None and memory.watch.may_read_unwritten
+            common = memory, meter, deadline
             if isinstance(memory, Noticing):
-                common = memory, meter, deadline
-                take_turns(lambda k: Program(module, func.name, grid, _places(grid, k, k + 1), *common), total, values)
+                one = WaryProgram if wary else Program
+                take_turns(lambda k: one(module, func.name, grid, _places(grid, k, k + 1), *common), total, values)
                 return
+            many = Wary if wary else Metered
             for start in range(0, total, chunk):
                 pids = _places(grid, start, min(start + chunk, total))
-                Metered(module, func.name, grid, pids, memory, meter, deadline).call(func, list(values))
+                many(module, func.name, grid, pids, *common).call(func, list(values))
     finally:
         meter.end(memory.label)

@@ -78,6 +78,12 @@ class Program(Metered):
         env: list[Any] = [None] * func.slots
         return (yield from self._region(func.body, env, args))
 
+    def deciding(self, op: Op, args: list[Any]) -> None:
+        """Called before an operation with a waiting loop inside is run."""
+
+    def leaving(self, op: Op, env: list[Any]) -> None:
+        """Called with the terminator of each block that is run here."""
+
     def _region(self, region: Region, env: list[Any], args: list[Any]) -> Steps:
         blocks = {b.label: b for b in region.blocks}
         block = region.blocks[0]
@@ -98,6 +104,7 @@ class Program(Metered):
         self.meter.ran(block, 1)
         for op in block.ops:
             if op.name in TERMINATORS:
+                self.leaving(op, env)
                 return op
             if "waits" in op.attrs:
                 yield from self._control(op, env)
@@ -109,6 +116,7 @@ class Program(Metered):
         """Run an operation with a waiting loop inside, as ``step`` does with the others."""
         self.meter.ops.add(op.name)
         args = [env[a] for a in op.args]
+        self.deciding(op, args)
         try:
             if op.name == "scf.while":
                 out = yield from self._while(op, args, env)
