@@ -130,9 +130,9 @@ class Timing:
 class Finding:
     """A fault in a kernel that a run on a GPU would not report.
 
-    ``kind`` is out_of_bounds, uninitialised_read, write_conflict, order_dependent or reordered; ``program`` the coordinates of
-    the program; ``index`` the element of ``tensor``; ``by`` the bytes by which an access lies outside. ``indirect``:
-    the address depends on loaded values, which index and distance would give away: both are ``None``.
+    ``kind`` is out_of_bounds, uninitialised_read, decides_on_unwritten, write_conflict, order_dependent or reordered;
+    ``program`` the coordinates of the program; ``index`` the element of ``tensor``; ``by`` the bytes by which an access lies
+    outside. ``indirect``: the address depends on loaded values, which index and distance would give away: both are ``None``.
     """
 
     kind: str

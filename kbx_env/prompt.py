@@ -46,6 +46,7 @@ ADVICE = {
 KINDS = {
     "out_of_bounds": "Out of bounds",
     "uninitialised_read": "Read before written",
+    "decides_on_unwritten": "Decides on memory that nothing has written",
     "write_conflict": "Write conflict",
     "order_dependent": "Depends on the order of programs",
     "reordered": "May be compiled wrongly",

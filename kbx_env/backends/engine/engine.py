@@ -314,7 +314,8 @@ class Engine:
                 self._brought(t.dtype.itemsize)
         told = [str(n)[:60] for n in names] if isinstance(names, list) else []
         regions = [
-            ttir.Region(s.base, s.data, "", None if s.initialised.all() else s.initialised, stored=s.stored)
+            # With the flags also where all are set: a launch that copies unwritten memory clears them.
+            ttir.Region(s.base, s.data, "", s.initialised, stored=s.stored)
             for s in self.heap
         ]
         ttir.launch(

@@ -87,7 +87,8 @@ class Served:
 def _classify(e: Exception) -> dict[str, Any]:
     kinds: list[tuple[type[Exception], str]] = [
         (ComputedByHost, "policy"), (LaunchRefused, "runtime"), (TraceError, "forged"), (ttir.OutOfBounds, "memory"),
-        (ttir.DeviceAssert, "runtime"), (ttir.Unsupported, "unsupported"), (TimeoutError, "timeout"),
+        (ttir.DecidesOnUnwritten, "memory"),
+        (ttir.DeviceAssert, "runtime"), (ttir.Deadlock, "runtime"), (ttir.Unsupported, "unsupported"), (TimeoutError, "timeout"),
         (MemoryError, "runtime"), (UsageError, "runtime"), (ttir.TtirError, "unsupported"),
     ]  # fmt: skip
     kind = next((k for t, k in kinds if isinstance(e, t)), "broken")

@@ -16,6 +16,8 @@ from .memory import Array, Memory, Meter
 
 Handler = Callable[["Machine", Op, list[Any]], Any]
 OPS: dict[str, Handler] = {}
+#: What a handler raises on a variant of its operation that it does not know.
+MALFORMED = (ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 
 
 def register(*names: str) -> Callable[[Handler], Handler]:
@@ -99,6 +101,10 @@ class Machine:
         """Return the number of active programs."""
         return self.programs if self.active is None else int(np.count_nonzero(self.active))
 
+    def merge(self, mask: Array, new: Any, old: Any) -> Any:
+        """Join the values that two ways gave; ``mask`` tells the programs that went the new one."""
+        return select(mask, new, old)
+
     def of_active(self, v: Array) -> Array:
         """Return the values that the active programs hold."""
         return v if self.active is None or len(v) == 1 else v[self.active]
@@ -132,7 +138,9 @@ class Machine:
             last = self.run_block(block, env)
             if last.name == "scf.yield" or last.name.endswith("return"):
                 out = [env[a] for a in last.args]
-                results = out if results is None else [select(mask, n, o) for n, o in zip(out, results, strict=True)]
+                results = (
+                    out if results is None else [self.merge(mask, n, o) for n, o in zip(out, results, strict=True)]
+                )
                 continue
             if last.name == "cf.br":
                 edges = [(last.attrs["targets"][0], mask)]
@@ -149,7 +157,7 @@ class Machine:
                     raise self.unsupported(last, "divergent backward branch")
                 slots = region.blocks[to].args
                 if to in waiting:
-                    vals = [select(m, v, env[s]) for v, s in zip(vals, slots, strict=True)]
+                    vals = [self.merge(m, v, env[s]) for v, s in zip(vals, slots, strict=True)]
                     waiting[to] = waiting[to] | m
                 else:
                     waiting[to] = m
@@ -162,7 +170,7 @@ class Machine:
         for op in block.ops[:-1]:
             self.step(op, env)
         last = block.ops[-1]
-        if last.name in _TERMINATORS:
+        if last.name in TERMINATORS:
             return last
         self.step(last, env)
         return _END
@@ -183,7 +191,7 @@ class Machine:
             self.env = env
         try:
             out = handler(self, op, args, env) if op.name in _CONTROL else handler(self, op, args)
-        except (ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError) as e:
+        except MALFORMED as e:
             # A variant of the operation that the handler does not know: name it, do not crash.
             raise self.unsupported(op, f"{type(e).__name__}: {e}") from e
         if op.results:
@@ -195,13 +203,22 @@ class Machine:
             env[s] = None
 
 
+class Metered(Machine):
+    """A machine whose meter learns how often each block runs; combine regions are left out."""
+
+    def run_block(self, block: Block, env: list[Any]) -> Op:
+        """Count the run of a block and run it."""
+        self.meter.ran(block, self.count())
+        return super().run_block(block, env)
+
+
 def env_set(env: list[Any], slots: list[int], values: Any) -> None:
     """Assign values to slots."""
     for s, v in zip(slots, values, strict=True):
         env[s] = v
 
 
-_TERMINATORS = {
+TERMINATORS = {
     "tt.return", "scf.yield", "scf.condition", "cf.br", "cf.cond_br",
     "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return", "ub.unreachable",
 }  # fmt: skip
@@ -226,19 +243,24 @@ def _if(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
         m.active = no
         b = m.run_region(otherwise, env, [])
     m.active = outer
-    return [select(yes, x, y) for x, y in zip(a, b, strict=True)]
+    return [m.merge(yes, x, y) for x, y in zip(a, b, strict=True)]
+
+
+def trip_counts(op: Op, args: list[Any]) -> tuple[Array, Array, Array]:
+    """Return the lower bound, the step and the number of trips of a counted loop."""
+    lb, ub, step = args[:3]
+    lo, hi, by = (v.astype(np.int64) for v in (lb, ub, step))
+    if op.attrs["unsigned"]:
+        lo, hi, by = (v & ((1 << (8 * lb.dtype.itemsize)) - 1) for v in (lo, hi, by))
+    by = np.where(by == 0, 1, by)
+    return lo, by, np.maximum(-((lo - hi) // by), 0)
 
 
 def _for(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
-    lb, ub, step = args[:3]
+    lo, by, trips = trip_counts(op, args)
+    dtype = args[0].dtype
     carried = list(args[3:])
     body = op.regions[0]
-    dtype = lb.dtype
-    lo, hi, by = (v.astype(np.int64) for v in (lb, ub, step))
-    if op.attrs["unsigned"]:
-        lo, hi, by = (v & ((1 << (8 * dtype.itemsize)) - 1) for v in (lo, hi, by))
-    by = np.where(by == 0, 1, by)
-    trips = np.maximum(-((lo - hi) // by), 0)
     held = m.of_active(trips)
     if not held.size:
         return carried
@@ -252,7 +274,7 @@ def _for(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
         mask = m.live() & (trips > k)
         m.active = mask
         new = m.run_region(body, env, [iv, *carried])
-        carried = [select(mask, n, o) for n, o in zip(new, carried, strict=True)]
+        carried = [m.merge(mask, n, o) for n, o in zip(new, carried, strict=True)]
         m.active = outer
     return carried
 
@@ -272,12 +294,12 @@ def _while(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
         if results is None:
             results = outs
         elif done.any():
-            results = [select(done, n, o) for n, o in zip(outs, results, strict=True)]
+            results = [m.merge(done, n, o) for n, o in zip(outs, results, strict=True)]
         if not cond.any():
             break
         m.active = None if cond.all() else cond
         new = m.run_region(after, env, outs)
-        values = new if (cond == mask).all() else [select(cond, n, v) for n, v in zip(new, values, strict=True)]
+        values = new if (cond == mask).all() else [m.merge(cond, n, v) for n, v in zip(new, values, strict=True)]
         mask = cond
     m.active = outer
     return results

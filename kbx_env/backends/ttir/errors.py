@@ -10,6 +10,7 @@ _WORDS = {
     "write_conflict": "{what}, which another program writes as well: {detail}",
     "reordered": "flattens several tensors and reduces them together: the compiler may order each of them differently, and "
     "pairs the wrong elements then; reduce one axis after the other",
+    "decides_on_unwritten": "{what} lets memory that nothing has written decide {detail}",
     "order_dependent": "{what}: {detail}, so the result depends on which of them runs first",
 }
 
@@ -19,7 +20,8 @@ class Finding:
     """A fault that the executor saw and that a run on a GPU would not report.
 
     Attributes:
-        kind: "out_of_bounds", "uninitialised_read", "write_conflict", "order_dependent" or "reordered".
+        kind: "out_of_bounds", "uninitialised_read", "write_conflict", "order_dependent",
+            "reordered" or "decides_on_unwritten".
         kernel: Name of the kernel.
         line: Source line of the access, 0 when unknown.
         file: Source file, "" when unknown.
@@ -29,7 +31,8 @@ class Finding:
         by: For out_of_bounds, how many bytes of the access or how far before and after the
             tensor it lies, at least 1; otherwise 0.
         detail: What happened, in words, without addresses and values.
-        access: "load", "store", "atomic" or "reduce"; "host" for a value that the host code reads back.
+        access: "load", "store", "atomic" or "reduce"; "host" for a value that the host code reads
+            back; "decision" for one that decides what is executed.
         indirect: Loaded values have a say in the address or the mask. Then ``index`` and ``by`` may
             tell what was loaded, and ``text`` leaves them out.
     """
@@ -50,6 +53,11 @@ class Finding:
         """Return one line of plain English for the author of the kernel."""
         if self.access == "host":
             return "the host code reads back a value that nothing has written"
+        if self.access == "decision":
+            where = f"line {self.line}: " if self.line else ""
+            return f"{self.kernel}, {where}" + _WORDS[self.kind].format(
+                what=f"program {self.program}", detail=self.detail
+            )
         if self.access == "reduce":
             return f"{self.kernel}, line {self.line}: " + _WORDS[self.kind]
         verb = {"load": "loads", "store": "stores to", "atomic": "updates"}[self.access]
@@ -106,6 +114,20 @@ class OutOfBounds(TtirError):
         )
 
 
+class DecidesOnUnwritten(TtirError):
+    """A value out of memory that nothing has written decides a branch, a mask or an address.
+
+    Attributes:
+        finding: The same as data for feedback.
+        line: Source line of the decision, 0 when unknown.
+        file: Source file, "" when unknown.
+    """
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding, self.line, self.file = finding, finding.line, finding.file
+        super().__init__(finding.text())
+
+
 class DeviceAssert(TtirError):
     """A ``tl.device_assert`` failed.
 
@@ -120,3 +142,24 @@ class DeviceAssert(TtirError):
         self.kernel, self.line, self.message = kernel, line, message
         self.program_id, self.file = program_id, file
         super().__init__(f"{kernel}: device assertion failed at line {line}, program {program_id}: {message}")
+
+
+class Deadlock(TtirError):
+    """Every program that runs waits for something that no program does.
+
+    Attributes:
+        kernel: Name of the kernel.
+        line: Source line of the waiting loop.
+        file: Source file, "" when unknown.
+        program_id: Coordinates of the first program that waits.
+    """
+
+    def __init__(
+        self, kernel: str, line: int, file: str, program_id: tuple[int, int, int], waiting: int, unstarted: int
+    ) -> None:
+        self.kernel, self.line, self.file, self.program_id = kernel, line, file, program_id
+        more = f"; {unstarted} more cannot start before one of these has ended" if unstarted else ""
+        super().__init__(
+            f"deadlock: {kernel}: program {program_id} waits at line {line} for what no program does any more: "
+            f"{waiting} program(s) wait, none can go on{more}"
+        )

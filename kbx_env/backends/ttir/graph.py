@@ -129,7 +129,7 @@ class Module:
         funcs: Functions by name.
         locs: Location definitions by alias.
         max_elements: Largest number of elements of any tensor, decides the chunk size.
-        serial: Programs must run one after the other (a loop waits on an atomic).
+        serial: Programs wait for one another (a loop looks at an atomic) and take turns, see serial.py.
     """
 
     funcs: dict[str, Func]

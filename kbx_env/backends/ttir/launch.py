@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 
 from . import ops_arith, ops_math, ops_memory, ops_reduce, ops_tensor  # noqa: F401  (they register)
-from .control import Machine
+from .control import Metered
 from .errors import TtirError
-from .graph import Block as Code
-from .graph import Module, Op, Type
-from .memory import Memory, Meter, Region
+from .graph import Module, Type
+from .memory import Array, Memory, Meter, Region
 from .ops_memory import Block
 from .reorder import reordered
 from .sanitizer import Sanitizer
+from .serial import Noticing, Program, take_turns
 from .slices import annotate
+from .unwritten import Wary, WaryProgram
 
 #: Chunks above this many bytes per array leave the processor caches and run slower.
 _CACHE_BYTES = 4 << 20
@@ -33,21 +34,22 @@ class Descriptor:
     padding: str = ""
 
 
-class _Metered(Machine):
-    """A machine whose meter learns how often each block runs; combine regions are left out."""
-
-    def run_block(self, block: Code, env: list[Any]) -> Op:
-        """Count the run of a block and run it."""
-        self.meter.ran(block, self.count())
-        return super().run_block(block, env)
-
-
 def _described(v: Descriptor, t: Type) -> Block:
     assert t.pointee
     if len(v.shape) != len(t.pointee.shape) or len(v.strides) != len(v.shape):
         raise TtirError(f"a descriptor of {len(v.shape)} dimensions, expected {len(t.pointee.shape)}")
     one = [[np.array([n], np.int64) for n in part] for part in (v.shape, v.strides)]
     return Block(np.array([v.base], np.int64), one[0], one[1], [], t.pointee, v.padding)
+
+
+def _places(grid: tuple[int, int, int], first: int, end: int) -> tuple[Array, Array, Array]:
+    """Return the coordinates of programs ``first`` to ``end - 1``."""
+    ids = np.arange(first, end, dtype=np.int64)
+    return (
+        (ids % grid[0]).astype(np.int32),
+        (ids // grid[0] % grid[1]).astype(np.int32),
+        (ids // (grid[0] * grid[1])).astype(np.int32),
+    )
 
 
 def launch(
@@ -80,6 +82,8 @@ def launch(
     Raises:
         OutOfBounds: an unmasked access is outside every region, or its tensor.
         DeviceAssert: an assertion of the kernel failed.
+        DecidesOnUnwritten: with a sanitizer, memory that nothing has written decides what a program does.
+        Deadlock: programs wait for one another, and none can go on.
         Unsupported: the kernel uses an operation that is not implemented.
         TimeoutError: the deadline passed.
     """
@@ -102,9 +106,7 @@ def launch(
     annotate(module)
     total = grid[0] * grid[1] * grid[2]
     chunk = max(1, min(max_bytes, _CACHE_BYTES) // (8 * module.max_elements))
-    if module.serial:
-        chunk = 1
-    memory = Memory(regions)
+    memory = Noticing(regions) if module.serial else Memory(regions)
     memory.args, memory.names = list(args), names
     meter.begin(func.name, grid)
     if sanitizer is not None:
@@ -113,13 +115,15 @@ def launch(
             sanitizer.report(found)
     try:
         with np.errstate(all="ignore"):
+            wary = memory.watch is not None and memory.watch.may_read_unwritten
+            common = memory, meter, deadline
+            if isinstance(memory, Noticing):
+                one = WaryProgram if wary else Program
+                take_turns(lambda k: one(module, func.name, grid, _places(grid, k, k + 1), *common), total, values)
+                return
+            many = Wary if wary else Metered
             for start in range(0, total, chunk):
-                ids = np.arange(start, min(start + chunk, total), dtype=np.int64)
-                pids = (
-                    (ids % grid[0]).astype(np.int32),
-                    (ids // grid[0] % grid[1]).astype(np.int32),
-                    (ids // (grid[0] * grid[1])).astype(np.int32),
-                )
-                _Metered(module, func.name, grid, pids, memory, meter, deadline).call(func, list(values))
+                pids = _places(grid, start, min(start + chunk, total))
+                many(module, func.name, grid, pids, *common).call(func, list(values))
     finally:
         meter.end(memory.label)

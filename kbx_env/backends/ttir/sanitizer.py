@@ -131,7 +131,7 @@ class Watch:
     """The shadow of one launch. Programs are numbered from 1 here; 0 is nobody, -1 is several."""
 
     def __init__(self, owner: Sanitizer, module: Module, memory: Memory) -> None:
-        self.owner, self.memory = owner, memory
+        self.owner, self.memory, self.report = owner, memory, owner.report
         self.time = 0
         self.sync = _Sync()
         atomic = accessed(module, ATOMICS)
@@ -149,6 +149,9 @@ class Watch:
             k: r.initialised for k, r in enumerate(memory.regions)
             if r.initialised is not None and not r.initialised.all()
         }  # fmt: skip
+        #: Accesses that read such bytes so far, and whether the kernel's text can read them.
+        self.unwritten = 0
+        self.may_read_unwritten = bool((self.loaded | self._regions(atomic)) & self.raw.keys())
 
     def _regions(self, args: frozenset[int]) -> set[int]:
         out = set()
@@ -167,10 +170,6 @@ class Watch:
         if found is None:
             found = self.bounds[args] = tuple(self.memory.extent(a) for a in args)
         return found
-
-    def report(self, found: Finding) -> None:
-        """Keep a finding."""
-        self.owner.report(found)
 
     # -- hooks -------------------------------------------------------------------------
     def loading(self, m: Machine, op: Op, size: int) -> LoadHook | None:
@@ -379,6 +378,7 @@ class Watch:
     def _uninitialised(self, m: Machine, op: Op, k: int, offsets: Array, pick: Pick, size: int, access: str) -> None:
         bad = ~written(self.raw[k], offsets, size)
         if bad.any():
+            self.unwritten += 1
             n = int(np.argmax(bad))
             q = int(self._who(m, pick, len(offsets))[n])
             q = self._someone(m, 0) if q < 0 else q
