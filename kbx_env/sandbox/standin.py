@@ -230,6 +230,6 @@ def _tensors() -> None:
         setattr(tensor, name, _homing(getattr(tensor, name)))
     for name in _FACTORIES:
         setattr(torch, name, _homing(getattr(torch, name)))
-    torch.get_device = lambda tensor: 0  # type: ignore[attr-defined]
+    torch.get_device = lambda input: 0  # type: ignore[assignment,unused-ignore]
     for name, make in (("device", _device(torch.device)), ("Generator", _homing(torch.Generator))):
         setattr(torch, name, _type(getattr(torch, name), make))
