@@ -108,15 +108,27 @@ class Folding:
         some = itertools.islice(itertools.product(*parts), MOST)
         return [between.join(map(str, p)) for p in some]
 
+    def _sum(self, node: ast.BinOp) -> Iterable[Value]:
+        """All terms at once: a long sum nests as deep as it is long."""
+        terms: list[ast.expr] = []
+        left: ast.expr = node
+        while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Add) and len(terms) < LONGEST:
+            terms.append(left.right)
+            left = left.left
+        if len(terms) == LONGEST:
+            return ()
+        parts = [{v for v in self.values(t) if isinstance(v, str)} for t in (left, *reversed(terms))]
+        return self._joined("", list(parts))  # type: ignore[arg-type]
+
     def _binary(self, node: ast.BinOp) -> Iterable[Value]:
+        if isinstance(node.op, ast.Add):
+            return self._sum(node)
         left = self.values(node.left)
         if isinstance(node.op, ast.Mod) and isinstance(node.right, ast.Tuple):
             return _filled(left, "%s", [self.values(e) for e in node.right.elts])
         right = self.values(node.right)
         if isinstance(node.op, ast.Mod):
             return _filled(left, "%s", [right])
-        if isinstance(node.op, ast.Add):
-            return [a + b for a in left for b in right if isinstance(a, str) and isinstance(b, str)]
         if isinstance(node.op, ast.Mult):
             return [a * b for a in left for b in right if isinstance(a, str) and isinstance(b, int) and b < LONGEST]
         return ()
