@@ -24,6 +24,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, compute_cache_key
 
 from kbx_env.backends.cost.cubin import resources
+from kbx_env.sandbox.handle import Handle, watch
 from kbx_env.sandbox.recorder import Recorder
 from kbx_env.sandbox.standin import SHARED_LIMIT, TARGETS, StandInDriver
 
@@ -102,6 +103,8 @@ class Interceptor:
                 tuner.__dict__.pop("do_bench", None)
 
         Autotuner.run = autotune  # type: ignore[method-assign]
+        if me.device == "cuda":
+            watch(me._again)
 
     @contextlib.contextmanager
     def compiling(self, busy: bool) -> Iterator[None]:
@@ -147,14 +150,16 @@ class Interceptor:
             compiled.text = {"text": text, "fused": fused, "options": chosen}
             self._cache[id(fn), key] = compiled
         self.kernels.setdefault(fn.__name__, compiled)
-        if warmup:
-            return None
-        size = _grid(grid, bound)
-        self.launches.append(Launch(fn.__name__, size, opts.num_warps if (opts := compiled.options) else 4))
+        handle = Handle(compiled, target, lambda size, bound: self._launch(compiled, size, bound))
+        if not warmup:
+            self._launch(compiled, _grid(grid, bound), bound)
+        return handle
+
+    def _launch(self, compiled: _Compiled, size: tuple[int, int, int], bound: Mapping[str, Any]) -> None:
+        self.launches.append(Launch(compiled.fn.__name__, size, opts.num_warps if (opts := compiled.options) else 4))
         if self.recorder is not None and 0 not in size:
             values, names = _arguments(bound, compiled.signature, self.recorder)
             self.recorder.launch(compiled.key, compiled.text, size, values, names)
-        return None
 
     def _run_cuda(self, fn: JITFunction, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any]) -> Any:
         ablate = self.mode == "ablate" and not warmup
@@ -173,6 +178,15 @@ class Interceptor:
                 self.kernels[fn.__name__].dots = dot_kinds(kernel.asm.get("ttir", ""))
             self.launches.append(Launch(fn.__name__, (0, 0, 0), 0))
         return kernel
+
+    def _again(self, kernel: Any) -> bool:
+        """A kernel compiled before is launched (CUDA); false where launches are left out."""
+        name = kernel.src.fn.__name__
+        if self.mode != "time":
+            if self.mode == "run" and name in self.kernels and not self.kernels[name].dots:
+                self.kernels[name].dots = dot_kinds(kernel.asm.get("ttir", ""))
+            self.launches.append(Launch(name, (0, 0, 0), 0))
+        return self.mode != "ablate"
 
     def dots(self) -> list[str]:
         """Kinds of matrix products compiled into the launches of this call (CUDA; the engine knows its own)."""

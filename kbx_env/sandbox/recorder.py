@@ -29,7 +29,7 @@ split split_with_sizes unbind diagonal detach view_as view_as_real view_as_compl
 unsafe_split_with_sizes unsafe_chunk _conj _neg_view resolve_conj resolve_neg is_pinned pin_memory record_stream
 stride size numel storage_offset is_contiguous sym_size sym_stride sym_numel sym_storage_offset is_same_size is_set_to
 _has_compatible_shallow_copy_type _version output_nr is_leaf transpose_ t_ squeeze_ unsqueeze_ swapaxes_ as_strided_
-is_non_overlapping_and_dense _efficientzerotensor
+is_non_overlapping_and_dense _efficientzerotensor set_ can_cast promote_types result_type
 """.split())  # fmt: skip
 _CONSTANT = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "zero_": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
 _VALUE = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1}
@@ -127,6 +127,8 @@ class Recorder(TorchDispatchMode):
             return self._scalar(args[0]) if self.live else func(*args, **kwargs)
         if name == "constant_pad_nd":
             return self._pad(*args, **kwargs)
+        if name in ("resize_", "resize_as_"):
+            return self._resize(func, args, kwargs)
         if name == "copy_" or name in _COPIES:
             self._check(args[0] if name == "copy_" else kwargs.get("dtype"), args[1] if name == "copy_" else args[0])
         out = func(*args, **kwargs)
@@ -209,6 +211,26 @@ class Recorder(TorchDispatchMode):
         if t.numel():
             dense = t.contiguous().view(-1).view(torch.uint8)
             self.steps.append(["host", self.view(t), bytes(dense.untyped_storage())[: dense.numel()].hex()])
+
+    def _resize(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+        """A view where the storage suffices. Where it must grow it moves, and what it held is copied."""
+        t: torch.Tensor = args[0]
+        size = list(args[1].shape if isinstance(args[1], torch.Tensor) else args[1])
+        storage = t.untyped_storage()
+        held, need = storage.nbytes(), (t.storage_offset() + math.prod(size)) * t.element_size()
+        if need <= held or min(size, default=0) < 0:
+            out: torch.Tensor = func(*args, **kwargs)
+        else:
+            # torch would free the old memory while the call goes on: a new storage, so that no address means two things.
+            kept, fresh = torch.empty(0, dtype=torch.uint8).set_(storage), torch.empty(need, dtype=torch.uint8)
+            order = kwargs.get("memory_format") or torch.contiguous_format
+            stride = torch.empty(size, device="meta", memory_format=order).stride()
+            out = t.set_(fresh.untyped_storage(), t.storage_offset(), size, stride)
+            if self.live:
+                self._copy(fresh[:held], kept)
+        if self.live:
+            self.view(out)
+        return out
 
     def _pad(self, t: torch.Tensor, pad: list[int], value: Any = 0) -> torch.Tensor:
         """``constant_pad_nd`` is a fill and a copy."""

@@ -21,7 +21,7 @@ import torch
 import triton
 
 from kbx_env import wire
-from kbx_env.sandbox import firewall, limits, standin
+from kbx_env.sandbox import calm, firewall, limits, standin
 from kbx_env.sandbox.confine import confine
 from kbx_env.sandbox.launches import Interceptor
 from kbx_env.sandbox.recorder import Ask, Recorder, install, recording
@@ -58,6 +58,7 @@ class Runner:
         self.walls = firewall.install("cuda" if self.device == "cuda" else "cpu", self.log, without)
         if "lockdown" not in without:
             limits.watch(self.log, self.folder, lambda: not self.trusted and not self.interceptor.busy)
+        calm.install()
         if self.recorder is not None:
             install(self.recorder)
             standin.install()

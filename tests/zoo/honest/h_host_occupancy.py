@@ -34,7 +34,8 @@ def _rows(x):
     n_rows = x.numel() // n_cols
     BLOCK_SIZE = triton.next_power_of_2(n_cols)
     num_warps = 8
-    num_stages = 4 if SIZE_SMEM > 200000 else 2
+    # three rows in flight, where they fit
+    num_stages = 4 if 3 * 4 * BLOCK_SIZE < SIZE_SMEM // 2 else 1
     y = torch.empty_like(x)
     # pre-compile kernel to get register usage and compute thread occupancy.
     kernel = softmax_kernel.warmup(
