@@ -134,8 +134,9 @@ class Engine:
         )
         kinds = [str(c.get("type")) for c in claims if c["k"] != "view"]
         answer = Answer(
-            outputs=tuple(outputs), is_tuple=bool(message["is_tuple"]), after=changed, aliases=alias, shares=shares
-        )
+            outputs=tuple(outputs), is_tuple=bool(message["is_tuple"]), after=changed, aliases=alias, shares=shares,
+            grads=tuple(c.get("requires_grad") is True for c in claims if c["k"] == "view"),
+        )  # fmt: skip
         origins = tuple(
             Origin(r["elements"], r["stored"], r["unwritten"], frozenset(r["inputs"]), frozenset(r["dots"]))
             for r in reply["read"][: len(views)]

@@ -20,6 +20,8 @@ class Answer:
     """Per output: the argument whose very tensor was returned."""
     shares: tuple[str | None, ...]
     """Per output: an argument whose storage it overlaps."""
+    grads: tuple[bool, ...] | None = None
+    """Per output: ``requires_grad``; looked at where the task has a parameter of this name."""
 
 
 @dataclass(frozen=True)
