@@ -18,6 +18,7 @@ from kbx_env.errors import SandboxError
 from kbx_env.grading import floor, inputs, reference
 from kbx_env.grading.defences import Defence
 from kbx_env.grading.judge import Answer
+from kbx_env.grading.judge.samples import TURNS
 from kbx_env.grading.traced import HOST_READS, Engine, EngineError, Facts, Origin, blank
 from kbx_env.grading.workers import Zygote
 from kbx_env.outcome import Build, Finding, Verdict, Violation
@@ -88,6 +89,7 @@ class Claimed:
     args: dict[str, Any]
     answer: Answer
     generator_seed: int
+    """Of the generator's state before the call: equal numbers stand for equal states."""
     broken: str | None = None
     facts: Facts | None = None
     origins: tuple[Origin, ...] = ()
@@ -189,13 +191,15 @@ class Talk:
         if not reply.get("entry"):
             raise Stopped(Verdict.MALFORMED, f"{self.task.entry!r} is not a function after the module ran")
 
-    def header(self, args: dict[str, Any], generator_seed: int = 1, blobs: list[bytes] | None = None) -> dict[str, Any]:
+    def header(
+        self, args: dict[str, Any], generator_seed: int = 1, blobs: list[bytes] | None = None, turn: str = "new"
+    ) -> dict[str, Any]:  # fmt: skip
         """What a runner is told of a call. A tensor on the CPU tier is told without its values, a dict as it is."""
         encoded: dict[str, Any] = {}
         blobs = [] if blobs is None else blobs
         for name, value in args.items():
             if isinstance(value, GeneratorArg):
-                encoded[name] = {"k": "generator", "seed": generator_seed}
+                encoded[name] = {"k": "generator", "seed": generator_seed, "turn": turn}
             elif isinstance(value, DeviceArg):
                 encoded[name] = {"k": "device"}
             elif isinstance(value, DtypeArg):
@@ -221,13 +225,15 @@ class Talk:
         family = {"run": 0, "ablate": 1}[mode] + (2 if quiet else 0)
         seed = inputs.case_seed(self.secret, self.task.id, self.split, index, family)
         args = inputs.draw(self.task, case, seed)
-        generator_seed = inputs.generator_seed(seed, f"generator{0 if repeat < 2 else repeat}") % (1 << 48)
+        turn = TURNS[repeat] if any(isinstance(v, GeneratorArg) for v in args.values()) else "new"
+        generator_seed = inputs.generator_seed(seed, "another" if turn == "other" else "generator") % (1 << 48)
         sent = dict(args)
         if case.out:
             expected = reference.expect(self.task, case, args, "cpu")
             sent["out"] = _poisoned(expected.native[0])
         blobs: list[bytes] = []
-        header = self.header(sent, generator_seed, blobs)
+        header = self.header(sent, generator_seed, blobs, turn)
+        generator_seed += turn in ("again", "copy")  # the state after the first call
         header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.left)}
         reply, data = self.ask(header, blobs)
         if self.engine is not None:
@@ -310,6 +316,7 @@ class Talk:
             aliases=tuple(d.get("alias") for d in claims), shares=tuple(d.get("shares") for d in claims),
             # The clock sends copies of what was timed: there are no strides to be told.
             strides=tuple(tuple(int(s) for s in d["strides"]) for d in claims) if all("strides" in d for d in claims) else None,
+            grads=tuple(d.get("requires_grad") is True for d in claims),
         ), broken  # fmt: skip
 
     def build(self, targets: list[str]) -> list[Build]:

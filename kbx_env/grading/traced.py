@@ -148,6 +148,7 @@ class Engine:
         answer = Answer(
             outputs=tuple(outputs), is_tuple=bool(message["is_tuple"]), after=changed, aliases=alias, shares=shares,
             strides=tuple(tuple(v[4]) for v in views),
+            grads=tuple(c.get("requires_grad") is True for c in claims if c["k"] == "view"),
         )  # fmt: skip
         origins = tuple(
             Origin(r["elements"], r["stored"], r["moved"], r["unwritten"], frozenset(r["inputs"]), frozenset(r["dots"]))

@@ -98,7 +98,7 @@ class Runner:
 
     def _argument(self, d: Mapping[str, Any], blobs: list[bytearray]) -> Any:
         if d["k"] == "generator":
-            return torch.Generator(device=self.device).manual_seed(int(d["seed"]))
+            return self._generator(int(d["seed"]), d.get("turn", "new"))
         if d["k"] == "device":
             return torch.device("cuda")
         if d["k"] == "blank":
@@ -111,6 +111,16 @@ class Runner:
             base = value.as_strided((value.untyped_storage().nbytes() // value.element_size(),), (1,), 0)
             value = base.to("cuda").as_strided(value.shape, value.stride(), value.storage_offset())
         return value
+
+    def _generator(self, seed: int, turn: str) -> torch.Generator:
+        """``again``: the generator of the last call once more; ``copy``: a new one in the state it had then."""
+        if turn == "again":
+            self.generator_state = self.generator.get_state()
+            return self.generator
+        self.generator = torch.Generator(device=self.device).manual_seed(seed)
+        if turn == "copy":
+            self.generator.set_state(self.generator_state)
+        return self.generator
 
     def call(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
         """Call the entry once: ``mode`` run or ablate."""
@@ -155,7 +165,7 @@ class Runner:
             return {"k": "other", "type": type(value).__name__}
         if standin.real_device(value).type != "cpu" or value.layout != torch.strided or value.dtype not in wire.NAMES:
             return {"k": "other", "type": f"{value.layout} {value.dtype} tensor"}
-        return {"k": "view", "view": self.recorder.view(value.detach())}
+        return {"k": "view", "view": self.recorder.view(value.detach()), "requires_grad": value.requires_grad}
 
     def build(self, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
         """Compile the kernels seen so far for the targets."""

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Case, Cost, Eye, Outlier, Paper, T, Uniform, task
+from kbx_env.task import Case, Constant, Cost, Eye, Outlier, Paper, T, Uniform, task
 from kbx_env.truth import Close, Dropout
 
 SMALL = {"B": 2, "N": 3, "M": 4, "P": 5}
@@ -33,6 +33,8 @@ HALF = {"input1": "f16", "input2": "f16"}
         Case(MIDDLE, {"p": 0.25}, draw=Uniform(0.1, 1), out=True),
         Case(MIDDLE, {"training": False}, layouts={"input1": "transposed", "input2": "strided"}),
         Case({"B": 0, "N": 4, "M": 4, "P": 4}, {"training": False}),
+        # Equal values: a mask made of them shows.
+        Case({"B": 2, "N": 160, "M": 5, "P": 130}, draw=Constant(0.5)),
         Case({"B": 3, "N": 45, "M": 33, "P": 70}, {"p": 0.2}, draw=Uniform(0.2, 1), held=True),
     ),
     paper=Paper(),

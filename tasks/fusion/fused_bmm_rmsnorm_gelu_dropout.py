@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Case, Cost, Eye, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.task import Case, Constant, Cost, Eye, Normal, Outlier, Paper, T, Uniform, task
 from kbx_env.truth import Close, Dropout
 
 
@@ -32,6 +32,8 @@ def _case(b, n, m, p, args=None, shape=None, **more):
         _case(2, 9, 30, 41, {"training": False}, layouts={"input1": "transposed", "input2": "strided"}, out=True),
         _case(2, 8, 16, 16, {"eps": 10.0, "training": False}, draw=Normal(scale=0.1)),
         _case(0, 4, 4, 4, {"training": False}),
+        # Equal values: a mask made of them shows.
+        _case(2, 160, 5, 130, {"dropout_p": 0.5}, draw=Constant(0.5)),
         _case(3, 45, 33, 90, {"dropout_p": 0.4}, held=True),
     ),
     timed=tuple(_case(32, n, n, n) for n in (256, 768, 1536)),

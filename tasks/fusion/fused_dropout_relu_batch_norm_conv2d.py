@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, TAKES, TF32, conv_cases, conv_timed
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Cost, Paper, task
+from kbx_env.task import Case, Choice, Constant, Cost, Paper, task
 from kbx_env.truth import Close, Dropout
 
 
@@ -18,7 +18,17 @@ from kbx_env.truth import Close, Dropout
     + "Any random stream is right: each element must be the kept or the dropped value and the mask must look "
     "random; as published, torch's own CUDA stream was demanded bit for bit. training=False, which raised as published, "
     "leaves the dropout out.",
-    cases=conv_cases({"training": False}, {"p": 0.0}, {}, {"p": 0.2}, {"p": 0.3, "inplace": True}),
+    cases=(
+        *conv_cases({"training": False}, {"p": 0.0}, {}, {"p": 0.2}, {"p": 0.3, "inplace": True}),
+        # Two values, of which one survives the relu: a mask made of them shows.
+        Case(
+            {"N": 4, "C": 1, "D": 1, "H": 50, "W": 51, "O": 5, "R": 1, "S": 1},
+            draws={
+                "input": Choice(-1, *(3,) * 8),
+                "weight": Constant(0.5),
+            },
+        ),
+    ),
     timed=conv_timed(),
 )
 def fused_dropout_relu_batch_norm_conv2d(

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from kbx_env.tasks._linear import FLOPS, TAKES, linear_cases, linear_timed
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Cost, Paper, task
+from kbx_env.task import Case, Constant, Cost, Paper, task
 from kbx_env.truth import Close, Dropout
 
 
@@ -17,7 +17,12 @@ from kbx_env.truth import Close, Dropout
     paper=Paper(),
     differs="Any random stream is right: each element must be the kept or the dropped value and the mask must look random; as "
     "published, torch's own CUDA stream was demanded bit for bit.",
-    cases=linear_cases({"training": False}, {}, {"p": 0.1}, {"p": 0.8, "inplace": True}, {"p": 0.0}),
+    cases=(
+        *linear_cases({"training": False}, {}, {"p": 0.1}, {"p": 0.8, "inplace": True}, {"p": 0.0}),
+        # Equal values: a mask made of them shows, and so many elements tell chance from a regular pattern.
+        Case({"B": 300, "K": 5, "O": 128}, draw=Constant(0.5)),
+        Case({"B": 200, "K": 3, "O": 201}, {"p": 0.3}, draw=Constant(0.25), held=True),
+    ),
     timed=linear_timed(),
 )  # fmt: skip
 def fused_dropout_sigmoid_linear(input, weight, bias=None, p=0.5, training=True, inplace=False):

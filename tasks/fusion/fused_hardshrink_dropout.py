@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from kbx_env.tasks._cases import stream
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Case, Choice, Cost, Outlier, Paper, T, Uniform, task
+from kbx_env.task import Case, Choice, Constant, Cost, Outlier, Paper, T, Uniform, task
 from kbx_env.truth import Close, Dropout
 
 # For other rates than 1/2 and 3/4 no scaled value may fall on the threshold by rounding.
@@ -40,6 +40,9 @@ BIG = {"*": (129, 257)}
         Case({"*": (4, 9)}, {"p": 1.0}),
         Case({"*": ()}, {"training": False, "lambd": 0.1}),
         Case({"*": (0, 3)}),
+        # Equal values: a mask made of them shows. Many of them: so does a pool of numbers drawn once.
+        Case({"*": (365, 400)}, draw=Constant(1.25)),
+        Case({"*": (40, 1000)}, {"p": 0.1, "lambd": 0.0}, draw=Constant(-0.75), held=True),
         Case({"*": (3, 5, 211)}, {"p": 0.2}, draw=GRID, held=True),
         Case({"*": (7, 333)}, {"p": 0.5, "lambd": 0.9, "inplace": True}, draw=Outlier(0.01, 30), held=True),
     ),

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Case, Cost, Eye, Outlier, Paper, T, task
+from kbx_env.task import Case, Constant, Cost, Eye, Outlier, Paper, T, task
 from kbx_env.truth import Close, Dropout
 
 SEEN = {"mat2": Eye()}
@@ -39,6 +39,8 @@ def _case(b, n, m, p, args=None, *, lead=None, **more):
         ),
         _case(2, 8, 16, 16, {"training": False}, layouts={"input2": "transposed", "mat2": "transposed"}, lead=()),
         _case(0, 4, 4, 4, {"training": False}),
+        # Equal values: a mask made of them shows.
+        _case(4, 160, 64, 64, draws=SEEN, draw=Constant(0.5)),
         _case(3, 45, 52, 52, {"p": 0.4}, draws=SEEN, held=True),
         _case(2, 21, 70, 33, {"training": False}, held=True),
     ),

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Case, Cost, Normal, Outlier, Paper, T, task
+from kbx_env.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
 from kbx_env.truth import Close, Dropout
 
 HALF = {"input": "f16", "vec": "f16"}
@@ -36,6 +36,8 @@ def _case(n, m, args=None, **more):
         _case(200, 90, {"training": False}, dtypes=HALF),
         _case(600, 90, dtypes=HALF),
         _case(1, 5, {"p": 0.0}),
+        # Equal values: a mask made of them shows.
+        _case(40000, 3, draws={}, draw=Constant(0.5)),
         _case(811, 77, {"p": 0.25}, held=True),
     ),
     timed=(_case(4096, 4096), _case(8192, 16384), _case(16384, 16384, dtypes=HALF)),

@@ -37,6 +37,8 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
         _case((2, 16), 24, 40, 24, layouts={"input": "transposed", "weight1": "transposed", "residual": "transposed"}),
         _case((11,), 30, 21, 50, layouts={"weight2": "strided", "input": "strided"}),
         _case((), 12, 10, 16),
+        # Equal probabilities: a mask made of them shows.
+        _case((420,), 6, 96, 96, 0.5, draws=SEEN | {"weight1": Constant(0.25)}),
         _case((3, 13), 24, 80, 80, 0.3, draws=SEEN, held=True),
         _case((2, 9), 40, 90, 33, held=True),
     ),

@@ -11,7 +11,8 @@ from judge_helper import answer, canaries_fail, draw, make
 from kbx_env.tasks import _seams
 
 from kbx_env.grading import judge
-from kbx_env.grading.judge import statistical
+from kbx_env.grading.judge import randomness, samples
+from kbx_env.grading.judge.randomness import Line
 from kbx_env.task import Case, GeneratorArg, Normal, T
 from kbx_env.truth import Dropout, Sample
 
@@ -63,6 +64,19 @@ def first_row(s: int) -> torch.Tensor:
     return bits(s, 0.5)[:1].expand(200, 257)
 
 
+def pool(s: int) -> torch.Tensor:
+    return torch.rand(1 << 16, generator=torch.Generator().manual_seed(1)) >= 0.5
+
+
+def subset_words(g: torch.Generator, n: int) -> torch.Tensor:
+    """15 words of 30 bits from four, by XOR of subsets."""
+    four = torch.randint(0, 1 << 30, (n // 15 + 1, 4), generator=g)
+    words = [torch.zeros_like(four[:, 0])]
+    for k in range(4):
+        words += [w ^ four[:, k] for w in words]
+    return torch.stack(words[1:], 1).flatten()[:n]
+
+
 DISHONEST = {
     "one mask for both calls": lambda s: bits(1, 0.5),
     "the complement": lambda s: bits(1, 0.5) if s == 11 else ~bits(1, 0.5),
@@ -74,6 +88,15 @@ DISHONEST = {
     "the same row": first_row,
     "whole rows": lambda s: bits(s, 0.5)[:, :1].expand(200, 257),
     "period 1000": lambda s: bits(s, 0.5).flatten()[:1000].repeat(52)[: 200 * 257].view(200, 257),
+    "read backwards": lambda s: torch.cat([h := bits(s, 0.5).flatten()[:25700], h.flip(0)]).view(200, 257),
+    "the other read backwards": lambda s: bits(1, 0.5) if s == 11 else bits(1, 0.5).flip(0, 1),
+    "an older mask by XOR": lambda s: pool(s)[torch.arange(200 * 257) ^ (1234 * (s - 11))].view(200, 257),
+    "a window of a pool": lambda s: pool(s)[7000 * (s - 11) :][: 200 * 257].view(200, 257),
+    "words by XOR": lambda s: (subset_words(torch.Generator().manual_seed(s), 200 * 257) >= 1 << 29).view(200, 257),
+    "too even": lambda s: ((torch.arange(200 * 257) * 0.38196601125 + s / 7) % 1.0 >= 0.5).view(200, 257),
+    "even in pairs": lambda s: (
+        torch.stack([b := bits(s, 0.5)[:, :128], ~b], 2).flatten()[: 200 * 128].repeat(3)[: 200 * 257].view(200, 257)
+    ),
     "pairs": lambda s: bits(s, 0.5).flatten()[: 200 * 257 // 2].repeat_interleave(2).view(200, 257),
 }
 
@@ -129,8 +152,8 @@ def sampled(n: int, seeds: tuple[int, ...], f: Callable[[torch.Generator, int], 
 def sample_ruling(outs: list[torch.Tensor], *, generator: bool = True) -> Any:
     case = Case({}, {"size": tuple(outs[0].shape)} | ({"generator": GeneratorArg()} if generator else {}))
     args = draw(RAND, case, 1)
-    assert judge.calls_needed(RAND, case) == (3 if generator else 2)
-    seeds = [5, 5, 6] if generator else []
+    assert judge.calls_needed(RAND, case) == (len(samples.TURNS) if generator else 2)
+    seeds = [5, 6, 6, 5, 7] if generator else []
     return judge.judge(RAND, case, args, [answer(o, args=args) for o in outs], generator_seeds=seeds)
 
 
@@ -148,31 +171,86 @@ SAMPLES: dict[str, Callable[[torch.Generator, int], torch.Tensor]] = {
     "16 bits, odd scale": lambda g, n: torch.randint(0, 65535, (n,), generator=g) / 65535.0,
     "repeats": lambda g, n: plain(g, 5000).repeat(n // 5000 + 1)[:n],
     "antithetic": lambda g, n: torch.stack([u := plain(g, n // 2), (1 - u) * 0.999999], 1).flatten(),
+    "read backwards": lambda g, n: torch.cat([u := plain(g, n // 2), 1 - u.flip(0) * 0.999999]),
+    "too even": lambda g, n: (plain(g, 1) + torch.arange(n) * 0.6180339887498949) % 1.0 * 0.999999,
+    "a permutation of cells": lambda g, n: (torch.randperm(n, generator=g) + plain(g, n)) / n * 0.9999999,
+    "a copy far away": lambda g, n: torch.cat([u := plain(g, n - 400), u[100:500]]),
+    "words by XOR": lambda g, n: subset_words(g, n).double().mul(2.0**-30).float().clamp(max=0.99999994),
     "half range": lambda g, n: plain(g, n) * 0.99,
 }
 
 
-@pytest.mark.parametrize("n", [6, 300, 5000, 200_000])
+@pytest.mark.parametrize("n", [6, 300, 5000, 100_000])
 def test_honest_samples(n: int) -> None:
     for k in range(3):
-        assert sample_ruling(sampled(n, (k, k, k + 50), plain)).passed
+        assert sample_ruling(sampled(n, (k, k + 20, k + 20, k, k + 50), plain)).passed
         assert sample_ruling(sampled(n, (k, k + 50), plain), generator=False).passed
-    assert not sample_ruling(sampled(n, (1, 2, 3), plain)).passed, "the seed is ignored"
-    assert not sample_ruling(sampled(n, (1, 1, 1), plain)).passed, "the seed is constant"
+    for states, what in (
+        ((1, 2, 2, 4, 5), "the seed is ignored"), ((1, 1, 1, 1, 1), "the seed is constant"),
+        ((1, 1, 1, 1, 2), "the generator is not advanced"), ((1, 2, 3, 1, 4), "the state is not what decides"),
+        ((1, 2, 1, 1, 4), "the object decides, not its state"), ((1, 2, 2, 1, 2), "another seed is the advanced one"),
+    ):  # fmt: skip
+        assert not sample_ruling(sampled(n, states, plain)).passed, what
     assert not sample_ruling(sampled(n, (1, 1), plain), generator=False).passed, "the same sample twice"
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_dishonest_samples(name: str) -> None:
-    assert not sample_ruling(sampled(200_000, (5, 5, 6), SAMPLES[name])).passed
+    assert not sample_ruling(sampled(100_000, (5, 6, 6, 5, 7), SAMPLES[name])).passed
 
 
 def test_sample_structure_and_fp64_resolution() -> None:
-    assert not sample_ruling([o.double() for o in sampled(300, (5, 5, 6), plain)]).passed
+    assert not sample_ruling([o.double() for o in sampled(300, (5, 6, 6, 5, 7), plain)]).passed
     fine = torch.rand(50_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    assert statistical.LAWS["uniform01"](fine) is None
+    assert isinstance(samples._uniform(fine), Line)
     coarse = torch.rand(50_000, generator=torch.Generator().manual_seed(1)).double()
-    assert "coarse" in str(statistical.LAWS["uniform01"](coarse))
+    assert "coarse" in str(samples._uniform(coarse))
     for dtype in (torch.float16, torch.bfloat16):
         x = torch.rand(1 << 21, generator=torch.Generator().manual_seed(1), dtype=dtype)
-        assert statistical.LAWS["uniform01"](x) is None
+        assert isinstance(samples._uniform(x), Line)
+
+
+def test_long_lines_are_searched_behind_their_beginning() -> None:
+    def line(x: torch.Tensor) -> Line:
+        return Line(x - 0.5, 1 / 12, 0.5)
+
+    fresh = torch.rand(1 << 20, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    assert randomness.patterned(line(fresh)) is None
+    half = 1 << 19
+    assert randomness.patterned(line(torch.cat([fresh[:half], fresh[:half]])))
+    assert randomness.patterned(line(torch.cat([fresh[:half], fresh[:half].flip(0)])))
+    late = torch.cat([fresh[: half // 2], fresh[half // 2 :].sort().values])
+    assert "uniform" not in str(samples._uniform(late)) and isinstance(samples._uniform(late), str)
+
+
+def test_tests_of_chance_know_their_terms() -> None:
+    """The counts of terms in closed form are those that the transforms of the places give."""
+    for n in (2, 5, 300, 513):
+        x = torch.rand(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64) - 0.5
+        y, size = x.flip(0) * 0.7, 1 << (n - 1).bit_length()
+        met = [sum((i ^ t) < n for i in range(n)) for t in range(size)]
+        assert randomness._met(n, size, x.device).tolist() == met
+        wide = torch.nn.functional.pad(x, (0, size - n)), torch.nn.functional.pad(y, (0, size - n))
+        direct = torch.stack([(wide[0] * wide[1][torch.arange(size) ^ t]).sum() for t in range(size)])
+        fast = randomness.walsh(randomness.walsh(wide[0]) * randomness.walsh(wide[1])) / size
+        torch.testing.assert_close(fast, direct)
+        for known in (None, torch.ones(n, dtype=torch.bool)):
+            a = randomness.Line(x, 1 / 12, 0.5, known)
+            for test in (randomness.shifted, randomness.mirrored, randomness.xored):
+                assert test(a, a, own=True) is None
+
+
+def test_binomial_law_up_close() -> None:
+    n = 76_800
+    g = torch.Generator().manual_seed(4)
+    ones = torch.ones(n, dtype=torch.int32)
+    args = {
+        "input": ones,
+        "other": ones,
+        "total_count": torch.tensor(10, dtype=torch.int32),
+        "probs": torch.tensor(0.5),
+    }
+    exact = (torch.rand(n, 10, generator=g) < 0.5).sum(1).float()
+    rounded = (5 + 2.5**0.5 * torch.randn(n, generator=g)).round().clamp(0, 10)
+    assert isinstance(samples._binomial(args, exact, g), torch.Tensor)
+    assert "successes came" in str(samples._binomial(args, rounded, g))

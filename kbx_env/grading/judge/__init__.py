@@ -9,7 +9,7 @@ import torch
 
 from kbx_env.errors import DeclarationError
 from kbx_env.grading import reference
-from kbx_env.grading.judge import close, contract, exact, invariant, paper, statistical, structure, windows
+from kbx_env.grading.judge import close, contract, exact, invariant, paper, samples, statistical, structure, windows
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.grading.reference import Expected
 from kbx_env.task import Case, Task
@@ -23,7 +23,7 @@ _CLASSES: tuple[type[Truth], ...] = (Close, Exact, Invariant, Dropout, Contract,
 def calls_needed(task: Task, case: Case) -> int:
     """Calls on the same inputs that the judge must see."""
     if isinstance(task.truth, Sample):
-        return 3 if task.truth.generator in case.args else 2
+        return len(samples.TURNS) if task.truth.generator in case.args else 2
     if isinstance(task.truth, Windows):
         return 2
     return 2 if isinstance(task.truth, Dropout) and statistical.rate_of(task, case)[1] else 1
@@ -54,7 +54,7 @@ def judge(
         answers: one per call, ``calls_needed`` of them.
         grading: ``contract`` or ``paper``.
         device: where the reference is evaluated.
-        generator_seeds: the seed of the generator argument of each call.
+        generator_seeds: the state of the generator argument at each call; equal numbers stand for equal states.
         timed: one answer repeated; statistical comparisons between calls are left out.
 
     Raises:
@@ -95,7 +95,7 @@ def _rule(
         case Contract():
             return contract.rule(truth, task, case, args, expected, answers[0], device)
         case Sample():
-            return statistical.rule_sample(truth, case, args, answers, generator_seeds, timed=timed)
+            return samples.rule(truth, case, args, answers, generator_seeds, timed=timed)
         case Windows():
             return windows.rule(truth, args, answers, timed=timed)
     raise DeclarationError(f"{task.id}: no judge for {type(truth).__name__}")

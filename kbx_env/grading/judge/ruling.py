@@ -22,6 +22,8 @@ class Answer:
     """Per output: an argument whose storage it overlaps."""
     strides: tuple[tuple[int, ...], ...] | None = None
     """Per output, in elements; ``None`` where nobody asked."""
+    grads: tuple[bool, ...] | None = None
+    """Per output: ``requires_grad``; looked at where the task has a parameter of this name."""
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,9 @@ def rule(task: Task, case: Case, args: Mapping[str, Any], expected: Expected, an
         want = f"a tuple of {count}" if expected.is_tuple else "one tensor"
         got = f"a tuple of {len(answer.outputs)}" if answer.is_tuple else "one tensor"
         return Ruling(False, f"returned {got}, expected {want}")
+    grad = bool(case.args.get("requires_grad"))
+    if "requires_grad" in task.signature.parameters and answer.grads is not None and set(answer.grads) != {grad}:
+        return Ruling(False, f"the result has requires_grad={not grad}, asked for was {grad}")
     changed = task.written(case.args)
     for i, (got_t, want_t) in enumerate(zip(answer.outputs, expected.native, strict=True)):
         if got_t.dtype != want_t.dtype:
