@@ -54,6 +54,8 @@ class Tally:
     dots: set[str] = field(default_factory=set)
     unstored: list[str] = field(default_factory=list)
     """Telling cases in which no element of any result came out of a Triton store."""
+    schemeless: str = ""
+    """How the first result showed that it was not made as the quantization scheme demands."""
     frozen: bool = True
     """Whether calls with different seeds always gave one and the same number everywhere."""
     flat: bool = True

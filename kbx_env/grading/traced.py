@@ -78,6 +78,9 @@ class Engine:
     def __init__(self, zygote: Zygote, reads: float = HOST_READS) -> None:
         self._process, self._reads = zygote.spawn(role="engine"), reads
         self.facts = Facts()
+        self.keep = False
+        """Whether calls are remembered for ``again``."""
+        self._views: list[Any] = []
 
     def close(self) -> None:
         """End the process."""
@@ -109,7 +112,7 @@ class Engine:
             blobs: list[bytes] = []
             if not begun:
                 begun = True
-                header["begin"] = max(0.1, seconds())
+                header |= {"begin": max(0.1, seconds()), "keep": self.keep}
                 header["inputs"] = _inputs(tensors, message.get("inputs"), blobs)
             if "want" not in message:
                 break
@@ -121,7 +124,7 @@ class Engine:
                 raise EngineError("policy", "host_traffic", f"more than {self._reads} values read back in one call")
             message = ask({"values": values})
         claims = _list(message.get("outputs"))[: wire.MAX_BLOBS // 2]
-        views = [c["view"] for c in claims if c["k"] == "view"]
+        views = self._views = [c["view"] for c in claims if c["k"] == "view"]
         after = {str(k): v for k, v in dict(message["after"]).items() if k in tensors and k != "out"}
         header |= {"read": [*views, *after.values()], "facts": True}
         reply, data = self._ask(header, blobs, seconds())
@@ -146,6 +149,19 @@ class Engine:
         )  # fmt: skip
         broken = f"returned a {kinds[0]} where a tensor was expected" if kinds else None
         return Traced(answer, broken, origins + written, self.facts)
+
+    def again(self, place: str, table: Sequence[int], seconds: float) -> tuple[tuple[torch.Tensor, ...], int]:
+        """Execute the last call once more with other integers; see ``backends.engine.again``.
+
+        Returns:
+            The results, and how much of the work met other integers.
+
+        Raises:
+            EngineError: a launch failed that had not failed before.
+        """
+        asked = {"place": place, "table": list(table), "seconds": seconds}
+        reply, data = self._ask({"again": asked, "read": self._views}, [], seconds)
+        return tuple(_tensor(v, d) for v, d in zip(self._views, data, strict=True)), int(reply["touched"])
 
     def estimate(
         self, device: str, tiles: Mapping[str, torch.Tensor], sizes: Mapping[str, dict[str, Any]], message: dict[str, Any],

@@ -12,6 +12,7 @@ from typing import Any
 
 from kbx_env import wire
 from kbx_env.backends import ttir
+from kbx_env.backends.engine.again import Again
 from kbx_env.backends.engine.engine import ComputedByHost, Engine, LaunchRefused
 from kbx_env.backends.engine.estimate import Estimator
 from kbx_env.backends.engine.storage import TraceError
@@ -29,6 +30,7 @@ class Served:
         self.rows: dict[str, Mapping[str, Any]] = {}
         self.compiled: dict[str, Any] = {}
         self.estimator: Estimator | None = None
+        self.again: Again | None = None
 
     def answer(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
         """One command: ``run`` (inputs, kernels, steps, then views to read back)."""
@@ -37,8 +39,15 @@ class Served:
         try:
             if "estimate" in header:
                 return {"ok": True, "estimate": self._estimate(header, blobs)}, []
+            if "again" in header:
+                assert self.again is not None
+                reply["touched"], out = self.again.run(header["again"], header["read"])
+                return reply, out
             if header.get("begin") is not None:
+                self.again = Again(self.engine) if header.get("keep") else None
                 self.engine.begin(float(header["begin"]))
+            if self.again is not None:
+                self.again.note(header, blobs)
             for row in header.get("free", []):
                 self.engine.heap.free(row)
             for name, base, size, offset, blob in header.get("inputs", []):

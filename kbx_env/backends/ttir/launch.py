@@ -10,6 +10,7 @@ import numpy as np
 
 from . import ops_arith, ops_math, ops_memory, ops_reduce, ops_tensor  # noqa: F401  (they register)
 from .control import Machine
+from .disturb import Disturbance
 from .errors import TtirError
 from .graph import Block as Code
 from .graph import Module, Op, Type
@@ -42,6 +43,18 @@ class _Metered(Machine):
         return super().run_block(block, env)
 
 
+class _Disturbed(_Metered):
+    """A machine in which some integers are other ones."""
+
+    disturbance: Disturbance
+
+    def step(self, op: Op, env: list[Any]) -> None:
+        """Run one operation, exchanging what goes in or comes out."""
+        held = self.disturbance.before(self, op, env)
+        super().step(op, env)
+        self.disturbance.after(self, op, env, held)
+
+
 def _described(v: Descriptor, t: Type) -> Block:
     assert t.pointee
     if len(v.shape) != len(t.pointee.shape) or len(v.strides) != len(v.shape):
@@ -61,6 +74,7 @@ def launch(
     deadline: float | None = None,
     sanitizer: Sanitizer | None = None,
     names: Sequence[str] = (),
+    disturbance: Disturbance | None = None,
 ) -> None:
     """Run every program of a grid.
 
@@ -76,6 +90,7 @@ def launch(
         sanitizer: Collects faults; with it each access is checked against the tensor that its
             pointer came from instead of all regions.
         names: Names of the runtime arguments, by default those of the regions they point into.
+        disturbance: Integers to exchange on the way.
 
     Raises:
         OutOfBounds: an unmasked access is outside every region, or its tensor.
@@ -120,6 +135,10 @@ def launch(
                     (ids // grid[0] % grid[1]).astype(np.int32),
                     (ids // (grid[0] * grid[1])).astype(np.int32),
                 )
-                _Metered(module, func.name, grid, pids, memory, meter, deadline).call(func, list(values))
+                kind = _Metered if disturbance is None else _Disturbed
+                machine = kind(module, func.name, grid, pids, memory, meter, deadline)
+                if isinstance(machine, _Disturbed) and disturbance is not None:
+                    machine.disturbance = disturbance
+                machine.call(func, list(values))
     finally:
         meter.end(memory.label)
