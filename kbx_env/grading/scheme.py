@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SECONDS = 20.0
 """At most, for a call that was executed before; the submission's time is not used."""
 BLOCK = (3, 4, 5)
-"""Integers exchanged among each other: never two, which a second exchange would put right."""
+"""Integers exchanged in a ring: never two, which a second exchange would put right."""
 _DONE = {
     "products": ("operations of int8 products", "with other int8 numbers as operands of the products"),
     "roundings": ("numbers rounded to int8", "with other numbers out of the roundings to int8"),
@@ -47,7 +47,7 @@ def neighbours(rng: random.Random) -> list[int]:
             size = rng.choice(BLOCK)
             # What would be left over is too small for a block of its own.
             size = 128 - k if 128 - k - size < min(BLOCK) else size
-            by = rng.randrange(1, size)
+            by = rng.choice((1, size - 1))
             for i in range(size):
                 table[sign * (k + i) & 255] = sign * (k + (i + by) % size) & 255
             k += size
