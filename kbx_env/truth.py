@@ -93,3 +93,10 @@ class Contract(Truth):
     dots: tuple[str, ...] = ("i8*i8->i32",)
     """What must lie on the way to the output, one of: a kind of matrix product; ``i4 in f16*f16->f32``, a product whose
     operand came out of halves of bytes; ``f32->i8``, a rounding to int8."""
+    disturb: str = "products"
+    """Which integers are exchanged for others when a call is executed once more, and the result must follow as
+    ``_schemes.operand``, ``rounding`` or ``packed`` says: ``products``, ``roundings`` or ``bytes``, see
+    ``backends/ttir/disturb.py``."""
+    least: str = "0"
+    """What must be done with these integers at least, in operations of the products, elements rounded, or bytes loaded; an
+    expression as in ``Cost``, ``numel(result)`` included."""

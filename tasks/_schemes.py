@@ -13,6 +13,11 @@ _USED: ContextVar[int] = ContextVar("used", default=0)
 SLACK: ContextVar[torch.Tensor | None] = ContextVar("slack", default=None)
 """What the last run of a reference reported: how far fair roundings may move each element of its result."""
 
+TABLE: ContextVar[torch.Tensor | None] = ContextVar("table", default=None)
+"""256 bytes, by the byte that they replace: the integers of a call that is executed with others, to see what follows."""
+TOTALS: ContextVar[bool] = ContextVar("totals", default=False)
+"""Whether the kernel may have summed integers by a product with ones, in which they were exchanged as well."""
+
 FORMULAS = ("divide", "multiply", "down", "up")
 """``divide``: round(x / (max / 127)); ``multiply``: round(x * (127 / max)). They differ by one quantum for
 90 of 104,857,600 normal draws; both are what the contract says, so both are right. ``down`` and ``up``: as divide,
@@ -66,6 +71,41 @@ def int8_symmetric(x: torch.Tensor, dim: int | Sequence[int]) -> tuple[torch.Ten
 def int4_symmetric(x: torch.Tensor, dim: int | Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Symmetric int4: -7 .. 7."""
     return symmetric(x, dim, 7)
+
+
+def _exchanged(code: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    return table.to(code.device)[code.to(torch.int64) & 255].to(torch.int64)
+
+
+def operand(q: torch.Tensor) -> torch.Tensor:
+    """What an int8 product sees of integers, or what a rounding to int8 gives: themselves, unless a table says otherwise."""
+    table = TABLE.get()
+    if table is None:
+        return q
+    found = _exchanged(q.round(), table)
+    return (found - 256 * (found > 127)).to(q.dtype)
+
+
+def total(q: torch.Tensor) -> torch.Tensor:
+    """The sum of integers along the last axis, kept: added up, or a product with ones, which no table exchanges."""
+    return (operand(q) if TOTALS.get() else q).sum(-1, keepdim=True)
+
+
+def jump(q: torch.Tensor) -> torch.Tensor:
+    """How far ``operand`` moves where integers are rounded to a neighbour."""
+    here = operand(q)
+    return torch.maximum(*((operand((q + d).clamp(-127, 127)) - here).abs() for d in (-1, 1)))
+
+
+def packed(q: torch.Tensor) -> torch.Tensor:
+    """What comes out of bytes that hold two neighbours along the last axis, the first one in the low four bits."""
+    table = TABLE.get()
+    if table is None:
+        return q
+    low, high = q.round().to(torch.int64).unflatten(-1, (-1, 2)).unbind(-1)
+    byte = _exchanged((low & 15) | (high & 15) << 4, table)
+    halves = torch.stack((byte & 15, byte >> 4), -1).flatten(-2)
+    return (halves - 16 * (halves > 7)).to(q.dtype)
 
 
 def rounded(x: torch.Tensor, relative: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -272,7 +272,7 @@ class Talk:
                     ablate=ablate,
                 )
         except EngineError as e:
-            raise self._ended(e) from None
+            raise self.ended(e) from None
         finally:
             self.left -= time.monotonic() - start - told
             self.launches += engine.facts.launches
@@ -284,7 +284,8 @@ class Talk:
         self.dots.update(done.facts.dots)
         return Claimed(args, done.answer, generator_seed, done.broken, done.facts, done.origins)
 
-    def _ended(self, e: EngineError) -> Stopped:
+    def ended(self, e: EngineError) -> Stopped:
+        """The verdict on what ended an execution."""
         text = str(e) if e.kind in ("policy", "memory") else f"{e.name}: {e}"
         if e.kind in ("policy", "forged"):
             rule = (

@@ -52,12 +52,13 @@ def evaluate(expression: str, names: Mapping[str, float], numel: Mapping[str, in
     return walk(ast.parse(expression, mode="eval"))
 
 
-def _names(task: Task, case: Case) -> dict[str, float]:
+def names(task: Task, case: Case) -> dict[str, float]:
+    """Axis names and numeric arguments of a case, for expressions."""
     bound = {n: p.default for n, p in task.signature.parameters.items()} | dict(case.args)
-    names = {k: v for k, v in bound.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    numbers = {k: v for k, v in bound.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     # An axis group becomes the product of its sizes: "*batch" is batch, "*" alone is n.
     sizes = {k.lstrip("*") or "n": math.prod(v) if isinstance(v, tuple) else v for k, v in case.axes.items()}
-    return names | sizes
+    return numbers | sizes
 
 
 def numels(task: Task, case: Case) -> dict[str, int]:
@@ -70,13 +71,13 @@ def numels(task: Task, case: Case) -> dict[str, int]:
 
 def flops(task: Task, case: Case, args: Mapping[str, Any] | None = None) -> int:
     """Floating-point operations that the task must do, from its declaration."""
-    return int(evaluate(task.cost.flops, _names(task, case), numels(task, case)))
+    return int(evaluate(task.cost.flops, names(task, case), numels(task, case)))
 
 
 def ideal_bytes(task: Task, case: Case, args: Mapping[str, Any], expected: Expected) -> int:
     """Compulsory traffic: every input read once, every output and every tensor written in place written once."""
     if task.cost.bytes is not None:
-        return int(evaluate(task.cost.bytes, _names(task, case), numels(task, case)))
+        return int(evaluate(task.cost.bytes, names(task, case), numels(task, case)))
     tensors = [v for v in args.values() if isinstance(v, torch.Tensor)]
     # A returned parameter that was written is already counted once, by its name.
     outputs = [o for o, a in zip(expected.native, expected.aliases, strict=True) if a not in expected.native_written]

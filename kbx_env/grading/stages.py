@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kbx_env import wire
+from kbx_env.grading import scheme
 from kbx_env.grading.calls import Claimed, Stopped, Talk
 from kbx_env.grading.defences import Defence
 from kbx_env.grading.screen import screen
@@ -176,6 +177,9 @@ class Grading:
                     talk.call(cases[first], first, "ablate", quiet=True)
                 self._build(talk)
         tally = Tally()
+        asked = talk.engine is not None and self._contract() is not None
+        if talk.engine is not None:
+            talk.engine.keep = asked
         with self.timed(Stage.CORRECT):
             for index, case in enumerate(cases):
                 answers = talk.calls(case, index, judges.calls_needed(self.task, case), "run")
@@ -185,6 +189,8 @@ class Grading:
                     self.record.telling_passed += proves[index]
                 else:
                     self.record.failures.append(CaseFailure(case.label(), ruling.reason + _unwritten(answers[0])))
+                if ruling.passed and proves[index] and asked:
+                    tally.schemeless = tally.schemeless or scheme.flaw(self.task, case, answers[0], talk, index)
                 tally.add(case, answers, talk.ideal_bytes(case, answers[0]), proves[index])
         with self.timed(Stage.COMPILE):
             self._build(talk)
@@ -247,6 +253,11 @@ class Grading:
         """Whether a layer is left out, to see what it is worth."""
         return layer in self.grader.without
 
+    def _contract(self) -> Contract | None:
+        """The quantization scheme of which evidence is asked."""
+        truth, asked = self.task.truth, self.record.grading == "contract" and not self.lacks(Defence.CONTRACT)
+        return truth if isinstance(truth, Contract) and asked else None
+
     def _build(self, talk: Talk) -> None:
         if self.targets:
             self.record.builds.extend(talk.build(self.targets))
@@ -306,17 +317,13 @@ class Grading:
                 f"case {tally.by_host[0]} of the result were put there by torch or the host, not by a Triton kernel"
             )
             found.append(Violation("provenance", detail))
-        truth = self.task.truth
+        truth = self._contract()
         reached = talk.dots if talk.engine is None else tally.dots
         # On a GPU the kinds are claims; where the CPU tier has executed the same source, it has also looked at them.
         known = talk.engine is not None or self.proof is None
-        if (
-            isinstance(truth, Contract)
-            and self.record.grading == "contract"
-            and known
-            and not self.lacks(Defence.CONTRACT)
-            and not set(truth.dots) & reached
-        ):
+        if tally.schemeless:
+            found.append(Violation("contract", tally.schemeless))
+        if truth is not None and known and not set(truth.dots) & reached:
             wanted, got = " or ".join(truth.dots), ", ".join(sorted(talk.dots)) or "none"
             found.append(Violation(
                 "contract", f"the scheme demands {wanted} on the way to the result; launched products: {got}"

@@ -56,6 +56,8 @@ class Tally:
     """Telling cases in which no element of any result came out of a Triton store."""
     by_host: list[str] = field(default_factory=list)
     """Telling cases in which torch put values into a result, and how many."""
+    schemeless: str = ""
+    """How the first result showed that it was not made as the quantization scheme demands."""
     frozen: bool = True
     """Whether calls with different seeds always gave one and the same number everywhere."""
     flat: bool = True

@@ -80,6 +80,9 @@ class Engine:
     def __init__(self, zygote: Zygote, reads: float = HOST_READS) -> None:
         self._process, self._reads = zygote.spawn(role="engine"), reads
         self.facts = Facts()
+        self.keep = False
+        """Whether calls are remembered for ``again``."""
+        self._views: list[Any] = []
 
     def close(self) -> None:
         """End the process."""
@@ -113,7 +116,7 @@ class Engine:
             if not begun:
                 begun = True
                 bases = dict(message["inputs"])
-                header |= {"begin": max(0.1, seconds()), **flags}
+                header |= {"begin": max(0.1, seconds()), "keep": self.keep, **flags}
                 header["inputs"] = _inputs(tensors, bases, blobs)
             if "want" not in message:
                 break
@@ -126,7 +129,7 @@ class Engine:
                 raise EngineError("policy", "host_traffic", f"more than {self._reads} values read back in one call")
             message = ask({"values": values})
         claims = _list(message.get("outputs"))[: wire.MAX_BLOBS // 2]
-        views = [c["view"] for c in claims if c["k"] == "view"]
+        views = self._views = [c["view"] for c in claims if c["k"] == "view"]
         # Where the arguments lie is known here; a runner could name a copy that it has left alone.
         places = {k: _place(bases, k, t) for k, t in tensors.items() if t.numel()}
         after = {k: _span(v, tensors[k]) for k, v in places.items() if k != "out"}
@@ -160,6 +163,19 @@ class Engine:
         )  # fmt: skip
         broken = f"returned a {kinds[0]} where a tensor was expected" if kinds else broken
         return Traced(answer, broken, origins + written, self.facts)
+
+    def again(self, place: str, table: Sequence[int], seconds: float) -> tuple[tuple[torch.Tensor, ...], int]:
+        """Execute the last call once more with other integers; see ``backends.engine.again``.
+
+        Returns:
+            The results, and how much of the work met other integers.
+
+        Raises:
+            EngineError: a launch failed that had not failed before.
+        """
+        asked = {"place": place, "table": list(table), "seconds": seconds}
+        reply, data = self._ask({"again": asked, "read": self._views}, [], seconds)
+        return tuple(_tensor(v, d) for v, d in zip(self._views, data, strict=True)), int(reply["touched"])
 
     def estimate(
         self, device: str, tiles: Mapping[str, torch.Tensor], sizes: Mapping[str, dict[str, Any]], message: dict[str, Any],

@@ -66,6 +66,8 @@ class Runner:
         self.stopwatch = Stopwatch("cuda", guards=True) if self.device == "cuda" else None
         self.module: dict[str, Any] = {}
         self._theirs: BaseException | None = None
+        self.generator: torch.Generator | None = None
+        self.generator_state: torch.Tensor | None = None
 
     @contextlib.contextmanager
     def submission(self) -> Iterator[None]:
@@ -114,11 +116,11 @@ class Runner:
 
     def _generator(self, seed: int, turn: str) -> torch.Generator:
         """``again``: the generator of the last call once more; ``copy``: a new one in the state it had then."""
-        if turn == "again":
+        if turn == "again" and self.generator is not None:
             self.generator_state = self.generator.get_state()
             return self.generator
         self.generator = torch.Generator(device=self.device).manual_seed(seed)
-        if turn == "copy":
+        if turn == "copy" and self.generator_state is not None:
             self.generator.set_state(self.generator_state)
         return self.generator
 

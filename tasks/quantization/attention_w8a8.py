@@ -1,7 +1,7 @@
 """quantization/attention_w8a8."""
 
 import torch
-from kbx_env.tasks._schemes import int8_symmetric, report_slack, rounded
+from kbx_env.tasks._schemes import int8_symmetric, jump, operand, report_slack, rounded, total
 
 from kbx_env.task import Case, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
 from kbx_env.truth import Contract
@@ -19,7 +19,7 @@ def _eager(query, key, value):
 @task(
     difficulty=4,
     takes={"query": T("B S D"), "key": T("B S D"), "value": T("B S D")},
-    truth=Contract(operands="int8", accumulate="int32", ulps=32.0),
+    truth=Contract(operands="int8", accumulate="int32", ulps=32.0, least="4 * numel(result) * S"),
     cost=Cost(flops="4 * B * S * S * D"),
     paper=Paper(cosine=0.9, l1=0.1, rmse=0.15),
     eager=_eager,
@@ -63,9 +63,10 @@ def attention_w8a8(query, key, value):
     new tensor is returned; inputs may have any strides; B may be 0.
     """
     (qq, sq), (qk, sk), (qv, sv) = (int8_symmetric(x, dim=d) for x, d in ((query, 2), (key, 2), (value, 1)))
-    s = (qq @ qk.mT) * sq * sk.mT * query.shape[-1] ** -0.5
+    s = (operand(qq) @ operand(qk).mT) * sq * sk.mT * query.shape[-1] ** -0.5
     u, doubt = rounded(127 * torch.exp(s - s.amax(-1, keepdim=True)), 1e-5)
-    total = u.sum(-1, keepdim=True)
-    y = (u @ qv) * sv / total
-    report_slack(1.01 * (doubt @ qv.abs() * sv + doubt.sum(-1, keepdim=True) * y.abs()) / total)
+    values, whole = operand(qv), total(u)
+    y = (operand(u) @ values) * sv / whole
+    doubt = doubt * jump(u)
+    report_slack(1.01 * (doubt @ values.abs() * sv + doubt.sum(-1, keepdim=True) * y.abs()) / whole)
     return y

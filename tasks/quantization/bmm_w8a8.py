@@ -1,7 +1,7 @@
 """quantization/bmm_w8a8."""
 
 import torch
-from kbx_env.tasks._schemes import int8_symmetric
+from kbx_env.tasks._schemes import int8_symmetric, operand
 
 from kbx_env.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
 from kbx_env.truth import Contract
@@ -14,7 +14,7 @@ def _case(b, m, k, n, **more):
 @task(
     difficulty=3,
     takes={"input": T("B M K"), "mat2": T("B K N")},
-    truth=Contract(operands="int8", accumulate="int32"),
+    truth=Contract(operands="int8", accumulate="int32", least="2 * numel(result) * K"),
     cost=Cost(flops="2 * B * M * N * K"),
     paper=Paper(cosine=0.95, l1=0.05, rmse=0.1),
     eager=torch.bmm,
@@ -52,4 +52,4 @@ def bmm_w8a8(input, mat2):
     Any strides; B may be 0.
     """
     (qa, sa), (qb, sb) = int8_symmetric(input, dim=2), int8_symmetric(mat2, dim=1)
-    return (qa @ qb) * sa * sb
+    return (operand(qa) @ operand(qb)) * sa * sb

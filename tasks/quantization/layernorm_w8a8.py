@@ -3,7 +3,7 @@
 import math
 
 import torch.nn.functional as F
-from kbx_env.tasks._schemes import int8_symmetric
+from kbx_env.tasks._schemes import int8_symmetric, operand
 
 from kbx_env.task import Case, Constant, Cost, Normal, Outlier, Paper, T, Uniform, task
 from kbx_env.truth import Contract
@@ -23,7 +23,10 @@ def _eager(input, normalized_shape, weight=None, bias=None, eps=1e-5):
 @task(
     difficulty=3,
     takes={"input": T("* *n"), "weight": T("*n", optional=True), "bias": T("*n", optional=True)},
-    truth=Contract(operands="int8", accumulate="fp32", ulps=256.0, dots=("f32->i8",)),
+    truth=Contract(
+        operands="int8", accumulate="fp32", ulps=256.0, dots=("f32->i8", "i32->i8"), disturb="roundings",
+        least="numel(input)",
+    ),
     cost=Cost(flops="8 * numel(input)"),
     paper=Paper(cosine=0.95, l1=0.05, rmse=0.1),
     eager=_eager,
@@ -67,10 +70,10 @@ def layernorm_w8a8(input, normalized_shape, weight=None, bias=None, eps=1e-5):
     q, scale = int8_symmetric(input, dim=axes)
     if not math.prod(input.shape):
         return input.clone()
-    x = q * scale
+    x = operand(q) * scale
     centred = x - x.mean(axes, keepdim=True)
     y = centred / (centred.square().mean(axes, keepdim=True) + eps).sqrt()
     if weight is not None:
         qw, sw = int8_symmetric(weight, dim=tuple(range(weight.dim())))
-        y = y * (qw * sw)
+        y = y * (operand(qw) * sw)
     return y if bias is None else y + bias

@@ -1,7 +1,7 @@
 """quantization/linear_w4a16."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._schemes import int4_symmetric
+from kbx_env.tasks._schemes import int4_symmetric, packed
 
 from kbx_env.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
 from kbx_env.truth import Contract
@@ -20,8 +20,10 @@ def _eager(input, weight, bias=None):
 @task(
     difficulty=4,
     takes={"input": T("B K", "f16"), "weight": T("O K", "f16"), "bias": T("O", "f16", optional=True)},
-    truth=Contract(operands="int4", accumulate="fp32", dots=("i4 in f16*f16->f32", "i4 in bf16*bf16->f32",
-                                                            "i4 in f32*f32->f32")),
+    truth=Contract(
+        operands="int4", accumulate="fp32", dots=("i4 in f16*f16->f32", "i4 in bf16*bf16->f32", "i4 in f32*f32->f32"),
+        disturb="bytes", least="O * K / 2",
+    ),
     cost=Cost(flops="2 * B * K * O"),
     paper=Paper(cosine=0.9, l1=0.1, rmse=0.15),
     eager=_eager,
@@ -61,6 +63,6 @@ def linear_w4a16(input, weight, bias=None):
     may be 0.
     """
     q, scale = int4_symmetric(weight, dim=1)
-    y = (input.to(q.dtype) @ q.mT) * scale.mT
+    y = (input.to(q.dtype) @ packed(q).mT) * scale.mT
     y = y if bias is None else y + bias.to(q.dtype)
     return y.to(input.dtype)

@@ -1,6 +1,6 @@
 """quantization/matmul_w8a8."""
 
-from kbx_env.tasks._schemes import int8_symmetric
+from kbx_env.tasks._schemes import int8_symmetric, operand
 
 from kbx_env.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
 from kbx_env.truth import Contract
@@ -9,7 +9,7 @@ from kbx_env.truth import Contract
 @task(
     difficulty=3,
     takes={"input": T("M K"), "weight": T("K N")},
-    truth=Contract(operands="int8", accumulate="int32"),
+    truth=Contract(operands="int8", accumulate="int32", least="2 * numel(result) * K"),
     cost=Cost(flops="2 * M * N * K"),
     paper=Paper(cosine=0.95, l1=0.05, rmse=0.1),
     differs="Judged against the stated int8 scheme itself, with evidence of an int8 product; as published, the check "
@@ -44,4 +44,4 @@ def matmul_w8a8(input, weight):
     Any strides; M may be 0.
     """
     (qa, sa), (qb, sb) = int8_symmetric(input, dim=1), int8_symmetric(weight, dim=0)
-    return (qa @ qb) * sa * sb
+    return (operand(qa) @ operand(qb)) * sa * sb

@@ -66,6 +66,7 @@ class Engine:
         self.heap = Heap()
         self.kernels: dict[str, ttir.Module] = {}
         self.deadline = math.inf
+        self.disturbance: ttir.Disturbance | None = None
         self.begin(math.inf)
         self._steps: Mapping[str, Callable[..., None]] = {
             "alloc": self._alloc, "free": self._free, "fill": self._fill, "copy": self._copy, "host": self._host,
@@ -319,8 +320,9 @@ class Engine:
             for s in self.heap
         ]
         ttir.launch(
-            module, size, values, regions, self.meter, deadline=self.deadline, sanitizer=self.sanitizer, names=told
-        )
+            module, size, values, regions, self.meter, deadline=self.deadline, names=told,
+            sanitizer=self.sanitizer if self.disturbance is None else None, disturbance=self.disturbance,
+        )  # fmt: skip
         self._trace(module, values)
 
     def _trace(self, module: ttir.Module, values: Sequence[Any]) -> None:

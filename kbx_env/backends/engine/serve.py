@@ -13,6 +13,7 @@ from typing import Any
 
 from kbx_env import wire
 from kbx_env.backends import ttir
+from kbx_env.backends.engine.again import Again
 from kbx_env.backends.engine.engine import ComputedByHost, Engine, LaunchRefused
 from kbx_env.backends.engine.estimate import Estimator
 from kbx_env.backends.engine.storage import TraceError
@@ -31,6 +32,7 @@ class Served:
         self.rows: dict[str, Mapping[str, Any]] = {}
         self.compiled: dict[str, Any] = {}
         self.estimator: Estimator | None = None
+        self.again: Again | None = None
 
     def answer(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
         """One command: ``run`` (inputs, kernels, steps, then views to read back)."""
@@ -39,9 +41,16 @@ class Served:
         try:
             if "estimate" in header:
                 return {"ok": True, "estimate": self._estimate(header, blobs)}, []
+            if "again" in header:
+                assert self.again is not None
+                reply["touched"], out = self.again.run(header["again"], header["read"])
+                return reply, out
             if header.get("begin") is not None:
+                self.again = Again(self.engine) if header.get("keep") else None
                 flags = {k: header.get(k) is True for k in ("moves", "torch_ops", "ablate")}
                 self.engine.begin(float(header["begin"]), **flags)
+            if self.again is not None:
+                self.again.note(header, blobs)
             for row in header.get("free", []):
                 self.engine.heap.free(row)
             for name, base, size, offset, blob, spec in header.get("inputs", []):

@@ -1,5 +1,6 @@
 """Execute Triton TTIR on numpy, without a GPU."""
 
+from .disturb import Disturbance
 from .errors import Deadlock, DecidesOnUnwritten, DeviceAssert, Finding, OutOfBounds, TtirError, Unsupported
 from .graph import Module
 from .launch import Descriptor, launch
@@ -9,6 +10,6 @@ from .sanitizer import Sanitizer
 from .slices import store_slices, unknown_access
 
 __all__ = [
-    "Deadlock", "DecidesOnUnwritten", "Descriptor", "DeviceAssert", "Extent", "Finding", "Meter", "Module", "OutOfBounds",
-    "Region", "Sanitizer", "TtirError", "Unsupported", "launch", "parse", "store_slices", "unknown_access",
+    "Deadlock", "DecidesOnUnwritten", "Descriptor", "DeviceAssert", "Disturbance", "Extent", "Finding", "Meter", "Module",
+    "OutOfBounds", "Region", "Sanitizer", "TtirError", "Unsupported", "launch", "parse", "store_slices", "unknown_access",
 ]  # fmt: skip

@@ -10,8 +10,9 @@ import numpy as np
 
 from . import ops_arith, ops_math, ops_memory, ops_reduce, ops_tensor  # noqa: F401  (they register)
 from .control import Metered
+from .disturb import Disturbance
 from .errors import TtirError
-from .graph import Module, Type
+from .graph import Module, Op, Type
 from .memory import Array, Memory, Meter, Region
 from .ops_memory import Block
 from .reorder import reordered
@@ -32,6 +33,18 @@ class Descriptor:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     padding: str = ""
+
+
+class Disturbed(Metered):
+    """A machine in which some integers are other ones."""
+
+    disturbance: Disturbance
+
+    def step(self, op: Op, env: list[Any]) -> None:
+        """Run one operation, exchanging what goes in or comes out."""
+        held = self.disturbance.before(self, op, env)
+        super().step(op, env)
+        self.disturbance.after(self, op, env, held)
 
 
 def _described(v: Descriptor, t: Type) -> Block:
@@ -63,6 +76,7 @@ def launch(
     deadline: float | None = None,
     sanitizer: Sanitizer | None = None,
     names: Sequence[str] = (),
+    disturbance: Disturbance | None = None,
 ) -> None:
     """Run every program of a grid.
 
@@ -78,6 +92,7 @@ def launch(
         sanitizer: Collects faults; with it each access is checked against the tensor that its
             pointer came from instead of all regions.
         names: Names of the runtime arguments, by default those of the regions they point into.
+        disturbance: Integers to exchange on the way.
 
     Raises:
         OutOfBounds: an unmasked access is outside every region, or its tensor.
@@ -124,6 +139,11 @@ def launch(
             many = Wary if wary else Metered
             for start in range(0, total, chunk):
                 pids = _places(grid, start, min(start + chunk, total))
-                many(module, func.name, grid, pids, *common).call(func, list(values))
+                if disturbance is not None:
+                    other = Disturbed(module, func.name, grid, pids, *common)
+                    other.disturbance = disturbance
+                    other.call(func, list(values))
+                else:
+                    many(module, func.name, grid, pids, *common).call(func, list(values))
     finally:
         meter.end(memory.label)

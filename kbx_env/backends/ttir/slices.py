@@ -31,7 +31,8 @@ class Fact:
         control: Arguments whose loaded values decide a branch, a trip count or a mask on the way.
         address: Arguments whose loaded values select the addresses of loads on the way.
         dots: Kinds of matrix products, and of roundings to int8, on the way.
-        packed: "i8" for bytes out of memory, "i4" for their halves; nothing once they are something else.
+        packed: "i8" for integers out of memory, "i4" for parts of their bits; nothing once they are something else.
+        read: The loads that brought these integers, by ``id``.
     """
 
     bases: frozenset[int] = _SET
@@ -40,6 +41,7 @@ class Fact:
     address: frozenset[int] = _SET
     dots: frozenset[str] = frozenset()
     packed: str = ""
+    read: frozenset[int] = _SET
 
     def __or__(self, o: Fact) -> Fact:
         if self is o or o is _EMPTY:
@@ -53,6 +55,7 @@ class Fact:
             self.address | o.address,
             self.dots | o.dots,
             max(self.packed, o.packed, key=_DEPTH.index),
+            self.read | o.read,
         )
 
     def everything(self) -> frozenset[int]:
@@ -65,7 +68,10 @@ class Fact:
 
 
 _DEPTH = ("", "i8", "i4")
-_HALVES = ("arith.shrsi", "arith.shrui", "arith.andi")
+_HALVES = ("arith.shrsi", "arith.shrui", "arith.andi", "arith.remsi", "arith.remui", "arith.divsi", "arith.divui")
+_INTEGERS = ("i8", "i16", "i32", "i64")
+"""Packed bytes may be read several at a time."""
+_FLOATS = ("f16", "bf16", "f32", "f64")
 _EMPTY = Fact()
 
 
@@ -85,7 +91,7 @@ class StoreSlice:
         address_args: Arguments whose loaded values select addresses, of the store or of loads.
         dots: Kinds of matrix products that the stored value passes through, "i8*i8->i32" or
             "tf32", as in ``Meter.dot_kinds``; "i4 in f16*f16->f32" where an operand came as halves of
-            bytes; "f32->i8" for a rounding to int8.
+            bytes; "f32->i8" or "i32->i8" for a rounding to int8.
         line: Source line, 0 when unknown.
     """
 
@@ -102,6 +108,8 @@ class _Analysis:
         self.module = module
         self.accesses: dict[int, tuple[Op, frozenset[int]]] = {}
         self.indirect: set[int] = set()
+        self.loads: dict[int, Op] = {}
+        self.unpacked: set[int] = set()
         self.stores: dict[int, tuple[Op, Fact]] = {}
         self.depth = 0
         entry = module.entry
@@ -145,6 +153,9 @@ class _Analysis:
         for op in block.ops:
             facts = [env.get(a, _EMPTY) for a in op.args]
             results = self.op(op, facts, env, control)
+            if op.rtypes and op.rtypes[0].elem in _FLOATS:
+                # Here parts of bytes become numbers to calculate with: by a conversion, a table, or their bits.
+                self.unpacked.update(*(f.read for f in facts if f.packed == "i4"))
             for k, r in enumerate(op.results):
                 env[r] = results[k] if k < len(results) else _join(results)
         return block.ops[-1] if block.ops else None
@@ -164,8 +175,8 @@ class _Analysis:
             kind = dot_kind(op)
             if any(f.packed == "i4" for f in a[:2]):
                 kind = f"i4 in {kind}"
-            return [replace(_join(a), packed="") | Fact(dots=frozenset([kind]))]
-        if name == "arith.fptosi" and op.rtypes[0].elem == "i8":
+            return [replace(_join(a), packed="", read=_SET) | Fact(dots=frozenset([kind]))]
+        if name in ("arith.fptosi", "arith.trunci") and op.rtypes[0].elem == "i8":
             return [_join(a) | Fact(dots=frozenset([f"{op.types[0].elem}->i8"]))]
         if name in _HALVES and a[0].packed == "i8":
             # A byte of which only some bits go on: two numbers of four bits lie in it.
@@ -191,6 +202,8 @@ class _Analysis:
         where = a[0] if op.name == "tt.load" else _join(a)
         mask = _join(masks)
         bases = self.access(op, a[0].bases, where, mask)
+        integers = bool(op.rtypes) and op.rtypes[0].elem in _INTEGERS
+        self.loads[id(op)] = op
         # A pointer that was itself in memory may point anywhere.
         made = frozenset([UNKNOWN]) if op.rtypes and op.rtypes[0].elem == "ptr" else _SET
         return Fact(
@@ -199,7 +212,8 @@ class _Analysis:
             where.control | data.control | mask.everything(),
             where.values | where.address | data.address,
             data.dots,
-            "i8" if op.rtypes and op.rtypes[0].elem in ("i8", "ui8") else "",
+            "i8" if integers else "",
+            frozenset([id(op)]) if integers else _SET,
         )
 
     def store(self, op: Op, a: list[Fact], control: frozenset[int]) -> Fact:
@@ -307,13 +321,16 @@ def annotate(module: Module) -> None:
 
     ``attrs["tensors"]`` becomes the sorted tuple of argument positions that its pointer may come
     from, empty when that is unknown; ``attrs["indirect"]`` whether loaded values have a say in its
-    addresses or its mask. Running it again does nothing.
+    addresses or its mask; ``attrs["unpacked"]``, of loads, whether parts of their integers become
+    floats. Running it again does nothing.
     """
     memo = vars(module)
     if "_annotated" not in memo:
         for op, bases in _analyse(module).accesses.values():
             op.attrs["tensors"] = () if UNKNOWN in bases else tuple(sorted(bases))
             op.attrs["indirect"] = id(op) in _analyse(module).indirect
+        for key, op in _analyse(module).loads.items():
+            op.attrs["unpacked"] = key in _analyse(module).unpacked
         memo["_annotated"] = True
 
 

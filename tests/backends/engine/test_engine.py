@@ -198,3 +198,21 @@ def test_no_step_breaks_the_engine(name: str, rest: list) -> None:
     served = Served()
     reply, _ = served.answer(json.loads(json.dumps({"steps": [[name, *rest]], "facts": True})), [])
     assert reply["ok"] or reply["kind"] in ("forged", "policy", "runtime"), reply
+
+
+def test_a_call_is_executed_again_from_the_memory_before_it() -> None:
+    served = Served()
+    data = np.arange(100, dtype=np.float32)
+    steps = [["copy", view(B, "float32", [50], offset=200), view(B, "float32", [50])],
+             ["launch", "double", [2, 1, 1], [A, B, 50], ["x", "y", "n"]]]  # fmt: skip
+    first, _ = served.answer({"begin": 9, "steps": [["alloc", B, 400], ["fill", view(B, "float32", [100]), 7.0]]}, [])
+    reply, (out,) = served.answer(
+        {"begin": 9, "keep": True, "inputs": [["x", A, 400, 0, 0]], "kernels": {"double": {"text": KERNEL, "fused": True}},
+         "steps": steps, "read": [view(B, "float32", [100])]},
+        [bytearray(data.tobytes())],
+    )  # fmt: skip
+    assert first["ok"] and reply["ok"], reply
+    change = {"place": "products", "table": list(range(256)), "seconds": 9.0}
+    again, (same,) = served.answer({"again": change, "read": [view(B, "float32", [100])]}, [])
+    assert again["ok"] and again["touched"] == 0 and same == out
+    assert floats(served.engine, view(B, "float32", [100]))[50] == 7.0

@@ -1,0 +1,70 @@
+"""Other integers at the places that a quantization scheme names, so that a result can show whether it was made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .graph import Op
+from .shadow import Array
+from .slices import LOADS
+
+if TYPE_CHECKING:
+    from .control import Machine
+
+PRODUCTS, ROUNDINGS, BYTES = "products", "roundings", "bytes"
+PLACES = (PRODUCTS, ROUNDINGS, BYTES)
+_NARROWING = ("arith.fptosi", "arith.fptoui", "arith.trunci")
+
+
+@dataclass
+class Disturbance:
+    """Exchanges bytes by a table wherever a kernel does what the scheme demands.
+
+    Attributes:
+        place: ``products``: the int8 operands of matrix products; ``roundings``: what a conversion to int8 gives;
+            ``bytes``: what a load brings that is unpacked into halves of bytes.
+        table: 256 bytes, by the byte that they replace.
+        touched: operations of these products, converted elements or loaded bytes so far.
+    """
+
+    place: str
+    table: Sequence[int]
+    touched: int = 0
+    _bytes: Array = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._bytes = np.array(self.table, np.uint8)
+        if self.place not in PLACES or self._bytes.shape != (256,):
+            raise ValueError(f"a disturbance is a place ({', '.join(PLACES)}) and 256 bytes")
+
+    def exchanged(self, v: Array) -> Array:
+        """The array with every byte exchanged."""
+        dense = np.ascontiguousarray(v)
+        return self._bytes[dense.view(np.uint8)].view(dense.dtype).reshape(v.shape)
+
+    def before(self, m: Machine, op: Op, env: list[Any]) -> dict[int, Any]:
+        """Exchange operands; returns what ``after`` puts back."""
+        if self.place != PRODUCTS or op.name != "tt.dot" or {t.elem for t in op.types[:2]} != {"i8"}:
+            return {}
+        self.touched += 2 * op.rtypes[0].size * op.types[0].shape[-1] * m.count()
+        held = {s: env[s] for s in op.args[:2]}
+        for slot, value in held.items():
+            env[slot] = self.exchanged(value)
+        return held
+
+    def after(self, m: Machine, op: Op, env: list[Any], held: dict[int, Any]) -> None:
+        """Put operands back that are still needed, and exchange results."""
+        for slot, value in held.items():
+            env[slot] = None if slot in op.dead else value
+        if self.place == ROUNDINGS:
+            mine = op.name in _NARROWING and op.rtypes[0].elem == "i8"
+        else:
+            mine = self.place == BYTES and op.name in LOADS and bool(op.attrs.get("unpacked"))
+        if mine and env[op.results[0]] is not None:
+            t = op.rtypes[0]
+            self.touched += t.size * t.dtype.itemsize * m.count()
+            env[op.results[0]] = self.exchanged(env[op.results[0]])
