@@ -10,6 +10,10 @@ from enum import StrEnum
 from typing import Any
 
 
+GRADER_FAILED = "the grader failed"
+"""Begins the message of a fault of the grading process itself, which may be of no use any more (a dead GPU context)."""
+
+
 class Verdict(StrEnum):
     """The one-word answer."""
 

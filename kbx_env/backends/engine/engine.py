@@ -8,9 +8,11 @@ engine knows what did: provenance, traffic, launches and matrix products are fac
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,6 +29,8 @@ MAX_TENSOR = 1 << 20
 """Elements of one tensor in a kernel; Triton itself refuses more."""
 GRID = (2**31 - 1, 65535, 65535)
 """What a CUDA device launches."""
+LENGTHS = {"alloc": 2, "free": 1, "fill": 2, "copy": 2, "host": 2, "launch": 4}
+"""Parts of a step, by its name."""
 MAX_ROWS = 200
 """Kernels reported one by one; the sums cover all."""
 
@@ -57,6 +61,7 @@ class Engine:
     def __init__(self) -> None:
         self.heap = Heap()
         self.kernels: dict[str, ttir.Module] = {}
+        self.texts: dict[str, str] = {}
         self.deadline = math.inf
         self.begin(math.inf)
         self._steps: Mapping[str, Callable[..., None]] = {
@@ -89,15 +94,18 @@ class Engine:
             raise TraceError("too much kernel text")
         try:
             module = ttir.parse(text, fp_fusion=fused is not False)
-        except ttir.TtirError:
+        except MemoryError:
             raise
-        except (LookupError, ValueError, TypeError, AttributeError, AssertionError, RecursionError) as e:
+        except Exception as e:
+            genuine(text)
+            if isinstance(e, ttir.Unsupported):
+                raise
             raise ttir.Unsupported("text", detail=f"{type(e).__name__}: {e}"[:200]) from e
         if len(module.entry.name) > MAX_NAME:
             raise TraceError("a kernel's name is too long")
         if module.max_elements > MAX_TENSOR:
             raise TraceError(f"a tensor of {module.max_elements} elements")
-        self.kernels[key] = module
+        self.kernels[key], self.texts[key] = module, text
 
     def run(self, steps: Any) -> None:
         """Do the steps in order.
@@ -113,10 +121,18 @@ class Engine:
             handler = self._steps.get(step[0]) if isinstance(step, list) and step and isinstance(step[0], str) else None
             if handler is None:
                 raise TraceError(f"step {str(step)[:40]!r}")
+            if len(step) != 1 + LENGTHS[step[0]]:
+                raise TraceError(f"step {step[0]} of {len(step) - 1} parts")
             try:
                 handler(*step[1:])
-            except TypeError as e:
-                raise TraceError(f"step {step[0]}: {e}") from e
+            except NotImplementedError as e:  # torch lacks it for a dtype
+                raise ttir.Unsupported(step[0], detail=str(e)[:200]) from e
+            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+                if step[0] == "launch":  # it has looked at its arguments: a fault of the executor
+                    raise
+                if "allocate memory" in str(e):
+                    raise MemoryError from e
+                raise TraceError(f"step {step[0]}: {e}"[:300]) from e
             if time.monotonic() > self.deadline:
                 raise TimeoutError("the call took too long")
 
@@ -238,9 +254,16 @@ class Engine:
             ttir.Region(s.base, s.data, "", None if s.initialised.all() else s.initialised, stored=s.stored)
             for s in self.heap
         ]
-        ttir.launch(
-            module, size, values, regions, self.meter, deadline=self.deadline, sanitizer=self.sanitizer, names=told
-        )
+        fits(module, values)
+        try:
+            ttir.launch(
+                module, size, values, regions, self.meter, deadline=self.deadline, sanitizer=self.sanitizer, names=told
+            )
+        except (ttir.OutOfBounds, ttir.DeviceAssert, TimeoutError, MemoryError):
+            raise
+        except Exception:
+            genuine(self.texts[key])
+            raise
         self._trace(module, values)
 
     def _trace(self, module: ttir.Module, values: Sequence[Any]) -> None:
@@ -275,6 +298,58 @@ class Engine:
                     t.dots |= products
 
 
+def genuine(text: str) -> None:
+    """What the executor stumbles over must at least be a kernel: text that Triton's own parser and verifier accept.
+
+    Raises:
+        TraceError: it is none, so no compiler has printed it.
+    """
+    from triton._C.libtriton import ir, nvidia
+
+    context = ir.context()
+    ir.load_dialects(context)
+    nvidia.load_dialects(context)
+    with open(os.memfd_create("ttir"), "wb") as f, silent():
+        f.write(text.encode("utf-8", "replace"))
+        f.flush()
+        try:
+            ir.parse_mlir_module(f"/proc/self/fd/{f.fileno()}", context)
+        except RuntimeError:
+            raise TraceError("kernel text that no compiler has made") from None
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """What a library writes past Python to the standard error goes nowhere: it would quote the submission."""
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def fits(module: ttir.Module, values: Sequence[Any]) -> None:
+    """Launch arguments must be those of the kernel.
+
+    Raises:
+        TraceError: another number of them, or another kind.
+    """
+    types = module.entry.body.blocks[0].arg_types
+    if len(values) != len(types):
+        raise TraceError(f"{len(values)} launch arguments for {len(types)} parameters")
+    for value, t in zip(values, types, strict=True):
+        if isinstance(value, ttir.Descriptor):
+            ok = t.elem == "desc" and t.pointee is not None
+            ok = ok and len(t.pointee.shape) == len(value.shape) == len(value.strides)  # type: ignore[union-attr]
+        else:
+            ok = t.elem != "desc" and (type(value) is int or not (t.elem == "ptr" or t.dtype.kind in "ib"))
+        if not ok:
+            raise TraceError(f"launch argument {str(value)[:40]!r} for a parameter of type {t.elem}")
+
+
 def argument(value: Any) -> Any:
     """A launch argument as the executor takes it.
 
@@ -285,6 +360,8 @@ def argument(value: Any) -> Any:
         return value
     if isinstance(value, dict) and set(value) == {"base", "shape", "strides", "padding"}:
         base = whole(value["base"], "address", 1 << 63)
+        if not all(isinstance(value[k], list) for k in ("shape", "strides")):
+            raise TraceError("launch argument: shape and strides of a descriptor")
         shape = [whole(n, "shape", 1 << 31) for n in value["shape"]]
         strides = [whole(n, "stride", 1 << 40) for n in value["strides"]]
         return ttir.Descriptor(base, tuple(shape), tuple(strides), str(value["padding"])[:8])
