@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-
 GRADER_FAILED = "the grader failed"
 """Begins the message of a fault of the grading process itself, which may be of no use any more (a dead GPU context)."""
 

@@ -125,7 +125,9 @@ def test_what_is_killed_every_time_is_masked(mine: Grader, spawned: dict[str, in
 
 
 def test_a_runner_that_was_denied_something_is_not_excused_by_its_death(mine: Grader, spawned: dict[str, int]) -> None:
-    source = SLOW.replace("    time.sleep", "    try:\n        input + 1\n    except Exception:\n        pass\n    time.sleep")
+    source = SLOW.replace(
+        "    time.sleep", "    try:\n        input + 1\n    except Exception:\n        pass\n    time.sleep"
+    )
     outcome = harmed(mine, lambda: spawned.get("engine") or spawned.get("runner"), source)
     assert outcome.verdict is Verdict.REJECTED, outcome.message
 
