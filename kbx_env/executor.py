@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kbx_env.errors import KbxError, UsageError
-from kbx_env.outcome import Fault, Outcome, Stage, Verdict
+from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
 from kbx_env.store import Store, request_key
 
 GRADER = "kbx_env.grading.grader:Grader"
@@ -101,7 +101,11 @@ class ProcessLane:
         try:
             if worker is None or not worker.alive:
                 worker = self._start()
-            return worker.ask(request, deadline)
+            outcome = worker.ask(request, deadline)
+            if outcome.fault is Fault.INFRA and outcome.message.startswith(GRADER_FAILED):
+                # An error of CUDA stays in its process for good: the next attempt gets a new one.
+                worker.kill()
+            return outcome
         except LaneLost:
             worker = None
             raise
@@ -171,7 +175,7 @@ class _Worker:
             if reply and "usage" in reply:
                 raise UsageError(reply["usage"])
             if reply and "error" in reply:
-                raise LaneLost(f"the grader failed: {reply['error']}")
+                raise LaneLost(f"{GRADER_FAILED}: {reply['error']}")
             if reply:
                 return Outcome.from_dict(reply["outcome"])
         except (OSError, ValueError, KeyError) as e:
@@ -233,7 +237,7 @@ class Executor:
             except UsageError:
                 raise
             except Exception as e:  # a fault of the grader is never held against a submission
-                outcome = _infra(request, f"the grader failed: {type(e).__name__}: {e}", attempt)
+                outcome = _infra(request, f"{GRADER_FAILED}: {type(e).__name__}: {e}", attempt)
             if outcome.fault is not Fault.INFRA or outcome.message.startswith("unsupported"):
                 break  # what the backend cannot do, it cannot do a second time either
         return outcome

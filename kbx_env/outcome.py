@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+GRADER_FAILED = "the grader failed"
+"""Begins the message of a fault of the grading process itself, which may be of no use any more (a dead GPU context)."""
+
 
 class Verdict(StrEnum):
     """The one-word answer."""

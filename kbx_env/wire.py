@@ -6,6 +6,7 @@ claim: the decoder checks every length, dtype, shape and stride before it builds
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
@@ -21,6 +22,8 @@ import torch
 MAGIC = b"kbx1"
 MAX_HEADER = 8 << 20
 MAX_BLOBS = 256
+MAX_DEPTH = 32
+"""Lists and objects inside each other; the deepest honest message has six. Whoever walks over a message may recurse."""
 
 DTYPES: Mapping[str, torch.dtype] = {
     "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64,
@@ -64,20 +67,58 @@ class Late(WireError):
     """The deadline passed before the frame was complete."""
 
 
-def send(sock: socket.socket, header: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> None:
+class Gone(WireError):
+    """The other side has closed the connection: it ended, or hung up."""
+
+
+def parse(text: str | bytes | bytearray) -> Any:
+    """The value of a JSON text that somebody untrusted wrote.
+
+    Raises:
+        WireError: no JSON, or nested deeper than ``MAX_DEPTH``.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise WireError(f"not JSON that can be read ({type(e).__name__})") from None
+    level, depth = [value], 0
+    while level := [v for v in level if isinstance(v, list | dict)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise WireError(f"nested deeper than {MAX_DEPTH}")
+        level = [v for held in level for v in (held.values() if isinstance(held, dict) else held)]
+    return value
+
+
+def send(
+    sock: socket.socket, header: Mapping[str, Any], blobs: Sequence[bytes] = (), *, deadline: float | None = None
+) -> None:
     """Send one frame.
 
     Raises:
-        WireError: the other side has closed the connection.
+        Late: ``deadline`` (``time.monotonic`` seconds) passed: the other side does not read.
+        Gone: the other side has closed the connection.
     """
     text = json.dumps(header).encode()
     head = MAGIC + struct.pack("<II", len(text), len(blobs)) + b"".join(struct.pack("<Q", len(b)) for b in blobs)
     try:
-        sock.sendall(head + text)
-        for blob in blobs:
-            sock.sendall(blob)
+        for part in (head + text, *blobs):
+            _push(sock, part, deadline)
     except OSError as e:
-        raise WireError(f"cannot send: {e}") from e
+        raise Gone(f"cannot send: {e}") from e
+
+
+def _push(sock: socket.socket, data: bytes, deadline: float | None) -> None:
+    if deadline is None:
+        sock.sendall(data)
+        return
+    view, sent = memoryview(data), 0
+    while sent < len(data):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([], [sock], [], left)[1]:
+            raise Late("nobody read before the deadline")
+        with contextlib.suppress(BlockingIOError):
+            sent += sock.send(view[sent : sent + (1 << 20)], socket.MSG_DONTWAIT)
 
 
 def _exactly(sock: socket.socket, n: int, deadline: float | None) -> bytearray:
@@ -91,9 +132,9 @@ def _exactly(sock: socket.socket, n: int, deadline: float | None) -> bytearray:
         try:
             k = sock.recv_into(view[got:], min(n - got, 1 << 20))
         except OSError as e:
-            raise WireError(f"cannot receive: {e}") from e
+            raise Gone(f"cannot receive: {e}") from e
         if k == 0:
-            raise WireError("connection closed")
+            raise Gone("connection closed")
         got += k
     return data
 
@@ -105,7 +146,8 @@ def receive(
 
     Raises:
         Late: ``deadline`` (``time.monotonic`` seconds) passed.
-        WireError: closed connection or malformed frame.
+        Gone: the connection is closed.
+        WireError: malformed frame.
     """
     head = _exactly(sock, 12, deadline)
     if head[:4] != MAGIC:
@@ -116,10 +158,7 @@ def receive(
     sizes = struct.unpack(f"<{count}Q", _exactly(sock, 8 * count, deadline))
     if sum(sizes) > max_bytes:
         raise WireError(f"frame too large: {sum(sizes)} bytes, at most {max_bytes}")
-    try:
-        header = json.loads(_exactly(sock, length, deadline))
-    except (ValueError, RecursionError) as e:
-        raise WireError("header is not JSON") from e
+    header = parse(_exactly(sock, length, deadline))
     if not isinstance(header, dict):
         raise WireError("header is not an object")
     return header, [_exactly(sock, s, deadline) for s in sizes]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import struct
+import threading
 import time
 
 import pytest
@@ -64,3 +66,28 @@ def test_an_oversized_frame_is_refused_before_it_is_read() -> None:
     wire.send(a, {}, [b"x" * 1000])
     with pytest.raises(wire.WireError, match="too large"):
         wire.receive(b, deadline=time.monotonic() + 1, max_bytes=10)
+
+
+@pytest.mark.parametrize("depth", [33, 700, 100_000])
+def test_a_deep_message_is_refused(depth: int) -> None:
+    a, b = socket.socketpair()
+    text = b'{"x": ' + b"[" * depth + b"]" * depth + b"}"
+    threading.Thread(target=a.sendall, args=[wire.MAGIC + struct.pack("<II", len(text), 0) + text], daemon=True).start()
+    with pytest.raises(wire.WireError):
+        wire.receive(b, deadline=time.monotonic() + 5)
+    assert wire.clean(wire.parse("[" * 32 + "]" * 32))
+
+
+def test_a_closed_connection_is_told_from_nonsense() -> None:
+    a, b = socket.socketpair()
+    a.close()
+    with pytest.raises(wire.Gone):
+        wire.receive(b, deadline=time.monotonic() + 1)
+    with pytest.raises(wire.Gone):
+        wire.send(b, {}, deadline=time.monotonic() + 1)
+
+
+def test_who_does_not_read_does_not_hold_up_the_grader() -> None:
+    a, _b = socket.socketpair()
+    with pytest.raises(wire.Late):
+        wire.send(a, {}, [bytes(1 << 24)], deadline=time.monotonic() + 0.1)

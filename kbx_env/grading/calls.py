@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import inspect
 import math
 import shutil
@@ -14,19 +15,17 @@ from typing import Any
 import torch
 
 from kbx_env import wire
-from kbx_env.errors import SandboxError
+from kbx_env.errors import KbxError, SandboxError
 from kbx_env.grading import floor, inputs, reference
 from kbx_env.grading.defences import Defence
 from kbx_env.grading.judge import Answer
 from kbx_env.grading.judge.samples import TURNS
 from kbx_env.grading.traced import HOST_READS, Engine, EngineError, Facts, Origin, blank
-from kbx_env.grading.workers import Zygote
+from kbx_env.grading.workers import OUTSIDE, Zygote
 from kbx_env.outcome import Build, Finding, Verdict, Violation
 from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 
 MAX_BUILDS = 1000
-OUTSIDE = (-9, -15)
-"""Signals that end a process from outside: the out-of-memory killer, an operator. A submission cannot send them unnoticed."""
 DISK_BYTES = 256 << 20
 """With less space than this a runner's word that the disk is full is believed."""
 
@@ -44,7 +43,9 @@ def readable() -> Iterator[None]:
     """What a runner sends may be anything: nonsense is its own verdict, not an error of the grader."""
     try:
         yield
-    except (wire.WireError, LookupError, TypeError, ValueError, AttributeError, OverflowError) as e:
+    except (KbxError, Stopped, EngineError, MemoryError):  # said on purpose, or not for what was read
+        raise
+    except Exception as e:
         message = f"the submission's process sent an unreadable result ({type(e).__name__}: {e})"[:300]
         raise Stopped(Verdict.RUNTIME_ERROR, message) from None
 
@@ -107,7 +108,11 @@ class Talk:
         self.secret, self.split, self.wall, self.without = secret, split, wall, without
         self.runner = zygote.spawn(device=backend, without=sorted(without), torch_ops=torch_ops)
         reads = HOST_READS if Defence.HOST not in without else math.inf
-        self.engine = Engine(zygote, reads) if backend == "cpu" else None
+        try:
+            self.engine = Engine(zygote, reads) if backend == "cpu" else None
+        except SandboxError:
+            self.runner.close()
+            raise
         self.findings: dict[tuple[Any, ...], Finding] = {}
         # Only the runner's time counts: a busy grader must not make a submission late.
         self.left = wall
@@ -138,15 +143,16 @@ class Talk:
         except wire.Late:
             self._hear()
             raise self._lost(Verdict.TIMEOUT, f"no result within {self.wall:.0f} s of wall time") from None
-        except wire.WireError as e:
-            self._hear()
+        except wire.Gone:
             fate = self.runner.fate()
+            self._hear()
             if fate in OUTSIDE and not self.denied:
                 raise SandboxError(f"the submission's process was killed from outside (signal {-fate})") from None
-            how = (
-                f"signal {-fate}" if fate is not None and fate < 0 else f"exit status {fate}" if fate is not None else e
-            )
+            how = "it hung up" if fate is None else f"signal {-fate}" if fate < 0 else f"exit status {fate}"
             raise self._lost(Verdict.RUNTIME_ERROR, f"the submission's process died ({how})") from None
+        except wire.WireError as e:
+            self._hear()
+            raise self._lost(Verdict.RUNTIME_ERROR, f"the submission's process sent nonsense ({e})") from None
         self.left -= time.monotonic() - start
         reply = wire.clean(reply)
         if "want" in reply:  # in the middle of a call; what was denied comes with its end
@@ -174,10 +180,12 @@ class Talk:
         return Stopped(Verdict.REJECTED, f"{self.denied[0][1]}; {message}", [Violation(*d) for d in self.denied[:5]])
 
     def _stop(self, reply: dict[str, Any]) -> None:
-        line = f"line {reply['line']}: " if reply.get("line") else ""
-        message = f"{line}{reply.get('name')}: {str(reply.get('message'))[:1500]}"
+        line = f"line {str(reply['line'])[:20]}: " if reply.get("line") else ""
+        message = f"{line}{str(reply.get('name'))[:200]}: {str(reply.get('message'))[:1500]}"
         kind = reply.get("kind")
-        if kind == "infra" and shutil.disk_usage(self.runner.folder).free < DISK_BYTES:
+        # Triton writes on behalf of the submission, whose own error it then is; the disk itself is asked in any case.
+        full = kind == "infra" or f"[Errno {errno.ENOSPC}]" in message
+        if full and shutil.disk_usage(self.runner.folder).free < DISK_BYTES:
             raise SandboxError(f"the disk is full: {message}")
         if kind == "policy" or (self.denied and kind in ("runtime", "compile")):
             found = [Violation(r, f"{line}{d}") for r, d in self.denied[:5]]
@@ -273,6 +281,10 @@ class Talk:
                 )
         except EngineError as e:
             raise self.ended(e) from None
+        except SandboxError as e:
+            if self.denied:
+                raise self._lost(Verdict.RUNTIME_ERROR, str(e)) from None
+            raise
         finally:
             self.left -= time.monotonic() - start - told
             self.launches += engine.facts.launches

@@ -6,7 +6,9 @@ import hashlib
 import os
 import platform
 import secrets
+import threading
 import time
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,12 +21,7 @@ from kbx_env.errors import SandboxError, UnknownName, UsageError
 from kbx_env.grading.defences import Defence, chosen
 from kbx_env.grading.stages import Grading, Record
 from kbx_env.grading.workers import Zygote
-from kbx_env.outcome import (
-    Fault,
-    Outcome,
-    Stage,
-    Verdict,
-)
+from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
 from kbx_env.task import Task
 
 # A process that was forked after torch had started its OpenMP threads would wait for them forever: they are not there.
@@ -64,6 +61,7 @@ class Grader:
             outcomes say so and are never paid.
         """
         self._zygote: Zygote | None = None
+        self._lock = threading.Lock()
         self._attempts = attempts
         self.without = chosen(without)
 
@@ -75,17 +73,24 @@ class Grader:
 
     def close(self) -> None:
         """End the zygote."""
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
+        with self._lock:
+            zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.close()
 
     def zygote(self) -> Zygote:
-        """The warm zygote, started on first use and again when it died."""
-        if self._zygote is not None and not self._zygote.alive:
-            self.close()
-        if self._zygote is None:
-            self._zygote = Zygote()
-        return self._zygote
+        """The warm zygote, started on first use and again when it died.
+
+        Raises:
+            SandboxError: it does not start.
+        """
+        with self._lock:  # gradings in other threads share it
+            if self._zygote is not None and not self._zygote.alive:
+                self._zygote.close()
+                self._zygote = None
+            if self._zygote is None:
+                self._zygote = Zygote()
+            return self._zygote
 
     def grade(
         self,
@@ -154,7 +159,12 @@ class Grader:
                 outcome = Grading(self, record, chosen, split, secret, timing, wall, estimate, torch_ops).run(data)
             except SandboxError as e:
                 outcome = record.end(Verdict.INFRA_FAULT, Stage.COMPILE, str(e))
-                self.close()
+            except UsageError:
+                raise
+            except Exception as e:  # a dead GPU, no memory, a bug of ours: never held against a submission
+                where = traceback.extract_tb(e.__traceback__)[-1]
+                text = f"{type(e).__name__}: {e} ({os.path.basename(where.filename)}:{where.lineno})"
+                outcome = record.end(Verdict.INFRA_FAULT, Stage.COMPILE, f"{GRADER_FAILED}: {text}"[:1000])
             if outcome.fault is not Fault.INFRA or outcome.message.startswith("unsupported"):
                 break
         assert outcome is not None

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from kbx_env import wire
+from kbx_env.errors import SandboxError
 from kbx_env.grading.judge import Answer
-from kbx_env.grading.workers import Zygote
+from kbx_env.grading.workers import OUTSIDE, Zygote
 
 HOST_READS, READ_BYTES = 64, 8
 """Scalars of one call that the host code may see, and the bytes of one."""
@@ -104,6 +105,7 @@ class Engine:
         Raises:
             EngineError: the trace or a launch failed.
             wire.WireError: the runner's message makes no sense.
+            SandboxError: the engine was killed from outside.
         """
         message, begun, reads = first, False, 0.0
         tensors = {k: v for k, v in sent.items() if isinstance(v, torch.Tensor)}
@@ -226,8 +228,15 @@ class Engine:
             reply, data = self._process.ask(header, blobs, deadline=time.monotonic() + max(0.1, left) + 1.0)
         except wire.Late:
             raise EngineError("timeout", "TimeoutError", "the launches took too long") from None
+        except wire.Gone:
+            fate = self._process.fate()
+            if fate in OUTSIDE:
+                raise SandboxError(f"the engine was killed from outside (signal {-fate})") from None
+            # Its memory and its stack have limits of their own: whatever else ends it, the launches did.
+            how = "it hung up" if fate is None else f"signal {-fate}" if fate < 0 else f"exit status {fate}"
+            raise EngineError("died", "EngineError", f"executing the launches ended the process ({how})") from None
         except wire.WireError as e:
-            raise EngineError("died", "EngineError", f"executing the launches ended the process ({e})") from None
+            raise EngineError("died", "EngineError", f"the launches made more than can be told ({e})") from None
         if "facts" in reply:
             told = reply["facts"]
             fields: dict[str, Any] = {

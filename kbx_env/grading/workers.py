@@ -23,26 +23,48 @@ from kbx_env.sandbox.zygote import ALIVE
 
 LOG_BYTES = 1 << 20
 """Of a log longer than this the end is kept."""
+FATE_SECONDS = 5.0
+"""How long a process may take to end after its socket has closed; one that lives on has hung up by itself."""
+OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+"""Fates that come from outside: the out-of-memory killer, an operator. A submission cannot send these signals unnoticed."""
 
 
 class Zygote:
     """A warm process that forks runners. Thread-safe; ``close`` ends it."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._start()
+        except OSError as e:  # no file descriptor, no process, no space: the machine's trouble
+            raise SandboxError(f"the sandbox did not start: {e}") from e
+
+    def _start(self) -> None:
         # The zygote outlives a killed grader by the moment it takes to remove this.
         self._folder = tempfile.mkdtemp(prefix="kbx-")
+        try:
+            self._fork()
+        except OSError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def _fork(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         root = str(Path(__file__).resolve().parents[2])
         env = {k: v for k, v in os.environ.items() if not k.upper().endswith(("_KEY", "_TOKEN", "_SECRET"))}
         env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
         env.pop("TRITON_INTERPRET", None)
         env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "kbx_env.sandbox.zygote", str(theirs.fileno()), self._folder],
-            pass_fds=[theirs.fileno()], env=env, stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        theirs.close()
-        self._control = ours
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "kbx_env.sandbox.zygote", str(theirs.fileno()), self._folder],
+                pass_fds=[theirs.fileno()], env=env, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._control, self._lost = ours, False
         self._lock = threading.Lock()
         ours.settimeout(120)
         try:
@@ -55,8 +77,8 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether the zygote can still fork."""
-        return self._process.poll() is None
+        """Whether the zygote can still be asked."""
+        return not self._lost and self._process.poll() is None
 
     def spawn(self, **settings: Any) -> Runner:
         """Fork a runner.
@@ -64,34 +86,42 @@ class Zygote:
         Raises:
             SandboxError: the zygote is gone.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        log, told = os.pipe()
-        try:
-            settings["folder"] = folder = tempfile.mkdtemp(dir=self._folder)
-            pid = self.ask(settings, [theirs.fileno(), told])
-        except (OSError, SandboxError) as e:
-            ours.close()
-            os.close(log)
-            raise SandboxError(f"the sandbox could not start a process: {e}") from e
-        finally:
-            theirs.close()
-            os.close(told)
-        return Runner(self, ours, pid, folder, log)
+        with contextlib.ExitStack() as mine, contextlib.ExitStack() as theirs:
+            try:
+                folder = tempfile.mkdtemp(dir=self._folder)
+                mine.callback(shutil.rmtree, folder, ignore_errors=True)
+                sock, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                mine.callback(sock.close)
+                theirs.callback(other.close)
+                log, told = os.pipe()
+                mine.callback(os.close, log)
+                theirs.callback(os.close, told)
+                pid = self.ask(settings | {"folder": folder}, [other.fileno(), told])
+                if pid <= 0:
+                    raise OSError(-pid, os.strerror(-pid))
+            except (OSError, SandboxError) as e:
+                raise SandboxError(f"the sandbox could not start a process: {e}") from e
+            mine.pop_all()
+            return Runner(self, sock, pid, folder, log)
 
     def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
         """One request, one number.
 
         Raises:
-            SandboxError: the zygote is gone.
+            SandboxError: the zygote is gone, or does not answer: it is never asked again then, because its late answer
+                would be taken for that of the next request.
         """
-        try:
-            with self._lock:
+        with self._lock:
+            try:
+                if self._lost:
+                    raise ConnectionError("given up before")
                 socket.send_fds(self._control, [json.dumps(request).encode()], list(fds))
                 raw = self._control.recv(8)
-        except OSError as e:
-            raise SandboxError(f"the sandbox is gone: {e}") from e
-        if len(raw) != 8:
-            raise SandboxError("the sandbox is gone")
+                if len(raw) != 8:
+                    raise ConnectionError("connection closed")
+            except OSError as e:
+                self._lost = True
+                raise SandboxError(f"the sandbox is gone: {e}") from e
         return int.from_bytes(raw, "little", signed=True)
 
     def close(self) -> None:
@@ -133,7 +163,7 @@ class Runner:
             if not hello.get("ready"):
                 raise SandboxError(f"runner could not start: {hello.get('message')}")
             self._ready = True
-        wire.send(self._sock, header, blobs or [])
+        wire.send(self._sock, header, blobs or [], deadline=deadline)
         reply, data = wire.receive(self._sock, deadline=deadline)
         return reply, data
 
@@ -149,8 +179,8 @@ class Runner:
         rows: list[Any] = []
         for line in lines:
             try:
-                rows.append(json.loads(line))
-            except ValueError:
+                rows.append(wire.parse(line))
+            except wire.WireError:
                 rows.append(None)
         return rows
 
@@ -160,7 +190,10 @@ class Runner:
         Raises:
             SandboxError: the zygote is gone.
         """
-        status = self._zygote.ask({"fate": self.pid})
+        until = time.monotonic() + FATE_SECONDS
+        # A large process takes its time to end, above all one that held a GPU.
+        while (status := self._zygote.ask({"fate": self.pid})) == ALIVE and time.monotonic() < until:
+            pass
         return None if status == ALIVE else status
 
     def close(self) -> None:

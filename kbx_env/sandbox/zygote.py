@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import shutil
@@ -143,7 +144,10 @@ def main() -> None:
             answer = children.fate(int(settings["fate"]), FATE_SECONDS)
         else:
             children.reap()
-            answer = children.fork(serve)
+            try:
+                answer = children.fork(serve)
+            except OSError as e:  # no memory for one more process; those that are there go on
+                answer = -(e.errno or errno.EAGAIN)
         for fd in fds:
             os.close(fd)
         control.sendall(answer.to_bytes(8, "little", signed=True))

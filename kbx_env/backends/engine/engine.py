@@ -19,6 +19,7 @@ import torch
 
 from kbx_env.backends import ttir
 from kbx_env.backends.engine import torch_ops
+from kbx_env.backends.engine.checks import argument, fits, genuine
 from kbx_env.backends.engine.storage import CONSTANT, DTYPES, INPUT, MOVED, Heap, Storage, TraceError, View, kind, whole
 
 MAX_TEXT = 8 << 20
@@ -30,6 +31,8 @@ GRID = (2**31 - 1, 65535, 65535)
 """What a CUDA device launches."""
 HOST_BYTES = 16 << 10
 """What the host code may bring into a call as constants, fill values and launch arguments that are not tensors."""
+LENGTHS = {"alloc": 2, "free": 1, "fill": 2, "copy": 2, "host": 2, "launch": 4, "torch": 5}
+"""Parts of a step, by its name."""
 MAX_ROWS = 200
 """Kernels reported one by one; the sums cover all."""
 
@@ -65,6 +68,7 @@ class Engine:
     def __init__(self) -> None:
         self.heap = Heap()
         self.kernels: dict[str, ttir.Module] = {}
+        self.texts: dict[str, str] = {}
         self.deadline = math.inf
         self.disturbance: ttir.Disturbance | None = None
         self.begin(math.inf)
@@ -118,15 +122,18 @@ class Engine:
             raise TraceError("too much kernel text")
         try:
             module = ttir.parse(text, fp_fusion=fused is not False)
-        except ttir.TtirError:
+        except MemoryError:
             raise
-        except (LookupError, ValueError, TypeError, AttributeError, AssertionError, RecursionError) as e:
+        except Exception as e:
+            genuine(text)
+            if isinstance(e, ttir.Unsupported):
+                raise
             raise ttir.Unsupported("text", detail=f"{type(e).__name__}: {e}"[:200]) from e
         if len(module.entry.name) > MAX_NAME:
             raise TraceError("a kernel's name is too long")
         if module.max_elements > MAX_TENSOR:
             raise TraceError(f"a tensor of {module.max_elements} elements")
-        self.kernels[key] = module
+        self.kernels[key], self.texts[key] = module, text
 
     def run(self, steps: Any) -> None:
         """Do the steps in order.
@@ -142,10 +149,18 @@ class Engine:
             handler = self._steps.get(step[0]) if isinstance(step, list) and step and isinstance(step[0], str) else None
             if handler is None:
                 raise TraceError(f"step {str(step)[:40]!r}")
+            if len(step) != 1 + LENGTHS[step[0]]:
+                raise TraceError(f"step {step[0]} of {len(step) - 1} parts")
             try:
                 handler(*step[1:])
-            except TypeError as e:
-                raise TraceError(f"step {step[0]}: {e}") from e
+            except NotImplementedError as e:  # torch lacks it for a dtype
+                raise ttir.Unsupported(step[0], detail=str(e)[:200]) from e
+            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+                if step[0] == "launch":  # it has looked at its arguments: a fault of the executor
+                    raise
+                if "allocate memory" in str(e):
+                    raise MemoryError from e
+                raise TraceError(f"step {step[0]}: {e}"[:300]) from e
             if time.monotonic() > self.deadline:
                 raise TimeoutError("the call took too long")
 
@@ -319,10 +334,17 @@ class Engine:
             ttir.Region(s.base, s.data, "", s.initialised, stored=s.stored)
             for s in self.heap
         ]
-        ttir.launch(
-            module, size, values, regions, self.meter, deadline=self.deadline, names=told,
-            sanitizer=self.sanitizer if self.disturbance is None else None, disturbance=self.disturbance,
-        )  # fmt: skip
+        fits(module, values)
+        try:
+            ttir.launch(
+                module, size, values, regions, self.meter, deadline=self.deadline, names=told,
+                sanitizer=self.sanitizer if self.disturbance is None else None, disturbance=self.disturbance,
+            )  # fmt: skip
+        except (ttir.OutOfBounds, ttir.DeviceAssert, ttir.Deadlock, ttir.DecidesOnUnwritten, TimeoutError, MemoryError):
+            raise
+        except Exception:
+            genuine(self.texts[key])
+            raise
         self._trace(module, values)
 
     def _trace(self, module: ttir.Module, values: Sequence[Any]) -> None:
@@ -365,22 +387,6 @@ class Engine:
 def _order(spec: Any) -> Any:
     """A view without what does not change the order of its elements: axes of length one, and repetition."""
     return [*spec[:3], [(n, s) for n, s in zip(spec[3], spec[4], strict=True) if n > 1 and s]]
-
-
-def argument(value: Any) -> Any:
-    """A launch argument as the executor takes it.
-
-    Raises:
-        TraceError: neither a number nor a descriptor.
-    """
-    if type(value) in (int, float):
-        return value
-    if isinstance(value, dict) and set(value) == {"base", "shape", "strides", "padding"}:
-        base = whole(value["base"], "address", 1 << 63)
-        shape = [whole(n, "shape", 1 << 31) for n in value["shape"]]
-        strides = [whole(n, "stride", 1 << 40) for n in value["strides"]]
-        return ttir.Descriptor(base, tuple(shape), tuple(strides), str(value["padding"])[:8])
-    raise TraceError(f"launch argument {str(value)[:40]!r}")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from kbx_env.backends import cost, ttir
-from kbx_env.backends.engine.engine import argument
+from kbx_env.backends.engine.checks import argument
 from kbx_env.backends.engine.storage import Heap, TraceError, View
 
 COPY_BLOCK = 8192

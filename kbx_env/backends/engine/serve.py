@@ -59,6 +59,8 @@ class Served:
             if not isinstance(kernels, dict):
                 raise TraceError("kernels")
             for key, row in kernels.items():
+                if not isinstance(row, dict):
+                    raise TraceError("kernels")
                 self.engine.kernel(key, row.get("text"), row.get("fused"))
                 self.rows[key] = row
             self.engine.run(header.get("steps", []))
@@ -100,6 +102,8 @@ def _classify(e: Exception) -> dict[str, Any]:
         (ttir.DeviceAssert, "runtime"), (ttir.Deadlock, "runtime"), (ttir.Unsupported, "unsupported"), (TimeoutError, "timeout"),
         (MemoryError, "runtime"), (UsageError, "runtime"), (ttir.TtirError, "unsupported"),
     ]  # fmt: skip
+    if isinstance(e, RuntimeError) and "allocate memory" in str(e):
+        e = MemoryError()  # as torch says it
     kind = next((k for t, k in kinds if isinstance(e, t)), "broken")
     if kind == "broken":
         where = traceback.extract_tb(e.__traceback__)[-1]
@@ -131,10 +135,8 @@ def serve(sock: socket.socket) -> None:
             wire.send(sock, *served.answer(header, blobs))
     except wire.WireError:
         pass
-    except BaseException:
+    except Exception as e:
         with contextlib.suppress(Exception):
-            wire.send(
-                sock, {"ok": False, "kind": "broken", "name": "Engine", "message": traceback.format_exc()[-1000:]}
-            )
+            wire.send(sock, {"ok": False, **_classify(e)})
     finally:
         os._exit(0)

@@ -209,6 +209,8 @@ class Heap:
         shape = [whole(n, "shape", MAX_ELEMENTS + 1) for n in shape]
         stride = [whole(n, "stride", TOP) for n in stride]
         numel = math.prod(shape)
+        if math.prod(n or 1 for n in shape) >= TOP:  # no tensor has such strides, not even an empty one
+            raise TraceError("view of too many elements")
         if not numel:
             return View(_NOWHERE, dtype, 0, tuple(shape), tuple(stride))
         found = self._held.get(base) if type(base) is int else None

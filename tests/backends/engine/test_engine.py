@@ -39,6 +39,17 @@ module {
 }
 """
 
+INLINE = """
+module {
+  tt.func public @f(%x: !tt.ptr<f32>) {
+    %v = tt.load %x : !tt.ptr<f32>
+    %w = tt.elementwise_inline_asm "neg.f32 $0, $1;" {constraints = "=f,f", packed_element = 1 : i32, pure = true} %v : f32 -> f32
+    tt.store %x, %w : !tt.ptr<f32>
+    tt.return
+  }
+}
+"""
+
 
 def view(base: int, dtype: str, shape: list[int], stride: list[int] | None = None, offset: int = 0) -> list:
     if stride is None:
@@ -161,7 +172,23 @@ def test_what_reached_a_buffer_reaches_what_is_made_of_it() -> None:
         ({"steps": [["launch", "k", [2, 1, 1], [A, B, 101], []]]}, "memory"),
         ({"steps": [["nonsense"]]}, "forged"),
         ({"steps": {}}, "forged"),
-        ({"kernels": {"z": {"text": "module { tt.func public @f() { tt.mystery } }"}}}, "unsupported"),
+        ({"kernels": {"z": {"text": INLINE}}}, "unsupported"),
+        ({"kernels": {"z": {"text": "module { tt.func public @f() { tt.mystery } }"}}}, "forged"),
+        ({"kernels": {"z": {"text": "no kernel at all"}}}, "forged"),
+        ({"kernels": {"z": {"text": KERNEL.replace("%v, %v", "%v, %nothing")}}}, "forged"),
+        ({"kernels": {"z": ["no", "row"]}}, "forged"),
+        ({"steps": [["launch", "k", [2, 1, 1], [A, B], []]]}, "forged"),
+        ({"steps": [["launch", "k", [2, 1, 1], [A, B, 1.5], []]]}, "forged"),
+        ({"steps": [["launch", "k", [2, 1, 1], [A, B, float("nan")], []]]}, "forged"),
+        (
+            {"steps": [["launch", "k", [2, 1, 1], [A, {"base": A, "shape": 1, "strides": [], "padding": ""}, 1], []]]},
+            "forged",
+        ),
+        ({"steps": [["launch", "k", [2, 1, 1]]]}, "forged"),
+        ({"steps": [["launch", ["k"], [2, 1, 1], [], []]]}, "forged"),
+        ({"steps": [["free"]]}, "forged"),
+        ({"steps": [["host", view(B, "float32", [2], [0]), "0000000000000000"]]}, "forged"),
+        ({"steps": [], "read": [view(B, "float32", [0, 1 << 28, 1 << 28, 1 << 28])]}, "forged"),
         ({"kernels": {"z": {"text": 5}}}, "forged"),
         ({"kernels": []}, "forged"),
         ({"steps": [], "read": [view(B, "float32", [1 << 29])]}, "forged"),
@@ -173,7 +200,7 @@ def test_errors_have_a_kind(header: dict, kind: str) -> None:
                    "steps": [["alloc", B, 404]]}, [bytearray(400)])  # fmt: skip
     reply, _ = served.answer({"steps": [], **header}, [])
     if kind == "unsupported" and reply["ok"]:  # an unknown operation may also show when it runs
-        reply, _ = served.answer({"steps": [["launch", "z", [1, 1, 1], [], []]]}, [])
+        reply, _ = served.answer({"steps": [["launch", "z", [1, 1, 1], [A], []]]}, [])
     assert (reply["ok"], reply.get("kind")) == (False, kind), reply
 
 
