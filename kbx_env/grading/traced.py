@@ -83,6 +83,8 @@ class Engine:
         self.facts = Facts()
         self.keep = False
         """Whether calls are remembered for ``again``."""
+        self.totals = False
+        """Which of two sums of integers followed the exchange in the last call; see ``_schemes.TOTALS``."""
         self._views: list[Any] = []
 
     def close(self) -> None:
