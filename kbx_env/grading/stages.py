@@ -107,6 +107,7 @@ class Grading:
         self.task = record.task
         self.stage = Stage.SCREEN
         self.proof: Evidence | None = None
+        self.drawn: list[torch.Tensor] = []
 
     @contextlib.contextmanager
     def timed(self, stage: Stage) -> Iterator[None]:
@@ -246,7 +247,7 @@ class Grading:
             given = [_innocent(self.task, case, a) for a in answers]
         return judges.judge(
             self.task, case, answers[0].args, given, grading=self.record.grading,
-            device="cpu", generator_seeds=[a.generator_seed for a in answers],
+            device="cpu", generator_seeds=[a.generator_seed for a in answers], earlier=self.drawn,
         )  # fmt: skip
 
     def lacks(self, layer: Defence) -> bool:

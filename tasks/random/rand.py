@@ -32,8 +32,9 @@ def _case(*size, held=False, out=False, **args):
         _case(64, 65, out=True, **SEEDED),
         _case(**FREE),
         _case(0, 5, **FREE),
-        # So many that a pool of numbers, drawn once and read again, would have to be larger than all the calls.
-        _case(1 << 19, **FREE),
+        # So many that calls which read one pool of numbers meet in it.
+        _case(1 << 17, **FREE),
+        _case(331, 397, **FREE),
         _case(7, 11, 113, held=True, **SEEDED),
         _case(3, 1999, dtype=DtypeArg("f64"), held=True, **FREE),
     ),

@@ -254,3 +254,21 @@ def test_binomial_law_up_close() -> None:
     rounded = (5 + 2.5**0.5 * torch.randn(n, generator=g)).round().clamp(0, 10)
     assert isinstance(samples._binomial(args, exact, g), torch.Tensor)
     assert "successes came" in str(samples._binomial(args, rounded, g))
+
+
+def test_a_pool_shows_between_cases() -> None:
+    """Cases read windows of one pool: within a case they do not meet, between cases they do."""
+    ring = plain(torch.Generator().manual_seed(1), 1 << 17)
+    for source, passes in ((ring, False), (None, True)):
+        seen: list[torch.Tensor] = []
+        verdicts = []
+        for k, n in enumerate((6, 5000, 20_000, 30_000, 50_000)):
+            if source is None:
+                outs = sampled(n, (10 + k, 20 + k), plain)
+            else:
+                outs = [source[1000 * k :][:n], source[65_000 + 1000 * k :][:n]]
+            case = Case({}, {"size": (n,)})
+            args = draw(RAND, case, 1)
+            verdicts.append(judge.judge(RAND, case, args, [answer(o, args=args) for o in outs], earlier=seen).passed)
+        assert verdicts[:2] == [True, True]
+        assert all(verdicts) is passes

@@ -44,6 +44,7 @@ def judge(
     device: str = "cpu",
     generator_seeds: Sequence[int] = (),
     timed: bool = False,
+    earlier: list[torch.Tensor] | None = None,
 ) -> Ruling:
     """Rule on the answers of one case.
 
@@ -56,6 +57,7 @@ def judge(
         device: where the reference is evaluated.
         generator_seeds: the state of the generator argument at each call; equal numbers stand for equal states.
         timed: one answer repeated; statistical comparisons between calls are left out.
+        earlier: samples of the grading's other cases, which must not come again; grows.
 
     Raises:
         DeclarationError: no judge for this truth, or too few answers for it.
@@ -67,12 +69,12 @@ def judge(
     if grading not in ("contract", "paper"):
         raise DeclarationError(f"unknown grading {grading!r}; accepted: contract, paper")
     expected = _expected(task, case, args, device)
-    return _rule(task, case, args, expected, answers, grading, device, generator_seeds, timed)
+    return _rule(task, case, args, expected, answers, grading, device, generator_seeds, timed, earlier)
 
 
 def _rule(
     task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answers: Sequence[Answer], grading: str,
-    device: str, generator_seeds: Sequence[int], timed: bool,
+    device: str, generator_seeds: Sequence[int], timed: bool, earlier: list[torch.Tensor] | None = None,
 ) -> Ruling:  # fmt: skip
     truth = task.truth
     # Values that chance decides cannot be compared to torch's draw: the statistical judges serve both gradings.
@@ -95,7 +97,7 @@ def _rule(
         case Contract():
             return contract.rule(truth, task, case, args, expected, answers[0], device)
         case Sample():
-            return samples.rule(truth, case, args, answers, generator_seeds, timed=timed)
+            return samples.rule(truth, case, args, answers, generator_seeds, timed=timed, earlier=earlier)
         case Windows():
             return windows.rule(truth, args, answers, timed=timed)
     raise DeclarationError(f"{task.id}: no judge for {type(truth).__name__}")

@@ -31,7 +31,7 @@ that was; a fresh one with the same seed; one with another seed."""
 
 def rule(
     truth: Sample, case: Case, args: Mapping[str, Any], answers: Sequence[Answer], states: Sequence[int] = (),
-    *, timed: bool = False,
+    *, timed: bool = False, earlier: list[torch.Tensor] | None = None,
 ) -> Ruling:  # fmt: skip
     """Rule on samples.
 
@@ -42,6 +42,7 @@ def rule(
         answers: one per call.
         states: of the generator argument at each call: equal numbers stand for equal states.
         timed: only the first answer is looked at.
+        earlier: uniform samples of the grading's other cases; those of this one are added.
 
     Raises:
         DeclarationError: no such law.
@@ -75,6 +76,12 @@ def rule(
             if truth.law == "uniform01" and _shared(other, y):
                 return Ruling(False, f"{what} gave the same numbers, in whatever order")
         lines[state] = y, found
+    if earlier is not None and truth.law == "uniform01":
+        mine = [y.flatten() for y, _ in lines.values()]
+        same = [e for e in earlier if e.dtype == mine[0].dtype]
+        if same and _shared(torch.cat(mine), torch.cat(same)):
+            return Ruling(False, "numbers of an earlier call came again: they are not drawn afresh")
+        earlier.extend(mine)
     return PASSED
 
 
@@ -158,7 +165,7 @@ def _shared(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two calls have more numbers in common than chance gives."""
     if a.dtype in _QUANTUM:
         return False
-    x, y = (t.flatten()[: 4 * PIECE] for t in (a, b))
+    x, y = a.flatten(), b.flatten()
     ordered = y.sort().values
     at = torch.searchsorted(ordered, x).clamp(max=y.numel() - 1)
     return int((ordered[at] == x).sum()) > _coincidences(x.numel() * y.numel(), a.dtype)
