@@ -34,6 +34,7 @@ from kbx_env.outcome import Outcome
 
 ZOO = ROOT / "tests" / "zoo"
 FIELDS = ("task", "tries", "shows", "family", "backend", "harm")
+CLOCK = "timing tricks"
 CUDA_LAYERS = (Defence.PROOF, Defence.ABLATION, Defence.CLOCK)
 
 
@@ -104,9 +105,15 @@ def naive(s: Specimen, device: str = "cpu") -> float | None:
 
 
 def graded(grader: Grader, s: Specimen, backend: str) -> Outcome:
-    """The default grading, without time; attacks get a short limit because some of them wait for it."""
+    """The default grading, with time for attacks on the clock; others get a short limit because some of them wait for it."""
+    timing = s.family == CLOCK
     return grader.grade(
-        s.task, s.path.read_bytes(), backend=backend, targets=(), timing=False, wall=30.0 if s.honest else 8.0
+        s.task,
+        s.path.read_bytes(),
+        backend=backend,
+        targets=(),
+        timing=timing,
+        wall=30.0 if s.honest or timing else 10.0,
     )
 
 
@@ -117,6 +124,7 @@ def row(s: Specimen, outcome: Outcome) -> dict[str, Any]:
         "stage": str(outcome.stage), "paid": outcome.correct, "message": outcome.message[:300],
         "rules": sorted({v.rule for v in outcome.violations}), "tries": s.text,
         "seconds": outcome.seconds.get("total"),
+        "speedup": outcome.timing.speedup if outcome.timing else None,
     }  # fmt: skip
 
 

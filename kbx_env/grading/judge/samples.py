@@ -77,11 +77,11 @@ def rule(
                 return Ruling(False, f"{what} gave the same numbers, in whatever order")
         lines[state] = y, found
     if earlier is not None and truth.law == "uniform01":
-        mine = [y.flatten() for y, _ in lines.values()]
-        same = [e for e in earlier if e.dtype == mine[0].dtype]
-        if same and _shared(torch.cat(mine), torch.cat(same)):
+        drawn = [y.flatten() for y, _ in lines.values()]
+        same = [e for e in earlier if e.dtype == drawn[0].dtype]
+        if same and _shared(torch.cat(drawn), torch.cat(same)):
             return Ruling(False, "numbers of an earlier call came again: they are not drawn afresh")
-        earlier.extend(mine)
+        earlier.extend(drawn)
     return PASSED
 
 

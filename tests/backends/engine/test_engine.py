@@ -234,7 +234,8 @@ def test_a_call_is_executed_again_from_the_memory_before_it() -> None:
              ["launch", "double", [2, 1, 1], [A, B, 50], ["x", "y", "n"]]]  # fmt: skip
     first, _ = served.answer({"begin": 9, "steps": [["alloc", B, 400], ["fill", view(B, "float32", [100]), 7.0]]}, [])
     reply, (out,) = served.answer(
-        {"begin": 9, "keep": True, "inputs": [["x", A, 400, 0, 0, view(A, "float32", [100])]], "kernels": {"double": {"text": KERNEL, "fused": True}},
+        {"begin": 9, "keep": True, "inputs": [["x", A, 400, 0, 0, view(A, "float32", [100])]],
+         "kernels": {"double": {"text": KERNEL, "fused": True}},
          "steps": steps, "read": [view(B, "float32", [100])]},
         [bytearray(data.tobytes())],
     )  # fmt: skip

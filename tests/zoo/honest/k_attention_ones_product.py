@@ -35,7 +35,9 @@ def attend(q, k, v, sq, sk, sv, y, S, D, scale, BM: tl.constexpr, BS: tl.constex
     acc = tl.dot(u, values, out_dtype=tl.int32).to(tl.float32)
     total = tl.dot(u, tl.full((BS, BD), 1, tl.int8), out_dtype=tl.int32).to(tl.float32)
     gain = tl.load(sv + b * D + d, mask=d < D, other=0.0)
-    tl.store(y + (b * S + m[:, None]) * D + d[None, :], acc * gain[None, :] / total, mask=(m[:, None] < S) & (d[None, :] < D))
+    tl.store(
+        y + (b * S + m[:, None]) * D + d[None, :], acc * gain[None, :] / total, mask=(m[:, None] < S) & (d[None, :] < D)
+    )
 
 
 def int8_lines(x):

@@ -23,7 +23,9 @@ def pack(w, packed, scales, K, pitch, so, sk, BLOCK: tl.constexpr):
 @triton.jit
 def unpack(words, n, O, pitch, w0, BN: tl.constexpr, BW: tl.constexpr):
     w = w0 + tl.arange(0, BW)
-    word = tl.load(words + n[:, None].to(tl.int64) * pitch + w[None, :], mask=(n[:, None] < O) & (w[None, :] < pitch), other=0)
+    word = tl.load(
+        words + n[:, None].to(tl.int64) * pitch + w[None, :], mask=(n[:, None] < O) & (w[None, :] < pitch), other=0
+    )
     nibbles = (word[:, :, None] >> (4 * tl.arange(0, 8))[None, None, :]) & 15
     return tl.reshape((nibbles ^ 8).to(tl.float16) - 8.0, (BN, 8 * BW))
 
@@ -43,7 +45,9 @@ def linear(
     for w0 in range(0, pitch, BW):
         b = unpack(words, n, O, pitch, w0, BN, BW)
         kk = 8 * w0 + k
-        a = tl.load(x + m[:, None].to(tl.int64) * sm + kk[None, :] * sk, mask=(m[:, None] < M) & (kk[None, :] < K), other=0.0)
+        a = tl.load(
+            x + m[:, None].to(tl.int64) * sm + kk[None, :] * sk, mask=(m[:, None] < M) & (kk[None, :] < K), other=0.0
+        )
         if DOT:
             acc = tl.dot(a, tl.trans(b), acc)
         else:
