@@ -111,7 +111,7 @@ def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
             name = str(args[0])
             if name.startswith(_HIDDEN) or (name.startswith(_FOREIGN) and not from_triton()):
                 raise log.deny("forbidden_import", name)
-        elif event == "compile" and armed():
+        elif event == "compile" and armed() and not sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
             # None: a syntax tree, which namedtuple and dataclasses do not use, nor does anybody but the compiler.
             if args[1] is not None and str(args[1]) not in ("<string>", "<stdin>") and not from_triton():
                 raise log.deny("tampering", f"compiles code under the name {args[1]}")

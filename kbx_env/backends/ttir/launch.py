@@ -47,6 +47,10 @@ class Disturbed(Metered):
         self.disturbance.after(self, op, env, held)
 
 
+class DisturbedProgram(Disturbed, Program):
+    """The same, for a program that may wait for others."""
+
+
 def _described(v: Descriptor, t: Type) -> Block:
     assert t.pointee
     if len(v.shape) != len(t.pointee.shape) or len(v.strides) != len(v.shape):
@@ -133,8 +137,15 @@ def launch(
             wary = memory.watch is not None and memory.watch.may_read_unwritten
             common = memory, meter, deadline
             if isinstance(memory, Noticing):
-                one = WaryProgram if wary else Program
-                take_turns(lambda k: one(module, func.name, grid, _places(grid, k, k + 1), *common), total, values)
+                one = DisturbedProgram if disturbance is not None else WaryProgram if wary else Program
+
+                def begin(k: int) -> Program:
+                    program = one(module, func.name, grid, _places(grid, k, k + 1), *common)
+                    if isinstance(program, DisturbedProgram) and disturbance is not None:
+                        program.disturbance = disturbance
+                    return program
+
+                take_turns(begin, total, values)
                 return
             many = Wary if wary else Metered
             for start in range(0, total, chunk):
