@@ -43,13 +43,14 @@ class Runner:
         os.environ["TMPDIR"] = tempfile.tempdir = self.folder
         os.environ["CUDA_CACHE_PATH"] = os.path.join(self.folder, "cuda")
         os.chdir(self.folder)
-        if "kernel" not in without:
-            confine(self.folder)
-        limits.limit(self.device)
         if self.device == "cuda":
+            # Before it is confined: the driver's first steps reach files that no submission needs to write.
             torch.cuda.init()
             torch.zeros(1, device="cuda")
             torch.cuda.device_count()  # asks a library once and keeps the answer
+        if "kernel" not in without:
+            confine(self.folder)
+        limits.limit(self.device)
         allow = settings.get("torch_ops") is True
         without |= {"firewall"} if allow else set()
         self.recorder = None if self.device == "cuda" else Recorder(self.log, ask, allow)
