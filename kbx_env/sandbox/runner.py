@@ -59,6 +59,8 @@ class Runner:
             install(self.recorder)
             standin.install()
         self.module: dict[str, Any] = {}
+        self.generator: torch.Generator | None = None
+        self.generator_state: torch.Tensor | None = None
         self._theirs: BaseException | None = None
 
     @contextlib.contextmanager
@@ -108,11 +110,11 @@ class Runner:
 
     def _generator(self, seed: int, turn: str) -> torch.Generator:
         """``again``: the generator of the last call once more; ``copy``: a new one in the state it had then."""
-        if turn == "again":
+        if turn == "again" and self.generator is not None:
             self.generator_state = self.generator.get_state()
             return self.generator
         self.generator = torch.Generator(device=self.device).manual_seed(seed)
-        if turn == "copy":
+        if turn == "copy" and self.generator_state is not None:
             self.generator.set_state(self.generator_state)
         return self.generator
 
