@@ -66,6 +66,8 @@ class Runner:
         # What the clock uses of torch it must hold before the submission can replace it.
         self.stopwatch = Stopwatch("cuda", guards=True) if self.device == "cuda" else None
         self.module: dict[str, Any] = {}
+        self.generator: torch.Generator | None = None
+        self.generator_state: torch.Tensor | None = None
         self._theirs: BaseException | None = None
         self.generator: torch.Generator | None = None
         self.generator_state: torch.Tensor | None = None

@@ -219,6 +219,9 @@ def test_long_lines_are_searched_behind_their_beginning() -> None:
     half = 1 << 19
     assert randomness.patterned(line(torch.cat([fresh[:half], fresh[:half]])))
     assert randomness.patterned(line(torch.cat([fresh[:half], fresh[:half].flip(0)])))
+    # Whole stretches again, in single precision: what a kernel of half the work would give.
+    again = torch.rand(1 << 21, generator=torch.Generator().manual_seed(4)).repeat(4)
+    assert isinstance(samples._uniform(again), str)
     late = torch.cat([fresh[: half // 2], fresh[half // 2 :].sort().values])
     assert "uniform" not in str(samples._uniform(late)) and isinstance(samples._uniform(late), str)
 

@@ -264,7 +264,7 @@ def uneven(sums: torch.Tensor, counts: torch.Tensor, line: Line) -> str | None:
     blocks = sums.numel()
     if chi > blocks + 8 * math.sqrt(square - blocks) + 40:
         return "together"
-    # Maurer (2003): a sum of non-negative numbers falls below its mean by t with a chance of at most exp(-t^2 / 2 E Z^2).
+    # Maurer (2003): a sum of numbers >= 0 falls below its mean by t with a chance of at most exp(-t^2 / 2 E Z^2).
     if chi < blocks - math.sqrt(2 * math.log(1 / ALPHA) * square):
         return "too evenly"
     return None

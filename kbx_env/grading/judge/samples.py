@@ -181,7 +181,7 @@ def _binomial(args: Mapping[str, Any], y: torch.Tensor, draw: torch.Generator) -
     """Uniform numbers, if the samples are what they should be: F(k - 1) + U (F(k) - F(k - 1)) with fresh uniform U."""
     both, n = args["input"] & args["other"], args["total_count"].to(torch.float64)
     p = args["probs"].to(torch.float64) if "probs" in args else torch.sigmoid(args["logits"].to(torch.float64))
-    both, n, p, y = (t.cpu().flatten() for t in torch.broadcast_tensors(both, n, p, y))
+    both, n, p, y = (t.flatten() for t in torch.broadcast_tensors(*(t.to(y.device) for t in (both, n, p, y))))
     k = y.to(torch.float64) / both.to(torch.float64)
     if bool((y[both == 0] != 0).any()):
         return "not zero where input & other is zero"
@@ -193,7 +193,8 @@ def _binomial(args: Mapping[str, Any], y: torch.Tensor, draw: torch.Generator) -
         # A piece in one part keeps what neighbours have in common.
         first = int(at[0]) % (k.numel() - PIECE // 2)
         at[: PIECE // 2] = torch.arange(first, first + PIECE // 2)
-        k, n, p = k[at], n[at], p[at]
+        k, n, p = (t[at.to(t.device)] for t in (k, n, p))
+    k, n, p = k.cpu(), n.cpu(), p.cpu()
     found = _counts(k, n, p)
     if found:
         return found

@@ -1,4 +1,4 @@
-"""Dropout: kept and dropped values, and masks that look like chance. Any stream will do; what it must look like is checked."""
+"""Dropout: kept and dropped values right, and masks that look like chance. Any stream will do."""
 
 from __future__ import annotations
 
