@@ -22,6 +22,7 @@ import torch
 MAGIC = b"kbx1"
 MAX_HEADER = 8 << 20
 MAX_BLOBS = 256
+MAX_BYTES = 1 << 30
 MAX_DEPTH = 32
 """Lists and objects inside each other; the deepest honest message has six. Whoever walks over a message may recurse."""
 
@@ -140,7 +141,7 @@ def _exactly(sock: socket.socket, n: int, deadline: float | None) -> bytearray:
 
 
 def receive(
-    sock: socket.socket, *, deadline: float | None = None, max_bytes: int = 1 << 30
+    sock: socket.socket, *, deadline: float | None = None, max_bytes: int = MAX_BYTES
 ) -> tuple[dict[str, Any], list[bytearray]]:
     """Receive one frame of at most ``max_bytes`` of blobs.
 

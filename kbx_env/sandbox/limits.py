@@ -12,7 +12,7 @@ from typing import Any
 
 from kbx_env.sandbox.firewall import Log
 
-_TOOLS = {"ptxas", "ptxas-blackwell", "ld.lld", "gcc", "cc", "clang", "ldconfig", "uname"}
+_TOOLS = {"ptxas", "ptxas-blackwell", "ld.lld", "gcc", "cc", "clang", "ldconfig", "uname", "file"}
 _CLOSED = (
     "socket.connect", "socket.bind", "socket.sendto", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn",
     "os.system", "os.kill", "os.killpg", "os.putenv", "os.chmod", "os.chown", "os.link", "os.symlink",

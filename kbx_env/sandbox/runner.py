@@ -69,8 +69,6 @@ class Runner:
         self.generator: torch.Generator | None = None
         self.generator_state: torch.Tensor | None = None
         self._theirs: BaseException | None = None
-        self.generator: torch.Generator | None = None
-        self.generator_state: torch.Tensor | None = None
 
     @contextlib.contextmanager
     def submission(self) -> Iterator[None]:
