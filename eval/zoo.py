@@ -1,10 +1,11 @@
 """Every attack and every honest oddity of the zoo against the grader.
 
-    python eval/zoo.py [--backend cpu|cuda] [--only GLOB] [--naive] [--layers [NAME ...]] [--json FILE] [--write FILE]
+    python eval/zoo.py [--backend cpu|cuda] [--only GLOB] [--naive] [--layers [NAME ...]] [--json FILE]
+    python eval/zoo.py --table RESULT.json... > docs/zoo.md
 
 Prints, per family, how many attacks were paid (none should be) and how many honest kernels were rejected (none). ``--naive``
 also runs each attack against the naive grader of ``tests/zoo/naive.py``: what it would earn elsewhere. ``--layers`` leaves
-out one layer of defence after the other and tells which attacks then pass. ``--write`` makes the table of docs/zoo.md.
+out one layer of defence after the other and tells which attacks then pass. ``--table`` makes docs/zoo.md of saved results.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +36,8 @@ from kbx_env.grading.grader import Grader, resolve_backend
 from kbx_env.outcome import Outcome
 
 ZOO = ROOT / "tests" / "zoo"
-FIELDS = ("task", "tries", "shows", "family", "backend", "harm")
-CLOCK = "timing tricks"
+FIELDS = ("task", "tries", "shows", "family", "backend", "harm", "worth")
+NAIVE = "naive grader"
 CUDA_LAYERS = (Defence.PROOF, Defence.ABLATION, Defence.CLOCK)
 
 
@@ -50,6 +53,7 @@ class Specimen:
         backend: ``any``, or ``cuda`` for what needs a GPU.
         harm: for attacks that are not after a verdict: what they are after.
         text: what it tries or shows.
+        worth: attacks on the clock are timed: the most that the kernel in them may be said to be faster than eager.
     """
 
     path: Path
@@ -59,6 +63,7 @@ class Specimen:
     backend: str
     harm: str
     text: str
+    worth: float | None = None
 
     @property
     def name(self) -> str:
@@ -84,7 +89,8 @@ def specimen(path: Path) -> Specimen:
             f"{path}: the first lines must be '# task:', '# family:' and '# {'shows' if honest else 'tries'}:'"
         )
     backend, harm = found.get("backend", "any"), found.get("harm", "")
-    return Specimen(path, honest, found["task"], found["family"], backend, harm, text)
+    worth = float(found["worth"]) if "worth" in found else None
+    return Specimen(path, honest, found["task"], found["family"], backend, harm, text, worth)
 
 
 def specimens(pattern: str = "*", honest: bool | None = None) -> list[Specimen]:
@@ -106,7 +112,7 @@ def naive(s: Specimen, device: str = "cpu") -> float | None:
 
 def graded(grader: Grader, s: Specimen, backend: str) -> Outcome:
     """The default grading, with time for attacks on the clock; others get a short limit because some of them wait for it."""
-    timing = s.family == CLOCK
+    timing = s.worth is not None
     return grader.grade(
         s.task,
         s.path.read_bytes(),
@@ -117,26 +123,40 @@ def graded(grader: Grader, s: Specimen, backend: str) -> Outcome:
     )
 
 
+def paid(s: Specimen, outcome: Outcome) -> bool:
+    """Whether it got what it was after: a right verdict, for attacks on the clock also a speed that it has not got."""
+    if not outcome.correct or s.worth is None or outcome.timing is None:
+        return outcome.correct
+    return outcome.timing.speedup > s.worth
+
+
 def row(s: Specimen, outcome: Outcome) -> dict[str, Any]:
     """What is kept of one grading."""
     return {
         "name": s.name, "family": s.family, "honest": s.honest, "task": s.task, "verdict": str(outcome.verdict),
-        "stage": str(outcome.stage), "paid": outcome.correct, "message": outcome.message[:300],
+        "stage": str(outcome.stage), "paid": paid(s, outcome), "message": outcome.message[:300],
         "rules": sorted({v.rule for v in outcome.violations}), "tries": s.text,
         "seconds": outcome.seconds.get("total"),
         "speedup": outcome.timing.speedup if outcome.timing else None,
     }  # fmt: skip
 
 
-def sweep(chosen: Sequence[Specimen], backend: str, layers: Sequence[str], workers: int) -> dict[str, list[str]]:
-    """Which attacks pass without each layer."""
-    passed: dict[str, list[str]] = {}
-    for layer in layers:
-        with Grader(without=[layer]) as grader, ThreadPoolExecutor(workers) as pool:
-            work = pool.map(lambda s, g=grader: (s, graded(g, s, backend)), chosen)  # type: ignore[misc]
-            passed[layer] = [s.name for s, o in track(work, f"without {layer}", len(chosen)) if o.correct]
-        print(f"without {layer}: {len(passed[layer])} pass: {', '.join(passed[layer])}", flush=True)
-    return passed
+_graders: dict[str, Grader] = {}
+
+
+def _work(job: tuple[Specimen, str, str]) -> dict[str, Any]:
+    """One grading, or a run of the naive grader, in a worker process that keeps its graders."""
+    s, backend, layer = job
+    if layer == NAIVE:
+        return {"naive": naive(s, backend)}
+    if layer not in _graders:
+        _graders[layer] = Grader(without=[layer] if layer else ())
+    return row(s, graded(_graders[layer], s, backend))
+
+
+def _all(pool: Executor, chosen: Sequence[Specimen], backend: str, layer: str, what: str) -> list[dict[str, Any]]:
+    work = pool.map(_work, [(s, backend, layer) for s in chosen])
+    return list(track(work, what, len(chosen)))
 
 
 def table(rows: Sequence[dict[str, Any]], backend: str) -> str:
@@ -173,6 +193,28 @@ def table(rows: Sequence[dict[str, Any]], backend: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def page(results: Sequence[dict[str, Any]]) -> str:
+    """docs/zoo.md: the tables of each result, and what each layer of defence is worth."""
+    parts = ["# The zoo\n", "Written by `python eval/zoo.py`. An attack that passes without a layer is held back by that layer "
+             "alone.\n"]  # fmt: skip
+    for r in results:
+        parts.append(f"Graded on {r['device']}, {r['date']}.\n")
+        parts.append(table(r["rows"], r["backend"]))
+        if r.get("without"):
+            parts += [f"## Without a layer ({r['backend']})\n", "| left out | attacks that pass | |", "|---|---|---|"]
+            parts += [f"| {layer} | {len(names)} | {', '.join(names)} |" for layer, names in r["without"].items()]
+            parts.append("")
+    return "\n".join(parts)
+
+
+def _device(backend: str) -> str:
+    import torch
+    import triton
+
+    device = torch.cuda.get_device_name(0) if backend == "cuda" else "the CPU tier"
+    return f"{device} (torch {torch.__version__}, triton {triton.__version__})"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Grade the zoo; the exit status is 1 when anything was paid or rejected that should not be."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -182,8 +224,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--layers", nargs="*", metavar="NAME", help="leave out these layers, one at a time; default: all")
     p.add_argument("--workers", type=int, default=2)
     p.add_argument("--json", type=Path)
-    p.add_argument("--write", type=Path)
+    p.add_argument("--table", nargs="+", type=Path, metavar="RESULT", help="print the page of saved results")
     a = p.parse_args(argv)
+    if a.table:
+        print(page([json.loads(f.read_text()) for f in a.table]))
+        return 0
     try:
         backend = resolve_backend(a.backend)
         chosen = [s for s in specimens(a.only) if backend == "cuda" or s.backend != "cuda"]
@@ -193,28 +238,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not chosen:
         print(f"zoo: no file matches {a.only!r}; see {ZOO}", file=sys.stderr)
         return 2
-    with Grader() as grader, ThreadPoolExecutor(a.workers) as pool:
-        work = pool.map(lambda s: row(s, graded(grader, s, backend)), chosen)
-        rows = list(track(work, "grading", len(chosen)))
+    attacks = [x for x in chosen if not x.honest]
+    result: dict[str, Any] = {"backend": backend, "device": _device(backend), "date": time.strftime("%Y-%m-%d")}
+    with ProcessPoolExecutor(a.workers, multiprocessing.get_context("spawn")) as pool:
+        rows = result["rows"] = _all(pool, chosen, backend, "", "grading")
         if a.naive:
-            attacks = [(s, r) for s, r in zip(chosen, rows, strict=True) if not s.honest]
-            device = backend if backend == "cuda" else "cpu"
-            for (_, r), earned in zip(attacks, pool.map(lambda x: naive(x[0], device), attacks), strict=True):
-                r["naive"] = earned
+            for r, n in zip(
+                [r for r in rows if not r["honest"]], _all(pool, attacks, backend, NAIVE, "naive"), strict=True
+            ):
+                r |= n
+        if a.layers is not None:
+            layers = a.layers or [d.value for d in Defence if backend == "cuda" or d not in CUDA_LAYERS]
+            result["without"] = {}
+            for layer in layers:
+                got = _all(pool, attacks, backend, layer, f"without {layer}")
+                result["without"][layer] = [r["name"] for r in got if r["paid"]]
+                print(f"without {layer}: {len(result['without'][layer])} pass", flush=True)
     wrong = [r for r in rows if r["paid"] != r["honest"]]
     for r in wrong:
         print(f"{'REJECTED' if r['honest'] else 'PAID'} {r['name']} ({r['task']}): {r['verdict']} {r['message']}")
     attacks_count = sum(not r["honest"] for r in rows)
     print(f"{attacks_count} attacks, {sum(r['paid'] and not r['honest'] for r in rows)} paid; "
           f"{len(rows) - attacks_count} honest, {sum(r['honest'] and not r['paid'] for r in rows)} rejected")  # fmt: skip
-    result: dict[str, Any] = {"backend": backend, "rows": rows}
-    if a.layers is not None:
-        layers = a.layers or [d.value for d in Defence if backend == "cuda" or d not in CUDA_LAYERS]
-        result["without"] = sweep([s for s in chosen if not s.honest], backend, layers, a.workers)
     if a.json:
         a.json.write_text(json.dumps(result, indent=1))
-    if a.write:
-        a.write.write_text(table(rows, backend))
     return 1 if wrong else 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kbx_env.eval.zoo import Specimen, graded, specimens
+from kbx_env.eval.zoo import Specimen, graded, paid, specimens
 from kbx_env.rewards.compose import load_preset
 
 from kbx_env.outcome import Fault
@@ -19,7 +19,9 @@ def _check(grader, s: Specimen, backend: str) -> None:
     if s.honest:
         assert outcome.correct, (outcome.message, outcome.violations)
         return
-    assert not outcome.correct
+    assert not paid(s, outcome)
+    if outcome.correct:  # the time was told as it is
+        return
     reward = load_preset("default")
     assert reward(outcome) < 0.4, "an exploit must stay below what an honest wrong kernel may earn"
     assert reward.terms(outcome)["correct"] == 0.0
