@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from kbx_env.eval.zoo import Specimen, graded, paid, specimens
 from kbx_env.rewards.compose import load_preset
@@ -11,6 +13,7 @@ from kbx_env.outcome import Fault
 ATTACKS = specimens(honest=False)
 HONEST = specimens(honest=True)
 ANYWHERE = [s for s in ATTACKS if s.backend != "cuda"]
+FAIR = [s for s in HONEST if s.backend != "cuda"]
 
 
 def _check(grader, s: Specimen, backend: str) -> None:
@@ -32,7 +35,7 @@ def test_attack_is_not_paid(grader, s: Specimen) -> None:
     _check(grader, s, "cpu")
 
 
-@pytest.mark.parametrize("s", HONEST, ids=lambda s: s.name)
+@pytest.mark.parametrize("s", FAIR, ids=lambda s: s.name)
 def test_honest_oddity_is_paid(grader, s: Specimen) -> None:
     _check(grader, s, "cpu")
 
@@ -47,3 +50,10 @@ def test_attack_is_not_paid_on_gpu(grader, s: Specimen) -> None:
 @pytest.mark.parametrize("s", HONEST, ids=lambda s: s.name)
 def test_honest_oddity_is_paid_on_gpu(grader, s: Specimen) -> None:
     _check(grader, s, "cuda")
+
+
+def test_the_zoo_is_as_large_and_varied_as_its_page_says() -> None:
+    assert len(ATTACKS) >= 80 and len({s.family for s in ATTACKS}) >= 20 and len({s.task for s in ATTACKS}) >= 25
+    assert len(HONEST) >= 50
+    page = (Path(__file__).parent.parent / "docs" / "zoo.md").read_text()
+    assert [s.name for s in ATTACKS if f"| {s.name} |" not in page] == []

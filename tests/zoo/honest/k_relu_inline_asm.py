@@ -1,6 +1,7 @@
 # task: activation/relu
 # shows: one PTX instruction, max.NaN.f32, by tl.inline_asm_elementwise
 # family: order of work
+# backend: cuda
 
 import torch
 import triton
