@@ -43,6 +43,11 @@ def examine() -> list[dict[str, Any]]:
         all(r["ok"] for r in rows if r["name"] in ("system", "torch", "triton")),
         "executes compiled TTIR",
     )
+    from kbx_env.sandbox.confine import landlock_version
+
+    version = landlock_version()
+    add("confinement", version >= 6, f"Landlock {version}" if version else "no Landlock",
+        "Linux 6.12 or newer with Landlock confines submissions fully; older kernels leave more to the audit hook")  # fmt: skip
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     add("memory", pages >= 4, f"{pages:.0f} GiB", "at least 4 GiB")
     add("cores", True, str(os.cpu_count()))
