@@ -8,6 +8,7 @@ import pytest
 from kbx_env.eval.zoo import Specimen, graded, paid, specimens
 from kbx_env.rewards.compose import load_preset
 
+from kbx_env.grading.grader import Grader
 from kbx_env.outcome import Fault
 
 ATTACKS = specimens(honest=False)
@@ -50,6 +51,21 @@ def test_attack_is_not_paid_on_gpu(grader, s: Specimen) -> None:
 @pytest.mark.parametrize("s", HONEST, ids=lambda s: s.name)
 def test_honest_oddity_is_paid_on_gpu(grader, s: Specimen) -> None:
     _check(grader, s, "cuda")
+
+
+@pytest.mark.parametrize(("layer", "attack", "passes"), [
+    ("provenance", "b_index_fill_by_host", True), ("cases", "e_mean_for_max", True), ("screen", "d_forged_ttir", True),
+    ("firewall", "torch_fallback", False), ("lockdown", "c_grid_c_library", False), ("host", "python_lists", False),
+    ("screen", "numpy_compute", False), ("constant", "constant_kernel", False),
+])  # fmt: skip
+def test_what_a_layer_is_worth(layer: str, attack: str, passes: bool) -> None:
+    """Some attacks are held by one layer alone; most by several. The whole table is made by eval/zoo.py --layers."""
+    (s,) = specimens(attack)
+    with Grader(without=[layer]) as weak:
+        outcome = graded(weak, s, "cpu")
+    assert outcome.correct is passes, outcome.message
+    assert outcome.manifest["without"] == [layer]
+    assert load_preset("default")(outcome) is None, "a weakened grader never pays"
 
 
 def test_the_zoo_is_as_large_and_varied_as_its_page_says() -> None:
