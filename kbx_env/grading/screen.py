@@ -65,7 +65,10 @@ def screen(task: Task, source: str | bytes) -> Screened:
     nodes = sum(1 for _ in ast.walk(tree))
     if nodes > MAX_NODES:
         return _bad(f"the source has {nodes} syntax nodes; at most {MAX_NODES}")
-    entry = _entry(task, tree)
+    try:
+        entry = _entry(task, tree)
+    except RecursionError:
+        return _bad("the source is nested too deeply")
     if entry is not None:
         return _bad(entry)
     try:

@@ -124,3 +124,22 @@ def test_never_raises(source: bytes | str) -> None:
 )
 def test_folding_is_bounded(line: str) -> None:
     assert screen(TASK, GOOD + line + "\n").verdict is None
+
+
+@pytest.mark.parametrize(
+    "deep",
+    ["x = a" + ".b" * 960, "x = a" + " + a" * 960, "x = a" + "()" * 960, "if a: pass\n" + "elif a: pass\n" * 900],
+)
+def test_a_chain_that_exhausts_the_stack_is_a_verdict(deep: str) -> None:
+    """Python parses what walking the tree cannot follow: the grader must not fail over it, wherever its own stack stands."""
+    import sys
+
+    task = load_task("activation/gelu_fp16")
+    kept = sys.getrecursionlimit()
+    for limit in (kept, 420):
+        sys.setrecursionlimit(limit)
+        try:
+            verdict = screen(task, deep + "\n").verdict
+        finally:
+            sys.setrecursionlimit(kept)
+        assert verdict is Verdict.MALFORMED
