@@ -31,7 +31,12 @@ def _check(grader, s: Specimen, backend: str) -> None:
     assert reward.terms(outcome)["correct"] == 0.0
 
 
-@pytest.mark.parametrize("s", ANYWHERE, ids=lambda s: s.name)
+def _known(s: Specimen):
+    marks = [pytest.mark.xfail(reason=s.open, strict=True)] if s.open else []
+    return pytest.param(s, id=s.name, marks=marks)
+
+
+@pytest.mark.parametrize("s", [_known(s) for s in ANYWHERE])
 def test_attack_is_not_paid(grader, s: Specimen) -> None:
     _check(grader, s, "cpu")
 

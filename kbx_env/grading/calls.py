@@ -43,7 +43,7 @@ def readable() -> Iterator[None]:
     """What a runner sends may be anything: nonsense is its own verdict, not an error of the grader."""
     try:
         yield
-    except (KbxError, Stopped, EngineError, MemoryError):  # said on purpose, or not for what was read
+    except (KbxError, Stopped, EngineError, MemoryError, OSError):  # said on purpose, or the machine's
         raise
     except Exception as e:
         message = f"the submission's process sent an unreadable result ({type(e).__name__}: {e})"[:300]
@@ -94,6 +94,8 @@ class Claimed:
     broken: str | None = None
     facts: Facts | None = None
     origins: tuple[Origin, ...] = ()
+    effect: str | None = None
+    """What the call did to memory that was not its to change."""
 
 
 class Talk:
@@ -159,7 +161,7 @@ class Talk:
             return reply, data
         self._served += 1
         self._hear(_pairs(reply.get("denied")))
-        if self._heard < self._served:
+        if self._heard != self._served:
             self.denied.append(("tampering", "the log of denied operations fell silent"))
         self.standing = self.standing and bool(reply.get("standing"))
         if not reply.get("ok"):
@@ -169,7 +171,9 @@ class Talk:
     def _hear(self, claimed: Sequence[tuple[str, str]] = ()) -> None:
         """Denials from the log, which nobody in the process can take back, and from its own words."""
         rows = self.runner.log()
-        self._heard += sum(type(r) is int for r in rows)
+        for row in rows:
+            if type(row) is int:
+                self._heard = row if row == self._heard + 1 else -1  # whoever makes up numbers hides what is missing
         logged = _pairs([r for r in rows if type(r) is not int])
         self.denied = list(dict.fromkeys([*self.denied, *logged, *claimed]))
 
@@ -294,7 +298,7 @@ class Talk:
                 found = Finding(**{**f, **place, **hidden})
                 self.findings.setdefault((found.kind, found.kernel, found.line, found.tensor), found)
         self.dots.update(done.facts.dots)
-        return Claimed(args, done.answer, generator_seed, done.broken, done.facts, done.origins)
+        return Claimed(args, done.answer, generator_seed, done.broken, done.facts, done.origins, done.effect)
 
     def ended(self, e: EngineError) -> Stopped:
         """The verdict on what ended an execution."""

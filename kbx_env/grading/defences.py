@@ -42,8 +42,6 @@ class Defence(StrEnum):
     """CUDA: without the launches the result must be wrong."""
     REPROBE = "reprobe"
     """The firewall must still stand after the run."""
-    CLOCK = "clock"
-    """CUDA: the timed calls are verified and audited by the grader's own clock."""
 
 
 def chosen(names: Iterable[str]) -> frozenset[Defence]:

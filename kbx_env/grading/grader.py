@@ -55,10 +55,12 @@ class Grader:
     """Keeps a warm zygote between gradings. Use as a context manager, or ``close`` it."""
 
     def __init__(self, *, attempts: int = 2, without: Iterable[str] = ()) -> None:
-        """Args:
-        attempts: gradings of one source before an infrastructure fault is final.
-        without: layers of defence to leave out (``kbx_env.grading.defences``), to see what they are worth. Such
-            outcomes say so and are never paid.
+        """A grader that starts its processes when they are first needed.
+
+        Args:
+            attempts: gradings of one source before an infrastructure fault is final.
+            without: layers of defence to leave out (``kbx_env.grading.defences``), to see what they are worth. Such
+                outcomes say so and are never paid.
         """
         self._zygote: Zygote | None = None
         self._lock = threading.Lock()

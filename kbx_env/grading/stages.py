@@ -239,11 +239,12 @@ class Grading:
     def _judge(self, case: Case, answers: Sequence[Claimed]) -> Any:
         from kbx_env.grading import judge as judges
 
-        broken = next((a.broken for a in answers if a.broken), None)
+        looked = not self.lacks(Defence.EFFECTS)
+        broken = next((found for a in answers if (found := a.broken or (a.effect if looked else None))), None)
         if broken:
             return judges.Ruling(False, broken)
         given = [a.answer for a in answers]
-        if self.lacks(Defence.EFFECTS):
+        if not looked:
             given = [_innocent(self.task, case, a) for a in answers]
         return judges.judge(
             self.task, case, answers[0].args, given, grading=self.record.grading,
@@ -338,7 +339,7 @@ def _innocent(task: Task, case: Case, call: Claimed) -> Any:
     a = call.answer
     return replace(
         a, after={**a.after, **same}, aliases=tuple(n if n in held else None for n in a.aliases),
-        shares=tuple(n if n in held else None for n in a.shares),
+        shares=tuple(n if n in held else None for n in a.shares), strides=None,
     )  # fmt: skip
 
 

@@ -73,6 +73,8 @@ class Traced:
     broken: str | None
     origins: tuple[Origin, ...]
     facts: Facts
+    effect: str | None
+    """What the call did to memory that was not its to change."""
 
 
 class Engine:
@@ -137,16 +139,16 @@ class Engine:
         # Where the arguments lie is known here; a runner could name a copy that it has left alone.
         places = {k: _place(bases, k, t) for k, t in tensors.items() if t.numel()}
         after = {k: _span(v, tensors[k]) for k, v in places.items() if k != "out"}
-        header |= {"read": [*views, *after.values()], "facts": True}
+        header |= {"read": [*views, *after.values()], "results": len(views), "facts": True}
         reply, data = self._ask(header, blobs, seconds())
         outputs = [_tensor(v, d) for v, d in zip(views, data, strict=False)]
         spans = {k: _tensor(v, d) for (k, v), d in zip(after.items(), data[len(views) :], strict=True)}
         changed = {k: t.clone() for k, t in tensors.items() if not t.numel() and k != "out"}
         changed |= {k: s.as_strided(tensors[k].shape, tensors[k].stride()) for k, s in spans.items()}
-        broken = next((f"what lies between the elements of {k!r} was changed" for k, s in spans.items()
+        effect = next((f"what lies between the elements of {k!r} was changed" for k, s in spans.items()
                        if not _gaps_alike(s, tensors[k])), None)  # fmt: skip
         if any(r["again"] for r in reply["read"][: len(views)]):
-            broken = broken or "the result lies in the memory of an earlier call's result, which it overwrites"
+            effect = effect or "the result lies in the memory of an earlier call's result, which it overwrites"
         alias = tuple(next((k for k, p in places.items() if p == v and tensors[k].numel()), None) for v in views)
         shares = tuple(
             next((k for k, p in places.items() if p[0] == v[0] and _numel(p) and _numel(v)), None) for v in views
@@ -165,8 +167,8 @@ class Engine:
             Origin(r["elements"], r["stored"], r["moved"], r["unwritten"], frozenset(r["inputs"]), frozenset(r["dots"]))
             for k, r in zip(after, reply["read"][len(views) :], strict=True) if r["stored"] or r["moved"]
         )  # fmt: skip
-        broken = f"returned a {kinds[0]} where a tensor was expected" if kinds else broken
-        return Traced(answer, broken, origins + written, self.facts)
+        broken = f"returned a {kinds[0]} where a tensor was expected" if kinds else None
+        return Traced(answer, broken, origins + written, self.facts, effect)
 
     def again(self, place: str, table: Sequence[int], seconds: float) -> tuple[tuple[torch.Tensor, ...], int]:
         """Execute the last call once more with other integers; see ``backends.engine.again``.

@@ -22,8 +22,9 @@ from kbx_env.errors import SandboxError
 from kbx_env.sandbox.zygote import ALIVE
 
 TIMED_BYTES = 16 << 30
-LOG_BYTES = 1 << 20
-"""Of a log longer than this the end is kept."""
+"""Bytes of one reply to a timing command: results and everything that was written in place."""
+LOG_BYTES = 256 << 10
+"""A log that is longer than this after one command was flooded: it holds 100 denials of 300 characters at most."""
 FATE_SECONDS = 5.0
 """How long a process may take to end after its socket has closed; one that lives on has hung up by itself."""
 OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
@@ -175,11 +176,13 @@ class Runner:
 
         A line that makes no sense is ``None``.
         """
+        text = self._rest
         with contextlib.suppress(BlockingIOError):
-            while part := os.read(self._log, 1 << 16):
-                self._rest = (self._rest + part)[-LOG_BYTES:]
-        *lines, self._rest = self._rest.split(b"\n")
-        rows: list[Any] = []
+            # What came first is kept: who floods the log neither pushes a denial out nor keeps the grader reading.
+            while len(text) < LOG_BYTES and (part := os.read(self._log, 1 << 16)):
+                text += part
+        rows: list[Any] = [None] if len(text) >= LOG_BYTES else []
+        *lines, self._rest = text[:LOG_BYTES].split(b"\n")
         for line in lines:
             try:
                 rows.append(wire.parse(line))

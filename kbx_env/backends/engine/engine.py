@@ -177,16 +177,20 @@ class Engine:
         """Where the values of a view came from."""
         count = view.numel
         flags = view.storage
-        again, flags.returned = flags.returned, bool(count) and not flags.argument
         stored = view.flags(flags.stored) if count else torch.zeros(0, dtype=torch.bool)
         return {
             "elements": count,
             "stored": int(stored.sum()),
             "moved": int(((view.flags(flags.origin) == MOVED) & ~stored).sum()) if count else 0,
-            "again": again and bool(count),
+            "again": flags.returned and bool(count),
             "unwritten": count - int(view.flags(flags.initialised).sum()) if count else 0,
             "inputs": sorted(flags.inputs), "dots": sorted(flags.dots),
         }  # fmt: skip
+
+    def hand_out(self, spec: Any) -> None:
+        """Remember the storage of a result: a later call must not return it once more while somebody may hold it."""
+        view = self.heap.view(spec)
+        view.storage.returned = bool(view.numel) and not view.storage.argument
 
     def facts(self) -> dict[str, Any]:
         """What the launches of this call did."""
@@ -361,10 +365,13 @@ class Engine:
                     found.append(s)
             return found
 
-        kinds = module.entry.body.blocks[0].arg_types
-        for k in frozenset().union(*(s.target_args for s in ttir.store_slices(module)), frozenset()):
-            pointee = kinds[k].pointee if k < len(kinds) else None
-            for t in held(frozenset([k])):
+        types = module.entry.body.blocks[0].arg_types
+        if ttir.unknown_access(module):  # what kind of number went where cannot be said
+            for s in everything:
+                s.kinds |= set() if s.argument else {"?"}
+        for k in sorted(set().union(*(s.target_args for s in ttir.store_slices(module)))):
+            pointee = types[k].pointee if 0 <= k < len(types) else None
+            for t in held(frozenset([k])) if k >= 0 else ():
                 t.kinds.add(pointee.elem if pointee is not None and pointee.elem != "ptr" else "?")
         slices = [
             (held(s.target_args), held(s.value_args | s.control_args | s.address_args), held(s.value_args), s.dots)

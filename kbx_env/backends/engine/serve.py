@@ -69,6 +69,8 @@ class Served:
                 view, data = self.engine.read(spec, by_host="wanted" in header)
                 out.append(data)
                 reply["read"].append(self.engine.origin(view))
+            for spec in header.get("read", [])[: header.get("results", 0)]:
+                self.engine.hand_out(spec)
         except Exception as e:
             reply, out = {"ok": False, **_classify(e)}, []
         if header.get("facts"):

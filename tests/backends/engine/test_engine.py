@@ -101,6 +101,20 @@ def test_a_copy_of_an_input_is_no_store() -> None:
     assert origin["stored"] == 0 and origin["unwritten"] == 0 and origin["inputs"] == ["x"]
 
 
+def test_a_result_that_is_handed_out_again_is_seen_and_one_that_is_only_read_is_not() -> None:
+    e = engine()
+    e.run([["alloc", B, 400], ["launch", "double", [2, 1, 1], [A, B, 100], []]])
+    first, second = view(B, "float32", [50]), view(B, "float32", [50], offset=200)
+    assert not any(e.origin(e.heap.view(v))["again"] for v in (first, first, second))  # read by the host, then returned
+    e.hand_out(first)
+    e.hand_out(second)
+    assert e.origin(e.heap.view(second))["again"]
+    e.hand_out(view(A, "float32", [100]))
+    assert not e.origin(e.heap.view(view(A, "float32", [100])))["again"], (
+        "an argument may be returned as often as asked"
+    )
+
+
 @pytest.mark.parametrize(
     "source, target, ok",
     [
