@@ -66,7 +66,7 @@ def _tokens(text: str) -> list[tokenize.TokenInfo]:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type in kinds and token.start[0] == token.end[0]:
                 found.append(token)
-    except (tokenize.TokenError, SyntaxError):
+    except (tokenize.TokenError, SyntaxError, SystemError):  # SystemError: what Python 3.12 makes of null bytes
         pass
     return found
 
