@@ -193,29 +193,48 @@ def encode(value: Any, blobs: list[bytes]) -> dict[str, Any]:
     raise TypeError(f"cannot send a {type(value).__name__}")
 
 
-def decode_tensor(d: Mapping[str, Any], blobs: Sequence[bytearray], max_elements: int = 1 << 30) -> torch.Tensor:
-    """Rebuild a CPU tensor from a claim.
+def span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first of a tensor to the last, with what lies between them."""
+    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+
+
+def layout(d: Mapping[str, Any], max_elements: int = 1 << 30) -> tuple[torch.dtype, list[int], list[int], int, int]:
+    """Dtype, shape, strides, offset of the first element and number of elements of a claim.
 
     Raises:
-        WireError: dtype, shape, strides and bytes do not fit together.
+        WireError: they make no tensor.
     """
     try:
         dtype, shape, stride = DTYPES[d["dtype"]], [int(n) for n in d["shape"]], [int(n) for n in d["stride"]]
-        blob, shift = blobs[int(d["blob"])], int(d.get("shift", 0))
-    except (KeyError, ValueError, TypeError, IndexError) as e:
+        shift = int(d.get("shift", 0))
+    except (KeyError, ValueError, TypeError) as e:
         raise WireError(f"malformed tensor claim: {e}") from e
     numel = math.prod(shape)
     if len(shape) != len(stride) or len(shape) > 32 or min((*shape, *stride, shift), default=0) < 0:
         raise WireError("malformed tensor claim: shape and strides")
     if numel > max_elements or shift >= 64:
         raise WireError(f"malformed tensor claim: {numel} elements")
-    span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if numel else 0
-    item = torch.empty((), dtype=dtype).element_size()
-    if span * item != len(blob):
-        raise WireError(f"malformed tensor claim: {len(blob)} bytes for a span of {span} elements")
+    return dtype, shape, stride, shift, numel
+
+
+def decode_tensor(d: Mapping[str, Any], blobs: Sequence[bytearray], max_elements: int = 1 << 30) -> torch.Tensor:
+    """Rebuild a CPU tensor from a claim.
+
+    Raises:
+        WireError: dtype, shape, strides and bytes do not fit together.
+    """
+    dtype, shape, stride, shift, numel = layout(d, max_elements)
+    try:
+        blob = blobs[int(d["blob"])]
+    except (KeyError, ValueError, TypeError, IndexError) as e:
+        raise WireError(f"malformed tensor claim: {e}") from e
+    item = dtype.itemsize
+    elements = span(shape, stride)
+    if elements * item != len(blob):
+        raise WireError(f"malformed tensor claim: {len(blob)} bytes for a span of {elements} elements")
     if numel == 0:
         return torch.empty_strided(shape, stride, dtype=dtype)
-    base = torch.empty(shift + span, dtype=dtype)
+    base = torch.empty(shift + elements, dtype=dtype)
     ctypes.memmove(base.data_ptr() + shift * item, (ctypes.c_char * len(blob)).from_buffer(blob), len(blob))
     return base.as_strided(shape, stride, shift)
 

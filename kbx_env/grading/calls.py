@@ -8,7 +8,8 @@ import inspect
 import math
 import shutil
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ from kbx_env.grading import floor, inputs, reference
 from kbx_env.grading.defences import Defence
 from kbx_env.grading.judge import Answer
 from kbx_env.grading.judge.samples import TURNS
+from kbx_env.grading.lease import lease_of
+from kbx_env.grading.mailbox import Mailbox
 from kbx_env.grading.traced import HOST_READS, Engine, EngineError, Facts, Origin, blank
 from kbx_env.grading.workers import OUTSIDE, Zygote
 from kbx_env.outcome import Build, Finding, Verdict, Violation
@@ -59,6 +62,13 @@ def count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 53:
         raise wire.WireError(f"not a count: {str(value)[:40]!r}")
     return value
+
+
+def _mailbox() -> Mailbox | None:
+    """A way for large tensors; without one they go through the socket."""
+    with contextlib.suppress(RuntimeError):
+        return Mailbox()
+    return None
 
 
 def _pairs(value: Any) -> list[tuple[str, str]]:
@@ -108,12 +118,24 @@ class Talk:
         self.torch_ops = torch_ops
         self.zygote, self.task, self.backend = zygote, task, backend
         self.secret, self.split, self.wall, self.without = secret, split, wall, without
-        self.runner = zygote.spawn(device=backend, without=sorted(without), torch_ops=torch_ops)
+        self.lease = lease_of(backend)
+        self.mailbox = _mailbox() if backend == "cuda" else None
+        self.waited = 0.0
+        self._holds = False
+        with contextlib.ExitStack() as made:
+            if self.mailbox is not None:
+                made.callback(self.mailbox.close)
+            handle = self.mailbox.handle.hex() if self.mailbox is not None else None
+            self.runner = zygote.spawn(device=backend, without=sorted(without), torch_ops=torch_ops, mail=handle)
+            if self.lease is not None:
+                made.enter_context(self.lease.user(self.runner.pid))
+            self._made = made.pop_all()
         reads = HOST_READS if Defence.HOST not in without else math.inf
         try:
             self.engine = Engine(zygote, reads) if backend == "cpu" else None
         except SandboxError:
             self.runner.close()
+            self._made.close()
             raise
         self.findings: dict[tuple[Any, ...], Finding] = {}
         # Only the runner's time counts: a busy grader must not make a submission late.
@@ -130,11 +152,41 @@ class Talk:
 
     def __exit__(self, *exc: object) -> None:
         self.runner.close()
+        self._made.close()
         if self.engine is not None:
             self.engine.close()
 
+    @contextlib.contextmanager
+    def using(self) -> Iterator[None]:
+        """Use the GPU beside other gradings; the wait is nobody's time."""
+        with self._holding(None if self.lease is None else self.lease.shared):
+            yield
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Use the GPU alone; not within ``using``, which would wait for itself."""
+        with self._holding(None if self.lease is None else self.lease.alone):
+            yield
+
+    @contextlib.contextmanager
+    def _holding(self, take: Callable[[], AbstractContextManager[float]] | None) -> Iterator[None]:
+        if take is None or self._holds:
+            yield
+            return
+        with take() as waited:
+            self.waited += waited
+            self._holds = True
+            try:
+                yield
+            finally:
+                self._holds = False
+
     def ask(self, header: dict[str, Any], blobs: list[bytes] | None = None, *, extra: float = 0.0) -> Any:
         """One command; deaths, hangs and errors of the submission become ``Stopped``."""
+        with self.using():
+            return self._ask(header, blobs, extra)
+
+    def _ask(self, header: dict[str, Any], blobs: list[bytes] | None, extra: float) -> Any:
         if not self._started:
             self._started = True
             # The first use of a GPU loads its context and the driver's stubs.
@@ -316,7 +368,9 @@ class Talk:
         """Several calls on the same inputs (statistical truths need more than one)."""
         return [self.call(case, index, mode, repeat) for repeat in range(count)]
 
-    def _answer(self, reply: dict[str, Any], data: Sequence[bytearray]) -> tuple[Answer, str | None]:
+    def _answer(
+        self, reply: dict[str, Any], data: Sequence[bytearray], decode: Callable[..., torch.Tensor] = wire.decode_tensor
+    ) -> tuple[Answer, str | None]:  # fmt: skip
         broken = None
         outputs = []
         for d in reply["outputs"]:
@@ -325,8 +379,8 @@ class Talk:
                 continue
             if d.get("device") != self.backend:
                 broken = f"returned a tensor on {d.get('device')}, expected {self.backend}"
-            outputs.append(wire.decode_tensor(d, data))
-        after = {k: wire.decode_tensor(d, data) for k, d in reply["after"].items() if k != "out"}
+            outputs.append(decode(d, data))
+        after = {k: decode(d, data) for k, d in reply["after"].items() if k != "out"}
         claims = [d for d in reply["outputs"] if d["k"] == "tensor"]
         return Answer(
             outputs=tuple(outputs), is_tuple=bool(reply["is_tuple"]), after=after,

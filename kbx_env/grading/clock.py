@@ -24,7 +24,7 @@ from scipy.stats import t as student
 from kbx_env.grading import floor, fresh, inputs, reference
 from kbx_env.grading.calls import Stopped, Talk
 from kbx_env.grading.fresh import Ring, Turn
-from kbx_env.grading.sides import SLOTS, EagerSide, RunnerSide, Side
+from kbx_env.grading.sides import SLOTS, EagerSide, Fetched, RunnerSide, Side
 from kbx_env.grading.telemetry import Telemetry, disturbance
 from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
 from kbx_env.task import Case, Task
@@ -153,7 +153,8 @@ def time_task(task: Task, talk: Talk) -> Timing:
     Raises:
         Stopped: a timed call was wrong or failed, or the claimed times cannot be true.
     """
-    peaks = floor.measured_peaks("cuda")
+    with talk.alone():
+        peaks = floor.measured_peaks("cuda")
     properties = torch.cuda.get_device_properties(0)
     uuid = getattr(properties, "uuid", None)
     telemetry = Telemetry(None if uuid is None else str(uuid))
@@ -185,9 +186,10 @@ def _time_case(
     task: Task, talk: Talk, case: Case, index: int, peaks: floor.Peaks, telemetry: Telemetry, notes: list[str]
 ) -> tuple[CaseTime, Paired]:
     seeds = [inputs.case_seed(talk.secret, task.id, talk.split + "/time", index, k) for k in range(fresh.MORE)]
-    ring = Ring.draw(task, case, seeds)
     eager, mine = EagerSide(task, case, talk.backend), RunnerSide(talk, case)
     try:
+        with talk.using():
+            ring = Ring.draw(task, case, seeds, talk.backend)
         return _compare(task, talk, case, ring, eager, mine, peaks, telemetry, notes)
     finally:
         eager.watch.close()
@@ -197,28 +199,39 @@ def _compare(
     task: Task, talk: Talk, case: Case, ring: Ring, eager: EagerSide, mine: RunnerSide, peaks: floor.Peaks,
     telemetry: Telemetry, notes: list[str],
 ) -> tuple[CaseTime, Paired]:  # fmt: skip
-    eager.prepare(ring)
-    mine.prepare(ring)
+    with talk.using():
+        expected = reference.expect(task, case, ring.draws[0], talk.backend, exact=False)
+        result_bytes = sum(o.numel() * o.element_size() for o in expected.native)
+        ideal = floor.ideal_bytes(task, case, ring.draws[0], expected)
+        del expected
+        eager.prepare(ring)
+    if mine.prepare(ring, result_bytes) and talk.lease is not None:
+        # It has compiled; what it chose while others were at work may be chance.
+        with talk.alone():
+            mine.prepare(ring, result_bytes, anew=True)
+    held: list[tuple[Turn, Fetched]] = []
 
     def check(order: list[int], turns: list[Turn]) -> None:
         slot = secrets.choice(order)
         last = max(k for k, i in enumerate(order) if i == slot)
-        mine.verify(task, ring.args(turns[last]), slot)
+        held.append((turns[last], mine.fetch(slot)))
 
-    for _ in range(ATTEMPTS):
-        first = telemetry.read()
-        paired = pair(eager, mine, ring=ring, check=check)
-        disturbed = disturbance(first, telemetry.read(), (os.getpid(), talk.runner.pid))
-        if disturbed is None:
-            break
-    else:
-        notes.append(f"{case.label()}: disturbed in {ATTEMPTS} attempts: {disturbed}")
-    expected = reference.expect(task, case, ring.draws[0], talk.backend, exact=False)
-    result_bytes = sum(o.numel() * o.element_size() for o in expected.native)
-    ideal = floor.ideal_bytes(task, case, ring.draws[0], expected)
-    del expected
-    captured = mine.capture(result_bytes)
-    mine.audit(paired.b_us, captured)
+    with talk.alone():
+        for _ in range(ATTEMPTS):
+            first = telemetry.read()
+            paired = pair(eager, mine, ring=ring, check=check)
+            ours = {os.getpid(), talk.runner.pid, *(talk.lease.users() if talk.lease else ())}
+            disturbed = disturbance(first, telemetry.read(), ours)
+            if disturbed is None:
+                break
+        else:
+            notes.append(f"{case.label()}: disturbed in {ATTEMPTS} attempts: {disturbed}")
+        captured = mine.capture(result_bytes)
+        mine.audit(paired.b_us, captured)
+    for turn, fetched in held:  # the GPU need not be idle for everybody else while one result is looked at
+        with talk.using():
+            given = ring.args(turn)
+        mine.rule(task, given, fetched)
     if captured and not task.written(case.args):
         # A call that behaves otherwise while it is captured must be right all the same.
         mine.verify_graph(task, ring, result_bytes)

@@ -54,9 +54,9 @@ class Ring:
     tracks: Mapping[str, _Track]
 
     @classmethod
-    def draw(cls, task: Task, case: Case, seeds: Sequence[int]) -> Ring:
-        """Draw what a case needs; ``seeds`` are at least ``MORE``."""
-        first = inputs.draw(task, case, seeds[0])
+    def draw(cls, task: Task, case: Case, seeds: Sequence[int], device: str = "cpu") -> Ring:
+        """Draw what a case needs on ``device``; ``seeds`` are at least ``MORE``."""
+        first = inputs.draw(task, case, seeds[0], device)
         written = task.written(case.args)
         total = sum(v.numel() * v.element_size() for v in first.values() if isinstance(v, torch.Tensor))
         more = MORE if total <= SMALL else DRAWS
@@ -70,7 +70,7 @@ class Ring:
         rest = []
         for k in range(1, max((t.draws for t in tracks.values()), default=1)):
             names = [n for n, t in tracks.items() if t.draws > k]
-            whole = inputs.draw(task, case, seeds[k])
+            whole = inputs.draw(task, case, seeds[k], device)
             rest.append({n: whole[n] for n in names})
         return cls((first, *rest), tracks)
 
@@ -91,12 +91,12 @@ class Ring:
         args = dict(self.draws[0])
         for name, (offset, down, right) in turn.items():
             t, value = self.tracks[name], self.draws[0][name]
-            ring = torch.cat([_flat(d[name]) for d in self.draws if name in d])
-            flat = ring[offset : offset + t.span]
-            flat = torch.cat([flat, ring[: t.span - len(flat)]])
+            ring = torch.cat([flat(d[name]) for d in self.draws if name in d])
+            window = ring[offset : offset + t.span]
+            window = torch.cat([window, ring[: t.span - len(window)]])
             if down or right:
-                flat = flat.view(-1, *t.matrix).roll((-down, -right), (1, 2)).reshape(-1)
-            args[name] = flat.as_strided(value.shape, value.stride())
+                window = window.view(-1, *t.matrix).roll((-down, -right), (1, 2)).reshape(-1)
+            args[name] = window.as_strided(value.shape, value.stride())
         return args
 
     @property
@@ -105,13 +105,14 @@ class Ring:
         return {n: list(t.matrix) for n, t in self.tracks.items()}
 
 
-def _flat(value: torch.Tensor) -> torch.Tensor:
+def flat(value: torch.Tensor) -> torch.Tensor:
+    """A tensor's elements and what lies between them, from the first to the last."""
     span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
     return value.as_strided((span,), (1,), value.storage_offset())
 
 
 def _track(law: laws.Law, value: torch.Tensor, more: int, alike: bool) -> _Track:
-    span = len(_flat(value))
+    span = len(flat(value))
     if alike:
         return _Track(span, span, 1)
     dense = span == value.numel()

@@ -33,9 +33,10 @@ def generator_seed(seed: int, name: str) -> int:
     return _hash63("kbx-stream", b"%d" % seed, name.encode())
 
 
-def draw(task: Task, case: Case, seed: int) -> dict[str, Any]:
-    """All arguments of one call but ``out``, by parameter name; tensors on the CPU in the case's layouts.
+def draw(task: Task, case: Case, seed: int, device: str = "cpu") -> dict[str, Any]:
+    """All arguments of one call but ``out``, by parameter name; tensors on ``device`` in the case's layouts.
 
+    A seed gives other values on another device: where they are large they are drawn where they are needed.
     Markers (``DtypeArg``, ``GeneratorArg``, ``DeviceArg``) stay markers.
     """
     args: dict[str, Any] = {}
@@ -47,7 +48,7 @@ def draw(task: Task, case: Case, seed: int) -> dict[str, Any]:
                 continue
             dtype = DTYPES[case.dtypes.get(name, t.dtype)]
             law = case.draws.get(name) or t.draw or case.draw
-            generator = torch.Generator().manual_seed(generator_seed(seed, name))
+            generator = torch.Generator(device).manual_seed(generator_seed(seed, name))
             values = _values(law, shape_of(t, case.axes), case, generator, dtype)
             args[name] = _laid_out(_rounded(values, dtype), case.layouts.get(name))
         elif name in case.args and name != "out":
@@ -80,7 +81,7 @@ def _distinct(n: int, dtype: torch.dtype, g: torch.Generator) -> torch.Tensor:
         room = 1 if dtype is torch.bool else torch.iinfo(dtype).max
     if n - 1 > room:
         raise DeclarationError(f"Distinct: {dtype} cannot hold {n} distinct integers")
-    return torch.randperm(n, generator=g).to(torch.float64)
+    return torch.randperm(n, generator=g, device=g.device).to(torch.float64)
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
@@ -97,9 +98,9 @@ def _matrix(law: laws.Law, shape: tuple[int, ...], g: torch.Generator, dtype: to
     m, n = shape[-2:]
 
     def normal(*size: int) -> torch.Tensor:
-        return torch.randn(size or shape, generator=g, dtype=kind)
+        return torch.randn(size or shape, generator=g, dtype=kind, device=g.device)
 
-    eye = torch.eye(m, n, dtype=kind)
+    eye = torch.eye(m, n, dtype=kind, device=g.device)
     match law:
         case laws.SPD(shift):
             x = normal()
@@ -120,7 +121,7 @@ def _matrix(law: laws.Law, shape: tuple[int, ...], g: torch.Generator, dtype: to
             s = torch.tensor((values * (k // len(values) + 1))[:k] if len(values) == 1 else (values + (0.0,) * k)[:k])
             u = _unit(normal(*shape[:-2], m, k))
             v = u if symmetric else _unit(normal(*shape[:-2], n, k))
-            x = u * s.to(kind) @ v.mH
+            x = u * s.to(g.device, kind) @ v.mH
             return (x + x.mH) / 2 if symmetric else x
     raise DeclarationError(f"no way to draw {law}")
 
@@ -131,7 +132,7 @@ MATRICES = (laws.SPD, laws.Symmetric, laws.Dominant, laws.Triangular, laws.Ortho
 def _values(law: laws.Law, shape: tuple[int, ...], case: Case, g: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
     n = math.prod(shape)
     if n == 0:
-        return torch.zeros(shape, dtype=torch.float64)
+        return torch.zeros(shape, dtype=torch.float64, device=g.device)
     if isinstance(law, MATRICES):
         return _matrix(law, shape, g, dtype)
     if dtype.is_complex:
@@ -140,10 +141,10 @@ def _values(law: laws.Law, shape: tuple[int, ...], case: Case, g: torch.Generato
     kind = torch.float64 if n <= LARGE or dtype is torch.float64 else torch.float32
 
     def normal() -> torch.Tensor:
-        return torch.randn(shape, generator=g, dtype=kind)
+        return torch.randn(shape, generator=g, dtype=kind, device=g.device)
 
     def uniform() -> torch.Tensor:
-        return torch.rand(shape, generator=g, dtype=kind)
+        return torch.rand(shape, generator=g, dtype=kind, device=g.device)
 
     match law:
         case laws.Normal(mean, scale, clamp):
@@ -158,32 +159,36 @@ def _values(law: laws.Law, shape: tuple[int, ...], case: Case, g: torch.Generato
         case laws.HalfNormal(offset, scale):
             return offset + scale * normal().abs()
         case laws.Literal(values):
-            return torch.tensor(values, dtype=torch.float64).repeat(n // len(values) + 1)[:n].reshape(shape)
+            return (
+                torch.tensor(values, dtype=torch.float64, device=g.device)
+                .repeat(n // len(values) + 1)[:n]
+                .reshape(shape)
+            )
         case laws.Linspace(low, high):
-            return torch.linspace(low, high, n, dtype=torch.float64).reshape(shape)
+            return torch.linspace(low, high, n, dtype=torch.float64, device=g.device).reshape(shape)
         case laws.Ints(low, high, special, p):
             # Large integers differ in bits that no floating-point number holds.
-            x = torch.randint(low, _bound(high, case), shape, generator=g)
+            x = torch.randint(low, _bound(high, case), shape, generator=g, device=g.device)
             return torch.where(uniform() < p, special, x) if special is not None else x
         case laws.Distinct():
             return _distinct(n, dtype, g).reshape(shape)
         case laws.Bernoulli(p):
             return (uniform() < p).to(kind)
         case laws.Constant(value):
-            return torch.full(shape, float(value), dtype=torch.float64)
+            return torch.full(shape, float(value), dtype=torch.float64, device=g.device)
         case laws.Eye():
-            return torch.eye(shape[-2], shape[-1], dtype=torch.float64).expand(shape).clone()
+            return torch.eye(shape[-2], shape[-1], dtype=torch.float64, device=g.device).expand(shape).clone()
         case laws.Choice(values):
-            picks = torch.randint(0, len(values), shape, generator=g)
-            return torch.tensor(values, dtype=torch.float64)[picks]
+            picks = torch.randint(0, len(values), shape, generator=g, device=g.device)
+            return torch.tensor(values, dtype=torch.float64, device=g.device)[picks]
     raise DeclarationError(f"no way to draw {law}")
 
 
-def _gap(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _gap(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     # What lies between the elements is poison: a kernel that ignores strides must not find zeros there.
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.full(shape, math.nan, dtype=dtype)
-    return torch.full(shape, True if dtype is torch.bool else 113, dtype=dtype)
+    if like.is_floating_point() or like.is_complex():
+        return like.new_full(shape, math.nan)
+    return like.new_full(shape, True if like.dtype is torch.bool else 113)
 
 
 def _laid_out(x: torch.Tensor, layout: str | None) -> torch.Tensor:
@@ -194,11 +199,11 @@ def _laid_out(x: torch.Tensor, layout: str | None) -> torch.Tensor:
     if layout == "transposed":
         return x.transpose(-1, -2).contiguous().transpose(-1, -2)
     if layout == "strided":
-        wide = _gap((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
+        wide = _gap((*x.shape[:-1], 2 * x.shape[-1]), x)
         wide[..., ::2] = x
         return wide[..., ::2]
     if layout == "offset":
-        wide = _gap((x.numel() + 1,), x.dtype)
+        wide = _gap((x.numel() + 1,), x)
         wide[1:] = x.reshape(-1)
         return wide[1:].view(x.shape)
     if layout == "channels_last":

@@ -213,7 +213,7 @@ def sensitivity(
     The root-mean-square over ``draws`` perturbations. This is the conditioning that no kernel escapes: a sum that
     cancels is uncertain by far more than its own size times epsilon, in whatever order it is added.
     """
-    noise = torch.Generator().manual_seed(0x5EED)
+    noise = torch.Generator(device).manual_seed(0x5EED)
     squares = [_square(o) for o in expected.outputs]
     written = {n: _square(v) for n, v in expected.written.items()}
     for _ in range(draws):
@@ -221,8 +221,8 @@ def sensitivity(
         for value in mine.values():
             if isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.complex128):
                 parts = torch.view_as_real(value) if value.is_complex() else value
-                factor = torch.rand(parts.shape, generator=noise, dtype=torch.float64) * 2 - 1
-                parts.mul_(1 + STEP * factor.to(value.device))
+                factor = torch.rand(parts.shape, generator=noise, dtype=torch.float64, device=device) * 2 - 1
+                parts.mul_(1 + STEP * factor)
         with exact_matmul():
             run = _run(task, case, mine, keep, ())
         for total, a, b in zip(squares, run.outputs, expected.outputs, strict=True):

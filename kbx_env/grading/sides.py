@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
+import torch
+
+from kbx_env import wire
 from kbx_env.grading import judge as judges
 from kbx_env.grading import reference
-from kbx_env.grading.calls import Stopped, Talk, readable
-from kbx_env.grading.fresh import Ring, Turn
+from kbx_env.grading.calls import Stopped, Talk, count, readable
+from kbx_env.grading.fresh import Ring, Turn, flat
+from kbx_env.grading.judge import Answer
+from kbx_env.grading.mailbox import Mailbox, claimed
+from kbx_env.grading.workers import TIMED_BYTES
 from kbx_env.outcome import Verdict, Violation
 from kbx_env.sandbox.stopwatch import Stopwatch
 from kbx_env.task import Case, GeneratorArg, Task
+from kbx_env.truth import Sample, Windows
 from kbx_env.wire import assembled
 
 SLOTS = 3
@@ -33,6 +43,8 @@ AUDITS = 3
 """Attempts at the audit; one that fits is enough."""
 AUDIT_US = 100_000.0
 """Length of the back-to-back run: long beside the milliseconds that one command to a runner takes."""
+ROOM = 1 << 20
+"""Bytes beside those of the tensors, for where they begin."""
 SLACK, GAP_US = 1.3, 10.0
 """A replayed graph may take this factor of the claimed device time plus this per call under the grader's clock."""
 HOST_SLACK, HOST_US = 2.0, 1000.0
@@ -83,21 +95,43 @@ class RunnerSide:
 
     def __init__(self, talk: Talk, case: Case) -> None:
         self.talk, self.case = talk, case
+        self.most = TIMED_BYTES
+        """Bytes that a result and what was written in place may have."""
 
     def _ask(self, header: dict[str, Any], blobs: list[bytes] | None = None, seconds: float = COMMAND_SECONDS) -> Any:
         self.talk.left = seconds
         return self.talk.ask({"op": "time"} | header, blobs)
 
-    def prepare(self, draws: Sequence[dict[str, Any]] | Ring) -> None:
-        """Take inputs and warm up; autotuning may take its time here."""
+    def prepare(
+        self, draws: Sequence[dict[str, Any]] | Ring, result_bytes: int | None = None, anew: bool = False
+    ) -> bool:  # fmt: skip
+        """Take inputs and warm up; autotuning may take its time here.
+
+        Args:
+            draws: the values.
+            result_bytes: of a right result.
+            anew: have autotuners measure once more what they measured the last time.
+
+        Returns:
+            Whether an autotuner says that it has measured.
+        """
         blobs: list[bytes] = []
         ring = draws if isinstance(draws, Ring) else None
-        given = draws.draws if isinstance(draws, Ring) else draws
+        given = list(draws.draws if isinstance(draws, Ring) else draws)
+        if result_bytes is not None:
+            tensors = [v for d in given for v in d.values() if isinstance(v, torch.Tensor)]
+            self.most = ROOM + 4 * (result_bytes + sum(v.untyped_storage().nbytes() for v in tensors))
+        box = self._box()
+        given = box.send(given, self._ask) if box is not None else [_hosted(d) for d in given]
         messages = [self.talk.header(d, 1000 + i, blobs) for i, d in enumerate(given)]
         header = {"do": "prepare", "slots": [m["args"] for m in messages], "count": SLOTS}
         header |= {"entry": messages[0]["entry"], "positional": messages[0]["positional"]}
         header |= {"turning": ring.turning if ring else None, "written": list(self.talk.task.written(self.case.args))}
-        self._ask(header, blobs, PREPARE_SECONDS)
+        reply, _ = self._ask(header | {"anew": anew}, blobs, PREPARE_SECONDS)
+        return bool(reply.get("measured"))
+
+    def _box(self) -> Mailbox | None:
+        return self.talk.mailbox if self.talk.runner.mail else None
 
     def shuffle(self, seed: int) -> None:
         """See ``Side``."""
@@ -156,32 +190,78 @@ class RunnerSide:
     def verify_graph(self, task: Task, ring: Ring, result_bytes: int) -> None:
         """Replay the captured calls once on new values and judge what secret ones of them left behind."""
         rng = random.Random(secrets.randbits(64))
-        turns = [ring.pick(rng) for _ in range(SLOTS)]
-        self._ask({"do": "replay", "times": 1, "turns": {str(i): t for i, t in enumerate(turns)}})
-        count = len(self._order)
-        few = JUDGED if count * result_bytes > JUDGED_BYTES else count
-        known: dict[int, Any] = {}
-        for k in rng.sample(range(count), min(count, few)):
-            slot = self._order[k]
-            args = known.setdefault(slot, ring.args(turns[slot]))
-            self.verify(task, args, slot, captured=k)
+        with self.talk.using():
+            turns = [ring.pick(rng) for _ in range(SLOTS)]
+            self._ask({"do": "replay", "times": 1, "turns": {str(i): t for i, t in enumerate(turns)}})
+            count = len(self._order)
+            few = JUDGED if count * result_bytes > JUDGED_BYTES else count
+            found = [(self._order[k], self.fetch(self._order[k], k)) for k in rng.sample(range(count), min(count, few))]
+            known = {slot: ring.args(turns[slot]) for slot, _ in found}
+        for slot, one in found:
+            self.rule(task, known[slot], one)
 
-    def verify(self, task: Task, args: Mapping[str, Any], slot: int, captured: int | None = None) -> None:
-        """Judge what the last timed call on this slot returned, or a captured call.
+    def fetch(self, slot: int, captured: int | None = None) -> Fetched:
+        """What the last timed call on this slot returned, or a captured call.
+
+        Raises:
+            Stopped: it cannot be right.
+        """
+        box = self._box()
+        asked = {"do": "result", "slot": slot, "captured": captured, "mailed": box is not None}
+        reply, data = self._ask(asked, seconds=2 * COMMAND_SECONDS)
+        whole = None
+        if box is not None:
+            with readable():
+                total = count(reply["total"])
+            if total > self.most:
+                raise _wrong(self.case, captured, f"it returned {total} bytes, far more than a right answer has")
+            whole = box.fetch(total, self.talk.backend, self._ask)
+        decode = wire.decode_tensor if whole is None else partial(claimed, whole)
+        with readable():
+            answer, broken = self.talk._answer(reply, data, decode)
+        if broken:
+            raise _wrong(self.case, captured, broken)
+        return Fetched(answer, captured)
+
+    def rule(self, task: Task, args: Mapping[str, Any], fetched: Fetched) -> None:
+        """Judge it; statistics on the host keep nobody from the GPU.
 
         Raises:
             Stopped: it is wrong.
         """
-        reply, data = self._ask({"do": "result", "slot": slot, "captured": captured}, seconds=2 * COMMAND_SECONDS)
-        with readable():
-            answer, broken = self.talk._answer(reply, data)
-        if broken is None and not any(isinstance(v, GeneratorArg) for v in args.values()):
+        if any(isinstance(v, GeneratorArg) for v in args.values()):
+            return
+        answer, hosted = fetched.answer, isinstance(task.truth, Sample | Windows)
+        if hosted:
+            args = _hosted(args)
+            answer = replace(answer, outputs=tuple(o.cpu() for o in answer.outputs), after=_hosted(answer.after))
+        with contextlib.nullcontext() if hosted else self.talk.using():
             ruling = judges.judge(task, self.case, args, [answer] * judges.calls_needed(task, self.case),
                                   device=self.talk.backend, generator_seeds=[0, 0, 1], timed=True)  # fmt: skip
-            broken = None if ruling.passed else ruling.reason
-        if broken:
-            how = "timed call" if captured is None else "captured call"
-            raise Stopped(Verdict.INCORRECT, f"{how} wrong ({self.case.label()}): {broken}")
+        if not ruling.passed:
+            raise _wrong(self.case, fetched.captured, ruling.reason)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What a timed call returned, in the grader's own memory."""
+
+    answer: Answer
+    captured: int | None
+    """Its number, if it is one of the captured calls."""
+
+
+def _wrong(case: Case, captured: int | None, why: str) -> Stopped:
+    how = "timed call" if captured is None else "captured call"
+    return Stopped(Verdict.INCORRECT, f"{how} wrong ({case.label()}): {why}")
+
+
+def _hosted(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The same on the host, in the same layouts."""
+    return {
+        k: flat(v).cpu().as_strided(v.shape, v.stride()) if isinstance(v, torch.Tensor) and v.numel() else v
+        for k, v in args.items()
+    }  # fmt: skip
 
 
 def _refused(detail: str) -> Stopped:

@@ -127,15 +127,16 @@ class Grading:
             self.record.violations.extend(screened.violations)
             return self.record.end(screened.verdict, Stage.SCREEN, screened.message)
         self.stage = Stage.COMPILE
-        if self.record.backend == "cuda" and not self.lacks(Defence.PROOF):
-            stopped = self._proof(data)
-            if stopped is not None:
-                return stopped
+        # The GPU's runner starts up while the CPU tier is at work.
         talk = Talk(
             self.grader.zygote(), self.task, self.record.backend, self.secret, self.split, self.wall, self.grader.without,
             self.torch_ops == "allow",
         )  # fmt: skip
         with talk:
+            if self.record.backend == "cuda" and not self.lacks(Defence.PROOF):
+                stopped = self._proof(data)
+                if stopped is not None:
+                    return stopped
             try:
                 return self._stages(talk, data)
             except Stopped as stop:
@@ -143,6 +144,9 @@ class Grading:
                 if self.record.evidence is None:
                     self.record.evidence = self._evidence(talk, None)
                 return self.record.end(stop.verdict, self.stage, stop.message)
+            finally:
+                if talk.lease is not None:
+                    self.record.seconds["waited"] = talk.waited
 
     def _proof(self, data: bytes) -> Outcome | None:
         """What a GPU cannot show, shown on the CPU tier first: the same source, with launches executed by the grader.

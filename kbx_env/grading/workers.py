@@ -143,7 +143,7 @@ class Runner:
 
     def __init__(self, zygote: Zygote, sock: socket.socket, pid: int, folder: str, log: int) -> None:
         self._zygote, self._sock, self.pid, self.folder, self._log = zygote, sock, pid, folder, log
-        self._ready = False
+        self._ready = self.mail = False
         self._rest = b""
         os.set_blocking(log, False)
 
@@ -164,7 +164,7 @@ class Runner:
                 raise SandboxError(f"runner could not start: {e}") from e
             if not hello.get("ready"):
                 raise SandboxError(f"runner could not start: {hello.get('message')}")
-            self._ready = True
+            self._ready, self.mail = True, hello.get("mail") is True
         wire.send(self._sock, header, blobs or [], deadline=deadline)
         # Results at timed sizes, with everything that was written in place, are larger than any correctness case.
         most = TIMED_BYTES if header.get("op") == "time" else wire.MAX_BYTES

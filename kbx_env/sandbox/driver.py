@@ -9,7 +9,7 @@ thread gets in between the end of a call and the copy of its result.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,9 +115,16 @@ def blank(size: int, device: str) -> torch.Tensor:
 def like(value: torch.Tensor, device: str) -> torch.Tensor:
     """New memory with the shape, strides and offset of a tensor."""
     seen = Seen(value)
+    return laid_out(seen.dtype, seen.shape, seen.strides, seen.offset, seen.span, device)
+
+
+def laid_out(
+    dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int, span: int, device: str
+) -> torch.Tensor:
+    """New memory for a tensor of ``span`` elements from its first to its last."""
     with _Quiet():
-        base = _empty((seen.offset + seen.span,), dtype=seen.dtype, device=device)
-        return _strided(base, seen.shape, seen.strides, seen.offset if seen.span else 0)
+        base = _empty((offset + span,), dtype=dtype, device=device)
+        return _strided(base, shape, strides, offset if span else 0)
 
 
 class _Box(ctypes.Structure):
@@ -137,6 +144,12 @@ class _Box(ctypes.Structure):
 
 
 _DEVICE_MEMORY = 2
+
+
+class _Shared(ctypes.Structure):
+    """CUipcMemHandle: names memory of one process to others."""
+
+    _fields_ = [("bytes", ctypes.c_ubyte * 64)]
 
 
 class _Event:
@@ -176,6 +189,8 @@ class Driver:
         self._fill8 = bind(held, "cuMemsetD8Async", pointer, ctypes.c_ubyte, size, handle)
         self._fill32 = bind(held, "cuMemsetD32Async", pointer, ctypes.c_uint, size, handle)
         self._read = bind(free, "cuMemcpyDtoH_v2", handle, pointer, size)
+        self._name = bind(free, "cuIpcGetMemHandle", ctypes.POINTER(_Shared), pointer)
+        self._open = bind(free, "cuIpcOpenMemHandle_v2", ctypes.POINTER(pointer), _Shared, ctypes.c_uint)
         self._create = bind(held, "cuEventCreate", ctypes.POINTER(handle), ctypes.c_uint)
         self._record = bind(held, "cuEventRecord", handle, handle)
         self._elapsed = bind(held, "cuEventElapsedTime", ctypes.POINTER(ctypes.c_float), handle, handle)
@@ -203,6 +218,22 @@ class Driver:
     def free(self, address: int) -> None:
         """Give memory back."""
         self._free(address)
+
+    def share(self, address: int) -> bytes:
+        """What another process needs to ``open`` memory of ``alloc``.
+
+        Raises:
+            RuntimeError: the driver offers no such thing here.
+        """
+        name = _Shared()
+        self._name(ctypes.byref(name), address)
+        return bytes(name.bytes)
+
+    def open(self, handle: bytes) -> int:
+        """The address in this process of memory that another one shares."""
+        got, name = ctypes.c_uint64(), _Shared.from_buffer_copy(handle)
+        self._open(ctypes.byref(got), name, 1)
+        return int(got.value)
 
     def copy(self, to: int, source: int, size: int) -> None:
         """Copy bytes in stream order."""

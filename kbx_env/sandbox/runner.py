@@ -23,7 +23,9 @@ import triton
 from kbx_env import wire
 from kbx_env.sandbox import calm, firewall, limits, standin
 from kbx_env.sandbox.confine import confine
+from kbx_env.sandbox.driver import Driver
 from kbx_env.sandbox.launches import Interceptor
+from kbx_env.sandbox.mail import Mail
 from kbx_env.sandbox.recorder import Ask, Recorder, install, recording
 from kbx_env.sandbox.stopwatch import Stopwatch
 
@@ -48,6 +50,8 @@ class Runner:
             torch.cuda.init()
             torch.zeros(1, device="cuda")
             torch.cuda.device_count()  # asks a library once and keeps the answer
+            # Also before: processes meet through sockets that nobody reaches from inside.
+            self.mail = _mail(settings.get("mail"))
         if "kernel" not in without:
             confine(self.folder)
         limits.limit(self.device)
@@ -108,6 +112,8 @@ class Runner:
             span = 1 + sum((n - 1) * s for n, s in zip(d["shape"], d["stride"], strict=True)) if all(d["shape"]) else 0
             base = torch.zeros(d["shift"] + span if span else 0, dtype=wire.DTYPES[d["dtype"]])
             return base.as_strided(d["shape"], d["stride"], d["shift"] if span else 0)
+        if "mail" in d:
+            return self.mail.tensor(d, self.device)
         value = wire.decode(d, blobs)
         if isinstance(value, torch.Tensor) and self.device == "cuda":
             # as_strided on a moved buffer keeps the layout that .to() would make dense
@@ -193,7 +199,14 @@ class Runner:
                         return entry(*given, **whole)
 
                 several = {"slots": int(header.get("count", 0)), "written": header.get("written", ())}
-                return watch.prepare(call, slots, turning=header.get("turning"), **several), []
+                several["anew"] = header.get("anew") is True
+                reply = watch.prepare(call, slots, turning=header.get("turning"), **several)
+                self.mail.empty()
+                return reply, []
+            case "take":
+                return self.mail.take(int(header["offset"]), int(header["size"]), int(header["total"])), []
+            case "give":
+                return self.mail.give(int(header["offset"]), int(header["size"])), []
             case "shuffle":
                 return watch.shuffle(int(header["seed"])), []
             case "capture":
@@ -202,7 +215,8 @@ class Runner:
                 return watch.replay(int(header["times"]), header.get("turns")), []
             case "measure":
                 return watch.measure(header), []
-        return watch.result(int(header.get("slot", 0)), header.get("captured"))
+        found = watch.result(int(header.get("slot", 0)), header.get("captured"))
+        return self.mail.claims(found, self.device, header.get("mailed") is True)
 
     def answer(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
         """Serve one command; an exception becomes a classified error, never a traceback of ours."""
@@ -228,6 +242,14 @@ class Runner:
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 """A subclass would run its own code whenever it is looked at."""
+
+
+def _mail(handle: str | None) -> Mail:
+    """The way for large tensors; where the driver does not lend memory to another process, there is none."""
+    tools = Driver()
+    with contextlib.suppress(RuntimeError):
+        return Mail(tools, bytes.fromhex(handle) if handle else None)
+    return Mail(tools, None)
 
 
 def _results(result: Any) -> tuple[bool, list[Any]]:
@@ -311,7 +333,7 @@ def serve(sock: socket.socket, settings: Mapping[str, Any], channel: int | None 
             return answer["values"]
 
         runner = Runner(settings, ask, channel)
-        wire.send(sock, {"ok": True, "ready": True})
+        wire.send(sock, {"ok": True, "ready": True, "mail": runner.device == "cuda" and runner.mail.open})
         while True:
             header, blobs = wire.receive(sock, max_bytes=16 << 30)  # from the grader, who is trusted
             reply, data = runner.answer(header, blobs)

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from kbx_env import wire
 from kbx_env.sandbox.driver import Driver, Kept, Seen, again, blank, is_plain, like
+from kbx_env.sandbox.mail import Result
 from kbx_env.sandbox.tuning import Tuners
 
 FLUSH_BYTES = 512 << 20
@@ -70,7 +70,7 @@ class Stopwatch:
 
     def prepare(
         self, call: Callable[[dict[str, Any]], Any], draws: Sequence[dict[str, Any]], *, slots: int = 0,
-        turning: Mapping[str, Sequence[int]] | None = None, written: Sequence[str] = (),
+        turning: Mapping[str, Sequence[int]] | None = None, written: Sequence[str] = (), anew: bool = False,
     ) -> dict[str, Any]:  # fmt: skip
         """Take new inputs and warm up: compilation and autotuning happen here, outside every timed region.
 
@@ -80,9 +80,15 @@ class Stopwatch:
             slots: sets of buffers, where there are rings.
             turning: by tensor that changes from call to call, the sizes of its matrices, or two zeros.
             written: tensors that a call changes in place; their values are part of the result.
+            anew: what autotuners found since the last time is forgotten.
+
+        Returns:
+            Seconds of the first calls, and how often an autotuner measured.
         """
         self._free()
         self._freeze(False)
+        if self._tuners is not None:
+            self._tuners.forget() if anew else self._tuners.measured.clear()
         self._call, self._written = call, tuple(written)
         self._slots = list(draws)
         if turning is not None:
@@ -105,7 +111,7 @@ class Stopwatch:
             self._settle()
         self._wait_us = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._ring) + 2e6 * max(host))
         self._freeze(True)
-        return {"warm_seconds": warm}
+        return {"warm_seconds": warm, "measured": len(self._tuners.measured) if self._tuners is not None else 0}
 
     def _freeze(self, frozen: bool) -> None:
         if self._tuners is not None:
@@ -366,35 +372,16 @@ class Stopwatch:
 
     # --- results ------------------------------------------------------------------------------------------
 
-    def result(self, slot: int, captured: int | None = None) -> tuple[dict[str, Any], list[bytes]]:
-        """What the last timed call on this slot returned, as claims: or the ``captured``-th call of the last replay."""
+    def result(self, slot: int, captured: int | None = None) -> Result:
+        """What the last timed call on this slot returned, or the ``captured``-th call of the last replay."""
         self._tools.sync()
         kept = self._kept[slot] if captured is None else self._captured[captured]
         slot = slot if captured is None else self._replayed[captured][0]
-        args = {k: seen for k, (seen, _) in self._homes[slot].items()}
-        data: list[bytes] = []
-        outputs, after = [], {}
+        outputs: list[str | tuple[Seen, int]] = []
+        after = {}
         for value, (address, _) in zip(kept.values, kept.at, strict=True):
             if isinstance(value, tuple):
-                after[value[0]] = self._claim(value[1], address, {}, data)
-            elif isinstance(value, Seen):
-                outputs.append(self._claim(value, address, args, data))
+                after[value[0]] = value[1], address
             else:
-                outputs.append({"k": "other", "type": value})
-        for name, seen in args.items():
-            if name not in after:
-                after[name] = self._claim(seen, seen.pointer, {}, data)
-        return {"outputs": outputs, "is_tuple": kept.is_tuple, "after": after}, data
-
-    def _claim(self, seen: Seen, address: int, args: Mapping[str, Seen], data: list[bytes]) -> dict[str, Any]:
-        if not seen.plain or seen.dtype not in wire.NAMES or min((*seen.strides, 0)) < 0:
-            return {"k": "other", "type": f"{seen.dtype} tensor that is not a plain one"}
-        same = {n: a for n, a in args.items() if a.span and seen.span and a.home == seen.home}
-        alias = [n for n, a in same.items()
-                 if (a.pointer, a.shape, a.strides) == (seen.pointer, seen.shape, seen.strides)]  # fmt: skip
-        data.append(seen.resolved(self._tools.read(address, seen.size)))
-        return {
-            "k": "tensor", "dtype": wire.NAMES[seen.dtype], "shape": list(seen.shape), "stride": list(seen.strides),
-            "shift": 0, "blob": len(data) - 1, "alias": alias[0] if alias else None,
-            "shares": next(iter(same), None), "device": self.device, "requires_grad": seen.grad,
-        }  # fmt: skip
+                outputs.append((value, address) if isinstance(value, Seen) else value)
+        return Result(outputs, after, {k: seen for k, (seen, _) in self._homes[slot].items()}, kept.is_tuple)

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from kbx_env.grading.mailbox import Mailbox
 from kbx_env.sandbox.driver import Driver, Seen
+from kbx_env.sandbox.mail import Mail
 from kbx_env.sandbox.runner import Runner
 from kbx_env.sandbox.stopwatch import Stopwatch
 
@@ -55,6 +57,12 @@ class FakeDevice(Driver):
 
     def free(self, address: int) -> None:
         del self.held[address]
+
+    def share(self, address: int) -> bytes:
+        return address.to_bytes(64, "little")
+
+    def open(self, handle: bytes) -> int:
+        return int.from_bytes(handle, "little")
 
     def copy(self, to: int, source: int, size: int) -> None:
         self.queue.append(lambda: ctypes.memmove(to, source, size) and None)
@@ -115,17 +123,20 @@ class FakeTalk:
 
     backend, secret, split = "cpu", b"secret", "eval"
 
-    def __init__(self, task: Any, device: FakeDevice, entry: Callable[..., Any]) -> None:
+    def __init__(self, task: Any, device: FakeDevice, entry: Callable[..., Any], mail_bytes: int = 0) -> None:
         from contextlib import nullcontext
 
         from kbx_env.grading.calls import Talk
 
         self.task, self.left, self.engine = task, 0.0, None
-        self.runner = SimpleNamespace(pid=1)
+        self.mailbox = Mailbox(device, mail_bytes) if mail_bytes else None
+        self.runner = SimpleNamespace(pid=1, mail=bool(mail_bytes))
+        self.lease, self.using, self.alone = None, nullcontext, nullcontext
         self._talk = Talk
         me: Any = SimpleNamespace(
             stopwatch=Stopwatch("cpu", device, guards=True), interceptor=SimpleNamespace(), device="cpu",
             module={task.entry: entry}, log=SimpleNamespace(), submission=nullcontext,
+            mail=Mail(device, self.mailbox.handle if self.mailbox else None),
         )  # fmt: skip
         me._argument = lambda d, blobs: Runner._argument(me, d, blobs)
         self.me = me
@@ -142,5 +153,5 @@ class FakeTalk:
         reply, data = Runner.time(self.me, header, [bytearray(b) for b in blobs or []])
         return json.loads(json.dumps(reply)), [bytearray(b) for b in data]
 
-    def _answer(self, reply: Any, data: Any) -> Any:
-        return self._talk._answer(self, reply, data)  # type: ignore[arg-type]
+    def _answer(self, *given: Any) -> Any:
+        return self._talk._answer(self, *given)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from kbx_env.grading import clock, floor, sides
 from kbx_env.grading.calls import Stopped
 from kbx_env.grading.telemetry import Reading
 from kbx_env.outcome import Timing, Verdict
+from kbx_env.sandbox.mail import Mail
 from kbx_env.sandbox.stopwatch import Stopwatch
 from kbx_env.task import Case
 
@@ -30,9 +31,9 @@ Entry = Callable[[FakeDevice], Callable[..., Any]]
 _data_ptr, _copy, _zero, _empty = torch.Tensor.data_ptr, torch.Tensor.copy_, torch.Tensor.zero_, torch.empty
 
 
-@pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Timing]:
-    """Time a kernel of 2 us; eager takes 3."""
+@pytest.fixture(params=[0, 768], ids=["socket", "device memory"])
+def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Timing]:
+    """Time a kernel of 2 us; eager takes 3. Tensors travel through the socket or, in pieces, through lent memory."""
     device = FakeDevice()
     other = FakeDevice()
     for name in ("run", "_bench"):  # as they are now: a guarded stopwatch replaces them for good
@@ -59,7 +60,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Timing]:
             return result
 
         monkeypatch.setattr(sides.EagerSide, "__init__", _eager(eager))
-        return clock.time_task(task, FakeTalk(task, device, make(device)))  # type: ignore[arg-type]
+        return clock.time_task(task, FakeTalk(task, device, make(device), request.param))  # type: ignore[arg-type]
 
     def _eager(function: Any) -> Any:
         def init(self: Any, task: Any, case: Case, where: str) -> None:
@@ -273,7 +274,7 @@ def test_nothing_of_torch_that_can_be_replaced_is_used(time: Callable[..., Timin
     version = torch._C.TensorBase._version.__get__(watch._slots[0]["x"])  # type: ignore[attr-defined]
     with Mode():
         watch.measure({"order": [0, 1, 0], "turns": [{"x": (k, 0, 0)} for k in (9, 1, 2, 3)]})
-        reply, data = watch.result(0)
+        reply, data = Mail(device, None).claims(watch.result(0), "cpu", False)
         watch.shuffle(1)
         watch.capture([0, 1])
         watch.replay(1, {"0": {"x": (5, 0, 0)}, "1": {"x": (4, 0, 0)}})

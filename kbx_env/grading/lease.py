@@ -1,0 +1,111 @@
+"""Who may use a GPU now: many gradings at once, or one that times, alone. Holds across threads and processes.
+
+Advisory locks (flock) on two files for each GPU: the kernel gives them back when a process dies, whatever it died of. Who
+wants the GPU alone waits at the turnstile, where newcomers queue up behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PAUSE = 0.002
+"""Seconds between two attempts: short beside a grading, and flock has no way to give up waiting."""
+
+
+class Lease:
+    """The lock of one GPU.
+
+    Args:
+        gpu: its UUID.
+        folder: of the lock files; every process that uses the GPU must name the same.
+
+    Raises:
+        OSError: the files cannot be made.
+    """
+
+    def __init__(self, gpu: str, folder: str | Path | None = None) -> None:
+        self._folder = Path(folder or tempfile.gettempdir()) / f"kbx-gpu-{os.getuid()}-{gpu}"
+        (self._folder / "users").mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self._folder / "users" / str(os.getpid())).touch()
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[float]:
+        """Use the GPU beside others; gives the seconds waited."""
+        began = time.monotonic()
+        with self._locked("turn", fcntl.LOCK_SH):
+            use = self._take("use", fcntl.LOCK_SH)
+        try:
+            yield time.monotonic() - began
+        finally:
+            os.close(use)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[float]:
+        """Use the GPU alone; gives the seconds waited."""
+        began = time.monotonic()
+        with self._locked("turn", fcntl.LOCK_EX):
+            use = self._take("use", fcntl.LOCK_EX)
+        try:
+            yield time.monotonic() - began
+        finally:
+            os.close(use)
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, kind: int) -> Iterator[None]:
+        held = self._take(name, kind)
+        try:
+            yield
+        finally:
+            os.close(held)
+
+    def _take(self, name: str, kind: int) -> int:
+        # A new description every time: locks belong to descriptions, and threads share a process's.
+        held = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while True:
+                try:
+                    fcntl.flock(held, kind | fcntl.LOCK_NB)
+                    return held
+                except BlockingIOError:
+                    time.sleep(PAUSE)
+        except BaseException:
+            os.close(held)
+            raise
+
+    @contextlib.contextmanager
+    def user(self, pid: int) -> Iterator[None]:
+        """Make a process known that keeps to this lease: its coming and going disturbs nobody."""
+        file = self._folder / "users" / str(pid)
+        file.touch()
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+    def users(self) -> frozenset[int]:
+        """The processes that are known, without those that ended unseen."""
+        found = set()
+        for name in os.listdir(self._folder / "users"):
+            if Path(f"/proc/{name}").exists():
+                found.add(int(name))
+            else:
+                (self._folder / "users" / name).unlink(missing_ok=True)
+        return frozenset(found)
+
+
+@functools.cache
+def lease_of(backend: str) -> Lease | None:
+    """The lease of the GPU that this process grades on; none on the CPU backend."""
+    if backend != "cuda":
+        return None
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    return Lease(str(getattr(properties, "uuid", None) or f"{properties.name}-0".replace(" ", "-")))

@@ -1,0 +1,86 @@
+"""One timing at a time, alone, across threads and processes, whatever becomes of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kbx_env.grading.lease import Lease
+
+HOLD = """
+import sys, time
+from kbx_env.grading.lease import Lease
+with getattr(Lease("g", sys.argv[1]), sys.argv[2])():
+    print("held", flush=True)
+    time.sleep(30)
+"""
+
+
+def _holder(folder: Path, how: str) -> subprocess.Popen:
+    p = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), how], stdout=subprocess.PIPE, text=True)
+    assert p.stdout and p.stdout.readline() == "held\n"
+    return p
+
+
+def _takes(lease: Lease, how: str) -> threading.Event:
+    got = threading.Event()
+
+    def take() -> None:
+        with getattr(lease, how)():
+            got.set()
+
+    threading.Thread(target=take, daemon=True).start()
+    return got
+
+
+def test_gradings_share_and_timing_is_alone(tmp_path) -> None:
+    lease = Lease("g", tmp_path)
+    with lease.shared(), lease.shared():
+        timing = _takes(lease, "alone")
+        assert not timing.wait(0.1)
+        # Who comes after it waits behind it: a stream of gradings must not keep timing out forever.
+        late = _takes(lease, "shared")
+        assert not late.wait(0.1)
+    assert timing.wait(5) and late.wait(5)
+    assert _takes(Lease("another", tmp_path), "alone").wait(5)
+
+
+@pytest.mark.parametrize("how, other", [("alone", "alone"), ("alone", "shared"), ("shared", "alone")])
+def test_it_holds_across_processes_and_ends_with_them(tmp_path, how: str, other: str) -> None:
+    holder = _holder(tmp_path, how)
+    got = _takes(Lease("g", tmp_path), other)
+    assert not got.wait(0.1)
+    holder.kill()
+    holder.wait()
+    assert got.wait(5)
+
+
+def test_the_wait_is_told(tmp_path) -> None:
+    lease = Lease("g", tmp_path)
+    waits: list[float] = []
+
+    def wait() -> None:
+        with lease.alone() as waited:
+            waits.append(waited)
+
+    with lease.shared():
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.2)
+    thread.join(5)
+    assert 0.15 < waits[0] < 5
+
+
+def test_known_users_are_those_that_live(tmp_path) -> None:
+    lease = Lease("g", tmp_path)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with lease.user(ended.pid), lease.user(os.getppid()):
+        assert lease.users() == {os.getpid(), os.getppid()}
+    assert lease.users() == {os.getpid()}

@@ -1,0 +1,76 @@
+"""Tensors that travel through lent device memory arrive as they were sent, and nothing beside them is read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fake_device import FakeDevice
+
+from kbx_env import wire
+from kbx_env.grading.mailbox import Mailbox, claimed
+from kbx_env.sandbox.driver import Seen
+from kbx_env.sandbox.mail import ALIGN, Mail, Result
+
+
+def _ends(size: int) -> tuple[Mailbox, Mail, list[str]]:
+    device = FakeDevice()
+    box = Mailbox(device, size)
+    return box, Mail(device, box.handle), []
+
+
+def _ask(mail: Mail, asked: list[str]):
+    def ask(header: dict) -> None:
+        asked.append(header["do"])
+        {"take": mail.take, "give": mail.give}[header.pop("do")](**header)
+
+    return ask
+
+
+@pytest.mark.parametrize("size", [ALIGN, 3 * ALIGN - 8, 1 << 16])
+def test_inputs_arrive_with_their_layouts_in_as_many_pieces_as_it_takes(size: int) -> None:
+    box, mail, asked = _ends(size)
+    a = torch.randn(9, 30)[:, ::2]
+    b = torch.arange(400, dtype=torch.int64)[7:]
+    calls = [{"x": a, "n": 3, "y": b, "none": torch.empty(0, 4)}, {"x": a}]
+    sent = box.send(calls, _ask(mail, asked))
+    assert len(asked) == -(-(sum(-(-s // ALIGN) * ALIGN for s in (269 * 4, 393 * 8))) // size)
+    assert sent[0]["n"] == 3 and sent[1]["x"] == sent[0]["x"]
+    for name, value in (("x", a), ("y", b), ("none", calls[0]["none"])):
+        got = mail.tensor(sent[0][name], "cpu")
+        mail._tools.sync()
+        assert torch.equal(got, value) and got.stride() == value.stride()
+
+
+@pytest.mark.parametrize("size", [ALIGN, 1 << 16])
+def test_results_arrive_with_what_is_pending_carried_out(size: int) -> None:
+    box, mail, asked = _ends(size)
+    x = torch.complex(torch.randn(50), torch.randn(50))
+    rows = [x.conj(), x.imag.new_tensor([1.5, 2.5]), torch.tensor([True, False])]
+    seen = [Seen(v) for v in rows]
+    reply, data = mail.claims(Result([(s, s.pointer) for s in seen] + ["list"], {}, {"a": seen[1]}, True), "cpu", True)
+    whole = box.fetch(reply["total"], "cpu", _ask(mail, asked))
+    assert data == [] and reply["outputs"][3] == {"k": "other", "type": "list"}
+    for d, value in zip(reply["outputs"], rows, strict=False):
+        assert torch.equal(claimed(whole, d), value.resolve_conj())
+    assert reply["outputs"][1]["alias"] == "a" and torch.equal(claimed(whole, reply["after"]["a"]), rows[1])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"mail": -ALIGN}, {"mail": ALIGN}, {"mail": 8}, {"mail": "0"}, {"mail": None}, {"mail": True}, {"shape": [65]},
+     {"dtype": "q"}, {"stride": [-1]}, {"stride": [1 << 40]}, {"shape": [1 << 40]}],
+)  # fmt: skip
+def test_a_claim_beside_what_was_sent_is_refused(change: dict) -> None:
+    d = {"k": "tensor", "dtype": wire.NAMES[torch.float32], "shape": [64], "stride": [1], "mail": 0}
+    assert claimed(torch.zeros(256, dtype=torch.uint8), d).shape == (64,)
+    with pytest.raises(wire.WireError):
+        claimed(torch.zeros(256, dtype=torch.uint8), d | change)
+
+
+def test_lent_memory_holds_nothing_of_before() -> None:
+    device = FakeDevice()
+    box = Mailbox(device, 64)
+    assert device.read(int.from_bytes(box.handle, "little"), 64) == bytes(64)
+    box.close()
+    box.close()
+    assert device.held == {}
