@@ -9,7 +9,6 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from kbx_env.grading import floor, inputs, reference
 from kbx_env.grading.defences import Defence
 from kbx_env.grading.judge import Answer
 from kbx_env.grading.judge.samples import TURNS
-from kbx_env.grading.lease import lease_of
+from kbx_env.grading.lease import Hold, lease_of
 from kbx_env.grading.mailbox import Mailbox
 from kbx_env.grading.traced import HOST_READS, Engine, EngineError, Facts, Origin, blank
 from kbx_env.grading.workers import OUTSIDE, Zygote
@@ -118,17 +117,14 @@ class Talk:
         self.torch_ops = torch_ops
         self.zygote, self.task, self.backend = zygote, task, backend
         self.secret, self.split, self.wall, self.without = secret, split, wall, without
-        self.lease = lease_of(backend)
+        self.gpu = Hold(lease_of(backend))
         self.mailbox = _mailbox() if backend == "cuda" else None
-        self.waited = 0.0
-        self._holds = False
         with contextlib.ExitStack() as made:
             if self.mailbox is not None:
                 made.callback(self.mailbox.close)
             handle = self.mailbox.handle.hex() if self.mailbox is not None else None
             self.runner = zygote.spawn(device=backend, without=sorted(without), torch_ops=torch_ops, mail=handle)
-            if self.lease is not None:
-                made.enter_context(self.lease.user(self.runner.pid))
+            made.enter_context(self.gpu.user(self.runner.pid))
             self._made = made.pop_all()
         reads = HOST_READS if Defence.HOST not in without else math.inf
         try:
@@ -156,34 +152,9 @@ class Talk:
         if self.engine is not None:
             self.engine.close()
 
-    @contextlib.contextmanager
-    def using(self) -> Iterator[None]:
-        """Use the GPU beside other gradings; the wait is nobody's time."""
-        with self._holding(None if self.lease is None else self.lease.shared):
-            yield
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Use the GPU alone; not within ``using``, which would wait for itself."""
-        with self._holding(None if self.lease is None else self.lease.alone):
-            yield
-
-    @contextlib.contextmanager
-    def _holding(self, take: Callable[[], AbstractContextManager[float]] | None) -> Iterator[None]:
-        if take is None or self._holds:
-            yield
-            return
-        with take() as waited:
-            self.waited += waited
-            self._holds = True
-            try:
-                yield
-            finally:
-                self._holds = False
-
     def ask(self, header: dict[str, Any], blobs: list[bytes] | None = None, *, extra: float = 0.0) -> Any:
         """One command; deaths, hangs and errors of the submission become ``Stopped``."""
-        with self.using():
+        with self.gpu.using():
             return self._ask(header, blobs, extra)
 
     def _ask(self, header: dict[str, Any], blobs: list[bytes] | None, extra: float) -> Any:

@@ -153,7 +153,7 @@ def time_task(task: Task, talk: Talk) -> Timing:
     Raises:
         Stopped: a timed call was wrong or failed, or the claimed times cannot be true.
     """
-    with talk.alone():
+    with talk.gpu.alone():
         peaks = floor.measured_peaks("cuda")
     properties = torch.cuda.get_device_properties(0)
     uuid = getattr(properties, "uuid", None)
@@ -188,7 +188,7 @@ def _time_case(
     seeds = [inputs.case_seed(talk.secret, task.id, talk.split + "/time", index, k) for k in range(fresh.MORE)]
     eager, mine = EagerSide(task, case, talk.backend), RunnerSide(talk, case)
     try:
-        with talk.using():
+        with talk.gpu.using():
             ring = Ring.draw(task, case, seeds, talk.backend)
         return _compare(task, talk, case, ring, eager, mine, peaks, telemetry, notes)
     finally:
@@ -199,15 +199,15 @@ def _compare(
     task: Task, talk: Talk, case: Case, ring: Ring, eager: EagerSide, mine: RunnerSide, peaks: floor.Peaks,
     telemetry: Telemetry, notes: list[str],
 ) -> tuple[CaseTime, Paired]:  # fmt: skip
-    with talk.using():
+    with talk.gpu.using():
         expected = reference.expect(task, case, ring.draws[0], talk.backend, exact=False)
         result_bytes = sum(o.numel() * o.element_size() for o in expected.native)
         ideal = floor.ideal_bytes(task, case, ring.draws[0], expected)
         del expected
         eager.prepare(ring)
-    if mine.prepare(ring, result_bytes) and talk.lease is not None:
+    if mine.prepare(ring, result_bytes) and talk.gpu.contended:
         # It has compiled; what it chose while others were at work may be chance.
-        with talk.alone():
+        with talk.gpu.alone():
             mine.prepare(ring, result_bytes, anew=True)
     held: list[tuple[Turn, Fetched]] = []
 
@@ -216,11 +216,11 @@ def _compare(
         last = max(k for k, i in enumerate(order) if i == slot)
         held.append((turns[last], mine.fetch(slot)))
 
-    with talk.alone():
+    with talk.gpu.alone():
         for _ in range(ATTEMPTS):
             first = telemetry.read()
             paired = pair(eager, mine, ring=ring, check=check)
-            ours = {os.getpid(), talk.runner.pid, *(talk.lease.users() if talk.lease else ())}
+            ours = {os.getpid(), talk.runner.pid, *talk.gpu.users()}
             disturbed = disturbance(first, telemetry.read(), ours)
             if disturbed is None:
                 break
@@ -229,7 +229,7 @@ def _compare(
         captured = mine.capture(result_bytes)
         mine.audit(paired.b_us, captured)
     for turn, fetched in held:  # the GPU need not be idle for everybody else while one result is looked at
-        with talk.using():
+        with talk.gpu.using():
             given = ring.args(turn)
         mine.rule(task, given, fetched)
     if captured and not task.written(case.args):

@@ -12,7 +12,8 @@ import functools
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 PAUSE = 0.002
@@ -98,6 +99,51 @@ class Lease:
             else:
                 (self._folder / "users" / name).unlink(missing_ok=True)
         return frozenset(found)
+
+
+class Hold:
+    """One grading's use of a lease, which may be asked for within itself; without a GPU there is nothing to wait for.
+
+    Attributes:
+        waited: seconds of waiting so far; nobody's time.
+    """
+
+    def __init__(self, lease: Lease | None) -> None:
+        self._lease, self._holds, self.waited = lease, False, 0.0
+
+    def using(self) -> AbstractContextManager[None]:
+        """Use the GPU beside other gradings."""
+        return self._hold(None if self._lease is None else self._lease.shared)
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Use the GPU alone; not within ``using``, which would wait for itself."""
+        return self._hold(None if self._lease is None else self._lease.alone)
+
+    @contextlib.contextmanager
+    def _hold(self, take: Callable[[], AbstractContextManager[float]] | None) -> Iterator[None]:
+        if take is None or self._holds:
+            yield
+            return
+        with take() as waited:
+            self.waited += waited
+            self._holds = True
+            try:
+                yield
+            finally:
+                self._holds = False
+
+    @property
+    def contended(self) -> bool:
+        """Whether there is somebody to share with."""
+        return self._lease is not None
+
+    def user(self, pid: int) -> AbstractContextManager[None]:
+        """See ``Lease.user``."""
+        return contextlib.nullcontext() if self._lease is None else self._lease.user(pid)
+
+    def users(self) -> frozenset[int]:
+        """See ``Lease.users``."""
+        return frozenset() if self._lease is None else self._lease.users()
 
 
 @functools.cache

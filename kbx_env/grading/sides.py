@@ -190,7 +190,7 @@ class RunnerSide:
     def verify_graph(self, task: Task, ring: Ring, result_bytes: int) -> None:
         """Replay the captured calls once on new values and judge what secret ones of them left behind."""
         rng = random.Random(secrets.randbits(64))
-        with self.talk.using():
+        with self.talk.gpu.using():
             turns = [ring.pick(rng) for _ in range(SLOTS)]
             self._ask({"do": "replay", "times": 1, "turns": {str(i): t for i, t in enumerate(turns)}})
             count = len(self._order)
@@ -235,7 +235,7 @@ class RunnerSide:
         if hosted:
             args = _hosted(args)
             answer = replace(answer, outputs=tuple(o.cpu() for o in answer.outputs), after=_hosted(answer.after))
-        with contextlib.nullcontext() if hosted else self.talk.using():
+        with contextlib.nullcontext() if hosted else self.talk.gpu.using():
             ruling = judges.judge(task, self.case, args, [answer] * judges.calls_needed(task, self.case),
                                   device=self.talk.backend, generator_seeds=[0, 0, 1], timed=True)  # fmt: skip
         if not ruling.passed:

@@ -145,8 +145,8 @@ class Grading:
                     self.record.evidence = self._evidence(talk, None)
                 return self.record.end(stop.verdict, self.stage, stop.message)
             finally:
-                if talk.lease is not None:
-                    self.record.seconds["waited"] = talk.waited
+                if talk.gpu.contended:
+                    self.record.seconds["waited"] = talk.gpu.waited
 
     def _proof(self, data: bytes) -> Outcome | None:
         """What a GPU cannot show, shown on the CPU tier first: the same source, with launches executed by the grader.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kbx_env.grading.lease import Hold
 from kbx_env.grading.mailbox import Mailbox
 from kbx_env.sandbox.driver import Driver, Seen
 from kbx_env.sandbox.mail import Mail
@@ -131,7 +132,7 @@ class FakeTalk:
         self.task, self.left, self.engine = task, 0.0, None
         self.mailbox = Mailbox(device, mail_bytes) if mail_bytes else None
         self.runner = SimpleNamespace(pid=1, mail=bool(mail_bytes))
-        self.lease, self.using, self.alone = None, nullcontext, nullcontext
+        self.gpu = Hold(None)
         self._talk = Talk
         me: Any = SimpleNamespace(
             stopwatch=Stopwatch("cpu", device, guards=True), interceptor=SimpleNamespace(), device="cpu",

@@ -46,6 +46,8 @@ class Puppet:
 
     folder = "/"
 
+    pid = 1
+
     def __init__(self, reply: dict[str, Any], blobs: list[bytearray], log: list[Any] | None = None) -> None:
         self.reply, self.blobs = reply, blobs
         self.rows = [1] if log is None else log

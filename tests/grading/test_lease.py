@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from kbx_env.grading.lease import Lease
+from kbx_env.grading.lease import Hold, Lease
 
 HOLD = """
 import sys, time
-from kbx_env.grading.lease import Lease
+from kbx_env.grading.lease import Hold, Lease
 with getattr(Lease("g", sys.argv[1]), sys.argv[2])():
     print("held", flush=True)
     time.sleep(30)
@@ -84,3 +84,18 @@ def test_known_users_are_those_that_live(tmp_path) -> None:
     with lease.user(ended.pid), lease.user(os.getppid()):
         assert lease.users() == {os.getpid(), os.getppid()}
     assert lease.users() == {os.getpid()}
+
+
+def test_a_grading_may_ask_within_what_it_holds(tmp_path) -> None:
+    hold, other = Hold(Lease("g", tmp_path)), Lease("g", tmp_path)
+    with hold.using():
+        timing = _takes(other, "alone")  # waits for us, and we must not wait for it
+        assert not timing.wait(0.05)
+        with hold.using():
+            pass
+        assert not timing.wait(0.05), "what was asked for within is not given back early"
+    assert timing.wait(5)
+    with hold.alone(), hold.using():
+        assert not _takes(other, "shared").wait(0.05)
+    with Hold(None).alone(), Hold(None).using():
+        assert Hold(None).users() == frozenset()
