@@ -4,7 +4,8 @@
 
 Every expert that matches is graded once to warm up, then all in turns for ``--seconds``. Prints one JSON object: verdicts
 per second, the seconds that one takes (quartiles, by stage), the processor time of one, and the load average: on a shared
-machine the processor time says more than the rate. ``--profile N`` grades N sources in this process instead and prints where the grader's own time goes.
+machine the processor time says more than the rate. ``--profile N`` grades N sources in this process instead and prints
+where the grader's own time goes.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def rate(asked: list[Request], workers: int, seconds: float) -> dict[str, Any]:
     stages = sorted({k for o in ended for k in o.seconds})
     return {
         "verdicts_per_second": round(len(ended) / wall, 2), "verdicts": len(ended), "seconds": round(wall, 1),
-        "cpu_seconds_of_one": round(spent / len(ended), 3), "workers": workers, "cores": os.cpu_count(), "tasks": len(asked), "start_seconds": round(warm, 1),
+        "cpu_seconds_of_one": round(spent / len(ended), 3),
+        "workers": workers, "cores": os.cpu_count(), "tasks": len(asked), "start_seconds": round(warm, 1),
         "seconds_of_one": [round(q, 3) for q in statistics.quantiles(took, n=4)] if len(took) > 1 else took,
         "mean_seconds_by_stage": {k: round(sum(o.seconds.get(k, 0) for o in ended) / len(ended), 4) for k in stages},
         "outcomes": dict(Counter(str(o.verdict) for o in ended)),
