@@ -98,8 +98,7 @@ class Executor:
 
         Raises:
             UsageError: what the grader refuses.
-            RuntimeError: the executor is closed.
-            asyncio.CancelledError: the task was cancelled, or the executor closed.
+            RuntimeError: the executor is closed, or was closed meanwhile.
         """
         stored = await asyncio.to_thread(self._stored, request) if self._store else None  # the file may be locked
         want = stored or self._enter(request)
@@ -107,6 +106,9 @@ class Executor:
             return await asyncio.wrap_future(want.future)
         except asyncio.CancelledError:
             want.future.cancel()
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():  # it was not the task that was cancelled
+                raise RuntimeError("the executor was closed before the verdict") from None
             raise
 
     async def stream(self, requests: Iterable[Request]) -> AsyncIterator[tuple[Request, Outcome]]:

@@ -252,6 +252,7 @@ class _Worker:
             if reply and "usage" in reply:
                 raise UsageError(reply["usage"])
             if reply and "error" in reply:
+                self.kill()  # what raised may have left anything behind
                 raise LaneLost(f"{GRADER_FAILED}: {reply['error']}")
             if reply:
                 return Outcome.from_dict(reply["outcome"])

@@ -386,6 +386,22 @@ def test_asyncio_gets_verdicts_and_cancelling_the_task_cancels_the_request(tmp_p
     assert sorted(gate.began) == [b"0", b"2", b"first"]
 
 
+def test_closing_tells_who_awaits_a_verdict() -> None:
+    gate = Gate()
+
+    async def use(executor: Executor) -> None:
+        _busy(executor, gate)
+        waits = asyncio.create_task(executor.asubmit(Request("t", b"waits")))
+        await asyncio.to_thread(_until, lambda: len(executor._waiting))
+        closing = asyncio.create_task(asyncio.to_thread(executor.close))
+        with pytest.raises(RuntimeError, match="closed before the verdict"):
+            await waits
+        gate.open.set()
+        await closing
+
+    asyncio.run(asyncio.wait_for(use(Executor(gate)), 30))
+
+
 def test_a_stream_tells_as_they_end_and_takes_no_more_than_there_is_room_for() -> None:
     taken: list[int] = []
     slow = threading.Event()
@@ -483,6 +499,18 @@ def test_workers_start_ahead_and_are_warm_before_the_first_request(lane: Process
     with pytest.raises(LaneLost):
         lane.grade(Request("t", b"die"), 10)
     _until(lambda: sum(w.alive for w in lane._all) == 2)  # the successor is there without being asked for
+
+
+def test_a_worker_whose_grader_raised_is_not_used_again(lane: ProcessLane) -> None:
+    single = ProcessLane(1, "fake_worker:Grader")
+    try:
+        before = single.grade(Request("t", b"wrong"), 30).message
+        assert single.grade(Request("t", b"wrong"), 30).message == before
+        with pytest.raises(LaneLost, match="a bug of ours"):
+            single.grade(Request("t", b"raise"), 30)
+        assert single.grade(Request("t", b"wrong"), 30).message != before
+    finally:
+        single.close()
 
 
 def test_without_ahead_a_worker_starts_when_it_is_needed(lane: ProcessLane) -> None:
