@@ -212,7 +212,8 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     try:
         lane = InlineLane(grade or grader.grade) if grade or grader else ProcessLane(a.workers)
         # Timing a slow kernel on every case is allowed to take minutes; the sandbox's own wall limit is 30 s.
-        with Executor(lane, store=store, deadline=600 if timed else 120) as executor:
+        # Everything is submitted at once: the bars then know how many there are.
+        with Executor(lane, store=store, deadline=600 if timed else 120, capacity=sys.maxsize) as executor:
             found = _grade_all(executor, store, policies, tasks, settings, environment)
     finally:
         if grader is not None:

@@ -1,6 +1,6 @@
 """kbx_env: a gymnasium environment and a benchmark for writing Triton GPU kernels.
 
-Public API: ``gymnasium.make("kbx/Kernel-v0", ...)``, ``grade``, ``load_tasks``, ``Outcome``.
+Public API: ``gymnasium.make("kbx/Kernel-v0", ...)``, ``grade``, ``grade_many``, ``load_tasks``, ``Outcome``.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ if (_root / "pyproject.toml").is_file() and (_root / "tasks").is_dir():
 if TYPE_CHECKING:
     from kbx_env.catalog import load_tasks
     from kbx_env.grading.grader import grade
+    from kbx_env.many import grade_many
     from kbx_env.outcome import Outcome
 
 _LAZY = {
     "grade": "kbx_env.grading.grader",
+    "grade_many": "kbx_env.many",
     "load_tasks": "kbx_env.catalog",
     "Outcome": "kbx_env.outcome",
     "KernelEnv": "kbx_env.env",
     "Policy": "kbx_env.baselines.policy",
 }
 
-__all__ = ["Outcome", "grade", "load_tasks", "__version__"]
+__all__ = ["Outcome", "grade", "grade_many", "load_tasks", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,238 +1,308 @@
-"""Runs gradings: one executor (dedupe, attempts, deadlines, store) over small lanes (in-process, processes)."""
+"""Runs gradings over a lane: priorities, sharing, attempts, deadlines, back-pressure, cancellation, and a store."""
 
 from __future__ import annotations
 
-import base64
-import importlib
-import json
-import os
-import queue
-import signal
-import subprocess
-import sys
+import asyncio
+import itertools
+import math
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+import time
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 
-from kbx_env.errors import KbxError, UsageError
+from kbx_env.errors import UsageError
+from kbx_env.lanes import GRADER, InlineLane, Lane, LaneLost, ProcessLane, Request
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
-from kbx_env.store import Store, request_key
+from kbx_env.store import Store
+from kbx_env.waiting import Alarms, Job, Line, Want
 
-GRADER = "kbx_env.grading.grader:Grader"
-
-
-class LaneLost(KbxError):
-    """The place where a grading ran is gone (died, or killed at its deadline); says nothing about the submission."""
+__all__ = ["GRADER", "Executor", "InlineLane", "Lane", "LaneLost", "ProcessLane", "Request"]
 
 
-@dataclass(frozen=True, eq=False)
-class Request:
-    """One grading to do. ``options`` are those of ``grade``; ``about`` (policy, versions, ...) only names the record."""
-
-    task: str
-    source: bytes
-    options: Mapping[str, Any] = field(default_factory=dict)
-    about: Mapping[str, Any] = field(default_factory=dict)
-    policy: str = ""
-    sample: int = 0
-
-    @property
-    def content(self) -> str:
-        """What is graded: requests of equal content that are under way at the same time share one grading."""
-        return request_key({"task": self.task, **self.options}, self.source)
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """Everything but the source that identifies the stored grading."""
-        return {"policy": self.policy, "sample": self.sample, "task": self.task, **self.options, **self.about}
-
-    @property
-    def key(self) -> str:
-        """The key in the store."""
-        return request_key(self.record, self.source)
-
-
-class Lane(Protocol):
-    """A place where gradings run, ``width`` at a time."""
-
-    width: int
-
-    def grade(self, request: Request, deadline: float) -> Outcome:
-        """Grade within ``deadline`` seconds, or raise ``LaneLost``."""
-
-    def close(self) -> None:
-        """End it."""
-
-
-class InlineLane:
-    """Calls a grade function in this process, one at a time; its own wall limit bounds it, not the deadline."""
-
-    def __init__(self, grade: Callable[..., Outcome], width: int = 1) -> None:
-        self._grade, self.width = grade, width
-
-    def grade(self, request: Request, deadline: float) -> Outcome:
-        """Grade here."""
-        return self._grade(request.task, request.source, **request.options)
-
-    def close(self) -> None:
-        """Nothing to end: the function belongs to the caller."""
-
-
-class ProcessLane:
-    """Worker processes with a warm grader each. They talk JSON lines: nothing of a submission is unpickled.
-
-    A worker that dies or misses its deadline is killed with its group and replaced on the next request.
-    """
-
-    def __init__(self, workers: int, grader: str = GRADER) -> None:
-        self.width, self._grader = workers, grader
-        self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
-        self._all: set[_Worker] = set()
-        self._lock, self._closed = threading.Lock(), False
-        for _ in range(workers):
-            self._idle.put(None)  # started on first use: a short report starts no worker that it does not need
-
-    def grade(self, request: Request, deadline: float) -> Outcome:
-        """Grade in a free worker."""
-        worker = self._idle.get()
-        try:
-            if worker is None or not worker.alive:
-                worker = self._start()
-            outcome = worker.ask(request, deadline)
-            if outcome.fault is Fault.INFRA and outcome.message.startswith(GRADER_FAILED):
-                # An error of CUDA stays in its process for good: the next attempt gets a new one.
-                worker.kill()
-            return outcome
-        except LaneLost:
-            worker = None
-            raise
-        finally:
-            self._idle.put(worker)
-
-    def _start(self) -> _Worker:
-        with self._lock:
-            if self._closed:
-                raise LaneLost("the lane is closed")
-            self._all = {w for w in self._all if w.alive}
-            worker = _Worker(self._grader, max(1, (os.cpu_count() or 1) // self.width))
-            self._all.add(worker)
-            return worker
-
-    def close(self) -> None:
-        """End every worker, busy ones too."""
-        with self._lock:
-            self._closed = True
-            for worker in self._all:
-                worker.kill()
-
-
-class _Worker:
-    """One worker process, seen from the lane."""
-
-    def __init__(self, grader: str, threads: int) -> None:
-        root = str(Path(__file__).resolve().parent.parent)
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
-        # Each worker's torch would take every core: on 2 cores, 2 workers were half as fast as with one thread each.
-        env.setdefault("OMP_NUM_THREADS", str(threads))
-        # A session of its own: Ctrl-C reaches the parent alone, which then ends the workers in order.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "kbx_env.executor", grader],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True,
-        )  # fmt: skip
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def kill(self) -> None:
-        """Kill the group; the sandbox behind it ends when its sockets close."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except OSError:
-            pass
-        self._process.wait()
-
-    def ask(self, request: Request, deadline: float) -> Outcome:
-        assert self._process.stdin and self._process.stdout
-        data = {"task": request.task, "source": base64.b64encode(request.source).decode(), "options": request.options}
-        late = threading.Event()
-
-        def too_late() -> None:
-            late.set()
-            self.kill()
-
-        timer = threading.Timer(deadline, too_late)
-        timer.daemon = True
-        timer.start()
-        try:
-            self._process.stdin.write(json.dumps(data, default=list).encode() + b"\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-            reply = json.loads(line) if line.endswith(b"\n") else None
-            if reply and "usage" in reply:
-                raise UsageError(reply["usage"])
-            if reply and "error" in reply:
-                raise LaneLost(f"{GRADER_FAILED}: {reply['error']}")
-            if reply:
-                return Outcome.from_dict(reply["outcome"])
-        except (OSError, ValueError, KeyError) as e:
-            if isinstance(e, UsageError):
-                raise
-        finally:
-            timer.cancel()
-        self.kill()
-        raise LaneLost(f"no verdict within {deadline:g} s" if late.is_set() else
-                       f"the grading process died (exit {self._process.returncode})")  # fmt: skip
+_MOMENT = 0.05
+"""Seconds before a deadline in which nothing is begun any more."""
 
 
 class Executor:
-    """Grades requests over a lane: equal ones once, infrastructure faults again, everything kept in the store."""
+    """Grades requests over a lane: equal ones once, infrastructure faults again, everything kept in the store.
 
-    def __init__(self, lane: Lane, attempts: int = 2, store: Store | None = None, deadline: float = 120.0) -> None:
+    Requests of a higher priority begin first, equal ones in order of submission; requests of equal content that are
+    under way share one grading, at the highest priority asked for.
+
+    At most ``capacity`` gradings wait; the next ``submit`` blocks until one has begun. A request that joins a grading
+    which is there already never blocks, nor does one that is submitted from the executor's own threads (a done-callback):
+    it would wait for itself.
+
+    A future may be cancelled until it has its verdict. A grading that waits leaves the queue with the last one who
+    wanted it. One that runs is left to end, and its verdict is stored for everybody who asked: stopping it would cost a
+    warm worker, and another may want it by then.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        attempts: int = 2,
+        store: Store | None = None,
+        deadline: float = 120.0,
+        capacity: int | None = None,
+    ) -> None:
+        """An executor over a lane, which it closes with itself.
+
+        Args:
+            lane: where gradings run.
+            attempts: gradings of one request before an infrastructure fault is final.
+            store: keeps every outcome, and answers what it holds already; the caller closes it.
+            deadline: seconds for one attempt.
+            capacity: gradings that may wait before ``submit`` blocks; 4 for each place of the lane by default.
+
+        Raises:
+            UsageError: no attempt, or a capacity below 1.
+        """
+        capacity = 4 * lane.width if capacity is None else capacity
+        for name, value in (("attempts", attempts), ("capacity", capacity)):
+            if value < 1:
+                raise UsageError(f"{name} of the executor is {value!r}; at least 1")
         self._lane, self._attempts, self._store, self._deadline = lane, attempts, store, deadline
-        self._pool = ThreadPoolExecutor(lane.width, thread_name_prefix="grade")
-        self._flight: dict[str, Future[Outcome]] = {}
-        self._lock = threading.Lock()
+        self._capacity, self._width, self._closed = capacity, lane.width, False
+        self._mine = threading.local()
+        # The pool gets one token for every grading that waits; which one a token takes is decided when it runs.
+        self._pool = ThreadPoolExecutor(lane.width, thread_name_prefix="grade", initializer=self._own)
+        self._lock = threading.RLock()
+        self._orders = itertools.count()
+        self._flight: dict[str, Job] = {}
+        self._waiting: Line[Job] = Line()
+        self._outside: Line[Want] = Line()  # those for whom there is no room
+        self._alarms = Alarms(self._expire)
 
     def submit(self, request: Request) -> Future[Outcome]:
-        """The verdict to come: an ``infra_fault`` outcome when every attempt was lost, never a lost exception."""
-        stored = self._store.get(request.key) if self._store else None
-        if stored is not None:
-            done: Future[Outcome] = Future()
-            done.set_result(stored)
-            return done
-        with self._lock:
-            shared = self._flight.get(request.content)
-            if shared is None:
-                shared = self._flight[request.content] = self._pool.submit(self._attempt, request)
-        mine: Future[Outcome] = Future()
-        shared.add_done_callback(lambda f: self._finish(f, request, mine))
-        return mine
+        """The verdict to come: an ``infra_fault`` outcome when every attempt was lost, never a lost exception.
 
-    def _finish(self, shared: Future[Outcome], request: Request, mine: Future[Outcome]) -> None:
-        with self._lock:
-            if self._flight.get(request.content) is shared:
-                del self._flight[request.content]
-        if shared.cancelled():
-            mine.cancel()
-            return
+        Blocks while ``capacity`` gradings wait. When the request's deadline passes first, the outcome is an
+        ``infra_fault``: the message says whether it was ever begun.
+
+        Raises:
+            RuntimeError: the executor is closed.
+        """
+        want = self._stored(request) or self._enter(request)
         try:
-            outcome = shared.result()
-            if self._store is not None:
-                self._store.put(request.key, request.policy, request.sample, request.record, request.source, outcome)
-        except BaseException as e:
-            mine.set_exception(e)
-        else:
-            mine.set_result(outcome)
+            want.admitted.wait()
+        except BaseException:  # Ctrl-C
+            want.future.cancel()
+            raise
+        return want.future
 
-    def _attempt(self, request: Request) -> Outcome:
-        for attempt in range(1, self._attempts + 1):
+    async def asubmit(self, request: Request) -> Outcome:
+        """The verdict. While ``capacity`` gradings wait, the request stands outside, in order of priority as well.
+
+        Cancelling the task cancels the request.
+
+        Raises:
+            UsageError: what the grader refuses.
+            RuntimeError: the executor is closed, or was closed meanwhile.
+        """
+        stored = await asyncio.to_thread(self._stored, request) if self._store else None  # the file may be locked
+        want = stored or self._enter(request)
+        try:
+            return await asyncio.wrap_future(want.future)
+        except asyncio.CancelledError:
+            want.future.cancel()
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():  # it was not the task that was cancelled
+                raise RuntimeError("the executor was closed before the verdict") from None
+            raise
+
+    async def stream(self, requests: Iterable[Request]) -> AsyncIterator[tuple[Request, Outcome]]:
+        """Each request with its outcome, as they end; takes no more of them than there is room for.
+
+        When the caller stops early, what has not ended is cancelled as soon as the generator is closed
+        (``contextlib.aclosing``).
+        """
+        rest = iter(requests)
+        flight: dict[asyncio.Task[Outcome], Request] = {}
+        try:
+            while True:
+                for request in itertools.islice(rest, self._width + self._capacity - len(flight)):
+                    flight[asyncio.create_task(self.asubmit(request))] = request
+                if not flight:
+                    return
+                ended, _ = await asyncio.wait(flight, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    yield flight.pop(task), task.result()
+        finally:
+            for task in flight:
+                task.cancel()
+            await asyncio.gather(*flight, return_exceptions=True)
+
+    def grade_many(self, requests: Iterable[Request], progress: bool = True) -> list[Outcome]:
+        """The outcomes in the order of the requests, which are all submitted at once: back-pressure is for others.
+
+        Args:
+            requests: what to grade.
+            progress: show a bar on stderr, if that is a terminal.
+
+        Raises:
+            UsageError: what the grader refuses; nothing more is begun then.
+            KeyboardInterrupt: on Ctrl-C; nothing more is begun, and what has ended is in the store.
+        """
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        asked = list(requests)
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        futures: list[Future[Outcome]] = []
+        with Progress(*columns, console=console, disable=not (progress and console.is_terminal)) as bar:
+            line = bar.add_task("grading", total=len(asked))
             try:
-                outcome = self._lane.grade(request, self._deadline)
+                for request in asked:
+                    futures.append((self._stored(request) or self._enter(request)).future)
+                    futures[-1].add_done_callback(lambda _: bar.advance(line))
+                return [f.result() for f in futures]
+            except BaseException:
+                for f in futures:
+                    f.cancel()
+                raise
+
+    def close(self) -> None:
+        """Give up what has not begun and end the lane; what has ended is in the store."""
+        with self._lock:
+            self._closed = True
+            left = [w for job in self._waiting.clear() for w in job.wants] + self._outside.clear()
+        for want in left:
+            want.future.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._lane.close()
+        self._pool.shutdown(wait=True)
+        self._alarms.close()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- into the queue and out of it ------------------------------------------------------
+
+    def _own(self) -> None:
+        self._mine.thread = True
+
+    def _stored(self, request: Request) -> Want | None:
+        outcome = self._store.get(request.key) if self._store else None
+        if outcome is None:
+            return None
+        want = Want(request, "", math.inf)
+        want.future.set_result(outcome)
+        want.admitted.set()
+        return want
+
+    def _enter(self, request: Request) -> Want:
+        until = math.inf if request.deadline is None else time.monotonic() + request.deadline
+        want = Want(request, request.content, until)
+        want.future.add_done_callback(lambda _: self._left(want))
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the executor is closed")
+            want.order = next(self._orders)
+            if want.content in self._flight or len(self._waiting) < self._capacity or hasattr(self._mine, "thread"):
+                self._admit(want)
+            else:
+                self._outside.put(want, request.priority, want.order)
+        if until < math.inf:
+            self._alarms.set(want)
+        return want
+
+    def _admit(self, want: Want) -> None:
+        job = self._flight.get(want.content)
+        if job is None:
+            job = self._flight[want.content] = Job(want.request, want.content, want.order)
+            self._pool.submit(self._work)
+        job.wants.append(want)
+        want.job = job
+        if not job.began:
+            self._waiting.put(job, job.priority, job.order)
+        want.admitted.set()
+
+    def _let_in(self) -> None:
+        while not self._closed and len(self._waiting) < self._capacity and (want := self._outside.take()):
+            self._admit(want)
+
+    def _left(self, want: Want) -> None:
+        if want.future.cancelled():
+            want.future.set_running_or_notify_cancel()  # wakes those in concurrent.futures.wait
+            with self._lock:
+                self._drop(want)
+
+    def _drop(self, want: Want) -> None:
+        """Out of the queue, if it waits; who shares its grading stays."""
+        self._outside.drop(want)
+        job = want.job
+        if job is not None and not job.began and want in job.wants:
+            job.wants.remove(want)
+            if job.wants:
+                self._waiting.put(job, job.priority, job.order)
+            else:
+                self._waiting.drop(job)
+                self._flight.pop(job.content, None)
+                self._let_in()
+        want.admitted.set()
+
+    def _expire(self, want: Want) -> None:
+        self._own()  # of the alarms' thread, which must not block in a callback
+        with self._lock:
+            began = want.job is not None and want.job.began
+            self._drop(want)
+        self._settle(want, _late(want.request, began))
+
+    # -- grading ---------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        with self._lock:
+            job = self._waiting.take()
+            if job is None:  # its request was cancelled
+                return
+            job.began = True
+            self._let_in()
+        outcome: Outcome | None = None
+        error: BaseException | None = None
+        try:
+            outcome = self._attempt(job)
+        except BaseException as e:
+            error = e
+        with self._lock:
+            self._flight.pop(job.content, None)
+        for want in job.wants:
+            if outcome or error or not want.future.done():
+                self._settle(want, outcome or _late(want.request, True), error)
+
+    def _settle(self, want: Want, outcome: Outcome, error: BaseException | None = None) -> None:
+        request = want.request
+        try:
+            if error is None and self._store is not None:
+                self._store.put(request.key, request.policy, request.sample, request.record, request.source, outcome)
+        except Exception as e:
+            error = e
+        try:
+            if error is not None:
+                want.future.set_exception(error)
+            else:
+                want.future.set_result(outcome)
+        except InvalidStateError:  # cancelled, or too late
+            pass
+
+    def _attempt(self, job: Job) -> Outcome | None:
+        """The outcome; ``None`` when the time of everybody who wanted it is up."""
+        request, attempt, outcome = job.request, 1, None
+        while attempt <= self._attempts and not (outcome and self._closed):
+            start = time.monotonic()
+            with self._lock:
+                left = job.until() - start
+            if left < _MOMENT:
+                return outcome if left == -math.inf else None
+            try:
+                outcome = self._lane.grade(request, min(left, self._deadline))
             except LaneLost as e:
+                if left <= self._deadline and time.monotonic() > start + left - _MOMENT:
+                    continue  # cut short for those whose time is up; another, who joined meanwhile, may have more
                 outcome = _infra(request, str(e), attempt)
             except UsageError:
                 raise
@@ -240,19 +310,8 @@ class Executor:
                 outcome = _infra(request, f"{GRADER_FAILED}: {type(e).__name__}: {e}", attempt)
             if outcome.fault is not Fault.INFRA or outcome.message.startswith("unsupported"):
                 break  # what the backend cannot do, it cannot do a second time either
+            attempt += 1
         return outcome
-
-    def close(self) -> None:
-        """Give up what has not begun and end the lane; what has ended is in the store."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._lane.close()
-        self._pool.shutdown(wait=True)
-
-    def __enter__(self) -> Executor:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def _infra(request: Request, message: str, attempt: int) -> Outcome:
@@ -263,29 +322,8 @@ def _infra(request: Request, message: str, attempt: int) -> Outcome:
     )  # fmt: skip
 
 
-def _serve(spec: str) -> None:
-    """The worker's loop: a request a line in, a verdict a line out."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not land between the verdicts
-    module, _, name = spec.partition(":")
-    grader = getattr(importlib.import_module(module), name)()
-    try:
-        for line in sys.stdin:
-            ask = json.loads(line)
-            try:
-                outcome = grader.grade(ask["task"], base64.b64decode(ask["source"]), **ask["options"])
-                reply: dict[str, Any] = {"outcome": outcome.to_dict()}
-            except UsageError as e:
-                reply = {"usage": str(e)}
-            except Exception as e:
-                reply = {"error": f"{type(e).__name__}: {e}"}
-            answers.write(json.dumps(reply) + "\n")
-            answers.flush()
-    except BrokenPipeError:  # the parent is gone
-        pass
-    finally:
-        grader.close()
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1])
+def _late(request: Request, began: bool) -> Outcome:
+    within = f"its deadline of {request.deadline:g} s" if request.deadline else "its deadline"
+    if began:
+        return _infra(request, f"no verdict within {within}", 1)
+    return _infra(request, f"never begun: {within} passed while it waited", 0)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, wait
 from pathlib import Path
 
 import pytest
 
+import kbx_env
 from kbx_env.errors import UsageError
 from kbx_env.executor import Executor, InlineLane, LaneLost, ProcessLane, Request
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
@@ -20,6 +28,10 @@ from kbx_env.errors import UsageError
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
 
 class Grader:
+    def zygote(self):
+        if "KBX_SLOW_START" in os.environ:
+            time.sleep(float(os.environ["KBX_SLOW_START"]))
+        self.warm = True
     def grade(self, task, source, **options):
         print("a library that prints")
         if source == b"die":
@@ -31,6 +43,8 @@ class Grader:
             time.sleep(60)
         if source == b"raise":
             raise RuntimeError("a bug of ours")
+        if source == b"warm":
+            return Outcome(task, Verdict.INCORRECT, Stage.CORRECT, "cpu", "contract", Fault.POLICY, f"warm {self.warm}")
         if source == b"usage":
             raise UsageError("unknown task")
         if source == b"wrong":
@@ -138,3 +152,412 @@ def test_what_is_stored_is_not_graded_again(tmp_path: Path) -> None:
             for source in (b"right", b"lost"):
                 executor.submit(Request("t", source)).result(5)
     assert calls == [b"right", b"lost", b"lost"]
+
+
+class Gate(InlineLane):
+    """A lane whose gradings begin in an order that is told, and end when they are let through."""
+
+    def __init__(self, width: int = 1) -> None:
+        self.began: list[bytes] = []
+        self.limits: list[float] = []
+        self.open = threading.Event()
+        super().__init__(self._hold, width)
+
+    def _hold(self, task: str, source: bytes, **options: object) -> Outcome:
+        self.began.append(source)
+        assert self.open.wait(20)
+        return _right(task, source)
+
+    def grade(self, request: Request, deadline: float) -> Outcome:
+        self.limits.append(deadline)
+        return super().grade(request, deadline)
+
+
+def _until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+def _busy(executor: Executor, gate: Gate) -> Future[Outcome]:
+    first = executor.submit(Request("t", b"first"))
+    _until(lambda: gate.began)
+    return first
+
+
+def test_a_higher_priority_begins_first_and_equal_ones_in_order() -> None:
+    gate = Gate()
+    with Executor(gate, capacity=100) as executor:
+        jobs = [_busy(executor, gate)]
+        for n, priority in enumerate([0, 0, -1, 5, 5, 0]):
+            jobs.append(executor.submit(Request("t", b"%d" % n, priority=priority)))
+        gate.open.set()
+        assert all(j.result(10).correct for j in jobs)
+    assert gate.began == [b"first", b"3", b"4", b"0", b"1", b"5", b"2"]
+
+
+def test_a_shared_grading_has_the_highest_priority_that_is_still_asked() -> None:
+    gate = Gate()
+    with Executor(gate, capacity=100) as executor:
+        _busy(executor, gate)
+        low, urgent = executor.submit(Request("t", b"a")), executor.submit(Request("t", b"b"))
+        raised = executor.submit(Request("t", b"b", priority=9))
+        other = executor.submit(Request("t", b"c", priority=8))
+        lowered = executor.submit(Request("t", b"a", priority=10))
+        lowered.cancel()
+        gate.open.set()
+        assert all(j.result(10).correct for j in (low, urgent, raised, other))
+    assert gate.began == [b"first", b"b", b"c", b"a"]
+
+
+def test_neither_priority_nor_deadline_is_part_of_what_is_graded() -> None:
+    plain, urgent = Request("t", b"s"), Request("t", b"s", priority=3, deadline=9.0)
+    assert (plain.content, plain.record, plain.key) == (urgent.content, urgent.record, urgent.key)
+
+
+@pytest.mark.parametrize("wrong", [{"priority": 0.5}, {"deadline": 0}, {"deadline": "1"}, {"deadline": float("nan")}])
+def test_nonsense_in_a_request_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(wrong))} .* of a request"):
+        Request("t", b"s", **wrong)  # type: ignore[arg-type]
+
+
+def test_nonsense_for_an_executor_or_a_lane_is_refused() -> None:
+    with pytest.raises(UsageError, match="capacity"):
+        Executor(Gate(), capacity=0)
+    with pytest.raises(UsageError, match="attempts"):
+        Executor(Gate(), attempts=0)
+    with pytest.raises(UsageError, match="0 workers"):
+        ProcessLane(0)
+
+
+def test_a_deadline_that_passes_in_the_queue_ends_the_request_and_no_other(tmp_path: Path) -> None:
+    gate, store = Gate(), Store(tmp_path / "g.sqlite")
+    with Executor(gate, store=store, capacity=1) as executor:
+        first = _busy(executor, gate)
+        patient = executor.submit(Request("t", b"same"))
+        hasty = executor.submit(Request("t", b"same", policy="hasty", deadline=0.2))
+        start = time.monotonic()
+        outside = executor.submit(Request("t", b"outside", deadline=0.2))  # no room: blocks until it is too late
+        assert 0.15 < time.monotonic() - start < 5
+        for late in (hasty, outside):
+            told = late.result(5)
+            assert told.fault is Fault.INFRA and "never begun" in told.message and "0.2 s" in told.message
+        assert not first.done() and not patient.done()
+        gate.open.set()
+        assert first.result(10).correct and patient.result(10).correct
+    assert gate.began == [b"first", b"same"]
+
+
+def test_a_deadline_bounds_the_lane_and_the_wait_for_it(lane: ProcessLane) -> None:
+    assert lane.ready(30)
+    workers = set(lane._all)
+    with Executor(lane, deadline=60) as executor:
+        start = time.monotonic()
+        told = executor.submit(Request("t", b"hang", deadline=0.5)).result(10)
+        assert time.monotonic() - start < 5 and told.message == "no verdict within its deadline of 0.5 s"
+        _until(lambda: sum(w.alive for w in workers) == 1)  # the one that hung was killed
+        assert executor.submit(Request("t", b"right", deadline=30)).result(30).correct
+
+
+def test_who_joins_a_grading_that_is_cut_short_gets_one_of_its_own_length() -> None:
+    limits: list[float] = []
+    began = threading.Event()
+
+    class Short(InlineLane):
+        def grade(self, request: Request, deadline: float) -> Outcome:
+            limits.append(deadline)
+            began.set()
+            if len(limits) == 1:
+                time.sleep(deadline)
+                raise LaneLost("killed at its deadline")
+            time.sleep(0.3)
+            return _right(request.task, request.source)
+
+    with Executor(Short(_right), attempts=1, deadline=50) as executor:
+        hasty = executor.submit(Request("t", b"same", deadline=0.4))
+        assert began.wait(5)
+        patient = executor.submit(Request("t", b"same"))
+        assert hasty.result(5).message == "no verdict within its deadline of 0.4 s" and patient.result(5).correct
+    assert limits[0] <= 0.4 and limits[1] == 50
+
+
+def test_submit_blocks_while_as_many_wait_as_may_and_callbacks_never_do() -> None:
+    gate = Gate()
+    chained: list[Future[Outcome]] = []
+    with Executor(gate, capacity=2) as executor:
+        first = _busy(executor, gate)
+
+        def more(_: Future[Outcome]) -> None:  # in the executor's own thread, where blocking would be for ever
+            chained.extend(executor.submit(Request("t", b"more %d" % i)) for i in range(5))
+
+        first.add_done_callback(more)
+        for n in range(2):
+            executor.submit(Request("t", b"%d" % n))
+        executor.submit(Request("t", b"1"))  # shares: takes no room
+        entered: list[Future[Outcome]] = []
+        blocked = threading.Thread(target=lambda: entered.append(executor.submit(Request("t", b"third"))))
+        urgent = threading.Thread(target=lambda: entered.append(executor.submit(Request("t", b"urgent", priority=1))))
+        blocked.start()
+        _until(lambda: len(executor._outside) == 1)
+        urgent.start()
+        _until(lambda: len(executor._outside) == 2)
+        time.sleep(0.1)
+        assert not entered and len(executor._waiting) == 2
+        gate.open.set()
+        blocked.join(10)
+        urgent.join(10)
+        assert len(entered) == 2 and all(j.result(10).correct for j in entered)
+        _until(lambda: len(chained) == 5)
+        assert all(j.result(10).correct for j in chained)
+    assert gate.began.index(b"urgent") < gate.began.index(b"third")
+
+
+def test_close_frees_who_waits_outside() -> None:
+    gate = Gate()
+    executor = Executor(gate, capacity=1)
+    first = _busy(executor, gate)
+    waiting = executor.submit(Request("t", b"waits"))
+    entered: list[Future[Outcome]] = []
+    blocked = threading.Thread(target=lambda: entered.append(executor.submit(Request("t", b"outside"))))
+    blocked.start()
+    _until(lambda: len(executor._outside))
+    closing = threading.Thread(target=executor.close)
+    closing.start()
+    blocked.join(10)
+    assert waiting.cancelled() and entered[0].cancelled()
+    gate.open.set()
+    closing.join(10)
+    assert first.result(1).correct
+    with pytest.raises(RuntimeError, match="closed"):
+        executor.submit(Request("t", b"later"))
+
+
+def test_a_cancelled_request_leaves_the_queue_and_no_other_with_it() -> None:
+    gate = Gate()
+    with Executor(gate, capacity=2) as executor:
+        first = _busy(executor, gate)
+        gone = executor.submit(Request("t", b"gone"))
+        shared = [executor.submit(Request("t", b"shared")) for _ in range(2)]
+        assert gone.cancel() and shared[0].cancel() and not first.done()
+        assert wait([gone, shared[0]], timeout=5).not_done == set()
+        executor.submit(Request("t", b"takes the room"))  # does not block
+        gate.open.set()
+        assert first.result(10).correct and shared[1].result(10).correct
+    assert gate.began[:2] == [b"first", b"shared"] and b"gone" not in gate.began
+
+
+def test_a_cancelled_running_request_ends_and_is_kept(tmp_path: Path) -> None:
+    gate, store = Gate(), Store(tmp_path / "g.sqlite")
+    request = Request("t", b"first", policy="p")
+    with Executor(gate, store=store) as executor:
+        mine = executor.submit(request)
+        _until(lambda: gate.began)
+        other = executor.submit(Request("t", b"first", policy="other"))
+        assert mine.cancel()
+        with pytest.raises(CancelledError):
+            mine.result(0)
+        gate.open.set()
+        assert other.result(10).correct
+        _until(lambda: store.get(request.key))
+        assert executor.submit(request).result(0).correct
+    assert gate.began == [b"first"]
+
+
+def test_asyncio_gets_verdicts_and_cancelling_the_task_cancels_the_request(tmp_path: Path) -> None:
+    gate, store = Gate(), Store(tmp_path / "g.sqlite")
+
+    async def use(executor: Executor) -> None:
+        first = asyncio.create_task(executor.asubmit(Request("t", b"first")))
+        await asyncio.to_thread(_until, lambda: gate.began)
+        tasks = [asyncio.create_task(executor.asubmit(Request("t", b"%d" % n))) for n in range(4)]  # capacity: 2
+        await asyncio.to_thread(_until, lambda: len(executor._waiting) == 2 and len(executor._outside) == 2)
+        for n in (1, 3):
+            tasks[n].cancel()
+        for n in (1, 3):
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[n]
+        gate.open.set()
+        assert all(o.correct for o in await asyncio.gather(first, tasks[0], tasks[2]))
+        assert (await executor.asubmit(Request("t", b"0"))).correct
+
+    with Executor(gate, store=store, capacity=2) as executor:
+        asyncio.run(asyncio.wait_for(use(executor), 30))
+    assert sorted(gate.began) == [b"0", b"2", b"first"]
+
+
+def test_closing_tells_who_awaits_a_verdict() -> None:
+    gate = Gate()
+
+    async def use(executor: Executor) -> None:
+        _busy(executor, gate)
+        waits = asyncio.create_task(executor.asubmit(Request("t", b"waits")))
+        await asyncio.to_thread(_until, lambda: len(executor._waiting))
+        closing = asyncio.create_task(asyncio.to_thread(executor.close))
+        with pytest.raises(RuntimeError, match="closed before the verdict"):
+            await waits
+        gate.open.set()
+        await closing
+
+    asyncio.run(asyncio.wait_for(use(Executor(gate)), 30))
+
+
+def test_a_stream_tells_as_they_end_and_takes_no_more_than_there_is_room_for() -> None:
+    taken: list[int] = []
+    slow = threading.Event()
+
+    def grade(task: str, source: bytes, **options: object) -> Outcome:
+        assert source != b"0" or slow.wait(20)
+        return _right(task, source)
+
+    def endless() -> Iterator[Request]:
+        for n in range(1000):
+            taken.append(n)
+            yield Request("t", b"%d" % n)
+
+    async def use(executor: Executor) -> list[bytes]:
+        told = []
+        async with contextlib.aclosing(executor.stream(endless())) as stream:
+            async for request, outcome in stream:
+                assert outcome.correct
+                told.append(request.source)
+                if len(told) == 6:
+                    slow.set()
+                if b"0" in told:
+                    return told
+        return told
+
+    with Executor(InlineLane(grade, width=2), capacity=3) as executor:
+        told = asyncio.run(asyncio.wait_for(use(executor), 30))
+        assert len(told) >= 7 and told[-1] == b"0" and len(taken) <= len(told) + 5
+        assert not executor._outside and not executor._waiting
+
+
+def test_grade_many_keeps_the_order_and_is_silent_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    def grade(task: str, source: bytes, **options: object) -> Outcome:
+        time.sleep(0.01 * (5 - int(task)))
+        return _right(task, source)
+
+    with Executor(InlineLane(grade, width=3), capacity=1) as executor:
+        outcomes = executor.grade_many(Request(str(n % 5), b"%d" % n) for n in range(20))
+        assert [o.task for o in outcomes] == [str(n % 5) for n in range(20)]
+        assert executor.grade_many([]) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_the_grader_refuses_ends_grade_many_before_more_is_begun() -> None:
+    began: list[bytes] = []
+
+    def grade(task: str, source: bytes, **options: object) -> Outcome:
+        began.append(source)
+        time.sleep(0.05)
+        raise UsageError("unknown task")
+
+    with Executor(InlineLane(grade)) as executor, pytest.raises(UsageError, match="unknown task"):
+        executor.grade_many([Request("t", b"%d" % n) for n in range(50)])
+    assert len(began) < 10
+
+
+INTERRUPTED = """
+import sys
+from kbx_env.executor import Executor, ProcessLane, Request
+from kbx_env.store import Store
+
+store = Store(sys.argv[1])
+try:
+    with Executor(ProcessLane(1, "fake_worker:Grader"), store=store) as executor:
+        asked = [Request("t", b"right", sample=0), Request("t", b"hang", sample=1), Request("t", b"wrong", sample=2)]
+        executor.grade_many(asked)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_ends_grade_many_and_what_has_ended_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "fake_worker.py").write_text(WORKER)
+    root = str(Path(kbx_env.__file__).parent.parent)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), root])}
+    file = tmp_path / "g.sqlite"
+    run = subprocess.Popen([sys.executable, "-c", INTERRUPTED, str(file)], env=env, stderr=subprocess.PIPE)
+    store = Store(file)
+    try:
+        _until(lambda: run.poll() is not None or list(store.rows()))
+        time.sleep(0.3)
+        start = time.monotonic()
+        run.send_signal(signal.SIGINT)
+        _, told = run.communicate(timeout=20)
+    finally:
+        run.kill()
+    assert run.returncode == 130 and time.monotonic() - start < 10 and b"Traceback" not in told, told.decode()
+    kept = {sample: outcome for _, _, sample, outcome in store.rows()}
+    assert kept[0].correct and 2 not in kept
+
+
+def test_workers_start_ahead_and_are_warm_before_the_first_request(lane: ProcessLane) -> None:
+    assert len(lane._all) == 2 and lane.ready(30)
+    assert lane.grade(Request("t", b"warm"), 10).message == "warm True"
+    with pytest.raises(LaneLost):
+        lane.grade(Request("t", b"die"), 10)
+    _until(lambda: sum(w.alive for w in lane._all) == 2)  # the successor is there without being asked for
+
+
+def test_a_worker_whose_grader_raised_is_not_used_again(lane: ProcessLane) -> None:
+    single = ProcessLane(1, "fake_worker:Grader")
+    try:
+        before = single.grade(Request("t", b"wrong"), 30).message
+        assert single.grade(Request("t", b"wrong"), 30).message == before
+        with pytest.raises(LaneLost, match="a bug of ours"):
+            single.grade(Request("t", b"raise"), 30)
+        assert single.grade(Request("t", b"wrong"), 30).message != before
+    finally:
+        single.close()
+
+
+def test_without_ahead_a_worker_starts_when_it_is_needed(lane: ProcessLane) -> None:
+    lazy = ProcessLane(2, "fake_worker:Grader", ahead=False)
+    try:
+        assert not lazy._all
+        assert lazy.grade(Request("t", b"right"), 30).correct and len(lazy._all) == 1
+    finally:
+        lazy.close()
+
+
+def test_a_deadline_shorter_than_the_start_does_not_kill_the_worker_that_starts(
+    lane: ProcessLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KBX_SLOW_START", "1.5")
+    slow = ProcessLane(1, "fake_worker:Grader")
+    try:
+        with pytest.raises(LaneLost, match="still starting"):
+            slow.grade(Request("t", b"right"), 0.2)
+        assert slow.grade(Request("t", b"right"), 30).correct and len(slow._all) == 1
+    finally:
+        slow.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"bakend": "cpu"}, "unknown option 'bakend'.*backend"),
+        ({"workers": 0}, "workers is 0"),
+        ({"backend": "tpu"}, "unknown backend"),
+    ],
+)
+def test_grade_many_of_the_package_refuses_what_it_cannot_do(options: dict[str, object], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        kbx_env.grade_many([("activation/relu_fp32", b"")], **options)
+
+
+def test_grade_many_of_the_package_refuses_what_is_no_pair_and_takes_none_at_all() -> None:
+    with pytest.raises(UsageError, match="task, source"):
+        kbx_env.grade_many([("activation/relu_fp32", None)], backend="cpu")  # type: ignore[list-item]
+    assert kbx_env.grade_many([], backend="cpu") == []
+
+
+def test_grade_many_of_the_package_grades() -> None:
+    from kbx_env.catalog import task_ids
+
+    task = next(t for t in task_ids() if t.startswith("activation/"))
+    pairs = [(task, "def f(:"), (task, b"x = 1")]
+    bad, empty = kbx_env.grade_many(pairs, workers=1, backend="cpu", targets=(), progress=False)
+    assert bad.verdict is Verdict.MALFORMED and empty.fault is Fault.POLICY and bad.source_sha256 != empty.source_sha256

@@ -1,0 +1,129 @@
+"""How many verdicts a second the CPU tier gives: right kernels over warm worker processes.
+
+    python benchmarks/cpu_rate.py [--tasks GLOB] [--workers N] [--seconds S] [--targets LIST] [--profile N]
+
+Every expert that matches is graded once to warm up, then all in turns for ``--seconds``. Prints one JSON object: verdicts
+per second, the seconds that one takes (quartiles, by stage), the processor time of one, and the load average: on a shared
+machine the processor time says more than the rate. ``--profile N`` grades N sources in this process instead and prints
+where the grader's own time goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import itertools
+import json
+import os
+import pstats
+import statistics
+import sys
+import time
+from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from kbx_env.catalog import expert_source, task_ids
+from kbx_env.errors import UsageError
+from kbx_env.executor import Executor, ProcessLane, Request
+from kbx_env.outcome import Outcome
+
+
+def requests(pattern: str, targets: list[str]) -> list[Request]:
+    """One request for every expert whose task matches.
+
+    Raises:
+        UsageError: there is none.
+    """
+    options = {"backend": "cpu", "targets": targets}
+    found = [t for t in task_ids() if any(fnmatchcase(t, p) for p in pattern.split(","))]
+    made = [Request(t, source.encode(), options) for t in found if (source := expert_source(t))]
+    if not made:
+        raise UsageError(f"no expert's task matches {pattern!r}; list the tasks with: python -m kbx_env tasks")
+    return made
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and of everything below it, those that have ended included."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # it has ended meanwhile
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + sum(cpu_seconds(int(p)) for p in below)
+
+
+def rate(asked: list[Request], workers: int, seconds: float) -> dict[str, Any]:
+    """Grade for so many seconds, after every request was graded once."""
+    lane = ProcessLane(workers)
+    with Executor(lane, attempts=1) as executor:
+        start = time.perf_counter()
+        if not lane.ready(300):
+            raise UsageError("the workers did not start within 300 s; see: python -m kbx_env doctor")
+        warm = time.perf_counter() - start
+        executor.grade_many(asked)
+        load, spent = os.getloadavg(), cpu_seconds(os.getpid())
+        start = time.perf_counter()
+        turns = itertools.cycle(asked)
+        ended: list[Outcome] = []
+        flight: set[Future[Outcome]] = set()
+        while time.perf_counter() < start + seconds:
+            while len(flight) < 2 * workers:
+                flight.add(executor.submit(next(turns)))
+            done, flight = wait(flight, return_when=FIRST_COMPLETED)
+            ended += [f.result() for f in done]
+        wall = time.perf_counter() - start
+        spent = cpu_seconds(os.getpid()) - spent
+    took = [o.seconds["total"] for o in ended]
+    stages = sorted({k for o in ended for k in o.seconds})
+    return {
+        "verdicts_per_second": round(len(ended) / wall, 2), "verdicts": len(ended), "seconds": round(wall, 1),
+        "cpu_seconds_of_one": round(spent / len(ended), 3),
+        "workers": workers, "cores": os.cpu_count(), "tasks": len(asked), "start_seconds": round(warm, 1),
+        "seconds_of_one": [round(q, 3) for q in statistics.quantiles(took, n=4)] if len(took) > 1 else took,
+        "mean_seconds_by_stage": {k: round(sum(o.seconds.get(k, 0) for o in ended) / len(ended), 4) for k in stages},
+        "outcomes": dict(Counter(str(o.verdict) for o in ended)),
+        "load_before": [round(x, 2) for x in load], "load_after": [round(x, 2) for x in os.getloadavg()],
+    }  # fmt: skip
+
+
+def profile(asked: list[Request], count: int) -> None:
+    """Print the 40 functions of this process that took most, with what they called; the sandbox's work is waiting here."""
+    from kbx_env.grading.grader import Grader
+
+    with Grader() as grader:
+        for request in asked:
+            grader.grade(request.task, request.source, **request.options)
+        watch = cProfile.Profile()
+        watch.enable()
+        for request in itertools.islice(itertools.cycle(asked), count):
+            grader.grade(request.task, request.source, **request.options)
+        watch.disable()
+    pstats.Stats(watch).sort_stats("cumulative").print_stats(40).sort_stats("tottime").print_stats(25)
+
+
+def main() -> int:
+    """See the head of this file."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--tasks", default="activation/*,math/*")
+    p.add_argument("--workers", type=int, default=2)
+    p.add_argument("--seconds", type=float, default=60.0)
+    p.add_argument("--targets", default="", help="ahead-of-time targets, comma-separated (default: none)")
+    p.add_argument("--profile", type=int, metavar="N")
+    a = p.parse_args()
+    try:
+        asked = requests(a.tasks, [t for t in a.targets.split(",") if t])
+        if a.profile:
+            profile(asked, a.profile)
+        else:
+            print(json.dumps(rate(asked, a.workers, a.seconds), indent=1))
+    except UsageError as e:
+        print(f"cpu_rate.py: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,301 @@
+"""Where gradings run: the ``Lane`` protocol, and its two plain forms, in this process and in worker processes."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from kbx_env.errors import KbxError, SandboxError, UsageError
+from kbx_env.outcome import GRADER_FAILED, Fault, Outcome
+from kbx_env.store import request_key
+
+GRADER = "kbx_env.grading.grader:Grader"
+START_SECONDS = 300.0
+"""A worker that has not got ready by then hangs, and is replaced."""
+
+
+class LaneLost(KbxError):
+    """The place where a grading ran is gone (died, or killed at its deadline); says nothing about the submission."""
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One grading to do.
+
+    Attributes:
+        task: ``category/name``.
+        source: the submission.
+        options: those of ``grade``.
+        about: what else names the record (versions, ...).
+        policy: who handed it in.
+        sample: which of the policy's answers it is.
+        priority: requests of a higher one begin first; equal ones in order of submission.
+        deadline: seconds from submission to verdict; ``None``: no limit but that of the executor. Neither of these two
+            says what is graded, so no key depends on them.
+
+    Raises:
+        UsageError: the priority is not a whole number, or the deadline not a number of seconds above 0.
+    """
+
+    task: str
+    source: bytes
+    options: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    policy: str = ""
+    sample: int = 0
+    priority: int = 0
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.priority, int):
+            raise UsageError(f"priority {self.priority!r} of a request; a whole number, 0 is usual, higher goes first")
+        if self.deadline is not None and not (isinstance(self.deadline, int | float) and self.deadline > 0):
+            raise UsageError(f"deadline {self.deadline!r} of a request; seconds above 0, or None for no deadline")
+
+    @property
+    def content(self) -> str:
+        """What is graded: requests of equal content that are under way at the same time share one grading."""
+        return request_key({"task": self.task, **self.options}, self.source)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Everything but the source that identifies the stored grading."""
+        return {"policy": self.policy, "sample": self.sample, "task": self.task, **self.options, **self.about}
+
+    @property
+    def key(self) -> str:
+        """The key in the store."""
+        return request_key(self.record, self.source)
+
+
+class Lane(Protocol):
+    """A place where gradings run, ``width`` at a time."""
+
+    width: int
+
+    def grade(self, request: Request, deadline: float) -> Outcome:
+        """Grade within ``deadline`` seconds, or raise ``LaneLost``."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class InlineLane:
+    """Calls a grade function in this process, one at a time; its own wall limit bounds it, not the deadline."""
+
+    def __init__(self, grade: Callable[..., Outcome], width: int = 1) -> None:
+        self._grade, self.width = grade, width
+
+    def grade(self, request: Request, deadline: float) -> Outcome:
+        """Grade here."""
+        return self._grade(request.task, request.source, **request.options)
+
+    def close(self) -> None:
+        """Nothing to end: the function belongs to the caller."""
+
+
+class ProcessLane:
+    """Worker processes with a warm grader each. They talk JSON lines: nothing of a submission is unpickled.
+
+    A worker that dies or misses its deadline is killed with its group and replaced. One that is still getting ready when
+    a deadline passes is left to it: else a short deadline would kill every worker before its first verdict.
+    """
+
+    def __init__(self, workers: int, grader: str = GRADER, ahead: bool = True) -> None:
+        """A lane of so many processes.
+
+        Args:
+            workers: gradings at a time.
+            grader: ``module:name`` of what makes a grader without arguments; it has ``grade`` and ``close``, and may have
+                ``zygote``, which is called before the first request.
+            ahead: start every worker now, and the successor of one that died at once; they get warm in the background.
+                Otherwise a worker is started by the first request that finds none.
+
+        Raises:
+            UsageError: fewer than one worker.
+        """
+        if workers < 1:
+            raise UsageError(f"{workers} workers; at least 1")
+        self.width, self._grader, self._ahead = workers, grader, ahead
+        self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
+        self._all: set[_Worker] = set()
+        self._lock, self._closed = threading.Lock(), False
+        for _ in range(workers):
+            self._idle.put(self._start() if ahead else None)
+
+    def grade(self, request: Request, deadline: float) -> Outcome:
+        """Grade in a free worker."""
+        worker = self._idle.get()
+        try:
+            if worker is None or not worker.alive:
+                worker = self._start()
+            outcome = worker.ask(request, deadline)
+            if outcome.fault is Fault.INFRA and outcome.message.startswith(GRADER_FAILED):
+                # An error of CUDA stays in its process for good: the next attempt gets a new one.
+                worker.kill()
+            return outcome
+        finally:
+            self._idle.put(self._successor(worker))
+
+    def ready(self, timeout: float) -> bool:
+        """Wait until every idle worker is warm, at most ``timeout`` seconds; for who measures. False: not in time."""
+        until = time.monotonic() + timeout
+        with self._lock:
+            workers = list(self._all)
+        return all(w.wait(max(0.0, until - time.monotonic())) for w in workers if w.alive)
+
+    def _successor(self, worker: _Worker | None) -> _Worker | None:
+        if worker is None or worker.alive:
+            return worker
+        try:
+            return self._start() if self._ahead else None
+        except (LaneLost, OSError):  # closed, or no process to be had: the next request tries again, and is told
+            return None
+
+    def _start(self) -> _Worker:
+        with self._lock:
+            if self._closed:
+                raise LaneLost("the lane is closed")
+            self._all = {w for w in self._all if w.alive}
+            worker = _Worker(self._grader, max(1, (os.cpu_count() or 1) // self.width))
+            self._all.add(worker)
+            return worker
+
+    def close(self) -> None:
+        """End every worker, busy ones too."""
+        with self._lock:
+            self._closed = True
+            for worker in self._all:
+                worker.kill()
+
+
+class _Worker:
+    """One worker process, seen from the lane."""
+
+    def __init__(self, grader: str, threads: int) -> None:
+        root = str(Path(__file__).resolve().parent.parent)
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+        # Each worker's torch would take every core: on 2 cores, 2 workers were half as fast as with one thread each.
+        env.setdefault("OMP_NUM_THREADS", str(threads))
+        self._ready, self._began, self._reading = False, time.monotonic(), threading.Lock()
+        # A session of its own: Ctrl-C reaches the parent alone, which then ends the workers in order.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "kbx_env.lanes", grader],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True,
+        )  # fmt: skip
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """Kill the group; the sandbox behind it ends when its sockets close."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except OSError:
+            pass
+        self._process.wait()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is warm, or has ended (which asking it tells), within so many seconds."""
+        assert self._process.stdout
+        poll = select.poll()
+        poll.register(self._process.stdout, select.POLLIN)
+        if not self._ready and poll.poll(1000 * seconds):
+            with self._reading:
+                if not self._ready:
+                    self._process.stdout.readline()
+                    self._ready = True
+        return self._ready
+
+    def ask(self, request: Request, deadline: float) -> Outcome:
+        """One request, one verdict.
+
+        Raises:
+            LaneLost: it died, or the deadline has passed.
+            UsageError: what the grader refuses.
+        """
+        assert self._process.stdin and self._process.stdout
+        start = time.monotonic()
+        if not self.wait(deadline):
+            if start - self._began > START_SECONDS:
+                self.kill()
+            raise LaneLost(f"no verdict within {deadline:g} s: the worker was still starting")
+        data = {"task": request.task, "source": base64.b64encode(request.source).decode(), "options": request.options}
+        late = threading.Event()
+
+        def too_late() -> None:
+            late.set()
+            self.kill()
+
+        timer = threading.Timer(max(0.0, start + deadline - time.monotonic()), too_late)
+        timer.daemon = True
+        timer.start()
+        try:
+            self._process.stdin.write(json.dumps(data, default=list).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+            reply = json.loads(line) if line.endswith(b"\n") else None
+            if reply and "usage" in reply:
+                raise UsageError(reply["usage"])
+            if reply and "error" in reply:
+                self.kill()  # what raised may have left anything behind
+                raise LaneLost(f"{GRADER_FAILED}: {reply['error']}")
+            if reply:
+                return Outcome.from_dict(reply["outcome"])
+        except (OSError, ValueError, KeyError) as e:
+            if isinstance(e, UsageError):
+                raise
+        finally:
+            timer.cancel()
+        self.kill()
+        raise LaneLost(f"no verdict within {deadline:g} s" if late.is_set() else
+                       f"the grading process died (exit {self._process.returncode})")  # fmt: skip
+
+
+def _serve(spec: str) -> None:
+    """The worker's loop: a request a line in, a verdict a line out."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints must not land between the verdicts
+    module, _, name = spec.partition(":")
+    grader = getattr(importlib.import_module(module), name)()
+    if warm := getattr(grader, "zygote", None):
+        try:
+            warm()
+        except SandboxError:  # the first grading tries again, and tells
+            pass
+    answers.write("ready\n")
+    answers.flush()
+    try:
+        for line in sys.stdin:
+            ask = json.loads(line)
+            try:
+                outcome = grader.grade(ask["task"], base64.b64decode(ask["source"]), **ask["options"])
+                reply: dict[str, Any] = {"outcome": outcome.to_dict()}
+            except UsageError as e:
+                reply = {"usage": str(e)}
+            except Exception as e:
+                reply = {"error": f"{type(e).__name__}: {e}"}
+            answers.write(json.dumps(reply) + "\n")
+            answers.flush()
+    except BrokenPipeError:  # the parent is gone
+        pass
+    finally:
+        grader.close()
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])
