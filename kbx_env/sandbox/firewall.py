@@ -8,6 +8,7 @@ the dispatcher. What does not end there (numpy, DLPack, Python lists) is held ba
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Callable, Collection
@@ -112,23 +113,40 @@ def install(device: str, log: Log, without: Collection[str] = ()) -> list[Any]:
     return handles
 
 
-def _closed(device: str, log: Log) -> list[Any]:
+@functools.cache
+def _computing(device: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """By dispatch key the operations to close: the same in every fork, so the zygote asks once for all."""
     keys = [k for k in KEYS if device == "cuda" or "CUDA" not in k]
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")]
-    handles: list[Any] = []
+    found = []
     for key in keys:
+        # Composite kernels reach vendor libraries (mkldnn_convolution) without another dispatch.
+        plain = key in ("CPU", "CUDA")
+
+        def shut(name: str, key: str = key, plain: bool = plain) -> bool:
+            base = name[6:].split(".")[0]
+            if plain and base in ALLOWED or base == "randint":
+                return False
+            return has(name, key) or plain and has(name, "CompositeExplicitAutograd")
+
+        found.append((key, tuple(n[6:] for n in names if shut(n))))
+    return tuple(found)
+
+
+def warm() -> None:
+    """Find out once what every fork needs."""
+    for device in ("cpu", "cuda"):
+        _computing(device)
+
+
+def _closed(device: str, log: Log) -> list[Any]:
+    handles: list[Any] = []
+    for key, names in _computing(device):
         lib = torch.library.Library("aten", "IMPL", key)
         handles.append(lib)
         for name in names:
-            base = name[6:].split(".")[0]
-            # Composite kernels reach vendor libraries (mkldnn_convolution) without another dispatch.
-            plain = key in ("CPU", "CUDA")
-            if plain and base in ALLOWED or not (has(name, key) or plain and has(name, "CompositeExplicitAutograd")):
-                continue
-            if base == "randint":
-                continue
-            lib.impl(name[6:], _blocker(log, base))
+            lib.impl(name, _blocker(log, name.split(".")[0]))
     return handles
 
 

@@ -26,6 +26,9 @@ _HIDDEN = (
     "kbx_env.baselines",
     "kbx_env.store",
     "kbx_env.executor",
+    "kbx_env.lanes",
+    "kbx_env.waiting",
+    "kbx_env.many",
 )
 _FOREIGN = ("numpy.ctypeslib", "cffi", "numba", "cupy", "jax", "tensorflow", "torch.utils.cpp_extension",
             "torch._inductor", "torch._dynamo", "multiprocessing", "scipy")  # fmt: skip
