@@ -1,0 +1,341 @@
+"""A lane over a Ray cluster: actors with a warm grader each, on every core or share of a GPU, replaced when lost."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kbx_env
+from kbx_env.errors import UsageError
+from kbx_env.executor import GRADER, LaneLost, Request, answer, spent, verdict
+from kbx_env.outcome import Outcome
+
+_PROBE = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
+_PROBE_SECONDS, _PING_SECONDS = 20.0, 5.0
+_FAILURES = 3
+"""Actors in a row that fail to start before a request is given up at once instead of after ``patience``."""
+
+
+class _Actor:
+    """Runs in a Ray worker. Bytes and JSON in, JSON out: nothing of a submission is pickled."""
+
+    def __init__(self, spec: str) -> None:
+        module, _, name = spec.partition(":")
+        self._grader = getattr(importlib.import_module(module), name)()
+
+    def hello(self) -> bytes:
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        about = {"kbx_env": kbx_env.__version__, "address": ray.util.get_node_ip_address(), "node": node}
+        return json.dumps(about).encode()
+
+    def device(self) -> bytes:
+        import torch
+
+        return torch.cuda.get_device_name(0).encode()
+
+    def grade(self, ask: str, source: bytes) -> bytes:
+        data = json.loads(ask)
+        return json.dumps(answer(self._grader, data["task"], source, data["options"])).encode()
+
+
+@dataclass(eq=False)
+class _Place:
+    """One actor, seen from the lane."""
+
+    actor: Any
+    ready: Any
+    asked: float
+    name: str = ""
+    node: str = ""
+
+
+class RayLane:
+    """Ray actors with a warm grader each. One that dies, hangs or loses its node is replaced where there is room.
+
+    An actor is asked whether it still lives before it gets a request, so that a lost node costs a request that ran on
+    it one attempt, and the others none. Nodes that join are used as soon as a request waits for a place.
+    """
+
+    def __init__(
+        self, address: str = "local", workers: int | None = None, per_gpu: int = 1, gpus: bool | None = None,
+        grader: str = GRADER, patience: float = 60.0,
+    ) -> None:  # fmt: skip
+        """Connect, or start Ray here; actors start when they are first needed. A Ray already in use is left running.
+
+        Args:
+            address: ``local`` starts Ray in this machine, ``auto`` finds one that runs here, ``HOST:PORT`` joins a
+                cluster of which this machine is a node.
+            workers: gradings at a time; by default what the cluster has room for now. Give more for one that grows.
+            per_gpu: actors that share a GPU; 1 where kernels are timed.
+            gpus: give each actor a share of a GPU; by default when any node has one.
+            grader: ``module:Class`` of the grader, importable on every node.
+            patience: seconds that a request waits for a place while the lane has no living actor.
+
+        Raises:
+            UsageError: Ray is not installed, the address does not answer, or a number is below 1.
+        """
+        for name, value in (("workers", 1 if workers is None else workers), ("per_gpu", per_gpu)):
+            if value < 1:
+                raise UsageError(f"{name} is {value}; at least 1")
+        self._ray, self._mine = _connect(address, workers)
+        self._grader, self._patience, self._per_gpu = grader, patience, per_gpu
+        # Ray keeps four decimals and rounds: six shares of 0.1667 would be more than one GPU.
+        share = 1 if per_gpu == 1 else 10_000 // per_gpu / 10_000
+        self._gpus = any(n["Resources"].get("GPU") for n in self._nodes()) if gpus is None else gpus
+        self._needs: dict[str, float] = {"CPU": 1, **({"GPU": share} if self._gpus else {})}
+        self._remote = self._ray.remote(_Actor).options(
+            num_cpus=1, num_gpus=self._needs.get("GPU", 0), max_restarts=0, scheduling_strategy="SPREAD"
+        )
+        self._free = threading.Condition()
+        self._idle: list[_Place] = []
+        self._starting: list[_Place] = []
+        self._busy: set[_Place] = set()
+        self._waiting, self._closed = 0, False
+        self._failures, self._trouble, self._not_before = 0, "", 0.0
+        self._room, self._counted = 0, 0.0
+        self.width = workers or max(1, self.room())
+
+    @property
+    def gpus(self) -> bool:
+        """Whether each actor has a share of a GPU."""
+        return self._gpus
+
+    def room(self) -> int:
+        """Actors that the cluster as it is now has room for, whoever else uses it."""
+        cores = [int(n["Resources"].get("CPU", 0)) for n in self._nodes()]
+        shares = [int(n["Resources"].get("GPU", 0)) * self._per_gpu for n in self._nodes()]
+        return sum(map(min, cores, shares)) if self._gpus else sum(cores)
+
+    def kinds(self) -> list[str]:
+        """The kinds of GPU in the cluster, as Ray names them (``H200``), sorted."""
+        found = {r for n in self._nodes() for r in n["Resources"] if r.startswith("accelerator_type:")}
+        return sorted(r.partition(":")[2] for r in found)
+
+    def device(self) -> str:
+        """The name of the GPU that the first free actor sees, as torch gives it; ``cpu`` on a lane without GPUs.
+
+        Raises:
+            LaneLost: there is no actor, or it died.
+        """
+        if not self._gpus:
+            return "cpu"
+        place = self._take()
+        kept = False
+        try:
+            name = bytes(self._get(place, place.actor.device.remote(), self._patience)).decode()
+            kept = True
+            return name
+        finally:
+            self._give(place, kept)
+
+    def grade(self, request: Request, deadline: float) -> Outcome:
+        """Grade in a free actor. ``deadline`` begins when it has one."""
+        ask = json.dumps({"task": request.task, "options": dict(request.options)}, default=list)
+        place, kept = self._take(), False
+        try:
+            outcome = verdict(json.loads(self._get(place, place.actor.grade.remote(ask, request.source), deadline)))
+            kept = not spent(outcome)
+            return outcome
+        except UsageError:
+            kept = True  # an answer too: nothing is wrong with the actor
+            raise
+        finally:
+            self._give(place, kept)
+
+    def close(self) -> None:
+        """End every actor, busy ones too, and Ray when this lane started it."""
+        with self._free:
+            if self._closed:
+                return
+            self._closed = True
+            for place in [*self._idle, *self._starting, *self._busy]:
+                self._kill(place)
+            self._free.notify_all()
+            # A thread that is inside a call of Ray while it shuts down may never come back.
+            self._free.wait_for(lambda: not self._busy and not self._waiting, 10)
+        if self._mine:
+            self._ray.shutdown()
+            self._ray._private.worker._worker_logs_enabled = True
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [n for n in self._ray.nodes() if n["Alive"]]
+
+    def _get(self, place: _Place, ref: Any, seconds: float) -> bytes:
+        try:
+            if not self._ray.wait([ref], timeout=seconds)[0]:
+                raise LaneLost(f"no verdict within {seconds:g} s from the actor on {place.name}")
+            reply = self._ray.get(ref, timeout=_PING_SECONDS)
+        except LaneLost:
+            raise
+        except Exception as e:  # Ray's errors have no common base: some of them are ValueError or RuntimeError
+            raise LaneLost(f"the actor on {place.name} is lost: {_short(e)}") from e
+        if not isinstance(reply, bytes):
+            raise LaneLost(f"the actor on {place.name} answered with a {type(reply).__name__}")
+        return reply
+
+    def _kill(self, place: _Place) -> None:
+        try:
+            self._ray.kill(place.actor, no_restart=True)
+        except Exception:  # it is gone already, and so may be the cluster
+            pass
+
+    def _give(self, place: _Place, kept: bool) -> None:
+        with self._free:
+            self._busy.discard(place)
+            if kept and not self._closed:
+                self._idle.append(place)
+            else:
+                self._kill(place)
+            self._free.notify_all()
+
+    def _take(self) -> _Place:
+        """An actor that lives: an idle one, or a new one where the cluster has room."""
+        while True:
+            place = self._next()
+            try:
+                self._get(place, place.actor.hello.remote(), _PING_SECONDS)
+                return place
+            except LaneLost:
+                self._give(place, kept=False)
+            except BaseException:
+                self._give(place, kept=False)
+                raise
+
+    def _next(self) -> _Place:
+        end = time.monotonic() + self._patience
+        with self._free:
+            self._waiting += 1
+            try:
+                while not self._closed:
+                    now = time.monotonic()
+                    self._welcome(now)
+                    if self._idle:
+                        place = self._idle.pop()
+                        self._busy.add(place)
+                        return place
+                    if self._busy:
+                        end = now + self._patience  # its deadline bounds the wait
+                    elif now >= end or (self._failures >= _FAILURES and not self._starting):
+                        self._failures = 0
+                        raise LaneLost(self._lack())
+                    if self._wanted(now):
+                        actor = self._remote.remote(self._grader)
+                        self._starting.append(_Place(actor, actor.hello.remote(), now))
+                    self._free.wait(0.05)
+                raise LaneLost("the lane is closed")
+            finally:
+                self._waiting -= 1
+                self._free.notify_all()
+
+    def _wanted(self, now: float) -> bool:
+        if now < self._not_before or len(self._starting) >= self._waiting:
+            return False
+        if now - self._counted > 1:
+            self._room, self._counted = self.room(), now
+        # One is asked for even where nothing has room: an autoscaler sees it, and a node that joins gets it.
+        places = len(self._idle) + len(self._busy) + len(self._starting)
+        return places < max(1, min(self.width, self._room))
+
+    def _welcome(self, now: float) -> None:
+        """Put the actors that have started among the idle ones, and drop those that did not."""
+        for place in list(self._starting):
+            if self._ray.wait([place.ready], timeout=0)[0]:
+                trouble = self._greet(place)
+            elif now - place.asked > self._patience:
+                trouble = f"it did not start within {self._patience:g} s"
+            else:
+                continue
+            self._starting.remove(place)
+            if not trouble:
+                self._idle.append(place)
+                self._failures, self._trouble = 0, ""
+            else:
+                self._kill(place)
+                self._failures, self._trouble = self._failures + 1, trouble
+                self._not_before = now + min(30.0, 0.5 * 2**self._failures)  # SPREAD may choose the same node again
+
+    def _greet(self, place: _Place) -> str:
+        """Name the place; what is wrong with it, or an empty string."""
+        try:
+            about = json.loads(self._ray.get(place.ready, timeout=_PING_SECONDS))
+        except Exception as e:
+            return _short(e)
+        place.node, place.name = about["node"], f"{about['address']} (node {about['node'][:8]})"
+        if about["kbx_env"] != kbx_env.__version__:
+            return f"{place.name} has kbx_env {about['kbx_env']}, this machine {kbx_env.__version__}: install the same"
+        return ""
+
+    def _lack(self) -> str:
+        def say(r: dict[str, float]) -> str:
+            return " and ".join(f"{r.get(k, 0):g} {k}" for k in self._needs)
+
+        has, left = self._ray.cluster_resources(), self._ray.available_resources()
+        text = f"no actor to grade in within {self._patience:g} s: one needs {say(self._needs)}; the cluster has "
+        text += f"{say(has)} on {len(self._nodes())} node(s), of which {say(left)} free"
+        return f"{text}. The last one to start failed: {self._trouble}" if self._trouble else text
+
+
+def _short(e: BaseException) -> str:
+    """The last line of what Ray says: the cause, below the traceback of its worker."""
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    return f"{type(e).__name__}: {lines[-1] if lines else ''}"[:300]
+
+
+def _connect(address: str, workers: int | None) -> tuple[Any, bool]:
+    """(the module ``ray``, connected; whether it was connected here)."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as e:
+        raise UsageError('Ray is not installed; install it: pip install "kbx_env[rllib]"') from e
+    if ray.is_initialized():
+        return ray, False
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    before = os.environ.get("PYTHONPATH")
+    if address == "local":
+        # A clone that is not installed: the actors find the package as the workers of the process lane do.
+        root = str(Path(kbx_env.__file__).resolve().parent.parent)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, before]))
+        cores = max(os.cpu_count() or 1, workers or 1)
+        options |= {"include_dashboard": False, "num_cpus": cores, "object_store_memory": 100 << 20}
+    elif address != "auto":
+        _probe(address)
+    # Ray prints a paragraph for every actor that dies, whatever log_to_driver says; the outcomes name each.
+    ray._private.worker._worker_logs_enabled = False
+    try:
+        ray.init(address=address, **options)
+    except Exception as e:
+        hint = "start a node on this machine: ray start --head, or --address=HOST:6379 for one that runs elsewhere"
+        raise UsageError(f"cannot use Ray at {address!r}: {_short(e)}; {hint}") from e
+    finally:
+        os.environ.pop("PYTHONPATH", None)
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+    return ray, True
+
+
+def _probe(address: str) -> None:
+    """Raise UsageError unless a Ray head answers: ``ray.init`` itself would try for minutes, printing warnings."""
+    found = re.fullmatch(r"([\w.-]+|\[[\w:.]+\]):(\d{1,5})", address)
+    if found is None:
+        raise UsageError(f"Ray address {address!r}; local, auto, or HOST:PORT of the head (6379 by default)")
+    where = f"nothing answers at the Ray address {address!r}; give HOST:PORT of a running head (ray status shows it)"
+    try:
+        socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=5).close()
+        # In a process of its own, because a port that is open but no head of Ray keeps its client for minutes.
+        subprocess.run([sys.executable, "-c", _PROBE, address], capture_output=True, timeout=_PROBE_SECONDS, check=True)
+    except (OSError, OverflowError, subprocess.SubprocessError) as e:
+        raise UsageError(where) from e
