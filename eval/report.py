@@ -28,6 +28,7 @@ from kbx_env.store import Store
 from kbx_env.task import Task
 
 GradeFunction = Callable[..., Outcome]
+EXECUTORS = ("process", "ray")
 _OURS = ("gradings.sqlite", "gradings.sqlite-wal", "gradings.sqlite-shm", "report.json", "report.md", "report.html")
 
 
@@ -43,7 +44,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--grading", default="contract", help="contract or paper")
     p.add_argument("--torch-ops", default="strict", help="strict, or allow: wrappers may compute in torch")
     p.add_argument("--targets", default="sm_90", help="ahead-of-time targets, comma-separated, or none")
-    p.add_argument("--workers", type=int, default=1, help="gradings at a time (1 is right for timing on one GPU)")
+    p.add_argument("--executor", default="process", help="process: on this machine; ray: on a Ray cluster")
+    p.add_argument("--ray-address", help="local (default), auto, or HOST:PORT of the head")
+    p.add_argument("--workers", type=int, help="gradings at a time (default: 1; on Ray, one a GPU, or one a core)")
     p.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
     p.add_argument("--no-timing", action="store_true")
     p.add_argument("--out", default="runs/report", help="folder of the report")
@@ -168,6 +171,28 @@ def _folder(a: argparse.Namespace) -> Path:
     except OSError as e:
         raise UsageError(f"cannot write to --out {a.out!r}: {e.strerror}") from e
     return out
+
+
+def _ray_lane(a: argparse.Namespace) -> RayLane:
+    """The lane of ``--executor ray``.
+
+    Raises:
+        UsageError: no Ray, no GPU for ``--backend cuda``, or GPUs whose times would not compare.
+    """
+    if a.backend not in BACKENDS:
+        raise UnknownName("backend", a.backend, BACKENDS)
+    lane = RayLane(a.ray_address or "local", workers=a.workers, gpus={"cpu": False, "cuda": True}.get(a.backend))
+    try:
+        kinds = lane.kinds()
+        if a.backend == "cuda" and not lane.has_gpus():
+            raise UsageError("backend 'cuda': no node of the Ray cluster has a GPU; use --backend cpu (no timing)")
+        if lane.gpus and len(kinds) > 1 and not a.no_timing:
+            raise UsageError(f"the Ray cluster has GPUs of several kinds ({', '.join(kinds)}), whose times do not "
+                             "compare; use a cluster of one kind, or --no-timing")  # fmt: skip
+    except UsageError:
+        lane.close()
+        raise
+    return lane
 
 
 def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import logging
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,12 @@ from kbx_env.errors import UsageError
 from kbx_env.executor import GRADER, LaneLost, Request, answer, spent, verdict
 from kbx_env.outcome import Outcome
 
-_PROBE = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
-_PROBE_SECONDS, _PING_SECONDS = 20.0, 5.0
-_FAILURES = 3
-"""Actors in a row that fail to start before a request is given up at once instead of after ``patience``."""
+_PING_SECONDS, _PROBE_SECONDS = 5.0, 20.0
+_FAILURES = 3  # actors in a row that fail to start, before a request is given up at once
 
 
 class _Actor:
-    """Runs in a Ray worker. Bytes and JSON in, JSON out: nothing of a submission is pickled."""
+    """Runs in a Ray worker. Bytes and JSON in, bytes out: nothing of a submission is pickled."""
 
     def __init__(self, spec: str) -> None:
         module, _, name = spec.partition(":")
@@ -37,18 +37,16 @@ class _Actor:
     def hello(self) -> bytes:
         import ray
 
-        node = ray.get_runtime_context().get_node_id()
-        about = {"kbx_env": kbx_env.__version__, "address": ray.util.get_node_ip_address(), "node": node}
-        return json.dumps(about).encode()
+        where = f"{ray.util.get_node_ip_address()} (node {ray.get_runtime_context().get_node_id()[:8]})"
+        return json.dumps({"kbx_env": kbx_env.__version__, "where": where}).encode()
 
     def device(self) -> bytes:
         import torch
 
-        return torch.cuda.get_device_name(0).encode()
+        return (torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu").encode()
 
-    def grade(self, ask: str, source: bytes) -> bytes:
-        data = json.loads(ask)
-        return json.dumps(answer(self._grader, data["task"], source, data["options"])).encode()
+    def grade(self, task: str, options: str, source: bytes) -> bytes:
+        return json.dumps(answer(self._grader, task, source, json.loads(options))).encode()
 
 
 @dataclass(eq=False)
@@ -58,16 +56,12 @@ class _Place:
     actor: Any
     ready: Any
     asked: float
-    name: str = ""
-    node: str = ""
+    where: str = ""
+    spent: bool = False
 
 
 class RayLane:
-    """Ray actors with a warm grader each. One that dies, hangs or loses its node is replaced where there is room.
-
-    An actor is asked whether it still lives before it gets a request, so that a lost node costs a request that ran on
-    it one attempt, and the others none. Nodes that join are used as soon as a request waits for a place.
-    """
+    """Ray actors with a warm grader each. One that dies, hangs or loses its node is replaced where there is room."""
 
     def __init__(
         self, address: str = "local", workers: int | None = None, per_gpu: int = 1, gpus: bool | None = None,
@@ -76,8 +70,7 @@ class RayLane:
         """Connect, or start Ray here; actors start when they are first needed. A Ray already in use is left running.
 
         Args:
-            address: ``local`` starts Ray in this machine, ``auto`` finds one that runs here, ``HOST:PORT`` joins a
-                cluster of which this machine is a node.
+            address: ``local`` starts Ray, ``auto`` finds one that runs here, ``HOST:PORT`` is a cluster's head.
             workers: gradings at a time; by default what the cluster has room for now. Give more for one that grows.
             per_gpu: actors that share a GPU; 1 where kernels are timed.
             gpus: give each actor a share of a GPU; by default when any node has one.
@@ -92,32 +85,18 @@ class RayLane:
                 raise UsageError(f"{name} is {value}; at least 1")
         self._ray, self._mine = _connect(address, workers)
         self._grader, self._patience, self._per_gpu = grader, patience, per_gpu
+        self.gpus = any(n["Resources"].get("GPU") for n in self._nodes()) if gpus is None else gpus
         # Ray keeps four decimals and rounds: six shares of 0.1667 would be more than one GPU.
-        share = 1 if per_gpu == 1 else 10_000 // per_gpu / 10_000
-        self._gpus = any(n["Resources"].get("GPU") for n in self._nodes()) if gpus is None else gpus
-        self._needs: dict[str, float] = {"CPU": 1, **({"GPU": share} if self._gpus else {})}
+        self._needs = {"CPU": 1.0, **({"GPU": 10_000 // per_gpu / 10_000} if self.gpus else {})}
         self._remote = self._ray.remote(_Actor).options(
             num_cpus=1, num_gpus=self._needs.get("GPU", 0), max_restarts=0, scheduling_strategy="SPREAD"
         )
-        self._free = threading.Condition()
+        self._free, self._waiting, self._closed = threading.Condition(), 0, False
         self._idle: list[_Place] = []
         self._starting: list[_Place] = []
         self._busy: set[_Place] = set()
-        self._waiting, self._closed = 0, False
         self._failures, self._trouble, self._not_before = 0, "", 0.0
-        self._room, self._counted = 0, 0.0
-        self.width = workers or max(1, self.room())
-
-    @property
-    def gpus(self) -> bool:
-        """Whether each actor has a share of a GPU."""
-        return self._gpus
-
-    def room(self) -> int:
-        """Actors that the cluster as it is now has room for, whoever else uses it."""
-        cores = [int(n["Resources"].get("CPU", 0)) for n in self._nodes()]
-        shares = [int(n["Resources"].get("GPU", 0)) * self._per_gpu for n in self._nodes()]
-        return sum(map(min, cores, shares)) if self._gpus else sum(cores)
+        self.width = workers or max(1, self._room())
 
     def kinds(self) -> list[str]:
         """The kinds of GPU in the cluster, as Ray names them (``H200``), sorted."""
@@ -125,35 +104,18 @@ class RayLane:
         return sorted(r.partition(":")[2] for r in found)
 
     def device(self) -> str:
-        """The name of the GPU that the first free actor sees, as torch gives it; ``cpu`` on a lane without GPUs.
-
-        Raises:
-            LaneLost: there is no actor, or it died.
-        """
-        if not self._gpus:
-            return "cpu"
-        place = self._take()
-        kept = False
-        try:
-            name = bytes(self._get(place, place.actor.device.remote(), self._patience)).decode()
-            kept = True
-            return name
-        finally:
-            self._give(place, kept)
+        """The name of the GPU that a free actor sees, as torch gives it, or ``cpu``. Raises LaneLost like ``grade``."""
+        with self._place() as place:
+            return self._get(place, place.actor.device.remote(), self._patience).decode()
 
     def grade(self, request: Request, deadline: float) -> Outcome:
         """Grade in a free actor. ``deadline`` begins when it has one."""
-        ask = json.dumps({"task": request.task, "options": dict(request.options)}, default=list)
-        place, kept = self._take(), False
-        try:
-            outcome = verdict(json.loads(self._get(place, place.actor.grade.remote(ask, request.source), deadline)))
-            kept = not spent(outcome)
+        options = json.dumps(dict(request.options), default=list)
+        with self._place() as place:
+            ref = place.actor.grade.remote(request.task, options, request.source)
+            outcome = verdict(json.loads(self._get(place, ref, deadline)))
+            place.spent = spent(outcome)
             return outcome
-        except UsageError:
-            kept = True  # an answer too: nothing is wrong with the actor
-            raise
-        finally:
-            self._give(place, kept)
 
     def close(self) -> None:
         """End every actor, busy ones too, and Ray when this lane started it."""
@@ -173,48 +135,57 @@ class RayLane:
     def _nodes(self) -> list[dict[str, Any]]:
         return [n for n in self._ray.nodes() if n["Alive"]]
 
+    def _room(self) -> int:
+        """Actors that the cluster as it is now has room for, whoever else uses it."""
+        has = [(int(n["Resources"].get("CPU", 0)), int(n["Resources"].get("GPU", 0))) for n in self._nodes()]
+        return sum(min(cpus, gpus * self._per_gpu) if self.gpus else cpus for cpus, gpus in has)
+
     def _get(self, place: _Place, ref: Any, seconds: float) -> bytes:
         try:
-            if not self._ray.wait([ref], timeout=seconds)[0]:
-                raise LaneLost(f"no verdict within {seconds:g} s from the actor on {place.name}")
-            reply = self._ray.get(ref, timeout=_PING_SECONDS)
-        except LaneLost:
-            raise
+            ready = self._ray.wait([ref], timeout=seconds)[0]
+            reply = self._ray.get(ref, timeout=_PING_SECONDS) if ready else None
         except Exception as e:  # Ray's errors have no common base: some of them are ValueError or RuntimeError
-            raise LaneLost(f"the actor on {place.name} is lost: {_short(e)}") from e
+            raise LaneLost(f"the actor on {place.where} is lost: {_short(e)}") from e
         if not isinstance(reply, bytes):
-            raise LaneLost(f"the actor on {place.name} answered with a {type(reply).__name__}")
+            raise LaneLost(f"no verdict within {seconds:g} s from the actor on {place.where}")
         return reply
 
     def _kill(self, place: _Place) -> None:
-        try:
+        with contextlib.suppress(Exception):  # it is gone already, and so may be the cluster
             self._ray.kill(place.actor, no_restart=True)
-        except Exception:  # it is gone already, and so may be the cluster
-            pass
 
-    def _give(self, place: _Place, kept: bool) -> None:
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[_Place]:
+        """An actor that lives, for the length of a ``with``; what ends in an error ends it, but for a UsageError."""
+        while True:
+            place = self._take()
+            try:
+                # One that died while it was idle costs no request an attempt.
+                self._get(place, place.actor.hello.remote(), _PING_SECONDS)
+                break
+            except Exception:
+                self._give(place, lost=True)
+        lost = True
+        try:
+            yield place
+            lost = place.spent
+        except UsageError:
+            lost = False
+            raise
+        finally:
+            self._give(place, lost)
+
+    def _give(self, place: _Place, lost: bool) -> None:
         with self._free:
             self._busy.discard(place)
-            if kept and not self._closed:
-                self._idle.append(place)
-            else:
+            if lost or self._closed:
                 self._kill(place)
+            else:
+                self._idle.append(place)
             self._free.notify_all()
 
     def _take(self) -> _Place:
-        """An actor that lives: an idle one, or a new one where the cluster has room."""
-        while True:
-            place = self._next()
-            try:
-                self._get(place, place.actor.hello.remote(), _PING_SECONDS)
-                return place
-            except LaneLost:
-                self._give(place, kept=False)
-            except BaseException:
-                self._give(place, kept=False)
-                raise
-
-    def _next(self) -> _Place:
+        """An idle actor, or a new one where the cluster has room."""
         end = time.monotonic() + self._patience
         with self._free:
             self._waiting += 1
@@ -231,60 +202,53 @@ class RayLane:
                     elif now >= end or (self._failures >= _FAILURES and not self._starting):
                         self._failures = 0
                         raise LaneLost(self._lack())
-                    if self._wanted(now):
-                        actor = self._remote.remote(self._grader)
-                        self._starting.append(_Place(actor, actor.hello.remote(), now))
+                    self._start(now)
                     self._free.wait(0.05)
                 raise LaneLost("the lane is closed")
             finally:
                 self._waiting -= 1
                 self._free.notify_all()
 
-    def _wanted(self, now: float) -> bool:
+    def _start(self, now: float) -> None:
         if now < self._not_before or len(self._starting) >= self._waiting:
-            return False
-        if now - self._counted > 1:
-            self._room, self._counted = self.room(), now
+            return
+        places = len(self._busy) + len(self._starting)
         # One is asked for even where nothing has room: an autoscaler sees it, and a node that joins gets it.
-        places = len(self._idle) + len(self._busy) + len(self._starting)
-        return places < max(1, min(self.width, self._room))
+        if places == 0 or places < min(self.width, self._room()):
+            actor = self._remote.remote(self._grader)
+            self._starting.append(_Place(actor, actor.hello.remote(), now))
 
     def _welcome(self, now: float) -> None:
         """Put the actors that have started among the idle ones, and drop those that did not."""
         for place in list(self._starting):
-            if self._ray.wait([place.ready], timeout=0)[0]:
-                trouble = self._greet(place)
-            elif now - place.asked > self._patience:
-                trouble = f"it did not start within {self._patience:g} s"
-            else:
+            late = now - place.asked > self._patience
+            if not self._ray.wait([place.ready], timeout=0)[0] and not late:
                 continue
             self._starting.remove(place)
-            if not trouble:
+            trouble = "" if late else self._greet(place)
+            if late or trouble:
+                self._kill(place)
+                self._failures, self._trouble = self._failures + 1, trouble or self._trouble
+                self._not_before = now + min(30.0, 0.25 * 2**self._failures)  # Ray may choose the same node again
+            else:
                 self._idle.append(place)
                 self._failures, self._trouble = 0, ""
-            else:
-                self._kill(place)
-                self._failures, self._trouble = self._failures + 1, trouble
-                self._not_before = now + min(30.0, 0.5 * 2**self._failures)  # SPREAD may choose the same node again
 
     def _greet(self, place: _Place) -> str:
-        """Name the place; what is wrong with it, or an empty string."""
+        """Name the place. Returns what is wrong with it, or an empty string."""
         try:
             about = json.loads(self._ray.get(place.ready, timeout=_PING_SECONDS))
         except Exception as e:
             return _short(e)
-        place.node, place.name = about["node"], f"{about['address']} (node {about['node'][:8]})"
-        if about["kbx_env"] != kbx_env.__version__:
-            return f"{place.name} has kbx_env {about['kbx_env']}, this machine {kbx_env.__version__}: install the same"
-        return ""
+        place.where, theirs, ours = about["where"], about["kbx_env"], kbx_env.__version__
+        return "" if theirs == ours else f"{place.where} has kbx_env {theirs}, this machine {ours}: install the same"
 
     def _lack(self) -> str:
-        def say(r: dict[str, float]) -> str:
-            return " and ".join(f"{r.get(k, 0):g} {k}" for k in self._needs)
-
-        has, left = self._ray.cluster_resources(), self._ray.available_resources()
-        text = f"no actor to grade in within {self._patience:g} s: one needs {say(self._needs)}; the cluster has "
-        text += f"{say(has)} on {len(self._nodes())} node(s), of which {say(left)} free"
+        total, left = self._ray.cluster_resources(), self._ray.available_resources()
+        need, has, free = (
+            " and ".join(f"{r.get(k, 0):g} {k}" for k in self._needs) for r in (self._needs, total, left)
+        )
+        text = f"no actor to grade in: one needs {need}; the cluster has {has} on {len(self._nodes())} node(s), {free} free"
         return f"{text}. The last one to start failed: {self._trouble}" if self._trouble else text
 
 
@@ -318,7 +282,7 @@ def _connect(address: str, workers: int | None) -> tuple[Any, bool]:
     try:
         ray.init(address=address, **options)
     except Exception as e:
-        hint = "start a node on this machine: ray start --head, or --address=HOST:6379 for one that runs elsewhere"
+        hint = "start a node on this machine: ray start --head, or --address=HOST:6379 for a head that runs elsewhere"
         raise UsageError(f"cannot use Ray at {address!r}: {_short(e)}; {hint}") from e
     finally:
         os.environ.pop("PYTHONPATH", None)
@@ -329,13 +293,13 @@ def _connect(address: str, workers: int | None) -> tuple[Any, bool]:
 
 def _probe(address: str) -> None:
     """Raise UsageError unless a Ray head answers: ``ray.init`` itself would try for minutes, printing warnings."""
-    found = re.fullmatch(r"([\w.-]+|\[[\w:.]+\]):(\d{1,5})", address)
+    found = re.fullmatch(r"([\w.-]+):(\d{1,5})", address)
     if found is None:
         raise UsageError(f"Ray address {address!r}; local, auto, or HOST:PORT of the head (6379 by default)")
-    where = f"nothing answers at the Ray address {address!r}; give HOST:PORT of a running head (ray status shows it)"
     try:
-        socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=5).close()
+        socket.create_connection((found[1], int(found[2])), timeout=5).close()
         # In a process of its own, because a port that is open but no head of Ray keeps its client for minutes.
-        subprocess.run([sys.executable, "-c", _PROBE, address], capture_output=True, timeout=_PROBE_SECONDS, check=True)
+        ask = [sys.executable, "-c", f"import ray; ray._raylet.GcsClient(address={address!r})"]
+        subprocess.run(ask, capture_output=True, timeout=_PROBE_SECONDS, check=True)
     except (OSError, OverflowError, subprocess.SubprocessError) as e:
-        raise UsageError(where) from e
+        raise UsageError(f"nothing answers at the Ray address {address!r}; give HOST:PORT of a running head") from e

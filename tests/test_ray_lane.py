@@ -75,7 +75,7 @@ class Counted(Store):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A head without cores and two nodes of one core each, that know the fake graders."""
+    """A head without cores and a node of two cores and a GPU (which nothing touches), that know the fake graders."""
     from ray.cluster_utils import Cluster
 
     folder = tmp_path_factory.mktemp("fake")
@@ -86,15 +86,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         patch.setenv("RAY_memory_monitor_refresh_ms", "0")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **SMALL})
-        for _ in range(2):
-            made.add_node(num_cpus=1, **SMALL)
+        made.add_node(num_cpus=2, num_gpus=1, resources={"accelerator_type:H200": 1}, **SMALL)
         yield made
         made.shutdown()
 
 
 @pytest.fixture
 def lane(cluster: Any) -> Iterator[RayLane]:
-    made = RayLane(cluster.address, grader="fake_ray_grader:Grader", patience=20)
+    made = RayLane(cluster.address, gpus=False, grader="fake_ray_grader:Grader", patience=20)
     yield made
     made.close()
 
@@ -138,9 +137,44 @@ def test_close_ends_busy_actors(lane: RayLane) -> None:
     assert job.result(1).fault is Fault.INFRA and all(w.done() for w in waiting)
 
 
+def test_no_room_is_said_and_not_waited_for_forever(lane: RayLane) -> None:
+    with Executor(lane, deadline=20) as executor:
+        slow = [executor.submit(Request("t", b"slow %d" % i)) for i in range(2)]
+        assert all(s.result(30).correct for s in slow), "now both cores are taken"
+        other = RayLane("auto", per_gpu=6, grader="fake_ray_grader:Grader", patience=1)
+        assert other.gpus and other.width == 2 and other.kinds() == ["H200"]
+        with pytest.raises(LaneLost, match=r"needs 1 CPU and 0.1666 GPU; the cluster has 2 CPU and 1 GPU on 2 node"):
+            other.grade(Request("t", b"right"), 5)
+        other.close()
+        assert executor.submit(Request("t", b"right")).result(30).correct, "closing one lane leaves Ray to the other"
+
+
+def test_an_actor_that_cannot_start_says_why(cluster: Any) -> None:
+    lane = RayLane(cluster.address, workers=1, grader="fake_ray_grader:Broken", patience=3)
+    try:
+        with pytest.raises(LaneLost, match="no driver on this node"):
+            lane.grade(Request("t", b"right"), 5)
+    finally:
+        lane.close()
+
+
+def test_a_real_expert_is_judged_as_in_a_process(cluster: Any) -> None:
+    source = expert_source("activation/relu")
+    assert source is not None
+    request = Request("activation/relu", source.encode(), {"backend": "cpu", "targets": (), "seed": 3})
+    verdicts: list[Outcome] = []
+    for lane in (RayLane(cluster.address, workers=1, gpus=False), ProcessLane(1)):
+        with Executor(lane, deadline=60) as executor:
+            verdicts.append(executor.submit(request).result(90))
+    here, there = verdicts
+    assert here.correct and (here.verdict, here.cases, here.source_sha256) == (
+        there.verdict, there.cases, there.source_sha256,
+    )  # fmt: skip
+
+
 def test_a_node_that_goes_and_one_that_comes(cluster: Any, tmp_path: Path) -> None:
     going = cluster.add_node(num_cpus=2, **SMALL)
-    lane = RayLane(cluster.address, workers=4, grader="fake_ray_grader:Grader", patience=20)
+    lane = RayLane(cluster.address, workers=4, gpus=False, grader="fake_ray_grader:Grader", patience=20)
     store, answered = Counted(tmp_path / "g.sqlite"), collections.Counter[int]()
     half = threading.Semaphore(0)
     with Executor(lane, store=store, deadline=20) as executor:
@@ -164,59 +198,6 @@ def test_a_node_that_goes_and_one_that_comes(cluster: Any, tmp_path: Path) -> No
             seen |= {j.result(60).manifest["node"] for j in more}
         assert new.node_id in seen, "a node that joins is used"
     store.close()
-    cluster.remove_node(new)
-
-
-def test_no_room_is_said_and_not_waited_for(cluster: Any) -> None:
-    lane = RayLane(cluster.address, gpus=True, per_gpu=6, grader="fake_ray_grader:Grader", patience=1)
-    try:
-        assert lane.width == 1
-        with pytest.raises(LaneLost, match=r"needs 1 CPU and 0.1666 GPU; the cluster has 2 CPU and 0 GPU on 3 node"):
-            lane.grade(Request("t", b"right"), 5)
-    finally:
-        lane.close()
-
-
-def test_an_actor_that_cannot_start_says_why(cluster: Any) -> None:
-    lane = RayLane(cluster.address, grader="fake_ray_grader:Broken", patience=3)
-    try:
-        with pytest.raises(LaneLost, match="no driver on this node"):
-            lane.grade(Request("t", b"right"), 5)
-    finally:
-        lane.close()
-
-
-def test_shares_of_a_gpu_fill_it(cluster: Any) -> None:
-    node = cluster.add_node(num_cpus=6, num_gpus=1, resources={"accelerator_type:H200": 1}, **SMALL)
-    lane = RayLane(cluster.address, per_gpu=6, grader="fake_ray_grader:Grader")
-    try:
-        assert lane.gpus and lane.width == 6 and lane.kinds() == ["H200"]
-    finally:
-        lane.close()
-        cluster.remove_node(node)
-
-
-def test_a_real_expert_is_judged_as_in_a_process(cluster: Any) -> None:
-    source = expert_source("activation/relu")
-    assert source is not None
-    request = Request("activation/relu", source.encode(), {"backend": "cpu", "targets": (), "seed": 3})
-    verdicts: list[Outcome] = []
-    for lane in (RayLane(cluster.address, workers=1), ProcessLane(1)):
-        with Executor(lane, deadline=60) as executor:
-            verdicts.append(executor.submit(request).result(90))
-    here, there = verdicts
-    assert here.correct and (here.verdict, here.cases, here.source_sha256) == (
-        there.verdict, there.cases, there.source_sha256,
-    )  # fmt: skip
-
-
-def test_a_ray_that_was_running_is_left_running(cluster: Any) -> None:
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    try:
-        RayLane("auto", grader="fake_ray_grader:Grader").close()
-        assert ray.is_initialized()
-    finally:
-        ray.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -236,7 +217,7 @@ def test_bad_usage_names_the_fix(address: str, more: dict[str, Any], says: str) 
 def test_a_port_that_is_not_rays_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kbx_env.ray_lane._PROBE_SECONDS", 2)
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(UsageError, match="nothing answers"):
-        RayLane("127.0.0.1:%d" % mute.getsockname()[1])
+        RayLane(f"127.0.0.1:{mute.getsockname()[1]}")
 
 
 def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
