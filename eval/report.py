@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import math
 import platform
 import sys
@@ -21,9 +22,10 @@ if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from kbx_env.catalog import load_tasks
-from kbx_env.errors import UsageError
-from kbx_env.executor import Executor, InlineLane, ProcessLane, Request
+from kbx_env.errors import KbxError, UsageError
+from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane, Request
 from kbx_env.outcome import Fault, Outcome, Stage, Verdict
+from kbx_env.ray_lane import RayLane
 from kbx_env.store import Store
 from kbx_env.task import Task
 
@@ -173,26 +175,28 @@ def _folder(a: argparse.Namespace) -> Path:
     return out
 
 
-def _ray_lane(a: argparse.Namespace) -> RayLane:
-    """The lane of ``--executor ray``.
+def _ray_lane(a: argparse.Namespace) -> tuple[RayLane, str]:
+    """The lane of ``--executor ray`` and the device of its actors: GPUs where the cluster has them.
 
     Raises:
         UsageError: no Ray, no GPU for ``--backend cuda``, or GPUs whose times would not compare.
     """
-    if a.backend not in BACKENDS:
-        raise UnknownName("backend", a.backend, BACKENDS)
-    lane = RayLane(a.ray_address or "local", workers=a.workers, gpus={"cpu": False, "cuda": True}.get(a.backend))
+    lane = RayLane(a.ray_address or "local", a.workers, gpus=False if a.backend == "cpu" else None)
     try:
-        kinds = lane.kinds()
-        if a.backend == "cuda" and not lane.has_gpus():
+        kinds = " and ".join(lane.kinds())
+        if not lane.gpus and a.backend == "cuda":
             raise UsageError("backend 'cuda': no node of the Ray cluster has a GPU; use --backend cpu (no timing)")
-        if lane.gpus and len(kinds) > 1 and not a.no_timing:
-            raise UsageError(f"the Ray cluster has GPUs of several kinds ({', '.join(kinds)}), whose times do not "
-                             "compare; use a cluster of one kind, or --no-timing")  # fmt: skip
-    except UsageError:
+        if not lane.gpus:
+            return lane, "cpu"
+        if " and " in kinds and not a.no_timing:
+            raise UsageError(f"the cluster mixes {kinds}, whose times do not compare; use one kind, or --no-timing")
+        device = lane.device()
+        if device == "cpu":
+            raise UsageError("torch finds no GPU in a Ray actor that was given one; use --backend cpu, or install it")
+        return lane, device
+    except KbxError as e:
         lane.close()
-        raise
-    return lane
+        raise UsageError(str(e)) from e
 
 
 def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
@@ -204,10 +208,16 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
 
     import kbx_env
     from kbx_env.errors import UnknownName
-    from kbx_env.grading.grader import GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
+    from kbx_env.grading.grader import BACKENDS, GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
 
     tasks = load_tasks(split=a.split, pattern=a.tasks)
-    backend = resolve_backend(a.backend)
+    if a.executor not in EXECUTORS:
+        raise UnknownName("executor", a.executor, EXECUTORS)
+    on_ray = a.executor == "ray"
+    if a.ray_address and not on_ray:
+        raise UsageError("--ray-address is for --executor ray; add that, or leave the address out")
+    if a.backend not in BACKENDS:
+        raise UnknownName("backend", a.backend, BACKENDS)
     if a.grading not in GRADINGS:
         raise UnknownName("grading", a.grading, GRADINGS)
     if a.torch_ops not in TORCH_OPS:
@@ -216,33 +226,42 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     for t in targets:
         if t not in TARGETS:
             raise UnknownName("target", t, TARGETS)
-    if a.workers < 1:
-        raise UsageError(f"--workers is {a.workers}; at least 1")
-    timed = backend == "cuda" and not a.no_timing
-    if timed and a.workers > 1:
+    workers = 1 if a.workers is None else a.workers
+    if workers < 1:
+        raise UsageError(f"--workers is {workers}; at least 1")
+    backend = "" if on_ray else resolve_backend(a.backend)
+    if backend == "cuda" and not a.no_timing and workers > 1:
         raise UsageError("--workers above 1 would spoil the timings on a shared GPU; use --workers 1 or --no-timing")
     policies = [(spec, make_policy(spec)) for spec in dict.fromkeys(a.policy)]
-    out = _folder(a)
-    environment = {"device": torch.cuda.get_device_name(0) if backend == "cuda" else "cpu",
-                   "torch": torch.__version__, "triton": triton.__version__, "kbx_env": kbx_env.__version__}  # fmt: skip
-    settings = {
-        "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
-        "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops,
-    }  # fmt: skip
-    manifest = {**environment, "python": platform.python_version(), **settings, "timed": timed, "tasks": len(tasks),
-                "task_split": a.split,
-                "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
-    store = Store(out / "gradings.sqlite")
-    grader = Grader() if grade is None and a.workers == 1 else None
-    try:
-        lane = InlineLane(grade or grader.grade) if grade or grader else ProcessLane(a.workers)
+    with contextlib.ExitStack() as stack:
+        lane: Lane
+        if on_ray:
+            lane, device = _ray_lane(a)
+            stack.callback(lane.close)
+            backend = "cpu" if device == "cpu" else "cuda"
+        else:
+            device = torch.cuda.get_device_name(0) if backend == "cuda" else "cpu"
+        timed = backend == "cuda" and not a.no_timing
+        out = _folder(a)
+        environment = {"device": device, "torch": torch.__version__, "triton": triton.__version__,
+                       "kbx_env": kbx_env.__version__}  # fmt: skip
+        settings = {
+            "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
+            "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops,
+        }  # fmt: skip
+        manifest = {**environment, "python": platform.python_version(), **settings, "timed": timed,
+                    "tasks": len(tasks), "task_split": a.split,
+                    "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
+        store = stack.enter_context(contextlib.closing(Store(out / "gradings.sqlite")))
+        if grade is not None:
+            lane = InlineLane(grade)
+        elif not on_ray and workers == 1:
+            lane = InlineLane(stack.enter_context(Grader()).grade)
+        elif not on_ray:
+            lane = ProcessLane(workers)
         # Timing a slow kernel on every case is allowed to take minutes; the sandbox's own wall limit is 30 s.
         with Executor(lane, store=store, deadline=600 if timed else 120) as executor:
             found = _grade_all(executor, store, policies, tasks, settings, environment)
-    finally:
-        if grader is not None:
-            grader.close()
-        store.close()
     pages.write(out, [report_of(spec, tasks, found[spec], manifest) for spec, _ in policies])
     return out
 

@@ -5,25 +5,19 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import logging
-import os
-import re
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import kbx_env
 from kbx_env.errors import UsageError
 from kbx_env.executor import GRADER, LaneLost, Request, answer, spent, verdict
 from kbx_env.outcome import Outcome
+from kbx_env.ray_session import connect, disconnect, last_line
 
-_PING_SECONDS, _PROBE_SECONDS = 5.0, 20.0
+_PING_SECONDS = 5.0
 _FAILURES = 3  # actors in a row that fail to start, before a request is given up at once
 
 
@@ -83,7 +77,7 @@ class RayLane:
         for name, value in (("workers", 1 if workers is None else workers), ("per_gpu", per_gpu)):
             if value < 1:
                 raise UsageError(f"{name} is {value}; at least 1")
-        self._ray, self._mine = _connect(address, workers)
+        self._ray, self._mine = connect(address, workers)
         self._grader, self._patience, self._per_gpu = grader, patience, per_gpu
         self.gpus = any(n["Resources"].get("GPU") for n in self._nodes()) if gpus is None else gpus
         # Ray keeps four decimals and rounds: six shares of 0.1667 would be more than one GPU.
@@ -129,8 +123,7 @@ class RayLane:
             # A thread that is inside a call of Ray while it shuts down may never come back.
             self._free.wait_for(lambda: not self._busy and not self._waiting, 10)
         if self._mine:
-            self._ray.shutdown()
-            self._ray._private.worker._worker_logs_enabled = True
+            disconnect()
 
     def _nodes(self) -> list[dict[str, Any]]:
         return [n for n in self._ray.nodes() if n["Alive"]]
@@ -145,7 +138,7 @@ class RayLane:
             ready = self._ray.wait([ref], timeout=seconds)[0]
             reply = self._ray.get(ref, timeout=_PING_SECONDS) if ready else None
         except Exception as e:  # Ray's errors have no common base: some of them are ValueError or RuntimeError
-            raise LaneLost(f"the actor on {place.where} is lost: {_short(e)}") from e
+            raise LaneLost(f"the actor on {place.where} is lost: {last_line(e)}") from e
         if not isinstance(reply, bytes):
             raise LaneLost(f"no verdict within {seconds:g} s from the actor on {place.where}")
         return reply
@@ -239,7 +232,7 @@ class RayLane:
         try:
             about = json.loads(self._ray.get(place.ready, timeout=_PING_SECONDS))
         except Exception as e:
-            return _short(e)
+            return last_line(e)
         place.where, theirs, ours = about["where"], about["kbx_env"], kbx_env.__version__
         return "" if theirs == ours else f"{place.where} has kbx_env {theirs}, this machine {ours}: install the same"
 
@@ -250,56 +243,3 @@ class RayLane:
         )
         text = f"no actor to grade in: one needs {need}; the cluster has {has} on {len(self._nodes())} node(s), {free} free"
         return f"{text}. The last one to start failed: {self._trouble}" if self._trouble else text
-
-
-def _short(e: BaseException) -> str:
-    """The last line of what Ray says: the cause, below the traceback of its worker."""
-    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-    return f"{type(e).__name__}: {lines[-1] if lines else ''}"[:300]
-
-
-def _connect(address: str, workers: int | None) -> tuple[Any, bool]:
-    """(the module ``ray``, connected; whether it was connected here)."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as e:
-        raise UsageError('Ray is not installed; install it: pip install "kbx_env[rllib]"') from e
-    if ray.is_initialized():
-        return ray, False
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-    before = os.environ.get("PYTHONPATH")
-    if address == "local":
-        # A clone that is not installed: the actors find the package as the workers of the process lane do.
-        root = str(Path(kbx_env.__file__).resolve().parent.parent)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, before]))
-        cores = max(os.cpu_count() or 1, workers or 1)
-        options |= {"include_dashboard": False, "num_cpus": cores, "object_store_memory": 100 << 20}
-    elif address != "auto":
-        _probe(address)
-    # Ray prints a paragraph for every actor that dies, whatever log_to_driver says; the outcomes name each.
-    ray._private.worker._worker_logs_enabled = False
-    try:
-        ray.init(address=address, **options)
-    except Exception as e:
-        hint = "start a node on this machine: ray start --head, or --address=HOST:6379 for a head that runs elsewhere"
-        raise UsageError(f"cannot use Ray at {address!r}: {_short(e)}; {hint}") from e
-    finally:
-        os.environ.pop("PYTHONPATH", None)
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
-    return ray, True
-
-
-def _probe(address: str) -> None:
-    """Raise UsageError unless a Ray head answers: ``ray.init`` itself would try for minutes, printing warnings."""
-    found = re.fullmatch(r"([\w.-]+):(\d{1,5})", address)
-    if found is None:
-        raise UsageError(f"Ray address {address!r}; local, auto, or HOST:PORT of the head (6379 by default)")
-    try:
-        socket.create_connection((found[1], int(found[2])), timeout=5).close()
-        # In a process of its own, because a port that is open but no head of Ray keeps its client for minutes.
-        ask = [sys.executable, "-c", f"import ray; ray._raylet.GcsClient(address={address!r})"]
-        subprocess.run(ask, capture_output=True, timeout=_PROBE_SECONDS, check=True)
-    except (OSError, OverflowError, subprocess.SubprocessError) as e:
-        raise UsageError(f"nothing answers at the Ray address {address!r}; give HOST:PORT of a running head") from e

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 import os
 import socket
 import subprocess
@@ -14,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kbx_env.eval import report
 
 import kbx_env
 from kbx_env.catalog import expert_source
 from kbx_env.errors import UsageError
 from kbx_env.executor import Executor, LaneLost, ProcessLane, Request
-from kbx_env.outcome import Fault, Outcome, Verdict
+from kbx_env.outcome import Fault, Verdict
 from kbx_env.ray_lane import RayLane
 from kbx_env.store import Store
 
@@ -158,18 +160,23 @@ def test_an_actor_that_cannot_start_says_why(cluster: Any) -> None:
         lane.close()
 
 
-def test_a_real_expert_is_judged_as_in_a_process(cluster: Any) -> None:
+def test_a_report_over_ray_judges_an_expert_as_a_process_does(cluster: Any, tmp_path: Path) -> None:
+    more = ["--executor", "ray", "--ray-address", cluster.address, "--workers", "1", "--out", str(tmp_path / "out")]
+    args = ["--policy", "expert", "--backend", "cpu", "--split", "all", "--tasks", "activation/relu", *more]
+    out = report.run(report.parser().parse_args([*args, "--targets", "none", "--seed", "3"]))
+    (here,) = json.loads((out / "report.json").read_text())["tasks"]
+    store = Store(out / "gradings.sqlite")
+    assert len(list(store.rows())) == 1 and not ray.is_initialized()
+    store.close()
     source = expert_source("activation/relu")
     assert source is not None
-    request = Request("activation/relu", source.encode(), {"backend": "cpu", "targets": (), "seed": 3})
-    verdicts: list[Outcome] = []
-    for lane in (RayLane(cluster.address, workers=1, gpus=False), ProcessLane(1)):
-        with Executor(lane, deadline=60) as executor:
-            verdicts.append(executor.submit(request).result(90))
-    here, there = verdicts
-    assert here.correct and (here.verdict, here.cases, here.source_sha256) == (
-        there.verdict, there.cases, there.source_sha256,
-    )  # fmt: skip
+    with Executor(ProcessLane(1), deadline=60) as executor:
+        options = {"backend": "cpu", "targets": (), "seed": 3}
+        there = executor.submit(Request("activation/relu", source.encode(), options)).result(90).to_dict()
+    assert here["verdict"] == "correct" and here["manifest"]["device"] == "cpu"
+    assert {k: here[k] for k in ("verdict", "cases", "source_sha256")} == {
+        k: json.loads(json.dumps(there[k])) for k in ("verdict", "cases", "source_sha256")
+    }
 
 
 def test_a_node_that_goes_and_one_that_comes(cluster: Any, tmp_path: Path) -> None:
@@ -215,7 +222,7 @@ def test_bad_usage_names_the_fix(address: str, more: dict[str, Any], says: str) 
 
 
 def test_a_port_that_is_not_rays_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kbx_env.ray_lane._PROBE_SECONDS", 2)
+    monkeypatch.setattr("kbx_env.ray_session._PROBE_SECONDS", 2)
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(UsageError, match="nothing answers"):
         RayLane(f"127.0.0.1:{mute.getsockname()[1]}")
 
