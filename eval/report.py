@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import math
 import platform
 import sys
@@ -21,13 +22,15 @@ if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from kbx_env.catalog import load_tasks
-from kbx_env.errors import UsageError
-from kbx_env.executor import Executor, InlineLane, ProcessLane, Request
+from kbx_env.errors import KbxError, UsageError
+from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane, Request
 from kbx_env.outcome import Fault, Outcome, Stage, Verdict
+from kbx_env.ray_lane import RayLane
 from kbx_env.store import Store
 from kbx_env.task import Task
 
 GradeFunction = Callable[..., Outcome]
+EXECUTORS = ("process", "ray")
 _OURS = ("gradings.sqlite", "gradings.sqlite-wal", "gradings.sqlite-shm", "report.json", "report.md", "report.html")
 
 
@@ -43,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--grading", default="contract", help="contract or paper")
     p.add_argument("--torch-ops", default="strict", help="strict, or allow: wrappers may compute in torch")
     p.add_argument("--targets", default="sm_90", help="ahead-of-time targets, comma-separated, or none")
-    p.add_argument("--workers", type=int, default=1, help="gradings at a time (1 is right for timing on one GPU)")
+    p.add_argument("--executor", default="process", help="process: on this machine; ray: on a Ray cluster")
+    p.add_argument("--ray-address", help="local (default), auto, or HOST:PORT of the head")
+    p.add_argument("--workers", type=int, help="gradings at a time (default: 1; on Ray, one a GPU, or one a core)")
     p.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
     p.add_argument("--no-timing", action="store_true")
     p.add_argument("--out", default="runs/report", help="folder of the report")
@@ -170,6 +175,30 @@ def _folder(a: argparse.Namespace) -> Path:
     return out
 
 
+def _ray_lane(a: argparse.Namespace) -> tuple[RayLane, str]:
+    """The lane of ``--executor ray`` and the device of its actors: GPUs where the cluster has them.
+
+    Raises:
+        UsageError: no Ray, no GPU for ``--backend cuda``, or GPUs whose times would not compare.
+    """
+    lane = RayLane(a.ray_address or "local", a.workers, gpus=False if a.backend == "cpu" else None)
+    try:
+        kinds = " and ".join(lane.kinds())
+        if not lane.gpus and a.backend == "cuda":
+            raise UsageError("backend 'cuda': no node of the Ray cluster has a GPU; use --backend cpu (no timing)")
+        if not lane.gpus:
+            return lane, "cpu"
+        if " and " in kinds and not a.no_timing:
+            raise UsageError(f"the cluster mixes {kinds}, whose times do not compare; use one kind, or --no-timing")
+        device = lane.device()
+        if device == "cpu":
+            raise UsageError("torch finds no GPU in a Ray actor that was given one; use --backend cpu, or install it")
+        return lane, device
+    except KbxError as e:
+        lane.close()
+        raise UsageError(str(e)) from e
+
+
 def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     """Grade and write; returns the folder. ``grade`` stands in for the real grader in tests."""
     import torch
@@ -179,10 +208,16 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
 
     import kbx_env
     from kbx_env.errors import UnknownName
-    from kbx_env.grading.grader import GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
+    from kbx_env.grading.grader import BACKENDS, GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
 
     tasks = load_tasks(split=a.split, pattern=a.tasks)
-    backend = resolve_backend(a.backend)
+    if a.executor not in EXECUTORS:
+        raise UnknownName("executor", a.executor, EXECUTORS)
+    on_ray = a.executor == "ray"
+    if a.ray_address and not on_ray:
+        raise UsageError("--ray-address is for --executor ray; add that, or leave the address out")
+    if a.backend not in BACKENDS:
+        raise UnknownName("backend", a.backend, BACKENDS)
     if a.grading not in GRADINGS:
         raise UnknownName("grading", a.grading, GRADINGS)
     if a.torch_ops not in TORCH_OPS:
@@ -191,34 +226,43 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     for t in targets:
         if t not in TARGETS:
             raise UnknownName("target", t, TARGETS)
-    if a.workers < 1:
-        raise UsageError(f"--workers is {a.workers}; at least 1")
-    timed = backend == "cuda" and not a.no_timing
-    if timed and a.workers > 1:
+    workers = 1 if a.workers is None else a.workers
+    if workers < 1:
+        raise UsageError(f"--workers is {workers}; at least 1")
+    backend = "" if on_ray else resolve_backend(a.backend)
+    if backend == "cuda" and not a.no_timing and workers > 1:
         raise UsageError("--workers above 1 would spoil the timings on a shared GPU; use --workers 1 or --no-timing")
     policies = [(spec, make_policy(spec)) for spec in dict.fromkeys(a.policy)]
-    out = _folder(a)
-    environment = {"device": torch.cuda.get_device_name(0) if backend == "cuda" else "cpu",
-                   "torch": torch.__version__, "triton": triton.__version__, "kbx_env": kbx_env.__version__}  # fmt: skip
-    settings = {
-        "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
-        "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops,
-    }  # fmt: skip
-    manifest = {**environment, "python": platform.python_version(), **settings, "timed": timed, "tasks": len(tasks),
-                "task_split": a.split,
-                "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
-    store = Store(out / "gradings.sqlite")
-    grader = Grader() if grade is None and a.workers == 1 else None
-    try:
-        lane = InlineLane(grade or grader.grade) if grade or grader else ProcessLane(a.workers)
+    with contextlib.ExitStack() as stack:
+        lane: Lane
+        if on_ray:
+            lane, device = _ray_lane(a)
+            stack.callback(lane.close)
+            backend = "cpu" if device == "cpu" else "cuda"
+        else:
+            device = torch.cuda.get_device_name(0) if backend == "cuda" else "cpu"
+        timed = backend == "cuda" and not a.no_timing
+        out = _folder(a)
+        environment = {"device": device, "torch": torch.__version__, "triton": triton.__version__,
+                       "kbx_env": kbx_env.__version__}  # fmt: skip
+        settings = {
+            "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
+            "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops,
+        }  # fmt: skip
+        manifest = {**environment, "python": platform.python_version(), **settings, "timed": timed,
+                    "tasks": len(tasks), "task_split": a.split,
+                    "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
+        store = stack.enter_context(contextlib.closing(Store(out / "gradings.sqlite")))
+        if grade is not None:
+            lane = InlineLane(grade)
+        elif not on_ray and workers == 1:
+            lane = InlineLane(stack.enter_context(Grader()).grade)
+        elif not on_ray:
+            lane = ProcessLane(workers)
         # Timing a slow kernel on every case is allowed to take minutes; the sandbox's own wall limit is 30 s.
         # Everything is submitted at once: the bars then know how many there are.
         with Executor(lane, store=store, deadline=600 if timed else 120, capacity=sys.maxsize) as executor:
             found = _grade_all(executor, store, policies, tasks, settings, environment)
-    finally:
-        if grader is not None:
-            grader.close()
-        store.close()
     pages.write(out, [report_of(spec, tasks, found[spec], manifest) for spec, _ in policies])
     return out
 

@@ -143,8 +143,7 @@ class ProcessLane:
             if worker is None or not worker.alive:
                 worker = self._start()
             outcome = worker.ask(request, deadline)
-            if outcome.fault is Fault.INFRA and outcome.message.startswith(GRADER_FAILED):
-                # An error of CUDA stays in its process for good: the next attempt gets a new one.
+            if spent(outcome):
                 worker.kill()
             return outcome
         finally:
@@ -249,13 +248,11 @@ class _Worker:
             self._process.stdin.flush()
             line = self._process.stdout.readline()
             reply = json.loads(line) if line.endswith(b"\n") else None
-            if reply and "usage" in reply:
-                raise UsageError(reply["usage"])
-            if reply and "error" in reply:
-                self.kill()  # what raised may have left anything behind
-                raise LaneLost(f"{GRADER_FAILED}: {reply['error']}")
             if reply:
-                return Outcome.from_dict(reply["outcome"])
+                return verdict(reply)
+        except LaneLost:
+            self.kill()  # what raised may have left anything behind
+            raise
         except (OSError, ValueError, KeyError) as e:
             if isinstance(e, UsageError):
                 raise
@@ -264,6 +261,35 @@ class _Worker:
         self.kill()
         raise LaneLost(f"no verdict within {deadline:g} s" if late.is_set() else
                        f"the grading process died (exit {self._process.returncode})")  # fmt: skip
+
+
+def answer(grader: Any, task: str, source: bytes, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a worker of a lane replies: plain data, whatever the grading came to."""
+    try:
+        return {"outcome": grader.grade(task, source, **options).to_dict()}
+    except UsageError as e:
+        return {"usage": str(e)}
+    except Exception as e:
+        return {"error": f"{type(e).__name__}: {e}"}
+
+
+def verdict(reply: Mapping[str, Any]) -> Outcome:
+    """What a reply of ``answer`` means on the lane's side.
+
+    Raises:
+        UsageError: the grader said that the request cannot be graded.
+        LaneLost: the grader failed.
+    """
+    if "usage" in reply:
+        raise UsageError(reply["usage"])
+    if "error" in reply:
+        raise LaneLost(f"{GRADER_FAILED}: {reply['error']}")
+    return Outcome.from_dict(reply["outcome"])
+
+
+def spent(outcome: Outcome) -> bool:
+    """Whether the process that gave this outcome must not be used again: an error of CUDA stays in it for good."""
+    return outcome.fault is Fault.INFRA and outcome.message.startswith(GRADER_FAILED)
 
 
 def _serve(spec: str) -> None:
@@ -282,13 +308,7 @@ def _serve(spec: str) -> None:
     try:
         for line in sys.stdin:
             ask = json.loads(line)
-            try:
-                outcome = grader.grade(ask["task"], base64.b64decode(ask["source"]), **ask["options"])
-                reply: dict[str, Any] = {"outcome": outcome.to_dict()}
-            except UsageError as e:
-                reply = {"usage": str(e)}
-            except Exception as e:
-                reply = {"error": f"{type(e).__name__}: {e}"}
+            reply = answer(grader, ask["task"], base64.b64decode(ask["source"]), ask["options"])
             answers.write(json.dumps(reply) + "\n")
             answers.flush()
     except BrokenPipeError:  # the parent is gone

@@ -84,6 +84,9 @@ def test_processes_judge_and_survive_what_dies(lane: ProcessLane, tmp_path: Path
         assert raised.fault is Fault.INFRA and "a bug of ours" in raised.message
         with pytest.raises(UsageError, match="unknown task"):
             jobs[5].result(60)
+        assert sum(w.alive for w in lane._all) <= lane.width, (
+            "a worker whose request was lost does not idle beside its successor"
+        )
 
 
 def test_a_hanging_worker_is_killed_at_the_deadline_and_replaced(lane: ProcessLane) -> None:

@@ -29,6 +29,8 @@ _HIDDEN = (
     "kbx_env.lanes",
     "kbx_env.waiting",
     "kbx_env.many",
+    "kbx_env.ray_lane",
+    "kbx_env.ray_session",
 )
 _FOREIGN = ("numpy.ctypeslib", "cffi", "numba", "cupy", "jax", "tensorflow", "torch.utils.cpp_extension",
             "torch._inductor", "torch._dynamo", "multiprocessing", "scipy")  # fmt: skip

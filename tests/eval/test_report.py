@@ -78,6 +78,9 @@ def test_killed_and_resumed_nothing_is_lost_or_repeated(tmp_path: Path) -> None:
         (["--grading", "papr"], "paper"), (["--backend", "gpu"], "cuda"), (["--workers", "0"], "at least 1"),
         (["--policy", "replay"], "replay:FILE"), (["--policy", "replay:/nowhere.jsonl"], "nowhere"),
         (["--targets", "sm_1"], "sm_90"), (["--policy", "python:nothing:here"], "module:attribute"),
+        (["--executor", "rayy"], "process, ray"), (["--ray-address", "auto"], "--executor ray"),
+        (["--executor", "ray", "--ray-address", "127.0.0.1:1"], "nothing answers"),
+        (["--executor", "ray", "--workers", "0"], "at least 1"),
     ],
 )  # fmt: skip
 def test_bad_usage_exits_2(more: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
