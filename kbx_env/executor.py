@@ -87,8 +87,9 @@ class ProcessLane:
     A worker that dies or misses its deadline is killed with its group and replaced on the next request.
     """
 
-    def __init__(self, workers: int, grader: str = GRADER) -> None:
-        self.width, self._grader = workers, grader
+    def __init__(self, workers: int, grader: str = GRADER, env: Mapping[str, str] | None = None) -> None:
+        """A lane of ``workers`` processes; ``env`` is added to their environment (which GPU they see, ...)."""
+        self.width, self._grader, self._env = workers, grader, dict(env or {})
         self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
         self._lock, self._closed = threading.Lock(), False
@@ -117,7 +118,7 @@ class ProcessLane:
             if self._closed:
                 raise LaneLost("the lane is closed")
             self._all = {w for w in self._all if w.alive}
-            worker = _Worker(self._grader, max(1, (os.cpu_count() or 1) // self.width))
+            worker = _Worker(self._grader, max(1, (os.cpu_count() or 1) // self.width), self._env)
             self._all.add(worker)
             return worker
 
@@ -132,9 +133,9 @@ class ProcessLane:
 class _Worker:
     """One worker process, seen from the lane."""
 
-    def __init__(self, grader: str, threads: int) -> None:
+    def __init__(self, grader: str, threads: int, more: Mapping[str, str]) -> None:
         root = str(Path(__file__).resolve().parent.parent)
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+        env = {**os.environ, **more, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
         # Each worker's torch would take every core: on 2 cores, 2 workers were half as fast as with one thread each.
         env.setdefault("OMP_NUM_THREADS", str(threads))
         # A session of its own: Ctrl-C reaches the parent alone, which then ends the workers in order.
