@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kbx_env.eval.simulate import Job, Shape, bounds, check, dispatch_of, job_of, jobs_of, plan, play, repeated, shape_of
+from kbx_env.eval.simulate import (
+    Job,
+    Shape,
+    bounds,
+    check,
+    dispatch_of,
+    job_of,
+    jobs_of,
+    plan,
+    play,
+    repeated,
+    shape_of,
+)
 
 from kbx_env.errors import UsageError
 
@@ -98,7 +110,16 @@ ROW = {
 
 def _result(**more: Any) -> dict[str, Any]:
     rate = {"kernels_per_second": 1 / 6}
-    return {"backend": "cuda", "gpus": 1, "workers": 1, "cores": 4, "dispatch_ms": 2.0, "requests": [ROW], **rate, **more}
+    return {
+        "backend": "cuda",
+        "gpus": 1,
+        "workers": 1,
+        "cores": 4,
+        "dispatch_ms": 2.0,
+        "requests": [ROW],
+        **rate,
+        **more,
+    }
 
 
 def test_recorded_stages_become_needs() -> None:
@@ -123,7 +144,9 @@ def test_a_run_is_checked_in_its_own_shape() -> None:
     assert check(_result(kernels_per_second=None), [Job(core=1)], False, shape)["error"] is None
 
 
-@pytest.mark.parametrize("broken", [{}, {"backend": "cpu"}, _result(requests=[{}]), _result(requests=5), _result(requests=[])])
+@pytest.mark.parametrize(
+    "broken", [{}, {"backend": "cpu"}, _result(requests=[{}]), _result(requests=5), _result(requests=[])]
+)
 def test_what_is_no_result_is_named(broken: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="result"):
         jobs_of(broken, 0.0)
