@@ -16,7 +16,8 @@ from kbx_env.task import CATEGORIES
 NAME = "replay"
 
 
-def _task_of(row: Mapping[str, Any]) -> str | None:
+def task_of(row: Mapping[str, Any]) -> str | None:
+    """The catalogue's task that a row names under ``task`` or ``file``; ``None`` where there is none."""
     raw = str(row.get("task") or row.get("file") or "").strip().replace("\\", "/").removesuffix(".py").lower()
     *folders, name = raw.split("/")
     category = folders[-1] if folders else ""
@@ -29,7 +30,8 @@ def _task_of(row: Mapping[str, Any]) -> str | None:
     return names[0] if len(names) == 1 else None
 
 
-def _source_of(row: Mapping[str, Any]) -> str:
+def source_of(row: Mapping[str, Any]) -> str:
+    """The source in a row's ``predict``, with the entry under the name that the task asks for."""
     source = strip_fences(str(row["predict"]))
     entry, written = row.get("entry"), row.get("entry_in_source")
     if isinstance(entry, str) and isinstance(written, str) and entry != written:
@@ -38,7 +40,8 @@ def _source_of(row: Mapping[str, Any]) -> str:
     return source
 
 
-def _lines(file: Path) -> list[str]:
+def lines_of(file: Path) -> list[str]:
+    """The lines of a file of JSON lines."""
     # Not splitlines(): it also breaks at U+2028 and form feeds, which JSON allows inside a string.
     return file.read_text(encoding="utf-8-sig", errors="replace").split("\n")
 
@@ -55,7 +58,7 @@ class Replay:
             raise UsageError(f"no replay file {path!r}; expected JSON lines with task (or file) and predict")
         self.warnings: list[str] = []
         self.sources: dict[str, list[str]] = {}
-        for number, line in enumerate(_lines(file), 1):
+        for number, line in enumerate(lines_of(file), 1):
             if line.strip():
                 self._add(number, line)
         for warning in self.warnings:
@@ -72,11 +75,11 @@ class Replay:
         if not isinstance(row, dict) or not isinstance(row.get("predict"), str):
             self.warnings.append(f"line {number}: no text under 'predict'")
             return
-        task = _task_of(row)
+        task = task_of(row)
         if task is None:
             self.warnings.append(f"line {number}: no task named {str(row.get('task') or row.get('file'))!r}")
             return
-        self.sources.setdefault(task, []).append(_source_of(row))
+        self.sources.setdefault(task, []).append(source_of(row))
 
     def samples(self, task: str) -> int:
         """How many answers to this task a report grades; 1 (no answer) where the file has none."""

@@ -114,7 +114,9 @@ class ProcessLane:
     a deadline passes is left to it: else a short deadline would kill every worker before its first verdict.
     """
 
-    def __init__(self, workers: int, grader: str = GRADER, ahead: bool = True) -> None:
+    def __init__(
+        self, workers: int, grader: str = GRADER, ahead: bool = True, env: Mapping[str, str] | None = None
+    ) -> None:  # fmt: skip
         """A lane of so many processes.
 
         Args:
@@ -123,13 +125,14 @@ class ProcessLane:
                 ``zygote``, which is called before the first request.
             ahead: start every worker now, and the successor of one that died at once; they get warm in the background.
                 Otherwise a worker is started by the first request that finds none.
+            env: added to the environment of the workers (which GPU they see, ...).
 
         Raises:
             UsageError: fewer than one worker.
         """
         if workers < 1:
             raise UsageError(f"{workers} workers; at least 1")
-        self.width, self._grader, self._ahead = workers, grader, ahead
+        self.width, self._grader, self._ahead, self._env = workers, grader, ahead, dict(env or {})
         self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
         self._lock, self._closed = threading.Lock(), False
@@ -169,7 +172,7 @@ class ProcessLane:
             if self._closed:
                 raise LaneLost("the lane is closed")
             self._all = {w for w in self._all if w.alive}
-            worker = _Worker(self._grader, max(1, (os.cpu_count() or 1) // self.width))
+            worker = _Worker(self._grader, max(1, (os.cpu_count() or 1) // self.width), self._env)
             self._all.add(worker)
             return worker
 
@@ -184,9 +187,9 @@ class ProcessLane:
 class _Worker:
     """One worker process, seen from the lane."""
 
-    def __init__(self, grader: str, threads: int) -> None:
+    def __init__(self, grader: str, threads: int, more: Mapping[str, str]) -> None:
         root = str(Path(__file__).resolve().parent.parent)
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+        env = {**os.environ, **more, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
         # Each worker's torch would take every core: on 2 cores, 2 workers were half as fast as with one thread each.
         env.setdefault("OMP_NUM_THREADS", str(threads))
         self._ready, self._began, self._reading = False, time.monotonic(), threading.Lock()

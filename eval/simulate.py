@@ -1,0 +1,334 @@
+"""A cluster of graders in fast motion: replays the recorded stage times of real requests over any number of GPUs.
+
+``python eval/throughput.py --simulate RESULT.json`` and ``--check REAL.json...`` are its command line. What is modelled:
+
+- a request is taken from the one queue by a free worker; taking it costs the one dispatcher ``dispatch`` seconds;
+- it keeps its worker all along, then needs, one after the other, a core of its GPU's share (screen, proof, compile and
+  whatever else the grader computes), its GPU together with other correctness runs (correct, evidence), its GPU alone (time),
+  and its worker alone (the way back). Who waits is served in order of arrival;
+- correctness runs do not slow each other down, and the times are as recorded: what slowed them then is in them already.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kbx_env.errors import UsageError
+from kbx_env.outcome import Stage, Verdict
+
+DISPATCH_MS = 1.0
+"""Milliseconds that the dispatcher spends on a request where nothing was measured."""
+ROUNDS = 50
+"""Requests for each worker of a simulated cluster: enough that the last ones, which leave workers idle, weigh little."""
+_CORE, _SHARED, _ALONE, _SLOT, _DONE = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one request needs, in seconds and in this order.
+
+    Attributes:
+        core: on a core.
+        shared: on its GPU, next to others.
+        alone: on its GPU, alone.
+        slot: in its worker, without anything else.
+        judged: whether it ends with a verdict on the kernel (no infrastructure fault).
+    """
+
+    core: float = 0.0
+    shared: float = 0.0
+    alone: float = 0.0
+    slot: float = 0.0
+    judged: bool = True
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes where it waits for nothing."""
+        return self.core + self.shared + self.alone + self.slot
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A cluster.
+
+    Attributes:
+        gpus: how many, at least 1.
+        workers: for each GPU.
+        cores: for each GPU.
+        dispatch: seconds of the one dispatcher for a request.
+    """
+
+    gpus: int = 1
+    workers: int = 1
+    cores: int = 1
+    dispatch: float = 0.0
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a simulated run went. ``taken`` and ``ended``: seconds from the start, by request, in the order of the queue."""
+
+    seconds: float
+    judged: int
+    taken: Sequence[float]
+    ended: Sequence[float]
+
+    @property
+    def rate(self) -> float | None:
+        """Kernels judged in a second; ``None`` where the run took no time."""
+        return self.judged / self.seconds if self.seconds else None
+
+    def latency(self, share: float) -> float | None:
+        """Quantile of the seconds from a worker's taking a request to its verdict."""
+        if not self.ended:
+            return None
+        return float(np.quantile(np.asarray(self.ended) - np.asarray(self.taken), share))
+
+
+class _Gpu:
+    """One GPU with its cores: who holds what and who waits for it."""
+
+    __slots__ = ("alone", "cores", "for_core", "for_gpu", "together")
+
+    def __init__(self, cores: int) -> None:
+        self.cores, self.together, self.alone = cores, 0, False
+        self.for_core: deque[int] = deque()
+        self.for_gpu: deque[tuple[int, int]] = deque()
+
+    def take(self, step: int, slot: int) -> bool:
+        """Whether a slot has got what the step needs; otherwise it waits."""
+        if step == _CORE:
+            if self.cores:
+                self.cores -= 1
+                return True
+            self.for_core.append(slot)
+            return False
+        # Whoever wants to share does not overtake one that waits to be alone: timing would never begin.
+        if self.for_gpu or not self._open(step):
+            self.for_gpu.append((slot, step))
+            return False
+        self._enter(step)
+        return True
+
+    def free(self, step: int) -> list[tuple[int, int]]:
+        """Give back what a step needed; the slots and steps that begin now."""
+        if step == _CORE:
+            if self.for_core:
+                return [(self.for_core.popleft(), step)]
+            self.cores += 1
+            return []
+        if step == _ALONE:
+            self.alone = False
+        else:
+            self.together -= 1
+        woken = []
+        while self.for_gpu and self._open(self.for_gpu[0][1]):
+            woken.append(self.for_gpu.popleft())
+            self._enter(woken[-1][1])
+        return woken
+
+    def _open(self, step: int) -> bool:
+        return not self.alone and (step == _SHARED or not self.together)
+
+    def _enter(self, step: int) -> None:
+        if step == _ALONE:
+            self.alone = True
+        else:
+            self.together += 1
+
+
+def play(jobs: Sequence[Job], shape: Shape) -> Course:
+    """Run the jobs, all waiting in the queue from the start, over a cluster; the same arguments give the same course.
+
+    Raises:
+        UsageError: a cluster without GPUs, workers or cores, or a negative time.
+    """
+    if min(shape.gpus, shape.workers, shape.cores) < 1 or shape.dispatch < 0:
+        raise UsageError(f"{shape}: gpus, workers and cores are at least 1, dispatch is not negative")
+    if any(min(j.core, j.shared, j.alone, j.slot) < 0 for j in jobs):
+        raise UsageError("a recorded time is negative")
+    needs = [(j.core, j.shared, j.alone, j.slot) for j in jobs]
+    gpus = [_Gpu(shape.cores) for _ in range(shape.gpus)]
+    many = shape.gpus * shape.workers
+    holds = [0] * many
+    taken, ended = [0.0] * len(jobs), [0.0] * len(jobs)
+    events: list[tuple[float, int, int, int]] = []
+    dispatcher, following, made = 0.0, 0, 0
+
+    def push(now: float, slot: int, step: int) -> None:
+        nonlocal made
+        heapq.heappush(events, (now, made, slot, step))  # the number keeps the order of events at the same moment
+        made += 1
+
+    def fetch(now: float, slot: int) -> None:
+        nonlocal dispatcher, following
+        if following < len(jobs):
+            holds[slot], taken[following] = following, max(now, dispatcher)
+            dispatcher = taken[following] + shape.dispatch
+            following += 1
+            push(dispatcher, slot, _CORE - 1)
+
+    def advance(now: float, slot: int, step: int) -> None:
+        need = needs[holds[slot]]
+        while step < _DONE and not need[step]:
+            step += 1
+        if step == _DONE:
+            ended[holds[slot]] = now
+            fetch(now, slot)
+        elif step == _SLOT or gpus[slot % shape.gpus].take(step, slot):
+            push(now + need[step], slot, step)
+
+    # One worker of every GPU, then the second of every GPU: few requests are spread over all GPUs.
+    for slot in range(min(many, len(jobs))):
+        fetch(0.0, slot)
+    while events:
+        now, _, slot, step = heapq.heappop(events)
+        if _CORE <= step < _SLOT:
+            for other, wanted in gpus[slot % shape.gpus].free(step):
+                push(now + needs[holds[other]][wanted], other, wanted)
+        advance(now, slot, step + 1)
+    return Course(max(ended, default=0.0), sum(j.judged for j in jobs), taken, ended)
+
+
+def bounds(jobs: Sequence[Job], shape: Shape) -> dict[str, float]:
+    """Kernels per second that each resource allows at most, however the requests are ordered; the lowest binds.
+
+    Holds for runs whose requests are the same mix.
+    """
+    n = len(jobs)
+    share = sum(j.judged for j in jobs) / n if n else 0.0
+    mean = {k: sum(getattr(j, k) for j in jobs) / n if n else 0.0 for k in ("core", "shared", "alone", "seconds")}
+    needs = {
+        "workers": (mean["seconds"] + shape.dispatch) / (shape.gpus * shape.workers),
+        "cores": mean["core"] / (shape.gpus * shape.cores),
+        # At best, all workers of a GPU share it at the same time.
+        "gpu": (mean["alone"] + mean["shared"] / shape.workers) / shape.gpus,
+        "dispatch": shape.dispatch,
+    }
+    return {name: share / s for name, s in needs.items() if s > 0}
+
+
+def job_of(row: Mapping[str, Any], backend: str, dispatch: float) -> Job:
+    """What a recorded request needs.
+
+    Args:
+        row: a row of ``requests`` in the JSON of ``eval/throughput.py``.
+        backend: where it was recorded: on ``cpu``, everything needs a core.
+        dispatch: seconds of the dispatcher, which the worker has spent waiting as well and which are not counted twice.
+
+    Raises:
+        KeyError: the row lacks ``seconds``, ``begin``, ``end`` or ``verdict``.
+    """
+    seconds = {k: float(v) for k, v in row["seconds"].items()}
+    held = float(row["end"]) - float(row["begin"])
+    total = seconds.pop("total", 0.0)
+    on_gpu = backend == "cuda"
+    alone = seconds.get(Stage.TIME, 0.0) if on_gpu else 0.0
+    shared = seconds.get(Stage.CORRECT, 0.0) + seconds.get(Stage.EVIDENCE, 0.0) if on_gpu else 0.0
+    core = max(total - alone - shared, 0.0)
+    # Outside the grader: the way there and back, or a grading that was lost and whose stages nobody knows.
+    slot = max(held - core - shared - alone - dispatch, 0.0)
+    return Job(core, shared, alone, slot, row["verdict"] != Verdict.INFRA_FAULT)
+
+
+def dispatch_of(result: Mapping[str, Any], given_ms: float | None = None) -> float:
+    """Seconds of the dispatcher for a request: as given, else as measured, else 1 ms."""
+    for ms in (given_ms, result.get("dispatch_ms")):
+        if ms is not None:
+            return float(ms) / 1000
+    return DISPATCH_MS / 1000
+
+
+def jobs_of(result: Mapping[str, Any], dispatch: float) -> list[Job]:
+    """The recorded requests of a result.
+
+    Raises:
+        UsageError: it is no result of ``eval/throughput.py``, or holds no request.
+    """
+    try:
+        jobs = [job_of(r, result["backend"], dispatch) for r in result["requests"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise UsageError(f"not a result of eval/throughput.py --json ({type(e).__name__}: {e})") from e
+    if not jobs:
+        raise UsageError("the result holds no request that ended; record a longer run")
+    return jobs
+
+
+def shape_of(result: Mapping[str, Any], dispatch: float, cores: int | None = None) -> Shape:
+    """The cluster on which a result was recorded; its cores are shared equally by its GPUs unless given."""
+    gpus = max(1, int(result["gpus"]))
+    return Shape(gpus, int(result["workers"]), cores or max(1, int(result["cores"]) // gpus), dispatch)
+
+
+def repeated(jobs: Sequence[Job], count: int, seed: int = 0) -> list[Job]:
+    """As many jobs as asked: the recorded ones again and again, in another order each time."""
+    rng, found = random.Random(seed), list[Job]()
+    while len(found) < count:
+        found += rng.sample(list(jobs), len(jobs))
+    return found[:count]
+
+
+def plan(
+    jobs: Sequence[Job], gpus: Sequence[int], shape: Shape, count: int | None = None, seed: int = 0
+) -> list[dict[str, Any]]:
+    """One row for every number of GPUs.
+
+    Args:
+        jobs: the recorded requests.
+        gpus: numbers of GPUs.
+        shape: workers and cores for each GPU, and the dispatcher; its ``gpus`` are not looked at.
+        count: requests of each simulated run; default: 50 for each worker, at least the recorded ones.
+        seed: of their order.
+
+    Returns:
+        Rows with ``gpus``, ``requests``, ``kernels_per_second``, ``efficiency`` (against as many times one GPU),
+        ``p50`` and ``p95`` (seconds from a worker's taking a request to its verdict) and ``bound`` (what the tightest of
+        ``bounds`` is).
+    """
+
+    def one(n: int) -> tuple[Course, dict[str, float]]:
+        at = Shape(n, shape.workers, shape.cores, shape.dispatch)
+        chosen = repeated(jobs, count or max(len(jobs), ROUNDS * n * shape.workers), seed)
+        return play(chosen, at), bounds(jobs, at)
+
+    base = one(1)[0].rate
+    rows = []
+    for n in gpus:
+        course, limits = one(n)
+        rate = course.rate
+        rows.append({
+            "gpus": n, "requests": len(course.ended), "kernels_per_second": rate,
+            "efficiency": rate / (n * base) if rate is not None and base else None,
+            "p50": course.latency(0.5), "p95": course.latency(0.95),
+            "bound": min(limits, key=lambda k: limits[k]) if limits else None,
+        })  # fmt: skip
+    return rows
+
+
+def check(result: Mapping[str, Any], jobs: Sequence[Job], own: bool, shape: Shape) -> dict[str, Any]:
+    """A recorded run against its simulation.
+
+    Args:
+        result: the recorded run.
+        jobs: the requests to simulate.
+        own: whether they are the run's own, in its order; otherwise they are repeated to as many as it had.
+        shape: of the run.
+
+    Returns:
+        ``measured`` and ``simulated`` kernels per second and ``error``, the relative difference; ``None`` where unknown.
+    """
+    asked = len(result["requests"])
+    course = play(jobs if own else repeated(jobs, asked), shape)
+    measured = result.get("kernels_per_second")
+    error = course.rate / measured - 1 if course.rate is not None and measured else None
+    return {
+        "gpus": int(result["gpus"]), "workers": shape.workers, "requests": asked, "measured": measured,
+        "simulated": course.rate, "error": error,
+    }  # fmt: skip

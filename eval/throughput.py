@@ -1,0 +1,436 @@
+"""How many kernels a machine grades in a second, where the time goes, and what a cluster would do.
+
+    python eval/throughput.py [--workload FILE.jsonl ...] [--experts SHARE] [--count N] [--gpus N] [--workers W]
+                              [--no-timing] [--json FILE] [--trace FILE.png]
+    python eval/throughput.py --simulate RESULT.json [--gpus 1,2,4,8] [--workers-per-gpu W] [--cores-per-gpu C]
+    python eval/throughput.py --check REAL.json... [--simulate RESULT.json]
+
+Rows of a workload are ``{"task", "predict"}`` (a model's answer) or ``{"task", "source"}``; without files, it is our experts,
+the zoo's honest kernels and the recorded samples. Every request has inputs of its own, fixed by ``--seed`` and its number.
+``--gpus 0`` is the CPU backend. Overhead is the share of the workers' time (wall x workers) that is neither compilation nor
+device time (correct, evidence and time stages). ``--simulate`` replays the recorded stage times over clusters of other
+sizes; ``--check`` compares simulated with measured rates, with the run's own times or those of ``--simulate``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import queue
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+if __package__ in (None, ""):
+    sys.path.insert(0, str(ROOT))
+
+from kbx_env.eval import meters, simulate
+from kbx_env.eval.soak import below, resident
+from kbx_env.eval.workload import Piece, workload
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from kbx_env.errors import UnknownName, UsageError
+from kbx_env.executor import GRADER, Executor, ProcessLane, Request
+from kbx_env.outcome import Outcome
+
+
+class GpuLanes:
+    """One lane for each GPU, seen as one; remembers who graded what and when."""
+
+    def __init__(self, lanes: Sequence[Any]) -> None:
+        self._lanes, self.width = list(lanes), sum(lane.width for lane in lanes)
+        self._idle: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        # The first worker of every GPU, then the second of every GPU: few requests are spread over all GPUs.
+        for worker in range(max(lane.width for lane in lanes)):
+            for gpu, lane in enumerate(lanes):
+                if worker < lane.width:
+                    self._idle.put((gpu, worker))
+        self.spans: dict[int, list[tuple[int, int, float, float]]] = {}
+        """By sample number of the request: GPU, worker, begin and end of every attempt."""
+
+    def grade(self, request: Request, deadline: float) -> Outcome:
+        """Grade on the GPU whose worker has waited longest."""
+        gpu, worker = self._idle.get()
+        begin = time.perf_counter()
+        try:
+            return self._lanes[gpu].grade(request, deadline)
+        finally:
+            self.spans.setdefault(request.sample, []).append((gpu, worker, begin, time.perf_counter()))
+            self._idle.put((gpu, worker))
+
+    def close(self) -> None:
+        """End every lane."""
+        for lane in self._lanes:
+            lane.close()
+
+
+def lanes_for(gpus: int, workers: int, grader: str = GRADER) -> GpuLanes:
+    """Worker processes that see one GPU each; with 0 GPUs, one lane of processes that see none."""
+    cores = len(os.sched_getaffinity(0))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // (max(gpus, 1) * workers)))
+    # The numbers of the GPUs that this process sees, which need not begin at 0.
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [n.strip() for n in shown.split(",") if n.strip()] if shown else [str(k) for k in range(gpus)]
+    seen = names[:gpus] if gpus else [""]
+    each = [{"CUDA_VISIBLE_DEVICES": name, "OMP_NUM_THREADS": threads} for name in seen]
+    return GpuLanes([ProcessLane(workers, grader, env) for env in each])
+
+
+def _uuids(gpus: int) -> list[str]:
+    """Ids of the GPUs as the driver knows them.
+
+    Raises:
+        UsageError: there are fewer.
+    """
+    if not gpus:
+        return []
+    import torch
+
+    there = torch.cuda.device_count()
+    if there < gpus:
+        raise UsageError(f"--gpus is {gpus}, torch finds {there} on this machine; --gpus 0 is the CPU backend")
+    found = [str(getattr(torch.cuda.get_device_properties(k), "uuid", "")) for k in range(gpus)]
+    return [u if u.startswith(("GPU-", "MIG-")) else f"GPU-{u}" for u in found]
+
+
+def _memory(watch: meters.GpuWatch) -> dict[str, Any]:
+    return {"host_mb": round(sum(map(resident, below(os.getpid()))), 1), "gpu_mb": [m for _, m in watch.now()] or None}
+
+
+def measure(
+    pieces: Sequence[Piece], lanes: GpuLanes, options: Mapping[str, Any], *, seed: int = 0, warm: int = 0,
+    deadline: float = 120.0, watch: meters.GpuWatch | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Grade all pieces over the lanes and say how it went; Ctrl-C ends it early, with what has ended until then.
+
+    Args:
+        pieces: the workload.
+        lanes: where; closed at the end.
+        options: of ``grade``; every request gets a ``seed`` of its own, so that equal kernels are graded each.
+        seed: the first one.
+        warm: gradings before the clock starts, from the beginning of the workload.
+        deadline: seconds for one grading.
+        watch: the GPUs.
+    """
+    watch = watch or meters.GpuWatch([])
+    ended: dict[int, tuple[float, Outcome]] = {}
+    submitted: dict[int, float] = {}
+    failed: list[BaseException] = []
+    over = threading.Event()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+
+    def request(k: int) -> Request:
+        piece = pieces[k % len(pieces)]
+        return Request(piece.task, piece.source, {**options, "seed": seed + k}, sample=k)
+
+    interrupted, start = False, time.perf_counter()
+    with (
+        Executor(lanes, deadline=deadline) as executor,
+        Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress,
+    ):
+        bar = progress.add_task("grading", total=len(pieces))
+
+        def done(k: int, job: Future[Outcome]) -> None:
+            if over.is_set() or job.cancelled():
+                return  # what was cut off by the end of the run says nothing
+            error = job.exception()
+            if error is not None:
+                failed.append(error)
+            else:
+                ended[k] = (time.perf_counter(), job.result())
+            progress.advance(bar)
+
+        before = cpu = None
+        try:
+            for job in [executor.submit(request(len(pieces) + k)) for k in range(warm)]:
+                job.result()
+            before = _memory(watch)
+            watch.start()
+            start, cpu = time.perf_counter(), time.process_time()
+            jobs = []
+            for k in range(len(pieces)):
+                submitted[k] = time.perf_counter()
+                jobs.append(executor.submit(request(k)))
+                jobs[-1].add_done_callback(lambda job, k=k: done(k, job))  # type: ignore[misc]
+            wait(jobs)
+        except KeyboardInterrupt:
+            interrupted = True
+        over.set()
+        stop = time.perf_counter()
+        used = time.process_time() - cpu if cpu is not None else None
+        watch.stop()
+        after = _memory(watch)
+    if failed:
+        raise failed[0]
+    rows = [_row(k, pieces[k], *ended[k], submitted[k], lanes.spans[k], start) for k in sorted(ended)]
+    for r in rows:
+        r["gpu"] = r["gpu"] if watch.busy() else None
+    # Until the last verdict: closing the bar and a join are no grading.
+    wall = stop - start if interrupted else max((r["end"] for r in rows), default=0.0)
+    return summary(rows, wall, lanes.width) | {
+        "interrupted": interrupted, "asked": len(pieces), "gpu_busy": watch.busy() or None,
+        "dispatch_ms": 1000 * used / len(rows) if used is not None and rows else None,
+        "memory": {"start": before, "end": after}, "requests": rows,
+    }  # fmt: skip
+
+
+def _row(
+    k: int, piece: Piece, at: float, outcome: Outcome, submitted: float,
+    spans: Sequence[tuple[int, int, float, float]], start: float,
+) -> dict[str, Any]:  # fmt: skip
+    gpu, worker, _, _ = spans[-1]
+    return {
+        "task": piece.task, "kind": piece.kind, "verdict": str(outcome.verdict), "gpu": gpu, "worker": worker,
+        "submitted": submitted - start, "begin": spans[0][2] - start, "end": at - start, "attempts": len(spans),
+        "seconds": meters.stage_seconds(outcome), "message": outcome.message[:200],
+        "speedup": outcome.speedup,
+    }  # fmt: skip
+
+
+def summary(rows: Sequence[Mapping[str, Any]], wall: float, workers: int) -> dict[str, Any]:
+    """Rates, latencies, stages and shares of a run of ``wall`` seconds over ``workers`` in all; faults are no kernels."""
+    judged = [r for r in rows if r["verdict"] != "infra_fault"]
+    rate = len(judged) / wall if wall > 0 else None
+    gpus = sorted({r["gpu"] for r in rows if r["gpu"] is not None})
+    return {
+        "wall_seconds": wall, "kernels": len(judged), "kernels_per_second": rate,
+        "per_gpu": [sum(r["gpu"] == g for r in judged) / wall for g in gpus] if rate is not None and gpus else None,
+        "verdicts": dict(Counter(str(r["verdict"]) for r in rows).most_common()),
+        "stages": meters.by_stage(rows),
+        "latency": {
+            "from_submission": meters.spread([r["end"] - r["submitted"] for r in rows]),
+            "from_begin": meters.spread([r["end"] - r["begin"] for r in rows]),
+        },
+        "shares": meters.shares(rows, wall, workers),
+    }  # fmt: skip
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--workload", nargs="+", type=Path, default=[], metavar="FILE.jsonl", help="recorded kernels")
+    p.add_argument("--experts", type=float, metavar="SHARE", help="share of our own experts in the mix, 0 to 1")
+    p.add_argument(
+        "--count", type=int, metavar="N", help="requests (default: each kernel once; simulated: 50 a worker)"
+    )
+    p.add_argument("--seed", type=int, default=0, help="of choice, order and inputs")
+    p.add_argument("--gpus", help="GPUs; 0 is the CPU backend (default: 1 where there is one); simulated: 1,2,4,...")
+    p.add_argument("--workers", type=int, default=1, metavar="W", help="processes for each GPU")
+    p.add_argument("--timing", action=argparse.BooleanOptionalAction, help="time correct kernels (default: on GPUs)")
+    p.add_argument("--targets", default="sm_90", help="ahead-of-time targets, comma-separated, or none")
+    p.add_argument("--wall", type=float, default=30.0, help="wall limit of one submission in seconds")
+    p.add_argument("--warm", type=int, metavar="K", help="gradings before the clock starts (default: one a worker)")
+    p.add_argument("--json", type=Path, metavar="FILE")
+    p.add_argument("--trace", type=Path, metavar="FILE.png", help="draw who did what when (needs matplotlib)")
+    p.add_argument("--simulate", type=Path, metavar="RESULT.json", help="replay its stage times over other clusters")
+    p.add_argument("--workers-per-gpu", type=int, metavar="W", help="simulated; default: as recorded")
+    p.add_argument("--cores-per-gpu", type=int, metavar="C", help="simulated; default: as recorded")
+    p.add_argument("--dispatch-ms", type=float, metavar="MS", help="simulated; default: as recorded, else 1")
+    p.add_argument("--check", nargs="+", type=Path, metavar="REAL.json", help="simulated against measured rates")
+    return p
+
+
+def _versions() -> dict[str, str]:
+    import torch
+    import triton
+
+    import kbx_env
+
+    return {"kbx_env": kbx_env.__version__, "python": platform.python_version(), "torch": torch.__version__,
+            "triton": triton.__version__}  # fmt: skip
+
+
+def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
+    """Measure; ``grader`` (``module:class``) stands in for the real one in tests.
+
+    Raises:
+        UsageError: an option that cannot be met.
+    """
+    import torch
+
+    from kbx_env.grading.grader import TARGETS
+
+    gpus = _whole("--gpus", a.gpus, 0) if a.gpus is not None else int(torch.cuda.is_available())
+    uuids = _uuids(gpus)
+    if a.workers < 1:
+        raise UsageError(f"--workers is {a.workers}; at least 1")
+    if a.warm is not None and a.warm < 0:
+        raise UsageError(f"--warm is {a.warm}; at least 0")
+    if a.timing and not gpus:
+        raise UsageError("--timing needs a GPU: the CPU backend times nothing; use --no-timing or --gpus 1")
+    targets = [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
+    for t in targets:
+        if t not in TARGETS:
+            raise UnknownName("target", t, TARGETS)
+    if a.trace:
+        meters.check_picture()
+    backend, timing = ("cuda" if gpus else "cpu"), bool(gpus) and a.timing is not False
+    pieces, left_out = workload(a.workload, a.experts, a.count, a.seed, backend)
+    if timing and a.workers > 1:
+        print("throughput: workers that share a GPU disturb each other's timings: take the rates, not the speedups",
+              file=sys.stderr)  # fmt: skip
+    warm = a.warm if a.warm is not None else max(gpus, 1) * a.workers
+    result = {
+        "date": time.strftime("%Y-%m-%d"), "backend": backend, "gpus": gpus, "workers": a.workers, "timing": timing,
+        "device": torch.cuda.get_device_name(0) if gpus else None, "versions": _versions(),
+        "machine": platform.machine(), "cores": len(os.sched_getaffinity(0)),
+        "settings": {"seed": a.seed, "targets": targets, "wall": a.wall, "warm": warm, "experts": a.experts},
+        "workload": {"files": [f.name for f in a.workload], "left_out": left_out,
+                     "kinds": dict(Counter(p.kind for p in pieces))},
+    }  # fmt: skip
+    options = {"backend": backend, "targets": targets, "timing": timing, "wall": a.wall}
+    # Timing a slow kernel on every case is allowed to take minutes.
+    deadline = 600.0 if timing else max(120.0, 4 * a.wall)
+    lanes = lanes_for(gpus, a.workers, grader)
+    return result | measure(
+        pieces, lanes, options, seed=a.seed, warm=warm, deadline=deadline, watch=meters.GpuWatch(uuids)
+    )
+
+
+def _whole(name: str, text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise UsageError(f"{name} is {text!r}; a whole number, at least {least}")
+    return number
+
+
+def _shown(value: Any, form: str = ".3g") -> str:
+    return "unknown" if value is None else format(value, form)
+
+
+def tell(result: Mapping[str, Any], console: Console) -> None:
+    """Print a run: rates, then a line for each stage."""
+    r, memory = result, result["memory"]
+    where = f"{r['gpus']} x {r['device']}" if r["gpus"] else f"CPU backend, {r['cores']} cores"
+    left = f"; {n} rows left out" if (n := r["workload"]["left_out"]) else ""
+    facts = {
+        "device": f"{where}, {r['workers']} workers {'a GPU' if r['gpus'] else ''}".rstrip(),
+        "workload": ", ".join(f"{n} {k}" for k, n in r["workload"]["kinds"].items()) + left,
+        "ended": f"{len(r['requests'])} of {r['asked']} in {r['wall_seconds']:.1f} s"
+                 + (" (interrupted)" if r["interrupted"] else ""),
+        "kernels per second": _shown(r["kernels_per_second"])
+                              + (f" (each GPU: {', '.join(map(_shown, r['per_gpu']))})" if r["per_gpu"] else ""),
+        "latency p50, p95": "; ".join(
+            f"{_shown(v['p50'])}, {_shown(v['p95'])} s {k.replace('_', ' ')}" for k, v in r["latency"].items()
+        ),
+        "verdicts": ", ".join(f"{n} {v}" for v, n in r["verdicts"].items()),
+        "GPU busy share": ", ".join(map(_shown, r["gpu_busy"])) if r["gpu_busy"] else "unknown (no GPU)",
+        "overhead share": _shown(r["shares"]["overhead"]),
+        "workers' time": ", ".join(f"{k} {v:.3f}" for k, v in r["shares"].items() if k != "overhead" and v is not None),
+        "dispatch": f"{_shown(r['dispatch_ms'])} ms of the parent's CPU for a request",
+    }  # fmt: skip
+    for when, m in memory.items():
+        if m:
+            on_gpu = ", ".join(_shown(x, ".0f") for x in m["gpu_mb"]) if m["gpu_mb"] else "unknown"
+            facts[f"memory at the {when}"] = f"host {m['host_mb']:.0f} MB, GPU {on_gpu}" + (
+                " MB" if m["gpu_mb"] else ""
+            )
+    grid = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        grid.add_row(name, value)
+    console.print(grid)
+    table = Table("stage", *(["requests", "sum s", "mean s", "p50 s", "p95 s"]))
+    for name, v in r["stages"].items():
+        table.add_row(name, str(v["n"]), *(_shown(v[k], ".3f") for k in ("sum", "mean", "p50", "p95")))
+    console.print(table)
+
+
+def loaded(file: Path) -> dict[str, Any]:
+    """A saved result.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        data = json.loads(file.read_text())
+        if not isinstance(data, dict) or not all(isinstance(data[k], int) for k in ("gpus", "workers", "cores")):
+            raise ValueError("gpus, workers and cores are missing")
+        return data
+    except (OSError, ValueError, KeyError) as e:
+        raise UsageError(f"{file}: not a result of eval/throughput.py --json ({type(e).__name__}: {e})") from e
+
+
+def run_simulation(a: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Plans and checks; prints a table for each.
+
+    Raises:
+        UsageError: a file that is no result, or an impossible cluster.
+    """
+    told: dict[str, Any] = {}
+    source = loaded(a.simulate) if a.simulate else None
+    if a.dispatch_ms is not None and a.dispatch_ms < 0:
+        raise UsageError(f"--dispatch-ms is {a.dispatch_ms:g}; at least 0")
+    for name in ("workers_per_gpu", "cores_per_gpu", "count"):
+        if getattr(a, name) is not None and getattr(a, name) < 1:
+            raise UsageError(f"--{name.replace('_', '-')} is {getattr(a, name)}; at least 1")
+    if source is not None and not a.check:
+        dispatch = simulate.dispatch_of(source, a.dispatch_ms)
+        recorded = simulate.shape_of(source, dispatch, a.cores_per_gpu)
+        shape = simulate.Shape(1, a.workers_per_gpu or recorded.workers, recorded.cores, dispatch)
+        gpus = [_whole("--gpus", t.strip(), 1) for t in a.gpus.split(",")] if a.gpus else [2**k for k in range(11)]
+        rows = simulate.plan(simulate.jobs_of(source, dispatch), gpus, shape, a.count, a.seed)
+        told["simulated"] = {
+            "workers": shape.workers,
+            "cores": shape.cores,
+            "dispatch_ms": 1000 * dispatch,
+            "rows": rows,
+        }
+        title = f"{shape.workers} workers and {shape.cores} cores a GPU, {1000 * dispatch:.3g} ms dispatch"
+        table = Table("GPUs", "requests", "kernels/s", "efficiency", "p50 s", "p95 s", "bound by", title=title)
+        for r in rows:
+            table.add_row(str(r["gpus"]), str(r["requests"]), _shown(r["kernels_per_second"], ".4g"),
+                          _shown(r["efficiency"], ".3f"), _shown(r["p50"]), _shown(r["p95"]), r["bound"])  # fmt: skip
+        console.print(table)
+    if a.check:
+        rows, table = [], Table("run", "GPUs", "workers", "requests", "measured/s", "simulated/s", "error")
+        for file in a.check:
+            real = loaded(file)
+            dispatch = simulate.dispatch_of(source or real, a.dispatch_ms)
+            jobs = simulate.jobs_of(source or real, dispatch)
+            shape = simulate.shape_of(real, dispatch, a.cores_per_gpu)
+            r = {"file": file.name} | simulate.check(real, jobs, source is None, shape)
+            rows.append(r)
+            table.add_row(r["file"], *(str(r[k]) for k in ("gpus", "workers", "requests")), _shown(r["measured"], ".4g"),
+                          _shown(r["simulated"], ".4g"), _shown(r["error"], "+.1%"))  # fmt: skip
+        console.print(table)
+        told["checked"] = rows
+    return told
+
+
+def main(argv: Sequence[str] | None = None, grader: str = GRADER) -> int:
+    """Exit 0 when it is told, 2 on bad usage, 130 when interrupted (what was measured is told all the same)."""
+    a = parser().parse_args(argv)
+    console, interrupted = Console(), False
+    try:
+        if a.simulate or a.check:
+            told = run_simulation(a, console)
+        else:
+            told = run(a, grader)
+            interrupted = told["interrupted"]
+            tell(told, console)
+        # First the figures, then the picture: a picture that fails takes no measurement with it.
+        if a.json:
+            a.json.write_text(json.dumps(told, indent=1))
+        if a.trace and "requests" in told:
+            meters.draw(told, a.trace)
+    except (UsageError, OSError) as e:
+        print(f"throughput: {e}", file=sys.stderr)
+        return 2
+    return 130 if interrupted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
