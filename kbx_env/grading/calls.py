@@ -8,15 +8,16 @@ import inspect
 import math
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kbx_env import wire
-from kbx_env.errors import KbxError, SandboxError
+from kbx_env.errors import SandboxError
 from kbx_env.grading import floor, inputs, reference
+from kbx_env.grading.claims import Stopped, build, count, pairs, readable, survived
 from kbx_env.grading.defences import Defence
 from kbx_env.grading.judge import Answer
 from kbx_env.grading.judge.samples import TURNS
@@ -32,64 +33,11 @@ DISK_BYTES = 256 << 20
 """With less space than this a runner's word that the disk is full is believed."""
 
 
-class Stopped(Exception):
-    """The submission ended its own grading: an error, a timeout, a violation."""
-
-    def __init__(self, verdict: Verdict, message: str, violations: Sequence[Violation] = ()) -> None:
-        super().__init__(message)
-        self.verdict, self.message, self.violations = verdict, message, tuple(violations)
-
-
-@contextlib.contextmanager
-def readable() -> Iterator[None]:
-    """What a runner sends may be anything: nonsense is its own verdict, not an error of the grader."""
-    try:
-        yield
-    except (KbxError, Stopped, EngineError, MemoryError, OSError):  # said on purpose, or the machine's
-        raise
-    except Exception as e:
-        message = f"the submission's process sent an unreadable result ({type(e).__name__}: {e})"[:300]
-        raise Stopped(Verdict.RUNTIME_ERROR, message) from None
-
-
-def count(value: Any) -> int:
-    """A claimed number of things.
-
-    Raises:
-        wire.WireError: not a whole number that fits 53 bits.
-    """
-    if type(value) is not int or not 0 <= value < 1 << 53:
-        raise wire.WireError(f"not a count: {str(value)[:40]!r}")
-    return value
-
-
 def _mailbox() -> Mailbox | None:
     """A way for large tensors; without one they go through the socket."""
     with contextlib.suppress(RuntimeError):
         return Mailbox()
     return None
-
-
-def _pairs(value: Any) -> list[tuple[str, str]]:
-    """Denied operations as claimed; what cannot be read is a denial of its own, never silence."""
-    try:
-        return [(str(r)[:60], str(d)[:300]) for r, d in list(value)[:100]]
-    except (TypeError, ValueError):
-        return [("tampering", "the log of denied operations is unreadable")]
-
-
-def _build(row: Any) -> Build:
-    def number(key: str) -> int | None:
-        return None if row.get(key) is None else count(row[key])
-
-    error, seconds = row.get("error"), row.get("seconds")
-    timed = isinstance(seconds, int | float) and 0 <= seconds < 1e6  # not NaN either
-    return Build(
-        kernel=str(row["kernel"])[:200], target=str(row["target"])[:20], ok=row["ok"] is True,
-        error=None if error is None else str(error)[:500], registers=number("registers"), spills=number("spills"),
-        shared=number("shared"), shared_limit=number("shared_limit"),
-        seconds=float(seconds) if timed else None,
-    )  # fmt: skip
 
 
 @dataclass
@@ -152,9 +100,14 @@ class Talk:
         if self.engine is not None:
             self.engine.close()
 
-    def ask(self, header: dict[str, Any], blobs: list[bytes] | None = None, *, extra: float = 0.0) -> Any:
-        """One command; deaths, hangs and errors of the submission become ``Stopped``."""
-        with self.gpu.using():
+    def ask(
+        self, header: dict[str, Any], blobs: list[bytes] | None = None, *, extra: float = 0.0, idle: bool = False
+    ) -> Any:  # fmt: skip
+        """One command; deaths, hangs and errors of the submission become ``Stopped``.
+
+        ``idle``: it launches nothing on the GPU. To compile takes seconds, and who wants the GPU alone must not wait for that.
+        """
+        with contextlib.nullcontext() if idle else self.gpu.using():
             return self._ask(header, blobs, extra)
 
     def _ask(self, header: dict[str, Any], blobs: list[bytes] | None, extra: float) -> Any:
@@ -183,7 +136,7 @@ class Talk:
         if "want" in reply:  # in the middle of a call; what was denied comes with its end
             return reply, data
         self._served += 1
-        self._hear(_pairs(reply.get("denied")))
+        self._hear(pairs(reply.get("denied")))
         if self._heard != self._served:
             self.denied.append(("tampering", "the log of denied operations fell silent"))
         self.standing = self.standing and bool(reply.get("standing"))
@@ -197,7 +150,7 @@ class Talk:
         for row in rows:
             if type(row) is int:
                 self._heard = row if row == self._heard + 1 else -1  # whoever makes up numbers hides what is missing
-        logged = _pairs([r for r in rows if type(r) is not int])
+        logged = pairs([r for r in rows if type(r) is not int])
         self.denied = list(dict.fromkeys([*self.denied, *logged, *claimed]))
 
     def _lost(self, verdict: Verdict, message: str) -> Stopped:
@@ -222,7 +175,7 @@ class Talk:
 
     def load(self, data: bytes) -> None:
         """Execute the module."""
-        reply, _ = self.ask({"op": "load", "entry": self.task.entry}, [data])
+        reply, _ = self.ask({"op": "load", "entry": self.task.entry}, [data], idle=True)
         if not reply.get("entry"):
             raise Stopped(Verdict.MALFORMED, f"{self.task.entry!r} is not a function after the module ran")
 
@@ -270,7 +223,10 @@ class Talk:
         header = self.header(sent, generator_seed, blobs, turn)
         generator_seed += turn in ("again", "copy")  # the state after the first call
         header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.left)}
-        reply, data = self.ask(header, blobs)
+        if self.engine is None and mode == "run" and not quiet and repeat == 0:
+            with survived():  # compiles what the call will launch
+                self.ask(header | {"mode": "ablate"}, blobs, idle=True)
+        reply, data = self.ask(header, blobs, idle=mode == "ablate" and self.engine is None)
         if self.engine is not None:
             return self._traced(self.engine, args, sent, generator_seed, reply, ablate=mode == "ablate")
         with readable():
@@ -364,10 +320,10 @@ class Talk:
     def build(self, targets: list[str]) -> list[Build]:
         """Ahead-of-time builds of the kernels seen since the last call."""
         left = self.left
-        reply, _ = self.ask({"op": "build", "targets": targets}, extra=60)
+        reply, _ = self.ask({"op": "build", "targets": targets}, extra=60, idle=True)
         self.left = left  # the compiler's time is not the submission's; what the runner says of it is not believed
         with readable():
-            return [_build(row) for row in reply["builds"][:MAX_BUILDS]]
+            return [build(row) for row in reply["builds"][:MAX_BUILDS]]
 
     def ideal_bytes(self, case: Case, claimed: Claimed) -> int:
         """Bytes that the call had to move at least."""

@@ -22,7 +22,8 @@ import torch
 from scipy.stats import t as student
 
 from kbx_env.grading import floor, fresh, inputs, reference
-from kbx_env.grading.calls import Stopped, Talk
+from kbx_env.grading.calls import Talk
+from kbx_env.grading.claims import Stopped
 from kbx_env.grading.fresh import Ring, Turn
 from kbx_env.grading.sides import SLOTS, EagerSide, Fetched, RunnerSide, Side
 from kbx_env.grading.telemetry import Telemetry, disturbance
@@ -208,7 +209,7 @@ def _compare(
     if mine.prepare(ring, result_bytes) and talk.gpu.contended:
         # It has compiled; what it chose while others were at work may be chance.
         with talk.gpu.alone():
-            mine.prepare(ring, result_bytes, anew=True)
+            mine.warm(anew=True)
     held: list[tuple[Turn, Fetched]] = []
 
     def check(order: list[int], turns: list[Turn]) -> None:

@@ -11,7 +11,8 @@ import torch
 from kbx_env import wire
 from kbx_env.backends import cost
 from kbx_env.grading import floor, inputs
-from kbx_env.grading.calls import Stopped, Talk, readable
+from kbx_env.grading.calls import Talk
+from kbx_env.grading.claims import Stopped, readable
 from kbx_env.grading.traced import EngineError
 from kbx_env.outcome import CaseEstimate, Estimate
 from kbx_env.task import Case, Task, shape_of

@@ -17,7 +17,8 @@ import torch
 from kbx_env import wire
 from kbx_env.grading import judge as judges
 from kbx_env.grading import reference
-from kbx_env.grading.calls import Stopped, Talk, count, readable
+from kbx_env.grading.calls import Talk
+from kbx_env.grading.claims import Stopped, count, readable
 from kbx_env.grading.fresh import Ring, Turn, flat
 from kbx_env.grading.judge import Answer
 from kbx_env.grading.mailbox import Mailbox, claimed
@@ -98,19 +99,18 @@ class RunnerSide:
         self.most = TIMED_BYTES
         """Bytes that a result and what was written in place may have."""
 
-    def _ask(self, header: dict[str, Any], blobs: list[bytes] | None = None, seconds: float = COMMAND_SECONDS) -> Any:
+    def _ask(
+        self, header: dict[str, Any], blobs: list[bytes] | None = None, seconds: float = COMMAND_SECONDS, idle: bool = False
+    ) -> Any:  # fmt: skip
         self.talk.left = seconds
-        return self.talk.ask({"op": "time"} | header, blobs)
+        return self.talk.ask({"op": "time"} | header, blobs, idle=idle)
 
-    def prepare(
-        self, draws: Sequence[dict[str, Any]] | Ring, result_bytes: int | None = None, anew: bool = False
-    ) -> bool:  # fmt: skip
+    def prepare(self, draws: Sequence[dict[str, Any]] | Ring, result_bytes: int | None = None) -> bool:
         """Take inputs and warm up; autotuning may take its time here.
 
         Args:
             draws: the values.
             result_bytes: of a right result.
-            anew: have autotuners measure once more what they measured the last time.
 
         Returns:
             Whether an autotuner says that it has measured.
@@ -127,7 +127,13 @@ class RunnerSide:
         header = {"do": "prepare", "slots": [m["args"] for m in messages], "count": SLOTS}
         header |= {"entry": messages[0]["entry"], "positional": messages[0]["positional"]}
         header |= {"turning": ring.turning if ring else None, "written": list(self.talk.task.written(self.case.args))}
-        reply, _ = self._ask(header | {"anew": anew}, blobs, PREPARE_SECONDS)
+        self._ask(header, blobs)
+        self._ask({"do": "dry"}, seconds=PREPARE_SECONDS, idle=True)
+        return self.warm()
+
+    def warm(self, anew: bool = False) -> bool:
+        """The first calls; ``anew`` has autotuners measure once more what they measured the last time. Tells whether any did."""
+        reply, _ = self._ask({"do": "warm", "anew": anew}, seconds=PREPARE_SECONDS)
         return bool(reply.get("measured"))
 
     def _box(self) -> Mailbox | None:

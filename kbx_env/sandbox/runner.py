@@ -185,7 +185,7 @@ class Runner:
         watch = self.stopwatch
         if watch is None:
             raise ValueError("there is no clock on this device")
-        self.interceptor.mode = "time"
+        self.interceptor.mode = "ablate" if header["do"] == "dry" else "time"
         match header["do"]:
             case "prepare":
                 slots = [{name: self._argument(d, blobs) for name, d in slot.items()} for slot in header["slots"]]
@@ -199,10 +199,13 @@ class Runner:
                         return entry(*given, **whole)
 
                 several = {"slots": int(header.get("count", 0)), "written": header.get("written", ())}
-                several["anew"] = header.get("anew") is True
-                reply = watch.prepare(call, slots, turning=header.get("turning"), **several)
+                reply = watch.prepare(call, slots, turning=header.get("turning"), warm=False, **several)
                 self.mail.empty()
                 return reply, []
+            case "dry":
+                return watch.dry(), []
+            case "warm":
+                return watch.warm(header.get("anew") is True), []
             case "take":
                 return self.mail.take(int(header["offset"]), int(header["size"]), int(header["total"])), []
             case "give":

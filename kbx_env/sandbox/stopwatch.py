@@ -18,6 +18,7 @@ import torch
 
 from kbx_env.sandbox.driver import Driver, Kept, Seen, again, blank, is_plain, like
 from kbx_env.sandbox.mail import Result
+from kbx_env.sandbox.rings import Rings, Turn
 from kbx_env.sandbox.tuning import Tuners
 
 FLUSH_BYTES = 512 << 20
@@ -31,9 +32,6 @@ POISON = 0xFF
 """Every byte of a result that was looked at: NaN, -1. Who returns it again returns this."""
 ALONE = 5.0
 """Seconds that another thread must wait for the interpreter while a result is being kept."""
-
-Turn = Mapping[str, Sequence[int]]
-"""The values of one call: by tensor, where its window into the ring starts and by how much its matrices are rolled."""
 
 
 class Stopwatch:
@@ -55,8 +53,7 @@ class Stopwatch:
         """By slot and tensor: what it is, and a hold on its memory that no ``set_`` of a call loosens."""
         self._kept: dict[int, Kept] = {}
         self._written: tuple[str, ...] = ()
-        self._ring: dict[str, tuple[int, int, tuple[int, int]]] = {}
-        """By tensor: address and elements of the ring, and the sizes of its matrices (0, 0 for none)."""
+        self._rings = Rings(self._tools)
         self._spare: list[tuple[int, int]] = []
         self._wait_us = 100.0
         self._play: Callable[[], None] | None = None
@@ -70,9 +67,9 @@ class Stopwatch:
 
     def prepare(
         self, call: Callable[[dict[str, Any]], Any], draws: Sequence[dict[str, Any]], *, slots: int = 0,
-        turning: Mapping[str, Sequence[int]] | None = None, written: Sequence[str] = (), anew: bool = False,
+        turning: Mapping[str, Sequence[int]] | None = None, written: Sequence[str] = (), warm: bool = True,
     ) -> dict[str, Any]:  # fmt: skip
-        """Take new inputs and warm up: compilation and autotuning happen here, outside every timed region.
+        """Take new inputs and ``warm`` up.
 
         Args:
             call: what is timed, on one slot.
@@ -80,15 +77,10 @@ class Stopwatch:
             slots: sets of buffers, where there are rings.
             turning: by tensor that changes from call to call, the sizes of its matrices, or two zeros.
             written: tensors that a call changes in place; their values are part of the result.
-            anew: what autotuners found since the last time is forgotten.
-
-        Returns:
-            Seconds of the first calls, and how often an autotuner measured.
+            warm: otherwise that is still to come.
         """
         self._free()
         self._freeze(False)
-        if self._tuners is not None:
-            self._tuners.forget() if anew else self._tuners.measured.clear()
         self._call, self._written = call, tuple(written)
         self._slots = list(draws)
         if turning is not None:
@@ -96,6 +88,29 @@ class Stopwatch:
         self._settled_down()
         if not self._flush:
             self._flush = self._tools.alloc(FLUSH_BYTES)
+        return self.warm() if warm else {}
+
+    def dry(self) -> dict[str, Any]:
+        """One call in which nothing is launched, as the caller has seen to: it compiles."""
+        assert self._call is not None
+        with contextlib.suppress(Exception):  # host code may stumble over what no kernel wrote
+            self._call(self._slots[0])
+        return {}
+
+    def warm(self, anew: bool = False) -> dict[str, Any]:
+        """The first calls: autotuning happens here, outside every timed region.
+
+        Args:
+            anew: what autotuners found since the last time is forgotten.
+
+        Returns:
+            Seconds of the first calls, and how often an autotuner measured.
+        """
+        assert self._call is not None
+        call = self._call
+        self._freeze(False)
+        if self._tuners is not None:
+            self._tuners.forget() if anew else self._tuners.measured.clear()
         start = self._now()
         for slot in self._slots:
             call(slot)
@@ -109,7 +124,7 @@ class Stopwatch:
             call(slot)
             host.append(self._now() - before)
             self._settle()
-        self._wait_us = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._ring) + 2e6 * max(host))
+        self._wait_us = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._rings) + 2e6 * max(host))
         self._freeze(True)
         return {"warm_seconds": warm, "measured": len(self._tuners.measured) if self._tuners is not None else 0}
 
@@ -123,13 +138,12 @@ class Stopwatch:
         return self._tuners.late if self._tuners is not None else 0
 
     def _free(self) -> None:
-        for address, _, _ in self._ring.values():
-            self._tools.free(address)
+        self._rings.free()
         for kept in [*self._kept.values(), *self._captured]:
             self._spare += kept.at
         for address in {a for a, _ in self._spare if a}:
             self._tools.free(address)
-        self._spare, self._ring, self._kept, self._play = [], {}, {}, None
+        self._spare, self._kept, self._play = [], {}, None
         self._captured, self._replayed = [], []
 
     def close(self) -> None:
@@ -145,17 +159,11 @@ class Stopwatch:
             self.close()
 
     def _lay(self, draws: Sequence[dict[str, Any]], slots: int, turning: Mapping[str, Sequence[int]]) -> None:
-        tools = self._tools
-        for name, sizes in turning.items():
-            seen = [Seen(d[name]) for d in draws if name in d]
-            address = tools.alloc(sum(s.size for s in seen))
-            for k, s in enumerate(seen):
-                tools.copy(address + k * s.size, s.pointer, s.size)
-            self._ring[name] = address, sum(s.span for s in seen), (int(sizes[0]), int(sizes[1]))
+        self._rings.lay(draws, turning)
         self._slots = []
         for _ in range(slots):
             self._slots.append({k: self._moved(v) if isinstance(v, torch.Tensor) else v for k, v in draws[0].items()})
-        tools.sync()
+        self._tools.sync()
 
     def _settled_down(self) -> None:
         self._homes = [
@@ -171,27 +179,8 @@ class Stopwatch:
     def load(self, slot: int, turn: Turn) -> None:
         """Give a slot the values of a turn, in stream order and in the same storage: on the device nothing but a copy,
         for torch nothing at all."""
-        for name, (offset, down, right) in turn.items():
-            ring, elements, (rows, columns) = self._ring[name]
-            seen = self._homes[slot][name][0]
-            first = min(seen.span, elements - offset)
-            for source, to, count in ((offset, 0, first), (0, first, seen.span - first)):
-                if count:
-                    self._roll(ring + source * seen.item, seen.pointer + to * seen.item, count, seen.item,
-                               (rows, columns), (down, right))  # fmt: skip
-
-    def _roll(self, source: int, to: int, count: int, item: int, matrix: tuple[int, int], by: tuple[int, int]) -> None:
-        rows, columns = matrix
-        if not any(by):
-            self._tools.copy(to, source, count * item)
-            return
-        # Element (i, j) comes from (i + down, j + right): four rectangles.
-        for row, height in ((by[0], rows - by[0]), (0, by[0])):
-            for column, width in ((by[1], columns - by[1]), (0, by[1])):
-                if height and width:
-                    out = ((row - by[0]) % rows, (column - by[1]) % columns * item)
-                    size = (count // (rows * columns), height, width * item)
-                    self._tools.copy_boxes(to, source, (row, column * item), out, size, (rows, columns * item))
+        for name, window in turn.items():
+            self._rings.load(name, self._homes[slot][name][0], window)
 
     def shuffle(self, seed: int) -> dict[str, Any]:
         """Move every input to a new address and give cached memory back, so that outputs move too.

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kbx_env.catalog import load_task
-from kbx_env.grading.calls import Stopped, Talk
+from kbx_env.grading.calls import Talk
+from kbx_env.grading.claims import Stopped
 from kbx_env.grading.clock import RunnerSide
 from kbx_env.outcome import Verdict
 

@@ -11,7 +11,7 @@ from test_calls import talk
 
 from kbx_env.catalog import load_task
 from kbx_env.grading import clock, sides
-from kbx_env.grading.calls import Stopped
+from kbx_env.grading.claims import Stopped
 
 TICK_US = 0.032
 """Resolution of an H200's event clock."""

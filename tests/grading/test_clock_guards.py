@@ -16,7 +16,7 @@ from triton.runtime.autotuner import Autotuner
 
 from kbx_env.catalog import load_task
 from kbx_env.grading import clock, floor, sides
-from kbx_env.grading.calls import Stopped
+from kbx_env.grading.claims import Stopped
 from kbx_env.grading.telemetry import Reading
 from kbx_env.outcome import Timing, Verdict
 from kbx_env.sandbox.mail import Mail

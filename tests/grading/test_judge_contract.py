@@ -139,3 +139,11 @@ def test_svd_of_nothing_and_of_rank_one() -> None:
     assert rule(SVD, ones, args, *torch.linalg.svd(args["A"])).passed
     bad = answer(*torch.linalg.svd(args["A"])[:2], args=args)
     assert not judge.judge(SVD, ones, args, [bad]).passed
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e300])
+def test_noise_without_bound_is_a_number_of_decibels(value: float) -> None:
+    """Found by fuzzing: an infinite result ended the grader instead of the grading."""
+    plain = torch.ones(4, dtype=torch.float64)
+    assert contract.sqnr(torch.tensor([1.0, 1.0, 1.0, value], dtype=torch.float64), plain) < -50
+    assert contract.sqnr(plain, plain) == math.inf and contract.sqnr(plain, 0 * plain) == -math.inf

@@ -121,7 +121,8 @@ def launch(
             bits = np.array(int(v) & ((1 << (8 * size)) - 1), f"u{size}")
             values.append(bits.astype(t.dtype).reshape(1))
         else:
-            values.append(np.array(float(v)).astype(t.dtype).reshape(1))
+            with np.errstate(over="ignore"):  # a number too large for its type is infinite there
+                values.append(np.array(float(v)).astype(t.dtype).reshape(1))
     annotate(module)
     total = grid[0] * grid[1] * grid[2]
     chunk = max(1, min(max_bytes, _CACHE_BYTES) // (8 * module.max_elements))

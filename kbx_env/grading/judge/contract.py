@@ -58,7 +58,8 @@ def sqnr(got: torch.Tensor, plain: torch.Tensor) -> float:
     """Signal to quantization noise in dB: 10 log10(|plain|^2 / |got - plain|^2); no scale of the inputs changes it."""
     noise = float((got.to(torch.float64).cpu() - plain.cpu()).square().sum())
     signal = float(plain.square().sum())
-    return math.inf if noise == 0 else -math.inf if signal == 0 else 10 * math.log10(signal / noise)
+    ratio = signal / noise if noise else math.inf
+    return 10 * math.log10(ratio) if ratio > 0 else -math.inf  # also where the noise is infinite, or no number
 
 
 def _noise(task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer, device: str) -> str:
