@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import math
-import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -172,12 +171,10 @@ def _folder(a: argparse.Namespace) -> Path:
 
 def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     """Grade and write; returns the folder. ``grade`` stands in for the real grader in tests."""
-    import torch
-    import triton
     from kbx_env.baselines.policy import make_policy
     from kbx_env.eval import pages
 
-    import kbx_env
+    from kbx_env import versions
     from kbx_env.errors import UnknownName
     from kbx_env.grading.grader import GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
 
@@ -198,13 +195,12 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
         raise UsageError("--workers above 1 would spoil the timings on a shared GPU; use --workers 1 or --no-timing")
     policies = [(spec, make_policy(spec)) for spec in dict.fromkeys(a.policy)]
     out = _folder(a)
-    environment = {"device": torch.cuda.get_device_name(0) if backend == "cuda" else "cpu",
-                   "torch": torch.__version__, "triton": triton.__version__, "kbx_env": kbx_env.__version__}  # fmt: skip
+    environment = versions.environment(backend)
     settings = {
         "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
         "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops,
     }  # fmt: skip
-    manifest = {**environment, "python": platform.python_version(), **settings, "timed": timed, "tasks": len(tasks),
+    manifest = {**environment, **settings, "timed": timed, "tasks": len(tasks),
                 "task_split": a.split,
                 "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
     store = Store(out / "gradings.sqlite")

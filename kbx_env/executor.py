@@ -198,8 +198,12 @@ class Executor:
         self._lock = threading.Lock()
 
     def submit(self, request: Request) -> Future[Outcome]:
-        """The verdict to come: an ``infra_fault`` outcome when every attempt was lost, never a lost exception."""
-        stored = self._store.get(request.key) if self._store else None
+        """The verdict to come: an ``infra_fault`` outcome when every attempt was lost, never a lost exception.
+
+        What the store knows is not graded again: neither this request, nor the same source under the same options and
+        versions from another policy or sample.
+        """
+        stored = self._known(request)
         if stored is not None:
             done: Future[Outcome] = Future()
             done.set_result(stored)
@@ -212,6 +216,21 @@ class Executor:
         shared.add_done_callback(lambda f: self._finish(f, request, mine))
         return mine
 
+    def _known(self, request: Request) -> Outcome | None:
+        if self._store is None:
+            return None
+        stored = self._store.get(request.key)
+        if stored is None:
+            stored = self._store.same(request.record, request.source)
+            if stored is not None:  # a row of its own: reports count gradings by policy and sample
+                self._keep(request, stored)
+        return stored
+
+    def _keep(self, request: Request, outcome: Outcome) -> None:
+        # A grader with layers of defence left out says so in its outcomes, but no request does: they answer nobody else.
+        if self._store is not None and not outcome.manifest.get("without"):
+            self._store.put(request.key, request.policy, request.sample, request.record, request.source, outcome)
+
     def _finish(self, shared: Future[Outcome], request: Request, mine: Future[Outcome]) -> None:
         with self._lock:
             if self._flight.get(request.content) is shared:
@@ -221,8 +240,7 @@ class Executor:
             return
         try:
             outcome = shared.result()
-            if self._store is not None:
-                self._store.put(request.key, request.policy, request.sample, request.record, request.source, outcome)
+            self._keep(request, outcome)
         except BaseException as e:
             mine.set_exception(e)
         else:

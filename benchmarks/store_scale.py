@@ -1,0 +1,233 @@
+"""How the store of gradings fares with many rows: inserts, look-ups, the report's query, export, the file's size.
+
+python benchmarks/store_scale.py OUT.json [--rows 1000000] [--writers 4] [--folder DIR]
+
+Real gradings of experts (some broken on purpose) on the CPU backend are the patterns; each row varies one of them, and
+every fifth hands in a source that is already there. Every insert is a transaction of its own, as in a report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import platform
+import random
+import resource
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kbx_env import versions
+from kbx_env.catalog import expert_source, load_task, task_ids
+from kbx_env.outcome import Outcome
+from kbx_env.store import Store, request_key
+
+POLICIES = ("expert", "replay:answers.jsonl", "python:policies.one:Policy", "python:policies.two:Policy")
+LOOKS = 20_000
+OPTIONS = {"backend": "cpu", "targets": ["sm_90"], "grading": "contract", "seed": None, "timing": True, "split": "eval",
+           "torch_ops": "strict"}  # fmt: skip
+
+Pattern = tuple[str, bytes, Outcome]
+
+
+def patterns(count: int = 16) -> list[Pattern]:
+    """Graded sources: half of them right, the others spoilt in several ways."""
+    from kbx_env.grading.grader import Grader
+
+    ways: Sequence[Callable[[str], str]] = (
+        lambda s: s.replace("tl.store", "tl.stor", 1),
+        lambda s: s.replace(" + ", " - "),
+        lambda s: s + "\nimport os\n",
+    )
+    found = []
+    with Grader() as grader:
+        for i, task in enumerate(random.Random(1).sample(sorted(task_ids()), count)):
+            source = expert_source(load_task(task).id)
+            if i % 2:
+                source = ways[i // 2 % len(ways)](source)
+            found.append((task, source.encode(), grader.grade(task, source, backend="cpu", targets=["sm_90"])))
+    return found
+
+
+class Maker:
+    """The n-th row, the same in every process."""
+
+    def __init__(self, found: Sequence[Pattern], environment: dict[str, str]) -> None:
+        self._found, self._environment = found, environment
+        self._tasks = sorted(task_ids())
+
+    def row(self, n: int) -> tuple[str, str, int, dict[str, Any], bytes, Outcome]:
+        """Key, policy, sample, request, source and outcome of row ``n``."""
+        _, source, outcome = self._found[n % len(self._found)]
+        policy = POLICIES[n // 7 % len(POLICIES)]
+        task = self._tasks[n // 11 % len(self._tasks)]
+        shown = n - len(self._found) * 50 if n % 5 == 0 and n > 1000 else n  # every fifth source is an earlier one
+        data = source + b"\n# attempt %d\n" % shown
+        fingerprint = hashlib.sha256(task.encode()).hexdigest()
+        request = {
+            "policy": policy,
+            "sample": n,
+            "task": task,
+            **OPTIONS,
+            **self._environment,
+            "fingerprint": fingerprint,
+        }
+        seconds = {k: round(v * (1 + n % 97 / 97), 4) for k, v in outcome.seconds.items()}
+        outcome = dataclasses.replace(
+            outcome, task=task, seconds=seconds, source_sha256=hashlib.sha256(data).hexdigest(),
+            manifest={**outcome.manifest, "task_fingerprint": fingerprint},
+        )  # fmt: skip
+        return request_key(request, data), policy, n, request, data, outcome
+
+
+def insert(path: Path, maker: Maker, numbers: range) -> list[float]:
+    """Seconds of every ``put``."""
+    store, took = Store(path), []
+    for n in numbers:
+        row = maker.row(n)
+        start = time.perf_counter()
+        store.put(*row)
+        took.append(time.perf_counter() - start)
+    store.close()
+    return took
+
+
+def spread(took: Sequence[float]) -> dict[str, float]:
+    """Milliseconds: median, 99th percentile, worst."""
+    ordered = sorted(took)
+    at = {"p50_ms": 0.5, "p99_ms": 0.99, "max_ms": 1.0}
+    return {k: round(1000 * ordered[min(len(ordered) - 1, int(q * len(ordered)))], 4) for k, q in at.items()}
+
+
+def timed(act: Callable[[Any], Any], over: Sequence[Any]) -> dict[str, float]:
+    """``spread`` of one call for each."""
+    took = []
+    for item in over:
+        start = time.perf_counter()
+        act(item)
+        took.append(time.perf_counter() - start)
+    return spread(took)
+
+
+def fill(path: Path, maker: Maker, rows: int, writers: int) -> dict[str, Any]:
+    """Half by one process, half by several at once."""
+    half = rows // 2
+    alone = insert(path, maker, range(half))
+    tenth = max(1, half // 10)
+    result: dict[str, Any] = {
+        "one_writer": {"rows": half, "inserts_per_s": round(half / sum(alone)), **spread(alone),
+                       "first_tenth_per_s": round(tenth / sum(alone[:tenth])),
+                       "last_tenth_per_s": round(tenth / sum(alone[-tenth:]))},
+    }  # fmt: skip
+    with multiprocessing.get_context("spawn").Pool(writers) as pool:
+        parts = [range(half + k, rows, writers) for k in range(writers)]
+        start = time.perf_counter()
+        took = [s for part in pool.starmap(insert, [(path, maker, p) for p in parts]) for s in part]
+        wall = time.perf_counter() - start
+    result["several_writers"] = {
+        "processes": writers, "rows": len(took), "inserts_per_s_with_making_the_rows": round(len(took) / wall),
+        **spread(took),
+    }  # fmt: skip
+    return result
+
+
+def looks(path: Path, maker: Maker, rows: int) -> dict[str, Any]:
+    """Look-ups at random places of the full file."""
+    store, chosen = Store(path), random.Random(2)
+    there = [maker.row(chosen.randrange(rows)) for _ in range(min(LOOKS, rows))]
+    hits = [r[0] for r in there]
+    missing = [hashlib.sha256(k.encode()).hexdigest() for k in hits]
+    absent = [(r[3], r[4] + b"#") for r in there]
+    assert all(store.get(k) == r[5] for k, r in zip(hits[:500], there)), "a stored outcome came back changed"
+    assert not any(store.get(k) for k in missing[:500])
+    result = {
+        "hit": timed(store.get, hits), "miss": timed(store.get, missing),
+        "same_source_hit": timed(lambda r: store.same(r[3], r[4]), there),
+        "same_source_miss": timed(lambda r: store.same(*r), absent),
+        "find_hit": timed(lambda r: store.find(r[3]), there),
+    }  # fmt: skip
+    store.close()
+    return result
+
+
+def queries(path: Path) -> dict[str, Any]:
+    """The report's query and the overview. Peak memory is that of this process so far."""
+    store = Store(path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    found = store.rows(POLICIES[0])
+    next(found)
+    first = time.perf_counter() - start
+    count = 1 + sum(1 for _ in found)
+    rows = time.perf_counter() - start
+    start = time.perf_counter()
+    counts = store.counts()
+    overview = time.perf_counter() - start
+    store.close()
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "rows_of_one_policy": {"rows": count, "seconds": round(rows, 2), "first_row_ms": round(1000 * first, 2),
+                               "rows_per_s": round(count / rows), "memory_grew_mb": round((after - before) / 1024, 1)},
+        "counts": {"rows": sum(n for _, _, n in counts), "seconds": round(overview, 3)},
+    }  # fmt: skip
+
+
+def upkeep(path: Path) -> dict[str, Any]:
+    """Export to Parquet, then prune one policy. ``None`` without pyarrow."""
+    from kbx_env.errors import UsageError
+    from kbx_env.store_cli import export
+
+    store, out, result = Store(path), path.with_suffix(".parquet"), {}
+    start = time.perf_counter()
+    try:
+        count = export(store, out)
+        result["export"] = {"rows": count, "seconds": round(time.perf_counter() - start, 1), "mb": _mb(out)}
+    except UsageError:
+        result["export"] = None
+    start = time.perf_counter()
+    gone = store.prune(policy=POLICIES[0])
+    result["prune_one_policy"] = {"rows": gone, "seconds": round(time.perf_counter() - start, 1), "mb_after": _mb(path)}
+    store.close()
+    return result
+
+
+def _mb(path: Path) -> float:
+    return round(path.stat().st_size / 1e6, 1)
+
+
+def main() -> None:
+    """Parse the command line, measure, write JSON and print it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--writers", type=int, default=4)
+    parser.add_argument("--folder", help="where the temporary file goes (2 GB for 1,000,000 rows)")
+    options = parser.parse_args()
+    environment = versions.environment("cpu")
+    found = patterns()
+    result: dict[str, Any] = {
+        "rows": options.rows, "cores": os.cpu_count(), "sqlite": sqlite3.sqlite_version, **environment,
+        "python": platform.python_version(), "verdicts_of_patterns": sorted(str(o.verdict) for _, _, o in found),
+        "mean_source_bytes": round(sum(len(s) for _, s, _ in found) / len(found)),
+        "mean_outcome_bytes": round(sum(len(o.to_json()) for _, _, o in found) / len(found)),
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        path, maker = Path(folder) / "gradings.sqlite", Maker(found, environment)
+        result["insert"] = fill(path, maker, options.rows, options.writers)
+        result["file_mb"] = _mb(path)
+        result["look_up"] = looks(path, maker, options.rows)
+        result["query"] = queries(path)
+        result["upkeep"] = upkeep(path)
+    options.out.write_text(json.dumps(result, indent=1))
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
