@@ -1,9 +1,10 @@
 """How the store of gradings fares with many rows: inserts, look-ups, the report's query, export, the file's size.
 
-python benchmarks/store_scale.py OUT.json [--rows 1000000] [--writers 4] [--folder DIR]
+python benchmarks/store_scale.py OUT.json [--rows 1000000] [--measured 20000] [--writers 4] [--folder DIR]
 
 Real gradings of experts (some broken on purpose) on the CPU backend are the patterns; each row varies one of them, and
-every fifth hands in a source that is already there. Every insert is a transaction of its own, as in a report.
+every fifth hands in a source that is already there. Measured inserts are a transaction each, as in a report; the file
+is filled up between them in batches. Rates include the making of the rows, times of single inserts do not.
 """
 
 from __future__ import annotations
@@ -87,16 +88,27 @@ class Maker:
         return request_key(request, data), policy, n, request, data, outcome
 
 
-def insert(path: Path, maker: Maker, numbers: range) -> list[float]:
-    """Seconds of every ``put``."""
-    store, took = Store(path), []
+def insert(path: Path, maker: Maker, numbers: range) -> tuple[list[float], float, float, float]:
+    """Seconds of every ``put``, each a transaction; processor seconds of them all; when the first began and the last ended."""
+    store, took, used = Store(path), [], 0.0
+    begun = time.time()
     for n in numbers:
         row = maker.row(n)
-        start = time.perf_counter()
+        cpu, start = time.thread_time(), time.perf_counter()
         store.put(*row)
         took.append(time.perf_counter() - start)
+        used += time.thread_time() - cpu
+    ended = time.time()
     store.close()
-    return took
+    return took, used, begun, ended
+
+
+def batches(path: Path, maker: Maker, numbers: range) -> None:
+    """The same, a thousand rows to a transaction and untimed."""
+    store = Store(path)
+    for at in range(0, len(numbers), 1000):
+        store.put_all([maker.row(n) for n in numbers[at : at + 1000]])
+    store.close()
 
 
 def spread(took: Sequence[float]) -> dict[str, float]:
@@ -116,26 +128,31 @@ def timed(act: Callable[[Any], Any], over: Sequence[Any]) -> dict[str, float]:
     return spread(took)
 
 
-def fill(path: Path, maker: Maker, rows: int, writers: int) -> dict[str, Any]:
-    """Half by one process, half by several at once."""
-    half = rows // 2
-    alone = insert(path, maker, range(half))
-    tenth = max(1, half // 10)
-    result: dict[str, Any] = {
-        "one_writer": {"rows": half, "inserts_per_s": round(half / sum(alone)), **spread(alone),
-                       "first_tenth_per_s": round(tenth / sum(alone[:tenth])),
-                       "last_tenth_per_s": round(tenth / sum(alone[-tenth:]))},
-    }  # fmt: skip
+def fill(path: Path, maker: Maker, rows: int, measured: int, writers: int) -> dict[str, Any]:
+    """A new file: rows one by one, then many in batches, then rows one by one again, by one process and by several."""
+    measured = min(measured, rows // 3)
+    filled = rows - 2 * measured
+    result = {"new_file_one_writer": _inserts([insert(path, maker, range(measured))])}
     with multiprocessing.get_context("spawn").Pool(writers) as pool:
-        parts = [range(half + k, rows, writers) for k in range(writers)]
         start = time.perf_counter()
-        took = [s for part in pool.starmap(insert, [(path, maker, p) for p in parts]) for s in part]
-        wall = time.perf_counter() - start
-    result["several_writers"] = {
-        "processes": writers, "rows": len(took), "inserts_per_s_with_making_the_rows": round(len(took) / wall),
-        **spread(took),
-    }  # fmt: skip
+        pool.starmap(batches, [(path, maker, range(measured + k, filled, writers)) for k in range(writers)])
+        result["batches"] = {
+            "rows": filled - measured,
+            "rows_per_s": round((filled - measured) / (time.perf_counter() - start)),
+        }
+        result["full_file_one_writer"] = _inserts([insert(path, maker, range(filled, filled + measured))])
+        parts = [range(filled + measured + k, rows, writers) for k in range(writers)]
+        result["full_file_several_writers"] = _inserts(pool.starmap(insert, [(path, maker, p) for p in parts], 1))
     return result
+
+
+def _inserts(parts: Sequence[tuple[list[float], float, float, float]]) -> dict[str, Any]:
+    took = [s for part in parts for s in part[0]]
+    wall = max(p[3] for p in parts) - min(p[2] for p in parts)
+    return {
+        "processes": len(parts), "rows": len(took), "inserts_per_s": round(len(took) / wall), **spread(took),
+        "processor_ms_each": round(1000 * sum(p[1] for p in parts) / len(took), 3), "load_average": os.getloadavg()[0],
+    }  # fmt: skip
 
 
 def looks(path: Path, maker: Maker, rows: int) -> dict[str, Any]:
@@ -207,6 +224,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--measured", type=int, default=20_000, help="rows of each measurement of inserts")
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--folder", help="where the temporary file goes (2 GB for 1,000,000 rows)")
     options = parser.parse_args()
@@ -220,7 +238,7 @@ def main() -> None:
     }  # fmt: skip
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path, maker = Path(folder) / "gradings.sqlite", Maker(found, environment)
-        result["insert"] = fill(path, maker, options.rows, options.writers)
+        result["insert"] = fill(path, maker, options.rows, options.measured, options.writers)
         result["file_mb"] = _mb(path)
         result["look_up"] = looks(path, maker, options.rows)
         result["query"] = queries(path)

@@ -8,7 +8,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,20 +96,27 @@ class Store:
         self, key: str, policy: str, sample: int, request: Mapping[str, Any], source: bytes | None, outcome: Outcome
     ) -> None:
         """Keep an outcome. The first verdict under a key stands; it replaces an infrastructure fault, never vice versa."""
-        infra = int(outcome.fault is Fault.INFRA)
-        text, packed = settings_of(request, policy, sample), schema.pack_outcome(outcome.to_json())
+        self.put_all([(key, policy, sample, request, source, outcome)])
+
+    def put_all(self, rows: Iterable[tuple[str, str, int, Mapping[str, Any], bytes | None, Outcome]]) -> None:
+        """``put`` of each of some rows, all or none of them."""
+        packed = [
+            (
+                (schema.packed_key(key), policy, outcome.task, sample, time.time(), int(outcome.fault is Fault.INFRA)),
+                str(outcome.verdict), settings_of(request, policy, sample), source, schema.pack_outcome(outcome.to_json()),
+            )
+            for key, policy, sample, request, source, outcome in rows
+        ]  # fmt: skip
         parts = ("created", "infra", "verdict", "settings", "source", "outcome")
         fresh = ", ".join(f"{p}=excluded.{p}" for p in parts)
         with self._lock, _writing(self._db):
-            row = (
-                schema.packed_key(key), policy, outcome.task, sample, time.time(), infra, str(outcome.verdict),
-                schema.keep_settings(self._db, text), schema.keep_source(self._db, source), packed,
-            )  # fmt: skip
-            self._db.execute(
-                "INSERT INTO gradings VALUES (NULL,?,?,?,?,?,?,?,?,?,?) "
-                f"ON CONFLICT (key) DO UPDATE SET {fresh} WHERE gradings.infra",
-                row,
-            )
+            for start, verdict, text, source, data in packed:
+                asked, handed_in = schema.keep_settings(self._db, text), schema.keep_source(self._db, source)
+                self._db.execute(
+                    "INSERT INTO gradings VALUES (NULL,?,?,?,?,?,?,?,?,?,?) "
+                    f"ON CONFLICT (key) DO UPDATE SET {fresh} WHERE gradings.infra",
+                    (*start, verdict, asked, handed_in, data),
+                )
 
     def rows(self, policy: str | None = None) -> Iterator[tuple[str, str, int, Outcome]]:
         """(policy, task, sample, outcome), sorted."""
