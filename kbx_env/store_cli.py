@@ -172,15 +172,13 @@ def export(store: Store, out: Path, *, sources: bool = False) -> int:
 def _batches(store: Store, sources: bool) -> Iterator[list[dict[str, Any]]]:
     rows = store.records(sources=sources)
     while batch := list(islice(rows, _BATCH)):
-        yield [
-            {**_clean(flat(r)), "source": None if r.source is None else r.source.decode("utf-8", "backslashreplace")}
-            if sources else _clean(flat(r)) for r in batch
-        ]  # fmt: skip
+        yield [_clean(flat(r) | ({"source": r.source} if sources else {})) for r in batch]
 
 
 def _clean(columns: dict[str, Any]) -> dict[str, Any]:
-    # A message may quote a source's lone surrogates, which are no UTF-8.
-    return {k: v.encode("utf-8", "backslashreplace").decode() if isinstance(v, str) else v for k, v in columns.items()}
+    # A source may be any bytes, and a message may quote its lone surrogates.
+    texts = {k: v.encode("utf-8", "surrogatepass") if isinstance(v, str) else v for k, v in columns.items()}
+    return {k: v.decode("utf-8", "backslashreplace") if isinstance(v, bytes) else v for k, v in texts.items()}
 
 
 def _export(store: Store, a: argparse.Namespace) -> None:
