@@ -56,7 +56,7 @@ class Store:
         if str(path) in ("", ":memory:"):
             raise UsageError(f"cannot keep gradings in {str(path)!r}; give the path of a file")
         self._lock = threading.Lock()
-        self._path = Path(path).absolute()
+        self._path, self._log_limit = Path(path).absolute(), schema.LOG
         try:
             self._db = schema.connect(self._path)
             try:
@@ -117,6 +117,8 @@ class Store:
                     f"ON CONFLICT (key) DO UPDATE SET {fresh} WHERE gradings.infra",
                     (*start, verdict, asked, handed_in, data),
                 )
+        with self._lock:
+            self._log_limit = schema.shorten_log(self._db, self._path, self._log_limit)
 
     def rows(self, policy: str | None = None) -> Iterator[tuple[str, str, int, Outcome]]:
         """(policy, task, sample, outcome), sorted."""

@@ -99,7 +99,7 @@ def _show(store: Store, a: argparse.Namespace) -> None:
         return
     table = Table("policy", "task", "sample", "graded (UTC)", "verdict", "cases", "speedup", "message", box=None)
     for row in rows:
-        f = flat(row)
+        f = _clean(flat(row))
         cases = "-" if f["cases_total"] is None else f"{f['cases_passed']}/{f['cases_total']}"
         speedup = "-" if f["speedup"] is None else f"{f['speedup']:.3f}"
         cells = (row.policy, row.task, str(row.sample), f"{f['created']:%Y-%m-%d %H:%M}", f["verdict"], cases, speedup)

@@ -17,6 +17,8 @@ VERSION = 1
 """Of the tables, as ``PRAGMA user_version``. 0 is the first kind of file: one table, nothing packed."""
 APPLICATION = 0x6B627831
 """``PRAGMA application_id``: tells a store of ours from any other SQLite file."""
+LOG = 64 << 20
+"""Bytes of the write-ahead log from which on a writer empties it."""
 
 _TABLES = """
 CREATE TABLE sources (id INTEGER PRIMARY KEY, sha BLOB NOT NULL UNIQUE, data BLOB NOT NULL);
@@ -178,6 +180,28 @@ def prepare(db: sqlite3.Connection, path: Path) -> None:
     except BaseException:
         db.execute("ROLLBACK")
         raise
+
+
+def shorten_log(db: sqlite3.Connection, path: Path, limit: int) -> int:
+    """Empty the write-ahead log when it is longer than ``limit`` bytes; returns the limit for the next call.
+
+    Many busy writers would let it grow for good: SQLite starts it anew only when everything in it is in the file, and
+    meanwhile somebody has written again.
+    """
+    try:
+        size = path.with_name(path.name + "-wal").stat().st_size
+    except OSError:
+        return LOG
+    if size <= limit:
+        return limit
+    db.execute("PRAGMA busy_timeout = 1000")  # a long export may be reading it: never wait for that
+    try:
+        busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    except sqlite3.OperationalError:
+        busy = 1
+    finally:
+        db.execute("PRAGMA busy_timeout = 60000")
+    return 2 * size if busy else LOG
 
 
 def _version(db: sqlite3.Connection, path: Path) -> int:

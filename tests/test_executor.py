@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,41 @@ def test_what_is_stored_is_not_graded_again(tmp_path: Path) -> None:
             for source in (b"right", b"lost"):
                 executor.submit(Request("t", source)).result(5)
     assert calls == [b"right", b"lost", b"lost"]
+
+
+def test_a_repeated_source_is_a_look_up_for_any_policy_and_sample(tmp_path: Path) -> None:
+    store, calls = Store(tmp_path / "g.sqlite"), []
+
+    def grade(task: str, source: bytes, **options: object) -> Outcome:
+        calls.append(options)
+        return _right(task, source)
+
+    about = {"fingerprint": "f", "torch": "2.13.0"}
+    strict = {"torch_ops": "strict", "seed": None}
+    with Executor(InlineLane(grade), store=store) as executor:
+
+        def ask(policy: str, sample: int, options: dict[str, object], about: dict[str, str]) -> None:
+            assert executor.submit(Request("t", b"same", options, about, policy, sample)).result(5).correct
+
+        for policy, sample in (("p", 0), ("p", 1), ("q", 0)):
+            ask(policy, sample, strict, about)
+        assert calls == [strict]
+        others: list[dict[str, object]] = [
+            {**strict, "torch_ops": "allow"}, {**strict, "seed": 0}, {**strict, "estimate": "h200"},
+        ]  # fmt: skip
+        for options in others:
+            ask("p", 0, options, about)
+        ask("p", 0, strict, {**about, "torch": "2.14.0"})
+    assert calls == [strict, *others, strict]
+    assert [(p, s) for p, _, s, _ in store.rows("p")].count(("p", 1)) == 1 and len(list(store.rows("q"))) == 1
+
+
+def test_a_verdict_without_a_defence_is_not_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path / "g.sqlite")
+
+    def weak(task: str, source: bytes, **options: object) -> Outcome:
+        return replace(_right(task, source), manifest={"without": ["screen"]})
+
+    with Executor(InlineLane(weak), store=store) as executor:
+        assert executor.submit(Request("t", b"cheat")).result(5).correct
+    assert list(store.rows()) == []
