@@ -281,6 +281,23 @@ def test_pruning_takes_what_was_chosen_and_gives_the_room_back(tmp_path: Path) -
     assert path.stat().st_size < 700_000
 
 
+def test_the_log_beside_the_file_stays_short_and_a_long_reader_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_schema, "LOG", 100_000)
+    store, log = Store(tmp_path / "g.sqlite"), tmp_path / "g.sqlite-wal"
+    for sample in range(2):
+        store.put(f"first{sample}", "p", sample, REQUEST, os.urandom(20_000), _outcome())
+    reading = store.rows()
+    next(reading)
+    for sample in range(20):
+        store.put(f"k{sample}", "q", sample, REQUEST, os.urandom(20_000), _outcome())
+    assert log.stat().st_size > 200_000 and len(list(reading)) == 1
+    for sample in range(60):
+        store.put(f"l{sample}", "q", sample, REQUEST, os.urandom(20_000), _outcome())
+    assert log.stat().st_size < 200_000 and len(list(store.rows())) == 82
+
+
 MIXED = """
 import sys
 sys.path.insert(0, {root!r})
