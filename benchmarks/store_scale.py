@@ -3,13 +3,15 @@
 python benchmarks/store_scale.py OUT.json [--rows 1000000] [--measured 20000] [--writers 4] [--folder DIR]
 
 Real gradings of experts (some broken on purpose) on the CPU backend are the patterns; each row varies one of them, and
-every fifth hands in a source that is already there. Measured inserts are a transaction each, as in a report; the file
-is filled up between them in batches. Rates include the making of the rows, times of single inserts do not.
+every fifth hands in a source that is already there. Measured inserts are a transaction each, as in a report. Between them
+the file is filled up by copying rows and sources within SQLite, each under a random key.
+Rates include the making of the rows, times of single inserts do not.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -103,13 +105,22 @@ def insert(path: Path, maker: Maker, numbers: range) -> tuple[list[float], float
     return took, used, begun, ended
 
 
-def batches(path: Path, maker: Maker, numbers: range) -> None:
-    """The same, a thousand rows to a transaction, without waiting for the disk."""
-    store = Store(path)
-    store._db.execute("PRAGMA synchronous=OFF")
-    for at in range(0, len(numbers), 1000):
-        store.put_all([maker.row(n) for n in numbers[at : at + 1000]])
-    store.close()
+def multiply(path: Path, rows: int) -> int:
+    """Copy all rows and sources until there are about ``rows``; returns how many there are."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA synchronous=OFF")
+        have, sources = (db.execute(f"SELECT max(id) FROM {t}").fetchone()[0] for t in ("gradings", "sources"))
+        for k in range(1, round(rows / have)):
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("INSERT INTO sources SELECT id + ?, randomblob(32), data FROM sources WHERE id <= ?",
+                       (k * sources, sources))  # fmt: skip
+            db.execute(
+                "INSERT INTO gradings SELECT id + ?, randomblob(32), policy, task, sample + ?, created, infra, verdict, "
+                "settings, source + ?, outcome FROM gradings WHERE id <= ?", (k * have, k * have, k * sources, have),
+            )  # fmt: skip
+            db.execute("COMMIT")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return int(db.execute("SELECT count(*) FROM gradings").fetchone()[0])
 
 
 def spread(took: Sequence[float]) -> dict[str, float]:
@@ -130,19 +141,15 @@ def timed(act: Callable[[Any], Any], over: Sequence[Any]) -> dict[str, float]:
 
 
 def fill(path: Path, maker: Maker, rows: int, measured: int, writers: int) -> dict[str, Any]:
-    """A new file: rows one by one, then many in batches, then rows one by one again, by one process and by several."""
+    """A new file: rows one by one, many copies of them, rows one by one again, by one process and by several."""
     measured = min(measured, rows // 3)
-    filled = rows - 2 * measured
-    result = {"new_file_one_writer": _inserts([insert(path, maker, range(measured))])}
+    result: dict[str, Any] = {"new_file_one_writer": _inserts([insert(path, maker, range(measured))])}
+    start = time.perf_counter()
+    filled = multiply(path, rows - 2 * measured)
+    result["filled"] = {"rows": filled, "seconds": round(time.perf_counter() - start, 1)}
+    result["full_file_one_writer"] = _inserts([insert(path, maker, range(filled, filled + measured))])
     with multiprocessing.get_context("spawn").Pool(writers) as pool:
-        start = time.perf_counter()
-        pool.starmap(batches, [(path, maker, range(measured + k, filled, 2)) for k in range(2)])
-        result["batches"] = {
-            "rows": filled - measured,
-            "rows_per_s": round((filled - measured) / (time.perf_counter() - start)),
-        }
-        result["full_file_one_writer"] = _inserts([insert(path, maker, range(filled, filled + measured))])
-        parts = [range(filled + measured + k, rows, writers) for k in range(writers)]
+        parts = [range(filled + measured + k, filled + 2 * measured, writers) for k in range(writers)]
         result["full_file_several_writers"] = _inserts(pool.starmap(insert, [(path, maker, p) for p in parts], 1))
     return result
 
@@ -156,14 +163,17 @@ def _inserts(parts: Sequence[tuple[list[float], float, float, float]]) -> dict[s
     }  # fmt: skip
 
 
-def looks(path: Path, maker: Maker, rows: int) -> dict[str, Any]:
-    """Look-ups at random places of the full file."""
+def looks(path: Path, maker: Maker, measured: int) -> dict[str, Any]:
+    """Look-ups in the full file: by key at random places, the others among the rows that are no copies."""
     store, chosen = Store(path), random.Random(2)
-    there = [maker.row(chosen.randrange(rows)) for _ in range(min(LOOKS, rows))]
-    hits = [r[0] for r in there]
+    there = [maker.row(chosen.randrange(measured)) for _ in range(min(LOOKS, measured))]
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        last = db.execute("SELECT max(id) FROM gradings").fetchone()[0]
+        ids = [(chosen.randrange(last) + 1,) for _ in there]
+        hits = [key.hex() for i in ids for (key,) in db.execute("SELECT key FROM gradings WHERE id = ?", i)]
     missing = [hashlib.sha256(k.encode()).hexdigest() for k in hits]
     absent = [(r[3], r[4] + b"#") for r in there]
-    assert all(store.get(k) == r[5] for k, r in zip(hits[:500], there)), "a stored outcome came back changed"
+    assert all(store.get(r[0]) == r[5] for r in there[:500]), "a stored outcome came back changed"
     assert not any(store.get(k) for k in missing[:500])
     result = {
         "hit": timed(store.get, hits), "miss": timed(store.get, missing),
@@ -232,7 +242,7 @@ def main() -> None:
     environment = versions.environment("cpu")
     found = patterns()
     result: dict[str, Any] = {
-        "rows": options.rows, "cores": os.cpu_count(), "sqlite": sqlite3.sqlite_version, **environment,
+        "cores": os.cpu_count(), "sqlite": sqlite3.sqlite_version, **environment,
         "python": platform.python_version(), "verdicts_of_patterns": sorted(str(o.verdict) for _, _, o in found),
         "mean_source_bytes": round(sum(len(s) for _, s, _ in found) / len(found)),
         "mean_outcome_bytes": round(sum(len(o.to_json()) for _, _, o in found) / len(found)),
@@ -241,7 +251,7 @@ def main() -> None:
         path, maker = Path(folder) / "gradings.sqlite", Maker(found, environment)
         result["insert"] = fill(path, maker, options.rows, options.measured, options.writers)
         result["file_mb"] = _mb(path)
-        result["look_up"] = looks(path, maker, options.rows)
+        result["look_up"] = looks(path, maker, min(options.measured, options.rows // 3))
         result["query"] = queries(path)
         result["upkeep"] = upkeep(path)
     options.out.write_text(json.dumps(result, indent=1))
