@@ -184,7 +184,9 @@ class Store:
             UsageError: no argument chooses anything; or another process kept the file from shrinking.
         """
         if before is None and policy is None and not infra:
-            raise UsageError("pruning needs a choice: an age, a policy or infrastructure faults; else delete the file")
+            raise UsageError(
+                "prune needs a choice: an age (--older-than DAYS), a policy or infra; to lose all, delete the file"
+            )
         chosen: list[tuple[str, float | str | None]] = [("created < ?", before), ("policy = ?", policy)]
         where = " AND ".join([p for p, v in chosen if v is not None] + ["infra"] * infra)
         values = [v for _, v in chosen if v is not None]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from kbx_env.errors import UnknownName, UsageError
 from kbx_env.outcome import Fault, Verdict
 from kbx_env.store import Row, Store
 
-_BATCH = 5_000  # rows of a row group: with sources about 25 MB in memory
+_BATCH, _BATCH_BYTES = 5_000, 32 << 20  # rows and bytes of sources of a row group: what an export holds in memory
 
 
 def add_parser(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -54,19 +54,15 @@ def command(a: argparse.Namespace) -> int:
         raise UsageError(
             f"no file {a.path!r}; give the gradings.sqlite of a report, such as runs/report/gradings.sqlite"
         )
-    store = Store(a.path)
-    try:
+    with contextlib.closing(Store(a.path)) as store:
         {"show": _show, "export": _export, "prune": _prune}[a.action](store, a)
-    finally:
-        store.close()
     return 0
 
 
 def _known_policy(store: Store, name: str | None) -> None:
-    if name is not None:
-        known = {policy for policy, _, _ in store.counts()}
-        if name not in known:
-            raise UnknownName("policy", name, known, "" if known else "the file holds no gradings")
+    known = {policy for policy, _, _ in store.counts()} if name is not None else set()
+    if name is not None and name not in known:
+        raise UnknownName("policy", name, known, "" if known else "the file holds no gradings")
 
 
 def _show(store: Store, a: argparse.Namespace) -> None:
@@ -89,13 +85,12 @@ def _show(store: Store, a: argparse.Namespace) -> None:
 
     console = Console(highlight=False)
     console.print(f"{a.path}: {total:,} gradings", markup=False, soft_wrap=True)
-    if not total:
-        return
     table = Table("policy", "verdict", "gradings", box=None)
     for policy, verdict, n in counts:
         table.add_row(Text(policy), verdict, Text(f"{n:,}", justify="right"))
-    console.print(table)
-    if not a.limit:
+    if total:
+        console.print(table)
+    if not total or not a.limit:
         return
     table = Table("policy", "task", "sample", "graded (UTC)", "verdict", "cases", "speedup", "message", box=None)
     for row in rows:
@@ -170,9 +165,16 @@ def export(store: Store, out: Path, *, sources: bool = False) -> int:
 
 
 def _batches(store: Store, sources: bool) -> Iterator[list[dict[str, Any]]]:
-    rows = store.records(sources=sources)
-    while batch := list(islice(rows, _BATCH)):
-        yield [_clean(flat(r) | ({"source": r.source} if sources else {})) for r in batch]
+    batch: list[dict[str, Any]] = []
+    size = 0
+    for row in store.records(sources=sources):
+        batch.append(_clean(flat(row) | ({"source": row.source} if sources else {})))
+        size += len(row.source or b"")
+        if len(batch) >= _BATCH or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _clean(columns: dict[str, Any]) -> dict[str, Any]:
@@ -190,8 +192,6 @@ def _export(store: Store, a: argparse.Namespace) -> None:
 
 
 def _prune(store: Store, a: argparse.Namespace) -> None:
-    if a.older_than is None and a.policy is None and not a.infra:
-        raise UsageError("prune needs a choice: --older-than DAYS, --policy NAME or --infra; else delete the file")
     if a.older_than is not None and not (math.isfinite(a.older_than) and a.older_than >= 0):
         raise UsageError(f"--older-than is {a.older_than}; days, a number of at least 0")
     _known_policy(store, a.policy)

@@ -80,6 +80,7 @@ def test_export_is_flat_and_typed_and_missing_is_null(
 ) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr(store_cli, "_BATCH", 3)  # more than one row group
+    monkeypatch.setattr(store_cli, "_BATCH_BYTES", 8)
     out = tmp_path / "out.parquet"
     assert main(["store", "export", path, str(out)]) == 0 and "4 gradings" in capsys.readouterr().out
     table = pq.read_table(out)
