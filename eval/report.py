@@ -12,7 +12,6 @@ import argparse
 import concurrent.futures
 import contextlib
 import math
-import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from kbx_env import versions
 from kbx_env.catalog import load_tasks
 from kbx_env.errors import KbxError, UsageError
 from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane, Request
@@ -202,11 +202,9 @@ def _ray_lane(a: argparse.Namespace) -> tuple[RayLane, str]:
 def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     """Grade and write; returns the folder. ``grade`` stands in for the real grader in tests."""
     import torch
-    import triton
     from kbx_env.baselines.policy import make_policy
     from kbx_env.eval import pages
 
-    import kbx_env
     from kbx_env.errors import UnknownName
     from kbx_env.grading.grader import BACKENDS, GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
 
@@ -243,14 +241,12 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
             device = torch.cuda.get_device_name(0) if backend == "cuda" else "cpu"
         timed = backend == "cuda" and not a.no_timing
         out = _folder(a)
-        environment = {"device": device, "torch": torch.__version__, "triton": triton.__version__,
-                       "kbx_env": kbx_env.__version__}  # fmt: skip
+        environment = versions.environment("cpu" if on_ray else backend) | ({"device": device} if on_ray else {})
         settings = {
             "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
             "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops,
         }  # fmt: skip
-        manifest = {**environment, "python": platform.python_version(), **settings, "timed": timed,
-                    "tasks": len(tasks), "task_split": a.split,
+        manifest = {**environment, **settings, "timed": timed, "tasks": len(tasks), "task_split": a.split,
                     "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
         store = stack.enter_context(contextlib.closing(Store(out / "gradings.sqlite")))
         if grade is not None:

@@ -186,8 +186,24 @@ class Executor:
     def _own(self) -> None:
         self._mine.thread = True
 
+    def _known(self, request: Request) -> Outcome | None:
+        """What the store knows: this request, or the same source under the same options from another policy or sample."""
+        if self._store is None:
+            return None
+        stored = self._store.get(request.key)
+        if stored is None:
+            stored = self._store.same(request.record, request.source)
+            if stored is not None:  # a row of its own: reports count gradings by policy and sample
+                self._keep(request, stored)
+        return stored
+
+    def _keep(self, request: Request, outcome: Outcome) -> None:
+        # A grader with layers of defence left out says so in its outcomes, but no request does: they answer nobody else.
+        if self._store is not None and not outcome.manifest.get("without"):
+            self._store.put(request.key, request.policy, request.sample, request.record, request.source, outcome)
+
     def _stored(self, request: Request) -> Want | None:
-        outcome = self._store.get(request.key) if self._store else None
+        outcome = self._known(request)
         if outcome is None:
             return None
         want = Want(request, "", math.inf)
@@ -277,8 +293,8 @@ class Executor:
     def _settle(self, want: Want, outcome: Outcome, error: BaseException | None = None) -> None:
         request = want.request
         try:
-            if error is None and self._store is not None:
-                self._store.put(request.key, request.policy, request.sample, request.record, request.source, outcome)
+            if error is None:
+                self._keep(request, outcome)
         except Exception as e:
             error = e
         try:

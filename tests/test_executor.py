@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -564,3 +565,41 @@ def test_grade_many_of_the_package_grades() -> None:
     pairs = [(task, "def f(:"), (task, b"x = 1")]
     bad, empty = kbx_env.grade_many(pairs, workers=1, backend="cpu", targets=(), progress=False)
     assert bad.verdict is Verdict.MALFORMED and empty.fault is Fault.POLICY and bad.source_sha256 != empty.source_sha256
+
+
+def test_a_repeated_source_is_a_look_up_for_any_policy_and_sample(tmp_path: Path) -> None:
+    store, calls = Store(tmp_path / "g.sqlite"), []
+
+    def grade(task: str, source: bytes, **options: object) -> Outcome:
+        calls.append(options)
+        return _right(task, source)
+
+    about = {"fingerprint": "f", "torch": "2.13.0"}
+    strict = {"torch_ops": "strict", "seed": None}
+    with Executor(InlineLane(grade), store=store) as executor:
+
+        def ask(policy: str, sample: int, options: dict[str, object], about: dict[str, str]) -> None:
+            assert executor.submit(Request("t", b"same", options, about, policy, sample)).result(5).correct
+
+        for policy, sample in (("p", 0), ("p", 1), ("q", 0)):
+            ask(policy, sample, strict, about)
+        assert calls == [strict]
+        others: list[dict[str, object]] = [
+            {**strict, "torch_ops": "allow"}, {**strict, "seed": 0}, {**strict, "estimate": "h200"},
+        ]  # fmt: skip
+        for options in others:
+            ask("p", 0, options, about)
+        ask("p", 0, strict, {**about, "torch": "2.14.0"})
+    assert calls == [strict, *others, strict]
+    assert [(p, s) for p, _, s, _ in store.rows("p")].count(("p", 1)) == 1 and len(list(store.rows("q"))) == 1
+
+
+def test_a_verdict_without_a_defence_is_not_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path / "g.sqlite")
+
+    def weak(task: str, source: bytes, **options: object) -> Outcome:
+        return replace(_right(task, source), manifest={"without": ["screen"]})
+
+    with Executor(InlineLane(weak), store=store) as executor:
+        assert executor.submit(Request("t", b"cheat")).result(5).correct
+    assert list(store.rows()) == []

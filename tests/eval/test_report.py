@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from kbx_env.eval import report
 
+from kbx_env import versions
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Timing, Verdict
 
@@ -129,6 +130,32 @@ def test_a_policy_that_is_not_repeatable_is_not_asked_again(tmp_path: Path, monk
     Sampler.asked.clear()
     report.run(_args(tmp_path, "--resume"), grade=Fake())
     assert {t for t, _ in Sampler.asked} == {"loss/cross_entropy"}, "only what was not judged is asked again"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [["--torch-ops", "allow"], ["--seed", "0"], ["--grading", "paper"], ["--targets", "none"], ["--no-timing"],
+     ["--split", "train"]],
+)  # fmt: skip
+def test_other_settings_are_never_answered_by_what_is_stored(more: list[str], tmp_path: Path) -> None:
+    few = ("--tasks", "math/cos,math/softmax,math/pow,reduce/mean")
+    report.run(_args(tmp_path, *few), grade=Fake())
+    for settings in (more, []):
+        again, kept = Fake(), Fake()
+        report.run(_args(tmp_path, *few, *settings, "--resume"), grade=again)
+        report.run(_args(tmp_path, *few, *settings, "--resume"), grade=kept)
+        assert bool(again.seen) == bool(settings) and kept.seen == []
+
+
+@pytest.mark.parametrize("name", ["torch", "triton", "kbx_env", "python", "device", "numpy", "grader"])
+def test_another_device_or_version_is_graded_anew(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = ("--tasks", "math/cos,math/pow")
+    report.run(_args(tmp_path, *few), grade=Fake())
+    here = versions.environment("cpu")
+    monkeypatch.setattr(versions, "environment", lambda backend: {**here, name: "another"})
+    again = Fake()
+    report.run(_args(tmp_path, *few, "--resume"), grade=again)
+    assert again.seen == ["math/cos", "math/pow"]
 
 
 def test_several_policies_have_a_section_each(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from judge_helper import answer, canaries_fail, draw, make, rule, tf32
 from kbx_env.tasks import _schemes
 
 from kbx_env.grading import judge
+from kbx_env.grading.judge import contract
 from kbx_env.task import Case, Constant, Normal, Outlier, Paper, T
 from kbx_env.truth import Contract, Invariant
 

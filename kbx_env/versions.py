@@ -1,0 +1,47 @@
+"""What decides a verdict besides task, source and options: the device, the libraries, and the grader's own code."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import platform
+from pathlib import Path
+
+_DECIDES = ("grading", "sandbox", "backends", "answer.py", "outcome.py", "task.py", "truth.py", "wire.py")
+_LIBRARIES = ("numpy", "scipy", "ml_dtypes")
+
+
+def environment(backend: str) -> dict[str, str]:
+    """Device, versions, and the digest of the grader's code, for the key of a stored grading.
+
+    Args:
+        backend: ``cpu`` or ``cuda``, resolved.
+    """
+    import torch
+    import triton
+
+    import kbx_env
+
+    return {
+        "device": torch.cuda.get_device_name(0) if backend == "cuda" else "cpu",
+        "torch": torch.__version__, "triton": triton.__version__, "kbx_env": kbx_env.__version__,
+        "python": platform.python_version(), "machine": platform.machine(), "grader": code_digest(),
+        **{name: importlib.metadata.version(name) for name in _LIBRARIES},
+    }  # fmt: skip
+
+
+@functools.cache
+def code_digest(root: Path = Path(__file__).resolve().parent) -> str:
+    """SHA-256 over the code and data that decide verdicts: in a clone the grader changes between two versions.
+
+    Args:
+        root: the folder of the package.
+    """
+    digest = hashlib.sha256()
+    for name in _DECIDES:
+        files = [root / name] if name.endswith(".py") else (root / name).rglob("*")
+        for file in sorted(f for f in files if f.suffix in (".py", ".json")):
+            text = file.read_bytes()
+            digest.update(f"{file.relative_to(root).as_posix()} {len(text)}\0".encode() + text)
+    return digest.hexdigest()
