@@ -49,7 +49,7 @@ def self_against_self(grader: Grader, task_id: str, case_index: int, repeats: in
             side.prepare(slots)
         paired = clock.pair(*sides)
         for side in sides:
-            side.talk.runner.close()
+            side.talk.__exit__()
         rows.append({
             "task": task_id, "case": case.label(), "us": paired.a_us, "ratio": math.exp(paired.log_ratio),
             "low": math.exp(paired.low), "high": math.exp(paired.high), "pairs": paired.pairs,

@@ -22,7 +22,7 @@ from kbx_env.grading.defences import Defence
 from kbx_env.grading.judge import Answer
 from kbx_env.grading.judge.samples import TURNS
 from kbx_env.grading.lease import Hold, lease_of
-from kbx_env.grading.mailbox import Mailbox
+from kbx_env.grading.places import Place, Places
 from kbx_env.grading.traced import HOST_READS, Engine, EngineError, Facts, Origin, blank
 from kbx_env.grading.workers import OUTSIDE, Zygote
 from kbx_env.outcome import Build, Finding, Verdict, Violation
@@ -31,13 +31,6 @@ from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 MAX_BUILDS = 1000
 DISK_BYTES = 256 << 20
 """With less space than this a runner's word that the disk is full is believed."""
-
-
-def _mailbox() -> Mailbox | None:
-    """A way for large tensors; without one they go through the socket."""
-    with contextlib.suppress(RuntimeError):
-        return Mailbox()
-    return None
 
 
 @dataclass
@@ -55,31 +48,30 @@ class Claimed:
     """What the call did to memory that was not its to change."""
 
 
+def settings_of(backend: str, without: Collection[Defence], torch_ops: bool) -> dict[str, Any]:
+    """What a runner is started with."""
+    return {"device": backend, "without": sorted(without), "torch_ops": torch_ops}
+
+
 class Talk:
     """The conversation with one single-use runner. A context manager: the runner dies with it."""
 
     def __init__(
         self, zygote: Zygote, task: Task, backend: str, secret: bytes, split: str, wall: float,
-        without: Collection[Defence] = (), torch_ops: bool = False,
+        without: Collection[Defence] = (), torch_ops: bool = False, places: Places | None = None,
     ) -> None:  # fmt: skip
         self.torch_ops = torch_ops
         self.zygote, self.task, self.backend = zygote, task, backend
         self.secret, self.split, self.wall, self.without = secret, split, wall, without
         self.gpu = Hold(lease_of(backend))
-        self.mailbox = _mailbox() if backend == "cuda" else None
-        with contextlib.ExitStack() as made:
-            if self.mailbox is not None:
-                made.callback(self.mailbox.close)
-            handle = self.mailbox.handle.hex() if self.mailbox is not None else None
-            self.runner = zygote.spawn(device=backend, without=sorted(without), torch_ops=torch_ops, mail=handle)
-            made.enter_context(self.gpu.user(self.runner.pid))
-            self._made = made.pop_all()
+        settings = settings_of(backend, without, torch_ops)
+        self._place = places.take(zygote, settings) if places is not None else Place(zygote, settings)
+        self.runner, self.mailbox = self._place.runner, self._place.mailbox
         reads = HOST_READS if Defence.HOST not in without else math.inf
         try:
             self.engine = Engine(zygote, reads) if backend == "cpu" else None
         except SandboxError:
-            self.runner.close()
-            self._made.close()
+            self._place.close()
             raise
         self.findings: dict[tuple[Any, ...], Finding] = {}
         # Only the runner's time counts: a busy grader must not make a submission late.
@@ -95,8 +87,7 @@ class Talk:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.runner.close()
-        self._made.close()
+        self._place.close()
         if self.engine is not None:
             self.engine.close()
 

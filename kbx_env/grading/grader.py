@@ -19,6 +19,7 @@ from kbx_env.backends import cost
 from kbx_env.catalog import load_task
 from kbx_env.errors import SandboxError, UnknownName, UsageError
 from kbx_env.grading.defences import Defence, chosen
+from kbx_env.grading.places import Places
 from kbx_env.grading.stages import Grading, Record
 from kbx_env.grading.workers import Zygote
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
@@ -66,6 +67,7 @@ class Grader:
         self._lock = threading.Lock()
         self._attempts = attempts
         self.without = chosen(without)
+        self.places = Places()
 
     def __enter__(self) -> Grader:
         return self
@@ -77,6 +79,8 @@ class Grader:
         """End the zygote."""
         with self._lock:
             zygote, self._zygote = self._zygote, None
+            places, self.places = self.places, Places()
+        places.close()
         if zygote is not None:
             zygote.close()
 

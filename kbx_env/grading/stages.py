@@ -13,7 +13,7 @@ import torch
 
 from kbx_env import wire
 from kbx_env.grading import scheme
-from kbx_env.grading.calls import Claimed, Talk
+from kbx_env.grading.calls import Claimed, Talk, settings_of
 from kbx_env.grading.claims import Stopped, survived
 from kbx_env.grading.defences import Defence
 from kbx_env.grading.screen import screen
@@ -118,16 +118,20 @@ class Grading:
             self.record.violations.extend(screened.violations)
             return self.record.end(screened.verdict, Stage.SCREEN, screened.message)
         self.stage = Stage.COMPILE
-        # The GPU's runner starts up while the CPU tier is at work.
-        talk = Talk(
-            self.grader.zygote(), self.task, self.record.backend, self.secret, self.split, self.wall, self.grader.without,
-            self.torch_ops == "allow",
-        )  # fmt: skip
-        with talk:
-            if self.record.backend == "cuda" and not self.lacks(Defence.PROOF):
+        zygote, allow = self.grader.zygote(), self.torch_ops == "allow"
+        places = self.grader.places if self.record.backend == "cuda" else None
+        if places is not None:
+            # It starts up while the CPU tier is at work, and waits for the next one when that finds the kernel wrong.
+            settings = settings_of(self.record.backend, self.grader.without, allow)
+            places.ahead(zygote, settings)
+            if not self.lacks(Defence.PROOF):
                 stopped = self._proof(data)
                 if stopped is not None:
                     return stopped
+        talk = Talk(
+            zygote, self.task, self.record.backend, self.secret, self.split, self.wall, self.grader.without, allow, places
+        )  # fmt: skip
+        with talk:
             try:
                 return self._stages(talk, data)
             except Stopped as stop:
@@ -138,6 +142,8 @@ class Grading:
             finally:
                 if talk.gpu.contended:
                     self.record.seconds["waited"] = talk.gpu.waited
+                if places is not None:
+                    places.ahead(zygote, settings)
 
     def _proof(self, data: bytes) -> Outcome | None:
         """What a GPU cannot show, shown on the CPU tier first: the same source, with launches executed by the grader.
