@@ -1,4 +1,4 @@
-"""What a run of gradings is measured with: stage seconds, shares of the workers' time, GPUs sampled, a picture."""
+"""What a run of gradings is measured with: stage seconds, shares of the workers' time, GPUs sampled."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import contextlib
 import importlib
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
-from kbx_env.errors import UsageError
 from kbx_env.outcome import Outcome, Stage
 
 STAGES = ("screen", "proof", "compile", "correct", "evidence", "time", "estimate")
@@ -21,10 +22,9 @@ ON_CPU_TIER = "executed on the CPU tier: "
 """Begins the message of a CUDA grading that ended in its proof."""
 DEVICE = (Stage.CORRECT, Stage.EVIDENCE, Stage.TIME)
 """Stages in which the device works for the submission; on the CPU backend, the CPU tier is the device."""
-_COLOURS = {
-    "screen": "#9e9ac8", "proof": "#fdae6b", "compile": "#e6550d", "correct": "#31a354", "evidence": "#a1d99b",
-    "time": "#3182bd", "estimate": "#9ecae1", "other": "#bdbdbd",
-}  # fmt: skip
+
+GPU = ("waited", "shared", "alone")
+"""Beside the stages: seconds of waiting for the GPU, of using it next to others, and alone. Stages hold no waiting."""
 
 Sample = tuple[float | None, float | None]
 """GPU utilisation (0 to 1) and memory in use (MB)."""
@@ -54,7 +54,7 @@ def spread(values: Sequence[float]) -> dict[str, float | None]:
 
 def by_stage(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
     """``spread`` of every stage that occurs, over the requests that reached it."""
-    found = {s: [r["seconds"][s] for r in rows if s in r["seconds"]] for s in (*STAGES, "total")}
+    found = {s: [r["seconds"][s] for r in rows if s in r["seconds"]] for s in (*STAGES, *GPU, "total")}
     return {s: spread(v) for s, v in found.items() if v}
 
 
@@ -63,11 +63,12 @@ def shares(rows: Sequence[Mapping[str, Any]], wall: float, workers: int) -> dict
 
     Returns:
         ``overhead``: the part that is neither compilation (``compile``) nor ``device`` (correct, evidence and time);
-        it consists of ``screen``, ``proof``, ``estimate``, ``grader`` (inside the grader, in no stage), ``between`` (in a
-        worker's hands, outside its grader: the way there and back, lost attempts, new processes) and ``idle`` (in no
-        worker's hands: the queue was empty, or the parent was busy). All are shares of 1; ``None`` without a run.
+        it consists of ``screen``, ``proof``, ``estimate``, ``waited`` (for the GPU), ``grader`` (inside the grader, in no
+        stage), ``between`` (in a worker's hands, outside its grader: the way there and back, lost attempts, new
+        processes) and ``idle`` (in no worker's hands: the queue was empty, or the parent was busy). All are shares of 1;
+        ``None`` without a run.
     """
-    kinds = ("compile", "device", "screen", "proof", "estimate", "grader", "between")
+    kinds = ("compile", "device", "screen", "proof", "estimate", "waited", "grader", "between")
     if wall <= 0 or workers < 1:
         return dict.fromkeys(("overhead", *kinds, "idle"))
     spent = dict.fromkeys(kinds, 0.0)
@@ -76,12 +77,31 @@ def shares(rows: Sequence[Mapping[str, Any]], wall: float, workers: int) -> dict
         held, total = r["end"] - r["begin"], seconds.get("total", 0.0)
         for stage in STAGES:
             spent["device" if stage in DEVICE else stage] += seconds.get(stage, 0.0)
-        spent["grader"] += max(total - sum(seconds.get(s, 0.0) for s in STAGES), 0.0)
+        spent["waited"] += seconds.get("waited", 0.0)
+        spent["grader"] += max(total - sum(seconds.get(s, 0.0) for s in (*STAGES, "waited")), 0.0)
         spent["between"] += max(held - total, 0.0)
     whole = wall * workers
     told: dict[str, float | None] = {k: v / whole for k, v in spent.items()}
     idle = 1 - sum(spent.values()) / whole
     return {"overhead": 1 - (spent["compile"] + spent["device"]) / whole, **told, "idle": idle}
+
+
+def summary(rows: Sequence[Mapping[str, Any]], wall: float, workers: int) -> dict[str, Any]:
+    """Rates, latencies, stages and shares of a run of ``wall`` seconds over ``workers`` in all; faults are no kernels."""
+    judged = [r for r in rows if r["verdict"] != "infra_fault"]
+    rate = len(judged) / wall if wall > 0 else None
+    gpus = sorted({r["gpu"] for r in rows if r["gpu"] is not None})
+    return {
+        "wall_seconds": wall, "kernels": len(judged), "kernels_per_second": rate,
+        "per_gpu": [sum(r["gpu"] == g for r in judged) / wall for g in gpus] if rate is not None and gpus else None,
+        "verdicts": dict(Counter(str(r["verdict"]) for r in rows).most_common()),
+        "stages": by_stage(rows),
+        "latency": {
+            "from_submission": spread([r["end"] - r["submitted"] for r in rows]),
+            "from_begin": spread([r["end"] - r["begin"] for r in rows]),
+        },
+        "shares": shares(rows, wall, workers),
+    }  # fmt: skip
 
 
 class GpuWatch:
@@ -166,72 +186,43 @@ def parsed(text: str, uuids: Sequence[str]) -> list[Sample]:
     return [(number(u, 1, 0.01), number(u, 2, 1.048576)) for u in uuids]
 
 
-def pieces(row: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Stage, begin and length of what one request did, laid out in the stages' order from its begin.
-
-    A stage that a grading enters twice is drawn once, with both its parts. What is in no stage comes last, as ``other``.
-    """
-    at, found = float(row["begin"]), []
-    for stage in STAGES:
-        length = float(row["seconds"].get(stage, 0.0))
-        if length:
-            found.append((stage, at, length))
-            at += length
-    if row["end"] > at:
-        found.append(("other", at, row["end"] - at))
-    return found
+def shown(value: Any, form: str = ".3g") -> str:
+    """A number; 'unknown' for what is not known."""
+    return "unknown" if value is None else format(value, form)
 
 
-def draw(result: Mapping[str, Any], file: Path) -> None:
-    """Write the picture of a run: one line for each worker, its requests' stages over time.
-
-    Raises:
-        UsageError: matplotlib is not installed, or the file cannot be written.
-    """
-    check_picture()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    lanes = sorted({(r["gpu"], r["worker"]) for r in result["requests"]}, key=lambda x: (x[0] or 0, x[1]))
-    height = min(max(1.6 + 0.45 * len(lanes), 2.6), 40)
-    figure = Figure(figsize=(14, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    seen = set()
-    for y, lane in enumerate(lanes):
-        for row in (r for r in result["requests"] if (r["gpu"], r["worker"]) == lane):
-            for stage, begin, length in pieces(row):
-                seen.add(stage)
-                axes.broken_barh([(begin, length)], (y - 0.36, 0.72), facecolors=_COLOURS[stage], linewidth=0)
-            # The frame shows where one request ends and the next begins.
-            axes.broken_barh([(row["begin"], row["end"] - row["begin"])], (y - 0.36, 0.72), facecolors="none",
-                             edgecolors="black", linewidth=0.4)  # fmt: skip
-    axes.set_yticks(range(len(lanes)), [f"worker {w}" if g is None else f"GPU {g}, worker {w}" for g, w in lanes])
-    axes.invert_yaxis()
-    axes.set_xlim(0, max([r["end"] for r in result["requests"]], default=1.0))
-    axes.set_xlabel("seconds")
-    rate = result.get("kernels_per_second")
-    axes.set_title(f"{len(result['requests'])} requests, {result['device'] or result['backend']}"
-                   + (f", {rate:.2f} kernels/s" if rate is not None else ""), loc="left")  # fmt: skip
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    handles = [Patch(color=_COLOURS[s], label=s) for s in _COLOURS if s in seen]
-    if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
-    try:
-        figure.savefig(file, dpi=110)
-    except (OSError, ValueError) as e:
-        raise UsageError(f"cannot write the picture {str(file)!r}: {e}; give a writable FILE.png") from e
-
-
-def check_picture() -> None:
-    """Find out before a long run whether its picture can be drawn.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError as e:
-        raise UsageError("--trace needs matplotlib, which is not installed: pip install matplotlib") from e
+def tell(result: Mapping[str, Any], console: Console) -> None:
+    """Print a run: rates, then a line for each stage."""
+    r, memory = result, result["memory"]
+    where = f"{r['gpus']} x {r['device']}" if r["gpus"] else f"CPU backend, {r['cores']} cores"
+    left = f"; {n} rows left out" if (n := r["workload"]["left_out"]) else ""
+    facts = {
+        "device": f"{where}, {r['workers']} workers {'a GPU' if r['gpus'] else ''}".rstrip(),
+        "workload": ", ".join(f"{n} {k}" for k, n in r["workload"]["kinds"].items()) + left,
+        "ended": f"{len(r['requests'])} of {r['asked']} in {r['wall_seconds']:.1f} s"
+                 + (" (interrupted)" if r["interrupted"] else ""),
+        "kernels per second": shown(r["kernels_per_second"])
+                              + (f" (each GPU: {', '.join(map(shown, r['per_gpu']))})" if r["per_gpu"] else ""),
+        "latency p50, p95": "; ".join(
+            f"{shown(v['p50'])}, {shown(v['p95'])} s {k.replace('_', ' ')}" for k, v in r["latency"].items()
+        ),
+        "verdicts": ", ".join(f"{n} {v}" for v, n in r["verdicts"].items()),
+        "GPU busy share": ", ".join(map(shown, r["gpu_busy"])) if r["gpu_busy"] else "unknown (no GPU)",
+        "overhead share": shown(r["shares"]["overhead"]),
+        "workers' time": ", ".join(f"{k} {v:.3f}" for k, v in r["shares"].items() if k != "overhead" and v is not None),
+        "dispatch": f"{shown(r['dispatch_ms'])} ms of the parent's CPU for a request",
+    }  # fmt: skip
+    for when, m in memory.items():
+        if m:
+            on_gpu = ", ".join(shown(x, ".0f") for x in m["gpu_mb"]) if m["gpu_mb"] else "unknown"
+            facts[f"memory at the {when}"] = f"host {m['host_mb']:.0f} MB, GPU {on_gpu}" + (
+                " MB" if m["gpu_mb"] else ""
+            )
+    grid = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        grid.add_row(name, value)
+    console.print(grid)
+    table = Table("stage", *(["requests", "sum s", "mean s", "p50 s", "p95 s"]))
+    for name, v in r["stages"].items():
+        table.add_row(name, str(v["n"]), *(shown(v[k], ".3f") for k in ("sum", "mean", "p50", "p95")))
+    console.print(table)

@@ -3,15 +3,16 @@
 ``python eval/throughput.py --simulate RESULT.json`` and ``--check REAL.json...`` are its command line. What is modelled:
 
 - a request is taken from the one queue by a free worker; taking it costs the one dispatcher ``dispatch`` seconds;
-- it keeps its worker all along, then needs, one after the other, a core of its GPU's share (screen, proof, compile and
-  whatever else the grader computes), its GPU together with other correctness runs (correct, evidence), its GPU alone (time),
-  and its worker alone (the way back). Who waits is served in order of arrival;
+- it keeps its worker all along, then needs, one after the other, a core of its GPU's share (screen, proof, compilation, the
+  judges), its GPU together with others (as long as it was seen to hold it ``shared``), its GPU ``alone`` (timing), and its
+  worker alone (the way back). Who waits is served in order of arrival;
 - correctness runs do not slow each other down, and the times are as recorded: what slowed them then is in them already.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from kbx_env.errors import UsageError
-from kbx_env.outcome import Stage, Verdict
+from kbx_env.outcome import Verdict
 
 DISPATCH_MS = 1.0
 """Milliseconds that the dispatcher spends on a request where nothing was measured."""
@@ -230,11 +231,13 @@ def job_of(row: Mapping[str, Any], backend: str, dispatch: float) -> Job:
     held = float(row["end"]) - float(row["begin"])
     total = seconds.pop("total", 0.0)
     on_gpu = backend == "cuda"
-    alone = seconds.get(Stage.TIME, 0.0) if on_gpu else 0.0
-    shared = seconds.get(Stage.CORRECT, 0.0) + seconds.get(Stage.EVIDENCE, 0.0) if on_gpu else 0.0
-    core = max(total - alone - shared, 0.0)
+    # What a grading waited for the GPU depends on who else was there: the simulation finds its own waits.
+    waited = seconds.get("waited", 0.0)
+    alone = seconds.get("alone", 0.0) if on_gpu else 0.0
+    shared = seconds.get("shared", 0.0) if on_gpu else 0.0
+    core = max(total - waited - alone - shared, 0.0)
     # Outside the grader: the way there and back, or a grading that was lost and whose stages nobody knows.
-    slot = max(held - core - shared - alone - dispatch, 0.0)
+    slot = max(held - core - shared - alone - waited - dispatch, 0.0)
     return Job(core, shared, alone, slot, row["verdict"] != Verdict.INFRA_FAULT)
 
 
@@ -284,7 +287,8 @@ def plan(
         jobs: the recorded requests.
         gpus: numbers of GPUs.
         shape: workers and cores for each GPU, and the dispatcher; its ``gpus`` are not looked at.
-        count: requests of each simulated run; default: 50 for each worker, at least the recorded ones.
+        count: requests of each simulated run; default: the recorded ones as often as it takes
+            to have 50 for each worker.
         seed: of their order.
 
     Returns:
@@ -295,8 +299,9 @@ def plan(
 
     def one(n: int) -> tuple[Course, dict[str, float]]:
         at = Shape(n, shape.workers, shape.cores, shape.dispatch)
-        chosen = repeated(jobs, count or max(len(jobs), ROUNDS * n * shape.workers), seed)
-        return play(chosen, at), bounds(jobs, at)
+        # Whole rounds of the recorded requests: every size of cluster gets the same mix.
+        rounds = max(1, math.ceil(ROUNDS * n * shape.workers / len(jobs)))
+        return play(repeated(jobs, count or rounds * len(jobs), seed), at), bounds(jobs, at)
 
     base = one(1)[0].rate
     rows = []

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if __package__ in (None, ""):
     sys.path.insert(0, str(ROOT))
 
-from kbx_env.eval import meters, simulate
+from kbx_env.eval import meters, simulate, trace
 from kbx_env.eval.soak import below, resident
 from kbx_env.eval.workload import Piece, workload
 from rich.console import Console
@@ -83,7 +83,7 @@ def lanes_for(gpus: int, workers: int, grader: str = GRADER) -> GpuLanes:
     names = [n.strip() for n in shown.split(",") if n.strip()] if shown else [str(k) for k in range(gpus)]
     seen = names[:gpus] if gpus else [""]
     each = [{"CUDA_VISIBLE_DEVICES": name, "OMP_NUM_THREADS": threads} for name in seen]
-    return GpuLanes([ProcessLane(workers, grader, env) for env in each])
+    return GpuLanes([ProcessLane(workers, grader, env=env) for env in each])
 
 
 def _uuids(gpus: int) -> list[str]:
@@ -135,7 +135,7 @@ def measure(
 
     interrupted, start = False, time.perf_counter()
     with (
-        Executor(lanes, deadline=deadline) as executor,
+        Executor(lanes, deadline=deadline, capacity=sys.maxsize) as executor,
         Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress,
     ):
         bar = progress.add_task("grading", total=len(pieces))
@@ -177,7 +177,7 @@ def measure(
         r["gpu"] = r["gpu"] if watch.busy() else None
     # Until the last verdict: closing the bar and a join are no grading.
     wall = stop - start if interrupted else max((r["end"] for r in rows), default=0.0)
-    return summary(rows, wall, lanes.width) | {
+    return meters.summary(rows, wall, lanes.width) | {
         "interrupted": interrupted, "asked": len(pieces), "gpu_busy": watch.busy() or None,
         "dispatch_ms": 1000 * used / len(rows) if used is not None and rows else None,
         "memory": {"start": before, "end": after}, "requests": rows,
@@ -194,24 +194,6 @@ def _row(
         "submitted": submitted - start, "begin": spans[0][2] - start, "end": at - start, "attempts": len(spans),
         "seconds": meters.stage_seconds(outcome), "message": outcome.message[:200],
         "speedup": outcome.speedup,
-    }  # fmt: skip
-
-
-def summary(rows: Sequence[Mapping[str, Any]], wall: float, workers: int) -> dict[str, Any]:
-    """Rates, latencies, stages and shares of a run of ``wall`` seconds over ``workers`` in all; faults are no kernels."""
-    judged = [r for r in rows if r["verdict"] != "infra_fault"]
-    rate = len(judged) / wall if wall > 0 else None
-    gpus = sorted({r["gpu"] for r in rows if r["gpu"] is not None})
-    return {
-        "wall_seconds": wall, "kernels": len(judged), "kernels_per_second": rate,
-        "per_gpu": [sum(r["gpu"] == g for r in judged) / wall for g in gpus] if rate is not None and gpus else None,
-        "verdicts": dict(Counter(str(r["verdict"]) for r in rows).most_common()),
-        "stages": meters.by_stage(rows),
-        "latency": {
-            "from_submission": meters.spread([r["end"] - r["submitted"] for r in rows]),
-            "from_begin": meters.spread([r["end"] - r["begin"] for r in rows]),
-        },
-        "shares": meters.shares(rows, wall, workers),
     }  # fmt: skip
 
 
@@ -273,12 +255,9 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
         if t not in TARGETS:
             raise UnknownName("target", t, TARGETS)
     if a.trace:
-        meters.check_picture()
+        trace.check()
     backend, timing = ("cuda" if gpus else "cpu"), bool(gpus) and a.timing is not False
     pieces, left_out = workload(a.workload, a.experts, a.count, a.seed, backend)
-    if timing and a.workers > 1:
-        print("throughput: workers that share a GPU disturb each other's timings: take the rates, not the speedups",
-              file=sys.stderr)  # fmt: skip
     warm = a.warm if a.warm is not None else max(gpus, 1) * a.workers
     result = {
         "date": time.strftime("%Y-%m-%d"), "backend": backend, "gpus": gpus, "workers": a.workers, "timing": timing,
@@ -305,47 +284,6 @@ def _whole(name: str, text: str, least: int) -> int:
     if number < least:
         raise UsageError(f"{name} is {text!r}; a whole number, at least {least}")
     return number
-
-
-def _shown(value: Any, form: str = ".3g") -> str:
-    return "unknown" if value is None else format(value, form)
-
-
-def tell(result: Mapping[str, Any], console: Console) -> None:
-    """Print a run: rates, then a line for each stage."""
-    r, memory = result, result["memory"]
-    where = f"{r['gpus']} x {r['device']}" if r["gpus"] else f"CPU backend, {r['cores']} cores"
-    left = f"; {n} rows left out" if (n := r["workload"]["left_out"]) else ""
-    facts = {
-        "device": f"{where}, {r['workers']} workers {'a GPU' if r['gpus'] else ''}".rstrip(),
-        "workload": ", ".join(f"{n} {k}" for k, n in r["workload"]["kinds"].items()) + left,
-        "ended": f"{len(r['requests'])} of {r['asked']} in {r['wall_seconds']:.1f} s"
-                 + (" (interrupted)" if r["interrupted"] else ""),
-        "kernels per second": _shown(r["kernels_per_second"])
-                              + (f" (each GPU: {', '.join(map(_shown, r['per_gpu']))})" if r["per_gpu"] else ""),
-        "latency p50, p95": "; ".join(
-            f"{_shown(v['p50'])}, {_shown(v['p95'])} s {k.replace('_', ' ')}" for k, v in r["latency"].items()
-        ),
-        "verdicts": ", ".join(f"{n} {v}" for v, n in r["verdicts"].items()),
-        "GPU busy share": ", ".join(map(_shown, r["gpu_busy"])) if r["gpu_busy"] else "unknown (no GPU)",
-        "overhead share": _shown(r["shares"]["overhead"]),
-        "workers' time": ", ".join(f"{k} {v:.3f}" for k, v in r["shares"].items() if k != "overhead" and v is not None),
-        "dispatch": f"{_shown(r['dispatch_ms'])} ms of the parent's CPU for a request",
-    }  # fmt: skip
-    for when, m in memory.items():
-        if m:
-            on_gpu = ", ".join(_shown(x, ".0f") for x in m["gpu_mb"]) if m["gpu_mb"] else "unknown"
-            facts[f"memory at the {when}"] = f"host {m['host_mb']:.0f} MB, GPU {on_gpu}" + (
-                " MB" if m["gpu_mb"] else ""
-            )
-    grid = Table(show_header=False, box=None)
-    for name, value in facts.items():
-        grid.add_row(name, value)
-    console.print(grid)
-    table = Table("stage", *(["requests", "sum s", "mean s", "p50 s", "p95 s"]))
-    for name, v in r["stages"].items():
-        table.add_row(name, str(v["n"]), *(_shown(v[k], ".3f") for k in ("sum", "mean", "p50", "p95")))
-    console.print(table)
 
 
 def loaded(file: Path) -> dict[str, Any]:
@@ -391,8 +329,9 @@ def run_simulation(a: argparse.Namespace, console: Console) -> dict[str, Any]:
         title = f"{shape.workers} workers and {shape.cores} cores a GPU, {1000 * dispatch:.3g} ms dispatch"
         table = Table("GPUs", "requests", "kernels/s", "efficiency", "p50 s", "p95 s", "bound by", title=title)
         for r in rows:
-            table.add_row(str(r["gpus"]), str(r["requests"]), _shown(r["kernels_per_second"], ".4g"),
-                          _shown(r["efficiency"], ".3f"), _shown(r["p50"]), _shown(r["p95"]), r["bound"])  # fmt: skip
+            rate, efficiency = meters.shown(r["kernels_per_second"], ".4g"), meters.shown(r["efficiency"], ".3f")
+            latencies = meters.shown(r["p50"]), meters.shown(r["p95"])
+            table.add_row(str(r["gpus"]), str(r["requests"]), rate, efficiency, *latencies, r["bound"])
         console.print(table)
     if a.check:
         rows, table = [], Table("run", "GPUs", "workers", "requests", "measured/s", "simulated/s", "error")
@@ -403,8 +342,8 @@ def run_simulation(a: argparse.Namespace, console: Console) -> dict[str, Any]:
             shape = simulate.shape_of(real, dispatch, a.cores_per_gpu)
             r = {"file": file.name} | simulate.check(real, jobs, source is None, shape)
             rows.append(r)
-            table.add_row(r["file"], *(str(r[k]) for k in ("gpus", "workers", "requests")), _shown(r["measured"], ".4g"),
-                          _shown(r["simulated"], ".4g"), _shown(r["error"], "+.1%"))  # fmt: skip
+            table.add_row(r["file"], *(str(r[k]) for k in ("gpus", "workers", "requests")), meters.shown(r["measured"], ".4g"),
+                          meters.shown(r["simulated"], ".4g"), meters.shown(r["error"], "+.1%"))  # fmt: skip
         console.print(table)
         told["checked"] = rows
     return told
@@ -420,12 +359,12 @@ def main(argv: Sequence[str] | None = None, grader: str = GRADER) -> int:
         else:
             told = run(a, grader)
             interrupted = told["interrupted"]
-            tell(told, console)
+            meters.tell(told, console)
         # First the figures, then the picture: a picture that fails takes no measurement with it.
         if a.json:
             a.json.write_text(json.dumps(told, indent=1))
         if a.trace and "requests" in told:
-            meters.draw(told, a.trace)
+            trace.draw(told, a.trace)
     except (UsageError, OSError) as e:
         print(f"throughput: {e}", file=sys.stderr)
         return 2

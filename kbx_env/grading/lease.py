@@ -106,31 +106,34 @@ class Hold:
 
     Attributes:
         waited: seconds of waiting so far; nobody's time.
+        spent: seconds for which it was used, beside others (``shared``) and ``alone``.
     """
 
     def __init__(self, lease: Lease | None) -> None:
         self._lease, self._holds, self.waited = lease, False, 0.0
+        self.spent = {"shared": 0.0, "alone": 0.0}
 
     def using(self) -> AbstractContextManager[None]:
         """Use the GPU beside other gradings."""
-        return self._hold(None if self._lease is None else self._lease.shared)
+        return self._hold(None if self._lease is None else self._lease.shared, "shared")
 
     def alone(self) -> AbstractContextManager[None]:
         """Use the GPU alone; not within ``using``, which would wait for itself."""
-        return self._hold(None if self._lease is None else self._lease.alone)
+        return self._hold(None if self._lease is None else self._lease.alone, "alone")
 
     @contextlib.contextmanager
-    def _hold(self, take: Callable[[], AbstractContextManager[float]] | None) -> Iterator[None]:
+    def _hold(self, take: Callable[[], AbstractContextManager[float]] | None, kind: str) -> Iterator[None]:
         if take is None or self._holds:
             yield
             return
         with take() as waited:
             self.waited += waited
-            self._holds = True
+            self._holds, began = True, time.monotonic()
             try:
                 yield
             finally:
                 self._holds = False
+                self.spent[kind] += time.monotonic() - began
 
     @property
     def contended(self) -> bool:

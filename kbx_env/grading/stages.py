@@ -16,6 +16,7 @@ from kbx_env.grading import scheme
 from kbx_env.grading.calls import Claimed, Talk, settings_of
 from kbx_env.grading.claims import Stopped, survived
 from kbx_env.grading.defences import Defence
+from kbx_env.grading.lease import Hold
 from kbx_env.grading.screen import screen
 from kbx_env.grading.tally import Tally
 from kbx_env.outcome import (
@@ -98,17 +99,19 @@ class Grading:
         self.task = record.task
         self.stage = Stage.SCREEN
         self.proof: Evidence | None = None
+        self.gpu = Hold(None)
         self.drawn: list[torch.Tensor] = []
 
     @contextlib.contextmanager
     def timed(self, stage: Stage) -> Iterator[None]:
-        """Add the block's seconds to a stage."""
+        """Add the block's seconds to a stage; what it waited for the GPU counts apart."""
         self.stage = stage
-        start = time.perf_counter()
+        start, before = time.perf_counter(), self.gpu.waited
         try:
             yield
         finally:
-            self.record.seconds[stage] = self.record.seconds.get(stage, 0.0) + time.perf_counter() - start
+            took = time.perf_counter() - start - (self.gpu.waited - before)
+            self.record.seconds[stage] = self.record.seconds.get(stage, 0.0) + took
 
     def run(self, data: bytes) -> Outcome:
         """Grade."""
@@ -131,6 +134,7 @@ class Grading:
         talk = Talk(
             zygote, self.task, self.record.backend, self.secret, self.split, self.wall, self.grader.without, allow, places
         )  # fmt: skip
+        self.gpu = talk.gpu
         with talk:
             try:
                 return self._stages(talk, data)
@@ -141,7 +145,7 @@ class Grading:
                 return self.record.end(stop.verdict, self.stage, stop.message)
             finally:
                 if talk.gpu.contended:
-                    self.record.seconds["waited"] = talk.gpu.waited
+                    self.record.seconds |= {"waited": talk.gpu.waited} | talk.gpu.spent
                 if places is not None:
                     places.ahead(zygote, settings)
 

@@ -104,7 +104,8 @@ def test_a_faulty_request_takes_time_but_is_no_kernel() -> None:
 
 ROW = {
     "task": "math/exp", "verdict": "correct", "begin": 10.0, "end": 16.0,
-    "seconds": {"screen": 0.1, "proof": 1.0, "compile": 0.4, "correct": 0.5, "evidence": 0.5, "time": 2.0, "total": 5.0},
+    "seconds": {"screen": 0.1, "proof": 1.0, "compile": 0.4, "correct": 0.5, "evidence": 0.5, "time": 2.0, "total": 5.0,
+                "waited": 0.0, "shared": 1.0, "alone": 2.0},
 }  # fmt: skip
 
 
@@ -127,6 +128,9 @@ def test_recorded_stages_become_needs() -> None:
     assert (on_gpu.core, on_gpu.shared, on_gpu.alone, on_gpu.slot) == pytest.approx((2.0, 1.0, 2.0, 0.75))
     on_cpu = job_of(ROW, "cpu", 0.0)
     assert (on_cpu.core, on_cpu.shared, on_cpu.alone, on_cpu.slot) == pytest.approx((5.0, 0, 0, 1.0))
+    # A run waits for its own neighbours, not for those of the record.
+    waited = job_of({**ROW, "end": 18.0, "seconds": {**ROW["seconds"], "waited": 2.0, "total": 7.0}}, "cuda", 0.25)
+    assert waited == on_gpu
     lost = job_of({**ROW, "verdict": "infra_fault", "seconds": {}}, "cuda", 0.0)
     assert not lost.judged and lost.slot == lost.seconds == 6.0
 

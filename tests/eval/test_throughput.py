@@ -1,0 +1,76 @@
+"""What the throughput script tells of a run, with a grader whose times are known."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kbx_env.eval import throughput
+
+from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
+
+
+class Slow:
+    """Sleeps 50 ms for a right kernel; wrong ones cost nothing, "die" ends the process."""
+
+    def grade(self, task: str, source: bytes, **options: Any) -> Outcome:
+        if source == b"die":
+            raise SystemExit(3)
+        if source == b"wrong":
+            return Outcome(
+                task, Verdict.INCORRECT, Stage.CORRECT, "cpu", "contract", Fault.POLICY, seconds={"total": 0.0}
+            )
+        time.sleep(0.05)
+        seconds = {"screen": 0.01, "compile": 0.01, "correct": 0.02, "total": 0.05}
+        return Outcome(task, Verdict.CORRECT, Stage.CORRECT, "cpu", "contract", cases=Cases(1, 1), seconds=seconds)
+
+    def close(self) -> None: ...
+
+
+def _run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sources: list[str], *more: str) -> dict[str, Any]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    rows = [{"task": "math/cos", "predict": s} for s in sources]
+    (tmp_path / "w.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"task": "no/such", "predict": "x"}])))
+    out = tmp_path / "r.json"
+    asked = ["--gpus", "0", "--workload", str(tmp_path / "w.jsonl"), "--experts", "0", "--json", str(out), *more]
+    assert throughput.main(asked, grader="test_throughput:Slow") == 0
+    return json.loads(out.read_text())
+
+
+def test_a_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    r = _run(tmp_path, monkeypatch, ["right", "wrong"], "--workers", "2", "--count", "20", "--warm", "2")
+    assert r["kernels"] == len(r["requests"]) == 20 and r["workload"]["left_out"] == 1
+    assert set(r["verdicts"]) == {"correct", "incorrect"} and r["gpu_busy"] is None and not r["interrupted"]
+    right = r["verdicts"]["correct"]
+    assert r["stages"]["correct"]["n"] == right and r["stages"]["correct"]["mean"] == pytest.approx(0.02)
+    assert r["wall_seconds"] >= right * 0.05 / 2 and r["kernels_per_second"] == pytest.approx(20 / r["wall_seconds"])
+    # Compilation and device time are 30 of the 50 ms of a right kernel.
+    useful = right * 0.03 / (2 * r["wall_seconds"])
+    assert r["shares"]["overhead"] == pytest.approx(1 - useful)
+    assert sum(v for k, v in r["shares"].items() if k != "overhead") == pytest.approx(1)
+    assert {x["worker"] for x in r["requests"]} == {0, 1} and r["versions"]["torch"] and r["cores"] > 0
+    assert "kernels per second" in capsys.readouterr().out
+    # And the simulation finds the rate again.
+    check = tmp_path / "check.json"
+    assert throughput.main(["--check", str(tmp_path / "r.json"), "--json", str(check)]) == 0
+    assert abs(json.loads(check.read_text())["checked"][0]["error"]) < 0.2
+
+
+def test_what_was_lost_is_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    r = _run(tmp_path, monkeypatch, ["die", "wrong"], "--count", "4", "--warm", "0")
+    assert r["kernels"] == r["verdicts"]["incorrect"] and r["verdicts"]["infra_fault"] == 4 - r["kernels"]
+
+
+@pytest.mark.parametrize(
+    "options, name",
+    [(["--gpus", "99"], "--gpus"), (["--gpus", "x"], "--gpus"), (["--gpus", "0", "--timing"], "--timing"),
+     (["--gpus", "0", "--workers", "0"], "--workers"), (["--gpus", "0", "--targets", "sm_1"], "sm_1"),
+     (["--gpus", "0", "--workload", "none.jsonl"], "none.jsonl"), (["--simulate", "none.json"], "none.json")],
+)  # fmt: skip
+def test_bad_options_end_with_one_line(options: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert throughput.main(options) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and name in told
