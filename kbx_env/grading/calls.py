@@ -29,6 +29,8 @@ from kbx_env.outcome import Build, Finding, Verdict, Violation
 from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 
 MAX_BUILDS = 1000
+DEVICE_BYTES = 1 << 30
+"""A GPU with less free memory than this is full."""
 DISK_BYTES = 256 << 20
 """With less space than this a runner's word that the disk is full is believed."""
 
@@ -46,6 +48,11 @@ class Claimed:
     origins: tuple[Origin, ...] = ()
     effect: str | None = None
     """What the call did to memory that was not its to change."""
+
+
+def _free_memory() -> int:
+    """Bytes of the GPU's memory that nobody holds."""
+    return int(torch.cuda.mem_get_info()[0])
 
 
 def settings_of(backend: str, without: Collection[Defence], torch_ops: bool) -> dict[str, Any]:
@@ -158,6 +165,9 @@ class Talk:
         full = kind == "infra" or f"[Errno {errno.ENOSPC}]" in message
         if full and shutil.disk_usage(self.runner.folder).free < DISK_BYTES:
             raise SandboxError(f"the disk is full: {message}")
+        # A submission's own share of a GPU is bounded; a device that is full all the same is full of others.
+        if self.backend == "cuda" and "out of memory" in message.lower() and _free_memory() < DEVICE_BYTES:
+            raise SandboxError(f"the GPU's memory is full: {message}")
         if kind == "policy" or (self.denied and kind in ("runtime", "compile")):
             found = [Violation(r, f"{line}{d}") for r, d in self.denied[:5]]
             raise Stopped(Verdict.REJECTED, f"{line}{self.denied[0][1] if self.denied else message}", found)

@@ -45,6 +45,8 @@ PROCESS_US = 0.11
 """Standard deviation between two fresh processes that time the same kernel. It is the same at 4, 12 and 36 us, and
 neither moving the buffers, nor warm code, nor several calls between two readings makes it smaller: what the driver
 allots to a process is not ours to move. Measured on an H200 (docs/measurements)."""
+ROOM, SHARE = 40, 0.6
+"""Times its inputs that timing a case takes of the device's memory, judges included; the share of it that all timings have."""
 ATTEMPTS = 3
 """Measurements of a case that something disturbs; the last is kept, and says so."""
 
@@ -154,21 +156,44 @@ def time_task(task: Task, talk: Talk) -> Timing:
     Raises:
         Stopped: a timed call was wrong or failed, or the claimed times cannot be true.
     """
-    with talk.gpu.alone():
-        peaks = floor.measured_peaks("cuda")
-    properties = torch.cuda.get_device_properties(0)
-    uuid = getattr(properties, "uuid", None)
+    memory = torch.cuda.get_device_properties(0).total_memory
+    cases = floor.fitting(task, memory)
+    most = max(floor.input_bytes(task, c) for c in cases)
+    with talk.gpu.room(ROOM * most / (SHARE * memory)):
+        return _time_cases(task, talk, cases)
+
+
+def _time_cases(task: Task, talk: Talk, cases: Sequence[Case]) -> Timing:
+    uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
     telemetry = Telemetry(None if uuid is None else str(uuid))
-    before = telemetry.read()
-    rows: list[CaseTime] = []
-    parts: list[Paired] = []
+
+    def draw(index: int, case: Case, purpose: str) -> Ring:
+        split = f"{talk.split}/{purpose}"
+        seeds = [inputs.case_seed(talk.secret, task.id, split, index, k) for k in range(fresh.MORE)]
+        return Ring.draw(task, case, seeds, talk.backend)
+
+    sides = [RunnerSide(talk, case) for case in cases]
+    # Everything is compiled before anybody has to wait; on values of its own, which no timed call sees again.
+    for index, side in enumerate(sides):
+        with talk.gpu.using():
+            side.lay(draw(index, side.case, "compile"))
+        side.dry()
+    measured: list[_Measured] = []
     notes: list[str] = []
-    for index, case in enumerate(floor.fitting(task, properties.total_memory)):
-        row, paired = _time_case(task, talk, case, index, peaks, telemetry, notes)
-        rows.append(row)
-        parts.append(paired)
-        torch.cuda.empty_cache()
-    after = telemetry.read()
+    with talk.gpu.alone():
+        peaks = floor.measured_peaks("cuda", talk.gpu.file(f"peaks-{torch.__version__}.json"))
+        before = telemetry.read()
+        for index, side in enumerate(sides):
+            eager = EagerSide(task, side.case, talk.backend)
+            try:
+                measured.append(_measure(task, side, eager, draw(index, side.case, "time"), telemetry, notes))
+            finally:
+                eager.watch.close()
+            torch.cuda.empty_cache()
+        after = telemetry.read()
+    # The GPU is free for the next one while results are looked at.
+    rows = [_told(task, one, peaks, notes) for one in measured]
+    parts = [one.paired for one in measured]
     n = len(parts)
     middle = sum(p.log_ratio for p in parts) / n
     # Independent cases: the half-widths of the mean add in quadrature.
@@ -183,33 +208,31 @@ def time_task(task: Task, talk: Talk) -> Timing:
     )  # fmt: skip
 
 
-def _time_case(
-    task: Task, talk: Talk, case: Case, index: int, peaks: floor.Peaks, telemetry: Telemetry, notes: list[str]
-) -> tuple[CaseTime, Paired]:
-    seeds = [inputs.case_seed(talk.secret, task.id, talk.split + "/time", index, k) for k in range(fresh.MORE)]
-    eager, mine = EagerSide(task, case, talk.backend), RunnerSide(talk, case)
-    try:
-        with talk.gpu.using():
-            ring = Ring.draw(task, case, seeds, talk.backend)
-        return _compare(task, talk, case, ring, eager, mine, peaks, telemetry, notes)
-    finally:
-        eager.watch.close()
+@dataclass(frozen=True)
+class _Measured:
+    """One case: its times, and results of calls that were timed, still to be judged."""
+
+    side: RunnerSide
+    ring: Ring
+    paired: Paired
+    ideal: int
+    """Bytes that must be moved."""
+    disturbed: bool
+    held: list[tuple[Turn, Fetched]]
 
 
-def _compare(
-    task: Task, talk: Talk, case: Case, ring: Ring, eager: EagerSide, mine: RunnerSide, peaks: floor.Peaks,
-    telemetry: Telemetry, notes: list[str],
-) -> tuple[CaseTime, Paired]:  # fmt: skip
-    with talk.gpu.using():
-        expected = reference.expect(task, case, ring.draws[0], talk.backend, exact=False)
-        result_bytes = sum(o.numel() * o.element_size() for o in expected.native)
-        ideal = floor.ideal_bytes(task, case, ring.draws[0], expected)
-        del expected
-        eager.prepare(ring)
-    if mine.prepare(ring, result_bytes) and talk.gpu.contended:
-        # It has compiled; what it chose while others were at work may be chance.
-        with talk.gpu.alone():
-            mine.warm(anew=True)
+def _measure(
+    task: Task, mine: RunnerSide, eager: EagerSide, ring: Ring, telemetry: Telemetry, notes: list[str]
+) -> _Measured:  # fmt: skip
+    """What needs the GPU alone."""
+    talk, case = mine.talk, mine.case
+    expected = reference.expect(task, case, ring.draws[0], talk.backend, exact=False)
+    result_bytes = sum(o.numel() * o.element_size() for o in expected.native)
+    ideal = floor.ideal_bytes(task, case, ring.draws[0], expected)
+    del expected
+    eager.prepare(ring)
+    mine.lay(ring, result_bytes)
+    mine.warm()
     held: list[tuple[Turn, Fetched]] = []
 
     def check(order: list[int], turns: list[Turn]) -> None:
@@ -217,25 +240,30 @@ def _compare(
         last = max(k for k, i in enumerate(order) if i == slot)
         held.append((turns[last], mine.fetch(slot)))
 
-    with talk.gpu.alone():
-        for _ in range(ATTEMPTS):
-            first = telemetry.read()
-            paired = pair(eager, mine, ring=ring, check=check)
-            ours = {os.getpid(), talk.runner.pid, *talk.gpu.users()}
-            disturbed = disturbance(first, telemetry.read(), ours)
-            if disturbed is None:
-                break
-        else:
-            notes.append(f"{case.label()}: disturbed in {ATTEMPTS} attempts: {disturbed}")
-        captured = mine.capture(result_bytes)
-        mine.audit(paired.b_us, captured)
-    for turn, fetched in held:  # the GPU need not be idle for everybody else while one result is looked at
-        with talk.gpu.using():
-            given = ring.args(turn)
-        mine.rule(task, given, fetched)
+    for _ in range(ATTEMPTS):
+        first = telemetry.read()
+        paired = pair(eager, mine, ring=ring, check=check)
+        ours = {os.getpid(), talk.runner.pid, *talk.gpu.users()}
+        disturbed = disturbance(first, telemetry.read(), ours)
+        if disturbed is None:
+            break
+    else:
+        notes.append(f"{case.label()}: disturbed in {ATTEMPTS} attempts: {disturbed}")
+    captured = mine.capture(result_bytes)
+    mine.audit(paired.b_us, captured)
     if captured and not task.written(case.args):
         # A call that behaves otherwise while it is captured must be right all the same.
-        mine.verify_graph(task, ring, result_bytes)
+        held += mine.replayed(ring, result_bytes)
+    return _Measured(mine, ring, paired, ideal, disturbed is not None, held)
+
+
+def _told(task: Task, one: _Measured, peaks: floor.Peaks, notes: list[str]) -> CaseTime:
+    """Judge what timed calls returned, and hold the time against what the device can do."""
+    mine, case, ring, paired, ideal = one.side, one.side.case, one.ring, one.paired, one.ideal
+    for turn, fetched in one.held:
+        with mine.talk.gpu.using():
+            given = ring.args(turn)
+        mine.rule(task, given, fetched)
     operations = floor.flops(task, case, ring.draws[0])
     floor_us = peaks.floor_us(ideal, operations)
     if floor_us and paired.b_us < floor.IMPOSSIBLE * floor_us:
@@ -248,6 +276,6 @@ def _compare(
     row = CaseTime(
         case=case.label(), eager_us=round(paired.a_us, 3), candidate_us=round(paired.b_us, 3),
         speedup=math.exp(paired.log_ratio), low=math.exp(paired.low), high=math.exp(paired.high), pairs=paired.pairs,
-        floor_us=round(floor_us, 3) if floor_us else None, disturbed=disturbed is not None, void=void,
+        floor_us=round(floor_us, 3) if floor_us else None, disturbed=one.disturbed, void=void,
     )  # fmt: skip
-    return row, paired
+    return row

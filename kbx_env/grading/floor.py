@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import json
 import math
 import operator
+import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,12 +97,13 @@ def fitting(task: Task, memory: int) -> tuple[Case, ...]:
 
     A card of 24 GB so has a profile of its own: its report names the cases that it timed.
     """
-    need = {id(c): BUFFERS * _input_bytes(task, c) for c in task.timed}
+    need = {id(c): BUFFERS * input_bytes(task, c) for c in task.timed}
     kept = tuple(c for c in task.timed if need[id(c)] <= memory)
     return kept or (min(task.timed, key=lambda c: need[id(c)]),)
 
 
-def _input_bytes(task: Task, case: Case) -> int:
+def input_bytes(task: Task, case: Case) -> int:
+    """Bytes of the tensors that a case takes."""
     sizes = numels(task, case)
     return sum(n * DTYPES[case.dtypes.get(t, task.takes[t].dtype)].itemsize for t, n in sizes.items())
 
@@ -135,11 +140,28 @@ class Peaks:
         return least / us if least else None
 
 
+KEPT_SECONDS = 86_400.0
+"""After so long ceilings are measured again: a card may throttle today."""
+
+
 @functools.cache
-def measured_peaks(device: str) -> Peaks:
-    """The ceilings of this machine's GPU, measured once (about 0.3 s)."""
+def measured_peaks(device: str, kept: Path | None = None) -> Peaks:
+    """The ceilings of this machine's GPU, measured once for all processes (a second or two, alone on the GPU).
+
+    Args:
+        device: of torch.
+        kept: the file that other processes find them in; ``None`` for none.
+    """
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        if kept is not None and time.time() - kept.stat().st_mtime < KEPT_SECONDS:
+            return Peaks(**json.loads(kept.read_text()))
     peaks = _measure(device)
     torch.cuda.empty_cache()
+    if kept is not None:
+        with contextlib.suppress(OSError):
+            new = kept.with_name(f"{kept.name}.{os.getpid()}")
+            new.write_text(json.dumps(asdict(peaks)))
+            new.replace(kept)  # at once: nobody reads half of it
     return peaks
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import math
 import os
 import tempfile
 import time
@@ -16,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+PARTS = 16
+"""Into so many parts the memory of a GPU is divided that timing may use."""
 PAUSE = 0.002
 """Seconds between two attempts: short beside a grading, and flock has no way to give up waiting."""
 
@@ -32,9 +35,9 @@ class Lease:
     """
 
     def __init__(self, gpu: str, folder: str | Path | None = None) -> None:
-        self._folder = Path(folder or tempfile.gettempdir()) / f"kbx-gpu-{os.getuid()}-{gpu}"
-        (self._folder / "users").mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self._folder / "users" / str(os.getpid())).touch()
+        self.folder = Path(folder or tempfile.gettempdir()) / f"kbx-gpu-{os.getuid()}-{gpu}"
+        (self.folder / "users").mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.folder / "users" / str(os.getpid())).touch()
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[float]:
@@ -59,6 +62,26 @@ class Lease:
             os.close(use)
 
     @contextlib.contextmanager
+    def room(self, parts: int) -> Iterator[float]:
+        """Some of the memory's ``PARTS``, for as long as it takes; gives the seconds waited."""
+        began, held = time.monotonic(), list[int]()
+        try:
+            # Who comes later waits: else small ones that come and go would keep a large one out.
+            with self._locked("room", fcntl.LOCK_EX):
+                while len(held) < parts:
+                    free = [one for k in range(PARTS) if (one := self._try(f"part{k}", fcntl.LOCK_EX)) is not None]
+                    held += free[: parts - len(held)]
+                    for one in free:
+                        if one not in held:
+                            os.close(one)
+                    if len(held) < parts:
+                        time.sleep(PAUSE)
+            yield time.monotonic() - began
+        finally:
+            for one in held:
+                os.close(one)
+
+    @contextlib.contextmanager
     def _locked(self, name: str, kind: int) -> Iterator[None]:
         held = self._take(name, kind)
         try:
@@ -66,24 +89,25 @@ class Lease:
         finally:
             os.close(held)
 
-    def _take(self, name: str, kind: int) -> int:
+    def _try(self, name: str, kind: int) -> int | None:
         # A new description every time: locks belong to descriptions, and threads share a process's.
-        held = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        held = os.open(self.folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            while True:
-                try:
-                    fcntl.flock(held, kind | fcntl.LOCK_NB)
-                    return held
-                except BlockingIOError:
-                    time.sleep(PAUSE)
-        except BaseException:
+            fcntl.flock(held, kind | fcntl.LOCK_NB)
+            return held
+        except BlockingIOError:
             os.close(held)
-            raise
+            return None
+
+    def _take(self, name: str, kind: int) -> int:
+        while (held := self._try(name, kind)) is None:
+            time.sleep(PAUSE)
+        return held
 
     @contextlib.contextmanager
     def user(self, pid: int) -> Iterator[None]:
         """Make a process known that keeps to this lease: its coming and going disturbs nobody."""
-        file = self._folder / "users" / str(pid)
+        file = self.folder / "users" / str(pid)
         file.touch()
         try:
             yield
@@ -93,11 +117,11 @@ class Lease:
     def users(self) -> frozenset[int]:
         """The processes that are known, without those that ended unseen."""
         found = set()
-        for name in os.listdir(self._folder / "users"):
+        for name in os.listdir(self.folder / "users"):
             if Path(f"/proc/{name}").exists():
                 found.add(int(name))
             else:
-                (self._folder / "users" / name).unlink(missing_ok=True)
+                (self.folder / "users" / name).unlink(missing_ok=True)
         return frozenset(found)
 
 
@@ -110,7 +134,7 @@ class Hold:
     """
 
     def __init__(self, lease: Lease | None) -> None:
-        self._lease, self._holds, self.waited = lease, False, 0.0
+        self._lease, self._holds, self.waited = lease, "", 0.0
         self.spent = {"shared": 0.0, "alone": 0.0}
 
     def using(self) -> AbstractContextManager[None]:
@@ -122,17 +146,29 @@ class Hold:
         return self._hold(None if self._lease is None else self._lease.alone, "alone")
 
     @contextlib.contextmanager
-    def _hold(self, take: Callable[[], AbstractContextManager[float]] | None, kind: str) -> Iterator[None]:
-        if take is None or self._holds:
+    def room(self, share: float) -> Iterator[None]:
+        """Have a share of the memory that timing may use, 1 at most; taken before the GPU itself."""
+        if self._lease is None:
             yield
             return
+        with self._lease.room(min(PARTS, max(1, math.ceil(PARTS * share)))) as waited:
+            self.waited += waited
+            yield
+
+    @contextlib.contextmanager
+    def _hold(self, take: Callable[[], AbstractContextManager[float]] | None, kind: str) -> Iterator[None]:
+        if take is None or self._holds in (kind, "alone"):
+            yield
+            return
+        if self._holds:
+            raise RuntimeError("who shares the GPU cannot have it alone: it would wait for itself")
         with take() as waited:
             self.waited += waited
-            self._holds, began = True, time.monotonic()
+            self._holds, began = kind, time.monotonic()
             try:
                 yield
             finally:
-                self._holds = False
+                self._holds = ""
                 self.spent[kind] += time.monotonic() - began
 
     @property
@@ -143,6 +179,10 @@ class Hold:
     def user(self, pid: int) -> AbstractContextManager[None]:
         """See ``Lease.user``."""
         return contextlib.nullcontext() if self._lease is None else self._lease.user(pid)
+
+    def file(self, name: str) -> Path | None:
+        """A file that all who use this GPU share; its name says what it holds, and for which versions."""
+        return None if self._lease is None else self._lease.folder / name
 
     def users(self) -> frozenset[int]:
         """See ``Lease.users``."""

@@ -105,15 +105,18 @@ class RunnerSide:
         self.talk.left = seconds
         return self.talk.ask({"op": "time"} | header, blobs, idle=idle)
 
-    def prepare(self, draws: Sequence[dict[str, Any]] | Ring, result_bytes: int | None = None) -> bool:
-        """Take inputs and warm up; autotuning may take its time here.
+    def prepare(self, draws: Sequence[dict[str, Any]] | Ring) -> None:
+        """Take inputs, compile and warm up."""
+        self.lay(draws)
+        self.dry()
+        self.warm()
+
+    def lay(self, draws: Sequence[dict[str, Any]] | Ring, result_bytes: int | None = None) -> None:
+        """Take inputs.
 
         Args:
             draws: the values.
             result_bytes: of a right result.
-
-        Returns:
-            Whether an autotuner says that it has measured.
         """
         blobs: list[bytes] = []
         ring = draws if isinstance(draws, Ring) else None
@@ -128,13 +131,14 @@ class RunnerSide:
         header |= {"entry": messages[0]["entry"], "positional": messages[0]["positional"]}
         header |= {"turning": ring.turning if ring else None, "written": list(self.talk.task.written(self.case.args))}
         self._ask(header, blobs)
-        self._ask({"do": "dry"}, seconds=PREPARE_SECONDS, idle=True)
-        return self.warm()
 
-    def warm(self, anew: bool = False) -> bool:
-        """The first calls; ``anew`` has autotuners measure once more what they measured the last time. Tells whether any did."""
-        reply, _ = self._ask({"do": "warm", "anew": anew}, seconds=PREPARE_SECONDS)
-        return bool(reply.get("measured"))
+    def dry(self) -> None:
+        """Have compiled what these inputs need, without a launch."""
+        self._ask({"do": "dry"}, seconds=PREPARE_SECONDS, idle=True)
+
+    def warm(self) -> None:
+        """The first calls; autotuners measure here, and need the GPU alone for that."""
+        self._ask({"do": "warm"}, seconds=PREPARE_SECONDS)
 
     def _box(self) -> Mailbox | None:
         return self.talk.mailbox if self.talk.runner.mail else None
@@ -193,18 +197,15 @@ class RunnerSide:
                 return
         raise _refused(f"claims {claimed_us:.0f} us a call, {reps} calls in a row took {min(walls):.0f} us each")
 
-    def verify_graph(self, task: Task, ring: Ring, result_bytes: int) -> None:
-        """Replay the captured calls once on new values and judge what secret ones of them left behind."""
+    def replayed(self, ring: Ring, result_bytes: int) -> list[tuple[Turn, Fetched]]:
+        """Replay the captured calls once on new values; what secret ones of them left behind, to be judged."""
         rng = random.Random(secrets.randbits(64))
-        with self.talk.gpu.using():
-            turns = [ring.pick(rng) for _ in range(SLOTS)]
-            self._ask({"do": "replay", "times": 1, "turns": {str(i): t for i, t in enumerate(turns)}})
-            count = len(self._order)
-            few = JUDGED if count * result_bytes > JUDGED_BYTES else count
-            found = [(self._order[k], self.fetch(self._order[k], k)) for k in rng.sample(range(count), min(count, few))]
-            known = {slot: ring.args(turns[slot]) for slot, _ in found}
-        for slot, one in found:
-            self.rule(task, known[slot], one)
+        turns = [ring.pick(rng) for _ in range(SLOTS)]
+        self._ask({"do": "replay", "times": 1, "turns": {str(i): t for i, t in enumerate(turns)}})
+        count = len(self._order)
+        few = JUDGED if count * result_bytes > JUDGED_BYTES else count
+        chosen = rng.sample(range(count), min(count, few))
+        return [(turns[self._order[k]], self.fetch(self._order[k], k)) for k in chosen]
 
     def fetch(self, slot: int, captured: int | None = None) -> Fetched:
         """What the last timed call on this slot returned, or a captured call.

@@ -59,6 +59,7 @@ class Record:
     evidence: Evidence | None = None
     timing: Timing | None = None
     estimate: Estimate | None = None
+    gpu: Hold | None = None
 
     def cases(self) -> Cases | None:
         """The cases so far, ``None`` before the first."""
@@ -68,6 +69,8 @@ class Record:
 
     def end(self, verdict: Verdict, stage: Stage, message: str = "") -> Outcome:
         """The outcome, with everything found so far."""
+        if self.gpu is not None and self.gpu.contended:
+            self.seconds |= {"waited": self.gpu.waited} | self.gpu.spent
         fault = None if verdict is Verdict.CORRECT else Fault.INFRA if verdict is Verdict.INFRA_FAULT else Fault.POLICY
         return Outcome(
             task=self.task.id, verdict=verdict, stage=stage, backend=self.backend, grading=self.grading, fault=fault,
@@ -134,7 +137,7 @@ class Grading:
         talk = Talk(
             zygote, self.task, self.record.backend, self.secret, self.split, self.wall, self.grader.without, allow, places
         )  # fmt: skip
-        self.gpu = talk.gpu
+        self.gpu = self.record.gpu = talk.gpu
         with talk:
             try:
                 return self._stages(talk, data)
@@ -144,8 +147,6 @@ class Grading:
                     self.record.evidence = self._evidence(talk, None)
                 return self.record.end(stop.verdict, self.stage, stop.message)
             finally:
-                if talk.gpu.contended:
-                    self.record.seconds |= {"waited": talk.gpu.waited} | talk.gpu.spent
                 if places is not None:
                     places.ahead(zygote, settings)
 

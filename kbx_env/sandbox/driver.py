@@ -144,6 +144,7 @@ class _Box(ctypes.Structure):
 
 
 _DEVICE_MEMORY = 2
+_NO_MEMORY = 2
 
 
 class _Shared(ctypes.Structure):
@@ -178,7 +179,8 @@ class Driver:
             def call(*args: Any) -> None:
                 code = function(*args)
                 if code:
-                    raise RuntimeError(f"CUDA driver: {name} failed with error {code}")
+                    why = " (out of memory)" if code == _NO_MEMORY else ""
+                raise RuntimeError(f"CUDA driver: {name} failed with error {code}{why}")
 
             return call
 

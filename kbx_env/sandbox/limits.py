@@ -43,6 +43,8 @@ MEMORY = 6 << 30
 """Bytes that a CPU submission may grow by."""
 GPU_MEMORY = 24 << 30
 """The same on CUDA, counted without what the driver reserves."""
+DEVICE_MEMORY, DEVICE_SHARE = 48 << 30, 0.8
+"""Bytes of a GPU that a submission may have, and the share of a small one: others are at work beside it."""
 
 
 def limit(device: str) -> None:

@@ -49,6 +49,8 @@ class Runner:
             # Before it is confined: the driver's first steps reach files that no submission needs to write.
             torch.cuda.init()
             torch.zeros(1, device="cuda")
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(limits.DEVICE_SHARE, limits.DEVICE_MEMORY / total))
             torch.cuda.device_count()  # asks a library once and keeps the answer
             # Also before: processes meet through sockets that nobody reaches from inside.
             self.mail = _mail(settings.get("mail"))
@@ -205,7 +207,7 @@ class Runner:
             case "dry":
                 return watch.dry(), []
             case "warm":
-                return watch.warm(header.get("anew") is True), []
+                return watch.warm(), []
             case "take":
                 return self.mail.take(int(header["offset"]), int(header["size"]), int(header["total"])), []
             case "give":

@@ -97,20 +97,10 @@ class Stopwatch:
             self._call(self._slots[0])
         return {}
 
-    def warm(self, anew: bool = False) -> dict[str, Any]:
-        """The first calls: autotuning happens here, outside every timed region.
-
-        Args:
-            anew: what autotuners found since the last time is forgotten.
-
-        Returns:
-            Seconds of the first calls, and how often an autotuner measured.
-        """
+    def warm(self) -> dict[str, Any]:
+        """The first calls: autotuning happens here, outside every timed region. Gives their seconds."""
         assert self._call is not None
         call = self._call
-        self._freeze(False)
-        if self._tuners is not None:
-            self._tuners.forget() if anew else self._tuners.measured.clear()
         start = self._now()
         for slot in self._slots:
             call(slot)
@@ -126,7 +116,7 @@ class Stopwatch:
             self._settle()
         self._wait_us = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._rings) + 2e6 * max(host))
         self._freeze(True)
-        return {"warm_seconds": warm, "measured": len(self._tuners.measured) if self._tuners is not None else 0}
+        return {"warm_seconds": warm}
 
     def _freeze(self, frozen: bool) -> None:
         if self._tuners is not None:

@@ -27,14 +27,10 @@ class Tuners:
     def __init__(self) -> None:
         self.frozen = False
         self.late = 0
-        self.measured: list[Autotuner] = []
-        """Those that measured since somebody last asked, each as often as it did."""
         measure, launch, watch = Autotuner._bench, Autotuner.run, self
 
         def bench(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
             watch.late += watch.frozen
-            if not watch.frozen:
-                watch.measured.append(tuner)
             return measure(tuner, *args, **kwargs)
 
         def run(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
@@ -48,9 +44,3 @@ class Tuners:
                 tuner.cache = plain
 
         Autotuner._bench, Autotuner.run = bench, run  # type: ignore[method-assign]
-
-    def forget(self) -> None:
-        """Let those that have measured measure again: what they found beside other work may be chance."""
-        for tuner in self.measured:
-            tuner.cache.clear()
-        self.measured.clear()

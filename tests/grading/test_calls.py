@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kbx_env.catalog import load_task
+from kbx_env.errors import SandboxError
+from kbx_env.grading import calls
 from kbx_env.grading.calls import Talk
 from kbx_env.grading.claims import Stopped
 from kbx_env.grading.clock import RunnerSide
@@ -107,3 +109,19 @@ def test_the_log_counts_whatever_the_reply_says(log: list[Any]) -> None:
     t = Talk(Puppet({"ok": True, "entry": True, "denied": []}, [], log), TASK, "cpu", b"s", "eval", 30.0)  # type: ignore[arg-type]
     t.load(b"")
     assert [rule for rule, _ in t.denied] == ["tampering"]
+
+
+@pytest.mark.parametrize(
+    "message", ["CUDA out of memory. Tried", "CUDA driver: cuMemAlloc_v2 failed with error 2 (out of memory)"]
+)
+def test_a_gpu_full_of_others_is_not_held_against_a_submission(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = talk({"ok": False, "kind": "runtime", "name": "OutOfMemoryError", "message": message})
+    mine.engine, mine.backend = None, "cuda"
+    monkeypatch.setattr(calls, "_free_memory", lambda: 100 << 20)
+    with pytest.raises(SandboxError, match="GPU's memory is full"):
+        mine.load(b"")
+    # With room left it has used up its own share.
+    monkeypatch.setattr(calls, "_free_memory", lambda: 8 << 30)
+    with pytest.raises(Stopped) as stop:
+        mine.load(b"")
+    assert stop.value.verdict is Verdict.RUNTIME_ERROR

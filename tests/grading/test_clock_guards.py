@@ -46,7 +46,7 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
 
     monkeypatch.setattr(sides, "time", SimpleNamespace(perf_counter=now))
     monkeypatch.setattr(clock, "BUDGET", 0.0)
-    monkeypatch.setattr(floor, "measured_peaks", lambda _: floor.Peaks(4e12, 8e14, 1 << 26))
+    monkeypatch.setattr(floor, "measured_peaks", lambda *_: floor.Peaks(4e12, 8e14, 1 << 26))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1 << 40))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a model")
 
@@ -333,7 +333,7 @@ def test_a_time_near_the_roofline_is_void(time: Callable[..., Timing], monkeypat
     moved = 2 * 96 * 4
     for share, void in ((0.85, False), (0.95, True)):
         monkeypatch.setattr(
-            floor, "measured_peaks", lambda _, s=share: floor.Peaks(moved / 2.2e-6, 1e15, 0, moved / (2e-6 * s))
+            floor, "measured_peaks", lambda *_, s=share: floor.Peaks(moved / 2.2e-6, 1e15, 0, moved / (2e-6 * s))
         )
         timing = time(honest, CASES[:1])
         assert timing.cases[0].void is void and bool(timing.notes) is void

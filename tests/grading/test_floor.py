@@ -14,7 +14,7 @@ GB = 10**9
 def test_every_task_can_be_timed_on_24_gb_and_in_full_on_80(name: str) -> None:
     task = load_task(name)
     small = floor.fitting(task, 24 * GB)
-    assert len(small) >= 2 and all(floor.BUFFERS * floor._input_bytes(task, c) <= 24 * GB for c in small)
+    assert len(small) >= 2 and all(floor.BUFFERS * floor.input_bytes(task, c) <= 24 * GB for c in small)
     assert floor.fitting(task, 80 * GB) == task.timed
 
 
@@ -39,3 +39,17 @@ def test_the_roofline_is_what_the_memory_can_not_what_a_copy_reaches() -> None:
     assert peaks.share(1 << 20, 0, 1.0) is None
     blind = floor.Peaks(4.16e12, 8e14, 50 << 20)
     assert (blind.share(moved, flops, copy_us) or 1) <= floor.PLAUSIBLE
+
+
+def test_ceilings_are_measured_once_for_all_processes(tmp_path, monkeypatch) -> None:
+    kept, measured = tmp_path / "peaks.json", []
+    monkeypatch.setattr(floor.torch.cuda, "empty_cache", lambda: None)
+    peaks = floor.Peaks(4e12, 8e14, 1 << 26, None)
+    monkeypatch.setattr(floor, "_measure", lambda device: measured.append(device) or peaks)
+    fresh = floor.measured_peaks.__wrapped__
+    assert fresh("cuda", kept) == fresh("cuda", kept) == peaks and len(measured) == 1
+    kept.write_text('{"bandwidth": 1')
+    assert fresh("cuda", kept) == peaks and len(measured) == 2, "nonsense is measured anew"
+    monkeypatch.setattr(floor, "KEPT_SECONDS", -1.0)
+    assert fresh("cuda", kept) == peaks and len(measured) == 3, "and so is what is old"
+    assert fresh("cuda", None) == peaks and [p.name for p in tmp_path.iterdir()] == ["peaks.json"]

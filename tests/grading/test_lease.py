@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from kbx_env.grading.lease import Hold, Lease
+from kbx_env.grading.lease import PARTS, Hold, Lease
 
 HOLD = """
 import sys, time
-from kbx_env.grading.lease import Hold, Lease
+from kbx_env.grading.lease import PARTS, Hold, Lease
 with getattr(Lease("g", sys.argv[1]), sys.argv[2])():
     print("held", flush=True)
     time.sleep(30)
@@ -99,3 +99,36 @@ def test_a_grading_may_ask_within_what_it_holds(tmp_path) -> None:
         assert not _takes(other, "shared").wait(0.05)
     with Hold(None).alone(), Hold(None).using():
         assert Hold(None).users() == frozenset()
+
+
+def test_who_shares_never_gets_it_alone_by_asking_within(tmp_path) -> None:
+    hold = Hold(Lease("g", tmp_path))
+    with hold.using(), pytest.raises(RuntimeError, match="alone"), hold.alone():
+        pass
+    with hold.alone():
+        pass
+
+
+def test_memory_is_shared_out_in_order(tmp_path) -> None:
+    lease, got = Lease("g", tmp_path), threading.Event()
+    with lease.room(PARTS - 3), lease.room(2):
+
+        def large() -> None:
+            with lease.room(4):
+                got.set()
+
+        threading.Thread(target=large, daemon=True).start()
+        assert not got.wait(0.1)
+        small = threading.Event()
+
+        def take() -> None:
+            with lease.room(1):
+                small.set()
+
+        threading.Thread(target=take, daemon=True).start()
+        assert not small.wait(0.1), "one part is free, but somebody waits for four"
+    assert got.wait(5) and small.wait(5)
+    with Hold(lease).room(7.0), Hold(None).room(1.0):  # more than all there is: all there is
+        pass
+    with lease.room(PARTS):
+        pass

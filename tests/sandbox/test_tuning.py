@@ -48,16 +48,3 @@ def test_tuning_in_a_timed_call_is_counted(tuners: Tuners) -> None:
     tuners.frozen = True
     _tuner(launched).run("x", 5)
     assert tuners.late == 2
-
-
-def test_what_was_found_beside_other_work_is_measured_anew(tuners: Tuners) -> None:
-    launched: list[int] = []
-    tuner, other = _tuner(launched), _tuner(launched)
-    other.run("x", 5)
-    tuners.measured.clear()
-    tuner.run("x", 5)
-    assert len(tuners.measured) == 2
-    tuners.forget()
-    assert list(tuner.cache) == [] and list(other.cache) == [(5,)], "only those that have measured since"
-    tuner.run("x", 5)
-    assert list(tuner.cache) == [(5,)] and len(tuners.measured) == 2 and tuners.late == 0
