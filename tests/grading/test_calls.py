@@ -115,13 +115,17 @@ def test_the_log_counts_whatever_the_reply_says(log: list[Any]) -> None:
     "message", ["CUDA out of memory. Tried", "CUDA driver: cuMemAlloc_v2 failed with error 2 (out of memory)"]
 )
 def test_a_gpu_full_of_others_is_not_held_against_a_submission(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = talk({"ok": False, "kind": "runtime", "name": "OutOfMemoryError", "message": message})
-    mine.engine, mine.backend = None, "cuda"
+    def load() -> None:
+        reply = {"ok": False, "kind": "runtime", "name": "OutOfMemoryError", "message": message}
+        mine = talk(reply | {"denied": [], "standing": True})
+        mine.engine, mine.backend = None, "cuda"
+        mine.load(b"")
+
     monkeypatch.setattr(calls, "_free_memory", lambda: 100 << 20)
     with pytest.raises(SandboxError, match="GPU's memory is full"):
-        mine.load(b"")
+        load()
     # With room left it has used up its own share.
     monkeypatch.setattr(calls, "_free_memory", lambda: 8 << 30)
     with pytest.raises(Stopped) as stop:
-        mine.load(b"")
+        load()
     assert stop.value.verdict is Verdict.RUNTIME_ERROR
