@@ -194,6 +194,7 @@ def _row(
         "submitted": submitted - start, "begin": spans[0][2] - start, "end": at - start, "attempts": len(spans),
         "seconds": meters.stage_seconds(outcome), "message": outcome.message[:200],
         "speedup": outcome.speedup,
+        "notes": list(outcome.timing.notes) if outcome.timing else [],
     }  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def case_of(task: Task, size: str) -> Case:
 _grader: Grader | None = None
 
 
-def _compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
+def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
     """Time two sides, each in a fresh process: ``first`` is a source, or ``None`` for eager."""
     global _grader
     _grader = _grader or Grader()
@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for k in range(0, len(todo), 2 * a.workers):
             if time.monotonic() - began > a.seconds:
                 break
-            for future in [pool.submit(_compared, j) for j in todo[k : k + 2 * a.workers]]:
+            for future in [pool.submit(compared, j) for j in todo[k : k + 2 * a.workers]]:
                 try:
                     rows.append(future.result())
                 except Exception as e:  # one that fails is told, and costs no other

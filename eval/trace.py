@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kbx_env.eval import meters
+from kbx_env.eval import plot_style as style
 
 from kbx_env.errors import UsageError
 
@@ -82,7 +82,4 @@ def check() -> None:
     Raises:
         UsageError: matplotlib is not installed.
     """
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError as e:
-        raise UsageError("--trace needs matplotlib, which is not installed: pip install matplotlib") from e
+    style.check("--trace needs")

@@ -74,7 +74,8 @@ def workload(
     if count is not None and count < 1:
         raise UsageError(f"--count is {count}; at least 1")
     own = [Piece(t, text.encode(), "expert") for t in task_ids() if (text := expert_source(t))]
-    others, left_out = [], 0
+    others: list[Piece] = []
+    left_out = 0
     for file in files or [SAMPLES]:
         more, missed = rows_of(file)
         others, left_out = others + more, left_out + missed

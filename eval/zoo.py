@@ -193,8 +193,8 @@ def table(rows: Sequence[dict[str, Any]], backend: str) -> str:
     lines += ["## Each attack\n", "| attack | task | tries | naive | ended by |", "|---|---|---|---|---|"]
     for r in attacks:
         earns = "" if r.get("naive") is None else f"{r['naive']:.2f}"
-        ended = ", ".join(r["rules"]) or r["verdict"]
-        lines.append(f"| {r['name']} | {r['task']} | {r['tries']} | {earns} | {ended} |")
+        why = ", ".join(r["rules"]) or r["verdict"]
+        lines.append(f"| {r['name']} | {r['task']} | {r['tries']} | {earns} | {why} |")
     return "\n".join(lines) + "\n"
 
 

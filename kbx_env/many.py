@@ -19,12 +19,13 @@ def grade_many(
 
     Args:
         pairs: (task, source).
-        workers: gradings at a time; by default the number of cores, and one where kernels are timed.
+        workers: gradings at a time; by default the number of cores, less two where kernels are timed: they share the GPU
+            through its lease.
         progress: show a bar on stderr, if that is a terminal.
         options: those of ``grade``, the same for all.
 
     Raises:
-        UsageError: an option that ``grade`` does not have, workers that would spoil timings, or what ``grade`` refuses.
+        UsageError: an option that ``grade`` does not have, or what ``grade`` refuses.
         KeyboardInterrupt: on Ctrl-C, after the workers have ended.
     """
     from kbx_env.grading.grader import Grader, resolve_backend
@@ -36,11 +37,9 @@ def grade_many(
     backend = resolve_backend(options.get("backend", "auto"))
     timed = backend == "cuda" and bool(options.get("timing", True))
     if workers is None:
-        workers = 1 if timed else os.cpu_count() or 1
+        workers = max(1, (os.cpu_count() or 1) - 2 * timed)
     if workers < 1:
         raise UsageError(f"workers is {workers}; at least 1")
-    if timed and workers > 1:
-        raise UsageError("workers above 1 would spoil the timings on a shared GPU; use workers=1 or timing=False")
     requests = _requests(pairs, {**options, "backend": backend})
     if not requests:
         return []

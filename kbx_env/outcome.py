@@ -109,6 +109,10 @@ class CaseTime:
     """The clocks were throttled for the hardware's sake, or another process computed meanwhile, in every attempt."""
     void: bool = False
     """Nearer to the physical roofline than any kernel known: not believed until somebody has explained it."""
+    ideal_bytes: int | None = None
+    """Bytes that any kernel must move in this case."""
+    flops: int | None = None
+    """Operations that the task must do in this case, from its declaration."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,21 @@ class KernelTraffic:
 
 
 @dataclass(frozen=True)
+class Passing:
+    """Work of one call of every telling case that passed, summed: what a kernel that is right in some cases does there.
+
+    ``between_bytes`` went through memory that is neither an argument nor a result, in ``buffers`` allocations.
+    """
+
+    cases: int
+    launches: int
+    moved_bytes: int
+    ideal_bytes: int
+    between_bytes: int
+    buffers: int
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What shows that Triton did the work.
 
@@ -202,6 +221,9 @@ class Evidence:
     one call of every case (``moved_bytes`` as requested, ``sector_bytes`` in 32-byte sectors, ``reread_bytes`` loaded
     again by the same launch, ``flops`` by unit). ``ablation`` (CUDA) is True when the result went wrong without the
     launches, as it must. ``None``: not known on this backend.
+
+    ``passing`` and, for a quantized task, ``stages`` (name of a stage of the scheme -> share of the wrong telling cases that
+    the grader looked at in which it saw the stage hold, see ``grading/partial.py``) are facts of the CPU tier too.
     """
 
     launches: int
@@ -217,6 +239,8 @@ class Evidence:
     stored_share: float | None = None
     depends_on: tuple[str, ...] | None = None
     kernels: tuple[KernelTraffic, ...] = ()
+    passing: Passing | None = None
+    stages: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -327,4 +351,6 @@ def _evidence(d: Mapping[str, Any] | None) -> Evidence | None:
     )
     if fields.get("depends_on") is not None:
         fields["depends_on"] = tuple(fields["depends_on"])
+    if fields.get("passing") is not None:
+        fields["passing"] = Passing(**fields["passing"])
     return Evidence(**fields)

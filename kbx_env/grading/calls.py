@@ -208,8 +208,20 @@ class Talk:
         ]  # fmt: skip
         return {"entry": self.task.entry, "args": encoded, "positional": positional}
 
+    def compiles(self, case: Case, index: int) -> None:
+        """Have compiled what a call will launch (CUDA), with every launch left out: nobody has to wait for the GPU."""
+        with survived():
+            self._call(case, index, "run", 0, quiet=False, compiling=True)
+
     def call(self, case: Case, index: int, mode: str, repeat: int = 0, *, quiet: bool = False) -> Claimed:
         """Draw fresh secret inputs, call once."""
+        found = self._call(case, index, mode, repeat, quiet=quiet, compiling=False)
+        assert found is not None
+        return found
+
+    def _call(
+        self, case: Case, index: int, mode: str, repeat: int, *, quiet: bool, compiling: bool
+    ) -> Claimed | None:  # fmt: skip
         # Statistical truths compare calls on equal inputs; ablated calls get inputs of their own.
         family = {"run": 0, "ablate": 1}[mode] + (2 if quiet else 0)
         seed = inputs.case_seed(self.secret, self.task.id, self.split, index, family)
@@ -224,9 +236,10 @@ class Talk:
         header = self.header(sent, generator_seed, blobs, turn)
         generator_seed += turn in ("again", "copy")  # the state after the first call
         header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.left)}
-        if self.engine is None and mode == "run" and not quiet and repeat == 0:
-            with survived():  # compiles what the call will launch
-                self.ask(header | {"mode": "ablate"}, blobs, idle=True)
+        if compiling:
+            # Nobody looks at what comes out, which may be of any length: no kernel wrote the length either.
+            self.ask(header | {"mode": "ablate", "discard": True}, blobs, idle=True)
+            return None
         reply, data = self.ask(header, blobs, idle=mode == "ablate" and self.engine is None)
         if self.engine is not None:
             return self._traced(self.engine, args, sent, generator_seed, reply, ablate=mode == "ablate")

@@ -8,6 +8,7 @@ The timed calls are checked calls: of those of a secret turn the result of one i
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -26,9 +27,9 @@ from kbx_env.grading.calls import Talk
 from kbx_env.grading.claims import Stopped
 from kbx_env.grading.fresh import Ring, Turn
 from kbx_env.grading.sides import SLOTS, EagerSide, Fetched, RunnerSide, Side
-from kbx_env.grading.telemetry import Telemetry, disturbance
+from kbx_env.grading.telemetry import Reading, Telemetry, disturbance
 from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
-from kbx_env.task import Case, Task
+from kbx_env.task import Task
 
 __all__ = ["SLOTS", "EagerSide", "Paired", "RunnerSide", "Side", "interval", "pair", "time_task"]
 
@@ -37,16 +38,20 @@ BLOCK = 5
 PAIRS = 4
 """Pairs of blocks in one round."""
 MIN_ROUNDS, MAX_ROUNDS = 6, 24
-BUDGET = 3.0
-"""Seconds of measuring per case."""
+BUDGET = 1.0
+"""Seconds of measuring per case: what is noisier than that for its process' sake does not become quiet in three."""
 WIDTH = 0.01
 """Stop when half the 95 % interval of the log-ratio is narrower."""
 PROCESS_US = 0.11
 """Standard deviation between two fresh processes that time the same kernel. It is the same at 4, 12 and 36 us, and
 neither moving the buffers, nor warm code, nor several calls between two readings makes it smaller: what the driver
 allots to a process is not ours to move. Measured on an H200 (docs/measurements)."""
-ROOM, SHARE = 40, 0.6
-"""Times its inputs that timing a case takes of the device's memory, judges included; the share of it that all timings have."""
+COMPILING, MEASURING, JUDGING = 10, 40, 20
+"""Times its inputs that each step of timing a case takes of the device's memory at most."""
+SHARE = 0.3
+"""Of the device's memory, for all who compile for timing or judge what was timed. Who measures is alone and has the rest."""
+SLOW_US = 20_000.0
+"""Two blocks of calls that take longer than this have fewer calls; where two calls do, a round is one pair."""
 ATTEMPTS = 3
 """Measurements of a case that something disturbs; the last is kept, and says so."""
 
@@ -110,35 +115,46 @@ def pair(
     rng = random.Random(secrets.randbits(64))
     chosen = rng.randrange(MIN_ROUNDS * PAIRS)
     turns: list[Turn] | None = None
+    block, pairs, taken, both = BLOCK, PAIRS, 0, 0.0
     while len(rounds) < MAX_ROUNDS:
         a.shuffle(rng.getrandbits(32))
         b.shuffle(rng.getrandbits(32))
         ratios = []
-        for turn in range(PAIRS):
-            order = [rng.randrange(SLOTS) for _ in range(BLOCK)]
+        for turn in range(pairs):
+            order = [rng.randrange(SLOTS) for _ in range(block)]
             if ring is not None:
-                turns = [ring.pick(rng) for _ in range(BLOCK + 1)]
+                turns = [ring.pick(rng) for _ in range(block + 1)]
             # Who goes first changes, so that a drift of the clock frequency favours nobody.
             if turn % 2:
                 got_b = b.measure(order, turns)
-                start += _checked(check, chosen == len(rounds) * PAIRS + turn, order, turns)
+                start += _checked(check, chosen == taken, order, turns)
                 got_a = a.measure(order, turns)
             else:
                 got_a, got_b = a.measure(order, turns), b.measure(order, turns)
-                start += _checked(check, chosen == len(rounds) * PAIRS + turn, order, turns)
+                start += _checked(check, chosen == taken, order, turns)
+            taken += 1
             all_a += got_a
             all_b += got_b
+            # Of calls that last long one tells what five tell of short ones, and others wait for the GPU.
+            both = max(got_a) + max(got_b)
+            block = max(1, min(BLOCK, int(SLOW_US / both)))
             ratios.append(math.log(_middle(got_a) / _middle(got_b)))
         rounds.append(_middle(ratios))
+        if pairs > 1 and both > SLOW_US:
+            pairs = 1
+            if chosen >= taken:
+                chosen = taken + rng.randrange(MIN_ROUNDS - 1)
         if on_turn:
             on_turn(len(rounds))
         if len(rounds) >= MIN_ROUNDS:
             spread = interval(rounds, math.inf)
-            if (spread[2] - spread[1]) / 2 < WIDTH or time.monotonic() - start > budget:
+            # What no repetition averages out makes narrower ones pointless.
+            enough = max(WIDTH, 0.5 * 1.96 * PROCESS_US / min(float(np.median(all_a)), float(np.median(all_b))))
+            if (spread[2] - spread[1]) / 2 < enough or time.monotonic() - start > budget:
                 break
     us_a, us_b = float(np.median(all_a)), float(np.median(all_b))
     middle, low, high = interval(rounds, min(us_a, us_b))
-    return Paired(us_a, us_b, middle, low, high, PAIRS * len(rounds))
+    return Paired(us_a, us_b, middle, low, high, taken)
 
 
 def _checked(check: Check | None, now: bool, order: list[int], turns: list[Turn] | None) -> float:
@@ -158,26 +174,56 @@ def time_task(task: Task, talk: Talk) -> Timing:
     """
     memory = torch.cuda.get_device_properties(0).total_memory
     cases = floor.fitting(task, memory)
-    most = max(floor.input_bytes(task, c) for c in cases)
-    with talk.gpu.room(ROOM * most / (SHARE * memory)):
-        return _time_cases(task, talk, cases)
+    largest = max(floor.input_bytes(task, c) for c in cases)
+    most = largest / (SHARE * memory)
+    sides = [RunnerSide(talk, case) for case in cases]
+
+    def draw(index: int, purpose: str) -> Ring:
+        split = f"{talk.split}/{purpose}"
+        seeds = [inputs.case_seed(talk.secret, task.id, split, index, k) for k in range(fresh.MORE)]
+        return Ring.draw(task, cases[index], seeds, talk.backend)
+
+    # Everything is compiled before anybody has to wait; on values of its own, which no timed call sees again. Nothing of
+    # it stays in memory while others are waited for.
+    with talk.gpu.room(COMPILING * most):
+        for index, side in enumerate(sides):
+            with talk.gpu.using():
+                side.lay(draw(index, "compile"), slots=1)
+            side.dry()
+        sides[-1].release()
+        _give_back()
+    # The few that need more than the rest take it from the others before they stand in line: nobody waits for room alone.
+    more = (MEASURING * largest - (1 - SHARE) * 0.8 * memory) / (SHARE * memory)
+    with talk.gpu.room(more) if more > 0 else contextlib.nullcontext():
+        measured, rest = _measured_all(task, talk, sides, draw)
+    # The GPU is free for the next one while results are looked at.
+    with talk.gpu.room(JUDGING * most):
+        return _judged(task, talk, measured, rest)
 
 
-def _time_cases(task: Task, talk: Talk, cases: Sequence[Case]) -> Timing:
+def _give_back() -> None:
+    """What torch keeps for later, others need now."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What holds for all cases of one timing."""
+
+    peaks: floor.Peaks
+    before: Reading | None
+    after: Reading | None
+    notes: list[str]
+
+
+def _measured_all(
+    task: Task, talk: Talk, sides: Sequence[RunnerSide], draw: Callable[[int, str], Ring]
+) -> tuple[list[_Measured], _Around]:  # fmt: skip
+    """What needs the GPU alone, for every case."""
     uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
     telemetry = Telemetry(None if uuid is None else str(uuid))
 
-    def draw(index: int, case: Case, purpose: str) -> Ring:
-        split = f"{talk.split}/{purpose}"
-        seeds = [inputs.case_seed(talk.secret, task.id, split, index, k) for k in range(fresh.MORE)]
-        return Ring.draw(task, case, seeds, talk.backend)
-
-    sides = [RunnerSide(talk, case) for case in cases]
-    # Everything is compiled before anybody has to wait; on values of its own, which no timed call sees again.
-    for index, side in enumerate(sides):
-        with talk.gpu.using():
-            side.lay(draw(index, side.case, "compile"))
-        side.dry()
     measured: list[_Measured] = []
     notes: list[str] = []
     with talk.gpu.alone():
@@ -186,13 +232,18 @@ def _time_cases(task: Task, talk: Talk, cases: Sequence[Case]) -> Timing:
         for index, side in enumerate(sides):
             eager = EagerSide(task, side.case, talk.backend)
             try:
-                measured.append(_measure(task, side, eager, draw(index, side.case, "time"), telemetry, notes))
+                measured.append(_measure(task, side, eager, draw(index, "time"), telemetry, notes))
             finally:
                 eager.watch.close()
-            torch.cuda.empty_cache()
+            _give_back()
         after = telemetry.read()
-    # The GPU is free for the next one while results are looked at.
-    rows = [_told(task, one, peaks, notes) for one in measured]
+        sides[-1].release()
+    return measured, _Around(peaks, before, after, notes)
+
+
+def _judged(task: Task, talk: Talk, measured: Sequence[_Measured], around: _Around) -> Timing:
+    """The speedup over all cases, once every result that was fetched is right."""
+    rows = [_told(task, one, around.peaks, around.notes) for one in measured]
     parts = [one.paired for one in measured]
     n = len(parts)
     middle = sum(p.log_ratio for p in parts) / n
@@ -203,8 +254,8 @@ def _time_cases(task: Task, talk: Talk, cases: Sequence[Case]) -> Timing:
     ratio = math.exp(sum(map(math.log, floors)) / len(floors)) if floors else None
     return Timing(
         speedup=math.exp(middle), low=math.exp(middle - down), high=math.exp(middle + up), floor_ratio=ratio,
-        cases=tuple(rows), device=torch.cuda.get_device_name(0), before=before.to_dict() if before else None,
-        after=after.to_dict() if after else None, notes=tuple(notes),
+        cases=tuple(rows), device=torch.cuda.get_device_name(0), before=around.before.to_dict() if around.before else None,
+        after=around.after.to_dict() if around.after else None, notes=tuple(around.notes),
     )  # fmt: skip
 
 
@@ -240,13 +291,15 @@ def _measure(
         last = max(k for k, i in enumerate(order) if i == slot)
         held.append((turns[last], mine.fetch(slot)))
 
-    for _ in range(ATTEMPTS):
+    for attempt in range(1, ATTEMPTS + 1):
         first = telemetry.read()
         paired = pair(eager, mine, ring=ring, check=check)
         ours = {os.getpid(), talk.runner.pid, *talk.gpu.users()}
         disturbed = disturbance(first, telemetry.read(), ours)
         if disturbed is None:
             break
+        if attempt < ATTEMPTS:
+            notes.append(f"{case.label()}: measured again: {disturbed}")
     else:
         notes.append(f"{case.label()}: disturbed in {ATTEMPTS} attempts: {disturbed}")
     captured = mine.capture(result_bytes)
@@ -277,5 +330,6 @@ def _told(task: Task, one: _Measured, peaks: floor.Peaks, notes: list[str]) -> C
         case=case.label(), eager_us=round(paired.a_us, 3), candidate_us=round(paired.b_us, 3),
         speedup=math.exp(paired.log_ratio), low=math.exp(paired.low), high=math.exp(paired.high), pairs=paired.pairs,
         floor_us=round(floor_us, 3) if floor_us else None, disturbed=one.disturbed, void=void,
+        ideal_bytes=ideal, flops=operations,
     )  # fmt: skip
     return row

@@ -171,6 +171,10 @@ class Grader:
                 where = traceback.extract_tb(e.__traceback__)[-1]
                 text = f"{type(e).__name__}: {e} ({os.path.basename(where.filename)}:{where.lineno})"
                 outcome = record.end(Verdict.INFRA_FAULT, Stage.COMPILE, f"{GRADER_FAILED}: {text}"[:1000])
+            finally:
+                if backend == "cuda":
+                    # What torch keeps for this process's next grading, the other processes' gradings need now.
+                    torch.cuda.empty_cache()
             if outcome.fault is not Fault.INFRA or outcome.message.startswith("unsupported"):
                 break
         assert outcome is not None

@@ -1,7 +1,8 @@
 """Who may use a GPU now: many gradings at once, or one that times, alone. Holds across threads and processes.
 
 Advisory locks (flock) on two files for each GPU: the kernel gives them back when a process dies, whatever it died of. Who
-wants the GPU alone waits at the turnstile, where newcomers queue up behind.
+wants the GPU alone stands in line. Everybody who shares must leave before one is alone, and the GPU idles while the last ones
+do: so some are alone one after the other, and then the GPU is everybody's for a while.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import math
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -19,8 +21,24 @@ from pathlib import Path
 
 PARTS = 16
 """Into so many parts the memory of a GPU is divided that timing may use."""
+BATCH, WINDOW = 4, 1.5
+"""So many are alone one after the other, then the GPU is everybody's for so many seconds."""
+LINGER = 60.0
+"""Seconds for which an ended process stays known."""
 PAUSE = 0.002
 """Seconds between two attempts: short beside a grading, and flock has no way to give up waiting."""
+
+
+def _stands(ticket: Path) -> bool:
+    """Whether whoever took a ticket lives; others' tickets are thrown away."""
+    if Path(f"/proc/{ticket.name.split('-')[1]}").exists():
+        return True
+    ticket.unlink(missing_ok=True)
+    return False
+
+
+def _parts(share: float) -> int:
+    return min(PARTS, max(1, math.ceil(PARTS * share)))
 
 
 class Lease:
@@ -36,15 +54,19 @@ class Lease:
 
     def __init__(self, gpu: str, folder: str | Path | None = None) -> None:
         self.folder = Path(folder or tempfile.gettempdir()) / f"kbx-gpu-{os.getuid()}-{gpu}"
-        (self.folder / "users").mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in ("users", "line"):
+            (self.folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.folder / "users" / str(os.getpid())).touch()
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[float]:
         """Use the GPU beside others; gives the seconds waited."""
         began = time.monotonic()
-        with self._locked("turn", fcntl.LOCK_SH):
-            use = self._take("use", fcntl.LOCK_SH)
+        while time.monotonic() >= self._told()[1] and self._wanted():
+            self._ask()
+            time.sleep(PAUSE)
+        with self._locked("turn", fcntl.LOCK_SH, self._ask):
+            use = self._take("use", fcntl.LOCK_SH, self._ask)
         try:
             yield time.monotonic() - began
         finally:
@@ -52,13 +74,21 @@ class Lease:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[float]:
-        """Use the GPU alone; gives the seconds waited."""
+        """Use the GPU alone, in the order of asking; gives the seconds waited."""
         began = time.monotonic()
-        with self._locked("turn", fcntl.LOCK_EX):
-            use = self._take("use", fcntl.LOCK_EX)
+        with self._first_in_line():
+            while self._others_turn():
+                time.sleep(PAUSE)
+            with self._locked("turn", fcntl.LOCK_EX):
+                use = self._take("use", fcntl.LOCK_EX)
+            count, since = self._told()[0] + 1, time.time()
+            self._tell(count, 0.0)
         try:
             yield time.monotonic() - began
         finally:
+            others = (self.folder / "asked").exists() and (self.folder / "asked").stat().st_mtime > since
+            over = count >= BATCH or not self._wanted()
+            self._tell(0 if over or not others else count, time.monotonic() + WINDOW if over and others else 0.0)
             os.close(use)
 
     @contextlib.contextmanager
@@ -81,9 +111,54 @@ class Lease:
             for one in held:
                 os.close(one)
 
+    def _others_turn(self) -> bool:
+        """Whether who wants to be alone must let others go first: the GPU is everybody's, or will be after the one who is
+        alone now."""
+        count, until, holder = self._told()
+        return time.monotonic() < until or (count >= BATCH and Path(f"/proc/{holder}").exists())
+
+    def _ask(self) -> None:
+        """Show whoever is alone that somebody waits to share."""
+        (self.folder / "asked").touch()
+
+    def _told(self) -> tuple[int, float, int]:
+        """How many were alone one after the other, until when (``time.monotonic``) the GPU is everybody's, and which process
+        says so."""
+        try:
+            count, end, who = (self.folder / "turns").read_text().split()
+            until = float(end) if float(end) <= time.monotonic() + WINDOW else 0.0  # a restart sets the clock back
+            return int(count), until, int(who)
+        except (OSError, ValueError):
+            return 0, 0.0, 0
+
+    def _tell(self, count: int, until: float) -> None:
+        """Only who has the GPU alone says so."""
+        part = self.folder / "turns.part"
+        part.write_text(f"{count} {until} {os.getpid()}")
+        os.replace(part, self.folder / "turns")
+
+    def _wanted(self) -> bool:
+        """Whether somebody stands in line."""
+        folder = self.folder / "line"
+        return any(_stands(folder / name) for name in os.listdir(folder))
+
     @contextlib.contextmanager
-    def _locked(self, name: str, kind: int) -> Iterator[None]:
-        held = self._take(name, kind)
+    def _first_in_line(self) -> Iterator[None]:
+        """Wait until nobody stands before us: of those who try for a lock again and again any may win, and one may wait for
+        ever."""
+        folder = self.folder / "line"
+        mine = folder / f"{time.monotonic_ns():020d}-{os.getpid()}-{threading.get_ident()}"
+        mine.touch()
+        try:
+            while any(_stands(folder / name) for name in sorted(os.listdir(folder)) if name < mine.name):
+                time.sleep(5 * PAUSE)
+            yield
+        finally:
+            mine.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, kind: int, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+        held = self._take(name, kind, waiting)
         try:
             yield
         finally:
@@ -99,8 +174,9 @@ class Lease:
             os.close(held)
             return None
 
-    def _take(self, name: str, kind: int) -> int:
+    def _take(self, name: str, kind: int, waiting: Callable[[], None] = lambda: None) -> int:
         while (held := self._try(name, kind)) is None:
+            waiting()
             time.sleep(PAUSE)
         return held
 
@@ -112,16 +188,19 @@ class Lease:
         try:
             yield
         finally:
-            file.unlink(missing_ok=True)
+            # The driver still tells of what it did a moment ago.
+            with contextlib.suppress(OSError):
+                file.touch()
 
     def users(self) -> frozenset[int]:
-        """The processes that are known, without those that ended unseen."""
+        """The processes that are known: those that live, and those that ended within the last ``LINGER`` seconds."""
         found = set()
-        for name in os.listdir(self.folder / "users"):
-            if Path(f"/proc/{name}").exists():
-                found.add(int(name))
-            else:
-                (self.folder / "users" / name).unlink(missing_ok=True)
+        for file in (self.folder / "users").iterdir():
+            with contextlib.suppress(OSError):  # somebody else removed it
+                if Path(f"/proc/{file.name}").exists() or time.time() - file.stat().st_mtime < LINGER:
+                    found.add(int(file.name))
+                else:
+                    file.unlink()
         return frozenset(found)
 
 
@@ -147,11 +226,12 @@ class Hold:
 
     @contextlib.contextmanager
     def room(self, share: float) -> Iterator[None]:
-        """Have a share of the memory that timing may use, 1 at most; taken before the GPU itself."""
+        """Have a share of the memory that is shared out, 1 at most; taken before the GPU itself, and never while other room
+        is held."""
         if self._lease is None:
             yield
             return
-        with self._lease.room(min(PARTS, max(1, math.ceil(PARTS * share)))) as waited:
+        with self._lease.room(_parts(share)) as waited:
             self.waited += waited
             yield
 

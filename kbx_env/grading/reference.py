@@ -106,12 +106,13 @@ class _Run:
 
 
 def _run(
-    task: Task, case: Case, mine: dict[str, Any], keep: bool | torch.Tensor | None, rounding: tuple[str, ...]
-) -> _Run:
+    task: Task, case: Case, mine: dict[str, Any], keep: bool | torch.Tensor | None, rounding: tuple[str, ...],
+    *, truth: bool = False,
+) -> _Run:  # fmt: skip
     from kbx_env.tasks import _schemes, _seams
 
     homes = {v.untyped_storage().data_ptr(): n for n, v in mine.items() if isinstance(v, torch.Tensor) and v.numel()}
-    token = _seams.KEEP.set(keep)
+    token, asked = _seams.KEEP.set(keep), _seams.TRUTH.set(truth)
     _schemes.set_rounding(rounding)
     _schemes.SLACK.set(None)
     try:
@@ -121,6 +122,7 @@ def _run(
         decisions = _schemes._USED.get()
     finally:
         _seams.KEEP.reset(token)
+        _seams.TRUTH.reset(asked)
         _schemes.set_rounding(())
     outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
     return _Run(
@@ -191,7 +193,7 @@ def expect(
         truth = native
         if exact:
             mine = resolve(args, device, exact=True, generator_seed=generator_seed)
-            truth = _run(task, case, mine, keep, rounding)
+            truth = _run(task, case, mine, keep, rounding, truth=True)
     return Expected(
         outputs=truth.outputs, native=native.outputs, written=truth.written, native_written=native.written,
         aliases=native.aliases, is_tuple=native.is_tuple, shares=native.shares, decisions=native.decisions,
@@ -224,7 +226,7 @@ def sensitivity(
                 factor = torch.rand(parts.shape, generator=noise, dtype=torch.float64, device=device) * 2 - 1
                 parts.mul_(1 + STEP * factor)
         with exact_matmul():
-            run = _run(task, case, mine, keep, ())
+            run = _run(task, case, mine, keep, (), truth=True)
         for total, a, b in zip(squares, run.outputs, expected.outputs, strict=True):
             _add_square(total, a, b)
         for name, total in written.items():

@@ -111,12 +111,15 @@ class RunnerSide:
         self.dry()
         self.warm()
 
-    def lay(self, draws: Sequence[dict[str, Any]] | Ring, result_bytes: int | None = None) -> None:
+    def lay(
+        self, draws: Sequence[dict[str, Any]] | Ring, result_bytes: int | None = None, slots: int = SLOTS
+    ) -> None:  # fmt: skip
         """Take inputs.
 
         Args:
             draws: the values.
             result_bytes: of a right result.
+            slots: sets of buffers.
         """
         blobs: list[bytes] = []
         ring = draws if isinstance(draws, Ring) else None
@@ -127,7 +130,7 @@ class RunnerSide:
         box = self._box()
         given = box.send(given, self._ask) if box is not None else [_hosted(d) for d in given]
         messages = [self.talk.header(d, 1000 + i, blobs) for i, d in enumerate(given)]
-        header = {"do": "prepare", "slots": [m["args"] for m in messages], "count": SLOTS}
+        header = {"do": "prepare", "slots": [m["args"] for m in messages], "count": slots}
         header |= {"entry": messages[0]["entry"], "positional": messages[0]["positional"]}
         header |= {"turning": ring.turning if ring else None, "written": list(self.talk.task.written(self.case.args))}
         self._ask(header, blobs)
@@ -135,6 +138,10 @@ class RunnerSide:
     def dry(self) -> None:
         """Have compiled what these inputs need, without a launch."""
         self._ask({"do": "dry"}, seconds=PREPARE_SECONDS, idle=True)
+
+    def release(self) -> None:
+        """Have the inputs forgotten and all memory given back."""
+        self._ask({"do": "release"})
 
     def warm(self) -> None:
         """The first calls; autotuners measure here, and need the GPU alone for that."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kbx_env import wire
-from kbx_env.grading import scheme
+from kbx_env.grading import partial, scheme
 from kbx_env.grading.calls import Claimed, Talk, settings_of
 from kbx_env.grading.claims import Stopped, survived
 from kbx_env.grading.defences import Defence
@@ -188,8 +188,9 @@ class Grading:
         if talk.engine is not None:
             talk.engine.keep = asked
         with self.timed(Stage.CORRECT):
+            made = self._made_at_once(talk, cases)
             for index, case in enumerate(cases):
-                answers = talk.calls(case, index, judges.calls_needed(self.task, case), "run")
+                answers = made[index] if made else talk.calls(case, index, judges.calls_needed(self.task, case), "run")
                 ruling = self._judge(case, answers)
                 if ruling.passed:
                     self.record.passed += 1
@@ -198,7 +199,10 @@ class Grading:
                     self.record.failures.append(CaseFailure(case.label(), ruling.reason + _unwritten(answers[0])))
                 if ruling.passed and proves[index] and asked:
                     tally.schemeless = tally.schemeless or scheme.flaw(self.task, case, answers[0], talk, index)
-                tally.add(case, answers, talk.ideal_bytes(case, answers[0]), proves[index])
+                if not ruling.passed and proves[index] and asked and len(tally.stages) < partial.LOOKS:
+                    seen = partial.stages(self.task, case, answers[0], talk, index)
+                    tally.stages += [seen] if seen else []
+                tally.add(case, answers, talk.ideal_bytes(case, answers[0]), proves[index], ruling)
         with self.timed(Stage.COMPILE):
             self._build(talk)
         self.record.evidence = self._evidence(talk, None, tally)
@@ -241,6 +245,17 @@ class Grading:
             self.record.seconds["estimate"] = time.perf_counter() - start
         stage = Stage.TIME if self.record.timing is not None else Stage.EVIDENCE
         return self.record.end(Verdict.CORRECT, stage)
+
+    def _made_at_once(self, talk: Talk, cases: Sequence[Case]) -> list[list[Claimed]]:
+        """The calls of every case, where they need a GPU: compiled before, judged after, so that it is asked for once."""
+        from kbx_env.grading import judge as judges
+
+        if talk.engine is not None:
+            return []
+        for index, case in enumerate(cases):
+            talk.compiles(case, index)
+        with talk.gpu.using():
+            return [talk.calls(c, i, judges.calls_needed(self.task, c), "run") for i, c in enumerate(cases)]
 
     def _judge(self, case: Case, answers: Sequence[Claimed]) -> Any:
         from kbx_env.grading import judge as judges
@@ -289,6 +304,8 @@ class Grading:
             "flops",
             "stored_share",
             "depends_on",
+            "passing",
+            "stages",
         )
         return replace(mine, **{name: getattr(self.proof, name) for name in shown})
 

@@ -9,9 +9,13 @@ from typing import Any
 
 import torch
 
+from kbx_env.grading import partial
 from kbx_env.grading.calls import Claimed
-from kbx_env.outcome import KernelTraffic
+from kbx_env.grading.judge import Ruling
+from kbx_env.outcome import KernelTraffic, Passing
 from kbx_env.task import Case
+
+NO_WORK = Passing(0, 0, 0, 0, 0, 0)
 
 
 def _constant(calls: Sequence[Sequence[torch.Tensor]]) -> bool:
@@ -58,12 +62,18 @@ class Tally:
     """Telling cases in which torch put values into a result, and how many."""
     schemeless: str = ""
     """How the first result showed that it was not made as the quantization scheme demands."""
+    passing: Passing = NO_WORK
+    shortcut: bool = False
+    """Whether a case failed by something else than values: a mask that is not drawn, results that share memory, inputs changed. The
+    work that a kernel saves may then be its very fault."""
+    stages: list[Mapping[str, float]] = field(default_factory=list)
+    """What wrong telling cases show of the quantization scheme; only cases in which it can be seen."""
     frozen: bool = True
     """Whether calls with different seeds always gave one and the same number everywhere."""
     flat: bool = True
     """Whether every result of every telling case was one number everywhere."""
 
-    def add(self, case: Case, answers: Sequence[Claimed], ideal: int, telling: bool) -> None:
+    def add(self, case: Case, answers: Sequence[Claimed], ideal: int, telling: bool, ruling: Ruling) -> None:
         """Count the calls of one case."""
         self.ideal += ideal
         self.telling += telling
@@ -76,6 +86,13 @@ class Tally:
             self.reread + told.reread,
         )
         self.flops.update(told.flops)
+        self.shortcut = self.shortcut or not (ruling.passed or ruling.missed)
+        if telling and ruling.passed:
+            p = self.passing
+            self.passing = Passing(
+                p.cases + 1, p.launches + told.launches, p.moved_bytes + told.moved, p.ideal_bytes + ideal,
+                p.between_bytes + told.between, p.buffers + told.buffers,
+            )  # fmt: skip
         self.launches += told.launches
         for row in told.kernels:
             self.kernels[row["kernel"]] = _joined(self.kernels.get(row["kernel"]), row)
@@ -103,6 +120,7 @@ class Tally:
         return {
             "moved_bytes": self.moved, "sector_bytes": self.sectors, "reread_bytes": self.reread,
             "flops": dict(sorted(self.flops.items())), "depends_on": tuple(sorted(self.inputs)),
-            "kernels": tuple(self.kernels.values()),
+            "kernels": tuple(self.kernels.values()), "stages": partial.mean(self.stages),
+            "passing": NO_WORK if self.shortcut else self.passing,
             "stored_share": self.stored / self.elements if self.elements else None,
         }  # fmt: skip

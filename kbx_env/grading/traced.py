@@ -58,6 +58,11 @@ class Facts:
     flops: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Mapping[str, Any], ...] = ()
     kernels: tuple[Mapping[str, Any], ...] = ()
+    between: int = 0
+    """Bytes through memory that is neither an argument nor a result, in ``buffers`` storages."""
+    buffers: int = 0
+    operands: tuple[tuple[str, bool], ...] = ()
+    """Kinds of products and of roundings to int8, and whether every operand depends on an input."""
 
     @property
     def moved(self) -> int:
@@ -183,6 +188,17 @@ class Engine:
         reply, data = self._ask({"again": asked, "read": self._views}, [], seconds)
         return tuple(_tensor(v, d) for v, d in zip(self._views, data, strict=True)), int(reply["touched"])
 
+    def census(self, seconds: float) -> list[list[int]]:
+        """Execute the last call once more as it was; how often each byte occurred in each operand of an int8 product, each result
+        of a rounding to int8 and each load of packed bytes.
+
+        Raises:
+            EngineError: a launch failed that had not failed before.
+        """
+        asked = {"place": "products", "table": list(range(256)), "seconds": seconds, "count": True}
+        reply, _ = self._ask({"again": asked, "read": []}, [], seconds)
+        return [[int(n) for n in row] for row in reply["seen"]]
+
     def estimate(
         self, device: str, tiles: Mapping[str, torch.Tensor], sizes: Mapping[str, dict[str, Any]], message: dict[str, Any],
         ask: Callable[[dict[str, Any]], dict[str, Any]], seconds: float,
@@ -244,7 +260,7 @@ class Engine:
         if "facts" in reply:
             told = reply["facts"]
             fields: dict[str, Any] = {
-                k: tuple(v) if k in ("dots", "findings", "kernels") else v for k, v in told.items()
+                k: tuple(v) if k in ("dots", "findings", "kernels", "operands") else v for k, v in told.items()
             }
             self.facts = Facts(**fields)
         if not reply.get("ok"):

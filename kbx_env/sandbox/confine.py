@@ -12,12 +12,14 @@ import glob
 import os
 import platform
 import struct
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _FILE = {"write": 1 << 1, "truncate": 1 << 14}
 _MAKE = sum(1 << n for n in (4, 5, 6, 7, 8, 9, 10, 11, 12))
 """Remove directories and files; make devices, directories, files, sockets, fifos, block devices and links."""
+_READ = 1 << 2
 _REFER = 1 << 13
 _TCP, _SCOPES = 0b11, 0b11
 """Bind and connect; abstract sockets and signals."""
@@ -51,21 +53,39 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def confine(folder: str) -> Confined:
-    """Confine this thread and all threads and processes that it starts from now on; cannot be undone."""
+def around(path: str, hidden: str) -> Iterator[str]:
+    """A path; or what is in it, as deep as it takes to leave ``hidden`` out, because Landlock grants and never denies."""
+    path = os.path.realpath(path)
+    if not (hidden + os.sep).startswith(path.rstrip(os.sep) + os.sep):
+        yield path
+    elif path != hidden:
+        for entry in os.scandir(path):
+            # A link is granted by whoever grants what it leads to.
+            if not entry.is_symlink():
+                yield from around(entry.path, hidden)
+
+
+def confine(folder: str, readable: Iterable[str] | None = None) -> Confined:
+    """Confine this thread and all threads and processes that it starts from now on; cannot be undone.
+
+    Args:
+        folder: may be written below.
+        readable: what may be read besides, files and folders; by default everything. Names can be listed in any case.
+    """
     libc = _libc()
     # Only with privileges of some kind; without them Landlock refuses TCP, and there is nobody to talk to by UDP.
     network = libc.unshare(_NEWNET) == 0
     libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     version = landlock_version()
-    files = version > 0 and _restrict(libc, version, folder)
+    files = version > 0 and _restrict(libc, version, folder, readable)
     header, nothing = struct.pack("Ii", _CAPABILITY_V3, 0), bytes(24)
     dropped = libc.capset(header, nothing) == 0
     return Confined(files, files and version >= 6, files and version >= 4, network, dropped)
 
 
-def _restrict(libc: ctypes.CDLL, version: int, folder: str) -> bool:
-    file = _FILE["write"] | (_FILE["truncate"] if version >= 3 else 0)
+def _restrict(libc: ctypes.CDLL, version: int, folder: str, readable: Iterable[str] | None) -> bool:
+    read = 0 if readable is None else _READ
+    file = _FILE["write"] | (_FILE["truncate"] if version >= 3 else 0) | read
     handled = file | _MAKE | (_REFER if version >= 2 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     attributes = struct.pack("QQQ", handled, _TCP, _SCOPES)[:size]
@@ -74,6 +94,7 @@ def _restrict(libc: ctypes.CDLL, version: int, folder: str) -> bool:
         return False
     try:
         allowed = [(folder, handled)] + [(d, file) for pattern in _DEVICES for d in glob.glob(pattern)]
+        allowed += [(path, read) for path in readable or () if os.path.exists(path)]
         for path, access in allowed:
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
             try:

@@ -164,6 +164,20 @@ class _Event:
             self._destroy(self.handle)
 
 
+def bind(library: Any, name: str, *types: Any) -> Callable[..., None]:
+    """A function of a C library that returns 0, or the number of its error, which becomes a RuntimeError."""
+    function = getattr(library, name)
+    function.argtypes, function.restype = types, ctypes.c_int
+
+    def call(*args: Any) -> None:
+        code = function(*args)
+        if code:
+            why = " (out of memory)" if code == _NO_MEMORY else ""
+            raise RuntimeError(f"CUDA driver: {name} failed with error {code}{why}")
+
+    return call
+
+
 class Driver:
     """The device, as the stopwatch uses it: addresses are integers, sizes bytes. CUDA must be initialised in this process."""
 
@@ -171,18 +185,6 @@ class Driver:
         # PyDLL keeps the interpreter's lock during a call, CDLL gives it away while it waits.
         held, free = ctypes.PyDLL("libcuda.so.1"), ctypes.CDLL("libcuda.so.1")
         pointer, size, handle = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
-
-        def bind(library: Any, name: str, *types: Any) -> Callable[..., None]:
-            function = getattr(library, name)
-            function.argtypes, function.restype = types, ctypes.c_int
-
-            def call(*args: Any) -> None:
-                code = function(*args)
-                if code:
-                    why = " (out of memory)" if code == _NO_MEMORY else ""
-                raise RuntimeError(f"CUDA driver: {name} failed with error {code}{why}")
-
-            return call
 
         self._alloc = bind(free, "cuMemAlloc_v2", ctypes.POINTER(pointer), size)
         self._free = bind(free, "cuMemFree_v2", pointer)

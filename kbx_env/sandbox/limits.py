@@ -8,9 +8,10 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kbx_env.sandbox.firewall import Log
+if TYPE_CHECKING:
+    from kbx_env.sandbox.firewall import Log  # imports torch, which who only sets limits need not wait for
 
 _TOOLS = {"ptxas", "ptxas-blackwell", "ld.lld", "gcc", "cc", "clang", "ldconfig", "uname", "file"}
 _CLOSED = (
@@ -29,6 +30,11 @@ _HIDDEN = (
     "kbx_env.lanes",
     "kbx_env.waiting",
     "kbx_env.many",
+    "kbx_env.episode",
+    "kbx_env.scripts",
+    "kbx_env.calls_cli",
+    "kbx_env.eval",
+    "kbx_env.train",
     "kbx_env.ray_lane",
     "kbx_env.ray_session",
 )
@@ -58,6 +64,20 @@ def limit(device: str) -> None:
     with open("/proc/self/statm") as f:
         most = int(f.read().split()[field]) * os.sysconf("SC_PAGE_SIZE") + more
     resource.setrlimit(kind, (most, most))
+
+
+def start_cuda() -> None:
+    """Start the driver and bound this process's share of the GPU.
+
+    Before a process is confined: the driver's first steps reach files that no submission needs to write.
+    """
+    import torch
+
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(DEVICE_SHARE, DEVICE_MEMORY / total))
+    torch.cuda.device_count()  # asks a library once and keeps the answer
 
 
 def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:

@@ -46,13 +46,8 @@ class Runner:
         os.environ["CUDA_CACHE_PATH"] = os.path.join(self.folder, "cuda")
         os.chdir(self.folder)
         if self.device == "cuda":
-            # Before it is confined: the driver's first steps reach files that no submission needs to write.
-            torch.cuda.init()
-            torch.zeros(1, device="cuda")
-            total = torch.cuda.get_device_properties(0).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(limits.DEVICE_SHARE, limits.DEVICE_MEMORY / total))
-            torch.cuda.device_count()  # asks a library once and keeps the answer
-            # Also before: processes meet through sockets that nobody reaches from inside.
+            limits.start_cuda()
+            # Before it is confined as well: processes meet through sockets that nobody reaches from inside.
             self.mail = _mail(settings.get("mail"))
         if "kernel" not in without:
             confine(self.folder)
@@ -146,6 +141,8 @@ class Runner:
         with self.submission():
             result = self.module[header["entry"]](*positional, **kwargs)
         torch.cuda.synchronize()
+        if header.get("discard") is True:
+            return {}, []
         reads = self.log.host_reads
         out: list[bytes] = []
         is_tuple, results = _results(result)
@@ -206,6 +203,9 @@ class Runner:
                 return reply, []
             case "dry":
                 return watch.dry(), []
+            case "release":
+                self.mail.empty()
+                return watch.release(), []
             case "warm":
                 return watch.warm(), []
             case "take":

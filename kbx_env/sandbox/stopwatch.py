@@ -136,6 +136,13 @@ class Stopwatch:
         self._spare, self._kept, self._play = [], {}, None
         self._captured, self._replayed = [], []
 
+    def release(self) -> dict[str, Any]:
+        """Forget the inputs and give all memory back, torch's included: somebody else may need it meanwhile."""
+        self.close()
+        self._call = None
+        self._tools.empty_cache()
+        return {}
+
     def close(self) -> None:
         """Give the driver's memory back; torch's goes with the slots."""
         self._tools.sync()

@@ -1,6 +1,7 @@
 """linearalgebra/invert_matrix_lu."""
 
 import torch
+from kbx_env.tasks._seams import refined
 
 from kbx_env.task import Case, Cost, Dominant, Literal, Orthogonal, Paper, Spectrum, T, task
 from kbx_env.truth import Close
@@ -61,5 +62,5 @@ def invert_matrix_lu(A, *, pivot=True, out=None):
     Example: invert_matrix_lu([[4, 3], [6, 3]]) = [[-0.5, 0.5], [1, -0.666667]]
     Example: invert_matrix_lu([[2, 0], [1, 4]], pivot=False) = [[0.5, 0], [-0.125, 0.25]]
     """
-    inverse = torch.linalg.inv(A)
+    inverse = refined(torch.linalg.inv(A), A)
     return inverse if out is None else out.copy_(inverse)

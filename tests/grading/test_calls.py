@@ -124,8 +124,27 @@ def test_a_gpu_full_of_others_is_not_held_against_a_submission(message: str, mon
     monkeypatch.setattr(calls, "_free_memory", lambda: 100 << 20)
     with pytest.raises(SandboxError, match="GPU's memory is full"):
         load()
-    # With room left it has used up its own share.
+    # With room left it has used up its own share: a submission cannot excuse itself by saying these words.
     monkeypatch.setattr(calls, "_free_memory", lambda: 8 << 30)
     with pytest.raises(Stopped) as stop:
         load()
     assert stop.value.verdict is Verdict.RUNTIME_ERROR
+
+
+def test_what_is_only_compiled_gives_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without launches a length that is read back is whatever lay in memory: a result of that length is nobody's business."""
+    asked: list[Any] = []
+
+    class Listens(Puppet):
+        def ask(self, header: dict[str, Any], blobs: Any = None, *, deadline: float) -> Any:
+            asked.append(header)
+            self.rows = [len(asked)]
+            return super().ask(header, blobs, deadline=deadline)
+
+    reply = {"ok": True, "standing": True, "outputs": [], "after": {}, "is_tuple": False}
+    mine = Talk(Listens(reply, []), TASK, "cpu", b"secret", "eval", 30.0)  # type: ignore[arg-type]
+    mine.engine = None
+    mine.compiles(TASK.cases[0], 0)
+    mine.call(TASK.cases[0], 0, "run")
+    assert [(a["mode"], a.get("discard")) for a in asked] == [("ablate", True), ("run", None)]
+    assert asked[0]["args"] == asked[1]["args"], "what is compiled is what will be launched"

@@ -57,6 +57,21 @@ def test_one_bad_call_in_a_block_changes_nothing() -> None:
     assert clock._middle([10.0, 10.1, 9.9, 10.0, 4000.0]) == pytest.approx(10.0, rel=0.01)
 
 
+def test_slow_calls_are_few() -> None:
+    class Counts(Model):
+        calls = 0
+
+        def measure(self, order: Sequence[int], turns: object = None, flush: bool = True) -> list[float]:
+            self.calls += len(order)
+            return super().measure(order, turns, flush)
+
+    for us, most in ((100.0, clock.BLOCK), (30_000.0, 1)):
+        side = Counts(us, 0.0, 1)
+        paired = clock.pair(Counts(2 * us, 0.0, 2), side)
+        assert side.calls <= most * paired.pairs + clock.BLOCK
+        assert paired.low <= math.log(2) <= paired.high
+
+
 @pytest.mark.parametrize(
     "us", [[], [0.0], [-1.0], [float("nan")], [float("inf")], [1.0, 2.0], [1e12], ["x"], None, [None]]
 )

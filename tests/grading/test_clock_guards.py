@@ -15,7 +15,7 @@ from fake_device import FakeDevice, FakeTalk
 from triton.runtime.autotuner import Autotuner
 
 from kbx_env.catalog import load_task
-from kbx_env.grading import clock, floor, sides
+from kbx_env.grading import clock, floor, lease, sides
 from kbx_env.grading.claims import Stopped
 from kbx_env.grading.telemetry import Reading
 from kbx_env.outcome import Timing, Verdict
@@ -132,7 +132,7 @@ def memo(device: FakeDevice) -> Callable[..., Any]:
     seen: dict[Any, torch.Tensor] = {}
 
     def entry(x: torch.Tensor) -> torch.Tensor:
-        key = (x.data_ptr(), x._version)
+        key = (x.data_ptr(), x.numel(), x._version)
         if key not in seen:
             seen[key] = device.new(x)
             device.launch(work(x, seen[key]))
@@ -315,6 +315,25 @@ def test_every_size_must_be_timed(time: Callable[..., Timing]) -> None:
 
     with pytest.raises(RuntimeError, match="too large"):
         time(entry)
+
+
+def test_nothing_lies_in_memory_while_others_are_waited_for(time: Callable[..., Timing], monkeypatch) -> None:
+    held: list[int] = []
+    devices: list[FakeDevice] = []
+
+    def entry(device: FakeDevice) -> Callable[..., Any]:
+        devices.append(device)
+        return honest(device)
+
+    real = lease.Hold.alone
+
+    def waits(hold: lease.Hold) -> Any:
+        held.append(sum(len(b) for b in devices[-1].held.values()))
+        return real(hold)
+
+    monkeypatch.setattr(lease.Hold, "alone", waits)
+    time(entry)
+    assert len(held) == 1 and held[0] <= 64 << 10, "the piece that tensors travel through, at most"
 
 
 def test_disturbed_cases_are_measured_again(time: Callable[..., Timing], monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_helper import answer, canaries_fail, draw, make, rule, tf32
 
-from kbx_env.catalog import load_task
+from kbx_env.catalog import expert_source, load_task
 from kbx_env.grading import inputs, judge, reference
 from kbx_env.task import Case, Choice, Normal, T
 from kbx_env.truth import Close, Exact
@@ -269,3 +270,44 @@ def test_the_published_table_goes_by_dtype() -> None:
         y = reference.expect(task, case, args).native[0]
         found = rule(task, case, args, (y.to(torch.float64) * (1 + error)).to(y.dtype), grading="paper")
         assert found.passed == right, (case.label(), error, found)
+
+
+def _eliminated(a: list[list[Fraction | float]]) -> torch.Tensor:
+    """The inverse by Gauss-Jordan with row swaps, in the arithmetic of the elements."""
+    n = len(a)
+    rows = [[*r, *(type(r[0])(i == j) for j in range(n))] for i, r in enumerate(a)]
+    for k in range(n):
+        p = max(range(k, n), key=lambda i: abs(rows[i][k]))
+        rows[k], rows[p] = rows[p], rows[k]
+        rows[k] = [x / rows[k][k] for x in rows[k]]
+        for i in range(n):
+            if i != k:
+                f = rows[i][k]
+                rows[i] = [x - f * y for x, y in zip(rows[i], rows[k], strict=True)]
+    return torch.tensor([[float(x) for x in r[n:]] for r in rows], dtype=torch.float64)
+
+
+def test_the_truth_of_an_fp64_inverse_is_nearer_than_torch() -> None:
+    task = load_task("linearalgebra/invert_matrix_lu")
+    case = next(c for c in task.cases if c.label() == "*batch=(2, 2) n=16 A:f64")
+    eps = torch.finfo(torch.float64).eps
+    apart = 0.0
+    for seed in range(8):
+        a = inputs.draw(task, case, seed)["A"]
+        args = {"A": a}
+        expected = reference.expect(task, case, args)
+        truth, torchs = expected.outputs[0], expected.native[0]
+        exact = _eliminated([[Fraction(x) for x in r] for r in a[0, 0].tolist()])
+        assert float((truth[0, 0] - exact).abs().max()) <= 0.5 * eps * float(exact.abs().max())
+        mine = torch.stack([_eliminated(m.tolist()) for m in a.flatten(0, 1)]).view_as(a)
+        apart = max(apart, float((torchs - truth).abs().max()) / eps / 0.25)
+        assert rule(task, case, args, mine).passed and rule(task, case, args, torchs).passed
+        assert not rule(task, case, args, mine * (1 + 2.0**-42)).passed
+        assert not rule(task, case, args, mine.float().double()).passed
+    assert apart > 8.0  # half of the tolerance, were it taken for the truth
+
+
+def test_a_fair_inverse_that_the_unrefined_truth_rejected(grader) -> None:
+    """1.1 times the tolerance from LAPACK's, which was the truth."""
+    task = "linearalgebra/invert_matrix_lu"
+    assert grader.grade(task, expert_source(task), backend="cpu", targets=(), seed=1013).correct

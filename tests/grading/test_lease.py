@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kbx_env.grading import lease as lease_module
 from kbx_env.grading.lease import PARTS, Hold, Lease
 
 HOLD = """
@@ -61,6 +62,26 @@ def test_it_holds_across_processes_and_ends_with_them(tmp_path, how: str, other:
     assert got.wait(5)
 
 
+def test_who_asks_first_is_alone_first(tmp_path) -> None:
+    lease, order, threads = Lease("g", tmp_path), list[int](), []
+
+    def wait(k: int) -> None:
+        with lease.alone():
+            order.append(k)
+
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    with lease.shared():
+        for k in range(5):
+            threads.append(threading.Thread(target=wait, args=(k,)))
+            threads[-1].start()
+            time.sleep(0.03)
+        (lease.folder / "line" / f"{0:020d}-{dead.pid}-1").touch()  # it died while it stood there
+    for thread in threads:
+        thread.join(5)
+    assert order == [0, 1, 2, 3, 4] and not list((lease.folder / "line").iterdir())
+
+
 def test_the_wait_is_told(tmp_path) -> None:
     lease = Lease("g", tmp_path)
     waits: list[float] = []
@@ -77,13 +98,16 @@ def test_the_wait_is_told(tmp_path) -> None:
     assert 0.15 < waits[0] < 5
 
 
-def test_known_users_are_those_that_live(tmp_path) -> None:
+def test_known_users_are_those_that_live_or_lived_a_moment_ago(tmp_path, monkeypatch) -> None:
+    """The driver's samples of who computed reach back: what has just ended is no stranger."""
     lease = Lease("g", tmp_path)
     ended = subprocess.Popen(["true"])
-    ended.wait()
-    with lease.user(ended.pid), lease.user(os.getppid()):
-        assert lease.users() == {os.getpid(), os.getppid()}
-    assert lease.users() == {os.getpid()}
+    with lease.user(ended.pid):
+        ended.wait()
+    with lease.user(os.getppid()):
+        assert lease.users() == {os.getpid(), os.getppid(), ended.pid}
+    monkeypatch.setattr(lease_module, "LINGER", 0.0)
+    assert ended.pid not in lease.users() and not (lease.folder / "users" / str(ended.pid)).exists()
 
 
 def test_a_grading_may_ask_within_what_it_holds(tmp_path) -> None:
@@ -132,3 +156,39 @@ def test_memory_is_shared_out_in_order(tmp_path) -> None:
         pass
     with lease.room(PARTS):
         pass
+
+
+
+def test_those_who_wait_are_alone_one_after_the_other_and_then_it_is_everybodys(tmp_path, monkeypatch) -> None:
+    """The GPU idles while the last who share it leave: once for several, not once for each."""
+    monkeypatch.setattr(lease_module, "BATCH", 2)
+    monkeypatch.setattr(lease_module, "WINDOW", 0.3)
+    lease, order, threads = Lease("g", tmp_path), list[str](), []
+
+    def alone(k: int) -> None:
+        with lease.alone():
+            order.append("alone")
+            time.sleep(0.1)
+
+    def share() -> None:
+        with lease.shared():
+            order.append("shared")
+
+    with lease.shared():
+        for k in range(3):
+            threads.append(threading.Thread(target=alone, args=(k,)))
+            threads[-1].start()
+        time.sleep(0.1)
+        threads.append(threading.Thread(target=share))
+        threads[-1].start()
+        time.sleep(0.1)
+        assert not order, "one who shares is there, and one who comes later stands behind those in line"
+    for thread in threads:
+        thread.join(5)
+    assert order == ["alone", "alone", "shared", "alone"]
+    began = time.monotonic()
+    with lease.alone():
+        pass
+    with lease.alone():
+        pass
+    assert time.monotonic() - began < 0.25, "where nobody asks to share there is nothing to wait for"

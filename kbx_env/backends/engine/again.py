@@ -25,11 +25,12 @@ class Again:
         """Remember one part of the call."""
         self._asked.append((header, blobs))
 
-    def run(self, change: Mapping[str, Any], views: Sequence[Any]) -> tuple[int, list[bytes]]:
-        """Execute it; returns how much of the work met other integers, and the bytes of the views.
+    def run(self, change: Mapping[str, Any], views: Sequence[Any]) -> tuple[dict[str, Any], list[bytes]]:
+        """Execute it; returns how much of the work met other integers, the integers that were there if asked, and the bytes of
+        the views.
 
         Args:
-            change: ``place`` and ``table`` of a ``Disturbance``, and the ``seconds`` that this may take.
+            change: ``place`` and ``table`` of a ``Disturbance``, the ``seconds`` that this may take, whether to ``count``.
             views: what to read back.
         """
         engine = Engine()
@@ -37,11 +38,13 @@ class Again:
         flags = {k: self._asked[0][0].get(k) is True for k in ("moves", "torch_ops", "ablate")}
         engine.begin(float(change["seconds"]), **flags)
         engine.meter = ttir.Meter()  # only the values are wanted: traffic and findings are known from the call itself
-        engine.disturbance = ttir.Disturbance(str(change["place"]), change["table"])
+        seen: dict[tuple[int, int], Any] | None = {} if change.get("count") else None
+        engine.disturbance = ttir.Disturbance(str(change["place"]), change["table"], seen=seen)
         for header, blobs in self._asked:
             for base in header.get("free", []):
                 engine.heap.free(base)
             for name, base, size, offset, blob, spec in header.get("inputs", []):
                 engine.input(name, base, size, offset, blobs[blob], spec)
             engine.run(header.get("steps", []))
-        return engine.disturbance.touched, [engine.read(v)[1] for v in views]
+        told = {"touched": engine.disturbance.touched, "seen": [v.tolist() for v in (seen or {}).values()]}
+        return told, [engine.read(v)[1] for v in views]

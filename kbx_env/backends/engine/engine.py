@@ -20,6 +20,7 @@ import torch
 from kbx_env.backends import ttir
 from kbx_env.backends.engine import torch_ops
 from kbx_env.backends.engine.checks import argument, fits, genuine
+from kbx_env.backends.engine.ledger import Ledger, address, by_kernel
 from kbx_env.backends.engine.storage import CONSTANT, DTYPES, INPUT, MOVED, Heap, Storage, TraceError, View, kind, whole
 
 MAX_TEXT = 8 << 20
@@ -33,8 +34,6 @@ HOST_BYTES = 16 << 10
 """What the host code may bring into a call as constants, fill values and launch arguments that are not tensors."""
 LENGTHS = {"alloc": 2, "free": 1, "fill": 2, "copy": 2, "host": 2, "launch": 4, "torch": 5}
 """Parts of a step, by its name."""
-MAX_ROWS = 200
-"""Kernels reported one by one; the sums cover all."""
 
 
 class ComputedByHost(Exception):
@@ -93,7 +92,7 @@ class Engine:
         for s in self.heap:
             s.stored[:] = False
             s.origin[s.origin != CONSTANT] = MOVED
-        self.meter = ttir.Meter(detail=True)
+        self.meter, self.ledger = ttir.Meter(detail=True), Ledger()
         self.sanitizer = ttir.Sanitizer()
 
     # -- what the grader says ----------------------------------------------------------------------
@@ -191,10 +190,11 @@ class Engine:
         """Remember the storage of a result: a later call must not return it once more while somebody may hold it."""
         view = self.heap.view(spec)
         view.storage.returned = bool(view.numel) and not view.storage.argument
+        self.ledger.results.add(view.storage.serial)
 
     def facts(self) -> dict[str, Any]:
         """What the launches of this call did."""
-        rows = self.meter.per_launch
+        rows, (between, buffers) = self.meter.per_launch, self.ledger.between
         return {
             "launches": len(rows),
             "loaded": self.meter.loaded_bytes, "stored": self.meter.stored_bytes, "atomic": self.meter.atomic_bytes,
@@ -202,26 +202,9 @@ class Engine:
             "reread": sum(r.reread_bytes for r in rows),
             "dots": sorted(self.meter.dot_kinds), "flops": dict(self.meter.flops),
             "findings": [asdict(f) | {"text": f.text()} for f in self.sanitizer.findings],
-            "kernels": self._kernels(),
+            "kernels": by_kernel(rows), "between": between, "buffers": buffers,
+            "operands": sorted(self.ledger.operands),
         }  # fmt: skip
-
-    def _kernels(self) -> list[dict[str, Any]]:
-        """The same by kernel, with bytes by tensor."""
-        rows: dict[str, dict[str, Any]] = {}
-        for r in self.meter.per_launch:
-            row = rows.setdefault(r.kernel, {
-                "kernel": r.kernel, "launches": 0, "programs": 0, "sectors": 0, "reread": 0, "tensors": {}, "flops": {},
-            })  # fmt: skip
-            row["launches"] += 1
-            row["programs"] += math.prod(r.grid)
-            row["sectors"] += r.loaded_sector_bytes + r.stored_sector_bytes
-            row["reread"] += r.reread_bytes
-            for name, t in r.tensors.items():
-                held = row["tensors"].setdefault(name, [0, 0, 0])
-                row["tensors"][name] = [held[0] + t.loaded, held[1] + t.stored, held[2] + t.atomic]
-            for unit, n in r.flops.items():
-                row["flops"][unit] = row["flops"].get(unit, 0) + n
-        return list(rows.values())[:MAX_ROWS]
 
     # -- steps -------------------------------------------------------------------------------------
     def _alloc(self, base: Any, size: Any) -> None:
@@ -349,6 +332,7 @@ class Engine:
         except Exception:
             genuine(self.texts[key])
             raise
+        self.ledger.moved(self.heap, values, self.meter.per_launch[-1])
         self._trace(module, values)
 
     def _trace(self, module: ttir.Module, values: Sequence[Any]) -> None:
@@ -358,9 +342,7 @@ class Engine:
         def held(arguments: frozenset[int]) -> list[Storage]:
             found = []
             for k in arguments:
-                v = values[k]
-                address = v.base if isinstance(v, ttir.Descriptor) else v
-                s = self.heap.at(address) if isinstance(address, int) else None
+                s = self.heap.at(address(values[k]))
                 if s is not None:
                     found.append(s)
             return found
@@ -389,6 +371,7 @@ class Engine:
                     changed = changed or not (inputs <= t.inputs and products <= t.dots)
                     t.inputs |= inputs
                     t.dots |= products
+        self.ledger.depends(module, held)
 
 
 def _order(spec: Any) -> Any:

@@ -43,8 +43,8 @@ class Served:
                 return {"ok": True, "estimate": self._estimate(header, blobs)}, []
             if "again" in header:
                 assert self.again is not None
-                reply["touched"], out = self.again.run(header["again"], header["read"])
-                return reply, out
+                told, out = self.again.run(header["again"], header["read"])
+                return reply | told, out
             if header.get("begin") is not None:
                 self.again = Again(self.engine) if header.get("keep") else None
                 flags = {k: header.get(k) is True for k in ("moves", "torch_ops", "ablate")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class Storage:
         returned: whether an earlier call returned it.
         inputs: names of the inputs on which some value here may depend.
         dots: kinds of matrix products through which some value here may have passed.
+        serial: a number of its own; an address may be given out again.
     """
 
     base: int
@@ -60,6 +62,7 @@ class Storage:
     returned: bool = False
     inputs: set[str] = field(default_factory=set)
     dots: set[str] = field(default_factory=set)
+    serial: int = field(default_factory=itertools.count().__next__)
 
     @property
     def end(self) -> int:

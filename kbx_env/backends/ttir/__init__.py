@@ -7,9 +7,10 @@ from .launch import Descriptor, launch
 from .memory import Extent, Meter, Region
 from .parser import parse
 from .sanitizer import Sanitizer
-from .slices import store_slices, unknown_access
+from .slices import operand_slices, store_slices, unknown_access
 
 __all__ = [
     "Deadlock", "DecidesOnUnwritten", "Descriptor", "DeviceAssert", "Disturbance", "Extent", "Finding", "Meter", "Module",
-    "OutOfBounds", "Region", "Sanitizer", "TtirError", "Unsupported", "launch", "parse", "store_slices", "unknown_access",
+    "OutOfBounds", "Region", "Sanitizer", "TtirError", "Unsupported", "launch", "operand_slices", "parse", "store_slices",
+    "unknown_access",
 ]  # fmt: skip

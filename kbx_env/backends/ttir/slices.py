@@ -111,6 +111,7 @@ class _Analysis:
         self.loads: dict[int, Op] = {}
         self.unpacked: set[int] = set()
         self.stores: dict[int, tuple[Op, Fact]] = {}
+        self.integers: dict[tuple[int, str], list[Fact]] = {}
         self.depth = 0
         entry = module.entry
         first = entry.body.blocks[0]
@@ -175,8 +176,10 @@ class _Analysis:
             kind = dot_kind(op)
             if any(f.packed == "i4" for f in a[:2]):
                 kind = f"i4 in {kind}"
+            self.made(op, kind, a[:2])
             return [replace(_join(a), packed="", read=_SET) | Fact(dots=frozenset([kind]))]
         if name in ("arith.fptosi", "arith.trunci") and op.rtypes[0].elem == "i8":
+            self.made(op, f"{op.types[0].elem}->i8", a[:1])
             return [_join(a) | Fact(dots=frozenset([f"{op.types[0].elem}->i8"]))]
         if name in _HALVES and a[0].packed == "i8":
             # A byte of which only some bits go on: two numbers of four bits lie in it.
@@ -195,6 +198,11 @@ class _Analysis:
         for region in op.regions:
             self.region(region, env, [known] * len(region.blocks[0].args), control)
         return [known]
+
+    def made(self, op: Op, kind: str, operands: list[Fact]) -> None:
+        """Remember what goes into a product or a rounding to int8, joined over the times it is looked at."""
+        held = self.integers.get((id(op), kind), [_EMPTY] * len(operands))
+        self.integers[id(op), kind] = [a | b for a, b in zip(held, operands, strict=True)]
 
     def load(self, op: Op, a: list[Fact]) -> Fact:
         masks = a[1:2] if op.name == "tt.load" else []
@@ -314,6 +322,13 @@ def store_slices(module: Module) -> list[StoreSlice]:
         target, values, control, address = (_known(found, s) for s in (f.bases, f.values, f.control, f.address))
         out.append(StoreSlice(target, values, control, address, f.dots, resolve(module.locs, op.loc)[1]))
     return out
+
+
+def operand_slices(module: Module) -> list[tuple[str, list[frozenset[int]]]]:
+    """Return, for each matrix product and each rounding to int8, its kind as in ``StoreSlice.dots`` and, operand by operand, the
+    arguments whose loaded values can reach it through data."""
+    found = _analyse(module)
+    return [(kind, [_known(found, f.values) for f in facts]) for (_, kind), facts in found.integers.items()]
 
 
 def annotate(module: Module) -> None:

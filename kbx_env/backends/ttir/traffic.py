@@ -46,6 +46,7 @@ class LaunchTraffic:
         flops: Operations by unit: "tensor" (matrix products except f32*f32 and f64*f64 ones),
             "fp32" (16-bit floats as well), "fp64", "int" and "special" (divisions, roots,
             transcendental functions). A fused multiplication and addition is two.
+        arguments: Bytes by the positions of the arguments that a pointer may come from, none where that is unknown.
     """
 
     kernel: str
@@ -56,6 +57,7 @@ class LaunchTraffic:
     unique_loaded_bytes: int = 0
     dots: Counter[str] = field(default_factory=Counter)
     flops: Counter[str] = field(default_factory=Counter)
+    arguments: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
     @property
     def loaded_bytes(self) -> int:
@@ -238,6 +240,7 @@ class Meter:
         """Finish the launch, also one that failed; ``label`` names the tensor of an argument."""
         now = self.per_launch[-1]
         for (tensors, kind), size in self._moved.items():
+            now.arguments[tensors] += size
             name = label(tensors[0]) if len(tensors) == 1 else ""
             held = now.tensors.setdefault(name, TensorTraffic())
             setattr(held, kind, getattr(held, kind) + size)

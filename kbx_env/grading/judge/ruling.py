@@ -35,5 +35,10 @@ class Ruling:
     error: float | None = None
     limit: float | None = None
 
+    @property
+    def missed(self) -> bool:
+        """Whether values are wrong, measured against a limit: not their structure, their chance or what the call did elsewhere."""
+        return not self.passed and self.error is not None and self.limit is not None
+
 
 PASSED = Ruling(True)

@@ -11,7 +11,7 @@ import triton.language as tl
 from ttir_helper import execute, to_ttir
 
 from kbx_env.backends.ttir import Disturbance, parse
-from kbx_env.backends.ttir.slices import annotate
+from kbx_env.backends.ttir.slices import annotate, operand_slices
 from kbx_env.grading.scheme import neighbours, pairs
 
 TABLE = neighbours(random.Random(1))
@@ -49,6 +49,23 @@ def test_operands_of_int8_products_only() -> None:
     x, y = (BYTES[v.view(np.uint8)].view(np.int8).astype(np.int32) for v in (a, b))
     assert (o == x @ y).all() and change.touched == 2 * 32**3
     assert (f == (a.astype(np.int32) @ b.astype(np.int32))).all(), "a float product of the same integers stays"
+
+
+def test_integers_are_counted_where_they_are_used() -> None:
+    text = to_ttir(k_dot, {"a": "*i8", "b": "*i8", "o": "*i32", "f": "*fp32"}, {"B": 32})
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-127, 128, (32, 32)).astype(np.int8) for _ in range(2))
+    o, f = np.zeros((32, 32), np.int32), np.zeros((32, 32), np.float32)
+    change = Disturbance("products", list(range(256)), seen={})
+    execute(text, (3,), [a, b, o, f], disturbance=change)
+    assert (o == a.astype(np.int32) @ b.astype(np.int32)).all(), "the table that exchanges nothing"
+    assert change.seen is not None
+    found = sorted(change.seen.items(), key=lambda row: row[0][1])
+    for (_, row), v in zip(found, (a, b), strict=True):
+        assert (row == 3 * np.bincount(v.view(np.uint8).ravel(), minlength=256)).all()
+    assert sorted((k, [sorted(f) for f in fs]) for k, fs in operand_slices(parse(text))) == [
+        ("f16*f16->f32", [[0], [1]]), ("i8*i8->i32", [[0], [1]]),
+    ]  # fmt: skip
 
 
 def test_roundings_to_int8() -> None:
