@@ -1,8 +1,9 @@
 """Reward term: the share of correctness cases passed."""
 
+from kbx_env.rewards._guards import earnest
 from kbx_env.rewards._term import term
 
-from kbx_env.outcome import Outcome, Verdict
+from kbx_env.outcome import Outcome
 
 
 @term(0.0, 1.0)
@@ -13,9 +14,7 @@ def cases(outcome: Outcome) -> float:
 
     A submission that stops half-way (crash, timeout) earns nothing here: its other cases are unknown.
     """
-    if outcome.violations or outcome.cases is None or outcome.verdict not in (Verdict.CORRECT, Verdict.INCORRECT):
-        return 0.0
-    if outcome.evidence is None or outcome.evidence.launches == 0 or outcome.evidence.denied_ops:
+    if not earnest(outcome) or outcome.cases is None:
         return 0.0
     if outcome.cases.telling_passed is None or not outcome.cases.telling:
         return 0.0

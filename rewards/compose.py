@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pathlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kbx_env.rewards._term import Term
 
@@ -13,11 +13,15 @@ from kbx_env.errors import UnknownName
 from kbx_env.outcome import Fault, Outcome
 
 _HERE = pathlib.Path(__file__).parent
+_NO_TERMS = ("compose", "shaping")
 
 
 @dataclass(frozen=True)
 class Reward:
-    """A weighted sum of terms.
+    """A weighted sum of terms, and, for wrong kernels only, of shaping terms.
+
+    Shaping never pays a right kernel, and together it weighs less than lies between the best wrong and the worst right
+    kernel: right ones beat wrong ones, and are ordered among themselves as without it.
 
     An infrastructure fault has no reward (``None``): it must be masked in training, never counted as 0.
     A term that is ``None`` (speed, where there is no GPU) is left out of the sum, so rewards of the CPU and
@@ -29,22 +33,38 @@ class Reward:
     parts: tuple[Term, ...]
     estimate: str | None = None
     """The GPU that gradings on the CPU backend should estimate for, if a term needs it."""
+    shaping: Mapping[str, float] = field(default_factory=dict)
+    hints: tuple[Term, ...] = ()
+    """The shaping terms."""
 
     def __call__(self, outcome: Outcome) -> float | None:
         """The reward, or ``None`` for an infrastructure fault and for a grading that left out a layer of defence."""
+        base, hint = self.base(outcome), self.potential(outcome)
+        return base if base is None or hint is None or outcome.correct else base + hint
+
+    def base(self, outcome: Outcome) -> float | None:
+        """The reward without shaping; ``None`` as above."""
+        return self._sum(outcome, self.weights, self.parts)
+
+    def potential(self, outcome: Outcome) -> float | None:
+        """The shaping terms alone, of right kernels too: Phi of ``rewards/shaping.py``; ``None`` as above."""
+        return self._sum(outcome, self.shaping, self.hints)
+
+    @staticmethod
+    def _sum(outcome: Outcome, weights: Mapping[str, float], parts: tuple[Term, ...]) -> float | None:
         if outcome.fault is Fault.INFRA or outcome.manifest.get("without"):
             return None
-        values = self.terms(outcome)
-        return float(sum(self.weights[k] * v for k, v in values.items() if v is not None))
+        values = ((t.name, t(outcome)) for t in parts)
+        return float(sum(weights[k] * v for k, v in values if v is not None))
 
     def terms(self, outcome: Outcome) -> dict[str, float | None]:
-        """Every term, unweighted."""
+        """Every term, unweighted, those of the shaping included."""
         if outcome.fault is Fault.INFRA:
-            return {t.name: None for t in self.parts}
-        return {t.name: t(outcome) for t in self.parts}
+            return {t.name: None for t in (*self.parts, *self.hints)}
+        return {t.name: t(outcome) for t in (*self.parts, *self.hints)}
 
     def range(self, backend: str) -> tuple[float, float]:
-        """Smallest and largest reward on a backend (``cpu`` or ``cuda``)."""
+        """Smallest and largest reward on a backend (``cpu`` or ``cuda``); shaping lies within, as it pays wrong kernels only."""
         parts = [t for t in self.parts if backend in t.backends]
         low = sum(min(self.weights[t.name] * t.low, self.weights[t.name] * t.high) for t in parts)
         return low, sum(max(self.weights[t.name] * t.low, self.weights[t.name] * t.high) for t in parts)
@@ -56,7 +76,7 @@ def load_term(name: str) -> Term:
     Raises:
         UnknownName: no such term.
     """
-    known = [p.stem for p in _HERE.glob("*.py") if not p.stem.startswith("_") and p.stem != "compose"]
+    known = [p.stem for p in _HERE.glob("*.py") if not p.stem.startswith("_") and p.stem not in _NO_TERMS]
     if name not in known:
         raise UnknownName("reward term", name, known)
     found: Term = getattr(importlib.import_module(f"kbx_env.rewards.{name}"), name)
@@ -78,4 +98,7 @@ def load_preset(name: str) -> Reward:
         raise UnknownName("reward preset", name, presets())
     preset = importlib.import_module(f"kbx_env.rewards.presets.{name}")
     weights: Mapping[str, float] = preset.WEIGHTS
-    return Reward(name, weights, tuple(load_term(t) for t in weights), getattr(preset, "ESTIMATE", None))
+    shaping: Mapping[str, float] = getattr(preset, "SHAPING", {})
+    return Reward(
+        name, weights, tuple(map(load_term, weights)), getattr(preset, "ESTIMATE", None), shaping, tuple(map(load_term, shaping))
+    )

@@ -1,0 +1,12 @@
+"""Reward term: range of the integers."""
+
+from kbx_env.rewards._stages import held
+from kbx_env.rewards._term import term
+
+from kbx_env.outcome import Outcome
+
+
+@term(0.0, 1.0)
+def clamp(outcome: Outcome) -> float | None:
+    """Pays the share of operands at the scheme's scales without an integer outside of its symmetric range; wrong cases only."""
+    return held(outcome, "clamp")

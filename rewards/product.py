@@ -1,0 +1,12 @@
+"""Reward term: integer product."""
+
+from kbx_env.rewards._stages import held
+from kbx_env.rewards._term import term
+
+from kbx_env.outcome import Outcome
+
+
+@term(0.0, 1.0)
+def product(outcome: Outcome) -> float | None:
+    """Pays the share of operands in cases whose result is made of as many int8 products as demanded; wrong cases only."""
+    return held(outcome, "product")
