@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from kbx_env.baselines.llm.access import Access
+
 from kbx_env.catalog import load_task
 from kbx_env.errors import UsageError
 
@@ -52,6 +54,10 @@ def packed(q):
     return q
 
 
+def refined(x, a, b=None):
+    return x
+
+
 def total(q):
     return q.sum(-1, keepdim=True)
 
@@ -75,7 +81,7 @@ class Eager:
         assert module is not None
         tree = ast.parse(inspect.getsource(module))
         entry = load_task(observation["task"]).entry
-        named = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
+        named: dict[str, Any] = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
         named |= {t.id: n for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
         wanted, todo = {entry}, [entry]
         named[entry].decorator_list = []
@@ -93,7 +99,7 @@ def _imports_torch(node: ast.stmt) -> bool:
     return any(n in ("torch", "math") or n.startswith("torch.") for n in names)
 
 
-def build(argument: str | None) -> Eager:
+def build(argument: str | None, access: Access) -> Eager:
     """Takes no argument."""
     if argument:
         raise UsageError(f"policy {NAME!r} takes no argument, got {argument!r}")

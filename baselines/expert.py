@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kbx_env.baselines.llm.access import Access
+
 from kbx_env.catalog import expert_source
 from kbx_env.errors import UsageError
 
@@ -22,7 +24,7 @@ class Expert:
         return expert_source(observation["task"])
 
 
-def build(argument: str | None) -> Expert:
+def build(argument: str | None, access: Access) -> Expert:
     """Takes no argument."""
     if argument:
         raise UsageError(f"policy {NAME!r} takes no argument, got {argument!r}")

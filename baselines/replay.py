@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kbx_env.baselines.llm.access import Access
+
 from kbx_env.answer import strip_fences
 from kbx_env.catalog import task_ids
 from kbx_env.errors import UsageError
@@ -92,7 +94,7 @@ class Replay:
         return rows[index] if index < len(rows) else None
 
 
-def build(argument: str | None) -> Replay:
+def build(argument: str | None, access: Access) -> Replay:
     """``argument`` is the file."""
     if not argument:
         raise UsageError("policy 'replay' needs a file: replay:FILE.jsonl")

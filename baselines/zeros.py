@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kbx_env.baselines.llm.access import Access
+
 from kbx_env.catalog import load_task
 from kbx_env.errors import UsageError
 
@@ -46,7 +48,7 @@ class Zeros:
         return SOURCE.replace("{entry}", load_task(observation["task"]).entry)
 
 
-def build(argument: str | None) -> Zeros:
+def build(argument: str | None, access: Access) -> Zeros:
     """Takes no argument."""
     if argument:
         raise UsageError(f"policy {NAME!r} takes no argument, got {argument!r}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from kbx_env.baselines.policy import Policy, make_policy, policies
+from kbx_env.baselines.policy import Episodic, Policy, make_policy, policies
 
 from kbx_env.catalog import load_task, task_ids
 from kbx_env.errors import UnknownName, UsageError
@@ -91,3 +91,14 @@ def test_the_torch_fallback_is_really_right(name: str) -> None:
         ruling = judge.judge(task, case, args, answers, generator_seeds=seeds)
         assert ruling.passed, f"{case.label()}: {ruling.reason}"
     assert len(judged) >= 3
+
+
+def test_an_episodic_policy_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from kbx_env.baselines.policy import Needs\nclass Mine:\n    name = 'mine'\n    needs = Needs()\n"
+    text += "    def run(self, task, env): ...\nclass Half:\n    name = 'half'\n    def run(self, task, env): ...\n"
+    (tmp_path / "my_episodic_file.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    policy = make_policy("python:my_episodic_file:Mine")
+    assert isinstance(policy, Episodic) and not isinstance(policy, Policy)
+    with pytest.raises(UsageError, match="needs and run"):
+        make_policy("python:my_episodic_file:Half")

@@ -1,0 +1,93 @@
+"""A checkpoint folder, asked with the bare instruction through its own chat template: what ``train/`` writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kbx_env.baselines.llm.access import LOCAL, Access
+from kbx_env.baselines.llm.chat import Finish, Message
+from kbx_env.baselines.llm.conversation import Conversation
+from kbx_env.baselines.llm.local import LocalModel
+from kbx_env.baselines.llm.method import Method, Sampling, SingleShot
+from kbx_env.baselines.policy import Needs
+
+from kbx_env.answer import strip_fences
+from kbx_env.episode import Episode, Trajectory
+from kbx_env.errors import UsageError
+from kbx_env.task import Task
+
+NAME = "hf"
+SAMPLING = Sampling(max_tokens=4096, temperature=0.0)
+"""Greedy for one sample; several need a temperature."""
+
+
+def render(prompt: str, entry: str) -> Sequence[Message]:
+    """One message of the user's, as in training: a prompt that drifts from it costs a small model its format."""
+    return ({"role": "user", "content": prompt},)
+
+
+class Turns(Method):
+    """The same checkpoint over several turns: verdicts are shown as in training of that kind, the best submission is handed in."""
+
+    needs = Needs(grader_feedback=True)
+
+    def __init__(self, folder: str, turns: int, access: Access, sampling: Sampling) -> None:
+        """A policy of at most so many submissions a task.
+
+        Raises:
+            UsageError: no such checkpoint, or its template does not keep earlier turns as they were.
+        """
+        super().__init__(NAME, replace(access, model=None), f"{LOCAL}{folder}", sampling)
+        self.name, self._turns, self._context = f"{self.name},turns={turns}", turns, _context(folder)
+        server = self.caller.server
+        assert isinstance(server, LocalModel)
+        self.conversation = Conversation(server.tokenizer)
+        if turns > 1:
+            self.conversation.follow_up("")
+
+    def about(self) -> dict[str, Any]:
+        """What a report says of this policy."""
+        return {**super().about(), "turns": self._turns}
+
+    def run(self, task: Task, env: Episode) -> Trajectory:
+        """Solve a task; ends when solved, with an answer that was cut off, or where no answer fits any more."""
+        talk = self.caller.talk(self.name, task.id, env.sample)
+        messages = render(env.prompt, task.entry)
+        ids = self.conversation.opening(messages)
+        found: list[tuple[tuple[bool, bool, float], str]] = []
+        for turn in range(self._turns):
+            if turn and self._context is not None and len(ids) >= self._context:
+                break
+            reply = talk.ask(f"turn {turn}", replace(self.sampling.ask(messages), ids=tuple(ids)))
+            source = strip_fences(reply.text)
+            (outcome,) = env.grade([source], round=turn)
+            reward = env.turns[-1].reward
+            found.append(((reward is not None, outcome.correct, reward or 0.0), source))
+            solved = outcome.correct and (outcome.speedup is None or outcome.speedup >= 1.0)
+            if solved or reply.finish is not Finish.STOP:
+                break
+            ids += [*self.conversation.answered(reply.text, reply.ids), *self.conversation.follow_up(env.feedback(outcome))]
+        return Trajectory(max(found, key=lambda f: f[0])[1], turns=tuple(env.turns))
+
+
+def _context(folder: str) -> int | None:
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    found = config.get("max_position_embeddings")
+    return found if isinstance(found, int) else None
+
+
+def build(argument: str | None, access: Access) -> SingleShot | Turns:
+    """``argument`` is the folder, or ``FOLDER,turns=N`` for several turns with the verdicts between them."""
+    if not argument:
+        raise UsageError("policy 'hf' needs a checkpoint folder: hf:FOLDER, or hf:FOLDER,turns=N")
+    sampling = SAMPLING if access.samples == 1 else replace(SAMPLING, temperature=0.8)
+    folder, comma, count = argument.rpartition(",turns=")
+    if comma:
+        if not count.isdecimal() or int(count) < 1:
+            raise UsageError(f"policy 'hf': turns={count}; a whole number, at least 1")
+        return Turns(folder, int(count), access, sampling)
+    return SingleShot(NAME, replace(access, model=None), f"{LOCAL}{argument}", sampling, render)

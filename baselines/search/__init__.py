@@ -1,0 +1,1 @@
+"""Searches over the tunable numbers of a kernel, without a model."""

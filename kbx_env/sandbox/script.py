@@ -1,0 +1,315 @@
+"""The child side of ``kbx_env.scripts``: one script that a policy wrote, confined, and the process that watches over it.
+
+Started by ``BOOT`` with its arguments: the folder of the package, a socket, the script's folder, the entry, the backend, the
+deadline (monotonic seconds) and whether namespaces may be used. The watcher runs nothing of the script's. It forks it, where the
+system allows as part of a process namespace, which ends all of its processes at once however fast they multiply; elsewhere it
+adopts whoever loses its parent, as the zygote does. When the script ends, for whatever reason, everything that it started
+ends with it, and its folder goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, NoReturn
+
+from kbx_env.sandbox import limits
+from kbx_env.sandbox.confine import around, confine
+from kbx_env.sandbox.zygote import ALIVE, Children
+
+BOOT = """
+import sys
+kbx_env = type(sys)("kbx_env")
+kbx_env.__path__ = [sys.argv[1]]
+sys.modules["kbx_env"] = kbx_env
+from kbx_env.sandbox.script import main
+exec(compile(*main()))
+"""
+"""The package itself is not imported: a script needs nothing of it, and it would take longer than the script's set-up."""
+FILES = "files"
+"""Where in its folder the script's files lie; its home and its caches are beside them."""
+THREADS = 256
+"""Threads that all processes of a script may have together."""
+PIDS = 320
+"""The same, held by the kernel where it can: a watcher may see too late how fast processes multiply."""
+DISK, NAMES = 1 << 30, 10_000
+"""Bytes and files that its folder may hold: more could not be removed in time."""
+_ETC = ("alternatives", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf",
+        "os-release", "passwd", "ssl/certs", "timezone")  # fmt: skip
+_SYSTEM = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib64",
+    "/opt",
+    "/nix/store",
+    "/proc",
+    "/sys",
+    *(f"/etc/{n}" for n in _ETC),
+)
+KILL_SECONDS = 0.8
+"""How long the watcher kills what a script leaves behind, where there is no process namespace."""
+_NEWNS, _NEWIPC, _NEWUSER, _NEWPID = 0x00020000, 0x08000000, 0x10000000, 0x20000000
+_PRIVATE, _PLAIN = 1 << 18 | 1 << 14, 2 | 4 | 8
+_DIE_WITH_PARENT = 1
+_FAILED = "failed "
+
+
+class _Script(Exception):
+    """Takes the script's process out of the watcher's code: it ends like any Python, exit handlers included."""
+
+
+def main() -> tuple[bytes, str, str, int, bool]:
+    """Watch over a script until all of it has ended; returns in the script's process only, what it is to compile."""
+    _, fd, folder, entry, backend, deadline, namespaces = sys.argv[1:]
+    try:
+        _watch(socket.socket(fileno=int(fd)), folder, backend, float(deadline), namespaces == "yes")
+    except _Script:
+        pass
+    path = os.path.join(folder, FILES, entry)
+    sys.argv, sys.path[0:0] = [entry], [os.path.dirname(path)]
+    for name in [n for n in sys.modules if n.split(".")[0] == "kbx_env"]:
+        del sys.modules[name]
+    top = vars(sys.modules["__main__"])
+    for name in [n for n in top if not n.startswith("__")]:
+        del top[name]
+    top["__file__"] = path
+    with open(path, "rb") as f:
+        return f.read(), path, "exec", 0, True
+
+
+def _watch(control: socket.socket, folder: str, backend: str, deadline: float, namespaces: bool) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    children, libc = Children(), ctypes.CDLL(None, use_errno=True)
+    apart = namespaces and _unshare(libc)
+    with contextlib.suppress(OSError):
+        # Where it is allowed to, the watcher waits for nobody whom it watches; what it forks is not so.
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    heard, told = os.pipe()
+
+    def script() -> None:
+        try:
+            control.close()
+            os.close(heard)
+            libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+            if apart:
+                _first(libc, told)
+                os.setsid()
+                libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+            _confined(folder, backend)
+            os.close(told)
+        except BaseException as e:  # never back into the watcher's code
+            os.write(told, f"{_FAILED}{type(e).__name__}: {e}"[:1000].encode())
+            os._exit(1)
+        raise _Script
+
+    answer: dict[str, Any] = {"status": None}
+    try:
+        if time.monotonic() < deadline:
+            pid = children.fork(script)
+            os.close(told)
+            answer = _waited(control, children, pid, folder, backend, deadline)
+    except OSError as e:
+        answer = {"error": str(e)}
+    if not apart:
+        _kill_below()
+    children.end_all(KILL_SECONDS)
+    os.set_blocking(heard, False)
+    with contextlib.suppress(OSError):
+        said = os.read(heard, 4096).decode()
+        if said.startswith(_FAILED):
+            answer = {"error": said[len(_FAILED) :]}
+        elif apart and answer.get("status") is not None and "note" not in answer:
+            answer["status"] = int(said) if said else -signal.SIGKILL
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+    remove(folder)
+    with contextlib.suppress(OSError):
+        control.sendall(json.dumps(answer).encode())
+    os._exit(0)
+
+
+def _unshare(libc: ctypes.CDLL) -> bool:
+    """Have later children in a process namespace of their own; with no privileges, inside a user namespace."""
+    if libc.unshare(_NEWPID) == 0:
+        return True
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(_NEWUSER | _NEWPID) != 0:
+        return False
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with contextlib.suppress(OSError), open(f"/proc/self/{name}", "w") as f:
+            f.write(text)
+    return True
+
+
+def _first(libc: ctypes.CDLL, told: int) -> None:
+    """Be the first process of a namespace, with which all others end; returns in the second one, the script's."""
+    # Where it may be had, /proc shows the namespace only: nobody else's environment or command line.
+    if libc.unshare(_NEWNS) == 0 and libc.mount(None, b"/", None, ctypes.c_ulong(_PRIVATE), None) == 0:
+        if libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(_PLAIN), None) == 0 and _own_pids():
+            with contextlib.suppress(OSError), open("/proc/sys/kernel/pid_max", "w") as f:
+                f.write(str(PIDS))
+    libc.unshare(_NEWIPC)  # shared memory segments go with it
+    pid = os.fork()
+    if pid == 0:
+        return
+    ended = status = 0
+    while ended != pid:
+        ended, status = os.wait()
+    os.write(told, str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def _own_pids() -> bool:
+    """Whether the kernel surely (from Linux 6.15) counts process numbers for each namespace: on others the limit is the host's."""
+    version = [int(n) if n.isdigit() else 0 for n in os.uname().release.replace("-", ".").split(".")[:2]]
+    return version >= [6, 15]
+
+
+def _confined(folder: str, backend: str) -> None:
+    """Confine this process, which is to run the script."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
+        f.write("1000")  # when memory runs out, this one goes first
+    os.chdir(os.path.join(folder, FILES))
+    if backend == "cuda":
+        limits.start_cuda()
+    confine(folder, _readable())
+    limits.limit(backend)
+
+
+def _readable() -> list[str]:
+    """The system's libraries and Python's; nobody's home, and of this project nothing: its experts solve the tasks."""
+    package = os.path.realpath(sys.argv[1])
+    clone = os.path.dirname(package)
+    hidden = clone if os.path.exists(os.path.join(clone, "pyproject.toml")) else package
+    named = [p for n in ("PATH", "LD_LIBRARY_PATH") for p in os.environ.get(n, "").split(os.pathsep)]
+    named += [os.environ.get(n, "") for n in ("CUDA_HOME", "CUDA_PATH", "TRITON_PTXAS_PATH", "TRITON_LIBCUDA_PATH")]
+    named += [*_SYSTEM, sys.prefix, sys.base_prefix, *sys.path]
+    found = {os.path.realpath(p) for p in named if os.path.isabs(p) and os.path.exists(p)}
+    return [p for place in found - {os.sep} for p in around(place, hidden)]
+
+
+def _waited(
+    control: socket.socket, children: Children, pid: int, folder: str, backend: str, deadline: float
+) -> dict[str, Any]:
+    """How the script ended: by itself, at the deadline, or because it took too much."""
+    memory = limits.GPU_MEMORY if backend == "cuda" else limits.MEMORY
+    look, hung_up = 0.0, select.poll()
+    hung_up.register(control, select.POLLIN)
+    while True:
+        now = time.monotonic()
+        if now >= deadline:
+            return {"status": None}
+        # Only its end is ever heard on this socket: then nobody is there to be told.
+        if hung_up.poll(1000 * min(0.02, deadline - now)):
+            return {"status": None}
+        status = children.fate(pid)
+        if status != ALIVE:
+            return {"status": status}
+        now = time.monotonic()
+        if now >= look:
+            note = _excess(memory) or _heavy(folder)
+            if note:
+                return {"status": -int(signal.SIGKILL), "note": note}
+            # On a host with thousands of processes a look takes its time: a tenth of a core at most.
+            look = now + max(0.1, 10 * (time.monotonic() - now))
+
+
+def _below() -> list[tuple[int, int, int]]:
+    """Number, threads and resident pages of each process below this one."""
+    below: dict[int, list[tuple[int, int, int]]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat") as f:
+                row = f.read().rpartition(")")[2].split()
+                below.setdefault(int(row[1]), []).append((int(name), int(row[17]), int(row[21])))
+    found, todo = list[tuple[int, int, int]](), [os.getpid()]
+    while todo:
+        rows = below.get(todo.pop(), [])
+        found += rows
+        todo += [pid for pid, _, _ in rows]
+    return found
+
+
+def _excess(memory: int) -> str:
+    """What the processes below this one have too much of together."""
+    rows = _below()
+    if sum(threads for _, threads, _ in rows) > THREADS:
+        return f"more than {THREADS} processes and threads"
+    taken = sum(pages for _, _, pages in rows) * os.sysconf("SC_PAGE_SIZE")
+    return f"more than {memory >> 30} GB of memory" if taken > memory else ""
+
+
+def _kill_below() -> None:
+    """Kill whoever is below, and not only whom a killed parent leaves here: in the meantime they would have children."""
+    until = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < until and (rows := _below()):
+        for kill in (os.killpg, os.kill):
+            for pid, _, _ in rows:
+                with contextlib.suppress(OSError):
+                    kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _heavy(folder: str) -> str:
+    """What a folder has too much of."""
+    names = size = 0
+    todo = [folder]
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as entries:
+                for entry in entries:
+                    names += 1
+                    if names > NAMES:
+                        return f"more than {NAMES} files"
+                    with contextlib.suppress(FileNotFoundError):
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            todo.append(entry.path)
+        except OSError as e:
+            # Removed meanwhile, or closed to everybody; but a path that is too long hides any number of others.
+            if not isinstance(e, FileNotFoundError | PermissionError | NotADirectoryError):
+                return f"a folder that cannot be looked into: {os.strerror(e.errno or 0)}"
+    return f"more than {DISK >> 30} GB of files" if size > DISK else ""
+
+
+def remove(folder: str) -> None:
+    """Remove a folder that nobody uses any more, however deep it is and whatever its permissions.
+
+    ``shutil.rmtree`` recurses, which a thousand folders inside one another stop; here they are moved up one by one.
+    """
+    token, count, again = secrets.token_hex(8), itertools.count(), True
+    with contextlib.suppress(OSError):
+        while again:
+            again = False
+            with os.scandir(folder) as found:
+                entries = list(found)
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
+                    continue
+                again = True
+                os.chmod(entry.path, 0o700)
+                with os.scandir(entry.path) as found:
+                    inner = list(found)
+                for one in inner:
+                    if one.is_dir(follow_symlinks=False):
+                        os.chmod(one.path, 0o700)
+                        os.rename(one.path, os.path.join(folder, f"{token}{next(count)}"))
+                    else:
+                        os.unlink(one.path)
+                os.rmdir(entry.path)
+        os.rmdir(folder)

@@ -1,0 +1,108 @@
+"""What counts as the kernel in an answer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kbx_env.baselines.llm.chat import Finish, Reply
+from kbx_env.baselines.llm.extract import blocks, defines, kernel_in, object_in, without_thinking
+
+from kbx_env.errors import NoAnswer
+
+GOOD = "import triton\n\n\ndef relu(x):\n    return x\n"
+
+
+def _kernel(text: str, finish: Finish = Finish.STOP, thinking: str = "") -> str:
+    return kernel_in(Reply(text, finish, thinking), "relu")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD,
+        f"```python\n{GOOD}```",
+        f"Sure, here it is:\n\n```py\n{GOOD}```\nGood luck!",
+        f"<think>maybe ```python\ndef relu(x): pass\n# much longer than the answer is\n```</think>\n```python\n{GOOD}```",
+        f"I think ```\n<think> no\n</think>\n```python\n{GOOD}```",
+        f"  reasoning that the template opened itself </think>\n```python\n{GOOD}```",
+        f"```bash\npip install a-very-long-list-of-packages and much more than the kernel itself\n```\n```python\n{GOOD}```",
+        f"```python\n# usage\nrelu(1)\n```\n```python\n{GOOD}```",
+        f"~~~python\n{GOOD}~~~",
+        f"```python\n{GOOD}```<|EOT|>",
+        f"```python\n{GOOD}",  # cut off after the code
+        f"    ```python\n{GOOD}    ```",
+    ],
+)
+def test_the_kernel_is_found(text: str) -> None:
+    assert _kernel(text).strip() == GOOD.strip()
+
+
+def test_of_two_that_define_the_entry_the_longer_is_meant() -> None:
+    longer = GOOD + "\n\ndef helper():\n    pass\n"
+    assert _kernel(f"```python\n{longer}```\nor\n```python\n{GOOD}```") == longer
+    again = GOOD.replace("return x", "return y")
+    assert _kernel(f"```python\n{GOOD}```\nno:\n```python\n{again}```") == again, "of equals the later: it corrects the first"
+
+
+def test_a_block_without_the_entry_is_still_judged() -> None:
+    assert _kernel("```python\nx = 1\n```") == "x = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "thinking", "says"),
+    [
+        ("", Finish.STOP, "", "empty"),
+        ("  \n", Finish.STOP, "", "empty"),
+        ("", Finish.STOP, "I wonder", "thinking"),
+        ("<think>so long</think>", Finish.STOP, "", "thinking"),
+        ("<think>so long and", Finish.LENGTH, "", "token limit"),
+        ("I'm sorry, but I can't help with that.", Finish.STOP, "", "refused"),
+        ("As an AI language model, I'm unable to do this.", Finish.STOP, "", "refused"),
+        ("No.", Finish.REFUSAL, "", "refused"),
+        ("A kernel is a small program.", Finish.STOP, "", "no code"),
+    ],
+)
+def test_no_kernel_says_why(text: str, finish: Finish, thinking: str, says: str) -> None:
+    with pytest.raises(NoAnswer, match=says):
+        _kernel(text, finish, thinking)
+
+
+def test_an_apology_before_code_is_no_refusal() -> None:
+    assert _kernel(f"I'm sorry for the earlier mistake.\n```python\n{GOOD}```") == GOOD
+
+
+@pytest.mark.parametrize(
+    "source", ["def relu(x): ...", "relu = f", "class relu: ...", "from a import b as relu", "async def relu(): ..."]
+)
+def test_what_defines_a_name(source: str) -> None:
+    assert defines(source, "relu") and not defines(f"if x:\n    {source}", "relu") and not defines("def (", "relu")
+
+
+def test_objects() -> None:
+    code = 'def f():\n    return {"a": 1}\n'
+    assert object_in(json.dumps({"strategy": "s", "code": code})) == {"strategy": "s", "code": code}
+    assert object_in(f"Here:\n```json\n{json.dumps({'code': code})}\n```")["code"] == code  # type: ignore[index]
+    assert object_in('{"code": "line\nline"}') == {"code": "line\nline"}, "raw newlines in strings are forgiven"
+    assert object_in("x = {broken} then {\"a\": 0.5}") == {"a": 0.5}
+    assert object_in("no object, [1, 2]") is None and object_in('{"code": "cut off') is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="`~ \n<>/think{}\"\\abdef:()=1", max_size=80), st.sampled_from(list(Finish)))
+def test_any_text_is_a_kernel_or_says_why(text: str, finish: Finish) -> None:
+    object_in(text), blocks(text), without_thinking(text)
+    try:
+        assert isinstance(kernel_in(Reply(text, finish), "f"), str)
+    except NoAnswer as e:
+        assert str(e)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_prose_around_a_fenced_kernel_changes_nothing(before: str, after: str) -> None:
+    for c in "`~<":
+        before, after = before.replace(c, ""), after.replace(c, "")
+    assert _kernel(f"{before}\n```python\n{GOOD}```\n{after}") == GOOD
