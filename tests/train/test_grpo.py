@@ -1,0 +1,264 @@
+"""GRPO: masked answers, logs, resuming, and that a report asks the model as it was trained."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kbx_env.errors import UsageError
+from kbx_env.outcome import Outcome
+
+pytest.importorskip("trl")
+import torch  # noqa: E402
+from kbx_env.baselines.llm.chat import Ask  # noqa: E402
+from kbx_env.baselines.llm.conversation import Conversation  # noqa: E402
+from kbx_env.baselines.llm.local import LocalModel  # noqa: E402
+from kbx_env.eval import report  # noqa: E402
+from kbx_env.train import grpo, grpo_setup, grpo_trainer, logs, memory, models  # noqa: E402
+from kbx_env.train.settings import read  # noqa: E402
+from test_judge import WRONG, by_word, lost, right, wrong  # noqa: E402
+
+KEYS = {
+    "step", "seconds", "reward", "gradings", "compile_rate", "correct_rate", "solved_rate", "masked", "speedup",
+    "grading_seconds", "turns", "terms/compiles", "terms/cases", "terms/correct",
+}  # fmt: skip
+QUICK = [
+    "tasks=logspace,erfc_sqrt", "backend=cpu", "workers=1", "trainer.disable_tqdm=true", "trainer.num_generations=2",
+    "trainer.per_device_train_batch_size=4", "trainer.max_completion_length=12", "trainer.mask_truncated_completions=false",
+    "trainer.learning_rate=1e-3", "trainer.max_steps=1",
+]  # fmt: skip
+
+
+@pytest.fixture
+def argv(model_folder: Path, tmp_path: Path) -> list[str]:
+    return [f"model={model_folder}", f"out={tmp_path / 'out'}", *QUICK]
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as made:
+        yield made
+
+
+def run(argv: list[str], grade: Any = by_word) -> list[dict[str, Any]]:
+    """Train; the lines of the log that tell of steps."""
+    s = read(grpo.Settings, argv)
+    grpo.run(s, grade)
+    return steps(Path(s.out))
+
+
+def steps(out: Path) -> list[dict[str, Any]]:
+    return [x for x in logs.read(out) if "train_runtime" not in x]
+
+
+class Counting:
+    """Grades the n-th different source as the n-th verdict says, over and over."""
+
+    def __init__(self, *verdicts: Any) -> None:
+        self.verdicts, self.calls = verdicts, 0
+
+    def __call__(self, task: str, source: bytes, **options: Any) -> Outcome:
+        self.calls += 1
+        found: Outcome = self.verdicts[(self.calls - 1) % len(self.verdicts)](task)
+        return found
+
+
+def test_a_masked_answer_teaches_nothing_and_is_no_zero(argv: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = []
+    whole = grpo_trainer.GRPOTrainer._generate_and_score_completions
+
+    def spy(self: Any, inputs: Any) -> Any:
+        seen.append(whole(self, inputs))
+        return seen[-1]
+
+    monkeypatch.setattr(grpo_trainer.GRPOTrainer, "_generate_and_score_completions", spy)
+    (line,) = run([*argv, "trainer.num_generations=4", "tasks=logspace"], Counting(lost, right, wrong, right))
+    advantages = sorted(seen[0]["advantages"].tolist())
+    mean = (1 + WRONG + 1) / 3  # of the three that were judged
+    assert advantages == pytest.approx([WRONG - mean, 0.0, 1 - mean, 1 - mean], abs=1e-6)
+    assert line["masked"] == 1 and line["reward"] == pytest.approx(mean) and line["correct_rate"] == pytest.approx(2 / 3)
+    assert line.keys() >= KEYS and line["speedup"] is None and line["gradings"] == 4 and line["turns"] == 1
+    shown = [json.loads(x) for x in (tmp_path / "out/samples.jsonl").read_text().splitlines()]
+    assert [x["reward"] is None for x in shown] == [True, False, False, False] and shown[0]["verdict"] == "infra_fault"
+    assert {"step", "task", "text"} <= shown[0].keys() and shown[0]["step"] == 1
+
+
+def test_a_batch_of_faults_does_not_end_training(argv: list[str]) -> None:
+    (line,) = run(argv, Counting(lost))
+    assert line["masked"] == 4 and line["reward"] is None and line["correct_rate"] is None
+
+
+def test_the_log_is_right_when_steps_and_generations_differ(argv: list[str]) -> None:
+    # Two gradient steps an update, and answers for two updates at once: every second line learns from the line before's.
+    more = ["trainer.max_steps=4", "trainer.gradient_accumulation_steps=2", "trainer.steps_per_generation=4",
+            "trainer.per_device_train_batch_size=2"]  # fmt: skip
+    lines = run([*argv, *more], Counting(right, wrong))
+    assert [x["step"] for x in lines] == [1, 2, 3, 4] and all(x.keys() >= KEYS for x in lines)
+    assert [x["gradings"] for x in lines] == [8, 8, 16, 16] and [x["correct_rate"] for x in lines] == [0.5] * 4
+    assert lines[1]["grading_seconds"] == 0 and lines[1]["reward"] == lines[0]["reward"]
+
+
+def test_several_generations_an_update_are_one_line(argv: list[str]) -> None:
+    more = ["trainer.gradient_accumulation_steps=4", "trainer.steps_per_generation=1"]
+    (line,) = run([*argv, *more], Counting(right, right, wrong, lost))
+    assert line["gradings"] == 16 and line["masked"] == 4 and line["correct_rate"] == pytest.approx(8 / 12)
+    assert line["reward"] == pytest.approx((8 + 4 * WRONG) / 12), "over samples, not over means of groups"
+
+
+def test_the_report_asks_as_training_did(argv: list[str], model_folder: Path, stack: contextlib.ExitStack) -> None:
+    trainer = grpo.trainer_of(read(grpo.Settings, argv), stack, by_word)
+    prompts = [row["prompt"] for row in trainer.train_dataset]
+    ids, _, _ = trainer._tokenize_prompts(prompts)
+    model, conversation = LocalModel(str(model_folder), device="cpu"), Conversation(trainer.processing_class)
+    for row, prompt, mine in zip(trainer.train_dataset, prompts, ids, strict=True):
+        from kbx_env.baselines import hf
+
+        from kbx_env.catalog import load_task
+        from kbx_env.prompt import instruction
+
+        asked = hf.render(instruction(load_task(row["task"]), "cpu"), "f")
+        assert model.prompt_ids(Ask(tuple(asked), 8)) == list(mine) == conversation.opening(prompt)
+
+
+def test_an_empty_answer_is_an_end_token(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpo_trainer.GRPOTrainer, "_generate_single_turn", lambda self, ids, *a: ([[] for _ in ids], None))
+    (line,) = run(argv)
+    assert line["gradings"] == 4 and line["completions/mean_length"] == 1
+
+
+def test_few_tasks_fill_a_batch_and_none_is_left_out(argv: list[str], stack: contextlib.ExitStack) -> None:
+    trainer = grpo.trainer_of(read(grpo.Settings, [*argv, "trainer.per_device_train_batch_size=10", "tasks=Lion,erfc*,logspace"]),
+                              stack, by_word)  # fmt: skip
+    names = trainer.train_dataset["task"]
+    assert len(names) == 5 * -(-len(set(names)) // 5) and len(trainer.get_train_dataloader()) == len(names) // 5
+
+
+def test_a_curriculum_is_in_order(argv: list[str], stack: contextlib.ExitStack) -> None:
+    more = ["curriculum=true", "categories=[math,activation]", "tasks=*elu*,erfc*,cos,logspace"]
+    trainer = grpo.trainer_of(read(grpo.Settings, [*argv, *more]), stack, by_word)
+    levels = [(r["category"] != "math", r["category"] != "activation", r["difficulty"]) for r in trainer.train_dataset]
+    assert levels == sorted(levels) and len(set(levels)) > 1 and not trainer.shuffle_dataset
+
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = [{tests!r}]
+from test_judge import by_word
+from kbx_env.train import grpo, logs
+from kbx_env.train.settings import read
+class Killed(logs.JsonlLog):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)  # after the log of step 3, before checkpoint 4
+logs.JsonlLog = Killed
+grpo.run(read(grpo.Settings, sys.argv[1:]), by_word)
+"""
+
+
+def test_a_killed_run_goes_on_and_loses_nothing(argv: list[str], tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    more = [*argv, "trainer.max_steps=5", "trainer.save_steps=2", "tasks=tril_mm_and_scale,erfc_sqrt,logspace,Lion"]
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:  # any function of the text
+        return by_word(task, source)
+
+    first = run([*more, f"out={whole}"], grade)
+    script = KILLED.format(tests=str(Path(__file__).parent))
+    ended = subprocess.run([sys.executable, "-c", script, *more, f"out={killed}"], env=dict(os.environ), timeout=120)
+    assert ended.returncode == -signal.SIGKILL and not (killed / "final").exists()
+    assert grpo.main([*more, f"out={killed}"]) == 2, "never into an earlier run by accident"
+    second = run([str(killed / "settings.yaml"), "resume=last"], grade)
+    assert [x["step"] for x in second] == [1, 2, 3, 4, 5] and [x["gradings"] for x in second] == [4, 8, 12, 16, 20]
+    assert [x["reward"] for x in first] == [x["reward"] for x in second]
+    kept = [json.loads(x)["step"] for x in (killed / "samples.jsonl").read_text().splitlines()]
+    assert kept == [s for s in range(1, 6) for _ in range(4)]
+    from safetensors.torch import load_file
+
+    one, other = (load_file(f / "final/model.safetensors") for f in (whole, killed))
+    assert all(one[k].equal(other[k]) for k in one)
+    (killed / "final/model.safetensors").unlink()
+    run([str(killed / "settings.yaml"), "resume=last"], grade)
+    assert (killed / "final/model.safetensors").is_file() and steps(killed) == second, "at its end: only written anew"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("model=nowhere", "nowhere"), ("reward=defualt", "default"), ("tasks=nothing", "nothing"), ("split=eval", "eval"),
+        ("trainer.num_generations=3", "num_generations"), ("trainer.num_generation=2", "num_generations"), ("mode=many", "multi"),
+        ("trainer.max_completion_length=9000", "max_completion_length"), ("vllm=true", "GPU"), ("vllm=maybe", "auto"),
+        ("per_turn_credit=true", "mode=multi"), ("gamma=2", "gamma"), ("categories=[math]", "curriculum"), ("lora.rank=1", "rank"),
+        ("resume=nowhere", "nowhere"), ("episode=mean", "best"), ("executor=threads", "process"), ("dtype=int8", "int8"),
+        ("max_turns=0", "max_turns"), ("trainer.output_dir=x", "set by"), ("backend=cuda", "cuda"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(more: str, says: str, argv: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    if more == "backend=cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert grpo.main([*argv, more]) == 2
+    line = [x for x in capsys.readouterr().err.splitlines() if x.startswith("grpo.py: ")]
+    assert len(line) == 1 and says in line[0] and not (tmp_path / "out").exists()
+
+
+def test_a_model_that_does_not_fit_is_refused(model_folder: Path) -> None:
+    count = memory.weights_of(model_folder)
+    model, _ = models.load(model_folder)
+    assert count == sum(p.numel() for p in model.parameters())
+    assert memory.needed(10, "float32", False) == 160 and memory.needed(10, "bfloat16", True, True) == 40
+    memory.check(model_folder, "float32", False, False, 16 * count)
+    with pytest.raises(UsageError, match="lora"):
+        memory.check(model_folder, "float32", False, False, 16 * count - 1)
+
+
+def test_lora_is_merged_and_resumed(argv: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    more = [*argv, "lora.r=2", "lora.target_modules=all-linear", "trainer.max_steps=2", "trainer.save_steps=1"]
+    run(more, Counting(right, wrong))
+    out = tmp_path / "out"
+    assert (out / "checkpoint-1/adapter_model.safetensors").is_file() and not (out / "final/adapter_config.json").exists()
+    models.load(out / "final")
+    assert grpo.main([str(out / "settings.yaml"), "resume=last"]) == 0, "at its end: merged anew"
+
+
+def test_mirrors_see_the_same_numbers(argv: list[str], monkeypatch: pytest.MonkeyPatch, stack: contextlib.ExitStack) -> None:
+    # Reporters that TRL adds come before our own callbacks; the tally must come before them.
+    trainer = grpo.trainer_of(read(grpo.Settings, argv), stack, by_word)
+    names = [type(c).__name__ for c in trainer.callback_handler.callbacks]
+    assert names[0] == "Tally" and names.count("Tally") == 1 and "JsonlLog" in names
+
+
+@pytest.mark.parametrize("name", ["grpo", "tiny-grpo", "tiny-grpo-multi"])
+def test_the_shipped_configurations_are_accepted(name: str, tmp_path: Path) -> None:
+    s = read(grpo.Settings, [str(Path(grpo.__file__).parent / f"configs/{name}.yaml"), "model=m", f"out={tmp_path}"])
+    grpo_setup.check(s)
+    assert grpo_setup.config_of_run(s).loss_type == "dr_grpo" and grpo_setup.tasks_of(s)
+
+
+def test_from_nothing_to_a_report(model_folder: Path, shown: Path, tmp_path: Path) -> None:
+    """The real chain with the real grader: SFT, GRPO on one answer, GRPO over two, and a report over two turns."""
+    from kbx_env.train import sft
+
+    more = ["trainer.disable_tqdm=true"]
+    assert sft.main([f"model={model_folder}", f"data={shown}", f"out={tmp_path / 'sft'}", "trainer.max_steps=3", *more]) == 0
+    common = [*QUICK, *more, "targets=none", "trainer.max_steps=2"]
+    assert grpo.main([f"model={tmp_path / 'sft/final'}", f"out={tmp_path / 'one'}", *common]) == 0
+    turns = ["mode=multi", "max_turns=2", "per_turn_credit=true", "trainer.max_completion_length=200"]
+    assert grpo.main([f"model={tmp_path / 'one/final'}", f"out={tmp_path / 'two'}", *common, *turns]) == 0
+    for out in ("one", "two"):
+        assert [x["step"] for x in steps(tmp_path / out)] == [1, 2] and all(x.keys() >= KEYS for x in steps(tmp_path / out))
+    final = tmp_path / "two/final"
+    asked = ["--backend", "cpu", "--split", "train", "--tasks", "logspace,erfc_sqrt", "--targets", "none", "--max-tokens", "8",
+             "--device", "cpu", "--policy", f"hf:{final}", "--policy", f"hf:{final},turns=2"]  # fmt: skip
+    assert report.main([*asked, "--out", str(tmp_path / "report")]) == 0
+    found = json.loads((tmp_path / "report/report.json").read_text())["policies"]
+    assert [p["summary"]["n"] for p in found] == [2, 2] and found[1]["about"]["turns"] == 2
+    assert models.tokenizer_for(final).chat_template == models.tokenizer_for(model_folder).chat_template

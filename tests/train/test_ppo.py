@@ -1,0 +1,332 @@
+"""train/ppo.py: learning on a fake grader, checkpoints, resumption, inference without Ray, export, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from kbx_env.train import ppo, ppo_run
+from kbx_env.train.schedule_export import ExportSettings, export
+from kbx_env.train.schedule_policy import About, ScheduleAgent, ScheduleNet, newest, save_policy
+
+from kbx_env import ray_session
+from kbx_env import schedule_features as features
+from kbx_env.catalog import expert_source
+from kbx_env.errors import UsageError
+from kbx_env.outcome import Cases, Estimate, Evidence, Fault, Outcome, Stage, Verdict
+from kbx_env.schedule import SLOTS, template
+
+pytest.importorskip("omegaconf")
+ROOT = Path(__file__).resolve().parents[2]
+TASKS = "math/add,math/exp_sqrt"
+WARPS = SLOTS.index("warps")
+
+
+def fake_grade(task: str, source: str, **options) -> Outcome:
+    """Eight warps are best, one is lost by the machine, sixteen are wrong."""
+    common = {"task": task, "stage": Stage.CORRECT, "backend": "cpu", "grading": options["grading"]}
+    if "num_warps=1)" in source:
+        return Outcome(verdict=Verdict.INFRA_FAULT, fault=Fault.INFRA, **common)
+    if "num_warps=16)" in source:
+        return Outcome(
+            verdict=Verdict.INCORRECT, fault=Fault.POLICY, cases=Cases(1, 4, (), 1, 4), evidence=Evidence(1), **common
+        )
+    share = 0.9 if "num_warps=8)" in source else 0.4
+    made = Estimate("h200", 1.0, share, (), "")
+    return Outcome(verdict=Verdict.CORRECT, cases=Cases(4, 4, (), 4, 4), evidence=Evidence(1), estimate=made, **common)
+
+
+def slow_grade(task: str, source: str, **options) -> Outcome:
+    time.sleep(0.02)
+    return fake_grade(task, source, **options)
+
+
+def _settings(out: Path, **more) -> ppo.PPOSettings:
+    given = {
+        "tasks": TASKS,
+        "split": "all",
+        "backend": "cpu",
+        "batch": 32,
+        "hiddens": [16],
+        "lr": 1e-2,
+        "save_every": 2,
+    }
+    return ppo.PPOSettings(out=str(out), **{**given, **more})
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[object]:
+    pytest.importorskip("ray.rllib")
+    module, mine = ray_session.connect("local", 2)
+    yield module
+    if mine:
+        ray_session.disconnect()
+
+
+@pytest.fixture(scope="module")
+def run(ray: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has learnt."""
+    out = tmp_path_factory.mktemp("ppo") / "run"
+    ppo.train(_settings(out, iterations=11), fake_grade)
+    return out
+
+
+def _log(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / ppo_run.LOG).read_text().splitlines()]
+
+
+def test_it_learns_what_is_rewarded(run: Path) -> None:
+    log = _log(run)
+    assert [r["iteration"] for r in log] == list(range(1, 12)) and log[-1]["steps"] >= 11 * 32
+    assert log[-1]["gain"] > log[0]["gain"] and 0 <= log[0]["correct"] < 1 and any(r["masked"] for r in log)
+    assert {"gradings", "reward", "default", "seconds"} <= set(log[0]) and log[-1]["gradings"] < log[-1]["steps"] / 2
+    agent = ScheduleAgent.load(run)
+    for task in TASKS.split(","):
+        assert 8 in agent.settings(task).values() and "num_warps=8)" in agent.source(task)
+    best = json.loads((run / ppo_run.BEST).read_text())
+    warps = template("math/add").slots[WARPS][0].name
+    assert best["math/add"][warps] == 8
+    greedy = json.loads((run / ppo_run.GREEDY).read_text())
+    assert greedy["math/add"]["value"] > greedy["math/add"]["default"]
+
+
+def test_rays_module_and_the_agent_agree(run: Path) -> None:
+    from ray.rllib.core.rl_module.rl_module import RLModule
+
+    module = RLModule.from_checkpoint(str(newest(run) / "rllib/learner_group/learner/rl_module/default_policy"))
+    agent = ScheduleAgent.load(run)
+    seen = torch.from_numpy(np.stack([agent.observe(t) for t in ("math/add", "matrixmultiply/matmul")]))
+    theirs = module.forward_inference({"obs": seen})["action_dist_inputs"]
+    torch.testing.assert_close(theirs, agent.net.logits(seen))
+
+
+def test_resumption_goes_on_where_the_checkpoint_was(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ppo.train(_settings(out, iterations=3, save_every=2), fake_grade)
+    before = _log(out)
+    # As if it had been killed after the third iteration, before its checkpoint.
+    subprocess.run(["rm", "-r", str(newest(out))], check=True)
+    half = out / "checkpoints" / "000009.part"
+    half.mkdir()
+    (half / "policy.json").write_text("{}")
+    weights = ScheduleAgent.load(out).net.state_dict()
+    ppo.train(ppo.PPOSettings(resume=str(out), iterations=4), fake_grade)
+    after = _log(out)
+    assert [r["iteration"] for r in after] == [1, 2, 3, 4] and after[:2] == before[:2]
+    assert after[2]["gradings"] >= after[1]["gradings"] and after[3]["seconds"] > after[1]["seconds"]
+    assert any((weights[k] != v).any() for k, v in ScheduleAgent.load(out).net.state_dict().items())
+
+
+def test_a_killed_run_keeps_its_gradings(tmp_path: Path) -> None:
+    pytest.importorskip("ray.rllib")
+    out = tmp_path / "run"
+    code = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]\n"
+        "import test_ppo as t; from pathlib import Path; from kbx_env.train import ppo\n"
+        f"ppo.train(t._settings(Path({str(out)!r}), iterations=10**6, save_every=1), t.slow_grade)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 120
+        while time.monotonic() < end and not (out / "checkpoints" / "000002").exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    at = int(newest(out).name)
+    asked = []
+
+    def counting(task: str, source: str, **options) -> Outcome:
+        asked.append(source)
+        return fake_grade(task, source, **options)
+
+    known = {r["task"] + str(sorted(r["settings"].items())) for r in _steps(out) if not r["masked"]}
+    ppo.train(ppo.PPOSettings(resume=str(out), iterations=at + 1), counting)
+    assert [r["iteration"] for r in _log(out)] == list(range(1, at + 2))
+    new = {r["task"] + str(sorted(r["settings"].items())) for r in _steps(out) if not r["masked"]} - known
+    lost = sum("num_warps=1)" in s for s in asked)
+    assert len(asked) - lost <= len(new) + len(TASKS.split(","))
+
+
+def _steps(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / ppo_run.STEPS).read_text().splitlines() if line.endswith("}")]
+
+
+def _policy(folder: Path, **more) -> Path:
+    torch.manual_seed(0)
+    folder.mkdir(parents=True)
+    about = About(**{"hiddens": (8,), "backend": "cpu", "device": "h200", "max_turns": 1, **more})
+    save_policy(folder, ScheduleNet(about.hiddens).state_dict(), about)
+    return folder
+
+
+def test_an_agent_needs_no_ray(tmp_path: Path) -> None:
+    folder = _policy(tmp_path / "p")
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.modules['ray'] = None\n"
+        "from kbx_env.train.schedule_policy import ScheduleAgent\n"
+        f"print(ScheduleAgent.load({str(folder)!r}).source('math/add'))\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == ScheduleAgent.load(folder).source("math/add").strip() and "def add" in told
+
+
+def test_moves_that_change_nothing_are_never_chosen(tmp_path: Path) -> None:
+    agent = ScheduleAgent.load(_policy(tmp_path / "p"))
+    for task in ("math/add", "matrixmultiply/matmul", "linearalgebra/qr"):
+        seen = agent.observe(task)
+        assert seen.shape == (len(features.NAMES),)
+        for slot, move in enumerate(agent.act(seen)):
+            assert agent.template(task).legal(slot)[move]
+
+
+def test_idle_knobs_stay_out(tmp_path: Path) -> None:
+    names = tuple(k.name for slot in template("math/add").slots for k in slot)
+    agent = ScheduleAgent.load(_policy(tmp_path / "p", idle={"math/add": names}))
+    assert agent.settings("math/add") == {} and agent.source("math/add") == expert_source("math/add")
+
+
+def test_export_of_choices_of_the_best_and_of_the_experts(run: Path, tmp_path: Path) -> None:
+    out, beside, rows = export(ExportSettings(str(run), "math/*", "all", str(tmp_path / "a/s.jsonl")))
+    plain = [json.loads(line) for line in beside.read_text().splitlines()]
+    assert [r["task"] for r in rows] == [r["task"] for r in plain] and len(rows) > 10
+    assert all(r["predict"] == expert_source(r["task"]) for r in plain) and {r["how"] for r in rows} == {"policy"}
+    assert "num_warps=8)" in next(r for r in rows if r["task"] == "math/add")["predict"]
+    rows = export(ExportSettings(str(run), "math/add,math/log", "all", str(out), best=True))[2]
+    assert [r["how"] for r in rows] == ["best of training", "policy"]
+    from kbx_env.baselines.replay import Replay
+
+    assert set(Replay(str(out)).sources) == {"math/add", "math/log"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["tasks=mtah/add", "backend=cpu"], "math/add"),
+        (["tasks=math/add", "backend=cpu", "split=all", "reward=estimate"], "estimated"),
+        (["batch=0"], "at least 1"),
+        (["workers=-1"], "0 or more"),
+        (["lr=0"], "above 0"),
+        (["resume=/nowhere"], "no run"),
+        (["export"], "checkpoint=DIR"),
+        (["export", "checkpoint=/nowhere"], "no checkpoint"),
+    ],
+)
+def test_bad_usage_is_one_line(argv: list[str], says: str, capsys, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ppo.main(argv) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("ppo.py: ") and says in told and told.count("\n") == 1 and "Traceback" not in told
+
+
+def test_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
+    folder = _policy(tmp_path / "p")
+    about = json.loads((folder / "policy.json").read_text())
+    for bad in ({**about, "features": 0}, {**about, "hiddens": [9]}, {"a": 1}, [1]):
+        (folder / "policy.json").write_text(json.dumps(bad))
+        with pytest.raises(UsageError):
+            ScheduleAgent.load(folder)
+    (folder / "policy.json").write_text(json.dumps(about))
+    (folder / "policy.npz").write_bytes(b"junk")
+    with pytest.raises(UsageError):
+        ScheduleAgent.load(folder)
+    with pytest.raises(UsageError):
+        export(ExportSettings(str(_policy(tmp_path / "q")), best=True, out=str(tmp_path / "x.jsonl")))
+
+
+def test_masked_episodes_teach_nothing(ray: object) -> None:
+    from kbx_env.train.ppo_rllib import WithoutMasked
+
+    class Seen:
+        def __init__(self, *masked: bool) -> None:
+            self.infos = [{"masked": m} for m in masked]
+
+        def get_infos(self) -> list[dict]:
+            return self.infos
+
+    good, bad = Seen(False, False), Seen(False, True)
+    episodes = [bad, good, bad]
+    WithoutMasked()(batch={}, episodes=episodes)
+    assert episodes == [good]
+    episodes = [bad, bad]
+    WithoutMasked()(batch={}, episodes=episodes)
+    assert episodes == [bad]
+
+
+def test_several_gradings_an_episode_in_a_process_of_its_own(ray: object, tmp_path: Path) -> None:
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the other process cannot import the tests
+    out = tmp_path / "run"
+    ppo.train(_settings(out, iterations=2, max_turns=3, workers=1, relative=False), fake_grade)
+    assert [r["iteration"] for r in _log(out)] == [1, 2] and _log(out)[-1]["steps"] >= 64
+    assert ScheduleAgent.load(out).about.max_turns == 3
+
+
+def test_the_compiler_says_which_numbers_take_a_slot(ray: object, tmp_path: Path, monkeypatch) -> None:
+    from kbx_env.baselines.search import screen
+
+    class Compiler:
+        def __call__(self, task: object, source: str) -> screen.Report:
+            return screen.Report(same=source.partition("num_warps")[2][:4])  # no block size makes a difference
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(screen, "Compiler", Compiler)
+    out = tmp_path / "run"
+    ppo.train(_settings(out, iterations=1, screen=True), fake_grade)
+    block = template("math/add").slots[0][0].name
+    assert json.loads((out / "idle.json").read_text())["math/add"] == [block]
+    assert all(set(r["settings"]) <= {template(r["task"]).slots[WARPS][0].name} for r in _steps(out))
+    agent = ScheduleAgent.load(out)
+    assert agent.template("math/add").slots[0] == () and block not in agent.settings("math/add")
+
+
+def test_a_folder_in_use_and_other_settings_are_refused(run: Path) -> None:
+    with pytest.raises(UsageError, match="resume="):
+        ppo.train(_settings(run), fake_grade)
+    with pytest.raises(UsageError, match="keeps its lr"):
+        ppo.train(ppo.PPOSettings(resume=str(run), lr=0.5), fake_grade)
+
+
+def test_without_rllib_it_says_what_to_install(tmp_path: Path, monkeypatch, capsys) -> None:
+    import kbx_env.train as package
+
+    monkeypatch.delattr(package, "ppo_rllib", raising=False)
+    monkeypatch.setitem(sys.modules, "kbx_env.train.ppo_rllib", None)
+    assert ppo.main(["tasks=math/add", "split=all", "backend=cpu", f"out={tmp_path}/o"]) == 2
+    assert 'pip install "kbx_env[rllib]"' in capsys.readouterr().err and not (tmp_path / "o").exists()
+
+
+def test_the_whole_way_on_the_cpu(tmp_path: Path) -> None:
+    """Two iterations with the real grader, then export and an ordinary report on the export."""
+    pytest.importorskip("ray.rllib")
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+
+    def call(*argv: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *argv], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    out = tmp_path / "run"
+    call("train/ppo.py", "train/configs/tiny-ppo.yaml", f"out={out}")
+    log = _log(out)
+    assert [r["iteration"] for r in log] == [1, 2] and log[-1]["correct"] == 1.0 and log[-1]["default"] > 1.5
+    file = tmp_path / "s.jsonl"
+    call("train/ppo.py", "export", f"checkpoint={out}", "tasks=math/add,math/exp_sqrt", f"out={file}")
+    policies = [f"--policy=replay:{file}", f"--policy=replay:{tmp_path}/s.default.jsonl"]
+    call("eval/report.py", *policies, "--backend=cpu", "--split=all", f"--tasks={TASKS}", f"--out={tmp_path}/report")
+    assert (tmp_path / "report" / "report.json").is_file()

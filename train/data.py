@@ -1,0 +1,210 @@
+"""Training data: prompts of tasks, and demonstrations that the grader has found correct.
+
+    python train/data.py out=runs/data tasks='*' variations=4 workers=2 seed=0 format=parquet
+
+Demonstrations are the project's own kernels of the train split, and variations of them. Every one is graded before it is
+taken; gradings are kept in ``gradings.sqlite``, so that a killed run goes on with the same command. No task of the eval split
+gets in.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if __package__ in (None, ""):  # run as a script from a clone
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from kbx_env.train.rows import about, by_difficulty, load, message, only, prompts, write
+from kbx_env.train.settings import MISSING, command, save
+from kbx_env.train.vary import variations as varied
+
+from kbx_env import versions
+from kbx_env.catalog import expert_source, load_tasks, splits
+from kbx_env.errors import UnknownName, UsageError
+from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane, Request
+from kbx_env.outcome import Fault, Outcome
+from kbx_env.store import Store
+from kbx_env.task import Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+__all__ = ["Demonstrations", "by_difficulty", "demonstrations", "load", "only", "prompts", "write"]
+EXPERT = "expert"
+"""The variation that is none."""
+GRADING = {
+    "backend": "cpu", "targets": ["sm_90"], "grading": "contract", "seed": None, "timing": False, "split": "train",
+    "torch_ops": "strict", "estimate": None,
+}  # fmt: skip
+"""How demonstrations are graded. ``split``: the held-out shapes are for evaluation; they choose no training data either."""
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """``dataset`` holds the rows; ``refused`` counts variations that were not taken, by verdict; ``without`` are tasks for
+    which the project has no kernel."""
+
+    dataset: Dataset
+    refused: Counter[str]
+    without: tuple[str, ...]
+
+
+def demonstrations(
+    tasks: Sequence[Task], *, backend: str = "cpu", variations: int = 4, seed: int = 0, workers: int = 1,
+    store: Store | None = None, progress: bool = True, grade: Callable[..., Outcome] | None = None,
+) -> Demonstrations:  # fmt: skip
+    """Rows for supervised fine-tuning: ``prompt``, ``completion``, ``task``, ``category``, ``difficulty``, ``variation``.
+
+    Args:
+        tasks: of the train split.
+        backend: whose instruction the prompts show, ``cpu`` or ``cuda``; grading itself is done on the CPU backend.
+        variations: of each kernel, beside itself, before grading.
+        seed: of the variations.
+        workers: gradings at a time.
+        store: keeps the gradings; with the same one nothing is graded twice.
+        progress: show a bar on stderr, if that is a terminal.
+        grade: stands in for the real grader in tests.
+
+    Raises:
+        UsageError: a task of the eval split, or numbers that make no sense.
+        UnknownName: no such backend.
+    """
+    if evil := [t.id for t in tasks if splits().get(t.id) != "train"]:
+        raise UsageError(f"no demonstrations of tasks outside the train split: {', '.join(evil[:5])}; use split='train'")
+    if backend not in ("cpu", "cuda"):
+        raise UnknownName("backend of prompts", backend, ("cpu", "cuda"))
+    if variations < 0 or workers < 1:
+        raise UsageError(f"variations is {variations}, workers is {workers}; at least 0, and at least 1")
+    sources = [(t, s) for t in tasks if (s := expert_source(t.id)) is not None]
+    asked = [
+        (t, name, text) for t, source in sources
+        for name, text in [(EXPERT, source), *varied(source, t.entry, variations, f"{seed} {t.id}")]
+    ]  # fmt: skip
+    outcomes = _graded(asked, workers, store, progress, grade)
+    rows, refused = [], Counter[str]()
+    for (task, name, text), outcome in zip(asked, outcomes, strict=True):
+        if why := _why_not(outcome) or _leak(text):
+            refused[why] += 1
+            continue
+        completion = [{"role": "assistant", "content": f"```python\n{text.strip(chr(10))}\n```"}]
+        rows.append({"prompt": [message(task, backend)], "completion": completion, "variation": name, **about(task)})
+    if not rows:
+        raise UsageError(f"none of {len(asked)} sources may be shown: {_counts(refused) or 'no task has a kernel'}")
+    from datasets import Dataset
+
+    had = {t.id for t, _ in sources}
+    return Demonstrations(Dataset.from_list(rows), refused, tuple(t.id for t in tasks if t.id not in had))
+
+
+def _graded(
+    asked: Sequence[tuple[Task, str, str]], workers: int, store: Store | None, progress: bool, grade: Callable[..., Outcome] | None
+) -> list[Outcome]:
+    here = versions.environment("cpu")
+    requests = [
+        Request(t.id, text.encode(), GRADING, here | {"fingerprint": t.fingerprint}, "demonstrations")
+        for t, _, text in asked
+    ]
+    with contextlib.ExitStack() as stack:
+        lane: Lane
+        if grade is not None:
+            lane = InlineLane(grade)
+        elif store is not None and all(store.get(r.key) for r in requests):
+            lane = InlineLane(_nothing_to_do)  # all is known: no worker need start
+        else:
+            lane = ProcessLane(min(workers, max(1, len(requests))))
+        return stack.enter_context(Executor(lane, store=store, capacity=sys.maxsize)).grade_many(requests, progress)
+
+
+def _nothing_to_do(task: str, source: bytes, **options: Any) -> Outcome:
+    raise RuntimeError(f"{task} was to be in the store")
+
+
+def _why_not(outcome: Outcome) -> str | None:
+    if outcome.fault is Fault.INFRA:
+        return "infra_fault (run again)"
+    if not outcome.correct:
+        return str(outcome.verdict)
+    return None if all(b.ok for b in outcome.compile) else "compile_error (ahead of time)"
+
+
+@functools.cache
+def eval_entries() -> frozenset[str]:
+    """Names of the entry functions of the eval split."""
+    return frozenset(t.entry for t in load_tasks(split="eval"))
+
+
+def _leak(text: str) -> str | None:
+    """A helper with the name of an evaluated function would be a demonstration of it."""
+    defined = {n.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)}
+    return "defines a function of the eval split" if defined & eval_entries() else None
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{k} {n}" for k, n in counter.most_common())
+
+
+@dataclass
+class Settings:
+    """Of this script."""
+
+    out: str = MISSING
+    """Folder for prompts.*, demonstrations.*, gradings.sqlite and settings.yaml."""
+    tasks: str = "*"
+    """Glob over ids of the train split, comma-separated."""
+    category: str | None = None
+    """One category only."""
+    variations: int = 4
+    """Of each kernel, beside itself, before grading."""
+    repeats: int = 1
+    """Rows of prompts.* for each task, with seeds of their own."""
+    backend: str = "cpu"
+    """Whose instruction is shown: cpu, or cuda where the model will be timed on a GPU."""
+    workers: int = 1
+    """Gradings at a time."""
+    seed: int = 0
+    """Of the variations and of the prompts' seeds."""
+    format: str = "parquet"
+    """parquet, jsonl or arrow."""
+
+
+def run(s: Settings) -> None:
+    """Write both datasets and say what is in them."""
+    from kbx_env.train.rows import FORMATS
+
+    if s.format not in FORMATS:
+        raise UnknownName("format", s.format, FORMATS)
+    tasks, out = load_tasks(category=s.category, split="train", pattern=s.tasks), Path(s.out)
+    asked = prompts(tasks, s.backend, repeats=s.repeats, seed=s.seed)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UsageError(f"cannot write to out={s.out}: {e.strerror}") from e
+    save(s, out)
+    with contextlib.closing(Store(out / "gradings.sqlite")) as store:
+        made = demonstrations(
+            tasks, backend=s.backend, variations=s.variations, seed=s.seed, workers=s.workers, store=store
+        )  # fmt: skip
+    for name, data in (("prompts", asked), ("demonstrations", made.dataset)):
+        print(f"{write(data, out / name, s.format)}: {len(data)} rows")
+    kinds = Counter(str(v).split("-")[0] for v in made.dataset["variation"])
+    print(f"demonstrations of {len(set(made.dataset['task']))} tasks: {_counts(kinds)}")
+    print(f"refused: {_counts(made.refused) or 'none'}")
+    if made.without:
+        print(f"without a kernel of the project's: {', '.join(made.without)}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0 when written, 2 on bad usage, 130 when interrupted: go on with the same command."""
+    return command("data.py", Settings, __doc__, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

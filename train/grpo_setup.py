@@ -1,0 +1,263 @@
+"""From settings of ``train/grpo.py`` to a trainer: every mistake is said here, before anything long begins."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kbx_env.baselines.llm.conversation import Conversation
+from kbx_env.train import memory, models, rows
+from kbx_env.train.judge import Judge
+from kbx_env.train.runs import adapter_of as adapter_of
+from kbx_env.train.runs import on_cpu, trainer_config
+
+from kbx_env.catalog import load_tasks
+from kbx_env.errors import UnknownName, UsageError
+from kbx_env.task import CATEGORIES, Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from kbx_env.train.grpo import Settings
+
+    from kbx_env.outcome import Outcome
+
+MODES = ("single", "multi", "tool")
+DEFAULTS: dict[str, Any] = {
+    "num_generations": 8,
+    "per_device_train_batch_size": 8,
+    "max_completion_length": 4096,  # of all turns together; TRL's 256 cuts every kernel
+    # Sums over tokens divided by a constant: with a mean over each answer, long wrong ones cost least (Dr. GRPO). The constant
+    # is max_completion_length, so the learning rate scales with it.
+    "loss_type": "dr_grpo",
+    # Divided by its deviation, a group whose kernels differ by timing noise alone would move the model as much as any other.
+    "scale_rewards": "none",
+    "epsilon_high": 0.28,  # rare tokens may become likely (DAPO): kernels need ideas that the model seldom has
+    "beta": 0.0,  # no reference model: half the memory, and verdicts cannot be flattered
+    # The reward of an answer that was cut off says nothing of its tokens. Its group still sees the reward.
+    "mask_truncated_completions": True,
+    "logging_steps": 1,
+}
+"""Where the section ``trainer`` says nothing."""
+_VLLM = ((0, 22), (0, 31))
+"""The versions of vLLM that TRL 1.16 takes."""
+
+
+def check(s: Settings) -> None:
+    """What needs no model.
+
+    Raises:
+        UsageError: a setting out of its range.
+        UnknownName: no such mode, way to count, or category.
+    """
+    from kbx_env.train.rollout import EPISODES
+
+    if s.mode not in MODES:
+        raise UnknownName("mode", s.mode, MODES)
+    if s.episode not in EPISODES:
+        raise UnknownName("episode", s.episode, EPISODES)
+    if s.max_turns < 1 or s.samples < 0:
+        raise UsageError(f"max_turns is {s.max_turns}, samples is {s.samples}; at least 1, and at least 0")
+    if not 0 <= s.gamma <= 1:
+        raise UsageError(f"gamma is {s.gamma}; a discount, from 0 to 1")
+    if s.per_turn_credit and s.mode != "multi":
+        raise UsageError("per_turn_credit is for mode=multi: elsewhere TRL pays a whole answer")
+    for name in s.categories or ():
+        if name not in CATEGORIES:
+            raise UnknownName("category", name, CATEGORIES)
+    if s.categories and not s.curriculum:
+        raise UsageError("categories is the order of a curriculum; add curriculum=true, or use category or tasks to choose")
+    from kbx_env.rewards.compose import load_preset
+
+    load_preset(s.reward)
+
+
+def tasks_of(s: Settings) -> list[Task]:
+    """The tasks of a run, easy ones first if asked for.
+
+    Raises:
+        UsageError: tasks of the eval split are asked for, or there is none.
+    """
+    if s.split != "train":
+        raise UsageError(f"split={s.split}: evaluated tasks are never trained on, it would spoil every report; use split=train")
+    tasks = load_tasks(category=s.category, split="train", pattern=s.tasks)
+    if s.curriculum:
+        order = {c: i for i, c in enumerate(s.categories or ())}
+        tasks = sorted(tasks, key=lambda t: (order.get(t.category, len(order)), t.difficulty))
+    return tasks
+
+
+def uses_vllm(s: Settings) -> bool:
+    """Whether vLLM generates.
+
+    Raises:
+        UsageError: it is asked for and cannot.
+    """
+    wish = s.vllm.lower()
+    if wish not in ("auto", "true", "false"):
+        raise UnknownName("setting vllm", s.vllm, ("auto", "true", "false"))
+    if wish == "false":
+        return False
+    why = None
+    if on_cpu(s.trainer):
+        why = "it needs a GPU"
+    elif importlib.util.find_spec("vllm") is None:
+        why = "it is not installed: pip install vllm"
+    else:
+        version = importlib.metadata.version("vllm")
+        short = tuple(int(x) for x in version.split(".")[:2])
+        if not _VLLM[0] <= short <= _VLLM[1]:
+            low, high = (".".join(map(str, v)) for v in _VLLM)
+            why = f"vLLM {version} is installed, TRL takes {low} to {high}"
+    if why and wish == "true":
+        raise UsageError(f"vllm=true: {why}; or vllm=auto")
+    if why and "installed, TRL" in why:
+        print(f"generating with transformers: {why}")
+    return why is None
+
+
+def config_of_run(s: Settings) -> Any:
+    """``trl.GRPOConfig``.
+
+    Raises:
+        UsageError: TRL is not installed, or it refuses the section ``trainer``.
+    """
+    try:
+        from trl import GRPOConfig
+    except ImportError as e:
+        raise UsageError('training needs TRL: pip install "kbx_env[trl]"') from e
+    from kbx_env.train.logs import mirrors
+
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    vllm = uses_vllm(s)
+    ours: dict[str, Any] = {
+        "output_dir": s.out, "report_to": mirrors(s.wandb, s.out), "seed": s.seed, "shuffle_dataset": not s.curriculum,
+        "use_vllm": vllm,
+    }  # fmt: skip
+    if s.mode == "tool":
+        ours["max_tool_calling_iterations"] = s.max_turns
+    section = {**DEFAULTS, **s.trainer}
+    if vllm:
+        section.setdefault("vllm_mode", "colocate")
+    return trainer_config(GRPOConfig, section, **ours)
+
+
+def load(s: Settings, config: Any) -> tuple[Any, Any]:
+    """Model and tokenizer, and whether they fit.
+
+    Raises:
+        UsageError: no such checkpoint, no chat template, a template that cannot do the mode, or a GPU that is too small.
+    """
+    cpu = on_cpu(s.trainer)
+    dtype = s.dtype or ("bfloat16" if s.lora is not None and not cpu else "float32")
+    if dtype not in models.DTYPES:
+        raise UnknownName("dtype of a model", dtype, models.DTYPES)
+    tokenizer = models.tokenizer_for(s.model)
+    if s.mode == "multi" and s.max_turns > 1:
+        Conversation(tokenizer, ends_of(s.model)).follow_up("x")
+    if not cpu:
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(int(os.environ.get("LOCAL_RANK", "0")))
+        memory.check(s.model, dtype, s.lora is not None, config.use_vllm and config.vllm_mode == "colocate", free)
+    return models.load(s.model, dtype=dtype)
+
+
+def ends_of(folder: str | Path) -> list[int]:
+    """The tokens with which a checkpoint ends an answer, as its generation settings say."""
+    from transformers import GenerationConfig
+
+    try:
+        found = GenerationConfig.from_pretrained(str(folder), local_files_only=True).eos_token_id
+    except OSError:
+        return []
+    return list(found) if isinstance(found, list) else [] if found is None else [found]
+
+
+def judge_of(s: Settings, grade: Callable[..., Outcome] | None) -> Judge:
+    """The judge of a run, its gradings kept in ``out``."""
+    targets = [t.strip() for t in s.targets.split(",") if t.strip() not in ("", "none")]
+    return Judge(
+        s.reward, s.backend, workers=s.workers, executor=s.executor, ray_address=s.ray_address, timing=s.timing,
+        torch_ops=s.torch_ops, targets=targets, target=s.target, wall=s.wall, grading_seed=s.grading_seed, out=s.out, grade=grade,
+    )  # fmt: skip
+
+
+def rows_of(s: Settings, tasks: Sequence[Task], backend: str, config: Any, model: Any, tokenizer: Any) -> Dataset:
+    """Prompts as rows. One that leaves no room for an answer is dropped; some tasks come twice where a batch needs more.
+
+    Raises:
+        UsageError: no prompt fits.
+    """
+    context, conversation = models.context_of(model), Conversation(tokenizer)
+    fits = list(tasks)
+    if context is not None:
+        room = context - config.max_completion_length
+        fits = [t for t in tasks if len(conversation.opening([rows.message(t, backend)])) <= room]
+        if len(fits) < len(tasks):
+            print(f"dropped {len(tasks) - len(fits)} of {len(tasks)} tasks: prompt and answer are longer than {context} tokens")
+        if not fits:
+            raise UsageError(
+                f"{s.model} takes {context} tokens: no prompt fits beside an answer of {config.max_completion_length}; "
+                "lower trainer.max_completion_length"
+            )
+    # The sampler takes whole batches of prompts: without these, tasks would be left out, and with few of them all. An epoch is
+    # of whole updates, or its last one would be made of fewer answers.
+    parts, steps = config.gradient_accumulation_steps, config.steps_per_generation * config.num_iterations
+    each = config.generation_batch_size // config.num_generations * (parts // math.gcd(parts, steps))
+    lacking = -len(fits) % each
+    more = (fits * (lacking // len(fits) + 1))[:lacking]
+    data = rows.prompts([*fits, *more], backend, seed=s.seed)
+    if s.curriculum and more:
+        order = {t.id: i for i, t in enumerate(fits)}
+        names = data["task"]
+        data = data.select(sorted(range(len(data)), key=lambda i: order[names[i]]))
+    return data
+
+
+def assemble(
+    s: Settings, config: Any, model: Any, tokenizer: Any, adapter: Any, data: Dataset, judge: Judge
+) -> Any:  # fmt: skip
+    """The trainer, with reward, log and callbacks for its mode.
+
+    Raises:
+        UsageError: TRL refuses the settings.
+    """
+    from kbx_env.train import grpo_trainer
+    from kbx_env.train.logs import JsonlLog
+    from kbx_env.train.tally import Tally, first
+
+    grpo_trainer.quiet()
+    tally = Tally(s.out, judge, s.samples)
+    more: dict[str, Any]
+    if s.mode == "multi":
+        from kbx_env.train.rollout import Rollout, paid
+
+        own = model.generation_config.eos_token_id if model.generation_config is not None else None
+        conversation = Conversation(tokenizer, own if isinstance(own, list) else [own])
+        more = {"reward_funcs": [paid], "rollout_func": Rollout(
+            judge, tally, conversation, grpo_trainer.generate, s.max_turns, config.max_completion_length,
+            models.context_of(model), s.episode, s.gamma if s.per_turn_credit else 1.0,
+        )}  # fmt: skip
+    elif s.mode == "tool":
+        from kbx_env.train.tool_env import tools
+
+        more = tools(judge, tally, tokenizer, s.max_turns, s.episode)
+    else:
+        from kbx_env.train.single import reward_of
+
+        more = {"reward_funcs": [reward_of(judge, tally, tokenizer)]}
+    try:
+        trainer = grpo_trainer.KernelTrainer(
+            model=model, args=config, train_dataset=data, processing_class=tokenizer, peft_config=adapter,
+            callbacks=[JsonlLog(s.out)], **more,
+        )  # fmt: skip
+    except ValueError as e:
+        raise UsageError(f"the trainer refuses these settings: {str(e)[:600]}") from e
+    trainer.per_turn = s.per_turn_credit
+    first(trainer, tally)
+    return trainer

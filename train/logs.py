@@ -1,0 +1,91 @@
+"""The record of a training run: one JSON object a line, kept by us. Weights & Biases is a mirror of it, never the record."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from kbx_env.errors import UsageError
+
+FILE = "log.jsonl"
+
+
+class JsonlLog(TrainerCallback):
+    """Writes ``log.jsonl``: ``step``, ``epoch``, ``seconds`` of training so far, and what the trainer logs at that step.
+
+    A run that goes on from a checkpoint drops the lines after it and adds to the rest: every step is there once.
+    Numbers that are not finite are ``null``.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(folder) / FILE
+        self._began, self._before = time.monotonic(), 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the lines up to the step that training starts from."""
+        if not state.is_world_process_zero:
+            return
+        kept = [line for line in read(self.path.parent) if line["step"] <= state.global_step] if state.global_step else []
+        self._before = kept[-1]["seconds"] if kept else 0.0
+        self._began = time.monotonic()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_suffix(".part")
+        part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        os.replace(part, self.path)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """One line."""
+        if not state.is_world_process_zero:
+            return
+        seconds = round(self._before + time.monotonic() - self._began, 3)
+        line = {"step": state.global_step, "epoch": _plain(state.epoch), "seconds": seconds}
+        line |= {k: _plain(v) for k, v in (logs or {}).items() if k not in line}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def read(folder: str | Path) -> list[dict[str, Any]]:
+    """The lines of a log, none where there is none; a last line that was cut off by a kill is left out."""
+    path = Path(folder) / FILE
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def mirrors(wandb: bool, folder: str | Path) -> list[str]:
+    """What ``report_to`` is to be. Without an account wandb writes into the folder, for ``wandb sync`` later.
+
+    Raises:
+        UsageError: wandb is asked for and not installed.
+    """
+    if not wandb:
+        return []
+    if importlib.util.find_spec("wandb") is None:
+        raise UsageError('wandb=true needs wandb: pip install "kbx_env[wandb]", or leave it out: log.jsonl is written anyway')
+    home = Path(folder).absolute()  # wandb makes a folder of its name in it
+    if not os.environ.get("WANDB_API_KEY"):
+        os.environ.setdefault("WANDB_MODE", "offline")
+    os.environ.setdefault("WANDB_LOG_MODEL", "false")
+    os.environ.setdefault("WANDB_PROJECT", "kbx_env")
+    for name, at in (("WANDB_DIR", home), ("WANDB_DATA_DIR", home / "wandb/data"), ("WANDB_CACHE_DIR", home / "wandb/cache")):
+        os.environ.setdefault(name, str(at))
+    return ["wandb"]
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, int | float | str | bool | None) else str(value)

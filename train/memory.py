@@ -1,0 +1,50 @@
+"""Whether a model fits onto a GPU for training, from the shapes in its checkpoint: said before it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kbx_env.errors import UsageError
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def weights_of(folder: str | Path) -> int:
+    """How many weights the safetensors of a checkpoint hold; 0 where it has none."""
+    from safetensors import safe_open
+
+    count = 0
+    for file in Path(folder).glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            names: list[str] = list(tensors.keys())
+            for name in names:
+                one = 1
+                for n in tensors.get_slice(name).get_shape():
+                    one *= n
+                count += one
+    return count
+
+
+def needed(weights: int, dtype: str, lora: bool, vllm: bool = False) -> int:
+    """Bytes of weights, gradients and Adam's two moments; of an adapter the frozen weights alone, it is small beside them.
+
+    Activations and the cache of generation come on top: a run that does not even fit this cannot begin. With vLLM on the same
+    GPU there is a second copy of the weights, in half precision.
+    """
+    each = _BYTES[dtype]
+    return weights * ((each if lora else 4 * each) + (2 if vllm else 0))
+
+
+def check(folder: str | Path, dtype: str, lora: bool, vllm: bool, free: int) -> None:
+    """Compare with the bytes that are free on the GPU.
+
+    Raises:
+        UsageError: the GPU is too small.
+    """
+    need = needed(weights_of(folder), dtype, lora, vllm)
+    if need > free:
+        less = "a smaller model" if lora else "lora={r: 32}, dtype=bfloat16 or a smaller model"
+        raise UsageError(
+            f"{folder} needs at least {need / 2**30:.1f} GiB for weights, gradients and optimizer; the GPU has "
+            f"{free / 2**30:.1f} GiB free; use {less}"
+        )

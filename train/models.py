@@ -1,0 +1,190 @@
+"""Models to train: a checkpoint on this machine, or a small one from nothing.
+
+A model from nothing has random weights and a tokenizer that was trained on this project's own prompts and kernels: enough to
+try the whole way from demonstrations to a report on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kbx_env.baselines.llm.local import tokenizer_of
+from kbx_env.train.settings import MISSING
+
+from kbx_env.catalog import expert_source, load_tasks
+from kbx_env.errors import UnknownName, UsageError
+from kbx_env.prompt import instruction
+
+DTYPES = ("float32", "bfloat16", "float16")
+END, PAD = "<|im_end|>", "<|endoftext|>"
+_SPECIAL = (PAD, "<|im_start|>", END)
+_PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""One token each, but shown in decoded text, as in Qwen's own tokenizers."""
+_ALPHABET = 256
+
+
+def tokenizer_for(folder: str | Path) -> Any:
+    """The tokenizer of a checkpoint, ready for training: with chat template and padding token, padding on the left.
+
+    Raises:
+        UsageError: no checkpoint, or its tokenizer has no template, or nothing to pad with.
+    """
+    tokenizer = tokenizer_of(Path(folder))
+    if tokenizer.chat_template is None:
+        raise UsageError(f"{folder}: the tokenizer has no chat template; save one with it (chat_template.jinja)")
+    if tokenizer.pad_token is None:
+        # Padding with the end token would teach a model never to end: its labels would be masked.
+        pad = PAD if PAD in tokenizer.get_vocab() and tokenizer.eos_token != PAD else tokenizer.eos_token
+        if pad is None:
+            raise UsageError(f"{folder}: the tokenizer has neither a padding nor an end token; set pad_token and save it anew")
+        tokenizer.pad_token = pad
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def load(folder: str | Path, *, dtype: str = "float32") -> tuple[Any, Any]:
+    """A model and its tokenizer, on the CPU: a trainer moves the model.
+
+    Args:
+        folder: of a checkpoint, as ``save_pretrained`` writes it; nothing is fetched from a hub.
+        dtype: of the weights, one of ``DTYPES``.
+
+    Raises:
+        UsageError: the folder is missing or no checkpoint of a causal language model, or its parts do not fit each other.
+        UnknownName: no such type.
+    """
+    if dtype not in DTYPES:
+        raise UnknownName("dtype of a model", dtype, DTYPES)
+    folder = Path(folder)
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} holds an adapter alone; give the folder 'final' of that run, where it is merged")
+    tokenizer = tokenizer_for(folder)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+    except Exception as e:
+        raise UsageError(f"{folder}: the checkpoint cannot be loaded: {type(e).__name__}: {str(e)[:300]}") from e
+    room = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > room:
+        raise UsageError(f"{folder}: the tokenizer has {len(tokenizer)} tokens, the model {room}; they are of different models")
+    model.config.pad_token_id = tokenizer.pad_token_id
+    if model.generation_config is not None:
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model, tokenizer
+
+
+def context_of(model: Any) -> int | None:
+    """Tokens that a model takes, prompt and answer together; ``None`` where it does not say."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+@dataclass
+class Build:
+    """A model from nothing."""
+
+    out: str = MISSING
+    """Folder of the checkpoint; must be new or empty."""
+    hidden: int = 256
+    """Width of the residual stream."""
+    layers: int = 6
+    """Decoder blocks."""
+    heads: int = 8
+    """Attention heads; they divide the width."""
+    kv_heads: int | None = None
+    """Heads of keys and values; null: half the heads."""
+    intermediate: int | None = None
+    """Width of the feed-forward layers; null: 3 times the hidden width."""
+    vocab: int = 4096
+    """Tokens, special ones included."""
+    context: int = 8192
+    """Tokens of prompt and answer together."""
+    template: str = "qwen3_instruct_2507"
+    """A chat template that TRL knows by name. This one has no thinking, and shows earlier turns as they were generated."""
+    seed: int = 0
+    """Of the weights."""
+
+
+def build(b: Build) -> Path:
+    """Write a checkpoint: Qwen3 architecture, random weights, a byte-level BPE of its own. Returns the folder.
+
+    Raises:
+        UsageError: the folder is not empty, or sizes that do not fit each other.
+        UnknownName: no such template.
+    """
+    out, kv = Path(b.out), b.kv_heads or max(1, b.heads // 2)
+    least = _ALPHABET + len(_SPECIAL) + len(_PLAIN)
+    for name in ("hidden", "layers", "heads", "context"):
+        if getattr(b, name) < 1:
+            raise UsageError(f"{name} is {getattr(b, name)}; at least 1")
+    if b.hidden % b.heads or b.hidden // b.heads % 2:
+        raise UsageError(f"hidden={b.hidden} over heads={b.heads}: each head needs an even whole number of channels")
+    if b.heads % kv:
+        raise UsageError(f"heads={b.heads} over kv_heads={kv}: must divide")
+    if b.vocab < least:
+        raise UsageError(f"vocab is {b.vocab}; at least {least}: every byte and the special tokens")
+    template = template_of(b.template)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"out={b.out} is not empty; give another folder, or remove it")
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = _trained(b.vocab, template, b.context)
+    torch.manual_seed(b.seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=b.hidden, intermediate_size=b.intermediate or 3 * b.hidden,
+        num_hidden_layers=b.layers, num_attention_heads=b.heads, num_key_value_heads=kv, head_dim=b.hidden // b.heads,
+        max_position_embeddings=b.context, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    return out
+
+
+def template_of(name: str) -> str:
+    """The text of a chat template that TRL knows. Byte for byte its own: TRL recognises templates by comparing them.
+
+    Raises:
+        UnknownName: there is none of that name.
+        UsageError: TRL is not installed.
+    """
+    logging.getLogger("trl").setLevel(logging.WARNING)
+    try:
+        import trl
+    except ImportError as e:
+        raise UsageError('chat templates come with TRL: pip install "kbx_env[trl]"') from e
+    folder = Path(next(iter(trl.__path__))) / "chat_templates"
+    known = [p.stem for p in folder.glob("*.jinja") if not p.stem.endswith("_training")]
+    if name not in known:
+        raise UnknownName("chat template", name, known)
+    return (folder / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def _texts() -> Iterator[str]:
+    # The train split alone: nothing of an evaluated task is in the model, not even its words.
+    for task in load_tasks(split="train"):
+        yield from (instruction(task, "cpu"), expert_source(task.id) or "")
+
+
+def _trained(vocab: int, template: str, context: int) -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab - len(_PLAIN), special_tokens=list(_SPECIAL), show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    core.train_from_iterator(_texts(), trainer)
+    core.add_tokens([AddedToken(t, normalized=False) for t in _PLAIN])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD, model_max_length=context)
+    tokenizer.chat_template = template
+    return tokenizer

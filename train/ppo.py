@@ -1,0 +1,332 @@
+"""PPO (RLlib) learns to schedule the project's own kernels: block sizes, warps, stages, one grading a step.
+
+    python train/ppo.py train/configs/tiny-ppo.yaml out=runs/ppo
+    python train/ppo.py train/configs/ppo.yaml iterations=100 workers=4
+    python train/ppo.py resume=runs/ppo [iterations=200]          goes on where a run was killed
+    python train/ppo.py export checkpoint=runs/ppo tasks='math/*' out=schedules.jsonl [best=true]
+
+An export is graded like any policy: ``python eval/report.py --policy replay:schedules.jsonl --policy
+replay:schedules.default.jsonl``. Training needs ``pip install "kbx_env[rllib]"``; export and ``ScheduleAgent`` do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):  # run as a script from a clone
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from kbx_env.train import ppo_run
+from kbx_env.train import settings as reading
+from kbx_env.train.ppo_run import Progress
+from kbx_env.train.schedule_export import ExportSettings, best_of, export
+from kbx_env.train.schedule_policy import CHECKPOINTS, About, ScheduleAgent, newest
+
+from kbx_env import ray_session
+from kbx_env.errors import KbxError, SandboxError, UsageError
+from kbx_env.outcome import Outcome
+from kbx_env.schedule import find_idle
+from kbx_env.schedule_env import ScheduleEnv
+
+MAY_CHANGE = ("iterations", "gradings", "minutes", "workers", "save_every")
+"""Settings that a resumed run may have otherwise than it began."""
+PATIENCE = 3
+"""Iterations in a row without a grading before a run ends: an env runner that died comes back in the next one."""
+
+
+@dataclass
+class PPOSettings:
+    """Of a training run."""
+
+    tasks: str = "*"
+    """Glob over task ids, comma-separated."""
+    split: str = "train"
+    """train, eval or all tasks."""
+    backend: str = "auto"
+    """auto, cpu or cuda."""
+    reward: str = ""
+    """A preset; empty for ``estimated`` on the CPU (a cost model's guess) and ``default`` on CUDA (measured speed)."""
+    relative: bool = True
+    """Rewards less that of the expert as it is."""
+    shapes: str = "train"
+    """``eval`` also grades on the held-out shapes."""
+    max_turns: int = 1
+    """Gradings an episode."""
+    screen: bool = False
+    """Ask the compiler first which knobs the timed shapes notice (a second a knob); the others take no slot."""
+    wall: float = 30.0
+    """Seconds for one grading."""
+    iterations: int = 50
+    """In all, those before a resumption included."""
+    gradings: int = 0
+    """End after so many gradings that were really run; 0 for no such limit."""
+    minutes: float = 0.0
+    """End after so many minutes; 0 for no such limit."""
+    batch: int = 64
+    """Steps an iteration."""
+    minibatch: int = 32
+    epochs: int = 8
+    lr: float = 1e-3
+    entropy: float = 0.01
+    clip: float = 0.2
+    hiddens: list[int] = field(default_factory=lambda: [64, 64])
+    """Widths of the layers."""
+    seed: int = 0
+    workers: int = 0
+    """Processes that grade, each with a sandbox of its own; 0 grades in the main process."""
+    save_every: int = 5
+    """Iterations between checkpoints."""
+    out: str = "runs/ppo"
+    resume: str = ""
+    """The out= folder of a run to go on with."""
+
+
+def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> dict[str, Any]:
+    """Train, from the beginning or where a run stopped.
+
+    Args:
+        given: the settings.
+        grade: grades instead of the sandbox; must be picklable.
+
+    Returns:
+        task -> ``settings`` that the policy chooses at the end, their reward ``value``, and that of the ``default``.
+
+    Raises:
+        UsageError: settings that cannot work, a folder that is in use, or no Ray.
+    """
+    settings = _resumed(given) if given.resume else given
+    _check(settings)
+    out = Path(settings.out)
+    env = _options(settings) | {"grade": grade}
+    with_env = ScheduleEnv(**env)  # says what is wrong with names before anything starts
+    try:
+        algorithm_of = _rllib()
+        _begin(out, settings, resumed=bool(given.resume))
+        env["idle"] = _idle(settings, with_env, out)
+        device = with_env.device.name if with_env.device else None
+        about = About(tuple(settings.hiddens), with_env.backend, device, settings.max_turns, env["idle"])
+        env["tasks"], env["backend"] = [t.id for t in with_env.tasks], with_env.backend
+    finally:
+        with_env.close()
+    progress, folder = Progress(), None
+    if given.resume:
+        progress, folder = ppo_run.restore(out)
+    _, mine = ray_session.connect("local", settings.workers + 1)
+    algorithm = None
+    try:
+        algorithm = algorithm_of(settings, env | {"file": str((out / ppo_run.STEPS).absolute())}, progress.iteration)
+        if folder is not None:
+            _load(algorithm, folder)
+        _loop(algorithm, settings, about, progress, out)
+    finally:
+        if algorithm is not None:
+            algorithm.stop()
+        if mine:
+            ray_session.disconnect()
+    return _greedy(ScheduleAgent.load(out), settings, env, out)
+
+
+def _check(s: PPOSettings) -> None:
+    for name in ("iterations", "batch", "minibatch", "epochs", "save_every", "max_turns"):
+        if getattr(s, name) < 1:
+            raise UsageError(f"{name} is {getattr(s, name)!r}; a whole number, at least 1")
+    for name in ("gradings", "minutes", "workers"):
+        if getattr(s, name) < 0:
+            raise UsageError(f"{name} is {getattr(s, name)!r}; 0 or more")
+    if not s.lr > 0 or not s.hiddens or min(s.hiddens) < 1:
+        raise UsageError(
+            f"lr is {s.lr!r} and hiddens {s.hiddens!r}; a rate above 0, and at least one width of at least 1"
+        )
+
+
+def _load(algorithm: Any, folder: Path) -> None:
+    try:
+        algorithm.restore_from_path(str((folder / ppo_run.RLLIB).absolute()))
+    except Exception as e:
+        raise UsageError(f"{str(folder)!r} cannot be restored: {ray_session.last_line(e)}") from e
+
+
+def _options(s: PPOSettings) -> dict[str, Any]:
+    """Options of ``ScheduleEnv``."""
+    return {
+        "tasks": s.tasks, "split": s.split, "backend": s.backend, "reward": s.reward or None, "relative": s.relative,
+        "shapes": s.shapes, "max_turns": s.max_turns, "wall": s.wall,
+    }  # fmt: skip
+
+
+def _rllib() -> Any:
+    """A function that builds the algorithm.
+
+    Raises:
+        UsageError: RLlib is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # a warning of its own at every env runner
+    try:
+        from kbx_env.train import ppo_rllib
+    except ImportError as e:
+        raise UsageError(f'training needs RLlib ({e}); install it: pip install "kbx_env[rllib]"') from e
+
+    def build(s: PPOSettings, env: Mapping[str, Any], iteration: int) -> Any:
+        # A resumed run would see its first tasks again under the first seed. The store must exist before workers open it.
+        store = str(Path(s.out, ppo_run.STORE).absolute())
+        return ppo_rllib.configure(
+            {**env, "store": store}, hiddens=s.hiddens, workers=s.workers, batch=s.batch, minibatch=s.minibatch,
+            epochs=s.epochs, lr=s.lr, entropy=s.entropy, clip=s.clip, seed=s.seed + 100_003 * iteration,
+            timeout=2 * s.wall * s.batch * 4 + 600,
+        ).build_algo()  # fmt: skip
+
+    return build
+
+
+def _begin(out: Path, s: PPOSettings, resumed: bool) -> None:
+    if not resumed and (out / ppo_run.RUN).exists():
+        raise UsageError(f"{str(out)!r} holds a run already; go on with resume={out}, or choose another out=")
+    try:
+        (out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        ppo_run.write(out / ppo_run.RUN, dataclasses.asdict(s))
+        reading.save(s, out)
+    except OSError as e:
+        raise UsageError(f"cannot write to {str(out)!r}: {e}") from e
+
+
+def _resumed(given: PPOSettings) -> PPOSettings:
+    """The settings that a run began with, but for those that may change."""
+    file = Path(given.resume) / ppo_run.RUN
+    try:
+        known = {f.name for f in dataclasses.fields(PPOSettings)}
+        saved = PPOSettings(**{k: v for k, v in json.loads(file.read_text()).items() if k in known})
+    except (OSError, ValueError, TypeError, AttributeError) as e:
+        raise UsageError(f"resume={given.resume!r} is no run of train/ppo.py: {file} cannot be read ({e})"[:300]) from e
+    plain = PPOSettings()
+    asked = {k for k in known - {"resume", "out"} if getattr(given, k) != getattr(plain, k)}
+    fixed = sorted(k for k in asked - set(MAY_CHANGE) if getattr(given, k) != getattr(saved, k))
+    if fixed:
+        raise UsageError(f"a resumed run keeps its {fixed[0]}; only {', '.join(MAY_CHANGE)} may change")
+    changed = {k: getattr(given, k) for k in asked & set(MAY_CHANGE)}
+    return dataclasses.replace(saved, out=given.resume, resume="", **changed)
+
+
+def _idle(s: PPOSettings, env: ScheduleEnv, out: Path) -> dict[str, tuple[str, ...]]:
+    if not s.screen:
+        return {}
+    file = out / "idle.json"
+    if file.exists():
+        return {t: tuple(names) for t, names in json.loads(file.read_text()).items()}
+    from kbx_env.baselines.search.screen import Compiler
+    from rich.console import Console
+
+    from kbx_env.catalog import load_task
+
+    compiler, found = Compiler(), {}
+    try:
+        with Console(stderr=True).status("asking the compiler which numbers matter") as status:
+            for n, task in enumerate(t.id for t in env.tasks):
+                status.update(f"asking the compiler which numbers matter: {task} ({n + 1} of {len(env.tasks)})")
+                found[task] = find_idle(task, lambda source, task=task: compiler(load_task(task), source).same)  # type: ignore[misc]
+    finally:
+        compiler.close()
+    ppo_run.write(file, found)
+    return found
+
+
+def _loop(algorithm: Any, s: PPOSettings, about: About, progress: Progress, out: Path) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    began = time.monotonic() - progress.seconds
+    saved, empty = -1, 0
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        line = bar.add_task("iterations", total=s.iterations, completed=progress.iteration)
+        while progress.iteration < s.iterations and not _enough(progress, s):
+            algorithm.train()
+            rows, progress.offset = ppo_run.rows_of(out / ppo_run.STEPS, progress.offset)
+            empty = 0 if rows else empty + 1
+            if empty >= PATIENCE:
+                raise SandboxError(
+                    f"{empty} iterations without a grading: the env runners die; try workers=0 to see why"
+                )
+            told = progress.take(rows)
+            progress.seconds = told["seconds"] = round(time.monotonic() - began, 2)
+            with (out / ppo_run.LOG).open("a") as log:
+                log.write(json.dumps(told) + "\n")
+            progress.log = (out / ppo_run.LOG).stat().st_size
+            ppo_run.write(out / ppo_run.BEST, {t: b["settings"] for t, b in sorted(progress.best.items())})
+            gain = "" if told["gain"] is None else f", gain {told['gain']:+.4f}"
+            bar.update(line, completed=progress.iteration, description=f"{progress.gradings} gradings{gain}")
+            if progress.iteration % s.save_every == 0:
+                saved = progress.iteration
+                ppo_run.save_checkpoint(algorithm, about, progress, out)
+        if saved != progress.iteration:
+            ppo_run.save_checkpoint(algorithm, about, progress, out)
+
+
+def _enough(p: Progress, s: PPOSettings) -> bool:
+    return (0 < s.gradings <= p.gradings) or (0 < s.minutes <= p.seconds / 60)
+
+
+def _greedy(agent: ScheduleAgent, s: PPOSettings, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Grade what the policy chooses for its own tasks; most of it has been graded in training."""
+    found = {}
+    best = best_of(newest(out))
+    env = ScheduleEnv(**{**options, "store": out / ppo_run.STORE})
+    try:
+        for task in (t.id for t in env.tasks):
+            env.reset(options={"task": task})
+            info = env.step(agent.act(agent.observe(task)))[4]
+            found[task] = {k: info[k] for k in ("settings", "value")} | {
+                "default": env.default(task),
+                "best": best.get(task),
+            }
+    finally:
+        env.close()
+    ppo_run.write(out / ppo_run.GREEDY, found)
+    return found
+
+
+def table(found: Mapping[str, Mapping[str, Any]], out: Path) -> Any:
+    """The policy's choices beside the experts as they are."""
+    from rich.table import Table
+
+    rows = Table("task", "expert", "policy", "best seen", "policy's numbers", title=f"rewards ({out})")
+    for task, row in sorted(found.items()):
+        best = row["best"]["value"] if row["best"] else None
+        figures = ["-" if v is None else f"{v:.4f}" for v in (row["default"], row["value"], best)]
+        rows.add_row(task, *figures, ", ".join(f"{k}={v}" for k, v in row["settings"].items()) or "as it is")
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0 when done, 1 when nothing can be graded, 2 on bad usage, 130 when interrupted."""
+    from rich.console import Console
+
+    given = list(sys.argv[1:] if argv is None else argv)
+    what = (__doc__ or "").partition("\n")[0]
+    try:
+        if given[:1] == ["export"]:
+            files = export(reading.read(ExportSettings, given[1:], "Write a policy's schedules for replay:FILE.jsonl."))
+            print(f"{len(files[2])} schedules: {files[0]}\nas they are: {files[1]}")
+            return 0
+        settings = reading.read(PPOSettings, given, what)
+        Console().print(table(train(settings), Path(settings.resume or settings.out)))
+    except KbxError as e:
+        print(f"ppo.py: {e}", file=sys.stderr)
+        return 2 if isinstance(e, UsageError) else 1
+    except KeyboardInterrupt:
+        print("interrupted; go on with resume=DIR, the run's out= folder", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

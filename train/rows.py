@@ -1,0 +1,176 @@
+"""Rows of training data as datasets: prompts and demonstrations, written and read back, sorted and filtered."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kbx_env.catalog import splits, task_ids
+from kbx_env.errors import UnknownName, UsageError
+from kbx_env.prompt import instruction
+from kbx_env.task import CATEGORIES, Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+FORMATS = ("parquet", "jsonl", "arrow")
+
+
+def message(task: Task, backend: str) -> dict[str, str]:
+    """The one message of a prompt: what the policy ``hf:FOLDER`` sends, and nothing else."""
+    return {"role": "user", "content": instruction(task, backend)}
+
+
+def about(task: Task) -> dict[str, Any]:
+    """The columns that describe a task."""
+    return {"task": task.id, "category": task.category, "difficulty": task.difficulty}
+
+
+def prompts(tasks: Sequence[Task], backend: str, *, repeats: int = 1, seed: int = 0) -> Dataset:
+    """One row for each task and repeat: ``prompt``, ``task``, ``seed``, ``category``, ``difficulty``.
+
+    The message of a prompt has one key more, ``task``: chat templates do not look at it, and it reaches functions that are
+    handed the prompt alone.
+
+    Args:
+        tasks: what to ask for, in this order.
+        backend: ``cpu`` or ``cuda``, resolved: the instruction says whether kernels are timed.
+        repeats: rows for each task, with seeds of their own; the tasks' order is repeated as a whole.
+        seed: of the rows' seeds, which lie in [0, 2^31).
+
+    Raises:
+        UsageError: no repeat, or a backend that is not resolved.
+    """
+    if repeats < 1:
+        raise UsageError(f"repeats is {repeats}; at least 1")
+    if backend not in ("cpu", "cuda"):
+        raise UnknownName("backend of prompts", backend, ("cpu", "cuda"))
+    return _dataset([
+        {"prompt": [message(t, backend) | {"task": t.id}], "seed": _seed(seed, t.id, turn), **about(t)}
+        for turn in range(repeats) for t in tasks
+    ])  # fmt: skip
+
+
+def _seed(seed: int, task: str, turn: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {task} {turn}".encode()).digest()[:4], "big") >> 1
+
+
+def by_difficulty(dataset: Dataset) -> Dataset:
+    """Easy rows first; rows of one difficulty keep their order."""
+    levels = dataset["difficulty"]
+    return dataset.select(sorted(range(len(dataset)), key=lambda i: levels[i]))
+
+
+def only(dataset: Dataset, *, category: str | None = None, pattern: str = "*", split: str = "all") -> Dataset:
+    """The rows of a category, of tasks that match a glob (comma-separated for several), and of a split.
+
+    Raises:
+        UnknownName: no such category, or no row matches.
+    """
+    if category is not None and category.lower() not in CATEGORIES:
+        raise UnknownName("category", category, CATEGORIES)
+    tasks, globs = list(dataset["task"]), pattern.split(",")
+    keep = [
+        i for i, t in enumerate(tasks)
+        if (category is None or t.startswith(category.lower() + "/")) and (split == "all" or splits()[t] == split)
+        and any(fnmatch.fnmatchcase(t, g) or fnmatch.fnmatchcase(t.split("/")[1], g) for g in globs)
+    ]  # fmt: skip
+    if not keep:
+        more = "" if category is None else f" and category {category!r}"
+        raise UnknownName("task pattern", pattern, set(tasks), f"No row matches it{more}.")
+    return dataset if len(keep) == len(tasks) else dataset.select(keep)
+
+
+def write(dataset: Dataset, path: Path, form: str) -> Path:
+    """Write ``path`` with the ending of the format, whole or not at all; returns the file (``arrow``: a folder).
+
+    Raises:
+        UnknownName: no such format.
+    """
+    if form not in FORMATS:
+        raise UnknownName("format", form, FORMATS)
+    file, part = path.with_suffix(f".{form}"), path.with_suffix(".part")
+    if form == "arrow":
+        shutil.rmtree(part, ignore_errors=True)
+        dataset.save_to_disk(part)
+        shutil.rmtree(file, ignore_errors=True)
+    elif form == "parquet":
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(dataset.with_format("arrow")[:], part)
+    else:
+        part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in dataset), encoding="utf-8")
+    part.replace(file)
+    return file
+
+
+def load(path: str | Path) -> Dataset:
+    """What ``write`` wrote, by its ending; every row names a known task.
+
+    Raises:
+        UsageError: no such file, not readable as what its name says, or a row without task or with an unknown one; names
+            the row, counted from 1.
+    """
+    file = Path(path)
+    if not file.exists():
+        raise UsageError(f"no data in {str(path)!r}; make it with: python train/data.py out={file.parent}")
+    form = file.suffix.removeprefix(".") if not file.is_dir() else "arrow"
+    if form not in FORMATS:
+        raise UsageError(f"{file}: a file ends in .parquet or .jsonl, and a folder holds arrow files")
+    try:
+        data = _read(file, form)
+    except UsageError:
+        raise
+    except Exception as e:
+        raise UsageError(f"{file} cannot be read as {form}: {type(e).__name__}: {str(e)[:300]}") from e
+    if not len(data):
+        raise UsageError(f"{file} has no rows; make it anew with train/data.py")
+    if "task" not in data.column_names:
+        raise UsageError(f"{file}: row 1 has no column 'task'; columns: {', '.join(data.column_names)}")
+    known = set(task_ids())
+    for number, task in enumerate(data["task"], 1):
+        if task is None:
+            raise UsageError(f"{file}: row {number} has no task; every row names one, as category/name")
+        if task not in known:
+            raise UnknownName(f"task in row {number} of {file}", task, known)
+    return data
+
+
+def _read(file: Path, form: str) -> Dataset:
+    from datasets import Dataset, load_from_disk
+
+    if form == "arrow":
+        found = load_from_disk(str(file))
+        if not isinstance(found, Dataset):
+            raise UsageError(f"{file} holds several splits; give the folder of one")
+        return found
+    if form == "parquet":
+        import pyarrow.parquet
+
+        return Dataset(pyarrow.parquet.read_table(file))  # `Dataset.from_parquet` would keep a copy in a cache at home
+    rows = []
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+            except ValueError as e:
+                raise UsageError(f"{file}: row {number} is no JSON: {e}") from e
+            if not isinstance(row, dict):
+                raise UsageError(f"{file}: row {number} is no JSON object")
+            if "task" not in row:
+                raise UsageError(f"{file}: row {number} has no column 'task'; columns: {', '.join(row)}")
+            rows.append(row)
+    return _dataset(rows)
+
+
+def _dataset(rows: list[dict[str, Any]]) -> Dataset:
+    try:
+        from datasets import Dataset
+    except ImportError as e:
+        raise UsageError('training data needs datasets: pip install "kbx_env[trl]"') from e
+    return Dataset.from_list(rows)

@@ -1,0 +1,148 @@
+"""What the scripts around a TRL trainer share: its configuration, and where a run goes on from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kbx_env.train.settings import config_of
+
+from kbx_env.errors import UsageError
+
+FINAL = "final"
+"""The folder of the trained checkpoint, within that of a run."""
+LAST = "last"
+"""As ``resume``: the newest whole checkpoint."""
+_STATE = "trainer_state.json"  # the last file of a checkpoint that is written
+_GPU = ("bf16", "activation_checkpointing", "gradient_checkpointing", "dataloader_pin_memory")
+T = TypeVar("T")
+
+
+def on_cpu(section: Mapping[str, Any]) -> bool:
+    """Whether a trainer with these settings runs on the CPU."""
+    import torch
+
+    return bool(section.get("use_cpu")) or not torch.cuda.is_available()
+
+
+def trainer_config(cls: type[T], section: Mapping[str, Any], **ours: Any) -> T:
+    """TRL's configuration; on a CPU without half precision and recomputation, unless the section says otherwise.
+
+    Args:
+        cls: ``trl.SFTConfig``, ``trl.GRPOConfig``, ...
+        section: the free section ``trainer`` of the settings.
+        ours: what the script decides.
+
+    Raises:
+        UnknownName: no such field.
+        UsageError: what the class refuses.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    section = dict(section)
+    if on_cpu(section):
+        names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        # transformers renamed one of these, and warns at the old name.
+        old = "gradient_checkpointing" if "activation_checkpointing" in names else "activation_checkpointing"
+        said = "gradient_checkpointing" in section or "activation_checkpointing" in section
+        for name in _GPU:
+            if name in names and name != old and not (said and name.endswith("checkpointing")):
+                section.setdefault(name, False)
+    return config_of(cls, section, **ours)
+
+
+def checkpoint_of(out: str, resume: str | None) -> Path | None:
+    """Where a run goes on from; ``None``: from the beginning.
+
+    Args:
+        out: the run's folder.
+        resume: ``None``, a checkpoint folder, or ``last``: the newest whole checkpoint in ``out``, where there is one.
+
+    Raises:
+        UsageError: results of another run are in the folder, or there is no such checkpoint.
+    """
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"out={out} is a file; give a folder")
+    whole = sorted((p.parent for p in folder.glob(f"checkpoint-*/{_STATE}")), key=step_of)
+    if resume is None:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UsageError(f"out={out} is not empty; resume=last goes on there, or give another folder")
+        return None
+    if resume == LAST:
+        if not whole:
+            print(f"no whole checkpoint in {folder} yet: from the beginning")
+        return whole[-1] if whole else None
+    if not (Path(resume) / _STATE).is_file():
+        near = ", ".join(p.name for p in whole) or "none"
+        raise UsageError(f"resume={resume} is no checkpoint of a run (it has no {_STATE}); whole ones in {folder}: {near}")
+    step_of(Path(resume))
+    return Path(resume)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step at which a checkpoint was written.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    try:
+        return int(json.loads((checkpoint / _STATE).read_text())["global_step"])
+    except (ValueError, KeyError, TypeError) as e:
+        raise UsageError(f"{checkpoint / _STATE} cannot be read; remove that folder and resume from an earlier one") from e
+
+
+def adapter_of(lora: Mapping[str, Any] | None) -> Any:
+    """``peft.LoraConfig`` of a section ``lora``; ``None`` for none.
+
+    Raises:
+        UsageError: peft is not installed, or it refuses the section.
+    """
+    if lora is None:
+        return None
+    try:
+        from peft import LoraConfig
+    except ImportError as e:
+        raise UsageError('lora needs peft: pip install "kbx_env[peft]", or lora=null') from e
+    return config_of(LoraConfig, lora, "lora", task_type="CAUSAL_LM")
+
+
+def finish(trainer: Any, folder: Path) -> None:
+    """Write the trained model with its tokenizer, an adapter merged."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    merge = getattr(model, "merge_and_unload", None)
+    if merge is None:
+        trainer.save_model(str(folder))  # by all processes
+    elif trainer.is_world_process_zero():
+        merge().save_pretrained(folder)
+    if trainer.is_world_process_zero():
+        trainer.processing_class.save_pretrained(folder)
+
+
+def finish_from(trainer: Any, checkpoint: Path, folder: Path, *, model: str, lora: bool, dtype: str) -> None:
+    """The same from a checkpoint that is at the end of training; ``model``: what the run began with."""
+    if not trainer.is_world_process_zero():
+        return
+    from kbx_env.train import models
+
+    if not lora:
+        made, _ = models.load(checkpoint, dtype=dtype)
+    else:
+        from peft import PeftModel
+
+        base, _ = models.load(model, dtype=dtype)
+        made = PeftModel.from_pretrained(base, str(checkpoint)).merge_and_unload()
+    made.save_pretrained(folder)
+    trainer.processing_class.save_pretrained(folder)
+
+
+def steps_of(trainer: Any) -> int:
+    """Steps of a whole run. Trainers do one more when they go on from their last one."""
+    if trainer.args.max_steps > 0:
+        return int(trainer.args.max_steps)
+    each = math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
+    return math.ceil(trainer.args.num_train_epochs * max(1, each))

@@ -1,0 +1,80 @@
+"""Schedules as kernels: rows for the policy ``replay:FILE.jsonl`` of ``eval/report.py``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kbx_env.baselines.search.knobs import with_knobs
+from kbx_env.train.schedule_policy import ScheduleAgent, newest
+
+from kbx_env.catalog import expert_source, load_tasks
+from kbx_env.errors import UsageError
+
+STATE = "state.json"
+"""Of a checkpoint: counts, and the best schedules seen."""
+
+
+@dataclass
+class ExportSettings:
+    """What to export."""
+
+    checkpoint: str = ""
+    """A run's folder or one of its checkpoints."""
+    tasks: str = "*"
+    """Glob over task ids, comma-separated; tasks without an expert are left out."""
+    split: str = "all"
+    """train, eval or all tasks."""
+    out: str = "schedules.jsonl"
+    """The file; the experts as they are go beside it, as ``NAME.default.jsonl``."""
+    best: bool = False
+    """For tasks that were trained on, the best schedule that was graded in training; else what the policy chooses."""
+
+
+def export(settings: ExportSettings) -> tuple[Path, Path, list[dict[str, Any]]]:
+    """Write the schedules of a policy, and beside them the experts as they are.
+
+    Returns:
+        The two files, and the rows of the first.
+
+    Raises:
+        UsageError: no checkpoint, no such task, or a file that cannot be written.
+    """
+    if not settings.checkpoint:
+        raise UsageError("export needs checkpoint=DIR, a run's out= folder or one in its checkpoints/")
+    agent = ScheduleAgent.load(settings.checkpoint)
+    best = best_of(newest(settings.checkpoint)) if settings.best else {}
+    tasks = [t.id for t in load_tasks(split=settings.split, pattern=settings.tasks) if expert_source(t.id) is not None]
+    rows, plain = [], []
+    for task in tasks:
+        whole = agent.template(task).source
+        chosen = best.get(task, {}).get("settings")
+        how = "policy" if chosen is None else "best of training"
+        chosen = agent.settings(task) if chosen is None else chosen
+        rows.append({"task": task, "predict": with_knobs(whole, chosen), "settings": chosen, "how": how})
+        plain.append({"task": task, "predict": whole, "settings": {}, "how": "default"})
+    out = Path(settings.out)
+    beside = out.with_name(f"{out.stem}.default{out.suffix}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for file, lines in ((out, rows), (beside, plain)):
+            file.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    except OSError as e:
+        raise UsageError(f"cannot write {settings.out!r}: {e}") from e
+    return out, beside, rows
+
+
+def best_of(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Task -> the best schedule that was graded in training: ``settings``, ``value`` and ``default`` (rewards).
+
+    Raises:
+        UsageError: the checkpoint does not tell.
+    """
+    try:
+        found: Mapping[str, Mapping[str, Any]] = json.loads((checkpoint / STATE).read_text())["best"]
+    except (OSError, ValueError, KeyError) as e:
+        raise UsageError(f"the checkpoint {str(checkpoint)!r} does not tell the best schedules of its training") from e
+    return found

@@ -1,0 +1,156 @@
+"""The network that chooses schedules, and its use without Ray: ``ScheduleAgent.load(DIR)``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from kbx_env import schedule_features as features
+from kbx_env.backends import cost
+from kbx_env.catalog import load_task
+from kbx_env.errors import UsageError
+from kbx_env.schedule import MIDDLE, MOVES, SLOTS, Template, template
+
+WEIGHTS, ABOUT, FORMAT = "policy.npz", "policy.json", 1
+CHECKPOINTS = "checkpoints"
+_NEVER = -1e6
+"""Added to the logit of a move that changes nothing: finite, so that no entropy becomes 0 times infinity."""
+
+
+class ScheduleNet(nn.Module):
+    """Features -> logits of each slot's moves, and a value; two separate stacks of tanh layers."""
+
+    def __init__(self, hiddens: Sequence[int]) -> None:
+        super().__init__()
+        self.policy = _stack(len(features.NAMES), hiddens, len(SLOTS) * len(MOVES))
+        self.value = _stack(len(features.NAMES), hiddens, 1)
+
+    def logits(self, seen: torch.Tensor) -> torch.Tensor:
+        """(n, slots * moves) float32 from (n, features); moves that make no difference are out of reach."""
+        return self.policy(seen) + (1.0 - seen[..., features.LEGAL]) * _NEVER
+
+    def values(self, seen: torch.Tensor) -> torch.Tensor:
+        """(n,) float32: the expected sum of rewards."""
+        return self.value(seen).squeeze(-1)
+
+
+def _stack(inputs: int, hiddens: Sequence[int], outputs: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for width in hiddens:
+        layers += [nn.Linear(inputs, width), nn.Tanh()]
+        inputs = width
+    last = nn.Linear(inputs, outputs)
+    # Nearly even odds and no opinion on values to begin with.
+    nn.init.normal_(last.weight, std=0.01)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*layers, last)
+
+
+@dataclass(frozen=True)
+class About:
+    """What a policy was trained as; kept beside its weights.
+
+    ``device`` names the GPU whose peaks it saw (``None``: unknown); ``idle`` are knobs without a slot, by task.
+    """
+
+    hiddens: tuple[int, ...]
+    backend: str
+    device: str | None
+    max_turns: int
+    idle: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def save_policy(folder: Path, weights: Mapping[str, np.ndarray], about: About) -> None:
+    """Write a policy that needs no Ray to be read."""
+    np.savez(folder / WEIGHTS, **{k: np.asarray(v) for k, v in weights.items()})  # type: ignore[arg-type]
+    layout = {"format": FORMAT, "features": features.VERSION, "slots": SLOTS, "moves": MOVES}
+    (folder / ABOUT).write_text(json.dumps({**layout, **about.__dict__}, indent=1))
+
+
+def newest(folder: str | Path) -> Path:
+    """The checkpoint in a folder: itself, or the last one of a run.
+
+    Raises:
+        UsageError: there is none.
+    """
+    folder = Path(folder)
+    if (folder / ABOUT).is_file():
+        return folder
+    found = sorted(p for p in (folder / CHECKPOINTS).glob("[0-9]*") if p.name.isdigit() and (p / ABOUT).is_file())
+    if not found:
+        raise UsageError(
+            f"no checkpoint of train/ppo.py in {str(folder)!r}: give its out= folder, or one in checkpoints/"
+        )
+    return found[-1]
+
+
+class ScheduleAgent:
+    """A trained policy: task -> schedule, greedily, without grading anything and without Ray.
+
+    A policy that was trained with several gradings an episode answers as at their first.
+    """
+
+    def __init__(self, net: ScheduleNet, about: About) -> None:
+        self.net, self.about = net, about
+        self._device = cost.load(about.device) if about.device else None
+
+    @classmethod
+    def load(cls, checkpoint: str | Path) -> ScheduleAgent:
+        """Read a checkpoint, or the newest one of a run's folder.
+
+        Raises:
+            UsageError: it is not one of ``train/ppo.py``, or one of another layout.
+        """
+        folder = newest(checkpoint)
+        try:
+            data: dict[str, Any] = json.loads((folder / ABOUT).read_text())
+            wanted = [FORMAT, features.VERSION, list(SLOTS), list(MOVES)]
+            if [data.get(k) for k in ("format", "features", "slots", "moves")] != wanted:
+                raise UsageError(
+                    f"the policy in {str(folder)!r} was trained on other features or slots; train it again"
+                )
+            idle = {t: tuple(names) for t, names in data["idle"].items()}
+            about = About(tuple(data["hiddens"]), data["backend"], data["device"], data["max_turns"], idle)
+            net = ScheduleNet(about.hiddens)
+            with np.load(folder / WEIGHTS, allow_pickle=False) as weights:
+                net.load_state_dict({k: torch.from_numpy(weights[k]) for k in weights.files})
+        except UsageError:
+            raise
+        except Exception as e:
+            raise UsageError(f"{str(folder)!r} holds no policy of train/ppo.py: {type(e).__name__}: {e}"[:300]) from e
+        return cls(net.eval(), about)
+
+    def template(self, task: str) -> Template:
+        """The task's template, with the slots that the policy knows."""
+        return template(load_task(task).id, tuple(sorted(self.about.idle.get(task, ()))))
+
+    def observe(self, task: str) -> np.ndarray:
+        """What an env shows before the first grading: float32, ``(len(NAMES),)``."""
+        seen = features.static(load_task(task), self.template(task), self.about.backend, self._device)
+        return np.concatenate([seen, features.changing(0.0, None, None, 0.0, 0.0, 1.0)])
+
+    def act(self, seen: np.ndarray) -> np.ndarray:
+        """The likeliest move of each slot, int64 ``(len(SLOTS),)``; of equal ones the one nearer to the expert."""
+        with torch.no_grad():
+            logits = self.net.logits(torch.from_numpy(seen)[None])[0].reshape(len(SLOTS), len(MOVES)).numpy()
+        order = sorted(range(len(MOVES)), key=lambda m: abs(m - MIDDLE))
+        return np.array([max(order, key=lambda m, row=row: row[m]) for row in logits], np.int64)  # type: ignore[misc]
+
+    def settings(self, task: str) -> dict[str, int]:
+        """Knob -> value, for the knobs that the schedule changes."""
+        return self.template(task).settings(self.act(self.observe(task)))
+
+    def source(self, task: str) -> str:
+        """The kernel with its schedule.
+
+        Raises:
+            UsageError: no such task, or it has no expert.
+        """
+        return self.template(task).render(self.act(self.observe(task)))

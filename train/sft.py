@@ -1,0 +1,173 @@
+"""Supervised fine-tuning on demonstrations, before reinforcement learning: the model learns the form of an answer.
+
+    python train/sft.py train/configs/sft.yaml model=CHECKPOINT data=runs/data/demonstrations.parquet out=runs/sft
+    python train/sft.py runs/sft/settings.yaml resume=last
+
+The loss is on completions alone. ``out/final`` is a checkpoint with tokenizer and chat template, which
+``eval/report.py --policy out/final`` takes; ``out/log.jsonl`` has a line for every logged step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if __package__ in (None, ""):  # run as a script from a clone
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from kbx_env.train import models, rows
+from kbx_env.train.runs import (
+    FINAL,
+    adapter_of,
+    checkpoint_of,
+    finish,
+    finish_from,
+    on_cpu,
+    step_of,
+    steps_of,
+    trainer_config,
+)  # fmt: skip
+from kbx_env.train.settings import MISSING, command, save
+
+from kbx_env.catalog import splits
+from kbx_env.errors import UsageError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass
+class Settings:
+    """Of this script."""
+
+    model: str = MISSING
+    """Folder of the checkpoint to begin with; nothing is fetched from a hub."""
+    data: str = MISSING
+    """Demonstrations, as train/data.py writes them: a .parquet or .jsonl file, or a folder."""
+    out: str = MISSING
+    """Folder for checkpoints, log and result; must be new or empty unless resume is given."""
+    tasks: str = "*"
+    """Glob over task ids, comma-separated: demonstrations of others are left out."""
+    category: str | None = None
+    """Demonstrations of one category only."""
+    curriculum: bool = False
+    """Easy tasks first, in this order in every epoch; otherwise shuffled."""
+    max_length: int | None = None
+    """Tokens of prompt and completion together; null: what the model takes. What is longer is dropped, never cut."""
+    dtype: str | None = None
+    """Of the weights: float32 or bfloat16. null: float32, and for LoRA on a GPU bfloat16."""
+    lora: dict[str, Any] | None = None
+    """Fields of peft.LoraConfig, such as {r: 16, lora_alpha: 32}; null: all weights are trained."""
+    resume: str | None = None
+    """A checkpoint folder of an earlier run to go on from, or last: the newest whole one in out, if there is any."""
+    wandb: bool = False
+    """Mirror the log to Weights & Biases; without an account it stays in out/wandb."""
+    seed: int = 0
+    """Of shuffling, dropout and new weights."""
+    trainer: dict[str, Any] = field(default_factory=dict)
+    """Fields of trl.SFTConfig, unchanged: learning_rate, num_train_epochs, per_device_train_batch_size, save_steps, ..."""
+
+
+def trainer_of(s: Settings) -> Any:
+    """The trainer of a run, all checks done and nothing begun.
+
+    Raises:
+        UsageError: whatever is wrong with model, data or settings.
+    """
+    data = rows.only(rows.load(s.data), category=s.category, pattern=s.tasks)
+    _check_columns(s.data, data)
+    # What the libraries refuse is known before the model is loaded.
+    config = _config(s)
+    adapter = _adapter(s)
+    model, tokenizer = models.load(s.model, dtype=s.dtype or ("bfloat16" if adapter and not on_cpu(s.trainer) else "float32"))
+    context = models.context_of(model)
+    if s.max_length is not None and context is not None and s.max_length > context:
+        raise UsageError(f"max_length is {s.max_length}; {s.model} takes {context} tokens")
+    longest = s.max_length or context
+    fits = fitting(data, tokenizer, longest)
+    if len(fits) < len(data):
+        print(f"dropped {len(data) - len(fits)} of {len(data)} demonstrations: longer than {longest} tokens")
+    if not len(fits):
+        raise UsageError(f"all {len(data)} demonstrations are longer than {longest} tokens; raise max_length or choose others")
+    if s.curriculum:
+        fits = rows.by_difficulty(fits)
+    config.max_length = None  # nothing is cut: what does not fit is gone
+    if config.packing:
+        config.max_length = longest
+    from kbx_env.train.logs import JsonlLog
+    from trl import SFTTrainer
+
+    try:
+        return SFTTrainer(
+            model=model, args=config, train_dataset=fits.select_columns(["prompt", "completion"]), processing_class=tokenizer,
+            peft_config=adapter, callbacks=[JsonlLog(s.out)],
+        )  # fmt: skip
+    except ValueError as e:
+        raise UsageError(f"the trainer refuses these settings: {str(e)[:600]}") from e
+
+
+def fitting(data: Dataset, tokenizer: Any, longest: int | None) -> Dataset:
+    """The rows whose prompt and completion are at most so many tokens together."""
+    if longest is None:
+        return data
+    keep = []
+    for i, row in enumerate(data):
+        text = tokenizer.apply_chat_template(row["prompt"] + row["completion"], tokenize=False)
+        if len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) <= longest:
+            keep.append(i)
+    return data if len(keep) == len(data) else data.select(keep)
+
+
+def run(s: Settings) -> None:
+    """Train and write ``out/final``."""
+    out, checkpoint = Path(s.out), checkpoint_of(s.out, s.resume)
+    trainer = trainer_of(s)
+    if trainer.is_world_process_zero():
+        save(s, out)
+    if checkpoint is not None and step_of(checkpoint) >= steps_of(trainer):
+        print(f"{checkpoint} is at the end of training; only {out / FINAL} is written")
+        finish_from(trainer, checkpoint, out / FINAL, model=s.model, lora=s.lora is not None, dtype=s.dtype or "float32")
+    else:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        finish(trainer, out / FINAL)
+    if trainer.is_world_process_zero():
+        print(f"checkpoint: {out / FINAL}\nlog: {out / 'log.jsonl'}")
+
+
+def _check_columns(path: str, data: Dataset) -> None:
+    for column in ("prompt", "completion"):
+        if column not in data.column_names:
+            raise UsageError(f"{path} holds no demonstrations: no column {column!r}; make them with train/data.py")
+    for number, task in enumerate(data["task"], 1):
+        if splits()[task] != "train":
+            raise UsageError(f"{path}: row {number} is of {task}, a task of the eval split; it would spoil every report")
+
+
+def _config(s: Settings) -> Any:
+    try:
+        from trl import SFTConfig
+    except ImportError as e:
+        raise UsageError('training needs TRL: pip install "kbx_env[trl]"') from e
+    from kbx_env.train.logs import mirrors
+
+    ours = {"output_dir": s.out, "report_to": mirrors(s.wandb, s.out), "seed": s.seed, "completion_only_loss": True,
+            "max_length": s.max_length}  # fmt: skip
+    if s.curriculum:
+        ours["train_sampling_strategy"] = "sequential"
+    return trainer_config(SFTConfig, s.trainer, **ours)
+
+
+def _adapter(s: Settings) -> Any:
+    return adapter_of(s.lora)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0 when trained, 2 on bad usage, 130 when interrupted: go on with ``resume=last``."""
+    return command("sft.py", Settings, __doc__, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
