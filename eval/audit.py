@@ -7,6 +7,7 @@ made from the reference and go straight to the judge.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -113,10 +114,7 @@ def cheap(task: Task, case: Case, index: int, kind: str) -> Iterator[Any]:
         if any(o.numel() > 1 for o in expected.native):
             made = [lambda i, o: _mean(o) if o.numel() > 1 else torch.zeros_like(o)]
     elif kind == "copy of an input":
-        made = [
-            (lambda i, o, v=v: v.clone() if (v.dtype, v.shape) == (o.dtype, o.shape) else torch.zeros_like(o))
-            for v in tensors.values()
-        ]
+        made = [functools.partial(_copied, v) for v in tensors.values()]
     elif kind == "previous output":
         made = [like(_expect(task, case, inputs.draw(task, case, 5000 + index)))] if tensors else []
     elif kind == "lower precision":
@@ -127,7 +125,8 @@ def cheap(task: Task, case: Case, index: int, kind: str) -> Iterator[Any]:
             except RuntimeError:  # torch.linalg refuses the rounded matrix
                 made = [flat(0.0)]
     elif kind == "first half":
-        made = [lambda i, o, f=like(expected): _half(f(i, o))]
+        whole = like(expected)
+        made = [lambda i, o: _half(whole(i, o))]
     elif kind == "contiguous only":
         if not tensors:
             made = []
@@ -144,6 +143,10 @@ def cheap(task: Task, case: Case, index: int, kind: str) -> Iterator[Any]:
             made = [like(expected)]
     for make in made:
         yield args, answer(task, case, args, expected, make)
+
+
+def _copied(v: torch.Tensor, i: int, o: torch.Tensor) -> torch.Tensor:
+    return v.clone() if (v.dtype, v.shape) == (o.dtype, o.shape) else torch.zeros_like(o)
 
 
 def _mean(o: torch.Tensor) -> torch.Tensor:

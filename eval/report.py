@@ -11,49 +11,71 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import functools
 import math
+import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from kbx_env.baselines.llm import access
+from kbx_env.eval import pages
+from kbx_env.eval.asking import Answer, Asker, ask_all
+from kbx_env.eval.beside import OTHER, differences, grade_beside
+from kbx_env.eval.calibration import calibrate
+
 from kbx_env import versions
 from kbx_env.catalog import load_tasks
 from kbx_env.errors import KbxError, UsageError
-from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane, Request
-from kbx_env.outcome import Fault, Outcome, Stage, Verdict
+from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane
+from kbx_env.outcome import Fault, Outcome, Verdict
 from kbx_env.ray_lane import RayLane
 from kbx_env.store import Store
 from kbx_env.task import Task
 
+if TYPE_CHECKING:
+    from rich.status import Status
+
 GradeFunction = Callable[..., Outcome]
 EXECUTORS = ("process", "ray")
-_OURS = ("gradings.sqlite", "gradings.sqlite-wal", "gradings.sqlite-shm", "report.json", "report.md", "report.html")
+_DATABASES = ("gradings.sqlite", access.CALLS)
+_OURS = (
+    *(d + end for d in _DATABASES for end in ("", "-wal", "-shm")), "report.json", "report.md", "report.html", "tasks.csv",
+    "tasks.parquet",
+)  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(prog="report.py", description="Grade policies and write a report.")
     p.add_argument(
-        "--policy", action="append", required=True, help="expert, eager, zeros, replay:FILE, python:module:attr"
-    )
+        "--policy", action="append", required=True,
+        help="expert, eager, zeros, replay:FILE, autotriton, claude, deepseek-coder, geak, kernelagent, template-search, "
+             "hf:FOLDER[,turns=N], python:module:attr; again for several",
+    )  # fmt: skip
+    p.add_argument("--compare", action="append", default=[], metavar="DIR", help="show an earlier report beside this one")
     p.add_argument("--backend", default="auto", help="cpu, cuda or auto")
     p.add_argument("--split", default="eval", help="train, eval or all")
     p.add_argument("--tasks", default="*", help="glob over task ids, comma-separated")
     p.add_argument("--grading", default="contract", help="contract or paper")
     p.add_argument("--torch-ops", default="strict", help="strict, or allow: wrappers may compute in torch")
-    p.add_argument("--targets", default="sm_90", help="ahead-of-time targets, comma-separated, or none")
+    p.add_argument("--targets", default="sm_90", help="ahead-of-time targets, comma-separated, all or none")
     p.add_argument("--executor", default="process", help="process: on this machine; ray: on a Ray cluster")
     p.add_argument("--ray-address", help="local (default), auto, or HOST:PORT of the head")
     p.add_argument("--workers", type=int, help="gradings at a time (default: 1; on Ray, one a GPU, or one a core)")
     p.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
+    p.add_argument("--beside", action="store_true", help="also grade every answer under the other grading, and show what differs")
+    p.add_argument("--aa", type=int, default=0, metavar="N", help="time kernels against themselves N times, for the noise (GPU)")
     p.add_argument("--no-timing", action="store_true")
+    p.add_argument("--estimate", metavar="GPU", help="estimate device time on a GPU, such as h200 (CPU backend; no measurement)")
     p.add_argument("--out", default="runs/report", help="folder of the report")
     p.add_argument("--resume", action="store_true", help="go on where a run into the same folder stopped")
     p.add_argument("--overwrite", action="store_true", help="delete an earlier report in the folder first")
+    access.add_arguments(p)
     return p
 
 
@@ -78,6 +100,7 @@ def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]
     return {
         "n": n,
         "infra_faults": len(outcomes) - n,
+        "pass_at": pass_at(known),
         "tasks": len(tasks),
         "compile_rate": rate(sum(compiles(o) == 1.0 for o in known)),
         "correct_rate": rate(sum(o.correct for o in known)),
@@ -89,71 +112,67 @@ def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]
     }
 
 
-def _no_answer(task: Task, backend: str, grading: str) -> Outcome:
-    return Outcome(task.id, Verdict.MALFORMED, Stage.SCREEN, backend, grading, Fault.POLICY, "the policy has no answer")
+def pass_at(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """pass@k over tasks for k = 1, 2, 4, ... up to the least number of judged samples of a task; empty for no outcome.
 
-
-def requests(
-    spec: str, policy: Any, task: Task, options: Mapping[str, Any], about: Mapping[str, Any], store: Store
-) -> Iterator[tuple[Request | Outcome, int]]:
-    """What one policy hands in for one task: (request or known outcome, sample number).
-
-    A policy may have ``samples(task) -> int`` (default 1) and ``repeatable = True`` when it answers alike every
-    time. One that is not repeatable is not asked again about what is already graded.
-
-    Raises:
-        UsageError: the policy raised an exception.
+    Unbiased: the probability that of k samples drawn without replacement one is correct (Chen et al. 2021).
     """
-    from kbx_env.answer import strip_fences
-    from kbx_env.prompt import instruction
+    by_task: dict[str, list[bool]] = {}
+    for o in outcomes:
+        by_task.setdefault(o.task, []).append(o.correct)
+    least, k, found = min(map(len, by_task.values()), default=0), 1, {}
+    while k <= least:
+        found[str(k)] = statistics.fmean(pass_at_k(len(s), sum(s), k) for s in by_task.values())
+        k = k * 2 if k * 2 <= least or k == least else least
+    return found
 
-    record = {**about, "fingerprint": task.fingerprint}
-    count = getattr(policy, "samples", None)
-    samples = count(task.id) if callable(count) else 1
-    if type(samples) is not int or samples < 1:
-        raise UsageError(f"policy {spec!r}: samples({task.id!r}) is {samples!r}; a whole number, at least 1")
-    for sample in range(samples):
-        blank = Request(task.id, b"", options, record, spec, sample)
-        stored = None if getattr(policy, "repeatable", False) else store.find(blank.record)
-        if stored is not None:
-            yield stored, sample
-            continue
-        prompt = instruction(task, options["backend"])
-        seen = {"task": task.id, "prompt": prompt, "feedback": "", "turn": 0, "sample": sample}
-        try:
-            source = policy.act(seen)
-        except (Exception, SystemExit) as e:
-            raise UsageError(f"policy {spec!r} failed on {task.id}: {type(e).__name__}: {e}") from e
-        if not isinstance(source, str | bytes | None):
-            raise UsageError(f"policy {spec!r} answered {task.id} with a {type(source).__name__}; str, bytes or None")
-        if source is None:
-            outcome = _no_answer(task, options["backend"], options["grading"])
-            store.put(blank.key, spec, sample, blank.record, None, outcome)
-            yield outcome, sample
-        else:
-            data = strip_fences(source).encode("utf-8", "surrogatepass") if isinstance(source, str) else source
-            yield Request(task.id, data, options, record, spec, sample), sample
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """The probability that of ``k`` out of ``n`` samples at least one is among the ``correct`` ones."""
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def spending(answers: Sequence[Answer]) -> dict[str, Any]:
+    """What answers took: calls, tokens, dollars (``None`` where no server told), own scripts, gradings, and wall seconds."""
+    spent = [a.spent for a in answers if a.spent is not None]
+    told: dict[str, Any] = {
+        name: sum(s[name] for s in spent) if spent else None
+        for name in ("calls", "prompt_tokens", "completion_tokens", "untold", "scripts")
+    }
+    dollars = [s["dollars"] for s in spent if s["dollars"] is not None]
+    seconds = [a.seconds for a in answers if a.seconds is not None]
+    more = {"dollars": sum(dollars) if dollars else None, "model_seconds": sum(s["seconds"] for s in spent) if spent else None}
+    return {**told, **more, "gradings": sum(a.gradings for a in answers), "seconds": sum(seconds) if seconds else None}
 
 
 def report_of(
-    spec: str, tasks: Sequence[Task], outcomes: Mapping[tuple[str, int], Outcome], manifest: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The JSON report of one policy; ``outcomes`` by task and sample."""
-    from kbx_env.rewards.compose import load_preset
+    spec: str, policy: Any, tasks: Sequence[Task], answers: Mapping[tuple[str, int], Answer], manifest: Mapping[str, Any],
+    other: Mapping[tuple[str, int], Outcome] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The JSON report of one policy; ``answers`` by task and sample, ``other`` their verdicts under the other grading."""
+    from kbx_env.rewards.compose import load_preset, load_term
 
-    reward = load_preset("default")
+    reward, compiles = load_preset("default"), load_term("compiles")
     timed = bool(manifest.get("timed"))
     by_id = {t.id: t for t in tasks}
     rows = []
-    for (name, sample), o in sorted(outcomes.items()):
+    for (name, sample), a in sorted(answers.items()):
         t = by_id[name]
-        more = {"sample": sample, "category": t.category, "difficulty": t.difficulty, "reward": reward(o)}
-        rows.append({**o.to_dict(), **more})
-    of = {c: [o for (name, _), o in outcomes.items() if by_id[name].category == c] for c in
+        more = {"sample": sample, "category": t.category, "difficulty": t.difficulty, "reward": reward(a.outcome),
+                "compiled": compiles(a.outcome) == 1.0,
+                "spent": spending([a]), "turns": list(a.turns), "notes": dict(a.notes)}  # fmt: skip
+        rows.append({**a.outcome.to_dict(), **more})
+    of = {c: [a.outcome for (name, _), a in answers.items() if by_id[name].category == c] for c in
           sorted({t.category for t in tasks})}  # fmt: skip
+    about = getattr(policy, "about", None)
+    second = {} if other is None else {"beside": {
+        "grading": OTHER[manifest["grading"]], "summary": summarise(list(other.values()), timed=False),
+        "differs": differences(answers, other),
+    }}  # fmt: skip
     return {
-        "policy": spec, "manifest": dict(manifest), "summary": summarise(list(outcomes.values()), timed),
-        "by_category": {c: summarise(found, timed) for c, found in of.items()}, "tasks": rows,
+        "policy": spec, "about": about() if callable(about) else {}, "manifest": dict(manifest),
+        "summary": {**summarise([a.outcome for a in answers.values()], timed), "spent": spending(list(answers.values()))},
+        "by_category": {c: summarise(found, timed) for c, found in of.items()}, **second, "tasks": rows,
     }  # fmt: skip
 
 
@@ -166,6 +185,7 @@ def _folder(a: argparse.Namespace) -> Path:
     if a.overwrite:
         for name in _OURS:  # only what a report wrote: the folder may hold other things
             (out / name).unlink(missing_ok=True)
+        pages.remove(out)
     elif out.is_dir() and any(out.iterdir()) and not a.resume:
         raise UsageError(f"{out} is not empty; use --resume to go on, --overwrite to start anew, or another --out")
     try:
@@ -203,8 +223,10 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     """Grade and write; returns the folder. ``grade`` stands in for the real grader in tests."""
     import torch
     from kbx_env.baselines.policy import make_policy
-    from kbx_env.eval import pages
+    from kbx_env.eval import study
+    from rich.console import Console
 
+    from kbx_env.backends import cost
     from kbx_env.errors import UnknownName
     from kbx_env.grading.grader import BACKENDS, GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
 
@@ -221,17 +243,28 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     if a.torch_ops not in TORCH_OPS:
         raise UnknownName("torch policy", a.torch_ops, TORCH_OPS)
     targets = [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
+    targets = list(TARGETS) if targets == ["all"] else targets
     for t in targets:
         if t not in TARGETS:
             raise UnknownName("target", t, TARGETS)
+    if a.estimate is not None:
+        cost.load(a.estimate)
+        if a.backend == "cuda":
+            raise UsageError("--estimate is for the CPU backend; on a GPU kernels are timed")
+    if a.aa < 0:
+        raise UsageError(f"--aa is {a.aa}; 0 or more")
     workers = 1 if a.workers is None else a.workers
     if workers < 1:
         raise UsageError(f"--workers is {workers}; at least 1")
     backend = "" if on_ray else resolve_backend(a.backend)
-    if backend == "cuda" and not a.no_timing and workers > 1:
-        raise UsageError("--workers above 1 would spoil the timings on a shared GPU; use --workers 1 or --no-timing")
-    policies = [(spec, make_policy(spec)) for spec in dict.fromkeys(a.policy)]
+    given = access.from_args(a)
+    compare = [study.read(folder) for folder in a.compare]
     with contextlib.ExitStack() as stack:
+        policies = []
+        for spec in dict.fromkeys(a.policy):
+            policies.append((spec, policy := make_policy(spec, given)))
+            if callable(close := getattr(policy, "close", None)):
+                stack.callback(close)
         lane: Lane
         if on_ray:
             lane, device = _ray_lane(a)
@@ -240,15 +273,20 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
         else:
             device = torch.cuda.get_device_name(0) if backend == "cuda" else "cpu"
         timed = backend == "cuda" and not a.no_timing
+        if a.aa and not timed:
+            raise UsageError("--aa needs a run that times kernels: --backend cuda, without --no-timing")
         out = _folder(a)
         environment = versions.environment("cpu" if on_ray else backend) | ({"device": device} if on_ray else {})
         settings = {
             "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
-            "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops,
+            "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops, "estimate": a.estimate,
         }  # fmt: skip
         manifest = {**environment, **settings, "timed": timed, "tasks": len(tasks), "task_split": a.split,
                     "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
         store = stack.enter_context(contextlib.closing(Store(out / "gradings.sqlite")))
+        if any(hasattr(policy, "spent") for _, policy in policies):
+            given.ledger.keep(out / access.CALLS)
+            stack.callback(given.ledger.close)
         if grade is not None:
             lane = InlineLane(grade)
         elif not on_ray and workers == 1:
@@ -258,39 +296,33 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
         # Timing a slow kernel on every case is allowed to take minutes; the sandbox's own wall limit is 30 s.
         # Everything is submitted at once: the bars then know how many there are.
         with Executor(lane, store=store, deadline=600 if timed else 120, capacity=sys.maxsize) as executor:
-            found = _grade_all(executor, store, policies, tasks, settings, environment)
-    pages.write(out, [report_of(spec, tasks, found[spec], manifest) for spec, _ in policies])
+            askers = [Asker(s, p, settings, environment, store, executor) for s, p in policies]
+            found = _ask_all(askers, tasks)
+            other = grade_beside(askers, tasks, found) if a.beside else {}
+        if a.aa:
+            manifest["aa"] = calibrate(a.aa)
+        reports = [report_of(spec, policy, tasks, found[spec], manifest, other.get(spec)) for spec, policy in policies]
+    with Console(stderr=True).status("writing") as status:
+        store_path, tell = out / "gradings.sqlite", functools.partial(_tell, status)
+        pages.write(out, reports, compare=compare, store=store_path, step=tell)
     return out
 
 
-def _grade_all(
-    executor: Executor, store: Store, policies: Sequence[tuple[str, Any]], tasks: Sequence[Task],
-    settings: Mapping[str, Any], environment: Mapping[str, Any],
-) -> dict[str, dict[tuple[str, int], Outcome]]:  # fmt: skip
+def _tell(status: Status, what: str) -> None:
+    status.update(f"writing {what}")
+
+
+def _ask_all(askers: Sequence[Asker], tasks: Sequence[Task]) -> dict[str, dict[tuple[str, int], Answer]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    found: dict[str, dict[tuple[str, int], Outcome]] = {spec: {} for spec, _ in policies}
-    jobs: dict[concurrent.futures.Future[Outcome], tuple[str, str, int]] = {}
+    found: dict[str, dict[tuple[str, int], Answer]] = {a.spec: {} for a in askers}
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        bars = {spec: progress.add_task(spec, total=None) for spec, _ in policies}
-        for spec, policy in policies:
-            total = 0
-            for task in tasks:
-                for ask, sample in requests(spec, policy, task, settings, environment, store):
-                    total += 1
-                    if isinstance(ask, Outcome):
-                        found[spec][task.id, sample] = ask
-                        progress.advance(bars[spec])
-                        continue
-                    job = executor.submit(ask)
-                    job.add_done_callback(lambda _, bar=bars[spec]: progress.advance(bar))
-                    jobs[job] = (spec, task.id, sample)
-            progress.update(bars[spec], total=total)
-        for done in concurrent.futures.as_completed(jobs):
-            spec, name, sample = jobs[done]
-            found[spec][name, sample] = done.result()
+        bars = {a.spec: progress.add_task(a.spec, total=sum(a.samples(t) for t in tasks)) for a in askers}
+        for asker, name, sample, answer in ask_all(askers, tasks):
+            found[asker.spec][name, sample] = answer
+            progress.advance(bars[asker.spec])
     return found
 
 

@@ -1,144 +1,167 @@
-"""Writes a report as JSON, Markdown and one self-contained HTML page."""
+"""Writes a report: JSON, Markdown, one self-contained HTML page, figures, tables, and a page for each task."""
 
 from __future__ import annotations
 
 import html
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from kbx_env.eval import study as studies
+from kbx_env.eval.pages.blocks import to_html, to_markdown
+from kbx_env.eval.pages.document import Material, document
 
-def percent(value: float | None) -> str:
-    """A rate for people; missing is said, never 0."""
-    return "not measured" if value is None else f"{100 * value:.1f} %"
+from kbx_env.errors import UsageError
 
-
-def times(value: float | None) -> str:
-    """A speedup for people."""
-    return "not measured" if value is None else f"{value:.3f}x"
-
-
-def reason(row: Mapping[str, Any]) -> str:
-    """Why a task was not solved, in one line."""
-    return "" if row["correct"] else str(row["message"]).split("\n")[0][:160]
+FILES = "report.files.json"
+"""Lists what a report wrote into subfolders, for ``--overwrite``."""
+PAIRS = 6
+"""Comparisons of two policies: all pairs of four policies, of more each with the first."""
 
 
-def write(out: Path, reports: Sequence[Mapping[str, Any]]) -> None:
-    """``report.json`` (the first policy's keys on top, all under ``policies``), ``report.md``, ``report.html``."""
-    whole = {**reports[0], "policies": list(reports)} if len(reports) > 1 else dict(reports[0])
-    template = Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
-    body = "\n".join(map(_section, reports))
-    texts = {
-        "report.json": json.dumps(whole, indent=1, allow_nan=False),
-        "report.md": "\n\n".join(map(_markdown, reports)) + "\n",
-        "report.html": template.substitute(body=body, manifest=_manifest(reports[0]["manifest"])),
-    }
-    for name, text in texts.items():
-        (out / f"{name}.new").write_text(text, encoding="utf-8", errors="backslashreplace")
-    for name in texts:
-        (out / f"{name}.new").replace(out / name)
+def write(
+    out: Path, reports: Sequence[Mapping[str, Any]], *, compare: Sequence[studies.Study] = (), store: Path | None = None,
+    step: Callable[[str], None] = lambda what: None,
+) -> None:  # fmt: skip
+    """Write everything into ``out``; each file is whole or as it was.
 
-
-def _manifest(manifest: Mapping[str, Any]) -> str:
-    keys = ("device", "backend", "torch", "triton", "grading", "task_split", "seed_policy")
-    return html.escape(" · ".join(f"{k.replace('_', ' ')}: {manifest[k]}" for k in keys if k in manifest))
-
-
-def _label(row: Mapping[str, Any]) -> str:
-    return row["task"] + (f" #{row['sample'] + 1}" if row.get("sample") else "")
-
-
-def _ratio(row: Mapping[str, Any]) -> float | None:
-    e = row.get("evidence") or {}
-    if not row["correct"] or not e.get("moved_bytes") or not e.get("ideal_bytes"):
-        return None  # a wrong kernel moves too little for free
-    return e["moved_bytes"] / e["ideal_bytes"]
-
-
-def _size(value: int | None) -> str:
-    if value is None:
-        return "–"
-    size, units = float(value), ["B", "KiB", "MiB", "GiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
-
-
-def _markdown(r: Mapping[str, Any]) -> str:
-    s = r["summary"]
-    lines = [
-        f"# {r['policy']}", "", html.unescape(_manifest(r["manifest"])), "",
-        f"- gradings: {s['n']} over {s['tasks']} tasks" + (f" (and {s['infra_faults']} not judged)" if s["infra_faults"] else ""),
-        f"- compiles: {percent(s['compile_rate'])}", f"- correct: {percent(s['correct_rate'])}",
-        f"- tasks solved at least once: {percent(s['solved_rate'])}",
-        f"- faster than eager: {percent(s['faster_than_eager_rate'])}",
-        f"- geometric mean speedup of correct kernels: {times(s['geomean_speedup'])}", "",
-        "| task | verdict | cases | moved / ideal bytes | launches | speedup | reason |", "|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    for row in r["tasks"]:
-        c, e, ratio = row["cases"], row.get("evidence") or {}, _ratio(row)
-        cells = [
-            _label(row), row["verdict"], f"{c['passed']}/{c['total']}" if c else "-",
-            "-" if ratio is None else f"{ratio:.2f}", str(e.get("launches", "-")),
-            "-" if row["speedup"] is None else times(row["speedup"]), reason(row).replace("|", "\\|"),
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _bar(parts: Sequence[tuple[str, int]]) -> str:
-    """One row of a stacked bar as SVG; widths are shares of the gradings of the category."""
-    total, x, rects = sum(k for _, k in parts), 0.0, []
-    for name, k in parts:
-        width = 100 * k / total if total else 0
-        rects.append(f'<rect class="{name}" x="{x:.2f}%" width="{width:.2f}%" height="100%"/>')
-        x += width
-    said = ", ".join(f"{k} {name}" for name, k in parts if k)
-    return f'<svg class="bar" role="img" aria-label="{said}"><title>{said}</title>{"".join(rects)}</svg>'
-
-
-def _category(name: str, s: Mapping[str, Any]) -> str:
-    correct, unknown = s["verdicts"].get("correct", 0), s["infra_faults"]
-    bar = _bar([("good", correct), ("bad", s["n"] - correct), ("unknown", unknown)])
-    return (
-        f"<tr><th scope=row>{html.escape(name)}</th><td>{bar}</td><td class=num>{correct} of {s['n']}</td>"
-        f"<td class=num>{times(s['geomean_speedup']) if s['geomean_speedup'] is not None else '–'}</td></tr>"
-    )
-
-
-def _section(r: Mapping[str, Any]) -> str:
-    s = r["summary"]
-    cards = [
-        ("gradings", str(s["n"])), ("compiles", percent(s["compile_rate"])), ("correct", percent(s["correct_rate"])),
-        ("faster than eager", percent(s["faster_than_eager_rate"])), ("geomean speedup", times(s["geomean_speedup"])),
-    ]  # fmt: skip
-    if s["infra_faults"]:
-        cards.insert(1, ("not judged", str(s["infra_faults"])))
-    shown = "".join(f"<div><b>{v}</b><small>{k}</small></div>" for k, v in cards)
-    categories = "".join(_category(c, v) for c, v in r["by_category"].items())
-    rows = "".join(map(_row, r["tasks"]))
-    return f"""<section><h2>{html.escape(r["policy"])}</h2><div class="cards">{shown}</div>
-<details open><summary>Correct by category</summary><div class="wide"><table class="categories">
-<tr><th>category</th><th></th><th class=num>correct</th><th class=num>speedup</th></tr>{categories}</table></div></details>
-<details open><summary>Every grading</summary><div class="wide"><table>
-<tr><th>task</th><th>verdict</th><th class=num>cases</th><th class=num title="bytes that the launches moved">moved</th>
-<th class=num title="bytes that any kernel must move">ideal</th><th class=num>ratio</th><th class=num>launches</th>
-<th class=num>speedup</th><th class=num>seconds</th><th>reason</th></tr>{rows}</table></div></details></section>"""
-
-
-def _row(row: Mapping[str, Any]) -> str:
-    c, e, t, ratio = row["cases"], row.get("evidence") or {}, row["timing"], _ratio(row)
-    speed = f"{t['speedup']:.3f}x <small>{t['low']:.3f} to {t['high']:.3f}</small>" if t else "–"
-    seconds = row["seconds"].get("total")
-    numbers = [
-        f"{c['passed']}/{c['total']}" if c else "–", _size(e.get("moved_bytes")), _size(e.get("ideal_bytes")),
-        "–" if ratio is None else f"{ratio:.2f}", str(e.get("launches", "–")), speed,
-        "–" if seconds is None else f"{seconds:.2f}",
-    ]  # fmt: skip
-    verdict = f'<span class="v {row["verdict"]}">{row["verdict"].replace("_", " ")}</span>'
-    return (
-        f"<tr><td>{html.escape(_label(row))}</td><td>{verdict}</td>" + "".join(f"<td class=num>{x}</td>" for x in numbers)
-        + f"<td class=why>{html.escape(reason(row))}</td></tr>"
+    Args:
+        out: the folder.
+        reports: JSON of each policy of this run.
+        compare: earlier runs to show beside them, read from their folders.
+        store: the run's gradings, for the sources on the tasks' pages.
+        step: told what is being written.
+    """
+    step("report.json")
+    _replace(out / "report.json", _json(reports))
+    own = studies.from_reports(reports)
+    study = studies.joined([own, *compare])
+    missing: list[str] = []
+    step("tables")
+    _optional(missing, lambda: _tables(own, out))
+    step("figures")
+    figures = _optional(missing, lambda: _figures(study, out)) or {}
+    files = [f"figures/{name}{end}" for name in figures for end in (".png", ".svg")]
+    step("statistics")
+    analysis = _optional(missing, lambda: _analysis(study))
+    step("task pages")
+    pages = _task_pages(own, store, out)
+    material = Material(
+        study, {p.name: r["beside"] for p, r in zip(own.policies, reports) if "beside" in r}, figures, pages, analysis,
+        _pairs(study), _portability(own), tuple(missing),
     )  # fmt: skip
+    files += [f"sources/{Path(p).stem}/{s.name}" for p in pages.values() for s in _in(out / "sources" / Path(p).stem)]
+    files += pages.values()
+    _replace(out / FILES, [json.dumps(sorted(files), indent=0)])
+    step("report.html")
+    blocks = document(material)
+    title = " · ".join(p.name for p in study.policies)
+    template = Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
+    _replace(out / "report.md", ["# kbx_env report\n\n", to_markdown(blocks), "\n"])
+    _replace(out / "report.html", [template.substitute(body=to_html(blocks), title=html.escape(title[:200]))])
+
+
+def remove(out: Path) -> None:
+    """Remove what an earlier report left in subfolders: the files on its list, and folders that are empty then.
+
+    Nothing else: somebody's report may lie in a folder with a ``tasks/`` of its own.
+    """
+    try:
+        listed = json.loads((out / FILES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    parents = set()
+    for name in listed if isinstance(listed, list) else ():
+        path = out / str(name)
+        if ".." not in path.parts and path.resolve().is_relative_to(out.resolve()):
+            path.unlink(missing_ok=True)
+            parents |= {path.parent, path.parent.parent} - {out, out.parent}
+    for folder in sorted(parents, key=lambda p: -len(p.parts)):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+    (out / FILES).unlink()
+
+
+def _in(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _optional(missing: list[str], make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except UsageError as e:  # a package of the extra "report" is not there
+        missing.append(str(e))
+        return None
+
+
+def _json(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The first policy's keys on top; with several, all under ``policies`` and the answers there only. One answer a line."""
+    if len(reports) == 1:
+        yield from _object(reports[0])
+        return
+    head = {k: v for k, v in reports[0].items() if k != "tasks"}
+    yield json.dumps(head, indent=1, allow_nan=False)[:-2] + ',\n "policies": [\n'
+    for i, r in enumerate(reports):
+        yield from _object(r)
+        yield ",\n" if i + 1 < len(reports) else "\n]}\n"
+
+
+def _object(r: Mapping[str, Any]) -> Iterator[str]:
+    head = {k: v for k, v in r.items() if k != "tasks"}
+    yield json.dumps(head, indent=1, allow_nan=False)[:-2] + ',\n "tasks": ['
+    for i, row in enumerate(r["tasks"]):
+        yield ("\n" if i == 0 else ",\n") + json.dumps(row, allow_nan=False)
+    yield "\n]}"
+
+
+def _replace(path: Path, pieces: Sequence[str] | Iterator[str]) -> None:
+    new = path.with_name(f"{path.name}.new")
+    with new.open("w", encoding="utf-8", errors="backslashreplace") as f:
+        f.writelines(pieces)
+    new.replace(path)
+
+
+def _tables(study: studies.Study, out: Path) -> None:
+    from kbx_env.eval.tables import write_tables
+
+    write_tables(study, out)
+
+
+def _figures(study: studies.Study, out: Path) -> dict[str, tuple[str, str]]:
+    from kbx_env.eval import plots
+
+    made = plots.figures(study)
+    plots.save(made, out / "figures")
+    # HTML knows SVG without being told its namespace.
+    bare = {name: re.sub(r' xmlns(?::\w+)?="[^"]*"', "", plots.inline_svg(figure)) for name, figure in made.items()}
+    return {name: (svg, plots.CAPTIONS[name]) for name, svg in bare.items()}
+
+
+def _analysis(study: studies.Study) -> Any:
+    from kbx_env.eval import models
+
+    return models.analyse(models.answers(study))
+
+
+def _pairs(study: studies.Study) -> list[Any]:
+    from kbx_env.eval import models
+
+    few = len(study.policies) <= 4
+    pairs = itertools.combinations(study.policies, 2) if few else ((study.policies[0], p) for p in study.policies[1:])
+    return [c for a, b in itertools.islice(pairs, PAIRS) if (c := models.paired(a, b)).tasks]
+
+
+def _task_pages(study: studies.Study, store: Path | None, out: Path) -> Mapping[str, str]:
+    from kbx_env.eval.task_pages import write_task_pages
+
+    return write_task_pages(study, store, out)
+
+
+def _portability(study: studies.Study) -> Sequence[Any]:
+    from kbx_env.eval.portability import portability
+
+    return portability(study)

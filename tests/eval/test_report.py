@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from kbx_env.baselines.policy import Needs
 from kbx_env.eval import report
 
 from kbx_env import versions
+from kbx_env.episode import Trajectory
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Timing, Verdict
 
@@ -110,7 +112,7 @@ class Sampler:
 
 
 def test_every_sample_is_graded_and_no_answer_is_malformed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kbx_env.baselines.policy.make_policy", lambda spec: Sampler())
+    monkeypatch.setattr("kbx_env.baselines.policy.make_policy", lambda spec, access=None: Sampler())
     out = report.run(_args(tmp_path), grade=Fake())
     data = json.loads((out / "report.json").read_text())
     assert len(data["tasks"]) == 30 and {(r["task"], r["sample"]) for r in data["tasks"]} == set(Sampler.asked)
@@ -124,7 +126,7 @@ def test_every_sample_is_graded_and_no_answer_is_malformed(tmp_path: Path, monke
 
 
 def test_a_policy_that_is_not_repeatable_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kbx_env.baselines.policy.make_policy", lambda spec: Sampler())
+    monkeypatch.setattr("kbx_env.baselines.policy.make_policy", lambda spec, access=None: Sampler())
     Sampler.asked.clear()
     report.run(_args(tmp_path), grade=Fake())
     Sampler.asked.clear()
@@ -163,7 +165,7 @@ def test_several_policies_have_a_section_each(tmp_path: Path) -> None:
     data = json.loads((out / "report.json").read_text())
     assert [p["policy"] for p in data["policies"]] == ["expert", "zeros"]
     assert data["policy"] == "expert" and data["summary"] == data["policies"][0]["summary"]
-    assert (out / "report.html").read_text().count("<section>") == 2
+    assert (out / "report.html").read_text().count('<section id="policy-') == 2
 
 
 def _timed(low: float) -> Outcome:
@@ -197,7 +199,7 @@ def test_a_failing_policy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         def act(self, observation):
             raise RuntimeError("no connection")
 
-    monkeypatch.setattr("kbx_env.baselines.policy.make_policy", lambda spec: Broken())
+    monkeypatch.setattr("kbx_env.baselines.policy.make_policy", lambda spec, access=None: Broken())
     with pytest.raises(UsageError, match="activation/gelu_fp16: RuntimeError: no connection"):
         report.run(_args(tmp_path), grade=Fake())
 
@@ -205,6 +207,7 @@ def test_a_failing_policy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 KILLED = """
 import os, sys
 sys.path.insert(0, {root!r})
+from kbx_env.baselines.policy import Needs
 from kbx_env.eval import report
 from kbx_env.outcome import Cases, Outcome, Stage, Verdict
 seen = []
@@ -231,3 +234,59 @@ def test_it_runs_as_a_script_from_a_clone(tmp_path: Path) -> None:
     script = Path(report.__file__)
     done = subprocess.run([sys.executable, "-I", str(script), "--help"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0 and "--resume" in done.stdout
+
+
+class Twice:
+    """Submits two sources, and hands in one of them, a third, or none."""
+
+    name = "twice"
+    needs = Needs(grader_feedback=True)
+
+    def __init__(self, final: str | None) -> None:
+        self.final = final
+
+    def run(self, task, env) -> Trajectory:
+        env.grade(["a = 1", "b = 1"], round=0, labels=["one", "two"])
+        return Trajectory(self.final, "nothing was good", tuple(env.turns))
+
+
+@pytest.mark.parametrize(("final", "gradings", "seen"), [("b = 1", 2, 2), ("c = 1", 3, 3), (None, 2, 2)])
+def test_an_episodic_policy_s_way_is_told_and_its_answer_graded_once(
+    final: str | None, gradings: int, seen: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kbx_env.baselines.policy.make_policy", lambda spec, access=None: Twice(final))
+    grade = Fake()
+    out = report.run(_args(tmp_path, "--tasks", "math/cos"), grade=grade)
+    (row,) = json.loads((out / "report.json").read_text())["tasks"]
+    assert len(grade.seen) == seen and row["spent"]["gradings"] == gradings and row["spent"]["calls"] is None
+    assert [(t["label"], t["round"], t["correct"]) for t in row["turns"]] == [("one", 0, True), ("two", 0, True)]
+    assert row["correct"] is (final is not None) and (final is not None or "nothing was good" in row["message"])
+    again = Fake()
+    report.run(_args(tmp_path, "--tasks", "math/cos", "--resume"), grade=again)
+    assert again.seen == []
+
+
+def test_overwriting_removes_an_earlier_report_s_pages_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "tasks").mkdir(parents=True)
+    (out / "tasks" / "mine.py").write_text("precious")
+    report.run(_args(tmp_path, "--tasks", "math/cos,math/pow", "--overwrite"), grade=Fake())
+    assert (out / "tasks/math-cos.html").is_file() and list((out / "figures").glob("*.svg"))
+    (out / "report.files.json").write_text(json.dumps([*json.loads((out / "report.files.json").read_text()), "../beside", 3]))
+    (tmp_path / "beside").write_text("precious too")
+    report.run(_args(tmp_path, "--tasks", "math/pow", "--overwrite"), grade=Fake())
+    assert not (out / "tasks/math-cos.html").exists() and not (out / "sources/math-cos").exists()
+    assert (out / "tasks/math-pow.html").is_file() and (out / "tasks/mine.py").read_text() == "precious"
+    assert (tmp_path / "beside").read_text() == "precious too"
+
+
+def test_an_earlier_report_stands_beside(tmp_path: Path) -> None:
+    few = ("--tasks", "math/cos,math/pow,loss/*")
+    first = report.run(_args(tmp_path, *few), grade=Fake())
+    argv = ["--policy", "expert", "--backend", "cpu", "--split", "all", *few, "--compare", str(first), "--out"]
+    argv.append(str(tmp_path / "two"))
+    assert report.main([*argv[:-1], str(tmp_path / "no"), "--compare", str(tmp_path / "nothing")]) == 2
+    out = report.run(report.parser().parse_args(argv), grade=Fake())
+    page = (out / "report.html").read_text()
+    assert "expert (out)" in page and page.count('<section id="policy-') == 2 and "solve the same" in page
+    assert "policies" not in json.loads((out / "report.json").read_text()), "a run's own report holds its own answers"

@@ -1,0 +1,58 @@
+"""How far the speedup of one policy depends on the device: reports of several devices beside one another."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kbx_env.eval.stats import Result
+from kbx_env.eval.study import PolicyStudy, Study
+
+
+@dataclass(frozen=True)
+class Across(Result):
+    """Largest over smallest speedup of a task's kernels on several devices (paper Sec. 4: median 2.15, worst 21.4).
+
+    ``tasks``: solved and timed on all of them; ``worst_task`` has the largest ratio; ``mixed``: tasks faster than eager on one
+    device and slower on another; ``geometric_means`` by device, over these tasks.
+    """
+
+    policy: str
+    devices: tuple[str, ...]
+    tasks: int
+    median: float
+    worst: float
+    worst_task: str
+    mixed: int
+    geometric_means: Mapping[str, float]
+
+
+def across(study: Study) -> list[Across]:
+    """One for each policy that was timed on several devices; the same policy is one of the same spec."""
+    found: dict[str, dict[str, PolicyStudy]] = {}
+    for p in study.policies:
+        if p.timed:
+            found.setdefault(p.spec or p.name, {}).setdefault(str(p.manifest.get("device")), p)
+    made = []
+    for spec, by_device in found.items():
+        logs = {device: _logs(p) for device, p in by_device.items()}
+        tasks = sorted(set.intersection(*map(set, logs.values()))) if len(logs) > 1 else []
+        if not tasks:
+            continue
+        ratios = {t: math.exp(max(own[t] for own in logs.values()) - min(own[t] for own in logs.values())) for t in tasks}
+        worst = max(tasks, key=lambda t: ratios[t])
+        mixed = sum(min(own[t] for own in logs.values()) < 0 < max(own[t] for own in logs.values()) for t in tasks)
+        means = {device: math.exp(statistics.fmean(own[t] for t in tasks)) for device, own in logs.items()}
+        made.append(Across(spec, tuple(logs), len(tasks), statistics.median(ratios.values()), ratios[worst], worst, mixed, means))
+    return made
+
+
+def _logs(p: PolicyStudy) -> dict[str, float]:
+    """Log-speedup of each task, the mean over its correct answers."""
+    found: dict[str, list[float]] = {}
+    for r in p.judged:
+        if r.correct and r.speedup:
+            found.setdefault(r.task, []).append(math.log(r.speedup))
+    return {task: statistics.fmean(logs) for task, logs in found.items()}

@@ -1,0 +1,167 @@
+"""The report's text: which pieces in which order, from data that is computed elsewhere."""
+
+from __future__ import annotations
+
+from kbx_env.eval import stats
+from kbx_env.eval.pages import words
+from kbx_env.eval.pages.blocks import Block, Cards, Cell, Column, Heading, Section, Table, Text
+from kbx_env.eval.pages.evidence import beside, fusion, portable, quantization, spent
+from kbx_env.eval.pages.findings import pairs, rounds, speed, where, why
+from kbx_env.eval.pages.material import ANSWERS, Material, figure, label, mean, rate, total
+from kbx_env.eval.study import PolicyStudy, Row
+
+
+def document(m: Material) -> list[Block]:
+    """All of it."""
+    parts = [
+        _summary(m),
+        where(m),
+        speed(m),
+        rounds(m),
+        why(m),
+        pairs(m),
+        fusion(m),
+        quantization(m),
+        spent(m),
+        portable(m),
+        beside(m),
+        *(_answers(m, p, i) for i, p in enumerate(m.study.policies)),
+        _notes(m),
+    ]
+    return [p for p in parts if p is not None]
+
+
+def _summary(m: Material) -> Section:
+    rows: list[list[Cell | str]] = []
+    sentences = []
+    for i, p in enumerate(m.study.policies):
+        r, speed = stats.rates(p), stats.speeds(p.rows)
+        tokens = dict(words.took(total(p)))
+        rows.append(
+            [
+                Cell(p.name, href=f"#policy-{i}"),
+                rate(r.compiled),
+                rate(r.correct),
+                words.between(r.correct.low, r.correct.high) or words.NONE,
+                _best_pass(p),
+                Cell(words.NONE) if speed is None else mean(speed.geometric_mean),
+                words.NONE if speed is None else words.times(speed.spread.median),
+                Cell(words.NONE) if speed is None else rate(speed.slower),
+                tokens["LLM calls"],
+                tokens["tokens"],
+                tokens["gradings"],
+                tokens["wall time"],
+            ]
+        )
+        sentences.append(Text(_sentence(p, r, speed)))
+    names = (
+        ("policy", ""),
+        ("compiles", ""),
+        ("correct", "of all judged answers"),
+        ("95 %", "Wilson interval of the correct rate"),
+        ("pass@k", "unbiased, largest k"),
+        ("speedup", "geometric mean over eager of correct kernels"),
+        ("median", "speedup"),
+        ("slower", "correct kernels slower than eager"),
+        ("LLM calls", ""),
+        ("tokens", ""),
+        ("gradings", "verdicts the policy was given"),
+        ("wall", "summed over answers"),
+    )
+    table = Table([Column(n, i > 0, t) for i, (n, t) in enumerate(names)], rows)
+    return Section("summary", [Heading("In short"), *sentences, table, *figure(m, "rates")])
+
+
+def _sentence(p: PolicyStudy, r: stats.Rates, speed: stats.Speeds | None) -> str:
+    if r.correct.rate is None:
+        return f"{p.name}: no answer could be judged ({r.masked} were lost to infrastructure faults)."
+    text = f"{p.name} answers {r.correct.k} of {r.correct.n} correctly ({words.percent(r.correct.rate)}"
+    text += f", 95 % {words.between(r.correct.low, r.correct.high)}); {r.compiled.k} compile"
+    if r.masked:
+        text += f"; {r.masked} more were not judged"
+    if speed is not None:
+        text += f". Of {speed.n} correct kernels that were timed {speed.slower.k} are slower than eager"
+        text += f"; the geometric mean is {words.times(speed.geometric_mean.value)}"
+    elif not p.timed:
+        text += ". Nothing was timed on this machine"
+    return text + "."
+
+
+def _best_pass(p: PolicyStudy) -> str:
+    found = stats.pass_at(p.rows)
+    k = max(found, default=1)
+    return f"pass@{k} {words.percent(found[k].value)}" if k > 1 else words.NONE
+
+
+def _answers(m: Material, p: PolicyStudy, index: int) -> Section:
+    r = stats.rates(p)
+    cards = [
+        ("answers", str(r.correct.n)),
+        ("compiles", words.percent(r.compiled.rate)),
+        ("correct", words.percent(r.correct.rate)),
+    ]
+    if r.masked:
+        cards.insert(1, ("not judged", str(r.masked)))
+    speed = stats.speeds(p.rows)
+    cards.append(("geomean speedup", words.times(speed.geometric_mean.value if speed else None)))
+    summed = {"wall time": "wall time, all answers"}  # several are asked for at a time
+    cards += [(summed.get(k, k), v) for k, v in words.took(total(p)) if v != words.NONE]
+    passes = stats.pass_at(p.rows)
+    texts = [Text(line, quiet=True) for line in (words.manifest_line(p.manifest), words.about_line(p.about)) if line]
+    if len(passes) > 1:
+        told = (f"pass@{k} {words.percent(v.value)} ({words.between(v.low, v.high) or 'no interval'})" for k, v in passes.items())
+        texts.append(Text(", ".join(told)))
+    names = (
+        ("task", ""),
+        ("verdict", ""),
+        ("cases", ""),
+        ("moved", "bytes that the launches moved"),
+        ("ideal", "bytes that any kernel must move"),
+        ("ratio", ""),
+        ("launches", ""),
+        ("speedup", "over eager"),
+        ("seconds", "of the last grading"),
+        ("calls", "of a language model"),
+        ("tokens", ""),
+        ("gradings", "verdicts that the policy was given"),
+        ("wall", ""),
+        ("reason", ""),
+    )
+    columns = [Column(n, n not in ("task", "verdict", "reason"), t) for n, t in names]
+    more = f"; the first {ANSWERS} of {len(p.rows)}, all are in tasks.csv" if len(p.rows) > ANSWERS else ""
+    shown, seen = [_answer(m, row) for row in p.rows[:ANSWERS]], set[str]()
+    for row, cells in zip(p.rows, shown):
+        if row.category not in seen:  # where the tables above lead
+            seen.add(row.category)
+            cells[1] = Cell(row.verdict.replace("_", " "), style=f"v {row.verdict}", anchor=f"policy-{index}-{row.category}")
+    table = Table(columns, shown, f"Every answer{more}", open=len(m.study.policies) == 1)
+    return Section(f"policy-{index}", [Heading(p.name), *texts, Cards([(v, k) for k, v in cards]), table])
+
+
+def _answer(m: Material, r: Row) -> list[Cell | str]:
+    raw = r.raw
+    c, e = raw.get("cases"), raw.get("evidence") or {}
+    seconds = (raw.get("seconds") or {}).get("total")
+    told = dict(words.took(r.spent))
+    return [
+        Cell(label(r), href=m.pages.get(r.task)),
+        Cell(r.verdict.replace("_", " "), style=f"v {r.verdict}"),
+        f"{c['passed']}/{c['total']}" if c else words.NONE,
+        words.size(e.get("moved_bytes")),
+        words.size(e.get("ideal_bytes")),
+        words.NONE if r.traffic is None else f"{r.traffic:.2f}",
+        words.NONE if r.launches is None else str(r.launches),
+        Cell(words.NONE)
+        if r.speedup is None
+        else Cell(words.times(r.speedup), title=f"95 %: {words.between(r.low, r.high, words.times)}"),
+        words.NONE if seconds is None else f"{seconds:.2f}",
+        told["LLM calls"],
+        told["tokens"],
+        told["gradings"],
+        told["wall time"],
+        Cell(words.reason(r.message, r.correct), style="why"),
+    ]
+
+
+def _notes(m: Material) -> Section | None:
+    return Section("notes", [Heading("Left out"), *(Text(t, quiet=True) for t in m.missing)]) if m.missing else None

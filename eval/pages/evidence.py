@@ -1,0 +1,123 @@
+"""Sections on traffic, quantization, cost, other GPUs and the other grading."""
+
+from __future__ import annotations
+
+from kbx_env.eval import stats
+from kbx_env.eval.pages import words
+from kbx_env.eval.pages.blocks import Cell, Column, Heading, Section, Table, Text
+from kbx_env.eval.pages.material import ANSWERS, Material, figure, label, total
+
+_STAGES = ("scale", "rounding", "packed operands", "integer product", "result")
+
+
+def fusion(m: Material) -> Section | None:
+    """Bytes and launches of correct kernels, by category: where fusion is won or lost."""
+    rows: list[list[Cell | str]] = []
+    for p in m.study.policies:
+        for c in m.study.categories:
+            t = stats.traffic(p, c)
+            if t.ratio is not None:
+                launches = words.NONE if t.launches.median is None else f"{t.launches.median:.1f}"
+                rows.append([p.name, c, str(t.ratios.n), f"{t.ratio:.2f}", f"{t.ratios.median:.2f}", launches])
+    if not rows:
+        return None
+    names = ("policy", "category", "correct kernels", "moved / ideal bytes", "median", "launches a call")
+    columns = [Column(n, i > 1) for i, n in enumerate(names)]
+    table = Table(columns, rows, "Memory traffic and launches of correct kernels", open=False)
+    return Section("traffic", [Heading("Traffic"), *figure(m, "traffic"), table])
+
+
+def quantization(m: Material) -> Section | None:
+    """What each answer to a quantized task shows of its scheme."""
+    rows: list[list[Cell | str]] = []
+    for p in m.study.policies:
+        for r in p.judged:
+            found = stats.scheme(r)
+            if found is not None:
+                stages = [{True: "yes", False: "no", None: "not known"}[found.reached.get(s)] for s in _STAGES]
+                rows.append([p.name, Cell(label(r), href=m.pages.get(r.task)), r.verdict.replace("_", " "), *stages])
+    if not rows:
+        return None
+    columns = [Column(n) for n in ("policy", "task", "verdict", *_STAGES)]
+    table = Table(columns, rows[:ANSWERS], "What each answer shows of its scheme")
+    return Section("quantization", [Heading("Quantization, stage by stage"), table])
+
+
+def spent(m: Material) -> Section | None:
+    """Calls, tokens, dollars, own tests, gradings and wall time of policies that ask a model."""
+    rows = [
+        [p.name, *(v for _, v in words.took(total(p)))] for p in m.study.policies if any(r.spent.get("calls") for r in p.rows)
+    ]
+    if not rows:
+        return None
+    columns = [Column(n, i > 0) for i, n in enumerate(("policy", *(k for k, _ in words.took(total(m.study.policies[0])))))]
+    return Section("spent", [Heading("What it took"), Table(columns, rows), *figure(m, "cost"), *figure(m, "pass_at_k")])
+
+
+def portable(m: Material) -> Section | None:
+    """Ahead-of-time builds for other GPUs."""
+    if not m.portable:
+        return None
+    names = (
+        "policy",
+        "target",
+        "category",
+        "builds",
+        "registers",
+        "most",
+        "spilling kernels",
+        "shared memory, most",
+        "of",
+        "too much",
+        "occupancy, median",
+        "least",
+    )
+    rows = [
+        [
+            p.policy,
+            p.target,
+            p.category or "all",
+            words.NONE if p.portable is None else f"{p.portable} of {p.answers}",
+            words.amount(p.registers_median),
+            words.amount(p.registers_max),
+            words.amount(p.spilling),
+            words.size(p.shared_max),
+            words.size(p.shared_limit),
+            words.amount(p.over_limit),
+            words.amount(p.occupancy_median),
+            words.amount(p.occupancy_min),
+        ]
+        for p in m.portable
+        if p.answers
+    ]
+    if not rows:
+        return None
+    text = "Correct kernels compiled ahead of time for other GPUs, without one. Registers are a thread's; occupancy is what "
+    text += f"registers and shared memory allow with {m.portable[0].warps} warps a program, which is assumed."
+    columns = [Column(n, i > 2) for i, n in enumerate(names)]
+    whole = [r for r in rows if r[2] == "all"]
+    parts = Table(columns, [r for r in rows if r[2] != "all"], "By category", open=False)
+    return Section("portability", [Heading("On other GPUs"), Text(text), Table(columns, whole), parts])
+
+
+def beside(m: Material) -> Section | None:
+    """The same answers under the other grading."""
+    rows: list[list[Cell | str]] = []
+    texts = []
+    for name, b in m.beside.items():
+        other = b["grading"]
+        own = "contract" if other == "paper" else "paper"
+        texts.append(
+            Text(
+                f"{name}: {words.percent(b['summary']['correct_rate'])} correct under the {other} grading; "
+                f"{len(b['differs'])} answers differ."
+            )
+        )
+        for d in b["differs"]:
+            message = words.reason(d["message"], False)
+            rows.append([name, Cell(d["task"], href=m.pages.get(d["task"])), d[own], d[other], Cell(message, style="why")])
+    if not texts:
+        return None
+    columns = [Column(n) for n in ("policy", "task", "this grading", "the other", "why")]
+    table = [Table(columns, rows[:ANSWERS], "Answers whose verdict differs")] if rows else []
+    return Section("beside", [Heading("Under the other grading"), *texts, *table])

@@ -1,0 +1,196 @@
+"""What correct kernels become on each target: do they build, with how many registers, spills and how much shared memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kbx_env.eval.study import Study
+
+from kbx_env.backends import cost
+from kbx_env.errors import UsageError
+from kbx_env.outcome import Build
+
+TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
+"""As `kbx_env.grading.grader.TARGETS`, which would bring torch with it."""
+WARPS = 4
+"""Warps of a program where Triton is not told otherwise; a build does not say."""
+
+
+@dataclass(frozen=True)
+class Portable:
+    """The builds of a policy's correct answers for one target. ``None``: not known, or nothing was compiled for it.
+
+    Attributes:
+        policy: Whose answers.
+        target: Compiled for.
+        category: Of tasks; empty for all of them.
+        correct: Correct answers, compiled for the target or not.
+        answers: Of these, the ones compiled for the target. All below counts these alone.
+        portable: Answers of which every kernel builds and fits.
+        kernels: Kernels, the same kernel of two specialisations twice.
+        built: Kernels that build and fit.
+        told: Kernels of which registers are known.
+        registers_median: A thread's, over kernels that say it.
+        registers_max: The most of a thread.
+        spilling: Kernels with local memory, of those that say it. A library function's table (cos) is some too.
+        pressed: Of these, the ones at the cap of registers, on a known device: what does not fit into registers.
+        shared_median: Bytes of a program.
+        shared_max: Bytes of a program.
+        shared_limit: Bytes that the target gives a program at most.
+        over_limit: Kernels that want more than that.
+        device: The GPU whose limits give the occupancy.
+        occupancy_median: Share of the warps of an SM by registers and shared memory, at ``warps`` warps a program, which
+            is an assumption: builds do not say. A kernel that does not fit has 0.
+        occupancy_min: The least of a kernel.
+        occupancy_bound: Median of what registers alone allow: an upper bound whatever a program's warps are.
+        shared_bound: Kernels whose occupancy shared memory limits, under the same assumption.
+        warps: Assumed.
+    """
+
+    policy: str
+    target: str
+    category: str
+    correct: int
+    answers: int | None = None
+    portable: int | None = None
+    kernels: int | None = None
+    built: int | None = None
+    told: int | None = None
+    registers_median: float | None = None
+    registers_max: int | None = None
+    spilling: int | None = None
+    pressed: int | None = None
+    shared_median: float | None = None
+    shared_max: int | None = None
+    shared_limit: int | None = None
+    over_limit: int | None = None
+    device: str | None = None
+    occupancy_median: float | None = None
+    occupancy_min: float | None = None
+    occupancy_bound: float | None = None
+    shared_bound: int | None = None
+    warps: int = WARPS
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return dataclasses.asdict(self)
+
+
+def portability(study: Study, targets: Sequence[str] = TARGETS, warps: int = WARPS) -> list[Portable]:
+    """By policy, target and category, the whole first (category empty).
+
+    Args:
+        study: the answers; wrong and masked ones are left out.
+        targets: told of even where nothing was compiled for them.
+        warps: of a program, assumed for the occupancy that shared memory allows.
+
+    Raises:
+        UsageError: no such number of warps.
+    """
+    if warps not in (1, 2, 4, 8, 16, 32):
+        raise UsageError(f"warps is {warps}; a power of two, at most 32")
+    found = []
+    for p in study.policies:
+        rows = [
+            (r.category, [b for raw in r.raw.get("compile") or () if (b := _build(raw)) is not None])
+            for r in p.rows if r.correct and not r.masked
+        ]  # fmt: skip
+        others = sorted({b.target for _, builds in rows for b in builds} - set(targets))
+        for target in (*targets, *others):
+            for category in ("", *study.categories):
+                mine = [builds for c, builds in rows if category in ("", c)]
+                found.append(_told(Portable(p.name, target, category, len(mine), warps=warps), mine))
+    return found
+
+
+def device_of(target: str) -> cost.Device | None:
+    """The GPU of `kbx_env.backends.cost` with the target's capability; those of one capability have the same SM."""
+    return _devices().get(target)
+
+
+@functools.cache
+def _devices() -> dict[str, cost.Device]:
+    known = map(cost.load, sorted(cost.names()))
+    return {f"sm_{d.capability}": d for d in known}
+
+
+def occupancy(build: Build, warps: int = WARPS) -> tuple[float, str] | None:
+    """Share of an SM's warps that the kernel's resources allow, and what limits it; ``None`` where not known.
+
+    Args:
+        build: for a target of NVIDIA's; of others the cost model knows no device.
+        warps: of a program.
+    """
+    device = device_of(build.target)
+    if device is None or build.registers is None or build.shared is None:
+        return None
+    try:
+        found = cost.occupancy(build.registers, build.shared, warps, device)
+    except UsageError:
+        return 0.0, "does not fit"
+    return found.share, found.limited_by
+
+
+def _bound(build: Build) -> float | None:
+    """What registers alone allow: as many programs of one warp as their registers hold, without a limit on programs."""
+    device = device_of(build.target)
+    if device is None or build.registers is None:
+        return None
+    # Registers go to a warp in units of 256, out of a quarter of the SM.
+    per_warp = -(-max(build.registers, 1) * 32 // 256) * 256
+    return min(1.0, device.registers // 4 // per_warp * 4 / device.warps)
+
+
+def _pressed(build: Build, warps: int) -> bool | None:
+    """As `kbx_env.baselines.search.rank` has it for one target."""
+    device = device_of(build.target)
+    if device is None or build.spills is None or build.registers is None:
+        return None
+    return build.spills > 0 and build.registers >= min(255, device.registers // (32 * warps)) - 8
+
+
+def _build(raw: Any) -> Build | None:
+    try:
+        build = Build(**raw)
+    except TypeError:
+        return None  # of another version: not known
+    whole = (build.registers, build.spills, build.shared, build.shared_limit)
+    sound = all(v is None or (type(v) is int and v >= 0) for v in whole) and isinstance(build.target, str)
+    return build if sound else None
+
+
+def _told(empty: Portable, answers: Iterable[Sequence[Build]]) -> Portable:
+    mine = [m for builds in answers if (m := [b for b in builds if b.target == empty.target])]
+    kernels = [b for m in mine for b in m]
+    if not kernels:
+        return empty
+    registers, shared = _known(b.registers for b in kernels), _known(b.shared for b in kernels)
+    spills, limits = _known(b.spills for b in kernels), _known(b.shared_limit for b in kernels)
+    over = [b.shared > b.shared_limit for b in kernels if b.shared is not None and b.shared_limit is not None]
+    shares = [s for b in kernels if (s := occupancy(b, empty.warps)) is not None]
+    bounds = [most for b in kernels if (most := _bound(b)) is not None]
+    device = device_of(empty.target)
+    pressed = [b for b in (_pressed(k, empty.warps) for k in kernels) if b is not None]
+    return dataclasses.replace(
+        empty,
+        answers=len(mine), portable=sum(all(b.ok for b in m) for m in mine),
+        kernels=len(kernels), built=sum(b.ok for b in kernels), told=len(registers),
+        registers_median=statistics.median(registers) if registers else None, registers_max=max(registers, default=None),
+        spilling=sum(s > 0 for s in spills) if spills else None, pressed=sum(pressed) if pressed else None,
+        shared_median=statistics.median(shared) if shared else None, shared_max=max(shared, default=None),
+        shared_limit=min(limits, default=None), over_limit=sum(over) if over else None,
+        device=device.name if device and shares else None,
+        occupancy_median=statistics.median(s for s, _ in shares) if shares else None,
+        occupancy_min=min((s for s, _ in shares), default=None),
+        occupancy_bound=statistics.median(bounds) if bounds else None,
+        shared_bound=sum(by == "shared memory" for _, by in shares) if shares else None,
+    )  # fmt: skip
+
+
+def _known(values: Iterable[int | None]) -> list[int]:
+    return [v for v in values if v is not None]

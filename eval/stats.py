@@ -1,0 +1,400 @@
+"""Statistics of a report, as pure functions: rates, speeds, rounds, failures. Comparisons are in `kbx_env.eval.models`.
+
+Infrastructure faults are masked: left out of every rate, and counted. ``None`` is not known, never 0. Intervals are 95 %.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from kbx_env.eval.study import PolicyStudy, Row, Study
+
+DRAWS = 2000
+"""Bootstrap samples behind an interval."""
+LEVEL = 0.95
+GRID = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0)
+"""Where the fast_p curve is told."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A frozen record of plain numbers and text."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Spread(Result):
+    """How ``n`` numbers lie; all but the count ``None`` for none."""
+
+    n: int
+    median: float | None
+    q1: float | None
+    q3: float | None
+    p90: float | None
+    most: float | None
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Quantiles (linear between neighbours)."""
+    at = [float(q) for q in np.quantile(values, [0.5, 0.25, 0.75, 0.9, 1.0])] if len(values) else [None] * 5
+    return Spread(len(values), *at)
+
+
+def wilson(k: float, n: float, level: float = LEVEL) -> tuple[float, float] | None:
+    """The score interval of a share (Wilson 1927); ``None`` for n = 0."""
+    from scipy.special import ndtri
+
+    if not 0 <= k <= n:
+        raise ValueError(f"{k} of {n} is no share")
+    if not n:
+        return None
+    p, z = k / n, float(ndtri(0.5 + level / 2))
+    centre, half, scale = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)), 1 + z * z / n
+    return max(0.0, min(p, (centre - half) / scale)), min(1.0, max(p, (centre + half) / scale))
+
+
+@dataclass(frozen=True)
+class Mean(Result):
+    """A mean over ``tasks`` with its interval, ``None`` where no two tasks differ: then nothing is known of their spread."""
+
+    value: float
+    low: float | None
+    high: float | None
+    tasks: int
+
+    def exp(self) -> Mean:
+        """Geometric, if this is of logarithms."""
+        low, high = (None if v is None else math.exp(v) for v in (self.low, self.high))
+        return Mean(math.exp(self.value), low, high, self.tasks)
+
+
+def mean(sums: Sequence[float], counts: Sequence[float] | None = None, seed: int = 0, level: float = LEVEL) -> Mean | None:
+    """sum / count with a percentile bootstrap that draws tasks (Efron 1979), never without the point; ``None`` for no task."""
+    s = np.asarray(sums, dtype=float)
+    c = np.ones_like(s) if counts is None else np.asarray(counts, dtype=float)
+    if not len(s):
+        return None
+    point = float(s.sum() / c.sum())
+    if np.ptp(s / c) == 0:
+        return Mean(point, None, None, len(s))
+    at = np.random.default_rng(seed).integers(0, len(s), (DRAWS, len(s)))
+    low, high = np.quantile(s[at].sum(1) / c[at].sum(1), [(1 - level) / 2, (1 + level) / 2])
+    return Mean(point, min(float(low), point), max(float(high), point), len(s))
+
+
+@dataclass(frozen=True)
+class Rate(Result):
+    """``k`` of ``n`` with its Wilson interval; all but the counts ``None`` for n = 0."""
+
+    k: int
+    n: int
+    rate: float | None
+    low: float | None
+    high: float | None
+
+
+def rate(rows: Sequence[Row], holds: Callable[[Row], bool]) -> Rate:
+    """The share of rows that hold. Several answers to a task are not independent: the interval is then that of fewer, by the
+    design effect of the clusters (Kish 1965); where all are alike that is unknown, and there are as many as tasks."""
+    sums, counts = by_task(rows, lambda r: float(holds(r)))
+    k, n, m = sum(sums), len(rows), len(sums)
+    if not n:
+        return Rate(0, 0, None, None, None)
+    size, p = float(n), k / n
+    if m < n:
+        off = sum((s - p * c) ** 2 for s, c in zip(sums, counts, strict=True))
+        size = float(m) if m == 1 or not 0 < k < n else n / max(1.0, m / (m - 1) * off / (n * p * (1 - p)))
+    low, high = wilson(p * size, size) or (p, p)
+    return Rate(int(k), n, p, min(low, p), max(high, p))
+
+
+def by_task(rows: Sequence[Row], value: Callable[[Row], float | None]) -> tuple[list[float], list[int]]:
+    """Sums and counts of the known values of each task."""
+    found: dict[str, list[float]] = {}
+    for r in rows:
+        if (v := value(r)) is not None:
+            found.setdefault(r.task, []).append(v)
+    return [sum(v) for v in found.values()], [len(v) for v in found.values()]
+
+
+@dataclass(frozen=True)
+class Rates(Result):
+    """Compiled and correct among the judged answers; ``category`` is ``None`` for all of them."""
+
+    policy: str
+    category: str | None
+    tasks: int
+    masked: int
+    compiled: Rate
+    correct: Rate
+
+
+def rates(policy: PolicyStudy, category: str | None = None) -> Rates:
+    """Paper Table 1, of one policy or one of its categories."""
+    rows = [r for r in policy.rows if category in (None, r.category)]
+    known = [r for r in rows if not r.masked]
+    return Rates(policy.name, category, len({r.task for r in known}), len(rows) - len(known),
+                 rate(known, lambda r: r.compiled), rate(known, lambda r: r.correct))  # fmt: skip
+
+
+def rate_table(study: Study) -> tuple[Rates, ...]:
+    """Every policy: as a whole, then category by category."""
+    return tuple(rates(p, c) for p in study.policies for c in (None, *study.categories))
+
+
+@dataclass(frozen=True)
+class Speeds(Result):
+    """Speedups over eager of ``n`` correct, timed kernels; ``arithmetic_mean`` is the paper's. ``slower``: the speedup is
+    below 1; ``slower_surely``, ``faster_surely``: its whole interval is below, above 1."""
+
+    n: int
+    untimed: int
+    geometric_mean: Mean
+    spread: Spread
+    arithmetic_mean: float
+    slower: Rate
+    slower_surely: Rate
+    faster_surely: Rate
+
+
+def speeds(rows: Sequence[Row], seed: int = 0) -> Speeds | None:
+    """The paper's abstract (46.6 % of correct kernels slower than eager); ``None`` where nothing was timed."""
+    correct = [r for r in rows if r.correct and not r.masked]
+    timed = [r for r in correct if r.speedup]
+    sure, values = [r for r in timed if r.low and r.high], [r.speedup or 0.0 for r in timed]
+    logs = mean(*by_task(timed, log_speedup), seed=seed)
+    if logs is None:
+        return None
+    return Speeds(
+        len(timed), len(correct) - len(timed), logs.exp(), spread(values), math.fsum(values) / len(values),
+        rate(timed, lambda r: (r.speedup or 0) < 1), rate(sure, lambda r: (r.high or 0) < 1),
+        rate(sure, lambda r: (r.low or 0) > 1),
+    )  # fmt: skip
+
+
+def log_speedup(r: Row) -> float | None:
+    """Of a correct, timed kernel."""
+    return math.log(r.speedup) if r.correct and r.speedup else None
+
+
+def _geomean(values: Sequence[float]) -> float | None:
+    return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
+
+
+def fast_p(policy: PolicyStudy, grid: Sequence[float] = GRID) -> tuple[tuple[float, Rate], ...] | None:
+    """KernelBench's fast_p (Ouyang et al. 2025): the share of all judged answers that are correct and faster than ``p``, for
+    p = 0 that of the correct; one without a time is not faster. ``None`` for an untimed run."""
+    if not policy.timed:
+        return None
+    return tuple((p, rate(policy.judged, lambda r, p=p: r.correct and (p <= 0 or (r.speedup or 0.0) > p))) for p in grid)  # type: ignore[misc]
+
+
+def pass_at(rows: Sequence[Row], seed: int = 0) -> dict[int, Mean]:
+    """Unbiased pass@k (Chen et al. 2021), mean over tasks, for k = 1, 2, 4, ... up to the least number of judged answers."""
+    from kbx_env.eval.report import pass_at_k  # it may import this module
+
+    sums, counts = by_task([r for r in rows if not r.masked], lambda r: float(r.correct))
+    least = min(counts, default=0)
+    ks, tasks = sorted({1 << i for i in range(least.bit_length())} | {least}), list(zip(sums, counts, strict=True))
+    return {k: m for k in ks if (m := mean([pass_at_k(n, int(s), k) for s, n in tasks], seed=seed))}
+
+
+@dataclass(frozen=True)
+class Round(Result):
+    """Answers at the end of a round, by the best of all rounds so far; speedups are geometric means. ``rescued``: correct for
+    the first time in this round; ``persistent``: correct before it."""
+
+    round: int
+    compiled: Rate
+    correct: Rate
+    speedup: float | None
+    rescued: int
+    rescued_speedup: float | None
+    persistent: int
+    persistent_speedup: float | None
+
+
+@dataclass(frozen=True)
+class Trajectory(Result):
+    """A policy's rounds; ``unknown``: answers of whose way nothing is recorded, left out."""
+
+    policy: str
+    rounds: tuple[Round, ...]
+    unknown: int
+
+
+def trajectory(policy: PolicyStudy) -> Trajectory | None:
+    """Paper Fig. 3 (GEAK's rounds); ``None`` where no way is recorded. Who submitted nothing at all has compiled nothing."""
+    rows = [r for r in policy.judged if r.turns or r.spent.get("gradings") == 0]
+    numbers = sorted({int(t["round"]) for r in rows for t in r.turns})
+    if not numbers:
+        return None
+    first = [min((int(t["round"]) for t in r.turns if t["correct"]), default=None) for r in rows]
+    rounds = []
+    for now in numbers:
+        until = {id(r): [t for t in r.turns if int(t["round"]) <= now] for r in rows}
+        best = [max((t["speedup"] for t in until[id(r)] if t["correct"] and t["speedup"]), default=None) for r in rows]
+        new = [b for b, f in zip(best, first, strict=True) if f == now]
+        old = [b for b, f in zip(best, first, strict=True) if f is not None and f < now]
+        rounds.append(Round(
+            now, rate(rows, lambda r: any(t["compiled"] for t in until[id(r)])),  # noqa: B023
+            rate(rows, lambda r: any(t["correct"] for t in until[id(r)])),  # noqa: B023
+            _geomean([b for b in best if b]), len(new), _geomean([b for b in new if b]), len(old),
+            _geomean([b for b in old if b]),
+        ))  # fmt: skip
+    return Trajectory(policy.name, tuple(rounds), len(policy.judged) - len(rows))
+
+
+@dataclass(frozen=True)
+class Traffic(Result):
+    """Correct kernels: moved over ideal bytes with the geometric mean, and launches of one call of a case; where known."""
+
+    policy: str
+    category: str | None
+    ratio: float | None
+    ratios: Spread
+    launches: Spread
+
+
+def traffic(policy: PolicyStudy, category: str | None = None) -> Traffic:
+    """As the CPU tier counted them."""
+    rows = [r for r in policy.judged if r.correct and category in (None, r.category)]
+    ratios = [r.traffic for r in rows if r.traffic]
+    told = [(e, r.raw["cases"]["total"]) for r in rows if (e := r.raw.get("evidence") or {}).get("moved_bytes") is not None]
+    calls = [sum(k["launches"] for k in e.get("kernels") or ()) / n for e, n in told if n]
+    return Traffic(policy.name, category, _geomean(ratios), spread(ratios), spread(calls))
+
+
+_MALFORMED = {
+    "no answer": r"the policy has no answer",
+    "syntax": r"(line \d+: )?(syntax error|\w+Error)|the source (cannot be parsed|is nested|has)",
+    "text": r"the source is empty|line \d+: (not UTF-8|control|no byte-order)",
+    "entry": r"no function named|line \d+: .*(lacks the|has its parameters|demands an|is a Triton kernel)|.* is not a function",
+}  # fmt: skip
+_RUNTIME = {
+    "out of bounds": r".*\bout-of-bounds\b", "unwritten": r".* lets memory that nothing has written decide",
+    "process": r"the submission's process|EngineError: ", "memory": r".*[Oo]ut of ?[Mm]emory",
+}  # fmt: skip
+_WRONG = {
+    "count": r"returned (a tuple of|one tensor|\d+ outputs)", "no tensor": r"returned a \w+ where", "device": r"returned a tensor ",
+    "shape": r"output \d+ (has shape|is (\S+) \(.*\), expected \2 )", "dtype": r"output \d+ (has dtype|is torch\.)",
+    "requires_grad": r"the result has requires_grad", "layout": r"output \d+ has (elements that share|strides)",
+    "aliasing": r"output \d+ (must be the tensor|shares memory)|the result lies in the memory",
+    "input changed": r"the (argument|input) .* (has another dtype or shape|was changed)|what lies between the elements",
+    "not finite": r"(wrong values: .* holds|the factors hold) NaN or infinity",
+    "windows": r"wrong positions: |wrong values: \d+ of \d+ planes", "invariant": r"broken promise: ",
+    "values": r"wrong values: |output \d+(: cosine| is not equal| not within)",
+    "statistical": r"as probabilities of|bit \d+: |keep rate |the mask|output \d+ was dropped|two (calls|generators)|generators in|"
+    r"(rows|columns) are dropped|numbers of an earlier|samples outside|all samples|the (mean|variance) is|not uniform|more evenly|"
+    r"too coarse|not zero where|not \(input|\d+ of \d+ successes|runs of|elements go together|some elements of|the windows are",
+}  # fmt: skip
+_STAGES = {"compile_error": "compile", "runtime_error": "runtime", "incorrect": "wrong"}
+
+
+def _first(text: str, kinds: Mapping[str, str]) -> str | None:
+    return next((k for k, pattern in kinds.items() if re.match(pattern, text, re.DOTALL)), None)
+
+
+def wrong_kind(reason: str) -> str:
+    """The class of a judge's reason: a key of ``_WRONG``, "unwritten" (a kernel left elements out), "scheme" (neither the
+    quantization scheme's result nor near it), or "other"."""
+    kind = _first(reason, _WRONG) or "other"
+    if kind in ("values", "not finite"):
+        return "unwritten" if "were never written" in reason else "scheme" if "dB of signal to noise" in reason else kind
+    return kind
+
+
+@dataclass(frozen=True)
+class Failure(Result):
+    """Why an answer fails: at which stage, of which kind there, and how often the tolerance it is off (values only)."""
+
+    stage: str
+    kind: str
+    off: float | None
+
+    @property
+    def far(self) -> str | None:
+        """In words."""
+        words = {10.0: "under 10 tolerances", 1000.0: "10 to 1000 tolerances"}
+        return None if self.off is None else next((w for most, w in words.items() if self.off < most), "1000 tolerances or more")
+
+
+def failure_of(row: Row) -> Failure | None:
+    """From verdict, first violation and first failed case; ``None`` for what is correct or masked."""
+    if row.correct or row.masked:
+        return None
+    stage, text = _STAGES.get(row.verdict, row.verdict), row.message.removeprefix("executed on the CPU tier: ")
+    if stage == "rejected":
+        return Failure(stage, next((v["rule"] for v in row.raw.get("violations") or ()), "other"), None)
+    if stage == "wrong":
+        failures = (row.raw.get("cases") or {}).get("failures") or ()
+        # Without its cases a message still ends in the reason; the case's name before it may hold colons.
+        texts = [f["reason"] for f in failures[:1]] or [text[m.end() :] for m in re.finditer(r"^|: ", text)]
+        reason = next((t for t in texts if wrong_kind(t) != "other"), texts[0])
+        off = re.search(r"is off by (\S+) times", reason)
+        return Failure(stage, wrong_kind(reason), float(off[1]) if off else None)
+    if stage == "malformed":
+        return Failure(stage, _first(text, _MALFORMED) or "other", None)
+    raised = re.match(r"(?:line \d+: )?((?:CompilationError: )?[A-Za-z]\w*)(?=: )", text)
+    kind = "timeout" if stage == "timeout" else "ahead of time" if " for sm_" in text else _first(text, _RUNTIME)
+    return Failure(stage, kind or (raised[1] if raised else "other"), None)
+
+
+def taxonomy(rows: Sequence[Row]) -> tuple[tuple[str, str, str | None, int], ...]:
+    """(stage, kind, how far, number of answers), most frequent first."""
+    found = Counter((f.stage, f.kind, f.far) for r in rows if (f := failure_of(r)))
+    return tuple((*key, n) for key, n in sorted(found.items(), key=lambda x: (-x[1], *map(str, x[0]))))
+
+
+@dataclass(frozen=True)
+class Scheme(Result):
+    """What a quantized answer shows of its scheme: ``reached`` (``None``: not derivable), signal to noise in dB of the first
+    wrong case, and the scheme's own there."""
+
+    task: str
+    sample: int
+    reached: Mapping[str, bool | None]
+    noise: float | None
+    ideal: float | None
+
+
+def scheme(row: Row) -> Scheme | None:
+    """From values, launched products and the test with other integers; ``None`` for a task without a scheme. Right values show
+    scale and rounding (a product of floats misses them); wrong ones tell neither to be at fault."""
+    truth = _contract(row.task)
+    if row.masked or truth is None or row.raw.get("grading") == "paper":
+        return None
+    evidence, cases = row.raw.get("evidence") or {}, row.raw.get("cases") or {}
+    broken = any(v["rule"] == "contract" for v in row.raw.get("violations") or ())
+    shown = row.correct and evidence.get("moved_bytes") is not None  # executed on the CPU tier, so tested with other integers
+    right = bool(cases.get("total")) and cases["passed"] == cases["total"]
+    asked = {"products": "integer product", "roundings": "rounding", "bytes": "packed operands"}[truth.disturb]
+    idle = asked == "integer product" and evidence.get("launches") and not any("i8*i8" in d for d in evidence.get("dots") or ())
+    reached = dict.fromkeys(("scale", "rounding", "packed operands", "integer product"), None) | {
+        "scale": right or None, "rounding": (right or None) if asked == "integer product" else None,
+        asked: True if shown else False if broken or idle else None, "result": right,
+    }  # fmt: skip
+    db = re.search(r"(\S+) dB of signal .* has (\S+) dB", next((f["reason"] for f in cases.get("failures") or ()), ""))
+    noise, ideal = (float(x) if math.isfinite(float(x)) else None for x in db.groups()) if db else (None, None)
+    return Scheme(row.task, row.sample, reached, noise, ideal)
+
+
+@functools.cache
+def _contract(task: str) -> Any:
+    from kbx_env.catalog import load_task, task_ids
+    from kbx_env.truth import Contract
+
+    truth = load_task(task).truth if task in task_ids() else None
+    return truth if isinstance(truth, Contract) else None

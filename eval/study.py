@@ -1,0 +1,136 @@
+"""Reports as data: what figures, statistics, tables and the leaderboard are computed from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kbx_env.errors import UsageError
+
+FILE = "report.json"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One judged or masked answer. ``None`` is not known.
+
+    ``masked``: nobody knows what it is worth (an infrastructure fault): left out of every rate. ``compiled``, ``correct``:
+    False where masked. ``speedup`` over eager (geometric mean over sizes) with its 95 % interval ``low`` to ``high``;
+    ``traffic`` is moved / ideal bytes; ``floor_ratio`` the largest speedup that the device allows. ``raw`` is the whole row.
+    """
+
+    task: str
+    category: str
+    difficulty: int
+    sample: int
+    verdict: str
+    masked: bool
+    compiled: bool
+    correct: bool
+    speedup: float | None
+    low: float | None
+    high: float | None
+    floor_ratio: float | None
+    traffic: float | None
+    launches: int | None
+    message: str
+    turns: tuple[Mapping[str, Any], ...]
+    spent: Mapping[str, Any]
+    raw: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PolicyStudy:
+    """All answers of one policy in one run; ``name`` is for people, ``spec`` what the command line said."""
+
+    name: str
+    manifest: Mapping[str, Any]
+    about: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    source: str = ""
+    """The folder it was read from, empty for the run at hand."""
+    spec: str = ""
+
+    @property
+    def timed(self) -> bool:
+        """Whether correct kernels were timed."""
+        return bool(self.manifest.get("timed"))
+
+    @property
+    def judged(self) -> tuple[Row, ...]:
+        """The rows that count."""
+        return tuple(r for r in self.rows if not r.masked)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Some policies side by side."""
+
+    policies: tuple[PolicyStudy, ...]
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Sorted."""
+        return tuple(sorted({r.category for p in self.policies for r in p.rows}))
+
+
+def from_reports(reports: Sequence[Mapping[str, Any]], source: str = "") -> Study:
+    """From the JSON of each policy, as `kbx_env.eval.report.report_of` makes it."""
+    names = [_short(r["policy"]) for r in reports]
+    return Study(tuple(
+        PolicyStudy(
+            name if names.count(name) == 1 else r["policy"], r["manifest"], r.get("about") or {}, tuple(map(_row, r["tasks"])),
+            source, r["policy"],
+        ) for name, r in zip(names, reports)
+    ))  # fmt: skip
+
+
+def _short(spec: str) -> str:
+    """Without the folders of a path: ``replay:runs/answers.jsonl`` is ``replay:answers``."""
+    kind, colon, path = spec.rpartition(":")
+    if "/" not in path or (colon and kind not in ("replay", "hf")):  # a model's name may hold a slash
+        return spec
+    return f"{kind}{colon}{Path(path).name.removesuffix('.jsonl') or path}"
+
+
+def read(path: str | Path) -> Study:
+    """From a report's folder or its ``report.json``.
+
+    Raises:
+        UsageError: there is none, or it is none.
+    """
+    file = Path(path)
+    file = file / FILE if file.is_dir() else file
+    if not file.is_file():
+        raise UsageError(f"no {FILE} in {str(path)!r}; give the folder of a report, or run eval/report.py --out {path}")
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        return from_reports(data.get("policies") or [data], str(file.parent))
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise UsageError(f"{file} is no report of this project ({type(e).__name__}: {e}); write it anew with --resume") from e
+
+
+def joined(studies: Sequence[Study]) -> Study:
+    """All policies together; names that occur twice get their folder's name added."""
+    every = [p for s in studies for p in s.policies]
+    names = [p.name for p in every]
+    return Study(tuple(
+        p if names.count(p.name) == 1 or not p.source
+        else replace(p, name=f"{p.name} ({Path(p.source).name})")
+        for p in every
+    ))  # fmt: skip
+
+
+def _row(raw: Mapping[str, Any]) -> Row:
+    t, e = raw.get("timing") or {}, raw.get("evidence") or {}
+    correct, masked = bool(raw["correct"]), raw.get("fault") == "infra"
+    moved, ideal = e.get("moved_bytes"), e.get("ideal_bytes")
+    return Row(
+        raw["task"], raw["category"], int(raw["difficulty"]), int(raw["sample"]), raw["verdict"], masked,
+        bool(raw["compiled"]) and not masked, correct, t.get("speedup"), t.get("low"), t.get("high"), t.get("floor_ratio"),
+        moved / ideal if correct and moved and ideal else None, e.get("launches"), raw.get("message") or "",
+        tuple(raw.get("turns") or ()), raw.get("spent") or {}, raw,
+    )  # fmt: skip

@@ -1,0 +1,145 @@
+"""Answers as tables, one row an answer: ``tasks.csv``, and ``tasks.parquet`` where pyarrow is installed."""
+
+from __future__ import annotations
+
+import csv
+import html
+import importlib
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kbx_env.eval.highlight import plain, visible
+from kbx_env.eval.study import PolicyStudy, Row, Study
+
+from kbx_env.errors import UsageError
+
+COLUMNS: Mapping[str, type] = {
+    "policy": str, "task": str, "category": str, "difficulty": int, "sample": int, "verdict": str, "masked": bool,
+    "compiled": bool, "correct": bool, "speedup": float, "low": float, "high": float, "traffic": float, "launches": int,
+    "calls": int, "prompt_tokens": int, "completion_tokens": int, "dollars": float, "gradings": int, "scripts": int,
+    "seconds": float, "device": str, "backend": str, "grading": str, "torch_ops": str, "torch": str, "triton": str,
+    "kbx_env": str, "source_sha256": str, "message": str,
+}  # fmt: skip
+"""Name -> type. Names and their order are kept: notebooks of others rely on them; new ones come last.
+
+``compiled`` and ``correct`` are empty where ``masked``: nobody knows. ``speedup`` over eager with its 95 % interval ``low`` to
+``high``; ``traffic`` is moved / ideal bytes; ``seconds`` from the question to the policy's answer, not the grading's.
+"""
+MESSAGE = 300
+_RISKY = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Spreadsheets take a cell that begins so for a formula, and a formula may send the table away."""
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def write_tables(study: Study, folder: str | Path) -> list[Path]:
+    """Write the tables; returns the files. What is missing is empty, never 0.
+
+    Args:
+        study: the answers.
+        folder: made where there is none. An earlier Parquet file goes where this one cannot be written: it would tell of
+            other answers than the CSV beside it.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    out = Path(folder)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        written = [_csv(study, out / "tasks.csv")]
+        (out / "tasks.parquet").unlink(missing_ok=True)
+        if (found := _parquet(study, out / "tasks.parquet")) is not None:
+            written.append(found)
+    except OSError as e:
+        raise UsageError(f"cannot write tables to {str(folder)!r}: {e.strerror or e}; choose another folder") from e
+    return written
+
+
+def markdown(cells: Sequence[Mapping[str, str]]) -> str:
+    """A table in Markdown, one mapping of column to text a row; the texts are no markup."""
+    lines = ["| " + " | ".join(cells[0]) + " |", "|---" * len(cells[0]) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(map(unmarked, r.values())) + " |" for r in cells)])
+
+
+def unmarked(text: str) -> str:
+    """A text of one line that Markdown and terminals take as it is."""
+    kept = html.escape(visible(" ".join(text.split())), quote=False)
+    return "".join(f"\\{c}" if c in "|[]`*\\" else c for c in kept)
+
+
+def markup(cells: Sequence[Mapping[str, str]], texts: Collection[str]) -> str:
+    """The same as the rows of an HTML table; columns other than ``texts`` are numbers and stand to the right."""
+    style = {k: "" if k in texts else ' class="num"' for k in cells[0]}
+    head = "".join(f"<th{style[k]}>{plain(k)}</th>" for k in cells[0])
+    return f"<tr>{head}</tr>" + "".join(
+        "<tr>" + "".join(f"<td{style[k]}>{plain(v)}</td>" for k, v in r.items()) + "</tr>" for r in cells
+    )  # fmt: skip
+
+
+def rows(study: Study) -> Iterator[dict[str, Any]]:
+    """One mapping an answer: every column, with its type or ``None``."""
+    for p in study.policies:
+        for r in p.rows:
+            yield {name: _typed(value, COLUMNS[name]) for name, value in _row(p, r).items()}
+
+
+def _row(p: PolicyStudy, r: Row) -> dict[str, Any]:
+    about = {**p.manifest, **(m if isinstance(m := r.raw.get("manifest"), Mapping) else {})}
+    timing = r.raw.get("timing") or {}
+    found = {
+        "policy": p.spec or p.name, "task": r.task, "category": r.category, "difficulty": r.difficulty, "sample": r.sample,
+        "verdict": r.verdict, "masked": r.masked, "compiled": None if r.masked else r.compiled,
+        "correct": None if r.masked else r.correct, "speedup": r.speedup, "low": r.low, "high": r.high, "traffic": r.traffic,
+        "launches": r.launches, "device": timing.get("device") or about.get("device"),
+        **{k: r.spent.get(k) for k in ("calls", "prompt_tokens", "completion_tokens", "dollars", "gradings", "scripts", "seconds")},
+        **{k: r.raw.get(k) or p.manifest.get(k) for k in ("backend", "grading")},
+        **{k: about.get(k) for k in ("torch_ops", "torch", "triton", "kbx_env")},
+        "source_sha256": r.raw.get("source_sha256") or None, "message": r.message[:MESSAGE],
+    }  # fmt: skip
+    return {name: found[name] for name in COLUMNS}
+
+
+def _typed(value: Any, kind: type) -> Any:
+    """The value as its column's type; ``None`` where it is none: one odd cell would spoil a column's type."""
+    if kind is str:
+        return str(value).encode("utf-8", "backslashreplace").decode() if value is not None else None
+    if kind is bool:
+        return value if isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:
+        return None
+    whole = kind is int and value == int(value)
+    return float(value) if kind is float else int(value) if whole else None
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str):
+        return repr(value)
+    text = _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", value)
+    # Spreadsheets look behind blanks too.
+    return "'" + text if text.lstrip().startswith(_RISKY) else text
+
+
+def _csv(study: Study, path: Path) -> Path:
+    part = path.with_name(path.name + ".new")
+    with part.open("w", encoding="utf-8", newline="") as f:
+        table = csv.writer(f)
+        table.writerow(COLUMNS)
+        table.writerows([_cell(v) for v in row.values()] for row in rows(study))
+    return part.replace(path)
+
+
+def _parquet(study: Study, path: Path) -> Path | None:
+    try:
+        pa, pq = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        return None
+    types = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    schema = pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
+    part = path.with_name(path.name + ".new")
+    pq.write_table(pa.Table.from_pylist(list(rows(study)), schema), part, compression="zstd")
+    return part.replace(path)
