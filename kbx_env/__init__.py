@@ -28,7 +28,10 @@ _LAZY = {
     "load_tasks": "kbx_env.catalog",
     "Outcome": "kbx_env.outcome",
     "KernelEnv": "kbx_env.env",
+    "ScheduleEnv": "kbx_env.schedule_env",
     "Policy": "kbx_env.baselines.policy",
+    "Episode": "kbx_env.episode",
+    "Trajectory": "kbx_env.episode",
 }
 
 __all__ = ["Outcome", "grade", "grade_many", "load_tasks", "__version__"]
@@ -48,6 +51,8 @@ def _register() -> None:
 
     if "kbx/Kernel-v0" not in gymnasium.registry:
         gymnasium.register("kbx/Kernel-v0", entry_point="kbx_env.env:KernelEnv", max_episode_steps=None)
+    if "kbx/Schedule-v0" not in gymnasium.registry:
+        gymnasium.register("kbx/Schedule-v0", entry_point="kbx_env.schedule_env:ScheduleEnv", max_episode_steps=None)
 
 
 _register()

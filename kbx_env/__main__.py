@@ -1,4 +1,4 @@
-"""Command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | store``. A thin shell over functions."""
+"""Command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | store | calls``. A thin shell over functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kbx_env import store_cli
+from kbx_env import calls_cli, store_cli
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Outcome
 
@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     d = sub.add_parser("doctor", help="what this machine can grade, and what is missing")
     d.add_argument("--json", action="store_true")
     store_cli.add_parser(sub)
+    calls_cli.add_parser(sub)
     return parser
 
 
@@ -178,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     a = _parser().parse_args(argv)
     commands = {"grade": _grade, "tasks": _tasks, "prompt": _prompt, "expert": _expert, "doctor": _doctor}
     try:
-        return (commands | {"store": store_cli.command})[a.command](a)
+        return (commands | {"store": store_cli.command, "calls": calls_cli.command})[a.command](a)
     except UsageError as e:
         print(f"kbx: {e}", file=sys.stderr)
         return 2

@@ -17,7 +17,7 @@ def strip_fences(text: str) -> str:
     for block in sorted(blocks, key=len, reverse=True):
         try:
             ast.parse(block)
-        except (SyntaxError, ValueError, RecursionError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last one: nested too deep for the parser
             continue
         return block
     return max(blocks, key=len) if blocks else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import string
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -54,6 +55,10 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
     **Reward**: the preset's; an infrastructure fault gives 0.0 here, because
     gymnasium has no "unknown", and ``info["masked"]`` is True: drop such a step from training.
 
+    A preset with shaping (``fusion``, ``quantization``) pays it in one of two ways. With ``max_turns=1`` the reward is the
+    preset's own, which hints at what a wrong kernel has right. With more turns it is the preset's ``base`` plus the potential-based
+    ``info["shaping"]`` of the step (``rewards/shaping.py``, with ``gamma``), which adds up to 0 over every episode.
+
     **Episode end**: ``terminated`` when solved (correct, and on CUDA at least ``target`` times faster than eager),
     ``truncated`` after ``max_turns``. Rewards of the CPU and CUDA backends are not comparable.
 
@@ -82,11 +87,13 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         timing: bool = True,
         wall: float = 30.0,
         grading_seed: int | None = None,
+        gamma: float = 1.0,
         render_mode: str | None = None,
         grade: Callable[..., Outcome] | None = None,
     ) -> None:
         from kbx_env.grading.grader import GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
         from kbx_env.rewards.compose import load_preset
+        from kbx_env.rewards.shaping import Shaping
 
         if render_mode not in (None, "ansi"):
             raise UsageError(f"render_mode {render_mode!r}: accepted are None and 'ansi'")
@@ -96,6 +103,8 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             raise UsageError(f"wall is {wall!r}; seconds, more than 0")
         if grading_seed is not None and type(grading_seed) is not int:
             raise UsageError(f"grading_seed is {grading_seed!r}; a whole number, or None for secret inputs")
+        if not isinstance(gamma, int | float) or not 0 <= gamma <= 1:
+            raise UsageError(f"gamma is {gamma!r}; the learner's discount, from 0 to 1")
         for name in targets:
             if name not in TARGETS:
                 raise UnknownName("target", name, TARGETS)
@@ -127,6 +136,8 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         self._task: Task | None = None
         self._outcome: Outcome | None = None
         self._turn, self._best = 0, low
+        self._new_shaping = functools.partial(Shaping, gamma)
+        self._shaping = self._new_shaping()
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -145,6 +156,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             raise UsageError(f"reset option 'task' is {name!r}; a task id such as 'math/softmax'")
         self._task = load_task(name) if name is not None else self.tasks[int(self.np_random.integers(len(self.tasks)))]
         self._outcome, self._turn, self._best = None, 0, self.reward.range(self.backend)[0]
+        self._shaping = self._new_shaping()
         return self._observe(), {"task": self._task.id, "outcome": None}
 
     def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
@@ -161,14 +173,20 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         self._outcome = outcome
         self._turn += 1
         value = self.reward(outcome)
+        masked = value is None
         if value is not None:
             self._best = max(self._best, value)
         fast = self.backend == "cpu" or not self._options["timing"] or (outcome.speedup or 0.0) >= self.target
         solved = outcome.correct and fast
+        truncated = not solved and self._turn >= self.max_turns
+        shaping = self._shaping.step(self.reward.potential(outcome), solved or truncated)
+        if self.max_turns > 1 and self.reward.shaping and value is not None:
+            value = (self.reward.base(outcome) or 0.0) + (shaping or 0.0)
         info = {
-            "task": self._task.id, "outcome": outcome, "masked": value is None, "terms": self.reward.terms(outcome),
+            "task": self._task.id, "outcome": outcome, "masked": masked, "terms": self.reward.terms(outcome),
+            "shaping": shaping,
         }  # fmt: skip
-        return self._observe(), float(value or 0.0), solved, not solved and self._turn >= self.max_turns, info
+        return self._observe(), float(value or 0.0), solved, truncated, info
 
     def _observe(self) -> dict[str, Any]:
         assert self._task is not None

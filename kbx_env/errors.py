@@ -37,3 +37,15 @@ class DeclarationError(KbxError):
 
 class SandboxError(KbxError):
     """The sandbox itself failed (not the submission): an infrastructure fault."""
+
+
+class NoAnswer(KbxError):
+    """A policy has no kernel for a task, and why: a refusal, an empty answer, one that was cut off. The policy pays."""
+
+
+class ModelError(KbxError):
+    """The model's server failed (not the model): the sample stays unknown, like an infrastructure fault."""
+
+
+class BudgetSpent(ModelError):
+    """A limit on calls, tokens or dollars was reached: no more is asked, what was answered is graded."""

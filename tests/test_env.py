@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from gymnasium.utils.env_checker import check_env
 import kbx_env  # noqa: F401  registers the id
 from kbx_env.env import KernelEnv
 from kbx_env.errors import UnknownName, UsageError
-from kbx_env.outcome import CaseFailure, Cases, Evidence, Fault, Outcome, Stage, Verdict
+from kbx_env.outcome import CaseFailure, Cases, Evidence, Fault, Outcome, Passing, Stage, Verdict
 
 TASK = "activation/gelu_fp16"
 
@@ -59,6 +60,29 @@ def test_the_turn_limit_truncates() -> None:
     env.reset(seed=0)
     assert env.step("wrong")[2:4] == (False, False)
     assert env.step("wrong")[2:4] == (False, True)
+
+
+def test_shaping_adds_up_to_nothing_over_an_episode() -> None:
+    """A preset with shaping, more turns than one: default's reward and a potential that the last turn takes back."""
+
+    def half_right(task: str, source: str, **options) -> Outcome:
+        graded = fake_grade(task, source, **options)
+        evidence = Evidence(1, True, passing=Passing(1, 1, 100, 100, 0, 0))
+        return graded if source == "lost" else dataclasses.replace(graded, evidence=evidence)
+
+    env = KernelEnv(task=TASK, backend="cpu", grade=half_right, reward="fusion", gamma=0.5)
+    env.reset(seed=0)
+    steps = [env.step(source) for source in ("wrong", "lost", "wrong", "right")]
+    told = [s[4]["shaping"] for s in steps]
+    assert told == pytest.approx([0.5 * 0.14 / 4, None, (0.5 - 1) * 0.14 / 4, -0.14 / 4])
+    assert [s[1] for s in steps] == pytest.approx([0.175 + told[0], 0.0, 0.175 + told[2], 1.0 + told[3]])
+    assert told[0] + 0.5 * told[2] + 0.25 * told[3] == pytest.approx(0.0)
+    single = KernelEnv(task=TASK, backend="cpu", grade=half_right, reward="fusion", max_turns=1)
+    single.reset(seed=0)
+    _, reward, _, truncated, info = single.step("wrong")
+    assert truncated and info["shaping"] == 0.0 and reward == pytest.approx(0.175 + 0.14 / 4)
+    with pytest.raises(UsageError, match="gamma"):
+        _env(gamma=2)
 
 
 def test_an_infrastructure_fault_is_masked_not_punished() -> None:

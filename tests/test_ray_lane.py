@@ -182,12 +182,19 @@ def test_a_node_that_goes_and_one_that_comes(cluster: Any, tmp_path: Path) -> No
     store, answered = Counted(tmp_path / "g.sqlite"), collections.Counter[int]()
     half = threading.Semaphore(0)
     with Executor(lane, store=store, deadline=20) as executor:
-        jobs = [executor.submit(Request("t", b"slow %d" % i, policy="p", sample=i)) for i in range(40)]
-        for i, job in enumerate(jobs):
-            job.add_done_callback(lambda _, i=i: (answered.update([i]), half.release()))
-        for _ in range(14):
+        jobs = []
+
+        def submit(i: int) -> None:
+            jobs.append(executor.submit(Request("t", b"slow %d" % i, policy="p", sample=i)))
+            jobs[i].add_done_callback(lambda _: (answered.update([i]), half.release()))
+
+        for i in range(30):
+            submit(i)
+        for _ in range(10):
             half.acquire(timeout=30)
-        cluster.remove_node(going, allow_graceful=False)
+        cluster.remove_node(going, allow_graceful=False)  # this takes a while, in which its actors go on
+        for i in range(30, 40):
+            submit(i)
         outcomes = [j.result(60) for j in jobs]
         assert all(o.correct for o in outcomes)
         assert answered == collections.Counter(range(40))
