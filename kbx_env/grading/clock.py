@@ -96,6 +96,7 @@ def pair(
     ring: Ring | None = None,
     check: Check | None = None,
     budget: float = BUDGET,
+    about_us: float = 0.0,
     on_turn: Any = None,
 ) -> Paired:
     """Time two prepared sides in turns; log_ratio = log(a / b): positive when ``b`` is faster.
@@ -106,6 +107,7 @@ def pair(
         ring: where every call's values come from; without it they stay what they are.
         check: called once, after a measurement of ``b`` that is chosen in secret.
         budget: seconds of measuring after which no round begins.
+        about_us: what both together take at least, if it is known before the first call.
         on_turn: called with the number of rounds.
     """
     rounds: list[float] = []
@@ -113,12 +115,13 @@ def pair(
     all_b: list[float] = []
     start = time.monotonic()
     rng = random.Random(secrets.randbits(64))
-    chosen = rng.randrange(MIN_ROUNDS * PAIRS)
     turns: list[Turn] | None = None
-    block, pairs, taken, both = BLOCK, PAIRS, 0, 0.0
+    block, pairs, taken, both = _calls(about_us), 1 if about_us > SLOW_US else PAIRS, 0, 0.0
+    chosen = rng.randrange(MIN_ROUNDS * pairs)
     while len(rounds) < MAX_ROUNDS:
-        a.shuffle(rng.getrandbits(32))
-        b.shuffle(rng.getrandbits(32))
+        # A block of one call has its slot warmed by the untimed call before it.
+        for side in (a, b):
+            side.shuffle(rng.getrandbits(32), block > 1)
         ratios = []
         for turn in range(pairs):
             order = [rng.randrange(SLOTS) for _ in range(block)]
@@ -137,13 +140,13 @@ def pair(
             all_b += got_b
             # Of calls that last long one tells what five tell of short ones, and others wait for the GPU.
             both = max(got_a) + max(got_b)
-            block = max(1, min(BLOCK, int(SLOW_US / both)))
+            block = min(block, _calls(both))
             ratios.append(math.log(_middle(got_a) / _middle(got_b)))
         rounds.append(_middle(ratios))
-        if pairs > 1 and both > SLOW_US:
-            pairs = 1
-            if chosen >= taken:
-                chosen = taken + rng.randrange(MIN_ROUNDS - 1)
+        block, pairs = _calls(both), 1 if both > SLOW_US else PAIRS
+        sure = (MIN_ROUNDS - len(rounds)) * pairs
+        if chosen >= taken + sure > taken:  # fewer turns than were thought are sure to come
+            chosen = taken + rng.randrange(sure)
         if on_turn:
             on_turn(len(rounds))
         if len(rounds) >= MIN_ROUNDS:
@@ -155,6 +158,11 @@ def pair(
     us_a, us_b = float(np.median(all_a)), float(np.median(all_b))
     middle, low, high = interval(rounds, min(us_a, us_b))
     return Paired(us_a, us_b, middle, low, high, taken)
+
+
+def _calls(both_us: float) -> int:
+    """In a block, of two sides that take so long together."""
+    return max(1, min(BLOCK, int(SLOW_US / max(both_us, 1.0))))
 
 
 def _checked(check: Check | None, now: bool, order: list[int], turns: list[Turn] | None) -> float:
@@ -281,7 +289,7 @@ def _measure(
     result_bytes = sum(o.numel() * o.element_size() for o in expected.native)
     ideal = floor.ideal_bytes(task, case, ring.draws[0], expected)
     del expected
-    eager.prepare(ring)
+    about_us = eager.prepare(ring)
     mine.lay(ring, result_bytes)
     mine.warm()
     held: list[tuple[Turn, Fetched]] = []
@@ -293,7 +301,7 @@ def _measure(
 
     for attempt in range(1, ATTEMPTS + 1):
         first = telemetry.read()
-        paired = pair(eager, mine, ring=ring, check=check)
+        paired = pair(eager, mine, ring=ring, check=check, about_us=about_us)
         ours = {os.getpid(), talk.runner.pid, *talk.gpu.users()}
         disturbed = disturbance(first, telemetry.read(), ours)
         if disturbed is None:

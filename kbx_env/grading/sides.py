@@ -55,8 +55,8 @@ HOST_SLACK, HOST_US = 2.0, 1000.0
 class Side(Protocol):
     """Something that can be timed."""
 
-    def shuffle(self, seed: int) -> None:
-        """Move the buffers."""
+    def shuffle(self, seed: int, calls: bool = True) -> None:
+        """Move the buffers; without ``calls`` the next block has to warm its one slot itself."""
 
     def measure(self, order: Sequence[int], turns: Sequence[Turn] | None = None, flush: bool = True) -> list[float]:
         """Device microseconds of each call: ``turns`` are the values of an untimed call and then of each in ``order``."""
@@ -71,18 +71,19 @@ class EagerSide:
         self.device = device
         self._function = task.eager or task.reference
 
-    def prepare(self, draws: Sequence[dict[str, Any]] | Ring) -> None:
-        """Take inputs and warm up."""
+    def prepare(self, draws: Sequence[dict[str, Any]] | Ring) -> float:
+        """Take inputs and warm up; gives the microseconds of one call, the host's part included."""
         given = draws.draws if isinstance(draws, Ring) else draws
         turning = draws.turning if isinstance(draws, Ring) else None
         mine = [reference.resolve(d, self.device, generator_seed=i) for i, d in enumerate(given)]
         with reference.exact_matmul():
-            self.watch.prepare(lambda s: self._function(**assembled(s)), mine, slots=SLOTS, turning=turning)
+            warm = self.watch.prepare(lambda s: self._function(**assembled(s)), mine, slots=SLOTS, turning=turning)
+        return 1e6 * float(warm["call_seconds"])
 
-    def shuffle(self, seed: int) -> None:
+    def shuffle(self, seed: int, calls: bool = True) -> None:
         """See ``Side``."""
         with reference.exact_matmul():
-            self.watch.shuffle(seed)
+            self.watch.shuffle(seed, calls)
 
     def measure(self, order: Sequence[int], turns: Sequence[Turn] | None = None, flush: bool = True) -> list[float]:
         """See ``Side``."""
@@ -150,9 +151,9 @@ class RunnerSide:
     def _box(self) -> Mailbox | None:
         return self.talk.mailbox if self.talk.runner.mail else None
 
-    def shuffle(self, seed: int) -> None:
+    def shuffle(self, seed: int, calls: bool = True) -> None:
         """See ``Side``."""
-        self._ask({"do": "shuffle", "seed": seed})
+        self._ask({"do": "shuffle", "seed": seed, "calls": calls})
 
     def measure(self, order: Sequence[int], turns: Sequence[Turn] | None = None, flush: bool = True) -> list[float]:
         """See ``Side``.

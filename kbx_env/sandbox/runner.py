@@ -213,7 +213,7 @@ class Runner:
             case "give":
                 return self.mail.give(int(header["offset"]), int(header["size"])), []
             case "shuffle":
-                return watch.shuffle(int(header["seed"])), []
+                return watch.shuffle(int(header["seed"]), header.get("calls", True) is True), []
             case "capture":
                 return watch.capture([int(i) for i in header["order"]]), []
             case "replay":

@@ -285,6 +285,22 @@ def test_nothing_of_torch_that_can_be_replaced_is_used(time: Callable[..., Timin
     assert reply["outputs"][0]["alias"] is None and list(reply["after"]) == ["x"]
 
 
+@pytest.mark.parametrize(("seconds", "slots"), [(0.001, [0, 1, 2] * 2), (0.1, [0] * 2)])
+def test_a_slow_call_is_warmed_up_on_one_slot(seconds: float, slots: list[int]) -> None:
+    device, called, now = FakeDevice(), list[int](), [0.0]
+    watch = Stopwatch("cpu", device)
+    watch._now = lambda: now[0]
+
+    def call(slot: dict[str, Any]) -> None:
+        called.append(watch._slots.index(slot))
+        now[0] += seconds
+
+    assert watch.prepare(call, [{"n": k} for k in range(3)])["call_seconds"] == pytest.approx(seconds)
+    assert sorted(called) == sorted(slots)
+    watch.shuffle(1, calls=False)
+    assert sorted(called) == sorted(slots), "moved, and not called"
+
+
 def test_what_a_call_writes_in_place_is_given_back(time: Callable[..., Timing]) -> None:
     task = load_task("optimizer/SGD")
     small = Case({a: (64,) if a.startswith("*") else 64 for t in task.takes.values() for a in t.axes.split()},
