@@ -16,407 +16,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import importlib.metadata
 import json
 import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import numpy as np
+from _evidence_jobs import MARKS, child
+from _evidence_stats import beside, compared, quarters
+from _evidence_time import GRACE, SHARES, Budget, say, together
 
 PARTS = ("sft", "single", "multi", "report", "ppo")
-SHARES = {"sft": 0.13, "grpo": 0.39, "report": 0.30, "ppo": 0.18}
-"""Of the time; what a step leaves is shared out among those after it, and so is the share of a step that is not asked for."""
-GRACE = 20.0
-"""Seconds between SIGINT and SIGKILL at most; a step's deadline leaves room for it."""
-MARKS = 16
-"""Checkpoints of a GRPO run, evenly over its gradings: one that was cut off is compared where all were."""
-DRAWS = 4000
 MOST = 15 << 20
 """Bytes of one file."""
-
-
-# Time
-
-
-class Budget:
-    """Shares out what is left of the time among the steps that are left."""
-
-    def __init__(self, seconds: float, steps: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._left = clock, list(steps)
-        self._began, self._end = clock(), clock() + seconds
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds so far."""
-        return self._clock() - self._began
-
-    def take(self, step: str) -> float:
-        """Seconds of a step that begins now."""
-        whole = sum(SHARES[s] for s in self._left)
-        self._left.remove(step)
-        return max(0.0, (self._end - self._clock()) * SHARES[step] / whole)
-
-
-@dataclasses.dataclass
-class Ended:
-    """How a command ended; ``stopped``: by us, out of time."""
-
-    status: int
-    seconds: float
-    stopped: bool
-    tail: str
-
-
-def together(
-    commands: Mapping[str, Sequence[str]], seconds: float, folder: Path, *, said: Callable[[], str] = lambda: "",
-    grace: float = GRACE, every: float = 15.0, env: Mapping[str, str] | None = None,
-) -> dict[str, Ended]:  # fmt: skip
-    """Run commands side by side until their time is over.
-
-    Args:
-        commands: by name.
-        seconds: for all of them; ``grace`` is taken off for the end.
-        folder: for what they print.
-        said: how far they are, asked ``every`` so many seconds.
-        grace: seconds after SIGINT.
-        every: see ``said``.
-        env: beside ours.
-    """
-    began, children, ended = time.monotonic(), {}, dict[str, Ended]()
-    soft = began + max(seconds - min(grace, seconds / 4), 0.0)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        for name, command in commands.items():
-            with (folder / f"{name}.txt").open("ab") as file:
-                children[name] = subprocess.Popen(
-                    command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-                    env={**os.environ, **(env or {})}, cwd=ROOT,
-                )  # fmt: skip
-        told, stopped = began, set[str]()
-        while len(ended) < len(children):
-            now = time.monotonic()
-            for name, child in children.items():
-                if name not in ended and child.poll() is not None:
-                    text = (folder / f"{name}.txt").read_text(errors="replace")
-                    ended[name] = Ended(child.returncode, round(now - began, 1), name in stopped, text[-2000:])
-                elif name not in ended and now > soft and name not in stopped:
-                    stopped.add(name)
-                    child.send_signal(signal.SIGINT)
-                    _say(f"{name}: out of time, SIGINT after {now - began:.0f} s")
-                elif name not in ended and now > soft + grace:
-                    _kill(child)
-            if now - told > every:
-                told = now
-                _say(said())
-            time.sleep(0.1)
-    finally:
-        for child in children.values():
-            _kill(child)  # what it started too
-    return ended
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-
-
-_BEGAN = time.monotonic()
-
-
-def _say(text: str) -> None:
-    if text:
-        print(f"[{time.monotonic() - _BEGAN:6.1f} s] {text}", flush=True)
-
-
-# Statistics
-
-
-Asked = set[tuple[str, int]]
-"""Task and sample."""
-
-
-def cells(rows: Sequence[Mapping[str, Any]], kind: str, value: str, tasks: Sequence[str], asked: Asked) -> np.ndarray:
-    """(seeds, tasks) of means over samples; nan where nothing is known. A masked sample (None) is left out, not 0."""
-    mine = [r for r in rows if r["kind"] == kind and (r["task"], r["sample"]) in asked and r[value] is not None]
-    seeds = sorted({r["seed"] for r in rows if r["kind"] == kind})
-    found = np.full((len(seeds), len(tasks)), np.nan)
-    for i, seed in enumerate(seeds):
-        for j, task in enumerate(tasks):
-            known = [r[value] for r in mine if (r["seed"], r["task"]) == (seed, task)]
-            if known:
-                found[i, j] = sum(known) / len(known)
-    return found
-
-
-def interval(of: np.ndarray, seed: int = 0) -> dict[str, Any]:
-    """The mean with a 95 % percentile bootstrap over seeds and tasks, both drawn; of one seed over tasks alone."""
-    if not of.size or np.isnan(of).all():
-        return {"mean": None, "low": None, "high": None, "seeds": int(of.shape[0]), "tasks": 0}
-    draw = np.random.default_rng(seed)
-    n, m = of.shape
-    # How often each seed and each task is drawn; weights instead of copies.
-    often = [draw.multinomial(k, np.full(k, 1 / k), DRAWS).astype(float) for k in (n, m)]
-    total, count = (np.einsum("di,ij,dj->d", often[0], x, often[1]) for x in (np.nan_to_num(of), (~np.isnan(of)).astype(float)))
-    means = total[count > 0] / count[count > 0]
-    low, high = np.quantile(means, [0.025, 0.975])
-    return {"mean": round(float(np.nanmean(of)), 5), "low": round(float(low), 5), "high": round(float(high), 5), "seeds": n,
-            "tasks": int((~np.isnan(of)).any(0).sum())}  # fmt: skip
-
-
-def compared(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> dict[str, Any]:
-    """Mean rewards of every kind, and differences of pairs of the same seed and task.
-
-    Only what every checkpoint was asked and answered in time counts. ``first``: the first answer's reward; ``best``: the
-    episode's, which a row lacks that was written after its first answer.
-    """
-    kinds = [k for k in kinds if any(r["kind"] == k for r in rows)]
-    runs = {(r["kind"], r["seed"]) for r in rows}
-    tasks = sorted({r["task"] for r in rows})
-    found: dict[str, Any] = {"tasks": len(tasks), "runs": sorted(f"{k}-{s}" for k, s in runs)}
-    for value in ("first", "best", "compiled", "correct"):
-        sets: list[Asked] = [
-            {(r["task"], r["sample"]) for r in rows if (r["kind"], r["seed"]) == run and value in r} for run in runs
-        ]
-        asked: Asked = set.intersection(*sets) if sets else set()
-        held = {k: cells(rows, k, value, tasks, asked) for k in kinds} if asked else {}
-        told: dict[str, Any] = {"answers": len(asked), **{k: interval(v) for k, v in held.items()}}
-        for a, b in (("single", "sft"), ("multi", "sft"), ("multi", "single")):
-            if a in held and b in held:
-                # The same number stands for the same draws of answers; a run that is lacking leaves its pair out.
-                both = sorted({s for k, s in runs if k == a} & {s for k, s in runs if k == b})
-                sides = [held[k][[sorted(s for x, s in runs if x == k).index(s) for s in both]] for k in (a, b)]
-                told[f"{a} - {b}"] = interval(sides[0] - sides[1])
-        found[value] = told
-    return found
-
-
-def quarters(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Training reward and rates over the first and the last quarter of a run's gradings."""
-    lines = [x for x in lines if x.get("gradings")]
-    if not lines:
-        return {}
-    end = lines[-1]["gradings"]
-    told: dict[str, Any] = {"gradings": end, "steps": len(lines), "seconds": lines[-1]["seconds"]}
-    for name, some in (("first", [x for x in lines if x["gradings"] <= end / 4] or lines[:1]),
-                       ("last", [x for x in lines if x["gradings"] > 3 * end / 4])):  # fmt: skip
-        for key in ("reward", "compile_rate", "correct_rate", "masked"):
-            known = [x[key] for x in some if x.get(key) is not None]
-            told[f"{key}_{name}_quarter"] = round(sum(known) / len(known), 5) if known else None
-    return told
-
-
-# Children: this script again, with a job
-
-
-class _Late(Exception):
-    """Asked to stop a second time."""
-
-
-_STOP = SimpleNamespace(asked=False)
-
-
-def _interrupted(*_: Any) -> None:
-    if _STOP.asked:
-        raise _Late
-    _STOP.asked = True
-
-
-def _fits(end: float, steps: Sequence[float]) -> bool:
-    """Whether one more step ends in time, by the longest of the last three."""
-    return not _STOP.asked and time.monotonic() + max(steps[-3:], default=0.0) < end
-
-
-def _until(end: float, gradings: int | None, folder: Path | None) -> Any:
-    """A callback that ends training in time or at so many gradings, and keeps what the model was on the way there."""
-    from kbx_env.train.runs import finish
-    from transformers import TrainerCallback
-
-    class Until(TrainerCallback):
-        trainer: Any = None
-        times: list[float] = []
-        last, mark, done = time.monotonic(), 0, 0
-
-        def on_step_begin(self, *_: Any, **kw: Any) -> None:
-            self.last = time.monotonic()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-            self.times.append(time.monotonic() - self.last)
-            if not _fits(end, self.times):
-                control.should_training_stop = True
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
-            done = (logs or {}).get("gradings")
-            if done is None or gradings is None or folder is None:
-                return
-            self.done = done
-            mark = min(MARKS, MARKS * done // gradings)
-            if mark > self.mark:
-                for k in range(self.mark + 1, mark + 1):
-                    part = folder / f"at-{k}.part"
-                    finish(self.trainer, part)
-                    (part / "gradings.json").write_text(json.dumps({"gradings": done, "step": state.global_step}))
-                    part.rename(folder / f"at-{k}")
-                self.mark = mark
-            if done >= gradings:
-                control.should_training_stop = True
-
-    return Until()
-
-
-def learn(job: Mapping[str, Any], end: float) -> None:
-    """SFT or GRPO until the time is over."""
-    from kbx_env.train import grpo, settings, sft
-    from kbx_env.train.runs import FINAL, finish
-
-    with contextlib.ExitStack() as stack:
-        s: Any
-        if job["kind"] == "sft":
-            s = settings.read(sft.Settings, [job["settings"]])
-            trainer = sft.trainer_of(s)
-        else:
-            s = settings.read(grpo.Settings, [job["settings"]])
-            trainer = grpo.trainer_of(s, stack)
-        out = Path(s.out)
-        until = _until(end, job.get("gradings"), out if job["kind"] == "grpo" else None)
-        until.trainer = trainer
-        trainer.add_callback(until)
-        trainer.train()
-        finish(trainer, out / FINAL)
-        (out / FINAL / "gradings.json").write_text(json.dumps({"gradings": until.done, "step": trainer.state.global_step}))
-
-
-def evaluate(job: Mapping[str, Any], end: float) -> None:
-    """Ask a checkpoint for every task, some samples of all of them at a time; a row for each episode."""
-    import torch
-    from kbx_env.baselines.llm.conversation import Conversation
-    from kbx_env.train import models, rows
-    from kbx_env.train.judge import Judge, Judged
-    from kbx_env.train.rollout import REWARD, Rollout
-    from transformers import GenerationConfig
-
-    from kbx_env.catalog import load_tasks
-    from kbx_env.task import Task
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, tokenizer = models.load(job["model"], dtype="bfloat16" if device == "cuda" else "float32")
-    model = model.to(device).eval()
-    conversation, context = Conversation(tokenizer), models.context_of(model) or 1 << 20
-    torch.manual_seed(job["seed"])
-
-    def generate(trainer: Any, prompts: list[list[int]], most: int) -> tuple[list[list[int]], None]:
-        width = max(map(len, prompts))
-        pad = tokenizer.pad_token_id
-        ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-        config = GenerationConfig(
-            max_new_tokens=max(1, min(most, job["length"], context - width)), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-            eos_token_id=sorted(conversation.ends), pad_token_id=pad,
-        )  # fmt: skip
-        with torch.inference_mode():
-            made = model.generate(ids, attention_mask=mask, generation_config=config)[:, width:].tolist()
-        cut = [next((i + 1 for i, t in enumerate(row) if t in conversation.ends), len(row)) for row in made]
-        return [row[:n] for row, n in zip(made, cut)], None
-
-    heard: list[list[Judged]] = []
-    told = SimpleNamespace(add=lambda *a: None)
-    alone: Any = SimpleNamespace(
-        accelerator=SimpleNamespace(num_processes=1), state=SimpleNamespace(global_step=0), processing_class=tokenizer
-    )
-    tasks = load_tasks(split="eval", pattern=job["tasks"])
-    with Judge(backend=job["backend"], workers=job["workers"], timing=False, targets=(), wall=job["wall"], split="eval") as judge:
-
-        asked: list[tuple[Task, int]] = []
-        lines: list[dict[str, Any]] = []
-
-        def keep() -> None:
-            with Path(job["rows"]).open("a") as file:
-                file.write("".join(json.dumps(line) + "\n" for line in lines))
-
-        def listen(answers: Sequence[tuple[str, str]]) -> list[Judged]:
-            heard.append(judge(answers))
-            if len(heard) == 1:  # if time runs out before the other turns, first answers count all the same
-                lines[:] = [
-                    {
-                        "task": t.id, "sample": k, "first": j.reward, "verdict": str(j.outcome.verdict),
-                        "compiled": None if j.reward is None else float(j.compiled),
-                        "correct": None if j.reward is None else float(j.outcome.correct),
-                    } for (t, k), j in zip(asked, heard[0], strict=True)
-                ]  # fmt: skip
-                keep()
-            return heard[-1]
-
-        play = Rollout(
-            listen, told, conversation, generate, job["turns"], job["length"] * job["turns"], context  # type: ignore[arg-type]
-        )
-        took: list[float] = []
-        for begin in range(0, job["samples"], job["round"]):
-            if not _fits(end, took):
-                break
-            before = time.monotonic()
-            asked[:] = [(t, k) for k in range(begin, min(begin + job["round"], job["samples"])) for t in tasks]
-            heard.clear()
-            played = play([[rows.message(t, judge.backend) | {"task": t.id}] for t, _ in asked], alone)
-            for line, best, spans in zip(lines, played[REWARD], played["turn_spans"], strict=True):
-                line |= {"best": best, "turns": len(spans)}
-            keep()
-            took.append(time.monotonic() - before)
-            print(f"{len(lines)} episodes in {took[-1]:.1f} s", flush=True)
-
-
-def schedules(job: Mapping[str, Any], end: float) -> None:
-    """Grade exported schedules beside each other, over and over: every repetition is timed anew."""
-    from kbx_env.train.judge import Judge
-
-    sources = {name: [json.loads(x) for x in Path(f).read_text().splitlines()] for name, f in job["files"].items()}
-    preset = "default" if job["backend"] == "cuda" else "estimated"
-    took: list[float] = []
-    with Judge(preset, job["backend"], workers=job["workers"], targets=(), wall=60.0) as judge:
-        for repetition in range(job["repetitions"]):
-            if not _fits(end, took):
-                break
-            before = time.monotonic()
-            asked = [(name, r["task"], r["predict"]) for name, found in sources.items() for r in found]
-            judged = judge([(task, text) for _, task, text in asked])
-            with Path(job["rows"]).open("a") as file:
-                for (name, task, _), j in zip(asked, judged, strict=True):
-                    t = j.outcome.timing
-                    line = {"schedule": name, "task": task, "repetition": repetition, "reward": j.reward,
-                            "verdict": str(j.outcome.verdict), "speedup": j.outcome.speedup,
-                            "low": t.low if t else None, "high": t.high if t else None}  # fmt: skip
-                    file.write(json.dumps(line) + "\n")
-            took.append(time.monotonic() - before)
-            print(f"{len(asked)} gradings in {took[-1]:.1f} s", flush=True)
-
-
-def child(path: str) -> int:
-    """Do a job; 0 also where the time was over."""
-    job = json.loads(Path(path).read_text())
-    signal.signal(signal.SIGINT, _interrupted)
-    end = time.monotonic() + job["until"] - time.time()
-    try:
-        {"sft": learn, "grpo": learn, "evaluate": evaluate, "schedules": schedules}[job["kind"]](job, end)
-    except _Late:
-        return 130
-    return 0
-
-
-# The parent
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -483,14 +106,14 @@ class Evidence:
 
     def run(self, step: str, commands: Mapping[str, Sequence[str]], seconds: float, said: Callable[[], str] = lambda: "") -> None:
         """Run commands, and keep how they ended."""
-        _say(f"{step}: {', '.join(commands)}; {seconds:.0f} s")
+        say(f"{step}: {', '.join(commands)}; {seconds:.0f} s")
         for name, end in together(commands, seconds, self.said, said=said, env=self.env).items():
             self.result["steps"][name] = {"status": end.status, "seconds": end.seconds, "stopped": end.stopped}
             if end.stopped:
-                _say(f"{name}: out of time, ended after {end.seconds} s with status {end.status}")
+                say(f"{name}: out of time, ended after {end.seconds} s with status {end.status}")
             elif end.status:
                 self.result["failures"][name] = end.tail
-                _say(f"{name}: exit status {end.status}: {end.tail.strip()[-600:]}")
+                say(f"{name}: exit status {end.status}: {end.tail.strip()[-600:]}")
 
     def sft(self) -> None:
         """A model from nothing, then demonstrations."""
@@ -505,7 +128,7 @@ class Evidence:
         from kbx_env.train.memory import weights_of
 
         self.result["weights"] = weights_of(self.model)
-        _say(f"model: {self.result['weights']:,} weights")
+        say(f"model: {self.result['weights']:,} weights")
         out = self.work / "sft"
         ours = {"trainer": {
             "max_steps": 100_000, "learning_rate": 1e-3, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 20,
@@ -598,7 +221,7 @@ class Evidence:
         folders = {f"sft-{k}": self.model for k in range(a.seeds)} | {n: self.work / n / mark for n in runs}
         counts = {n: json.loads((folders[n] / "gradings.json").read_text()) for n in runs}
         self.result["compared_at"] = {"mark": mark, "of": MARKS, "equal": mark != "final", "runs": counts}
-        _say(f"compared at {self.result['compared_at']}")
+        say(f"compared at {self.result['compared_at']}")
         for name, folder in folders.items():
             commands[f"report-{name}"] = self.job(
                 f"report-{name}", seconds, kind="evaluate", model=str(folder), tasks=a.eval_tasks, backend=a.backend,
@@ -617,9 +240,9 @@ class Evidence:
         self.write("evaluation", rows)
         self.result["evaluation"] = found = compared(rows, ("sft", "single", "multi"))
         for value in ("first", "best"):
-            _say(f"{value}: {found[value]['answers']} answers of each checkpoint")
+            say(f"{value}: {found[value]['answers']} answers of each checkpoint")
             for name, told in list(found[value].items())[1:]:
-                _say(f"{value} answer, {name}: {told['mean']} [{told['low']}, {told['high']}]")
+                say(f"{value} answer, {name}: {told['mean']} [{told['low']}, {told['high']}]")
 
     def ppo(self) -> None:
         """Schedules: learnt, exported, graded beside the experts as they are."""
@@ -657,7 +280,7 @@ class Evidence:
         settings = {n: {r["task"]: r["settings"] for r in _lines(Path(f))} for n, f in found.items() if n != "default"}
         self.write("ppo", {"log": log, "settings": settings, "graded": rows})
         self.result["ppo"] = {"backend": backend, "gradings": log[-1]["gradings"] if log else 0, **beside(rows)}
-        _say(f"ppo: {json.dumps(self.result['ppo'])[:800]}")
+        say(f"ppo: {json.dumps(self.result['ppo'])[:800]}")
 
     def all(self) -> int:
         """Every step that was asked for; one that fails leaves the others what they can do."""
@@ -668,32 +291,14 @@ class Evidence:
                 getattr(self, name)()
             except Exception as e:
                 self.result["failures"][name] = traceback.format_exc()[-2000:]
-                _say(f"{name} failed: {type(e).__name__}: {e}")
+                say(f"{name} failed: {type(e).__name__}: {e}")
             self.result["seconds"] = round(self.budget.elapsed, 1)
             self.write("training", self.training)
             self.write("evidence", self.result)
         if not self.a.work:
             shutil.rmtree(self.work, ignore_errors=True)
-        _say(f"{len(self.result['failures'])} failures; {self.a.out}")
+        say(f"{len(self.result['failures'])} failures; {self.a.out}")
         return 1 if self.result["failures"] else 0
-
-
-def beside(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rewards of schedules less the default's, by task: means over repetitions, and how far repetitions lie apart."""
-    found: dict[str, Any] = {}
-    for name in ("policy", "best"):
-        told, gains = {}, []
-        for task in sorted({r["task"] for r in rows}):
-            one = {k: [r["reward"] for r in rows if (r["task"], r["schedule"]) == (task, k) and r["reward"] is not None]
-                   for k in ("default", name)}  # fmt: skip
-            if all(one.values()):
-                gains.append(float(np.mean(one[name]) - np.mean(one["default"])))
-                told[task] = {
-                    "gain": round(gains[-1], 5), "default": round(float(np.mean(one["default"])), 5), "n": len(one[name]),
-                    "spread": [round(float(np.ptp(one[k])), 5) for k in ("default", name)],
-                }  # fmt: skip
-        found[name] = {"tasks": told, "gain": interval(np.array([gains])) if gains else None}
-    return found
 
 
 def _versions() -> dict[str, str]:
@@ -768,7 +373,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return Evidence(a).all()
         except KeyboardInterrupt:
-            _say("interrupted")
+            say("interrupted")
             return 130
 
 
