@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +19,10 @@ import torch
 
 from kbx_env.catalog import expert_source, load_task
 from kbx_env.errors import UsageError
-from kbx_env.grading import compiled
+from kbx_env.grading import compiled, stages
 from kbx_env.grading.compiled import Row, beside
 from kbx_env.grading.lease import Hold, Lease
-from kbx_env.outcome import CaseTime, Timing
+from kbx_env.outcome import Cases, CaseTime, Outcome, Stage, Timing, Verdict
 from kbx_env.sandbox.confine import HIDDEN, landlock_version
 
 TASK = load_task("activation/gelu_fp16")
@@ -215,6 +216,54 @@ def test_a_runner_neither_reads_nor_writes_what_was_compiled(tmp_path: Path) -> 
     with compiled._folder(lease.folder) as private:
         assert not private.is_relative_to(lease.folder)
     assert not private.exists()
+
+
+def test_it_is_measured_after_the_submission_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it left running must not change a ratio that others are told too."""
+    happened: list[str] = []
+
+    class Talk:
+        gpu = Hold(None)
+
+        def __init__(self, *_: Any) -> None: ...
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            happened.append("submission ended")
+
+    def measures(task: Any, timing: Timing, gpu: Hold) -> Timing:
+        happened.append("compiled")
+        return replace(timing, compiled_speedup=1.5)
+
+    def verdict(self: Any, talk: Any, data: bytes) -> Outcome:
+        happened.append("timed")
+        return Outcome(TASK.id, Verdict.CORRECT, Stage.TIME, "cuda", "contract", cases=Cases(1, 1), timing=TIMING)
+
+    monkeypatch.setattr(stages, "Talk", Talk)
+    monkeypatch.setattr(stages.Grading, "_stages", verdict)
+    monkeypatch.setattr(compiled, "beside", measures)
+    for asked, told in ((True, 1.5), (False, None)):
+        happened.clear()
+        record = stages.Record(TASK, "cpu", "contract", "", {})
+        source = (expert_source(TASK.id) or "").encode()
+        grader: Any = SimpleNamespace(zygote=lambda: None, places=None, without=())
+        outcome = stages.Grading(grader, record, (), "eval", b"", True, 30.0, compiled=asked).run(source)
+        assert outcome.timing is not None and outcome.timing.compiled_speedup == told and outcome.speedup == TIMING.speedup
+        assert happened == ["timed", "submission ended"] + ["compiled"] * asked
+        assert ("compiled" in outcome.seconds) is asked
+
+
+def test_old_outcomes_are_readable_and_say_nothing_of_it() -> None:
+    outcome = Outcome(TASK.id, Verdict.CORRECT, Stage.TIME, "cuda", "contract", cases=Cases(1, 1), timing=TIMING)
+    old = outcome.to_dict()
+    del old["timing"]["compiled_speedup"]
+    for case in old["timing"]["cases"]:
+        del case["compiled_us"]
+    assert Outcome.from_dict(old) == outcome
+    told = replace(outcome, timing=replace(TIMING, compiled_speedup=1.5))
+    assert Outcome.from_dict(json.loads(told.to_json())) == told
 
 
 def test_it_needs_times(grader: Any) -> None:
