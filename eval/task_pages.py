@@ -109,7 +109,8 @@ def command(row: Row, manifest: Mapping[str, Any], file: str) -> str:
     for key in ("seed", "estimate"):
         if said(key) is not None:
             parts += [f"--{key}", str(said(key))]
-    return shlex.join(parts + (["--no-timing"] if manifest.get("timing") is False else []))
+    return shlex.join(parts + (["--no-timing"] if manifest.get("timing") is False else [])
+                      + (["--compiled"] if manifest.get("compiled") is True else []))  # fmt: skip
 
 
 def _by_task(study: Study, store_path: str | Path | None) -> Generator[tuple[str, list[_Answer]], None, None]:

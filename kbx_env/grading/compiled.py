@@ -75,7 +75,9 @@ class Kept:
         return not 0 <= now - self.at < KEPT_SECONDS or (self.ratio is not None and self.uses >= USES)
 
 
-def beside(task: Task, timing: Timing, gpu: Hold, ask: Ask | None = None, now: Callable[[], float] = time.time) -> Timing:
+def beside(
+    task: Task, timing: Timing, gpu: Hold, ask: Ask | None = None, now: Callable[[], float] = time.time
+) -> Timing:
     """The timing with ``compiled_us`` for each case, ``compiled_speedup``, and a note for whatever is missing.
 
     Args:
@@ -95,7 +97,9 @@ def beside(task: Task, timing: Timing, gpu: Hold, ask: Ask | None = None, now: C
         notes.append(f"torch.compile: not measured: {type(e).__name__}: {e}"[:300])
     cases = [_with(c, found.get(c.case)) for c in timing.cases]
     notes += [f"torch.compile: {c.case}: {k.why}" for c in cases if (k := found.get(c.case)) and k.ratio is None]
-    logs = [math.log(c.speedup * k.ratio) for c in cases if (k := found.get(c.case)) is not None and k.ratio is not None]
+    logs = [
+        math.log(c.speedup * k.ratio) for c in cases if (k := found.get(c.case)) is not None and k.ratio is not None
+    ]
     whole = len(logs) == len(cases) > 0
     return replace(
         timing, cases=tuple(cases), notes=(*timing.notes, *notes),
@@ -135,7 +139,9 @@ def _known(
 def _merged(label: str, old: Kept | None, row: Row | None, now: float, notes: list[str]) -> Kept | None:
     """What is kept after a measurement, ``None`` for nothing."""
     if row is None or row.again:
-        notes.append(f"torch.compile: {label}: not measured: {row.why if row else 'no time was left; a later grading will'}")
+        notes.append(
+            f"torch.compile: {label}: not measured: {row.why if row else 'no time was left; a later grading will'}"
+        )
         return old
     if row.ratio is None:
         if old is None or old.ratio is None:
@@ -209,7 +215,12 @@ def measured(
     """Have a worker measure; a case that is missing was not reached."""
     lease = gpu.file("lease")
     with _folder(None if lease is None else lease.parent) as folder:
-        asked = {"task": task.id, "cases": list(cases), "limit": limit, "lease": None if lease is None else str(lease.parent)}
+        asked = {
+            "task": task.id,
+            "cases": list(cases),
+            "limit": limit,
+            "lease": None if lease is None else str(lease.parent),
+        }
         p = subprocess.Popen(
             list(command), env=environment(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -244,7 +255,9 @@ def _heard(p: subprocess.Popen[bytes], cases: Sequence[int], limit: float, secon
         if left <= 0 or not select.select([p.stdout], [], [], left)[0]:
             if case >= 0 and most <= budget:
                 late = state not in patience
-                rows[case] = Row(why=f"took longer than {limit:.0f} s" if late else f"hung while {state} the GPU", again=not late)
+                rows[case] = Row(
+                    why=f"took longer than {limit:.0f} s" if late else f"hung while {state} the GPU", again=not late
+                )
             return rows
         data = os.read(p.stdout.fileno(), 1 << 16)
         if not data:

@@ -91,7 +91,10 @@ def test_what_does_not_compile_is_missing_and_stays_so_for_a_day(gpu: Hold) -> N
     for _ in range(compiled.USES + 2):
         told = beside(TASK, TIMING, gpu, fails, now=lambda: now[0])
         assert told.compiled_speedup is None and {c.compiled_us for c in told.cases} == {None}
-        assert told.speedup == TIMING.speedup and f"torch.compile: {TIMING.cases[0].case}: took longer than 120 s" in told.notes
+        assert (
+            told.speedup == TIMING.speedup
+            and f"torch.compile: {TIMING.cases[0].case}: took longer than 120 s" in told.notes
+        )
     assert len(fails.asked) == 1
     now[0] += compiled.KEPT_SECONDS
     assert beside(TASK, TIMING, gpu, Measures(0.5), now=lambda: now[0]).compiled_speedup == pytest.approx(1.0)
@@ -151,7 +154,9 @@ for case in asked["cases"]:
 """
 
 
-def _ask(tmp_path: Path, slow: int = -1, dead: int = -1, ratio: str = "0.25", limit: float = -9.0, **more: float) -> dict[int, Row]:
+def _ask(
+    tmp_path: Path, slow: int = -1, dead: int = -1, ratio: str = "0.25", limit: float = -9.0, **more: float
+) -> dict[int, Row]:
     text = WORKER.format(slow=slow, dead=dead, ratio=ratio)
     gpu = Hold(Lease("g", tmp_path))
     return compiled.measured(TASK, [0, 1], gpu, limit=limit, command=(sys.executable, "-c", text), **more)
@@ -170,7 +175,13 @@ def test_the_worker_is_heard_and_a_late_one_killed(tmp_path: Path) -> None:
 
 
 def test_the_worker_has_settings_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {"TORCHDYNAMO_DISABLE", "TORCHINDUCTOR_MAX_AUTOTUNE", "TORCH_COMPILE_DISABLE", "TRITON_INTERPRET", "MY_API_KEY"}
+    names = {
+        "TORCHDYNAMO_DISABLE",
+        "TORCHINDUCTOR_MAX_AUTOTUNE",
+        "TORCH_COMPILE_DISABLE",
+        "TRITON_INTERPRET",
+        "MY_API_KEY",
+    }
     for name in names:
         monkeypatch.setenv(name, "1")
     env = compiled.environment(tmp_path)
@@ -250,7 +261,9 @@ def test_it_is_measured_after_the_submission_has_ended(monkeypatch: pytest.Monke
         source = (expert_source(TASK.id) or "").encode()
         grader: Any = SimpleNamespace(zygote=lambda: None, places=None, without=())
         outcome = stages.Grading(grader, record, (), "eval", b"", True, 30.0, compiled=asked).run(source)
-        assert outcome.timing is not None and outcome.timing.compiled_speedup == told and outcome.speedup == TIMING.speedup
+        assert (
+            outcome.timing is not None and outcome.timing.compiled_speedup == told and outcome.speedup == TIMING.speedup
+        )
         assert happened == ["timed", "submission ended"] + ["compiled"] * asked
         assert ("compiled" in outcome.seconds) is asked
 

@@ -83,7 +83,9 @@ def test_it_compiles_outside_and_measures_alone(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(clock, "pair", pair)
     asked = _asked(lease=str(lease.folder))
     worker.measure(asked, rows.append, device="cpu", tools=FakeDevice(), compile_fx=compile_fx, memory=1 << 30)
-    assert seen == [("compile", True), ("compile", True), ("pair", False)], "two graphs: the second came up while it was alone"
+    assert seen == [("compile", True), ("compile", True), ("pair", False)], (
+        "two graphs: the second came up while it was alone"
+    )
     last = rows[-1]
     assert last["ratio"] == pytest.approx(0.5) and last["low"] < 0.5 < last["high"] and last["graphs"] == 2
     states = [r["state"] for r in rows[:-1]]
@@ -115,7 +117,9 @@ def test_more_shapes_than_its_limit_of_recompilations_are_all_compiled() -> None
     assert gate.graphs == 13
 
 
-@pytest.mark.parametrize("error, again", [(ValueError("no kernel for this"), False), (torch.cuda.OutOfMemoryError("full"), True)])
+@pytest.mark.parametrize(
+    "error, again", [(ValueError("no kernel for this"), False), (torch.cuda.OutOfMemoryError("full"), True)]
+)
 def test_a_compile_that_fails_has_no_ratio(monkeypatch: pytest.MonkeyPatch, error: Exception, again: bool) -> None:
     def compile_fx(graph: Any, examples: Any) -> Callable[..., Any]:
         raise error
@@ -140,6 +144,30 @@ def test_a_task_of_the_catalogue_goes_all_the_way(monkeypatch: pytest.MonkeyPatc
     small = min(range(len(TASK.timed)), key=lambda i: worker.floor.input_bytes(TASK, TASK.timed[i]))
     worker.measure(_asked(cases=[small]), rows.append, device="cpu", tools=FakeDevice(), compile_fx=_plain)
     assert rows[-1].get("ratio") == pytest.approx(0.5), rows[-1]
+
+
+def test_what_the_compiler_measures_it_measures_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime import benchmarking
+
+    lease, told, seen = Lease("g", tmp_path), list[str](), list[bool]()
+
+    class Benchmarker:
+        def benchmark_gpu(self, call: Callable[[], None]) -> float:
+            call()
+            return 1.5
+
+    monkeypatch.setattr(benchmarking, "benchmarker", Benchmarker())
+    gate = worker.Gate(Hold(lease), lambda row: told.append(row["state"]), limit=1.0)
+    worker._measures_inside(gate)
+    with gate.outside():
+        got = benchmarking.benchmarker.benchmark_gpu(lambda: seen.append(_free(lease)))
+    assert (got, seen, gate.held) == (1.5, [False], False) and gate.compiling < 0.9, (
+        "the wait is not the compiler's time"
+    )
+    assert told == ["compiling", "waiting", "using", "compiling"] and _free(lease)
+    with gate.alone():
+        benchmarking.benchmarker.benchmark_gpu(lambda: None)
+        assert gate.held
 
 
 def test_the_lease_is_found_by_its_folder(tmp_path: Path) -> None:
