@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from fake_device import FakeDevice
+from kbx_env.tasks import _schemes, _seams
 
 from kbx_env.catalog import load_task
-from kbx_env.grading import clock
+from kbx_env.grading import clock, reference
 from kbx_env.grading import compiled_worker as worker
 from kbx_env.grading.clock import Paired
 from kbx_env.grading.lease import Hold, Lease
+from kbx_env.wire import assembled
 
 TASK = load_task("activation/gelu_fp16")
 
@@ -168,6 +170,23 @@ def test_what_the_compiler_measures_it_measures_alone(tmp_path: Path, monkeypatc
     with gate.alone():
         benchmarking.benchmarker.benchmark_gpu(lambda: None)
         assert gate.held
+
+
+@pytest.mark.parametrize("name", ["quantization/matmul_w8a8", "fusion/fused_bmm_dropout_gelu"])
+def test_the_judges_hooks_break_no_graph(name: str) -> None:
+    """With them the one is compiled again at every call, and the other in three parts."""
+    task = load_task(name)
+    gate = worker.Gate(Hold(None), lambda row: None)
+    index = min(range(len(task.timed)), key=lambda i: worker.floor.input_bytes(task, task.timed[i]))
+    hooks = dict(vars(_schemes)), dict(vars(_seams))
+    with worker.unhooked():
+        function = worker.baseline(task, gate, _plain)
+        for repeat in range(3):
+            args = reference.resolve(worker._draw(task, task.cases[0], index, repeat, "cpu"), "cpu")
+            with gate.alone():
+                function(**assembled(args))
+    assert gate.graphs == 1
+    assert hooks == (dict(vars(_schemes)), dict(vars(_seams)))
 
 
 def test_the_lease_is_found_by_its_folder(tmp_path: Path) -> None:
