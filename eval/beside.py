@@ -26,6 +26,7 @@ def grade_beside(
         answers = found[asker.spec]
         wanted = {k: a.outcome.source_sha256 for k, a in answers.items() if a.outcome.source_sha256 and not _masked(a.outcome)}
         options = {**asker.options, "grading": OTHER[asker.options["grading"]], "timing": False}
+        options.pop("compiled", None)  # it needs times
         for row in asker.store.records(policy=asker.spec, sources=True):
             key = (row.task, row.sample)
             if row.source is None or row.sha != wanted.get(key):

@@ -32,6 +32,7 @@ from kbx_env import versions
 from kbx_env.catalog import load_tasks
 from kbx_env.errors import KbxError, UsageError
 from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane
+from kbx_env.many import MORE_SECONDS
 from kbx_env.outcome import Fault, Outcome, Verdict
 from kbx_env.ray_lane import RayLane
 from kbx_env.store import Store
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--beside", action="store_true", help="also grade every answer under the other grading, and show what differs")
     p.add_argument("--aa", type=int, default=0, metavar="N", help="time kernels against themselves N times, for the noise (GPU)")
     p.add_argument("--no-timing", action="store_true")
+    p.add_argument("--compiled", action="store_true", help="also tell the speedups over torch.compile (GPU); rewards stay the same")
     p.add_argument("--estimate", metavar="GPU", help="estimate device time on a GPU, such as h200 (CPU backend; no measurement)")
     p.add_argument("--out", default="runs/report", help="folder of the report")
     p.add_argument("--resume", action="store_true", help="go on where a run into the same folder stopped")
@@ -91,6 +93,7 @@ def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]
     compiles = load_term("compiles")
     known = [o for o in outcomes if o.fault is not Fault.INFRA]
     timings = [o.timing for o in known if o.timing is not None]
+    compiled = [t.compiled_speedup for t in timings if t.compiled_speedup is not None]
     n = len(known)
     tasks = {o.task for o in known}
 
@@ -108,6 +111,8 @@ def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]
         # Faster means beyond the noise: the whole 95 % interval lies above 1.
         "faster_than_eager_rate": rate(sum(t.low > 1 for t in timings)) if timed else None,
         "geomean_speedup": math.exp(sum(math.log(t.speedup) for t in timings) / len(timings)) if timings else None,
+        "geomean_compiled_speedup": math.exp(statistics.fmean(map(math.log, compiled))) if compiled else None,
+        "compiled_n": len(compiled) or None,
         "verdicts": {v: k for v in map(str, Verdict) if (k := sum(str(o.verdict) == v for o in outcomes))},
     }
 
@@ -275,11 +280,14 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
         timed = backend == "cuda" and not a.no_timing
         if a.aa and not timed:
             raise UsageError("--aa needs a run that times kernels: --backend cuda, without --no-timing")
+        if a.compiled and not timed:
+            raise UsageError("--compiled needs a run that times kernels: --backend cuda, without --no-timing")
         out = _folder(a)
         environment = versions.environment("cpu" if on_ray else backend) | ({"device": device} if on_ray else {})
         settings = {
             "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
             "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops, "estimate": a.estimate,
+            **({"compiled": True} if a.compiled else {}),  # absent otherwise: gradings of earlier runs keep their keys
         }  # fmt: skip
         manifest = {**environment, **settings, "timed": timed, "tasks": len(tasks), "task_split": a.split,
                     "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
@@ -295,7 +303,8 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
             lane = ProcessLane(workers)
         # Timing a slow kernel on every case is allowed to take minutes; the sandbox's own wall limit is 30 s.
         # Everything is submitted at once: the bars then know how many there are.
-        with Executor(lane, store=store, deadline=600 if timed else 120, capacity=sys.maxsize) as executor:
+        deadline = (600 if timed else 120) + MORE_SECONDS * a.compiled
+        with Executor(lane, store=store, deadline=deadline, capacity=sys.maxsize) as executor:
             askers = [Asker(s, p, settings, environment, store, executor) for s, p in policies]
             found = _ask_all(askers, tasks)
             other = grade_beside(askers, tasks, found) if a.beside else {}

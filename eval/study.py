@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +41,12 @@ class Row:
     turns: tuple[Mapping[str, Any], ...]
     spent: Mapping[str, Any]
     raw: Mapping[str, Any]
+
+    @property
+    def compiled_speedup(self) -> float | None:
+        """Over the torch.compile'd baseline, where the run was asked to tell (``--compiled``)."""
+        found = (self.raw.get("timing") or {}).get("compiled_speedup")
+        return float(found) if isinstance(found, int | float) and math.isfinite(found) and found > 0 else None
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,8 @@ def command(row: Row, manifest: Mapping[str, Any], file: str) -> str:
     for key in ("seed", "estimate"):
         if said(key) is not None:
             parts += [f"--{key}", str(said(key))]
-    return shlex.join(parts + (["--no-timing"] if manifest.get("timing") is False else []))
+    return shlex.join(parts + (["--no-timing"] if manifest.get("timing") is False else [])
+                      + (["--compiled"] if manifest.get("compiled") is True else []))  # fmt: skip
 
 
 def _by_task(study: Study, store_path: str | Path | None) -> Generator[tuple[str, list[_Answer]], None, None]:
@@ -300,10 +301,16 @@ def _timing(o: Outcome) -> str:
     for c in o.timing.cases if o.timing else ():
         marks = [w for w, on in (("disturbed", c.disturbed), ("void", c.void)) if on]
         low_high = f"{c.low:.3f} to {c.high:.3f}"
-        rows.append((c.case, c.eager_us, c.candidate_us, c.speedup, low_high, c.floor_us, c.pairs, ", ".join([c.method, *marks])))
-    head = ("case", "eager µs", "kernel µs", "speedup", "95 % interval", "floor µs", "pairs", "how")
-    where = f" on {plain(o.timing.device)}" if o.timing else ""
-    return _table(f"Times{where}", head, rows)
+        how = ", ".join([c.method, *marks])
+        rows.append((c.case, c.eager_us, c.candidate_us, c.speedup, low_high, c.floor_us, c.pairs, how, c.compiled_us))
+    head = ("case", "eager µs", "kernel µs", "speedup", "95 % interval", "floor µs", "pairs", "how", "torch.compile µs")
+    if all(row[-1] is None for row in rows):
+        return _table(_where(o), head[:-1], [row[:-1] for row in rows])
+    return _table(_where(o), head, rows)
+
+
+def _where(o: Outcome) -> str:
+    return f"Times on {plain(o.timing.device)}" if o.timing else "Times"
 
 
 def _builds(o: Outcome) -> str:

@@ -25,6 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     g.add_argument("--torch-ops", default="strict", help="strict, or allow: the wrapper may compute in torch")
     g.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
     g.add_argument("--no-timing", action="store_true", help="skip timing (CUDA)")
+    g.add_argument("--compiled", action="store_true", help="also tell the speedup over torch.compile (CUDA)")
     g.add_argument("--estimate", metavar="GPU", help="estimate the device time on a GPU (CPU backend), such as h200")
     g.add_argument("--reward", default="default", help="reward preset")
     g.add_argument("--json", action="store_true", help="print one JSON object")
@@ -69,6 +70,7 @@ def _grade(a: argparse.Namespace) -> int:
             timing=not a.no_timing,
             estimate=a.estimate or reward.estimate,
             torch_ops=a.torch_ops,
+            compiled=a.compiled,
         )
     if a.json:
         print(outcome.to_json(reward=reward(outcome)))
@@ -110,6 +112,10 @@ def _show(outcome: Outcome, reward: float | None) -> None:
         console.print(f"moved {e.moved_bytes:,} bytes, at least {e.ideal_bytes:,} needed, {e.launches} launches")
     if t is not None:
         console.print(f"speedup over eager {t.speedup:.3f}, 95 % interval {t.low:.3f} to {t.high:.3f}")
+        if t.compiled_speedup is not None:
+            console.print(f"speedup over torch.compile {t.compiled_speedup:.3f}")
+        for note in t.notes:
+            console.print(f"note: {note}", markup=False, style="dim")
     if outcome.estimate is not None:
         g = outcome.estimate
         share = f"{100 * g.estimated_share:.0f} % of the roofline"

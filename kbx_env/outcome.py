@@ -113,6 +113,8 @@ class CaseTime:
     """Bytes that any kernel must move in this case."""
     flops: int | None = None
     """Operations that the task must do in this case, from its declaration."""
+    compiled_us: float | None = None
+    """The torch.compile'd baseline, when asked for: ``eager_us`` times a ratio compiled / eager that was measured in pairs."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ class Timing:
     does not."""
     after: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    compiled_speedup: float | None = None
+    """Speedup over the torch.compile'd baseline: geometric mean, ``None`` unless it is known for every case. Never paid."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kbx_env.eval import devices, models, stats
@@ -9,6 +11,7 @@ from kbx_env.eval.calibration import sentence
 from kbx_env.eval.pages import words
 from kbx_env.eval.pages.blocks import Block, Cell, Column, Heading, Section, Table, Text
 from kbx_env.eval.pages.material import Material, evidence_of, figure, rate
+from kbx_env.eval.study import Row
 
 
 def where(m: Material) -> Section:
@@ -27,6 +30,17 @@ def where(m: Material) -> Section:
             columns = [Column("stage"), Column("kind"), Column("how far off"), Column("answers", True)]
             blocks.append(Table(columns, rows, f"Why answers of {p.name} fail", open=len(m.study.policies) == 1))
     return Section("where", blocks)
+
+
+def against_compile(rows: Sequence[Row]) -> tuple[stats.Mean, int] | None:
+    """Geometric mean of the speedups over torch.compile of correct kernels, and of how many; ``None`` where none is known."""
+
+    def log(r: Row) -> float | None:
+        return math.log(r.compiled_speedup) if r.compiled_speedup is not None else None
+
+    known = [r for r in rows if r.correct and not r.masked and r.compiled_speedup is not None]
+    logs = stats.mean(*stats.by_task(known, log))
+    return None if logs is None else (logs.exp(), len(known))
 
 
 def speed(m: Material) -> Section | None:
@@ -66,6 +80,13 @@ def speed(m: Material) -> Section | None:
     )
     table = Table([Column(n, i > 0) for i, n in enumerate(names)], rows)
     blocks: list[Block] = [Heading("How fast correct kernels are"), table, *pictures]
+    for p in m.study.policies:
+        compiled = against_compile(p.rows)
+        if compiled is not None:
+            told = words.between(compiled[0].low, compiled[0].high, words.times)
+            text = f"{p.name} against torch.compile: {words.times(compiled[0].value)}{f' ({told})' if told else ''}, "
+            text += f"geometric mean over the {compiled[1]} correct kernels for which it is known."
+            blocks.append(Text(text))
     noise = models.noise(m.study)
     if noise is not None and noise.half_widths.median is not None:
         text = f"Half of the 95 % intervals of these speedups are narrower than ±{100 * noise.half_widths.median:.1f} %"

@@ -31,6 +31,7 @@ os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 BACKENDS = ("auto", "cpu", "cuda")
 GRADINGS = ("contract", "paper")
 TORCH_OPS = ("strict", "allow")
+NEEDS_TIMES = "{} compares times with torch.compile's: it needs a GPU that times kernels (backend 'cuda', with timing)"
 TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
 
 
@@ -112,6 +113,7 @@ class Grader:
         wall: float = 30.0,
         estimate: str | None = None,
         torch_ops: str = "strict",
+        compiled: bool = False,
     ) -> Outcome:
         """Grade one source.
 
@@ -130,9 +132,12 @@ class Grader:
 
             torch_ops: ``strict`` lets torch allocate, view, copy, fill and convert floats, nothing else; ``allow`` lets
                 the wrapper compute in torch, but some launch must matter. Never compare or mix the two.
+            compiled: also tell the speedup over torch.compile of the baseline (``timing.compiled_speedup``); it changes
+                neither ``speedup`` nor a reward. The first grading of a task compiles for seconds to minutes.
 
         Raises:
-            UsageError: unknown task, backend, target, grading, split, torch policy or device to estimate for.
+            UsageError: unknown task, backend, target, grading, split, torch policy or device to estimate for; ``compiled``
+                where nothing is timed.
         """
         task = load_task(task_id)
         backend = resolve_backend(backend)
@@ -148,6 +153,8 @@ class Grader:
                 raise UnknownName("target", t, TARGETS)
         if estimate is not None:
             cost.load(estimate)
+        if compiled and (backend != "cuda" or not timing):
+            raise UsageError(NEEDS_TIMES.format("compiled=True"))
         data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
         secret = secrets.token_bytes(32) if seed is None else b"fixed:%d" % seed
         if Defence.SECRET in self.without:
@@ -162,7 +169,7 @@ class Grader:
             if self.without:
                 record.manifest["without"] = sorted(self.without)
             try:
-                outcome = Grading(self, record, chosen, split, secret, timing, wall, estimate, torch_ops).run(data)
+                outcome = Grading(self, record, chosen, split, secret, timing, wall, estimate, torch_ops, compiled).run(data)
             except SandboxError as e:
                 outcome = record.end(Verdict.INFRA_FAULT, Stage.COMPILE, str(e))
             except UsageError:

@@ -7,7 +7,7 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -65,11 +65,14 @@ class Side(Protocol):
 class EagerSide:
     """Torch eager, in the grader's own process, with TF32 off as the contracts demand."""
 
-    def __init__(self, task: Task, case: Case, device: str = "cuda", watch: Stopwatch | None = None) -> None:
+    def __init__(
+        self, task: Task, case: Case, device: str = "cuda", watch: Stopwatch | None = None,
+        function: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
         self.task, self.case = task, case
         self.watch = watch or Stopwatch(device)
         self.device = device
-        self._function = task.eager or task.reference
+        self._function = function or task.eager or task.reference
 
     def prepare(self, draws: Sequence[dict[str, Any]] | Ring) -> float:
         """Take inputs and warm up; gives the microseconds of one call, the host's part included."""

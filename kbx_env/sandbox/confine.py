@@ -25,6 +25,8 @@ _TCP, _SCOPES = 0b11, 0b11
 """Bind and connect; abstract sockets and signals."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/nvidia*", "/dev/nvidia-caps/*",
             "/dev/dri/*", "/dev/kfd", "/dev/dxg")  # fmt: skip
+HIDDEN = "compiled"
+"""In the folder of a GPU's lease: what submissions may not read."""
 _NEWNET = 0x40000000
 _NO_NEW_PRIVILEGES = 38
 _CAPABILITY_V3 = 0x20080522
@@ -65,6 +67,16 @@ def around(path: str, hidden: str) -> Iterator[str]:
                 yield from around(entry.path, hidden)
 
 
+def unhidden(temporary: str) -> list[str]:
+    """What a runner may read: everything but the leases of GPUs below the grader's ``temporary`` folder, in which ``HIDDEN``
+    holds what torch's compiler made of a task. What appears there later is not granted either."""
+    stem = os.path.join(os.path.realpath(temporary), f"kbx-gpu-{os.getuid()}-")
+    found = [os.sep]
+    for hidden in [stem, *glob.glob(glob.escape(stem) + "?*")]:
+        found = [p for place in found for p in around(place, hidden)]
+    return found
+
+
 def confine(folder: str, readable: Iterable[str] | None = None) -> Confined:
     """Confine this thread and all threads and processes that it starts from now on; cannot be undone.
 
@@ -94,12 +106,17 @@ def _restrict(libc: ctypes.CDLL, version: int, folder: str, readable: Iterable[s
         return False
     try:
         allowed = [(folder, handled)] + [(d, file) for pattern in _DEVICES for d in glob.glob(pattern)]
-        allowed += [(path, read) for path in readable or () if os.path.exists(path)]
+        allowed += [(path, read) for path in readable or ()]
         for path, access in allowed:
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except OSError:
+                if access != read:
+                    raise
+                continue  # other processes' files come and go, and mounts may be broken: what is not granted is not read
             try:
                 rule = struct.pack("=Qi", access, place)
-                if libc.syscall(_ADD, rules, 1, rule, ctypes.c_uint(0)) != 0:
+                if libc.syscall(_ADD, rules, 1, rule, ctypes.c_uint(0)) != 0 and access != read:
                     return False
             finally:
                 os.close(place)

@@ -22,7 +22,7 @@ import triton
 
 from kbx_env import wire
 from kbx_env.sandbox import calm, firewall, limits, standin
-from kbx_env.sandbox.confine import confine
+from kbx_env.sandbox.confine import confine, unhidden
 from kbx_env.sandbox.driver import Driver
 from kbx_env.sandbox.launches import Interceptor
 from kbx_env.sandbox.mail import Mail
@@ -50,7 +50,8 @@ class Runner:
             # Before it is confined as well: processes meet through sockets that nobody reaches from inside.
             self.mail = _mail(settings.get("mail"))
         if "kernel" not in without:
-            confine(self.folder)
+            # Of folders of the grader's own: the zygote's, and below it this runner's.
+            confine(self.folder, unhidden(os.path.dirname(os.path.dirname(self.folder))))
         limits.limit(self.device)
         allow = settings.get("torch_ops") is True
         without |= {"firewall"} if allow else set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
 import json
 import subprocess
 import sys
@@ -83,7 +85,7 @@ def test_killed_and_resumed_nothing_is_lost_or_repeated(tmp_path: Path) -> None:
         (["--targets", "sm_1"], "sm_90"), (["--policy", "python:nothing:here"], "module:attribute"),
         (["--executor", "rayy"], "process, ray"), (["--ray-address", "auto"], "--executor ray"),
         (["--executor", "ray", "--ray-address", "127.0.0.1:1"], "nothing answers"),
-        (["--executor", "ray", "--workers", "0"], "at least 1"),
+        (["--executor", "ray", "--workers", "0"], "at least 1"), (["--compiled"], "--backend cuda, without --no-timing"),
     ],
 )  # fmt: skip
 def test_bad_usage_exits_2(more: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,6 +183,40 @@ def test_faster_means_beyond_the_noise_and_unknown_is_not_zero() -> None:
     assert (s["faster_than_eager_rate"], s["geomean_speedup"], s["compile_rate"]) == (0.0, None, 0.0)
     assert report.summarise([wrong], timed=False)["faster_than_eager_rate"] is None
     assert report.summarise([])["correct_rate"] is None
+
+
+def _against(low: float, compiled: float | None) -> Outcome:
+    told = _timed(low)
+    assert told.timing is not None
+    return dataclasses.replace(told, task="math/add", timing=dataclasses.replace(told.timing, compiled_speedup=compiled))
+
+
+def test_speedups_over_torch_compile_where_they_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = report.summarise([_against(1.2, 1.1), _against(1.2, 0.9), _timed(1.2)])
+    assert s["geomean_compiled_speedup"] == pytest.approx((1.1 * 0.9) ** 0.5) and s["compiled_n"] == 2
+    s = report.summarise([_timed(1.2)])
+    assert s["geomean_compiled_speedup"] is None and s["compiled_n"] is None
+    told = {"math/add": 1.25, "math/exp_sqrt": None}
+    graded: list[dict] = []
+
+    def grade(task: str, source: bytes, **options: object) -> Outcome:
+        graded.append(options)
+        return dataclasses.replace(_against(1.2, told[task]), task=task)
+
+    monkeypatch.setattr("kbx_env.grading.grader.resolve_backend", lambda name: "cuda")
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: "H200")
+    args = ["--policy", "expert", "--backend", "cuda", "--split", "all", "--tasks", "math/add,math/exp_sqrt"]
+    out = report.run(report.parser().parse_args([*args, "--out", str(tmp_path / "with"), "--compiled"]), grade=grade)
+    assert all(o["compiled"] is True for o in graded)
+    for page in ("report.md", "report.html"):
+        text = (out / page).read_text()
+        assert "against torch.compile: 1.250x" in text and "over the 1 correct" in text
+    rows = {r["task"]: r for r in csv.DictReader((out / "tasks.csv").open())}
+    assert (rows["math/add"]["compiled_speedup"], rows["math/exp_sqrt"]["compiled_speedup"]) == ("1.25", "")
+    assert json.loads((out / "report.json").read_text())["summary"]["compiled_n"] == 1
+    graded.clear()
+    out = report.run(report.parser().parse_args([*args, "--out", str(tmp_path / "without")]), grade=grade)
+    assert all("compiled" not in o for o in graded), "gradings of earlier runs keep their keys"
 
 
 def test_a_folder_with_other_things_is_safe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
