@@ -5,7 +5,7 @@ python benchmarks/resume_scale.py OUT.json [--rows 100000] [--policy sampled] [-
 Experts of four tasks, each also spoilt, are graded once on the CPU backend and kept over and over as the samples of one
 policy. The second run, the measured one, is a process of its own and has nothing to grade. ``sampled``: a policy that never
 answers alike twice (found by its sample); ``replay``: one whose answers are a file's (found by their source). With
-``--folder`` the first run's folder stays, and is used again.
+``--folder`` the first run's folder stays, and is used again: by the same grader code only, else all would be graded anew.
 """
 
 from __future__ import annotations
