@@ -8,7 +8,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,7 +180,7 @@ class Store:
                     Outcome.from_dict(schema.unpack_outcome(outcome)),
                 )  # fmt: skip
 
-    def sources(self, policy: str) -> Iterator[tuple[str, str, bytes]]:
+    def sources(self, policy: str) -> Generator[tuple[str, str, bytes], None, None]:
         """(task, SHA-256 in hexadecimal, packed source) of a policy's gradings, by task and sample, as ``records`` reads them.
 
         ``store_schema.unpack_source`` unpacks: who wants a few of many spares the others.
