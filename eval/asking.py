@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,12 @@ class Asker:
         if type(samples) is not int or samples < 1:
             raise UsageError(f"policy {self.spec!r}: samples({task.id!r}) is {samples!r}; a whole number, at least 1")
         return samples
+
+    def known(self, task: Task) -> Iterator[tuple[int, Answer]]:
+        """(sample, answer) of what the store answers without the policy being asked, read at once."""
+        if not getattr(self.policy, "repeatable", False):
+            for sample, stored in self.store.find_all(self._request(task, b"", 0).record):
+                yield sample, Answer(stored, 1)
 
     def answer(self, task: Task, sample: int, done: Callable[[Answer | BaseException], None]) -> None:
         """Ask, and call ``done`` with the graded answer, perhaps later and from another thread."""
@@ -181,35 +187,41 @@ def ask_all(askers: Sequence[Asker], tasks: Sequence[Task]) -> Iterator[tuple[As
     Raises:
         UsageError: a policy raised, or no request to its model can succeed.
     """
-    jobs: dict[Future[Answer], tuple[Asker, str, int]] = {}
+    ended: queue.SimpleQueue[tuple[Asker, str, int, Answer | BaseException]] = queue.SimpleQueue()
     stop = threading.Event()
 
-    def settle(future: Future[Answer], result: Answer | BaseException) -> None:
+    def settle(asker: Asker, task: str, sample: int, result: Answer | BaseException) -> None:
         if isinstance(result, BaseException):
             stop.set()  # it ends the run: nobody is asked any more
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+        ended.put((asker, task, sample, result))
 
-    def work(asker: Asker, todo: queue.SimpleQueue[tuple[Task, int, Future[Answer]]]) -> None:
+    def work(asker: Asker, todo: queue.SimpleQueue[tuple[Task, int]]) -> None:
         while not stop.is_set():
             try:
-                task, sample, future = todo.get_nowait()
+                task, sample = todo.get_nowait()
             except queue.Empty:
                 return
-            asker.answer(task, sample, functools.partial(settle, future))
+            asker.answer(task, sample, functools.partial(settle, asker, task.id, sample))
 
-    for asker in askers:
-        todo: queue.SimpleQueue[tuple[Task, int, Future[Answer]]] = queue.SimpleQueue()
-        for task in tasks:
-            for sample in range(asker.samples(task)):
-                future: Future[Answer] = Future()
-                jobs[future] = (asker, task.id, sample)
-                todo.put((task, sample, future))
-        for _ in range(min(getattr(asker.policy, "concurrency", 1), todo.qsize())):
-            threading.Thread(target=work, args=(asker, todo), name=f"ask {asker.spec}", daemon=True).start()
+    asked = 0
     try:
-        for ended in as_completed(jobs):
-            yield *jobs[ended], ended.result()
+        for asker in askers:
+            todo: queue.SimpleQueue[tuple[Task, int]] = queue.SimpleQueue()
+            for task in tasks:
+                missing = dict.fromkeys(range(asker.samples(task)))
+                for sample, answer in asker.known(task):
+                    if sample in missing:
+                        del missing[sample]
+                        yield asker, task.id, sample, answer
+                for sample in missing:
+                    todo.put((task, sample))
+            asked += todo.qsize()
+            for _ in range(min(getattr(asker.policy, "concurrency", 1), todo.qsize())):
+                threading.Thread(target=work, args=(asker, todo), name=f"ask {asker.spec}", daemon=True).start()
+        for _ in range(asked):
+            by, name, number, result = ended.get()
+            if isinstance(result, BaseException):
+                raise result
+            yield by, name, number, result
     finally:
         stop.set()

@@ -303,6 +303,7 @@ def _trajectory(ps: Sequence[_Drawn]) -> Any:
 
 
 def _pass_at_k(ps: Sequence[_Drawn]) -> Any:
+    from kbx_env.eval.report import pass_curve  # it imports this module when it draws
     from matplotlib.ticker import MaxNLocator
 
     curves: list[tuple[_Drawn, list[float]]] = []
@@ -313,8 +314,7 @@ def _pass_at_k(ps: Sequence[_Drawn]) -> Any:
         least = min(map(len, tasks.values()), default=0)
         if least > 1:
             of = [(len(s), sum(s)) for s in tasks.values()]
-            chance = [statistics.fmean(1 - math.comb(n - c, k) / math.comb(n, k) for n, c in of) for k in range(1, least + 1)]
-            curves.append((p, chance))
+            curves.append((p, [statistics.fmean(at) for at in zip(*(pass_curve(n, c, least) for n, c in of))]))
     if not curves:
         return None
     height = max(3.2, 0.9 + style.LINE * len(curves))

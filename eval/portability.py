@@ -18,7 +18,7 @@ from kbx_env.outcome import Build
 TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
 """As `kbx_env.grading.grader.TARGETS`, which would bring torch with it."""
 WARPS = 4
-"""Warps of a program where Triton is not told otherwise; a build does not say."""
+"""Warps of a program where Triton is not told otherwise: taken for builds of before they were recorded."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,13 @@ class Portable:
         shared_limit: Bytes that the target gives a program at most.
         over_limit: Kernels that want more than that.
         device: The GPU whose limits give the occupancy.
-        occupancy_median: Share of the warps of an SM by registers and shared memory, at ``warps`` warps a program, which
-            is an assumption: builds do not say. A kernel that does not fit has 0.
+        occupancy_median: Share of the warps of an SM by registers and shared memory, at the warps that a program was
+            compiled with. A kernel that does not fit has 0.
         occupancy_min: The least of a kernel.
-        occupancy_bound: Median of what registers alone allow: an upper bound whatever a program's warps are.
-        shared_bound: Kernels whose occupancy shared memory limits, under the same assumption.
-        warps: Assumed.
+        occupancy_bound: Median of what registers alone allow, in whole programs where their warps are known: an upper bound.
+        shared_bound: Kernels whose occupancy shared memory limits.
+        warps: A program's, assumed where a build does not say.
+        assumed: Kernels for whose occupancy it was assumed.
     """
 
     policy: str
@@ -75,6 +76,7 @@ class Portable:
     occupancy_bound: float | None = None
     shared_bound: int | None = None
     warps: int = WARPS
+    assumed: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -87,7 +89,7 @@ def portability(study: Study, targets: Sequence[str] = TARGETS, warps: int = WAR
     Args:
         study: the answers; wrong and masked ones are left out.
         targets: told of even where nothing was compiled for them.
-        warps: of a program, assumed for the occupancy that shared memory allows.
+        warps: of a program, assumed where a build does not say.
 
     Raises:
         UsageError: no such number of warps.
@@ -124,26 +126,27 @@ def occupancy(build: Build, warps: int = WARPS) -> tuple[float, str] | None:
 
     Args:
         build: for a target of NVIDIA's; of others the cost model knows no device.
-        warps: of a program.
+        warps: of a program, where the build does not say.
     """
     device = device_of(build.target)
     if device is None or build.registers is None or build.shared is None:
         return None
     try:
-        found = cost.occupancy(build.registers, build.shared, warps, device)
+        found = cost.occupancy(build.registers, build.shared, build.warps or warps, device)
     except UsageError:
         return 0.0, "does not fit"
     return found.share, found.limited_by
 
 
 def _bound(build: Build) -> float | None:
-    """What registers alone allow: as many programs of one warp as their registers hold, without a limit on programs."""
+    """What registers alone allow, without a limit on programs: whole ones, or single warps where the build does not say."""
     device = device_of(build.target)
     if device is None or build.registers is None:
         return None
     # Registers go to a warp in units of 256, out of a quarter of the SM.
     per_warp = -(-max(build.registers, 1) * 32 // 256) * 256
-    return min(1.0, device.registers // 4 // per_warp * 4 / device.warps)
+    most = min(device.registers // 4 // per_warp * 4, device.warps)
+    return most // (build.warps or 1) * (build.warps or 1) / device.warps
 
 
 def _pressed(build: Build, warps: int) -> bool | None:
@@ -151,7 +154,7 @@ def _pressed(build: Build, warps: int) -> bool | None:
     device = device_of(build.target)
     if device is None or build.spills is None or build.registers is None:
         return None
-    return build.spills > 0 and build.registers >= min(255, device.registers // (32 * warps)) - 8
+    return build.spills > 0 and build.registers >= min(255, device.registers // (32 * (build.warps or warps))) - 8
 
 
 def _build(raw: Any) -> Build | None:
@@ -159,8 +162,9 @@ def _build(raw: Any) -> Build | None:
         build = Build(**raw)
     except TypeError:
         return None  # of another version: not known
-    whole = (build.registers, build.spills, build.shared, build.shared_limit)
+    whole = (build.registers, build.spills, build.shared, build.shared_limit, build.warps)
     sound = all(v is None or (type(v) is int and v >= 0) for v in whole) and isinstance(build.target, str)
+    sound = sound and (build.warps is None or 1 <= build.warps <= 32)
     return build if sound else None
 
 
@@ -172,7 +176,8 @@ def _told(empty: Portable, answers: Iterable[Sequence[Build]]) -> Portable:
     registers, shared = _known(b.registers for b in kernels), _known(b.shared for b in kernels)
     spills, limits = _known(b.spills for b in kernels), _known(b.shared_limit for b in kernels)
     over = [b.shared > b.shared_limit for b in kernels if b.shared is not None and b.shared_limit is not None]
-    shares = [s for b in kernels if (s := occupancy(b, empty.warps)) is not None]
+    told = [(b, s) for b in kernels if (s := occupancy(b, empty.warps)) is not None]
+    shares = [s for _, s in told]
     bounds = [most for b in kernels if (most := _bound(b)) is not None]
     device = device_of(empty.target)
     pressed = [b for b in (_pressed(k, empty.warps) for k in kernels) if b is not None]
@@ -189,6 +194,7 @@ def _told(empty: Portable, answers: Iterable[Sequence[Build]]) -> Portable:
         occupancy_min=min((s for s, _ in shares), default=None),
         occupancy_bound=statistics.median(bounds) if bounds else None,
         shared_bound=sum(by == "shared memory" for _, by in shares) if shares else None,
+        assumed=sum(b.warps is None for b, _ in told) if told else None,
     )  # fmt: skip
 
 

@@ -137,6 +137,15 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
+def pass_curve(n: int, correct: int, most: int) -> list[float]:
+    """``pass_at_k`` for k = 1 to ``most``, each from the one before: a binomial coefficient of thousands takes milliseconds."""
+    missed, chances = 1.0, []
+    for drawn in range(most):
+        missed *= max(0, n - correct - drawn) / (n - drawn)
+        chances.append(1.0 - missed)
+    return chances
+
+
 def spending(answers: Sequence[Answer]) -> dict[str, Any]:
     """What answers took: calls, tokens, dollars (``None`` where no server told), own scripts, gradings, and wall seconds."""
     spent = [a.spent for a in answers if a.spent is not None]
@@ -161,12 +170,14 @@ def report_of(
     timed = bool(manifest.get("timed"))
     by_id = {t.id: t for t in tasks}
     rows = []
+    shared: dict[str, Any] = {}  # what thousands of rows say alike is in memory once
     for (name, sample), a in sorted(answers.items()):
         t = by_id[name]
         more = {"sample": sample, "category": t.category, "difficulty": t.difficulty, "reward": reward(a.outcome),
                 "compiled": compiles(a.outcome) == 1.0,
                 "spent": spending([a]), "turns": list(a.turns), "notes": dict(a.notes)}  # fmt: skip
-        rows.append({**a.outcome.to_dict(), **more})
+        row = {**a.outcome.to_dict(), **more}
+        rows.append(row | {k: shared.setdefault(f"{k} {row[k]!r}", row[k]) for k in ("manifest", "spent")})
     of = {c: [a.outcome for (name, _), a in answers.items() if by_id[name].category == c] for c in
           sorted({t.category for t in tasks})}  # fmt: skip
     about = getattr(policy, "about", None)
@@ -310,7 +321,10 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
             other = grade_beside(askers, tasks, found) if a.beside else {}
         if a.aa:
             manifest["aa"] = calibrate(a.aa)
-        reports = [report_of(spec, policy, tasks, found[spec], manifest, other.get(spec)) for spec, policy in policies]
+        # What a policy's rows are made of goes with them: all of it twice would be most of the memory.
+        reports = [
+            report_of(spec, policy, tasks, found.pop(spec), manifest, other.pop(spec, None)) for spec, policy in policies
+        ]
     with Console(stderr=True).status("writing") as status:
         store_path, tell = out / "gradings.sqlite", functools.partial(_tell, status)
         pages.write(out, reports, compare=compare, store=store_path, step=tell)

@@ -11,7 +11,7 @@ import hashlib
 import html
 import re
 import shlex
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Container, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from kbx_env.errors import KbxError, UsageError
 from kbx_env.outcome import Outcome
 from kbx_env.prompt import feedback
 from kbx_env.store import Store
+from kbx_env.store_schema import unpack_source
 from kbx_env.task import Task
 
 PAGES, SOURCES = "tasks", "sources"
@@ -129,7 +130,8 @@ def _by_task(study: Study, store_path: str | Path | None) -> Generator[tuple[str
             for p in study.policies:
                 reads[p.name] = stack.enter_context(contextlib.closing(_Sources(store, p.spec)))
         for task in sorted(rows, key=lambda t: t.encode("utf-8", "surrogatepass")):  # as SQLite sorts
-            found = {name: reader.of(task) for name, reader in reads.items()}
+            shas = {_sha(r) for _, r in rows[task]}
+            found = {name: reader.of(task, shas) for name, reader in reads.items()}
             yield task, [_Answer(p, r, found.get(p.name, {}).get(_sha(r))) for p, r in rows[task]]
 
 
@@ -147,22 +149,23 @@ class _Sources:
     """The sources of one policy, task by task in the store's own order: each row of the file is read once."""
 
     def __init__(self, store: Store, policy: str) -> None:
-        self._records: Any = store.records(policy=policy, sources=True)
-        self._next = next(self._records, None)
+        self._read = store.sources(policy)
+        self._next = next(self._read, None)
 
-    def of(self, task: str) -> dict[str, bytes]:
+    def of(self, task: str, wanted: Container[str]) -> dict[str, bytes]:
         """SHA-256 -> source. By content: a file may hold other gradings of the same policy, task and sample."""
         found: dict[str, bytes] = {}
         goal = task.encode("utf-8", "surrogatepass")
-        while self._next is not None and self._next.task.encode("utf-8", "surrogatepass") <= goal:
-            if self._next.task == task and self._next.source is not None and self._next.sha:
-                found[self._next.sha] = self._next.source
-            self._next = next(self._records, None)
+        while self._next is not None and (on := self._next[0]).encode("utf-8", "surrogatepass") <= goal:
+            _, sha, data = self._next
+            if on == task and sha in wanted and sha not in found:
+                found[sha] = unpack_source(data)
+            self._next = next(self._read, None)
         return found
 
     def close(self) -> None:
         """Let go of the file."""
-        self._records.close()
+        self._read.close()
 
 
 def _slug(text: str) -> str:
@@ -315,10 +318,11 @@ def _where(o: Outcome) -> str:
 
 def _builds(o: Outcome) -> str:
     rows = [
-        (b.kernel, b.target, b.ok, b.registers, b.spills, b.shared, b.shared_limit, (b.error or "").split("\n")[0])
+        (b.kernel, b.target, b.ok, b.registers, b.spills, b.shared, b.shared_limit, b.warps, (b.error or "").split("\n")[0])
         for b in o.compile
     ]
-    return _table("Builds", ("kernel", "target", "builds", "registers", "spills (B)", "shared (B)", "limit (B)", "error"), rows)
+    head = ("kernel", "target", "builds", "registers", "spills (B)", "shared (B)", "limit (B)", "warps", "error")
+    return _table("Builds", head, rows)
 
 
 def _turns(row: Row) -> str:

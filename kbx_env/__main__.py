@@ -123,9 +123,9 @@ def _show(outcome: Outcome, reward: float | None) -> None:
     if outcome.verdict in ADVICE:
         console.print(f"to do: {ADVICE[outcome.verdict]}", style="bold", soft_wrap=True)
     if outcome.compile:
-        table = Table("kernel", "target", "builds", "registers", "spills (B)", "shared (B)", box=None)
+        table = Table("kernel", "target", "builds", "registers", "spills (B)", "shared (B)", "warps", box=None)
         for b in outcome.compile:
-            cells = ["-" if v is None else str(v) for v in (b.registers, b.spills, b.shared)]
+            cells = ["-" if v is None else str(v) for v in (b.registers, b.spills, b.shared, b.warps)]
             table.add_row(b.kernel, b.target, "yes" if b.ok else "no", *cells)
         console.print(table)
     stages = ", ".join(f"{k} {v:.2f}" for k, v in outcome.seconds.items())

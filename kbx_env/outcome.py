@@ -79,7 +79,11 @@ class Cases:
 @dataclass(frozen=True)
 class Build:
     """One kernel, compiled ahead of time for one target. Registers per thread, spills and shared memory in
-    bytes; ``None`` where the target's tools do not tell."""
+    bytes; ``None`` where the target's tools do not tell.
+
+    ``warps`` of a program, as compiled: of 32 threads, on AMD of 64. ``None`` where nothing was compiled, and in gradings
+    of before it was recorded.
+    """
 
     kernel: str
     target: str
@@ -90,6 +94,7 @@ class Build:
     shared: int | None = None
     shared_limit: int | None = None
     seconds: float | None = None
+    warps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -320,7 +325,7 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, StrEnum):
-        return str(value)
+        return value.value  # one text for all: str() would make a new one each time
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

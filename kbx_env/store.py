@@ -8,7 +8,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,26 @@ class Store:
         policy, sample = request["policy"], request["sample"]
         where = "policy = ? AND task = ? AND sample = ? AND settings = (SELECT id FROM settings WHERE text = ?)"
         return self._one(where, (policy, request["task"], sample, settings_of(request, policy, sample)))
+
+    def find_all(self, request: Mapping[str, Any]) -> Iterator[tuple[int, Outcome]]:
+        """``find`` for every sample of a policy and task at once: (sample, verdict), in order of samples.
+
+        Outcomes of the same machine and versions share one ``manifest``.
+        """
+        policy, task = request["policy"], request["task"]
+        query = (
+            "SELECT sample, outcome FROM gradings INDEXED BY by_policy WHERE policy = ? AND task = ? AND NOT infra "
+            "AND settings = (SELECT id FROM settings WHERE text = ?) ORDER BY sample, created"
+        )
+        manifests: dict[str, Any] = {}
+        last = None
+        with contextlib.closing(schema.connect(self._path)) as db:  # see records
+            for sample, packed in db.execute(query, (policy, task, settings_of(request, policy, request["sample"]))):
+                if sample != last:  # the first verdict stands
+                    last = sample
+                    data = schema.unpack_outcome(packed)
+                    made = data.get("manifest", {})
+                    yield sample, Outcome.from_dict({**data, "manifest": manifests.setdefault(repr(made), made)})
 
     def same(self, request: Mapping[str, Any], source: bytes) -> Outcome | None:
         """The verdict of the same source under the same settings, whichever policy and sample it was graded for."""
@@ -159,6 +179,19 @@ class Store:
                     schema.unpack_source(data) if data is not None else None,
                     Outcome.from_dict(schema.unpack_outcome(outcome)),
                 )  # fmt: skip
+
+    def sources(self, policy: str) -> Generator[tuple[str, str, bytes], None, None]:
+        """(task, SHA-256 in hexadecimal, packed source) of a policy's gradings, by task and sample, as ``records`` reads them.
+
+        ``store_schema.unpack_source`` unpacks: who wants a few of many spares the others.
+        """
+        query = (
+            "SELECT task, s.sha, s.data FROM gradings INDEXED BY by_policy JOIN sources s ON s.id = source "
+            "WHERE policy = ? ORDER BY policy, task, sample"
+        )
+        with contextlib.closing(schema.connect(self._path)) as db:
+            for task, sha, data in db.execute(query, (policy,)):
+                yield task, sha.hex(), data
 
     def counts(
         self, *, policy: str | None = None, task: str | None = None, verdict: str | None = None

@@ -45,6 +45,18 @@ def test_every_target_builds(grader, target: str) -> None:
     outcome = grader.grade("math/softmax", expert_source("math/softmax"), backend="cpu", targets=(target,))
     (build,) = [b for b in outcome.compile]
     assert build.ok and build.target == target and build.shared is not None and build.registers is not None
+    assert build.warps == 4
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_a_build_says_its_warps(grader, target: str) -> None:
+    kernel = "import torch\nimport triton\nimport triton.language as tl\n\n\n@triton.jit\n"
+    kernel += "def _double(x, o, n, BLOCK: tl.constexpr):\n"
+    kernel += "    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n    tl.store(o + i, 2 * tl.load(x + i, i < n), i < n)\n"
+    kernel += "\n\ndef rsqrt(input, out=None):\n    o = torch.empty_like(input)\n"
+    kernel += "    _double[(triton.cdiv(input.numel(), 256),)](input, o, input.numel(), BLOCK=256, num_warps=2)\n    return o\n"
+    outcome = grader.grade("math/rsqrt", kernel, backend="cpu", targets=(target,))
+    assert [(b.ok, b.warps) for b in outcome.compile] == [(True, 2)], outcome.message
 
 
 def test_paper_grading_pays_a_deterministic_expert(grader) -> None:

@@ -43,6 +43,13 @@ def test_json_both_ways() -> None:
     assert Outcome.from_dict(json.loads(failed.to_json())) == failed
 
 
+def test_builds_of_before_warps_were_recorded_are_read() -> None:
+    data = _correct(compile=(Build("k", "sm_90", True, registers=32, warps=8),)).to_dict()
+    assert Outcome.from_dict(data).compile[0].warps == 8
+    del data["compile"][0]["warps"]
+    assert Outcome.from_dict(data).compile[0].warps is None
+
+
 def test_missing_stays_missing() -> None:
     data = json.loads(_correct().to_json(reward=None))
     assert data["timing"] is None and data["speedup"] is None and data["reward"] is None

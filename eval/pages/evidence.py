@@ -93,7 +93,11 @@ def portable(m: Material) -> Section | None:
     if not rows:
         return None
     text = "Correct kernels compiled ahead of time for other GPUs, without one. Registers are a thread's; occupancy is what "
-    text += f"registers and shared memory allow with {m.portable[0].warps} warps a program, which is assumed."
+    text += "registers and shared memory allow with the warps that a program was compiled with."
+    whole_ones = [p for p in m.portable if p.answers and not p.category]
+    if assumed := sum(p.assumed or 0 for p in whole_ones):
+        builds = sum(p.kernels or 0 for p in whole_ones)
+        text += f" {assumed:,} of {builds:,} builds do not say them: {m.portable[0].warps} are assumed there."
     columns = [Column(n, i > 2) for i, n in enumerate(names)]
     whole = [r for r in rows if r[2] == "all"]
     parts = Table(columns, [r for r in rows if r[2] != "all"], "By category", open=False)

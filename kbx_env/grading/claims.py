@@ -67,11 +67,13 @@ def build(row: Any) -> Build:
     def number(key: str) -> int | None:
         return None if row.get(key) is None else count(row[key])
 
-    error, seconds = row.get("error"), row.get("seconds")
+    error, seconds, warps = row.get("error"), row.get("seconds"), number("warps")
     timed = isinstance(seconds, int | float) and 0 <= seconds < 1e6  # not NaN either
     return Build(
         kernel=str(row["kernel"])[:200], target=str(row["target"])[:20], ok=row["ok"] is True,
         error=None if error is None else str(error)[:500], registers=number("registers"), spills=number("spills"),
         shared=number("shared"), shared_limit=number("shared_limit"),
         seconds=float(seconds) if timed else None,
+        # No power of two where warps are specialised; no target runs a program of more than 1024 threads.
+        warps=warps if warps is not None and 1 <= warps <= 32 else None,
     )  # fmt: skip

@@ -289,7 +289,7 @@ def _build(name: str, compiled: _Compiled, target: str) -> dict[str, Any]:
         source = ASTSource(compiled.fn, compiled.signature, compiled.constexprs, attrs)
         options = make_backend(gpu).parse_options(options).__dict__
         kernel = triton.compile(source, target=gpu, options=options)
-        row["shared"] = int(kernel.metadata.shared)
+        row["shared"], row["warps"] = int(kernel.metadata.shared), int(kernel.metadata.num_warps)
         row |= _resources(kernel, gpu.backend)
         row["ok"] = row["shared"] <= SHARED_LIMIT[target]
         if not row["ok"]:

@@ -96,6 +96,19 @@ def test_occupancy_by_registers_and_shared_memory() -> None:
         _told(warps=3)
 
 
+def test_the_warps_of_a_build_count_and_are_assumed_only_where_it_does_not_say() -> None:
+    assert occupancy(Build(**_build(shared=100_000, warps=8)), warps=4) == (0.25, "shared memory")
+    told = _told(_row("math/a", [_build(shared=100_000, warps=8), _build(shared=100_000)]))["sm_90", ""]
+    assert (told.occupancy_min, told.occupancy_median, told.assumed, told.warps) == (0.125, 0.1875, 1, 4)
+    # 65536 registers for 32 warps leave 64 a thread: 60 with local memory is at that cap, of 4 warps it is not.
+    wide, plain = _build(registers=60, spills=8, warps=32), _build(registers=60, spills=8)
+    assert _told(_row("math/a", [wide, plain]))["sm_90", ""].pressed == 1
+    # 168 registers leave 12 warps: one whole program of 8.
+    assert _told(_row("math/a", [_build(registers=168, warps=8)]))["sm_90", ""].occupancy_bound == 8 / 64
+    assert _told(_row("math/a", [_build(registers=168)]))["sm_90", ""].occupancy_bound == 12 / 64
+    assert _told(_row("math/a", [_build(warps=w) for w in (0, 33, -1, "4")]))["sm_90", ""].kernels is None
+
+
 def test_every_nvidia_target_has_a_device() -> None:
     assert {t: (d.name if (d := device_of(t)) else None) for t in TARGETS} == {
         "sm_80": "a100", "sm_90": "h200", "sm_100": "b200", "sm_120": "rtx5090", "gfx942": None,
