@@ -23,6 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     g.add_argument("--targets", help="comma-separated ahead-of-time targets, 'none' for none (default: all)")
     g.add_argument("--grading", default="contract", help="contract or paper (the paper's tolerances)")
     g.add_argument("--torch-ops", default="strict", help="strict, or allow: the wrapper may compute in torch")
+    g.add_argument("--sizes", default="published", help="what is timed or estimated: published, or held-out")
     g.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
     g.add_argument("--no-timing", action="store_true", help="skip timing (CUDA)")
     g.add_argument("--estimate", metavar="GPU", help="estimate the device time on a GPU (CPU backend), such as h200")
@@ -69,6 +70,7 @@ def _grade(a: argparse.Namespace) -> int:
             timing=not a.no_timing,
             estimate=a.estimate or reward.estimate,
             torch_ops=a.torch_ops,
+            sizes=a.sizes,
         )
     if a.json:
         print(outcome.to_json(reward=reward(outcome)))

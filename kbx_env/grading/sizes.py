@@ -98,7 +98,8 @@ def resized(task: Task, case: Case, to: Mapping[int, int]) -> Case:
         if name not in ARGS and not isinstance(value, bool | float) and set(_whole(value)) & set(to):
             raise refuse(f"{name}={value}, which may be a size")
     return replace(
-        case, axes={k: tied(v, k) for k, v in case.axes.items()}, draw=law(case.draw), draws={k: law(v) for k, v in case.draws.items()},
+        case, axes={k: tied(v, k) for k, v in case.axes.items()},
+        draw=law(case.draw), draws={k: law(v) for k, v in case.draws.items()},
         args={k: tied(v, k, True) if k in ARGS else v for k, v in case.args.items()},
     )  # fmt: skip
 

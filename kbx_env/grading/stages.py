@@ -95,8 +95,9 @@ class Grading:
         wall: float,
         estimate: str | None = None,
         torch_ops: str = "strict",
+        sizes: str = "published",
     ) -> None:
-        self.device, self.torch_ops = estimate, torch_ops
+        self.device, self.torch_ops, self.sizes = estimate, torch_ops, sizes
         self.grader, self.record, self.targets = grader, record, list(targets)
         self.split, self.secret, self.timing, self.wall = split, secret, timing, wall
         self.task = record.task
@@ -236,12 +237,12 @@ class Grading:
             with self.timed(Stage.TIME):
                 from kbx_env.grading import clock
 
-                self.record.timing = clock.time_task(self.task, talk)
+                self.record.timing = clock.time_task(self.task, talk, self.sizes)
         if self.record.backend == "cpu" and self.device is not None:
             from kbx_env.grading import guess
 
             start = time.perf_counter()
-            self.record.estimate = guess.estimate(self.task, talk, self.device)
+            self.record.estimate = guess.estimate(self.task, talk, self.device, self.sizes)
             self.record.seconds["estimate"] = time.perf_counter() - start
         stage = Stage.TIME if self.record.timing is not None else Stage.EVIDENCE
         return self.record.end(Verdict.CORRECT, stage)
