@@ -69,8 +69,8 @@ def _outcome(task: str, source: bytes, verdict: Verdict = Verdict.CORRECT, **mor
     return Outcome(task, verdict, Stage.CORRECT, "cpu", "contract", fault, **{"cases": cases, "source_sha256": sha, **more})
 
 
-MANIFEST = {"backend": "cpu", "grading": "paper", "torch_ops": "allow", "sizes": "held-out", "targets": [], "seed": 7, "timing": False,
-            "split": "eval", "estimate": "h200"}  # fmt: skip
+MANIFEST = {"backend": "cpu", "grading": "paper", "torch_ops": "allow", "sizes": "held-out", "targets": [], "seed": 7,
+            "timing": False, "split": "eval", "estimate": "h200"}  # fmt: skip
 
 
 def _run(folder: Path, answers: dict[str, list[tuple[Outcome, bytes | None]]]) -> tuple[study.Study, Path]:
