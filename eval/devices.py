@@ -30,13 +30,13 @@ class Across(Result):
 
 
 def across(study: Study) -> list[Across]:
-    """One for each policy that was timed on several devices; the same policy is one of the same spec."""
-    found: dict[str, dict[str, PolicyStudy]] = {}
+    """One for each policy that was timed on several devices; the same policy is one of the same spec, timed on the same sizes."""
+    found: dict[tuple[str, str], dict[str, PolicyStudy]] = {}
     for p in study.policies:
         if p.timed:
-            found.setdefault(p.spec or p.name, {}).setdefault(str(p.manifest.get("device")), p)
+            found.setdefault((p.spec or p.name, p.sizes), {}).setdefault(str(p.manifest.get("device")), p)
     made = []
-    for spec, by_device in found.items():
+    for (spec, _), by_device in found.items():
         logs = {device: _logs(p) for device, p in by_device.items()}
         tasks = sorted(set.intersection(*map(set, logs.values()))) if len(logs) > 1 else []
         if not tasks:

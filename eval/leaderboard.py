@@ -28,7 +28,7 @@ from kbx_env.eval import pages, stats, tables  # noqa: E402
 from kbx_env.eval.highlight import plain  # noqa: E402
 from kbx_env.eval.pages import words  # noqa: E402
 from kbx_env.eval.report import pass_at, spending, summarise  # noqa: E402
-from kbx_env.eval.study import FILE, PolicyStudy, read  # noqa: E402
+from kbx_env.eval.study import FILE, PUBLISHED, PolicyStudy, read  # noqa: E402
 
 from kbx_env.errors import UsageError  # noqa: E402
 from kbx_env.outcome import Fault, Outcome, Stage, Verdict  # noqa: E402
@@ -36,12 +36,13 @@ from kbx_env.outcome import Fault, Outcome, Stage, Verdict  # noqa: E402
 UNSAID = "not said"
 _READ = "Intervals that overlap do not say who is better. Rates are means over tasks. Policies that read verdicts are helped more."
 _KEYS = {"grading": "grading", "backend": "backend", "torch_ops": "torch_ops", "held-out cases": "split",
-         "defences switched off": "without"}  # fmt: skip
+         "timed sizes": "sizes", "defences switched off": "without"}  # fmt: skip
 _MAY_DIFFER = {"kbx_env": "versions of kbx_env", "grader": "versions of the grader's code", "torch": "versions of torch",
                "triton": "versions of triton", "seed_policy": "seeds", "machine": "kinds of machine"}  # fmt: skip
 _REMEDY = {
     "grading": "grade all with the same --grading", "backend": "grade all with the same --backend",
     "torch_ops": "grade all with the same --torch-ops", "held-out cases": "grade all with --split eval, or all with --split train",
+    "timed sizes": "grade all with the same --sizes",
     "defences switched off": "grade all with every defence", "task versions": "grade all with the same tasks (git log tasks/)",
     "task set": "grade all with the same --split and --tasks",
     "device of the speedups": "time all on the same kind of device, or leave speedups out with --no-speedups",
@@ -239,7 +240,7 @@ def _facet(f: _Read, name: str) -> set[str]:
     own = [{**o.manifest, "grading": o.grading, "backend": o.backend}.get(key) for o in judged]
     if key == "without":
         return {str(v or "none") for v in own} or {"none"}
-    return {str(v) for v in (*own, f.study.manifest.get(key)) if v is not None} or {UNSAID}
+    return {str(v) for v in (*own, f.study.manifest.get(key)) if v is not None} or {PUBLISHED if key == "sizes" else UNSAID}
 
 
 def _groups(found: Sequence[_Read], values: Iterable[Iterable[Any]]) -> dict[str, list[str]]:

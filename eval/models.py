@@ -23,7 +23,7 @@ FEW = 10
 """Fewer answers than this are not modelled."""
 DRAWS = 2000
 _Z = 1.959963984540054
-_SETTINGS = ("backend", "device", "grading", "torch_ops", "split")
+_SETTINGS = ("backend", "device", "grading", "torch_ops", "split", "sizes")
 _SD = (0.01, 12.0)
 """Between these the random effect's standard deviation is looked for."""
 
@@ -312,7 +312,7 @@ class Paired(Result):
 
     ``only_a``, ``only_b``, ``both`` count tasks by the first judged answer. ``difference``: of the shares correct per task.
     ``p``: exact McNemar test, or with several answers a task a sign-flip test of the shares. ``speed``: a's over b's, geometric
-    mean over tasks that both solved; ``None`` where not timed, or on other devices. ``differ``: settings that differ.
+    mean over tasks that both solved; ``None`` where not timed, or on other devices or sizes. ``differ``: settings that differ.
     """
 
     a: str
@@ -367,8 +367,10 @@ def paired(a: PolicyStudy, b: PolicyStudy, seed: int = 0) -> Paired:
         p = (1 + int((abs(flips) >= abs(gap.sum()) - 1e-9).sum())) / (1 + DRAWS)
     else:
         p = min(1.0, 2 * float(binom.cdf(min(only_a, only_b), only_a + only_b, 0.5)))
-    differ = tuple(k for k in _SETTINGS if a.manifest.get(k) != b.manifest.get(k))
-    shared = [logs[0][t] - logs[1][t] for t in tasks if t in logs[0] and t in logs[1]] if "device" not in differ else []
+    mine, theirs = ({**p.manifest, "sizes": p.sizes} for p in (a, b))
+    differ = tuple(k for k in _SETTINGS if mine.get(k) != theirs.get(k))
+    apart = "device" in differ or "sizes" in differ
+    shared = [logs[0][t] - logs[1][t] for t in tasks if t in logs[0] and t in logs[1]] if not apart else []
     speed = mean(shared, seed=seed)
     return Paired(a.name, b.name, len(tasks), sum(map(all, zip(*firsts, strict=True))), only_a, only_b, several, p,
                   mean(list(gap), seed=seed), speed and speed.exp(), differ)  # fmt: skip

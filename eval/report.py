@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tasks", default="*", help="glob over task ids, comma-separated")
     p.add_argument("--grading", default="contract", help="contract or paper")
     p.add_argument("--torch-ops", default="strict", help="strict, or allow: wrappers may compute in torch")
+    p.add_argument("--sizes", default="published", help="what is timed or estimated: published, or held-out sizes")
     p.add_argument("--targets", default="sm_90", help="ahead-of-time targets, comma-separated, all or none")
     p.add_argument("--executor", default="process", help="process: on this machine; ray: on a Ray cluster")
     p.add_argument("--ray-address", help="local (default), auto, or HOST:PORT of the head")
@@ -245,6 +246,7 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     from kbx_env.backends import cost
     from kbx_env.errors import UnknownName
     from kbx_env.grading.grader import BACKENDS, GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
+    from kbx_env.grading.sizes import SIZES
 
     tasks = load_tasks(split=a.split, pattern=a.tasks)
     if a.executor not in EXECUTORS:
@@ -258,6 +260,8 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
         raise UnknownName("grading", a.grading, GRADINGS)
     if a.torch_ops not in TORCH_OPS:
         raise UnknownName("torch policy", a.torch_ops, TORCH_OPS)
+    if a.sizes not in SIZES:
+        raise UnknownName("sizes", a.sizes, SIZES)
     targets = [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
     targets = list(TARGETS) if targets == ["all"] else targets
     for t in targets:
@@ -298,6 +302,7 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
         settings = {
             "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
             "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops, "estimate": a.estimate,
+            "sizes": a.sizes,
             **({"compiled": True} if a.compiled else {}),  # absent otherwise: gradings of earlier runs keep their keys
         }  # fmt: skip
         manifest = {**environment, **settings, "timed": timed, "tasks": len(tasks), "task_split": a.split,

@@ -12,6 +12,8 @@ from typing import Any
 from kbx_env.errors import UsageError
 
 FILE = "report.json"
+PUBLISHED = "published"
+"""The timed sizes of reports that do not say any: they are older than the held-out ones."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class PolicyStudy:
     def timed(self) -> bool:
         """Whether correct kernels were timed."""
         return bool(self.manifest.get("timed"))
+
+    @property
+    def sizes(self) -> str:
+        """Which sizes were timed: ``published`` (also where nobody says so), or ``held-out``."""
+        return str(self.manifest.get("sizes") or PUBLISHED)
 
     @property
     def judged(self) -> tuple[Row, ...]:

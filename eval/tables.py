@@ -20,13 +20,13 @@ COLUMNS: Mapping[str, type] = {
     "compiled": bool, "correct": bool, "speedup": float, "low": float, "high": float, "traffic": float, "launches": int,
     "calls": int, "prompt_tokens": int, "completion_tokens": int, "dollars": float, "gradings": int, "scripts": int,
     "seconds": float, "device": str, "backend": str, "grading": str, "torch_ops": str, "torch": str, "triton": str,
-    "kbx_env": str, "source_sha256": str, "message": str, "compiled_speedup": float,
+    "kbx_env": str, "source_sha256": str, "message": str, "compiled_speedup": float, "sizes": str,
 }  # fmt: skip
 """Name -> type. Names and their order are kept: notebooks of others rely on them; new ones come last.
 
 ``compiled`` and ``correct`` are empty where ``masked``: nobody knows. ``speedup`` over eager with its 95 % interval ``low`` to
-``high``; ``traffic`` is moved / ideal bytes; ``seconds`` from the question to the policy's answer, not the grading's;
-``compiled_speedup`` is over torch.compile, where a run was asked for it.
+``high``, at the timed ``sizes``; ``traffic`` is moved / ideal bytes; ``seconds`` from the question to the policy's answer, not
+the grading's; ``compiled_speedup`` is over torch.compile, where a run was asked for it.
 """
 MESSAGE = 300
 _RISKY = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -97,7 +97,7 @@ def _row(p: PolicyStudy, r: Row) -> dict[str, Any]:
         **{k: r.raw.get(k) or p.manifest.get(k) for k in ("backend", "grading")},
         **{k: about.get(k) for k in ("torch_ops", "torch", "triton", "kbx_env")},
         "source_sha256": r.raw.get("source_sha256") or None, "message": r.message[:MESSAGE],
-        "compiled_speedup": r.compiled_speedup,
+        "compiled_speedup": r.compiled_speedup, "sizes": about.get("sizes") or p.sizes,
     }  # fmt: skip
     return {name: found[name] for name in COLUMNS}
 

@@ -101,7 +101,7 @@ def command(row: Row, manifest: Mapping[str, Any], file: str) -> str:
         return own if own is not None else manifest.get(key)
 
     parts = ["python", "-m", "kbx_env", "grade", row.task, file]
-    for key in ("backend", "grading", "torch_ops"):
+    for key in ("backend", "grading", "torch_ops", "sizes"):
         if said(key) is not None:
             parts += [f"--{key.replace('_', '-')}", str(said(key))]
     targets = manifest.get("targets")

@@ -23,6 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     g.add_argument("--targets", help="comma-separated ahead-of-time targets, 'none' for none (default: all)")
     g.add_argument("--grading", default="contract", help="contract or paper (the paper's tolerances)")
     g.add_argument("--torch-ops", default="strict", help="strict, or allow: the wrapper may compute in torch")
+    g.add_argument("--sizes", default="published", help="what is timed or estimated: published, or held-out")
     g.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
     g.add_argument("--no-timing", action="store_true", help="skip timing (CUDA)")
     g.add_argument("--compiled", action="store_true", help="also tell the speedup over torch.compile (CUDA)")
@@ -71,6 +72,7 @@ def _grade(a: argparse.Namespace) -> int:
             estimate=a.estimate or reward.estimate,
             torch_ops=a.torch_ops,
             compiled=a.compiled,
+            sizes=a.sizes,
         )
     if a.json:
         print(outcome.to_json(reward=reward(outcome)))

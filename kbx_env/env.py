@@ -55,6 +55,8 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
     **Reward**: the preset's; an infrastructure fault gives 0.0 here, because
     gymnasium has no "unknown", and ``info["masked"]`` is True: drop such a step from training.
 
+    ``sizes="held-out"`` times (estimates) kernels on sizes for evaluation instead of the published ones.
+
     A preset with shaping (``fusion``, ``quantization``) pays it in one of two ways. With ``max_turns=1`` the reward is the
     preset's own, which hints at what a wrong kernel has right. With more turns it is the preset's ``base`` plus the potential-based
     ``info["shaping"]`` of the step (``rewards/shaping.py``, with ``gamma``), which adds up to 0 over every episode.
@@ -82,6 +84,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         max_turns: int = 4,
         grading: str = "contract",
         torch_ops: str = "strict",
+        sizes: str = "published",
         target: float = 1.0,
         targets: tuple[str, ...] = ("sm_90",),
         timing: bool = True,
@@ -92,6 +95,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         grade: Callable[..., Outcome] | None = None,
     ) -> None:
         from kbx_env.grading.grader import GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
+        from kbx_env.grading.sizes import SIZES
         from kbx_env.rewards.compose import load_preset
         from kbx_env.rewards.shaping import Shaping
 
@@ -112,6 +116,8 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             raise UsageError(f"grading {grading!r}: accepted are {', '.join(GRADINGS)}")
         if torch_ops not in TORCH_OPS:
             raise UsageError(f"torch_ops {torch_ops!r}: accepted are {', '.join(TORCH_OPS)}")
+        if sizes not in SIZES:
+            raise UnknownName("sizes", sizes, SIZES)
         self.tasks: list[Task] = [load_task(task)] if task else load_tasks(category=category, split=split)
         self.backend = resolve_backend(backend)
         self.reward = load_preset(reward)
@@ -121,7 +127,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         self._options: dict[str, Any] = {
             "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing,
             "split": self.split, "wall": wall, "seed": grading_seed, "estimate": self.reward.estimate,
-            "torch_ops": torch_ops,
+            "torch_ops": torch_ops, "sizes": sizes,
         }  # fmt: skip
         self._grader = None if grade else Grader()
         self._grade = grade or self._grader.grade  # type: ignore[union-attr]

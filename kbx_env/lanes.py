@@ -66,14 +66,19 @@ class Request:
             raise UsageError(f"deadline {self.deadline!r} of a request; seconds above 0, or None for no deadline")
 
     @property
+    def _named(self) -> dict[str, Any]:
+        """The options as keys spell them: published sizes, all there were once, go without saying."""
+        return {k: v for k, v in self.options.items() if (k, v) != ("sizes", "published")}
+
+    @property
     def content(self) -> str:
         """What is graded: requests of equal content that are under way at the same time share one grading."""
-        return request_key({"task": self.task, **self.options}, self.source)
+        return request_key({"task": self.task, **self._named}, self.source)
 
     @property
     def record(self) -> dict[str, Any]:
         """Everything but the source that identifies the stored grading."""
-        return {"policy": self.policy, "sample": self.sample, "task": self.task, **self.options, **self.about}
+        return {"policy": self.policy, "sample": self.sample, "task": self.task, **self._named, **self.about}
 
     @property
     def key(self) -> str:

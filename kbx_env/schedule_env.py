@@ -47,7 +47,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     not known) and ``cached`` (no grading was run). ``reset(options={"task": id})`` chooses the task.
 
     A source that was graded is not graded again by the same env, nor where ``store`` knows it. ``shapes="eval"`` adds the
-    held-out correctness cases; the timed cases are the same in both.
+    held-out correctness cases, and times (estimates) held-out sizes instead of the published ones: those it also shows.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
@@ -85,7 +85,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             reward: a preset; by default ``estimated`` on the CPU and ``default`` on CUDA, where time is measured.
             relative: less the expert's own reward.
             max_turns: gradings an episode.
-            shapes: ``train``, or ``eval`` to be graded on the held-out shapes too.
+            shapes: ``train``, or ``eval`` to be graded on the held-out shapes too, and timed on the held-out sizes.
             idle: task -> knobs that take no slot (``schedule.find_idle``).
             targets: ahead-of-time targets.
             timing: time correct kernels (CUDA only).
@@ -122,6 +122,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self._options: dict[str, Any] = {
             "backend": self.backend, "targets": tuple(targets), "grading": "contract", "timing": timing, "split": shapes,
             "wall": wall, "seed": grading_seed, "torch_ops": "strict",
+            "sizes": "held-out" if shapes == "eval" else "published",
             "estimate": self.reward.estimate if self.backend == "cpu" else None,
         }  # fmt: skip
         self._grader = None if grade else Grader()
@@ -202,7 +203,9 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         assert self._task is not None
         name = self._task.id
         if name not in self._static:
-            self._static[name] = features.static(self._task, self.template(name), self.backend, self.device)
+            self._static[name] = features.static(
+                self._task, self.template(name), self.backend, self.device, self._options["sizes"]
+            )  # fmt: skip
         return np.concatenate([self._static[name], self._last])
 
     def _graded(self, task: str, source: str) -> tuple[Outcome, bool]:

@@ -84,8 +84,12 @@ def device_for(backend: str, estimate: str | None) -> cost.Device | None:
     return next((cost.load(n) for n in sorted(cost.names(), key=len, reverse=True) if n in name), None)
 
 
-def static(task: Task, template: Template, backend: str, device: cost.Device | None) -> np.ndarray:
-    """The part that an episode does not change: the first entries of the vector, float32."""
+def static(
+    task: Task, template: Template, backend: str, device: cost.Device | None, sizes: str = "published"
+) -> np.ndarray:
+    """The part that an episode does not change: the first entries of the vector, float32; ``sizes`` are the timed ones."""
+    from kbx_env.grading.sizes import timed
+
     found: list[float] = [float(x) for slot in range(len(SLOTS)) for x in template.legal(slot)]
     for knobs in template.slots:
         mean = sum(math.log2(max(k.value, 1)) for k in knobs) / len(knobs) if knobs else 0.0
@@ -97,7 +101,7 @@ def static(task: Task, template: Template, backend: str, device: cost.Device | N
         task.difficulty / 10, float(any(r in text for r in _REDUCES)), float("tl.dot" in text), float("tl.atomic" in text),
         items / 16, float(task.moves),
     ]  # fmt: skip
-    rows = [_sizes(task, case) for case in task.timed]
+    rows = [_sizes(task, case) for case in timed(task, sizes)]
     for what, scale in _SCALES.items():
         values = [row[what] / scale for row in rows] or [0.0]
         found += [min(values), sum(values) / len(values), max(values)]

@@ -117,7 +117,7 @@ def flat(row: Row) -> dict[str, Any]:
         "speedup": o.speedup, "low": o.timing.low if o.timing else None, "high": o.timing.high if o.timing else None,
         "backend": o.backend, "grading": o.grading,
         **{name: about.get(name) for name in ("torch_ops", "split", "device", "torch", "triton", "kbx_env")},
-        "source_sha256": row.sha, "message": o.message,
+        "source_sha256": row.sha, "message": o.message, "sizes": about.get("sizes") or "published",
     }  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def _schema(pa: Any, sources: bool) -> Any:
     }  # fmt: skip
     names = (
         "policy task sample created verdict stage fault correct cases_passed cases_total speedup low high backend grading "
-        "torch_ops split device torch triton kbx_env source_sha256 message"
+        "torch_ops split device torch triton kbx_env source_sha256 message sizes"
     ).split()
     return pa.schema([(name, types.get(name, pa.string())) for name in names + ["source"] * sources])
 

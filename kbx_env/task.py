@@ -306,6 +306,8 @@ class Task:
     """Only moves values: torch may copy whole tensors in their own order, and nothing else."""
     eager: Callable[..., Any] | None = None
     """What a torch user would call, where the reference is written for exactness instead; timed as baseline."""
+    held_timed: tuple[Case, ...] = ()
+    """Timed in evaluation only, one for each of ``timed``; empty where ``grading/sizes.py`` can derive them."""
     fingerprint: str = ""
     """SHA-256 over the task's file and the shared maths it uses."""
 
@@ -331,6 +333,7 @@ def task(
     cost: Cost,
     cases: tuple[Case, ...],
     timed: tuple[Case, ...],
+    held_timed: tuple[Case, ...] = (),
     writes: Mapping[str, str] | None = None,
     paper: Paper | None = None,
     differs: str = "",
@@ -355,7 +358,7 @@ def task(
                 raise DeclarationError(f"{name}: takes {tensor!r}, which is not a parameter of the reference")
             if t.dtype not in DTYPES:
                 raise DeclarationError(f"{name}: {tensor} has dtype {t.dtype!r}; accepted: {', '.join(DTYPES)}")
-        for case in (*cases, *timed):
+        for case in (*cases, *timed, *held_timed):
             for key in {*case.draws, *case.dtypes, *case.layouts, *case.given} - set(takes):
                 raise DeclarationError(f"{name}: case {case.label()!r} names {key!r}; tensors: {', '.join(takes)}")
             for key in set(case.args) - set(params) - {"out"}:
@@ -365,7 +368,7 @@ def task(
         return Declaration(reference, _frozen({
             "difficulty": difficulty, "takes": _frozen(takes), "truth": truth, "cost": cost, "cases": cases,
             "timed": timed, "writes": _frozen(writes), "paper": paper or Paper(), "differs": differs, "moves": moves,
-            "eager": eager,
+            "eager": eager, "held_timed": held_timed,
         }))  # fmt: skip
 
     return declare

@@ -55,6 +55,20 @@ def test_made_by_its_id() -> None:
     env.close()
 
 
+def test_the_sizes_that_are_timed_are_an_option() -> None:
+    asked = []
+
+    def grade(task: str, source: str, **options) -> Outcome:
+        asked.append(options["sizes"])
+        return fake_grade(task, source, **options)
+
+    for more in ({}, {"sizes": "held-out"}):
+        env = KernelEnv(task=TASK, backend="cpu", grade=grade, **more)
+        env.reset(seed=0)
+        env.step("right")
+    assert asked == ["published", "held-out"]
+
+
 def test_the_turn_limit_truncates() -> None:
     env = _env(max_turns=2)
     env.reset(seed=0)
@@ -108,6 +122,7 @@ def test_the_seed_chooses_the_task() -> None:
         ({"task": TASK, "backend": "tpu"}, "cpu"),
         ({"task": TASK, "reward": "defualt"}, "default"),
         ({"task": TASK, "grading": "papers"}, "paper"),
+        ({"task": TASK, "sizes": "heldout"}, "held-out, published"),
         ({"task": TASK, "render_mode": "human"}, "ansi"),
         ({"task": TASK, "max_turns": 0}, "at least 1"),
     ],

@@ -63,6 +63,7 @@ def test_a_crash_after_a_failed_case_is_still_told(capsys: pytest.CaptureFixture
         (["grade", "math/softmax", "missing.py", "--backend", "cpu"], "missing.py"),
         (["grade", "math/softmax", __file__, "--backend", "gpu"], "cuda"),
         (["grade", "math/softmax", __file__, "--backend", "cpu", "--grading", "papers"], "paper"),
+        (["grade", "math/softmax", __file__, "--backend", "cpu", "--sizes", "heldout"], "held-out, published"),
         (["grade", "math/softmax", __file__, "--backend", "cpu", "--targets", "sm_99"], "sm_90"),
         (["grade", "math/softmax", __file__, "--backend", "cpu", "--reward", "defalt"], "default"),
         (["tasks", "--category", "mth"], "math"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import gymnasium
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ from gymnasium.utils.env_checker import check_env
 
 import kbx_env  # noqa: F401  registers the id
 from kbx_env import schedule_features as features
-from kbx_env.catalog import expert_source, load_tasks
+from kbx_env.catalog import expert_source, load_task, load_tasks
 from kbx_env.errors import UnknownName, UsageError
+from kbx_env.grading.sizes import held_out
 from kbx_env.outcome import Cases, Estimate, Evidence, Fault, Outcome, Stage, Verdict
 from kbx_env.schedule import MIDDLE, MOVES, SLOTS, find_idle, moved, template
 from kbx_env.schedule_env import ScheduleEnv
@@ -129,8 +132,8 @@ def test_the_same_source_is_graded_once(tmp_path) -> None:
     other.close()
 
 
-def test_shapes_choose_the_graders_split() -> None:
-    asked = {}
+def test_shapes_choose_the_graders_split_and_the_timed_sizes() -> None:
+    asked, shown = {}, []
 
     def grade(task, source, **options):
         asked.update(options)
@@ -138,9 +141,15 @@ def test_shapes_choose_the_graders_split() -> None:
 
     for shapes in ("train", "eval"):
         env = _env(grade=grade, shapes=shapes)
-        env.reset()
+        shown.append(dict(zip(features.NAMES, env.reset()[0], strict=True)))
         env.step(ScheduleEnv.DEFAULT)
         assert asked["split"] == shapes and asked["estimate"] == "h200"
+        assert asked["sizes"] == ("held-out" if shapes == "eval" else "published")
+    changed = {n for n in features.NAMES if shown[0][n] != shown[1][n]}
+    assert {n.split(".")[0] for n in changed} == {"bytes", "flops", "largest", "last"}, "the sizes, and nothing else"
+    for of, k in (("least", 0), ("most", -1)):
+        wanted = math.log2(held_out(load_task(TASK))[k].axes["*a"][0]) / 30
+        assert shown[1][f"largest.{of}"] == pytest.approx(wanted)
 
 
 def test_every_template_fits_the_slots_and_the_bounds() -> None:

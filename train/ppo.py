@@ -57,7 +57,7 @@ class PPOSettings:
     relative: bool = True
     """Rewards less that of the expert as it is."""
     shapes: str = "train"
-    """``eval`` also grades on the held-out shapes."""
+    """``eval`` also grades on the held-out shapes, and times (estimates) held-out sizes."""
     max_turns: int = 1
     """Gradings an episode."""
     screen: bool = False
@@ -282,8 +282,8 @@ def _greedy(agent: ScheduleAgent, s: PPOSettings, options: Mapping[str, Any], ou
     env = ScheduleEnv(**{**options, "store": out / ppo_run.STORE})
     try:
         for task in (t.id for t in env.tasks):
-            env.reset(options={"task": task})
-            info = env.step(agent.act(agent.observe(task)))[4]
+            seen, _ = env.reset(options={"task": task})
+            info = env.step(agent.act(seen))[4]
             found[task] = {k: info[k] for k in ("settings", "value")} | {
                 "default": env.default(task),
                 "best": best.get(task),

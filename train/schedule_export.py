@@ -12,7 +12,8 @@ from kbx_env.baselines.search.knobs import with_knobs
 from kbx_env.train.schedule_policy import ScheduleAgent, newest
 
 from kbx_env.catalog import expert_source, load_tasks
-from kbx_env.errors import UsageError
+from kbx_env.errors import UnknownName, UsageError
+from kbx_env.grading.sizes import SIZES
 
 STATE = "state.json"
 """Of a checkpoint: counts, and the best schedules seen."""
@@ -32,6 +33,8 @@ class ExportSettings:
     """The file; the experts as they are go beside it, as ``NAME.default.jsonl``."""
     best: bool = False
     """For tasks that were trained on, the best schedule that was graded in training; else what the policy chooses."""
+    sizes: str = "published"
+    """The timed sizes that the policy chooses for: published or held-out."""
 
 
 def export(settings: ExportSettings) -> tuple[Path, Path, list[dict[str, Any]]]:
@@ -41,10 +44,12 @@ def export(settings: ExportSettings) -> tuple[Path, Path, list[dict[str, Any]]]:
         The two files, and the rows of the first.
 
     Raises:
-        UsageError: no checkpoint, no such task, or a file that cannot be written.
+        UsageError: no checkpoint, no such task or sizes, or a file that cannot be written.
     """
     if not settings.checkpoint:
         raise UsageError("export needs checkpoint=DIR, a run's out= folder or one in its checkpoints/")
+    if settings.sizes not in SIZES:
+        raise UnknownName("sizes", settings.sizes, SIZES)
     agent = ScheduleAgent.load(settings.checkpoint)
     best = best_of(newest(settings.checkpoint)) if settings.best else {}
     tasks = [t.id for t in load_tasks(split=settings.split, pattern=settings.tasks) if expert_source(t.id) is not None]
@@ -53,7 +58,7 @@ def export(settings: ExportSettings) -> tuple[Path, Path, list[dict[str, Any]]]:
         whole = agent.template(task).source
         chosen = best.get(task, {}).get("settings")
         how = "policy" if chosen is None else "best of training"
-        chosen = agent.settings(task) if chosen is None else chosen
+        chosen = agent.settings(task, settings.sizes) if chosen is None else chosen
         rows.append({"task": task, "predict": with_knobs(whole, chosen), "settings": chosen, "how": how})
         plain.append({"task": task, "predict": whole, "settings": {}, "how": "default"})
     out = Path(settings.out)

@@ -131,9 +131,9 @@ class ScheduleAgent:
         """The task's template, with the slots that the policy knows."""
         return template(load_task(task).id, tuple(sorted(self.about.idle.get(task, ()))))
 
-    def observe(self, task: str) -> np.ndarray:
-        """What an env shows before the first grading: float32, ``(len(NAMES),)``."""
-        seen = features.static(load_task(task), self.template(task), self.about.backend, self._device)
+    def observe(self, task: str, sizes: str = "published") -> np.ndarray:
+        """What an env shows before the first grading: float32, ``(len(NAMES),)``; ``sizes`` as ``grade`` takes them."""
+        seen = features.static(load_task(task), self.template(task), self.about.backend, self._device, sizes)
         return np.concatenate([seen, features.changing(0.0, None, None, 0.0, 0.0, 1.0)])
 
     def act(self, seen: np.ndarray) -> np.ndarray:
@@ -143,14 +143,14 @@ class ScheduleAgent:
         order = sorted(range(len(MOVES)), key=lambda m: abs(m - MIDDLE))
         return np.array([max(order, key=lambda m, row=row: row[m]) for row in logits], np.int64)  # type: ignore[misc]
 
-    def settings(self, task: str) -> dict[str, int]:
-        """Knob -> value, for the knobs that the schedule changes."""
-        return self.template(task).settings(self.act(self.observe(task)))
+    def settings(self, task: str, sizes: str = "published") -> dict[str, int]:
+        """Knob -> value, for the knobs that the schedule for these sizes changes."""
+        return self.template(task).settings(self.act(self.observe(task, sizes)))
 
-    def source(self, task: str) -> str:
-        """The kernel with its schedule.
+    def source(self, task: str, sizes: str = "published") -> str:
+        """The kernel with its schedule for these sizes.
 
         Raises:
             UsageError: no such task, or it has no expert.
         """
-        return self.template(task).render(self.act(self.observe(task)))
+        return self.template(task).render(self.act(self.observe(task, sizes)))

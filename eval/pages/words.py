@@ -72,5 +72,5 @@ def about_line(about: Mapping[str, Any]) -> str:
 
 def manifest_line(manifest: Mapping[str, Any]) -> str:
     """Where and under what rules it was graded."""
-    keys = ("device", "backend", "torch", "triton", "kbx_env", "grading", "torch_ops", "task_split", "seed_policy")
+    keys = ("device", "backend", "torch", "triton", "kbx_env", "grading", "torch_ops", "sizes", "task_split", "seed_policy")
     return " · ".join(f"{k.replace('_', ' ')}: {manifest[k]}" for k in keys if k in manifest)

@@ -27,6 +27,7 @@ from kbx_env.grading.calls import Talk
 from kbx_env.grading.claims import Stopped
 from kbx_env.grading.fresh import Ring, Turn
 from kbx_env.grading.sides import SLOTS, EagerSide, Fetched, RunnerSide, Side
+from kbx_env.grading.sizes import timed
 from kbx_env.grading.telemetry import Reading, Telemetry, disturbance
 from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
 from kbx_env.task import Task
@@ -174,14 +175,19 @@ def _checked(check: Check | None, now: bool, order: list[int], turns: list[Turn]
     return time.monotonic() - began
 
 
-def time_task(task: Task, talk: Talk) -> Timing:
+def time_task(task: Task, talk: Talk, sizes: str = "published") -> Timing:
     """Time every timing case of a task that the device's memory holds: none may be missing.
+
+    Args:
+        task: the task.
+        talk: to the loaded submission.
+        sizes: which timing cases, one of ``grading.sizes.SIZES``.
 
     Raises:
         Stopped: a timed call was wrong or failed, or the claimed times cannot be true.
     """
     memory = torch.cuda.get_device_properties(0).total_memory
-    cases = floor.fitting(task, memory)
+    cases = floor.fitting(task, memory, timed(task, sizes))
     largest = max(floor.input_bytes(task, c) for c in cases)
     most = largest / (SHARE * memory)
     sides = [RunnerSide(talk, case) for case in cases]

@@ -29,6 +29,7 @@ import torch
 
 from kbx_env.grading.floor import KEPT_SECONDS
 from kbx_env.grading.lease import Hold
+from kbx_env.grading.sizes import timed
 from kbx_env.outcome import CaseTime, Timing
 from kbx_env.sandbox.confine import HIDDEN, landlock_version
 from kbx_env.task import Task
@@ -76,18 +77,21 @@ class Kept:
 
 
 def beside(
-    task: Task, timing: Timing, gpu: Hold, ask: Ask | None = None, now: Callable[[], float] = time.time
-) -> Timing:
+    task: Task, timing: Timing, gpu: Hold, ask: Ask | None = None, now: Callable[[], float] = time.time,
+    sizes: str = "published",
+) -> Timing:  # fmt: skip
     """The timing with ``compiled_us`` for each case, ``compiled_speedup``, and a note for whatever is missing.
 
     Args:
         task: that was timed.
         timing: of a correct kernel; its runner has ended.
         gpu: not held: the worker asks for it.
-        ask: measures cases, given by their place in ``task.timed``.
+        ask: measures cases, given by their place (``sizes.at``).
         now: seconds since 1970.
+        sizes: that were timed.
     """
-    places = {c.label(): i for i, c in enumerate(task.timed)}
+    first = 0 if sizes == "published" else len(task.timed)
+    places = {c.label(): i for i, c in enumerate(timed(task, sizes), first)}
     wanted = [c.case for c in timing.cases]
     notes: list[str] = []
     found: Mapping[str, Kept] = {}

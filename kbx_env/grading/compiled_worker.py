@@ -27,6 +27,7 @@ from kbx_env.grading import clock, floor, fresh, inputs, reference
 from kbx_env.grading.fresh import Ring
 from kbx_env.grading.lease import Hold, Lease
 from kbx_env.grading.sides import EagerSide
+from kbx_env.grading.sizes import at
 from kbx_env.sandbox.driver import Driver
 from kbx_env.sandbox.stopwatch import Stopwatch
 from kbx_env.task import Case, Task
@@ -199,7 +200,7 @@ def ratio(
 
     Args:
         task: the task.
-        index: of the case in ``task.timed``.
+        index: of the case in ``sizes.at``.
         gate: what compiles outside and measures alone.
         device: of torch.
         tools: the device's; another one in tests.
@@ -209,7 +210,7 @@ def ratio(
     Returns:
         ``ratio``, ``low`` and ``high`` of its 95 % interval, ``graphs`` compiled, ``seconds`` of compiling.
     """
-    case, function = task.timed[index], baseline(task, gate, compile_fx)
+    case, function = at(task, index), baseline(task, gate, compile_fx)
     size = floor.input_bytes(task, case)
     with gate.hold.room(clock.COMPILING * size / (clock.SHARE * memory)) if memory else contextlib.nullcontext():
         _compile(task, case, function, gate, device, index)

@@ -10,7 +10,7 @@ import math
 import operator
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -92,14 +92,15 @@ BUFFERS = 20
 """Times its inputs that timing a case may need on the device: the slots of both sides, results, and an fp64 truth."""
 
 
-def fitting(task: Task, memory: int) -> tuple[Case, ...]:
-    """The timed cases that a device with so many bytes can hold; the smallest where none does.
+def fitting(task: Task, memory: int, cases: Sequence[Case] | None = None) -> tuple[Case, ...]:
+    """The timed cases (the published ones unless given) that a device with so many bytes can hold; the smallest where none does.
 
     A card of 24 GB so has a profile of its own: its report names the cases that it timed.
     """
-    need = {id(c): BUFFERS * input_bytes(task, c) for c in task.timed}
-    kept = tuple(c for c in task.timed if need[id(c)] <= memory)
-    return kept or (min(task.timed, key=lambda c: need[id(c)]),)
+    cases = task.timed if cases is None else cases
+    need = {id(c): BUFFERS * input_bytes(task, c) for c in cases}
+    kept = tuple(c for c in cases if need[id(c)] <= memory)
+    return kept or (min(cases, key=lambda c: need[id(c)]),)
 
 
 def input_bytes(task: Task, case: Case) -> int:

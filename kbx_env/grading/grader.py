@@ -20,6 +20,7 @@ from kbx_env.catalog import load_task
 from kbx_env.errors import SandboxError, UnknownName, UsageError
 from kbx_env.grading.defences import Defence, chosen
 from kbx_env.grading.places import Places
+from kbx_env.grading.sizes import SIZES
 from kbx_env.grading.stages import Grading, Record
 from kbx_env.grading.workers import Zygote
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
@@ -114,6 +115,7 @@ class Grader:
         estimate: str | None = None,
         torch_ops: str = "strict",
         compiled: bool = False,
+        sizes: str = "published",
     ) -> Outcome:
         """Grade one source.
 
@@ -129,15 +131,16 @@ class Grader:
             wall: seconds of wall time for the submission, over all stages but timing.
             estimate: name of a GPU (``h200``, ...) whose device time a cost model estimates for correct kernels, on
                 the CPU backend only; never mixed with measured time.
-
             torch_ops: ``strict`` lets torch allocate, view, copy, fill and convert floats, nothing else; ``allow`` lets
                 the wrapper compute in torch, but some launch must matter. Never compare or mix the two.
             compiled: also tell the speedup over torch.compile of the baseline (``timing.compiled_speedup``); it changes
                 neither ``speedup`` nor a reward. The first grading of a task compiles for seconds to minutes.
+            sizes: what is timed or estimated: the ``published`` sizes, or ``held-out`` ones for evaluation
+                (``grading.sizes``). Verdicts are the same, times never compare.
 
         Raises:
-            UsageError: unknown task, backend, target, grading, split, torch policy or device to estimate for; ``compiled``
-                where nothing is timed.
+            UsageError: unknown task, backend, target, grading, split, torch policy, sizes or device to estimate for;
+                ``compiled`` where nothing is timed.
         """
         task = load_task(task_id)
         backend = resolve_backend(backend)
@@ -145,6 +148,8 @@ class Grader:
             raise UnknownName("grading", grading, GRADINGS)
         if torch_ops not in TORCH_OPS:
             raise UnknownName("torch policy", torch_ops, TORCH_OPS)
+        if sizes not in SIZES:
+            raise UnknownName("sizes", sizes, SIZES)
         if split not in ("train", "eval"):
             raise UnknownName("split", split, ("train", "eval"))
         chosen = tuple(TARGETS if targets is None else targets)
@@ -165,11 +170,13 @@ class Grader:
             record = Record(
                 task, backend, grading, hashlib.sha256(data).hexdigest(), _manifest(task, backend, seed, split)
             )
-            record.manifest |= {"attempt": attempt, "torch_ops": torch_ops}
+            record.manifest |= {"attempt": attempt, "torch_ops": torch_ops, "sizes": sizes}
             if self.without:
                 record.manifest["without"] = sorted(self.without)
             try:
-                outcome = Grading(self, record, chosen, split, secret, timing, wall, estimate, torch_ops, compiled).run(data)
+                outcome = Grading(
+                    self, record, chosen, split, secret, timing, wall, estimate, torch_ops, compiled, sizes
+                ).run(data)
             except SandboxError as e:
                 outcome = record.end(Verdict.INFRA_FAULT, Stage.COMPILE, str(e))
             except UsageError:

@@ -13,6 +13,7 @@ from kbx_env.backends import cost
 from kbx_env.grading import floor, inputs
 from kbx_env.grading.calls import Talk
 from kbx_env.grading.claims import Stopped, readable
+from kbx_env.grading.sizes import timed
 from kbx_env.grading.traced import EngineError
 from kbx_env.outcome import CaseEstimate, Estimate
 from kbx_env.task import Case, Task, shape_of
@@ -65,14 +66,14 @@ def _one(task: Task, talk: Talk, case: Case, device: str, tiles: Mapping[str, to
     )
 
 
-def estimate(task: Task, talk: Talk, device: str) -> Estimate | None:
-    """Estimate every timing case; ``None`` where one cannot be (it reads a value back, a stray size, ...)."""
+def estimate(task: Task, talk: Talk, device: str, sizes: str = "published") -> Estimate | None:
+    """Estimate every timing case of the sizes; ``None`` where one cannot be (it reads a value back, a stray size, ...)."""
     largest = max((c for c in task.cases if not c.out), key=lambda c: sum(floor.numels(task, c).values()))
     drawn = inputs.draw(task, largest, inputs.case_seed(talk.secret, task.id, "estimate", 0, 0))
     tiles = {k: v for k, v in drawn.items() if isinstance(v, torch.Tensor) and v.dtype in wire.NAMES}
     rows = []
     try:
-        for case in task.timed:
+        for case in timed(task, sizes):
             rows.append(_one(task, talk, case, device, tiles))
     except (Stopped, EngineError):
         return None

@@ -96,8 +96,9 @@ class Grading:
         estimate: str | None = None,
         torch_ops: str = "strict",
         compiled: bool = False,
+        sizes: str = "published",
     ) -> None:
-        self.device, self.torch_ops, self.compiled = estimate, torch_ops, compiled
+        self.device, self.torch_ops, self.compiled, self.sizes = estimate, torch_ops, compiled, sizes
         self.grader, self.record, self.targets = grader, record, list(targets)
         self.split, self.secret, self.timing, self.wall = split, secret, timing, wall
         self.task = record.task
@@ -160,7 +161,7 @@ class Grading:
 
         torch.cuda.empty_cache()  # another process needs it now
         start = time.perf_counter()
-        timing = compiled.beside(self.task, outcome.timing, self.gpu)
+        timing = compiled.beside(self.task, outcome.timing, self.gpu, sizes=self.sizes)
         return replace(outcome, timing=timing, seconds={**outcome.seconds, "compiled": round(time.perf_counter() - start, 4)})
 
     def _proof(self, data: bytes) -> Outcome | None:
@@ -249,12 +250,12 @@ class Grading:
             with self.timed(Stage.TIME):
                 from kbx_env.grading import clock
 
-                self.record.timing = clock.time_task(self.task, talk)
+                self.record.timing = clock.time_task(self.task, talk, self.sizes)
         if self.record.backend == "cpu" and self.device is not None:
             from kbx_env.grading import guess
 
             start = time.perf_counter()
-            self.record.estimate = guess.estimate(self.task, talk, self.device)
+            self.record.estimate = guess.estimate(self.task, talk, self.device, self.sizes)
             self.record.seconds["estimate"] = time.perf_counter() - start
         stage = Stage.TIME if self.record.timing is not None else Stage.EVIDENCE
         return self.record.end(Verdict.CORRECT, stage)

@@ -67,12 +67,16 @@ def around(path: str, hidden: str) -> Iterator[str]:
                 yield from around(entry.path, hidden)
 
 
-def unhidden(temporary: str) -> list[str]:
-    """What a runner may read: everything but the leases of GPUs below the grader's ``temporary`` folder, in which ``HIDDEN``
-    holds what torch's compiler made of a task. What appears there later is not granted either."""
+def unhidden(temporary: str) -> list[str] | None:
+    """What a runner may read, ``None`` for everything: all but the leases of GPUs below the grader's ``temporary`` folder, once
+    one of them has a folder ``HIDDEN``, which holds what torch's compiler made of a task. What appears there later is not
+    granted either."""
     stem = os.path.join(os.path.realpath(temporary), f"kbx-gpu-{os.getuid()}-")
+    leases = glob.glob(glob.escape(stem) + "?*")
+    if not any(os.path.exists(os.path.join(lease, HIDDEN)) for lease in leases):
+        return None
     found = [os.sep]
-    for hidden in [stem, *glob.glob(glob.escape(stem) + "?*")]:
+    for hidden in [stem, *leases]:
         found = [p for place in found for p in around(place, hidden)]
     return found
 

@@ -102,7 +102,7 @@ class Stopwatch:
     def warm(self) -> dict[str, Any]:
         """The first calls: autotuning happens here, outside every timed region. Gives the seconds of one call."""
         assert self._call is not None
-        host, whole = [], []
+        host, whole = list[float](), list[float]()
         for slots in (self._slots[:1], self._slots[1:]):
             if whole and whole[0] > SLOW_SECONDS:
                 break

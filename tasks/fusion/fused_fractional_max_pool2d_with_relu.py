@@ -39,6 +39,7 @@ def _planes(n, c, out):
         Case({"N": 2, "C": 50, "H": 11, "W": 14}, {"kernel_size": 2, "output_size": (4, 6), "return_indices": True}, held=True),
     ),
     timed=(_planes(16, 3, 401), _planes(16, 3, 801), _planes(16, 3, 1601)),
+    held_timed=(_planes(16, 3, 301), _planes(16, 3, 601), _planes(16, 3, 1201)),
 )  # fmt: skip
 def fused_fractional_max_pool2d_with_relu(
     input, kernel_size, output_size=None, output_ratio=None, return_indices=False

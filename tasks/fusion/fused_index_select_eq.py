@@ -52,6 +52,10 @@ def _case(shape, dim, k, other, args=None, **more):
         *(_case((2 << k, 128), 0, 1 << k, 2.0, dtypes=FLOATS) for k in (17, 19, 20)),
         _case((1 << 20, 128), 0, 1 << 18, (1 << 18, 128), dtypes=FLOATS),
     ),
+    held_timed=(
+        *(_case((2 * k, 100), 0, k, 2.0, dtypes=FLOATS) for k in (100_000, 400_000, 800_000)),
+        _case((800_000, 100), 0, 200_000, (200_000, 100), dtypes=FLOATS),
+    ),
 )  # fmt: skip
 def fused_index_select_eq(input, dim, index, other, *, out=None):
     """torch.index_select(input, dim, index) == other, as a bool tensor.

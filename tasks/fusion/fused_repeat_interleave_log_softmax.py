@@ -55,6 +55,10 @@ def _case(shape, repeats, dim=None, args=None, **more):
         *(_case((1 << k,), 2, 0) for k in (23, 26)), _case((16384, 4096), 2, 1),
         _case((8192, 4096), (8192,), 0, {"output_size": 12288}, draws=CYCLE),
     ),
+    held_timed=(
+        *(_case((n,), 2, 0) for n in (6_000_000, 50_000_000)), _case((12000, 3000), 2, 1),
+        _case((6000, 3000), (6000,), 0, {"output_size": 9000}, draws=CYCLE),
+    ),
 )  # fmt: skip
 def fused_repeat_interleave_log_softmax(input, repeats, dim=None, *, output_size=None, dtype=None, out=None):
     """log_softmax(torch.repeat_interleave(input, repeats, dim)) along the same axis, for an fp32 tensor of rank >= 1.

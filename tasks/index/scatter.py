@@ -47,6 +47,10 @@ def _case(x, i, dim, s=None, **more):
         *(_case((8192, n), (4096, n), 0, draws=_apart(8191)) for n in (1024, 8192)),
         *(_case((n, 8192), (n, 4096), 1, draws=_apart(8191)) for n in (1024, 8192)),
     ),
+    held_timed=(
+        *(_case((6144, n), (3072, n), 0, draws=_apart(6143)) for n in (750, 6000)),
+        *(_case((n, 6144), (n, 3072), 1, draws=_apart(6143)) for n in (750, 6000)),
+    ),
 )
 def scatter(input, dim, index, src):
     """A copy of input in which the elements of src are written at the positions index along dim.

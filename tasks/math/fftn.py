@@ -45,6 +45,9 @@ def _case(*shape, **more):
     ),
     timed=(_case(4096, 1024, dim=(1,), dtypes=COMPLEX), _case(64, 512, 512, dim=(1, 2), dtypes=COMPLEX),
            _case(1 << 20, dtypes=COMPLEX), _case(1 << 22, dtypes=COMPLEX)),
+    # Lengths that people transform: a large prime factor would cost several times as much.
+    held_timed=(_case(3000, 768, dim=(1,), dtypes=COMPLEX), _case(64, 360, 400, dim=(1, 2), dtypes=COMPLEX),
+                _case(800_000, dtypes=COMPLEX), _case(3_000_000, dtypes=COMPLEX)),
 )  # fmt: skip
 def fftn(input, s=None, dim=None, norm=None, *, out=None):
     """Discrete Fourier transform of input, an fp32 or complex64 tensor, over the axes dim. The result is complex64.

@@ -7,13 +7,13 @@ from kbx_env.eval.devices import across
 from kbx_env.eval.study import from_reports, joined
 
 
-def _report(device: str, speedups: dict[str, float | None], policy: str = "p") -> dict:
+def _report(device: str, speedups: dict[str, float | None], policy: str = "p", **more: str) -> dict:
     def row(task: str, s: float | None) -> dict:
         timing = None if s is None else {"speedup": s, "low": s, "high": s, "floor_ratio": None, "cases": []}
         return {"task": task, "category": task.split("/")[0], "difficulty": 1, "sample": 0, "compiled": True, "fault": None,
                 "verdict": "correct" if s else "incorrect", "correct": bool(s), "timing": timing}  # fmt: skip
 
-    manifest = {"timed": True, "device": device}
+    manifest = {"timed": True, "device": device, **more}
     return {"policy": policy, "manifest": manifest, "tasks": [row(t, s) for t, s in speedups.items()]}
 
 
@@ -31,3 +31,6 @@ def test_one_device_or_no_common_task_says_nothing() -> None:
     other = _report("L20", {"a/y": 2.0})
     assert across(joined([from_reports([one], "1"), from_reports([same], "2")])) == []
     assert across(joined([from_reports([one], "1"), from_reports([other], "2")])) == []
+    held, said = (_report("L20", {"a/x": 3.0}, sizes=s) for s in ("held-out", "published"))
+    assert across(joined([from_reports([one], "1"), from_reports([held], "2")])) == [], "other sizes are no other device"
+    assert len(across(joined([from_reports([one], "1"), from_reports([said], "2")]))) == 1

@@ -74,6 +74,7 @@ CHANGES = {
     "backend": ({"backend": "cuda"}, "backend: 'cpu' in", "--backend"),
     "torch_ops": ({"manifest": SAID | {"torch_ops": "allow"}}, "torch_ops: 'strict'", "--torch-ops"),
     "split": ({"manifest": SAID | {"split": "train"}}, "held-out cases: 'eval'", "--split"),
+    "sizes": ({"manifest": SAID | {"sizes": "held-out"}}, "timed sizes: 'published'", "--sizes"),
     "without": ({"manifest": SAID | {"without": ["secret"]}}, "defences switched off: 'none'", "every defence"),
     "versions": ({"manifest": SAID | {"task_fingerprint": "f2"}}, "task versions of loss/mse, math/cos", "git log tasks/"),
 }
@@ -83,13 +84,19 @@ CHANGES = {
 def test_what_does_not_compare_is_refused_and_the_difference_named(name: str, tmp_path: Path, capsys: Any) -> None:
     changes, says, remedy = CHANGES[name]
     other = {k: changes[k] for k in ("grading", "backend") if k in changes}
-    other |= {k: v for k, v in changes.get("manifest", {}).items() if k in ("torch_ops", "split")}
+    other |= {k: v for k, v in changes.get("manifest", {}).items() if k in ("torch_ops", "split", "sizes")}
     paths = [_save(tmp_path / "a", _rows()), _save(tmp_path / "b", _rows(outcome=changes), **other)]
     assert lb.main(paths) == 2
     err = capsys.readouterr().err
     assert says in err and remedy in err and str(tmp_path / "a") in err and str(tmp_path / "b") in err
     assert err.count("\n  - ") == 1, "one difference, one line"
     assert lb.main(paths[1:]) == 0, "alone it compares"
+
+
+def test_reports_that_tell_no_sizes_are_of_the_published_ones(tmp_path: Path) -> None:
+    new = [_row(t, outcome={"manifest": SAID | {"sizes": "published"}}) for t in TASKS]
+    board = lb.leaderboard([_save(tmp_path / "a", _rows()), _save(tmp_path / "b", new, sizes="published")])
+    assert len(board.entries) == 2 and board.about["timed sizes"] == "published"
 
 
 def test_a_report_that_claims_other_conditions_than_its_rows_is_refused(tmp_path: Path) -> None:

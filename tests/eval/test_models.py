@@ -224,6 +224,8 @@ def test_the_sentence_says_no_more_than_interval_and_test() -> None:
     )
     assert two(0, 0, 0, 0).sentence == "A and B have no judged task in common."
     assert two(20, 12, 3, 141, grading="paper").sentence.endswith("is clear of zero (the runs differ in grading).")
+    assert two(20, 12, 3, 141, sizes="held-out").sentence.endswith("(the runs differ in sizes).")
+    assert two(20, 12, 3, 141, sizes="published").differ == (), "which is what a report that says nothing means"
 
 
 @settings(max_examples=40, deadline=None)

@@ -256,6 +256,20 @@ report.run(report.parser().parse_args({argv!r}), grade=grade)
 """
 
 
+def test_the_sizes_that_are_timed_reach_the_grader_and_the_manifest(tmp_path: Path) -> None:
+    asked = []
+
+    def grade(task: str, source: bytes, **options) -> Outcome:
+        asked.append(options["sizes"])
+        return Fake()(task, source)
+
+    for more in ((), ("--sizes", "held-out", "--resume")):
+        out = report.run(_args(tmp_path, "--tasks", "math/cos", *more), grade=grade)
+        assert json.loads((out / "report.json").read_text())["manifest"]["sizes"] == asked[-1]
+    assert asked == ["published", "held-out"], "one does not answer for the other"
+    assert report.main([*("--policy", "expert", "--backend", "cpu", "--sizes", "all"), "--out", str(tmp_path / "no")]) == 2
+
+
 def test_a_run_killed_with_sigkill_goes_on(tmp_path: Path) -> None:
     argv = ["--policy", "expert", "--backend", "cpu", "--split", "all", "--out", str(tmp_path / "out")]
     argv += ["--tasks", FIFTEEN]

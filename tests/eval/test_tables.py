@@ -34,6 +34,7 @@ FULL = _row(
 
 def test_every_column_in_its_place_and_missing_is_empty(tmp_path: Path) -> None:
     full, bare = _write(tmp_path, FULL, _row(sample=1), torch_ops="strict", torch="9", device="NVIDIA H100")
+    assert full["sizes"] == "published" and _write(tmp_path, FULL, sizes="held-out")[0]["sizes"] == "held-out"
     assert list(full) == list(tables.COLUMNS)
     want = {"speedup": "1.5", "low": "1.4", "traffic": "1.5", "launches": "3", "calls": "2", "dollars": "0.5", "scripts": "0",
             "seconds": "2.5", "device": "NVIDIA H200", "torch_ops": "strict", "torch": "2.11",

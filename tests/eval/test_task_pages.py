@@ -69,8 +69,8 @@ def _outcome(task: str, source: bytes, verdict: Verdict = Verdict.CORRECT, **mor
     return Outcome(task, verdict, Stage.CORRECT, "cpu", "contract", fault, **{"cases": cases, "source_sha256": sha, **more})
 
 
-MANIFEST = {"backend": "cpu", "grading": "paper", "torch_ops": "allow", "targets": [], "seed": 7, "timing": False, "split": "eval",
-            "estimate": "h200"}  # fmt: skip
+MANIFEST = {"backend": "cpu", "grading": "paper", "torch_ops": "allow", "sizes": "held-out", "targets": [], "seed": 7,
+            "timing": False, "split": "eval", "estimate": "h200"}  # fmt: skip
 
 
 def _run(folder: Path, answers: dict[str, list[tuple[Outcome, bytes | None]]]) -> tuple[study.Study, Path]:
@@ -131,7 +131,7 @@ def test_a_page_tells_the_task_the_answer_and_how_to_grade_it_again(tmp_path: Pa
     assert command is not None
     a = _parser().parse_args(shlex.split(html.unescape(command[1]))[3:])
     assert (a.task, a.backend, a.grading, a.torch_ops, a.targets) == ("math/cos", "cpu", "contract", "allow", "none")
-    assert (a.seed, a.no_timing, a.estimate) == (7, True, "h200")
+    assert (a.seed, a.no_timing, a.estimate, a.sizes) == (7, True, "h200", "held-out")
     assert (tmp_path / a.file).read_bytes() == source
 
 

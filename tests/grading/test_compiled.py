@@ -22,8 +22,9 @@ from kbx_env.errors import UsageError
 from kbx_env.grading import compiled, stages
 from kbx_env.grading.compiled import Row, beside
 from kbx_env.grading.lease import Hold, Lease
+from kbx_env.grading.sizes import at, timed
 from kbx_env.outcome import Cases, CaseTime, Outcome, Stage, Timing, Verdict
-from kbx_env.sandbox.confine import HIDDEN, landlock_version
+from kbx_env.sandbox.confine import HIDDEN, landlock_version, unhidden
 
 TASK = load_task("activation/gelu_fp16")
 TIMING = Timing(
@@ -59,20 +60,20 @@ def test_candidate_against_compiled_is_told_beside_eager(gpu: Hold) -> None:
 
 
 def test_a_ratio_is_measured_once_for_all_gradings_and_again_after_many(gpu: Hold) -> None:
-    every, measures = list(range(len(TASK.timed))), Measures(0.5)
+    wanted, measures = list(range(len(TASK.timed))), Measures(0.5)
     for _ in range(compiled.USES):
         assert beside(TASK, TIMING, gpu, measures).compiled_speedup == pytest.approx(1.0)
-    assert measures.asked == [every]
+    assert measures.asked == [wanted]
     # Another ratio within the tolerance changes nothing, one beyond it replaces what was kept, and says so.
     close = Measures(0.52)
     again = beside(TASK, TIMING, gpu, close)
-    assert close.asked == [every] and again.compiled_speedup == pytest.approx(1.0) and again.notes == TIMING.notes
+    assert close.asked == [wanted] and again.compiled_speedup == pytest.approx(1.0) and again.notes == TIMING.notes
     for _ in range(compiled.USES - 1):
         beside(TASK, TIMING, gpu, measures)
     far = beside(TASK, TIMING, gpu, Measures(0.6))
     assert far.compiled_speedup == pytest.approx(1.2)
-    assert len(far.notes) == 1 + len(every) and "0.600 of eager's time, before 0.500" in far.notes[1]
-    assert beside(TASK, TIMING, gpu, measures).notes == TIMING.notes and measures.asked == [every]
+    assert len(far.notes) == 1 + len(wanted) and "0.600 of eager's time, before 0.500" in far.notes[1]
+    assert beside(TASK, TIMING, gpu, measures).notes == TIMING.notes and measures.asked == [wanted]
 
 
 def test_a_day_later_it_is_measured_again(gpu: Hold) -> None:
@@ -216,6 +217,7 @@ def test_a_runner_neither_reads_nor_writes_what_was_compiled(tmp_path: Path) -> 
     """Inductor's cache holds Triton kernels for the very task, and pickles that the next worker loads."""
     runner, lease = tmp_path / "kbx-zygote" / "runner", Lease("g", tmp_path)
     runner.mkdir(parents=True)
+    assert unhidden(str(tmp_path)) is None, "nothing to hide yet"
     with compiled._folder(lease.folder) as folder:
         assert folder == lease.folder / HIDDEN
         (folder / "kernel.py").write_text("def kernel(): ...")
@@ -227,6 +229,15 @@ def test_a_runner_neither_reads_nor_writes_what_was_compiled(tmp_path: Path) -> 
     with compiled._folder(lease.folder) as private:
         assert not private.is_relative_to(lease.folder)
     assert not private.exists()
+
+
+def test_held_out_sizes_have_ratios_of_their_own(gpu: Hold) -> None:
+    cases = timed(TASK, "held-out")
+    rows = tuple(replace(TIMING.cases[0], case=c.label()) for c in cases)
+    measures = Measures(0.5)
+    told = beside(TASK, replace(TIMING, cases=rows), gpu, measures, sizes="held-out")
+    assert told.compiled_speedup is not None and measures.asked == [[len(TASK.timed) + k for k in range(len(cases))]]
+    assert [at(TASK, k).label() for k in measures.asked[0]] == [r.case for r in rows]
 
 
 def test_it_is_measured_after_the_submission_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +255,7 @@ def test_it_is_measured_after_the_submission_has_ended(monkeypatch: pytest.Monke
         def __exit__(self, *_: object) -> None:
             happened.append("submission ended")
 
-    def measures(task: Any, timing: Timing, gpu: Hold) -> Timing:
+    def measures(task: Any, timing: Timing, gpu: Hold, sizes: str) -> Timing:
         happened.append("compiled")
         return replace(timing, compiled_speedup=1.5)
 

@@ -21,6 +21,7 @@ def test_every_task_can_be_timed_on_24_gb_and_in_full_on_80(name: str) -> None:
 def test_where_nothing_fits_the_smallest_is_timed() -> None:
     task = load_task("math/cos")
     assert floor.fitting(task, 1) == task.timed[:1]
+    assert floor.fitting(task, 1, task.timed[1:]) == task.timed[1:2], "or of the cases given"
 
 
 @pytest.mark.parametrize("name", task_ids())

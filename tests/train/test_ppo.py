@@ -24,6 +24,7 @@ from kbx_env.catalog import expert_source
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Cases, Estimate, Evidence, Fault, Outcome, Stage, Verdict
 from kbx_env.schedule import SLOTS, template
+from kbx_env.schedule_env import ScheduleEnv
 
 pytest.importorskip("omegaconf")
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,6 +189,18 @@ def test_moves_that_change_nothing_are_never_chosen(tmp_path: Path) -> None:
         assert seen.shape == (len(features.NAMES),)
         for slot, move in enumerate(agent.act(seen)):
             assert agent.template(task).legal(slot)[move]
+
+
+def test_an_agent_is_asked_about_sizes_as_an_env_shows_them(tmp_path: Path) -> None:
+    agent = ScheduleAgent.load(_policy(tmp_path / "p"))
+    for shapes, sizes in (("train", "published"), ("eval", "held-out")):
+        env = ScheduleEnv(task="math/add", backend="cpu", shapes=shapes, grade=fake_grade)
+        assert (env.reset()[0] == agent.observe("math/add", sizes)).all()
+    assert (agent.observe("math/add") != agent.observe("math/add", "held-out")).any()
+    with pytest.raises(UsageError, match="held-out, published"):
+        export(ExportSettings(str(tmp_path / "p"), "math/add", "all", str(tmp_path / "s.jsonl"), sizes="all"))
+    export(ExportSettings(str(tmp_path / "p"), "math/add", "all", str(tmp_path / "s.jsonl"), sizes="held-out"))
+    assert json.loads((tmp_path / "s.jsonl").read_text())["settings"] == agent.settings("math/add", "held-out")
 
 
 def test_idle_knobs_stay_out(tmp_path: Path) -> None:
