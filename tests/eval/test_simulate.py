@@ -175,6 +175,6 @@ def test_a_plan_is_weak_scaling_and_names_what_binds() -> None:
 def test_a_thousand_gpus_and_a_hundred_thousand_requests_take_seconds() -> None:
     rng = random.Random(0)
     jobs = [Job(rng.random(), rng.random(), rng.random(), 0.01) for _ in range(60)]
-    begun = time.perf_counter()
+    begun = time.process_time()
     course = play(repeated(jobs, 100_000), Shape(1024, 2, 4, 0.0001))
-    assert len(course.ended) == 100_000 and time.perf_counter() - begun < 20
+    assert len(course.ended) == 100_000 and time.process_time() - begun < 20

@@ -57,9 +57,9 @@ def test_highlighting_knows_python_even_behind_an_error() -> None:
     "bad", ["(" * 10**6, "'\n" * 10**5, "'''\n" * 10**5, "a" * 10**6, "\\" * 10**6, " x\nx" * 10**5, "f'{" * 10**5]
 )  # fmt: skip
 def test_what_is_huge_is_cut_with_a_note_and_in_time(bad: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     text, note = clip(bad)
-    assert note and len(highlight(text)) < 3_000_000 and time.perf_counter() - start < 3
+    assert note and len(highlight(text)) < 3_000_000 and time.process_time() - start < 3
 
 
 def _outcome(task: str, source: bytes, verdict: Verdict = Verdict.CORRECT, **more) -> Outcome:
@@ -176,9 +176,9 @@ def test_a_whole_run_of_four_policies_takes_seconds(tmp_path: Path) -> None:
     source = "\n".join(f"def f{i}(x, y=0x1F):\n    return tl.load(x + {i}, mask=y < 3)  # 'c'" for i in range(75)).encode()
     ids = [t.id for t in load_tasks()]
     data, path = _run(tmp_path, {p: [(_outcome(t, source + p.encode()), source + p.encode()) for t in ids] for p in "abcd"})
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(task_pages.write_task_pages(data, path, tmp_path)) == 176
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
     assert len(list((tmp_path / "sources").rglob("*.py"))) == 704
 
 
