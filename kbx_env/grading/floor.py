@@ -60,8 +60,9 @@ def names(task: Task, case: Case) -> dict[str, float]:
     """Axis names and numeric arguments of a case, for expressions."""
     bound = {n: p.default for n, p in task.signature.parameters.items()} | dict(case.args)
     numbers = {k: v for k, v in bound.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    # An axis group becomes the product of its sizes: "*batch" is batch, "*" alone is n.
-    sizes = {k.lstrip("*") or "n": math.prod(v) if isinstance(v, tuple) else v for k, v in case.axes.items()}
+    # An axis group becomes the product of its sizes: "*batch" is batch, "*" alone is n unless an axis has that name.
+    sizes = {k.lstrip("*") or "n": math.prod(v) if isinstance(v, tuple) else v
+             for k, v in sorted(case.axes.items(), key=lambda axis: axis[0] != "*")}  # fmt: skip
     return numbers | sizes
 
 

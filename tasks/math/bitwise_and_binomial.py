@@ -30,7 +30,7 @@ def _timed(k):
         "logits": T("*p", optional=True),
     },
     truth=Sample(law="binomial"),
-    cost=Cost(flops="20 * n"),
+    cost=Cost(flops="20 * numel(input)"),
     paper=Paper(),
     differs="The samples are multiplied by the bitwise AND, as documented; as published the AND was computed and thrown away, and "
     "torch's own rejection sampler had to be reproduced bit for bit. Any stream of right samples is right.",

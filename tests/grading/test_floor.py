@@ -6,6 +6,7 @@ import pytest
 
 from kbx_env.catalog import load_task, task_ids
 from kbx_env.grading import floor
+from kbx_env.task import Case
 
 GB = 10**9
 
@@ -29,6 +30,16 @@ def test_operations_and_bytes_of_every_timed_case_can_be_told(name: str) -> None
     task = load_task(name)
     for case in task.timed:
         assert floor.flops(task, case) >= 0
+
+
+def test_a_nameless_group_of_axes_takes_no_axis_name_away() -> None:
+    task = load_task("linearalgebra/eig")
+    for order in (("*", "n"), ("n", "*")):
+        case = Case({a: {"*": (7, 2), "n": 5}[a] for a in order})
+        assert floor.names(task, case)["n"] == 5
+    assert floor.names(task, Case({"*": (7, 2)}))["n"] == 14
+    task = load_task("math/bitwise_and_binomial")
+    assert [floor.flops(task, c) for c in task.timed] == [20 << k for k in (22, 24, 26)]
 
 
 def test_the_roofline_is_what_the_memory_can_not_what_a_copy_reaches() -> None:
