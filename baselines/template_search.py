@@ -196,7 +196,7 @@ class _Search:
         outcomes = [
             replace(g.outcome, compile=g.report.builds) if g.report and g.report.builds else g.outcome for g in self.graded
         ]
-        return rank(outcomes, [g.report.warps if g.report else None for g in self.graded])
+        return rank(outcomes)
 
     def _setting(self, values: Mapping[str, int]) -> Setting:
         now = {k.name: k.value for k in self.knobs}
@@ -292,7 +292,7 @@ def _promise(report: Report) -> tuple[float, ...]:
     It says nothing about traffic: between settings alike in these, the one nearer to the kernel as it is goes first, which was
     tuned by hand; then the order of drawing decides.
     """
-    p = pressure(report.builds, report.warps)
+    p = pressure(report.builds)
     share = None if p.share is None else min(p.share, ENOUGH_PRODUCTS if report.products else ENOUGH)
     return (
         0.5 if p.capped is None else float(p.capped),

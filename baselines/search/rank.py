@@ -13,8 +13,8 @@ tier nothing is measured; there the order is, each step deciding where those bef
    are enough there (``ENOUGH_PRODUCTS``).
 
 The share is CUDA's occupancy rule as ``backends/cost`` has it for an H200 (sm_90): an SM has 65536 registers, given to a warp in
-units of 256, 228 KiB of shared memory (1 KiB more is taken per program), 64 warps, 32 programs. An ``Outcome`` does not say how
-many warps a program has; where the caller does not either, shared memory cannot limit it and the share is an upper bound.
+units of 256, 228 KiB of shared memory (1 KiB more is taken per program), 64 warps, 32 programs. A ``Build`` of before says not how
+many warps a program has; then shared memory cannot limit it and the share is an upper bound.
 Without estimates this is an order by cause, metered on the small sizes that decide about right and wrong; a missing
 number ranks after every known one and is never 0.
 """
@@ -22,7 +22,7 @@ number ranks after every known one and is never 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kbx_env.backends import cost
@@ -61,38 +61,34 @@ class Pressure:
     limit: str = ""
 
 
-def pressure(builds: Sequence[Build], warps: Mapping[str, int] | None = None) -> Pressure:
-    """Sums up the builds for ``TARGET``.
-
-    Args:
-        builds: of any targets.
-        warps: kernel -> warps of a program, where known.
-    """
+def pressure(builds: Sequence[Build]) -> Pressure:
+    """Sums up the builds for ``TARGET``, of any targets."""
     mine = [b for b in builds if b.target == TARGET]
     if not mine:
         return Pressure(None, None, None, None)
     if not all(b.ok for b in mine):
         return Pressure(False, None, None, None, next(b.error or "" for b in mine if not b.ok))
     spills = None if any(b.spills is None for b in mine) else max(b.spills or 0 for b in mine)
-    caps = [_capped(b, (warps or {}).get(b.kernel)) for b in mine]
-    shares = [occupancy(b, (warps or {}).get(b.kernel)) for b in mine]
+    caps = [_capped(b) for b in mine]
+    shares = [occupancy(b) for b in mine]
     known = [s for s in shares if s is not None]
     share, limit = min(known) if len(known) == len(shares) else (None, "")
     return Pressure(True, None if None in caps else any(caps), spills, share, limit)
 
 
-def _capped(build: Build, warps: int | None) -> bool | None:
+def _capped(build: Build) -> bool | None:
     """Local memory below the cap is a library function's table; at the cap it is registers that do not fit."""
     if build.spills is None or build.registers is None:
         return None
-    cap = min(255, cost.load(DEVICE).registers // (32 * (warps or 4)))
+    cap = min(255, cost.load(DEVICE).registers // (32 * (build.warps or 4)))
     return build.spills > 0 and build.registers >= cap - 8
 
 
-def occupancy(build: Build, warps: int | None) -> tuple[float, str] | None:
+def occupancy(build: Build) -> tuple[float, str] | None:
     """Share of the warps of an SM that the kernel's resources allow, and what limits it; ``None`` where not known."""
     if build.registers is None or build.shared is None:
         return None
+    warps = build.warps
     try:
         # One warp a program and no shared memory: what registers alone allow, whatever a program's warps are.
         one = cost.occupancy(build.registers, build.shared if warps else 0, warps or 1, cost.load(DEVICE))
@@ -106,12 +102,8 @@ def occupancy(build: Build, warps: int | None) -> tuple[float, str] | None:
     return min(1.0, device.registers // 4 // max(per_warp, 1) * 4 / device.warps), "registers; warps not known"
 
 
-def rank(outcomes: Sequence[Outcome], warps: Sequence[Mapping[str, int] | None] | None = None) -> list[Ranked]:
-    """The outcomes, best first; equal ones in the order given.
-
-    Args:
-        outcomes: of one task on one backend.
-        warps: for each outcome, kernel -> warps of a program, where known.
+def rank(outcomes: Sequence[Outcome]) -> list[Ranked]:
+    """The outcomes of one task on one backend, best first; equal ones in the order given.
 
     Raises:
         UsageError: outcomes of several tasks, or of both backends, which do not compare.
@@ -129,8 +121,7 @@ def rank(outcomes: Sequence[Outcome], warps: Sequence[Mapping[str, int] | None] 
         elif outcome.backend == "cuda":
             key, why = _timed(outcome)
         else:
-            known = warps[index] if warps else None
-            key, why = _metered(outcome, pressure(outcome.compile, known), sectors, moved)
+            key, why = _metered(outcome, pressure(outcome.compile), sectors, moved)
         rows.append(Ranked(index, outcome, key, why))
     return sorted(rows, key=lambda r: r.key)
 

@@ -30,13 +30,12 @@ _NAME = re.compile(r"tt\.func public @([\w.$]+)")
 class Report:
     """The compiler's word on one source: ``builds`` of the largest timed case come first.
 
-    ``warps`` of a kernel's programs are told where all launches agree; ``programs`` are those of its first launch in the
-    largest timed case. ``same`` is equal for sources that launch the same code on the same grids in every timed case.
-    ``failure`` says why there is no report. ``None`` is not known; ``seconds`` is wall time.
+    ``programs`` of a kernel are those of its first launch in the largest timed case. ``same`` is equal for sources that launch
+    the same code on the same grids in every timed case. ``failure`` says why there is no report. ``None`` is not known;
+    ``seconds`` is wall time.
     """
 
     builds: tuple[Build, ...] = ()
-    warps: Mapping[str, int] | None = None
     programs: Mapping[str, int] | None = None
     launches: int | None = None
     products: bool = False
@@ -128,17 +127,13 @@ class Compiler:
                     talk.ask(_header(task, talk, case))
                     builds += self._build(talk)
         names = {key: m.group(1) if (m := _NAME.search(k["text"])) else key for key, k in kernels.items()}
-        counts: dict[str, set[Any]] = {}
-        for key, k in kernels.items():
-            counts.setdefault(names[key], set()).add(k["options"].get("num_warps"))
-        warps = {name: int(n) for name, several in counts.items() if len(several) == 1 and (n := next(iter(several)))}
         programs: dict[str, int] = {}
         for key, grid in launches[0]:
             programs.setdefault(names[key], math.prod(grid))
         whole = "\n".join(f"{grid} {texts[key]}" for one in launches for key, grid in one)
         same = hashlib.sha256(whole.encode()).hexdigest()[:32]
         products = any("tt.dot" in k["text"] for k in kernels.values())
-        return Report(tuple(builds), warps, programs, len(launches[0]), products, same)
+        return Report(tuple(builds), programs, len(launches[0]), products, same)
 
     def _talk(self, task: Task) -> Any:
         from kbx_env.grading.calls import Talk

@@ -93,14 +93,14 @@ def test_missing_is_not_zero() -> None:
     text = rank([unknown])[0].why
     assert "bytes in sectors not known" in text and "spills not known" in text and "occupancy not known" in text
     assert pressure([]).fits is None and pressure([build(spills=None)]).spills is None
-    assert occupancy(build(registers=None), 4) is None
+    assert occupancy(build(registers=None, warps=4)) is None
 
 
 def test_occupancy_is_that_of_the_gpu() -> None:
     # 65536 registers: 128 a thread leave 16 warps of 64; 100 KB of shared memory leave two programs of 4 warps.
-    assert occupancy(build(registers=128), 4) == (0.25, "registers")
-    assert occupancy(build(shared=100_000), 4) == (0.125, "shared memory")
-    assert occupancy(build(registers=128, shared=100_000), None) == (0.25, "registers; warps not known")
+    assert occupancy(build(registers=128, warps=4)) == (0.25, "registers")
+    assert occupancy(build(shared=100_000, warps=4)) == (0.125, "shared memory")
+    assert occupancy(build(registers=128, shared=100_000)) == (0.25, "registers; warps not known")
 
 
 def test_what_lacks_a_defence_is_masked() -> None:
