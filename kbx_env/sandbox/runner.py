@@ -29,6 +29,9 @@ from kbx_env.sandbox.mail import Mail
 from kbx_env.sandbox.recorder import Ask, Recorder, install, recording
 from kbx_env.sandbox.stopwatch import Stopwatch
 
+LARGE = 64 << 20
+"""Bytes from which on memory comes from the kernel as zeros, page by page when it is touched."""
+
 
 class Runner:
     """The command loop. ``settings`` come from the grader: device and folder; ``ask`` reads values from the engine."""
@@ -108,7 +111,9 @@ class Runner:
             return torch.device("cuda")
         if d["k"] == "blank":
             span = 1 + sum((n - 1) * s for n, s in zip(d["shape"], d["stride"], strict=True)) if all(d["shape"]) else 0
-            base = torch.zeros(d["shift"] + span if span else 0, dtype=wire.DTYPES[d["dtype"]])
+            dtype, count = wire.DTYPES[d["dtype"]], d["shift"] + span if span else 0
+            # What the host reads of it the grader answers; timed sizes have gigabytes, which nothing touches.
+            base = (torch.zeros if count * dtype.itemsize < LARGE else torch.empty)(count, dtype=dtype)
             return base.as_strided(d["shape"], d["stride"], d["shift"] if span else 0)
         if "mail" in d:
             return self.mail.tensor(d, self.device)

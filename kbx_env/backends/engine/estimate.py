@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from kbx_env.backends import cost, ttir
 from kbx_env.backends.engine.checks import argument
+from kbx_env.backends.engine.repeated import repeated
 from kbx_env.backends.engine.storage import Heap, TraceError, View
 
 COPY_BLOCK = 8192
@@ -42,8 +42,8 @@ class Estimator:
         storage = self.heap.allocate(base, size)
         self._unknown.add(storage.base)
         if tile:
-            part = storage.data[offset:]
-            part[:] = np.resize(np.frombuffer(tile, np.uint8), part.size)
+            before = offset % len(tile)
+            storage.data = repeated(bytes(tile[-before:] + tile[:-before]) if before else tile, size)
 
     def kernel(self, key: str, row: Mapping[str, Any], module: ttir.Module) -> None:
         """Compile a kernel for the device, as its launch asks."""
