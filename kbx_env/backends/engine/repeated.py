@@ -39,8 +39,10 @@ def repeated(tile: bytes | bytearray | memoryview, size: int) -> np.ndarray:
     fd = os.memfd_create("repeated", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(fd), "wb") as file:
-            for _ in range(period // n):
-                file.write(tile)
+            block, times = max(1, (1 << 20) // n), period // n
+            for _ in range(times // block):
+                file.write(bytes(tile) * block)
+            file.write(bytes(tile) * (times % block))
         base = mapped(None, span, 0, mmap.MAP_ANONYMOUS, -1)
         buffer = (ctypes.c_uint8 * size).from_address(base)
         weakref.finalize(buffer, libc.munmap, base, span)

@@ -14,12 +14,12 @@ from kbx_env.backends.engine.repeated import repeated
 
 
 @pytest.mark.parametrize("count", [1, 3, 4096, 100_003, 1 << 20])
-@pytest.mark.parametrize("size", [1, 5_000, (64 << 20) + 7])
+@pytest.mark.parametrize("size", [1, 5_000, (33 << 20) + 7])
 def test_it_is_the_tile_over_and_over(count: int, size: int) -> None:
     tile = np.random.default_rng(count).integers(0, 256, count, np.uint8)
     found = repeated(tile.tobytes(), size)
     assert found.dtype == np.uint8 and found.shape == (size,)
-    for at in {0, 1, size // 2, size // 3, size - 1} & set(range(size)):
+    for at in {0, size // 2, size // 3, size - 1}:
         assert (found[at : at + 9000] == tile[np.arange(at, min(at + 9000, size)) % count]).all()
 
 
