@@ -95,18 +95,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def lane(cluster: Any) -> Iterator[RayLane]:
-    made = RayLane(cluster.address, gpus=False, grader="fake_ray_grader:Grader", patience=20)
+    made = RayLane(cluster.address, gpus=False, grader="fake_ray_grader:Grader", patience=100)
     yield made
     made.close()
 
 
 def test_actors_judge_and_survive_what_dies(lane: RayLane, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert lane.width == 2 and not lane.gpus and lane.device() == "cpu"
-    with Executor(lane, deadline=20) as executor:
+    with Executor(lane, deadline=100) as executor:  # on a machine under load actors take long to start
         options = {"mark": str(tmp_path / "died"), "targets": ("sm_90",)}
         sources = [b"right", b"wrong", b"die once", b"die", b"segv", b"raise", b"usage"]
         jobs = [executor.submit(Request("t", s, options)) for s in sources]
-        right, wrong, once, died, crashed, raised = (j.result(60) for j in jobs[:6])
+        right, wrong, once, died, crashed, raised = (j.result(300) for j in jobs[:6])
         assert right.correct and once.correct
         assert wrong.verdict is Verdict.INCORRECT and wrong.fault is Fault.POLICY and wrong.message == "off by 3"
         for lost in (died, crashed):
@@ -114,7 +114,7 @@ def test_actors_judge_and_survive_what_dies(lane: RayLane, tmp_path: Path, capfd
             assert lost.manifest["attempt"] == 2
         assert raised.fault is Fault.INFRA and "a bug of ours" in raised.message
         with pytest.raises(UsageError, match="unknown task"):
-            jobs[6].result(60)
+            jobs[6].result(300)
     assert capfd.readouterr() == ("", ""), "Ray's paragraphs do not belong between the lines of a report"
     assert not ray.is_initialized(), "the lane connected, so it disconnects"
 
@@ -123,7 +123,7 @@ def test_a_hanging_actor_is_killed_at_the_deadline_and_replaced(lane: RayLane) -
     with Executor(lane, attempts=1, deadline=2) as executor:
         start = time.monotonic()
         hung = executor.submit(Request("t", b"hang")).result(30)
-        assert hung.fault is Fault.INFRA and "within 2 s" in hung.message and time.monotonic() - start < 15
+        assert hung.fault is Fault.INFRA and "within 2 s" in hung.message and time.monotonic() - start < 30
         assert executor.submit(Request("t", b"right")).result(30).correct
 
 
@@ -140,9 +140,9 @@ def test_close_ends_busy_actors(lane: RayLane) -> None:
 
 
 def test_no_room_is_said_and_not_waited_for_forever(lane: RayLane) -> None:
-    with Executor(lane, deadline=20) as executor:
+    with Executor(lane, deadline=60) as executor:
         slow = [executor.submit(Request("t", b"slow %d" % i)) for i in range(2)]
-        assert all(s.result(30).correct for s in slow), "now both cores are taken"
+        assert all(s.result(90).correct for s in slow), "now both cores are taken"
         other = RayLane("auto", per_gpu=6, grader="fake_ray_grader:Grader", patience=1)
         assert other.gpus and other.width == 2 and other.kinds() == ["H200"]
         with pytest.raises(LaneLost, match=r"needs 1 CPU and 0.1666 GPU; the cluster has 2 CPU and 1 GPU on 2 node"):
@@ -152,10 +152,10 @@ def test_no_room_is_said_and_not_waited_for_forever(lane: RayLane) -> None:
 
 
 def test_an_actor_that_cannot_start_says_why(cluster: Any) -> None:
-    lane = RayLane(cluster.address, workers=1, grader="fake_ray_grader:Broken", patience=3)
+    lane = RayLane(cluster.address, workers=1, grader="fake_ray_grader:Broken", patience=60)
     try:
         with pytest.raises(LaneLost, match="no driver on this node"):
-            lane.grade(Request("t", b"right"), 5)
+            lane.grade(Request("t", b"right"), 60)
     finally:
         lane.close()
 
