@@ -4,8 +4,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# One more than there are cores: many tests wait for a process of theirs.
-TEST_WORKERS ?= 3
 
 .PHONY: demo test lint clean
 
@@ -21,7 +19,7 @@ demo: $(STAMP)
 		--backend cpu --split all --workers 2 --targets sm_90 --out runs/demo --overwrite
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

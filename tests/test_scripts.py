@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -23,6 +24,10 @@ from kbx_env.sandbox import script as child
 from kbx_env.sandbox.confine import landlock_version
 from kbx_env.scripts import CHARACTERS, ScriptResult, run_script
 
+NAME = f"hostile{os.getpid()}"
+"""By which a test finds its scripts' processes, and not those of tests beside it."""
+SLACK = 8.0
+"""Seconds: far below what the scripts here would take by themselves."""
 LANDLOCK = pytest.mark.skipif(not landlock_version(), reason="needs a kernel with Landlock")
 KERNEL = """
 import torch, triton, triton.language as tl
@@ -48,10 +53,10 @@ print("they agree")
 
 
 def run(source: str, wall: float = 10.0, **more: str) -> ScriptResult:
-    """Run one script; whatever it does, it ends in time."""
+    """Run one script; whatever it does, it ends in time, and a machine under load has some more of it."""
     began = time.monotonic()
     result = run_script({"test.py": source, **more}, "test.py", wall=wall)
-    assert time.monotonic() - began < wall + 2
+    assert time.monotonic() - began < wall + SLACK
     return result
 
 
@@ -81,7 +86,9 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     before, descriptors = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
     yield tmp_path
     assert not list(tmp_path.glob("kbx-script-*"))
-    assert not _alive("kbxhostile")
+    assert not _alive(NAME)
+    with contextlib.suppress(AssertionError):  # other tests' come and go
+        _until(lambda: set(os.listdir("/dev/shm")) <= before, 5)
     assert set(os.listdir("/dev/shm")) <= before
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
@@ -158,8 +165,7 @@ def test_it_runs_like_any_script() -> None:
 
 # Limits
 
-NAMED = "import ctypes, os, sys, time, signal\nctypes.CDLL(None).prctl(15, b'kbxhostile', 0, 0, 0)\n"
-"""By which a test finds a script's processes."""
+NAMED = f"import ctypes, os, sys, time, signal\nctypes.CDLL(None).prctl(15, b'{NAME}', 0, 0, 0)\n"
 LOOPS = {
     "C": "sum(range(10**15))",
     "signals": "for s in set(signal.valid_signals()) - {9, 19, 32, 33}:\n    signal.signal(s, lambda *a: None)\n"
@@ -177,16 +183,16 @@ LOOPS = {
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_wall_limit(name: str, either: str) -> None:
     result = run(NAMED + LOOPS[name], wall=0.6)
-    assert result.status is None and result.seconds < 2.5, result
-    assert not _alive("kbxhostile")
+    assert result.status is None and result.seconds < 0.6 + SLACK, result
+    assert not _alive(NAME)
 
 
 def test_a_watcher_that_hangs(either: str) -> None:
     """It is killed, and the script with it; before that the script is there to be found."""
     results: list[ScriptResult] = []
-    thread = threading.Thread(target=lambda: results.append(run(NAMED + "while True: pass", wall=1)))
+    thread = threading.Thread(target=lambda: results.append(run(NAMED + "while True: pass", wall=3)))
     thread.start()
-    _until(lambda: bool(_alive("kbxhostile")), 1)
+    _until(lambda: bool(_alive(NAME)), 3)
     watchers = {
         int(p) for t in os.listdir("/proc/self/task") for p in Path(f"/proc/self/task/{t}/children").read_text().split()
     }
@@ -194,18 +200,18 @@ def test_a_watcher_that_hangs(either: str) -> None:
         if b"kbx_env.sandbox.script" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGSTOP)
     thread.join()
-    assert results[0].status is None and results[0].seconds > 2
-    _until(lambda: not _alive("kbxhostile"), 3)
+    assert results[0].status is None and results[0].seconds > 3
+    _until(lambda: not _alive(NAME), SLACK)
 
 
 def test_what_it_started_ends_with_it(either: str) -> None:
-    # It ends when its grandchild has printed: how long a fork takes is the machine's business.
+    # Nobody ends before the grandchild has printed: without namespaces it is killed as soon as it has no parent.
     result = run(
         f"{NAMED}heard, told = os.pipe()\nif not os.fork():\n    os.setsid()\n    if not os.fork():\n        print('here')\n"
-        "        os.write(told, b'x')\n        time.sleep(99)\n"
-        "    os._exit(0)\nif not os.fork(): time.sleep(99)\nos.read(heard, 1)"
+        "        os.write(told, b'xx')\n        time.sleep(99)\n"
+        "    os.read(heard, 1)\n    os._exit(0)\nif not os.fork(): time.sleep(99)\nos.read(heard, 1)"
     )
-    assert result.status == 0 and result.seconds < 3 and "here" in result.stdout
+    assert result.status == 0 and result.seconds < SLACK and "here" in result.stdout
 
 
 def test_the_end_of_a_flood() -> None:
@@ -292,10 +298,10 @@ def test_a_caller_that_dies(nothing_left: Path) -> None:
         f"from kbx_env.scripts import run_script\nrun_script({{'a.py': {NAMED + 'time.sleep(99)'!r}}}, 'a.py', wall=60)"
     )
     caller = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(nothing_left)})
-    _until(lambda: bool(_alive("kbxhostile")), 20)
+    _until(lambda: bool(_alive(NAME)), 20)
     caller.kill()
     caller.wait()
-    _until(lambda: not _alive("kbxhostile") and not list(nothing_left.iterdir()), 3)
+    _until(lambda: not _alive(NAME) and not list(nothing_left.iterdir()), 3)
 
 
 @LANDLOCK
