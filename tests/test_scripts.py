@@ -251,7 +251,7 @@ def test_a_flood_of_memory() -> None:
 
 
 def test_too_many_files() -> None:
-    result = run("n = 0\nwhile True: open(f'f{n}', 'w').close(); n += 1")
+    result = run("n = 0\nwhile True: open(f'f{n}', 'w').close(); n += 1", wall=60)
     assert result.status == -9 and "files" in result.stderr
 
 
