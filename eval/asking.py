@@ -29,8 +29,8 @@ class Answer:
     """One graded answer of a policy, with what it took.
 
     ``gradings`` counts verdicts that the policy saw or was given, the final one included; ``spent`` is ``None`` for policies
-    that ask no model; ``seconds`` is wall time from the question to the verdict, waiting for a free model, a free grader and
-    gradings on the way included, ``None`` where the answer was read from an earlier run.
+    that ask no model; ``seconds`` is wall time from the question to the answer, with what it waited for on the way, and of the
+    final grading, without its place in the queue (all answers stand there at once); ``None`` for one of an earlier run.
     """
 
     outcome: Outcome
@@ -86,7 +86,6 @@ class Asker:
         if stored is not None:
             done(Answer(stored, 1))
             return
-        began = time.perf_counter()
         try:
             source, trajectory, seconds, known = *self._ask(task, sample), None
         except NoAnswer as e:
@@ -104,8 +103,8 @@ class Asker:
         spent = self._spent(task, sample)
 
         def finish(outcome: Outcome, graded: int) -> None:
-            took = None if seconds is None else time.perf_counter() - began
-            done(Answer(outcome, graded, took, spent, turns, notes))
+            judged = outcome.seconds.get("total", 0.0) if graded > len(turns) else 0.0
+            done(Answer(outcome, graded, None if seconds is None else seconds + judged, spent, turns, notes))
 
         if known is not None:
             self.store.put(blank.key, self.spec, sample, blank.record, None, known)

@@ -25,8 +25,8 @@ COLUMNS: Mapping[str, type] = {
 """Name -> type. Names and their order are kept: notebooks of others rely on them; new ones come last.
 
 ``compiled`` and ``correct`` are empty where ``masked``: nobody knows. ``speedup`` over eager with its 95 % interval ``low`` to
-``high``, at the timed ``sizes``; ``traffic`` is moved / ideal bytes; ``seconds`` from the question to the policy's answer, not
-the grading's; ``compiled_speedup`` is over torch.compile, where a run was asked for it.
+``high``, at the timed ``sizes``; ``traffic`` is moved / ideal bytes; ``seconds`` of wall time for the answer and its
+grading, without the queue for a grader; ``compiled_speedup`` is over torch.compile, where a run was asked for it.
 """
 MESSAGE = 300
 _RISKY = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
