@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -94,24 +94,16 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         render_mode: str | None = None,
         grade: Callable[..., Outcome] | None = None,
     ) -> None:
-        from kbx_env.grading.grader import GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
+        from kbx_env.grading.grader import GRADINGS, TORCH_OPS, Grader, resolve_backend
         from kbx_env.grading.sizes import SIZES
         from kbx_env.rewards.compose import load_preset
         from kbx_env.rewards.shaping import Shaping
 
         if render_mode not in (None, "ansi"):
             raise UsageError(f"render_mode {render_mode!r}: accepted are None and 'ansi'")
-        if type(max_turns) is not int or max_turns < 1:
-            raise UsageError(f"max_turns is {max_turns!r}; a whole number, at least 1")
-        if not isinstance(wall, int | float) or not wall > 0:
-            raise UsageError(f"wall is {wall!r}; seconds, more than 0")
-        if grading_seed is not None and type(grading_seed) is not int:
-            raise UsageError(f"grading_seed is {grading_seed!r}; a whole number, or None for secret inputs")
+        check_options(max_turns, wall, grading_seed, targets)
         if not isinstance(gamma, int | float) or not 0 <= gamma <= 1:
             raise UsageError(f"gamma is {gamma!r}; the learner's discount, from 0 to 1")
-        for name in targets:
-            if name not in TARGETS:
-                raise UnknownName("target", name, TARGETS)
         if grading not in GRADINGS:
             raise UsageError(f"grading {grading!r}: accepted are {', '.join(GRADINGS)}")
         if torch_ops not in TORCH_OPS:
@@ -220,3 +212,22 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         """End the sandbox."""
         if self._grader is not None:
             self._grader.close()
+
+
+def check_options(max_turns: int, wall: float, grading_seed: int | None, targets: Sequence[str]) -> None:
+    """What every env here is told.
+
+    Raises:
+        UsageError: a number out of range, or an unknown target.
+    """
+    from kbx_env.grading.grader import TARGETS
+
+    if type(max_turns) is not int or max_turns < 1:
+        raise UsageError(f"max_turns is {max_turns!r}; a whole number, at least 1")
+    if not isinstance(wall, int | float) or not wall > 0:
+        raise UsageError(f"wall is {wall!r}; seconds, more than 0")
+    if grading_seed is not None and type(grading_seed) is not int:
+        raise UsageError(f"grading_seed is {grading_seed!r}; a whole number, or None for secret inputs")
+    for name in targets:
+        if name not in TARGETS:
+            raise UnknownName("target", name, TARGETS)

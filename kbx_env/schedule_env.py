@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from kbx_env import schedule_features as features
 from kbx_env.catalog import expert_source, load_task, load_tasks
+from kbx_env.env import check_options
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.lanes import Request
 from kbx_env.outcome import Fault, Outcome
@@ -98,22 +99,14 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         Raises:
             UsageError: an unknown name, a number out of range, or no task left that has an expert.
         """
-        from kbx_env.grading.grader import TARGETS, Grader, resolve_backend
+        from kbx_env.grading.grader import Grader, resolve_backend
         from kbx_env.rewards.compose import load_preset
 
         if render_mode is not None:
             raise UsageError(f"render_mode {render_mode!r}: accepted is None")
-        if type(max_turns) is not int or max_turns < 1:
-            raise UsageError(f"max_turns is {max_turns!r}; a whole number, at least 1")
-        if not isinstance(wall, int | float) or not wall > 0:
-            raise UsageError(f"wall is {wall!r}; seconds, more than 0")
-        if grading_seed is not None and type(grading_seed) is not int:
-            raise UsageError(f"grading_seed is {grading_seed!r}; a whole number, or None for secret inputs")
+        check_options(max_turns, wall, grading_seed, targets)
         if shapes not in SHAPES:
             raise UnknownName("shapes", shapes, SHAPES)
-        for name in targets:
-            if name not in TARGETS:
-                raise UnknownName("target", name, TARGETS)
         self.backend = resolve_backend(backend)
         self.reward = load_preset(reward or ("estimated" if self.backend == "cpu" else "default"))
         self.tasks = _chosen(task, category, split, tasks)

@@ -22,7 +22,7 @@ if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from kbx_env.train import grpo_setup as setup
-from kbx_env.train.runs import FINAL, checkpoint_of, finish, finish_from, step_of, steps_of
+from kbx_env.train.runs import checkpoint_of, train
 from kbx_env.train.settings import MISSING, command, save
 
 from kbx_env.errors import UsageError
@@ -123,14 +123,7 @@ def run(s: Settings, grade: Callable[..., Outcome] | None = None) -> None:
         trainer = _checked(s, stack, grade)
         if trainer.is_world_process_zero():
             save(s, out)
-        if checkpoint is not None and step_of(checkpoint) >= steps_of(trainer):
-            print(f"{checkpoint} is at the end of training; only {out / FINAL} is written")
-            finish_from(trainer, checkpoint, out / FINAL, model=s.model, lora=s.lora is not None, dtype=s.dtype or "float32")
-        else:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-            finish(trainer, out / FINAL)
-        if trainer.is_world_process_zero():
-            print(f"checkpoint: {out / FINAL}\nlog: {out / 'log.jsonl'}")
+        train(trainer, checkpoint, s)
 
 
 def _checked(s: Settings, stack: contextlib.ExitStack, grade: Callable[..., Outcome] | None) -> Any:

@@ -146,3 +146,22 @@ def steps_of(trainer: Any) -> int:
         return int(trainer.args.max_steps)
     each = math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
     return math.ceil(trainer.args.num_train_epochs * max(1, each))
+
+
+def train(trainer: Any, checkpoint: Path | None, s: Any) -> None:
+    """Train from a checkpoint on (``None``: from the start), or only finish where it is at the end, and write ``out/final``.
+
+    Args:
+        trainer: one of TRL's.
+        checkpoint: as ``checkpoint_of`` found it.
+        s: settings of the script, with ``out``, ``model``, ``lora`` and ``dtype``.
+    """
+    out = Path(s.out)
+    if checkpoint is not None and step_of(checkpoint) >= steps_of(trainer):
+        print(f"{checkpoint} is at the end of training; only {out / FINAL} is written")
+        finish_from(trainer, checkpoint, out / FINAL, model=s.model, lora=s.lora is not None, dtype=s.dtype or "float32")
+    else:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        finish(trainer, out / FINAL)
+    if trainer.is_world_process_zero():
+        print(f"checkpoint: {out / FINAL}\nlog: {out / 'log.jsonl'}")

@@ -19,17 +19,7 @@ if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from kbx_env.train import models, rows
-from kbx_env.train.runs import (
-    FINAL,
-    adapter_of,
-    checkpoint_of,
-    finish,
-    finish_from,
-    on_cpu,
-    step_of,
-    steps_of,
-    trainer_config,
-)  # fmt: skip
+from kbx_env.train.runs import adapter_of, checkpoint_of, on_cpu, train, trainer_config
 from kbx_env.train.settings import MISSING, command, save
 
 from kbx_env.catalog import splits
@@ -127,14 +117,7 @@ def run(s: Settings) -> None:
     trainer = trainer_of(s)
     if trainer.is_world_process_zero():
         save(s, out)
-    if checkpoint is not None and step_of(checkpoint) >= steps_of(trainer):
-        print(f"{checkpoint} is at the end of training; only {out / FINAL} is written")
-        finish_from(trainer, checkpoint, out / FINAL, model=s.model, lora=s.lora is not None, dtype=s.dtype or "float32")
-    else:
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        finish(trainer, out / FINAL)
-    if trainer.is_world_process_zero():
-        print(f"checkpoint: {out / FINAL}\nlog: {out / 'log.jsonl'}")
+    train(trainer, checkpoint, s)
 
 
 def _check_columns(path: str, data: Dataset) -> None:

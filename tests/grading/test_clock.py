@@ -157,4 +157,4 @@ def test_the_check_falls_on_a_secret_turn_within_the_rounds_that_always_happen(u
         clock.pair(Model(us, 0.0, seed), Counted(us, 0.0, seed + 50), check=check, about_us=known)
         assert len(seen) == 1 and seen[0] <= clock.MIN_ROUNDS * clock.PAIRS
         moments.add(seen[0])
-    assert len(moments) > 2
+    assert len(moments) > (4 if us + known < 100 else 2), "slow calls have six turns in all"

@@ -45,7 +45,8 @@ def repeated(tile: bytes | bytearray | memoryview, size: int) -> np.ndarray:
             file.write(bytes(tile) * (times % block))
         base = mapped(None, span, 0, mmap.MAP_ANONYMOUS, -1)
         buffer = (ctypes.c_uint8 * size).from_address(base)
-        weakref.finalize(buffer, libc.munmap, base, span)
+        # Not at exit: somebody may still look at it, and then all goes anyway.
+        weakref.finalize(buffer, libc.munmap, base, span).atexit = False
         for at in range(0, span, period):
             mapped(base + at, min(period, span - at), mmap.PROT_READ | mmap.PROT_WRITE, _FIXED, fd)
     finally:
