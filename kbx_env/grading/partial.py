@@ -30,7 +30,7 @@ LEAST = 32
 ALIKE = 0.01
 """Share of the integers that may lie in other bins. Honest formulas differ in one of 10^6, truncation in half of them."""
 MOVES = 0.1
-"""The result must move by this share of what the reference moves by, each beside its own size."""
+"""The result must move by this share of what the reference moves by, every element beside its own size."""
 COARSE_DB = 10.0
 """A dequantized result may have this much more noise than the scheme."""
 MARGIN_DB = 40.0
@@ -161,13 +161,18 @@ def _response(
 
 
 def _moved(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> float:
-    """Norm of the difference over that of the values; what is no number does not count."""
-    moved = size = 0.0
+    """Mean over the elements of |difference| / (|before| + |after|), 0 .. 1; what is no number has not moved.
+
+    Each element beside its own size, not the whole beside its norm: a result without scales has other units in every row, and a
+    row with an outlier would be all that is seen of the reference's and nothing of the kernel's.
+    """
+    moved, count = 0.0, 0
     for a, b in zip(before, after, strict=False):
         if a.shape == b.shape and a.dtype.is_floating_point:
-            x, y = (torch.nan_to_num(t.to(torch.float64), 0.0, 0.0, 0.0) for t in (a, b))
-            moved, size = moved + float((x - y).square().sum()), size + float(x.square().sum())
-    return math.sqrt(moved / size) if size > 0 else 0.0
+            x, y = a.to(torch.float64), b.to(torch.float64)
+            share = (x - y).abs() / (x.abs() + y.abs())
+            moved, count = moved + float(torch.nan_to_num(share, 0.0, 0.0, 0.0).sum()), count + x.numel()
+    return moved / count if count else 0.0
 
 
 def _noise(task: Task, case: Case, call: Claimed) -> dict[str, float]:
