@@ -10,12 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-SEED = os.environ.get("KBX_TEST_SEED", "0")
 
 # Before torch: threads of workers beside each other that wait for one another take twice the time of one each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+
+SEED = os.environ.get("KBX_TEST_SEED", "0")
 
 
 def pytest_report_header() -> str:
