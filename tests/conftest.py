@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-
 # Before torch: threads of workers beside each other that wait for one another take twice the time of one each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -1,0 +1,110 @@
+"""Whether grading grows: memory of the process that asks, and of the workers that grade, over thousands of gradings.
+
+python benchmarks/grading_memory.py OUT.json [--count 10000] [--workers 2] [--backend cpu|cuda] [--every 250]
+
+Experts of eight small tasks by turns, every fourth spoilt, each with a number of its own so that none is a repetition, over
+the executor and a store as a report has them. Sampled: resident MB of this process and of each worker (its runners, which live
+for one grading each, are not counted); on CUDA the GPU's memory in use as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+
+from kbx_env import versions
+from kbx_env.catalog import expert_source, load_task
+from kbx_env.executor import Executor, ProcessLane, Request
+from kbx_env.grading.grader import resolve_backend
+from kbx_env.outcome import Outcome
+from kbx_env.store import Store
+
+TASKS = ("math/add", "math/exp_sqrt", "math/softmax", "activation/relu", "activation/gelu_fp16", "activation/leaky_relu",
+         "reduce/argmax", "loss/cross_entropy")  # fmt: skip
+
+
+def source_of(number: int) -> tuple[str, bytes]:
+    """The task and the answer of a number."""
+    task = TASKS[number % len(TASKS)]
+    text = expert_source(task)
+    assert text is not None
+    spoilt = text.replace("tl.store(", "tl.store(1 + ", 1) if number // len(TASKS) % 4 == 3 else text
+    return task, f"{spoilt}\n# {number}\n".encode()
+
+
+def resident(pid: int | str) -> float | None:
+    """Resident MB of a process; ``None`` if it is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return round(int(line.split()[1]) / 1024, 1)
+    return None
+
+
+def children() -> list[int]:
+    """The processes that this one has started."""
+    tasks = Path("/proc/self/task").iterdir()
+    return sorted(int(pid) for t in tasks for pid in (t / "children").read_text().split())
+
+
+def sample(done: int, began: float, backend: str) -> dict[str, Any]:
+    """The memory now."""
+    gpu = None
+    if backend == "cuda":
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        gpu = round((total - free) / 2**20)
+    workers = [r for pid in children() if (r := resident(pid)) is not None and r > 100]
+    return {"gradings": done, "seconds": round(time.monotonic() - began, 1), "asking_mb": resident("self"),
+            "workers_mb": sorted(workers), "gpu_mb": gpu}  # fmt: skip
+
+
+def main() -> None:
+    """Grade, sample, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--every", type=int, default=250)
+    a = parser.parse_args()
+    backend = resolve_backend(a.backend)
+    about = versions.environment(backend)
+    began, samples, verdicts = time.monotonic(), list[dict[str, Any]](), collections.Counter[str]()
+    options = {"backend": backend, "targets": (), "timing": False}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(Store(Path(folder) / "gradings.sqlite")) as store,
+        Executor(ProcessLane(a.workers), store=store, capacity=4 * a.workers) as executor,
+    ):
+        running: set[Future[Outcome]] = set()
+        for number in track(range(a.count), disable=not sys.stderr.isatty()):
+            task, source = source_of(number)
+            manifest = about | {"fingerprint": load_task(task).fingerprint}
+            running.add(executor.submit(Request(task, source, options, manifest, "memory", number)))
+            if len(running) > 4 * a.workers:
+                ended, running = wait(running, return_when=FIRST_COMPLETED)
+                verdicts.update(str(f.result().verdict) for f in ended)
+            if number % a.every == 0 and number:
+                samples.append(sample(number, began, backend))
+                a.out.write_text(json.dumps({"samples": samples}, indent=1) + "\n")
+        verdicts.update(str(f.result().verdict) for f in running)
+        samples.append(sample(a.count, began, backend))
+    result = {"environment": about, "workers": a.workers, "verdicts": dict(verdicts), "samples": samples}
+    a.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({"verdicts": dict(verdicts), "first": samples[0], "last": samples[-1]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
