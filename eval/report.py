@@ -30,11 +30,11 @@ from kbx_env.eval.calibration import calibrate
 
 from kbx_env import versions
 from kbx_env.catalog import load_tasks
-from kbx_env.errors import KbxError, UsageError
+from kbx_env.errors import UsageError
 from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane
 from kbx_env.many import MORE_SECONDS
 from kbx_env.outcome import Fault, Outcome, Verdict
-from kbx_env.ray_lane import RayLane
+from kbx_env.ray_lane import open_ray
 from kbx_env.store import Store
 from kbx_env.task import Task
 
@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--targets", default="sm_90", help="ahead-of-time targets, comma-separated, all or none")
     p.add_argument("--executor", default="process", help="process: on this machine; ray: on a Ray cluster")
     p.add_argument("--ray-address", help="local (default), auto, or HOST:PORT of the head")
+    p.add_argument("--per-gpu", type=int, help="Ray: gradings that share a GPU, timing has it alone; default: what the cores allow")
     p.add_argument("--workers", type=int, help="gradings at a time (default: 1; on Ray, one a GPU, or one a core)")
     p.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
     p.add_argument("--beside", action="store_true", help="also grade every answer under the other grading, and show what differs")
@@ -212,30 +213,6 @@ def _folder(a: argparse.Namespace) -> Path:
     return out
 
 
-def _ray_lane(a: argparse.Namespace) -> tuple[RayLane, str]:
-    """The lane of ``--executor ray`` and the device of its actors: GPUs where the cluster has them.
-
-    Raises:
-        UsageError: no Ray, no GPU for ``--backend cuda``, or GPUs whose times would not compare.
-    """
-    lane = RayLane(a.ray_address or "local", a.workers, gpus=False if a.backend == "cpu" else None)
-    try:
-        kinds = " and ".join(lane.kinds())
-        if not lane.gpus and a.backend == "cuda":
-            raise UsageError("backend 'cuda': no node of the Ray cluster has a GPU; use --backend cpu (no timing)")
-        if not lane.gpus:
-            return lane, "cpu"
-        if " and " in kinds and not a.no_timing:
-            raise UsageError(f"the cluster mixes {kinds}, whose times do not compare; use one kind, or --no-timing")
-        device = lane.device()
-        if device == "cpu":
-            raise UsageError("torch finds no GPU in a Ray actor that was given one; use --backend cpu, or install it")
-        return lane, device
-    except KbxError as e:
-        lane.close()
-        raise UsageError(str(e)) from e
-
-
 def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     """Grade and write; returns the folder. ``grade`` stands in for the real grader in tests."""
     import torch
@@ -252,8 +229,9 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     if a.executor not in EXECUTORS:
         raise UnknownName("executor", a.executor, EXECUTORS)
     on_ray = a.executor == "ray"
-    if a.ray_address and not on_ray:
-        raise UsageError("--ray-address is for --executor ray; add that, or leave the address out")
+    for name, value in (("--ray-address", a.ray_address), ("--per-gpu", a.per_gpu)):
+        if value is not None and not on_ray:
+            raise UsageError(f"{name} is for --executor ray; add that, or leave {name} out")
     if a.backend not in BACKENDS:
         raise UnknownName("backend", a.backend, BACKENDS)
     if a.grading not in GRADINGS:
@@ -287,7 +265,7 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
                 stack.callback(close)
         lane: Lane
         if on_ray:
-            lane, device = _ray_lane(a)
+            lane, device = open_ray(a.backend, a.ray_address, a.workers, a.per_gpu, timing=not a.no_timing)
             stack.callback(lane.close)
             backend = "cpu" if device == "cpu" else "cuda"
         else:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import kbx_env
-from kbx_env.errors import UsageError
+from kbx_env.errors import KbxError, UsageError
 from kbx_env.lanes import GRADER, LaneLost, Request, answer, spent, verdict
 from kbx_env.outcome import Outcome
 from kbx_env.ray_session import connect, disconnect, last_line
 
 _PING_SECONDS = 5.0
+_SPARE = 2
+"""Cores of a node that are left to the kernels that are timed."""
 _FAILURES = 3  # actors in a row that fail to start, before a request is given up at once
 
 
@@ -54,11 +57,22 @@ class _Place:
     spent: bool = False
 
 
+def share(sizes: Sequence[tuple[int, int]], workers: int | None = None) -> int:
+    """Actors for each GPU of nodes with so many cores and GPUs, at least 1.
+
+    Ray fills one GPU before it turns to the next: a few actors that are wanted must not fit on one.
+    """
+    has = [(cpus, gpus) for cpus, gpus in sizes if gpus]
+    most = min(((cpus - _SPARE) // gpus for cpus, gpus in has), default=1)
+    needed = most if workers is None else math.ceil(workers / max(1, sum(gpus for _, gpus in has)))
+    return max(1, min(most, needed))
+
+
 class RayLane:
     """Ray actors with a warm grader each. One that dies, hangs or loses its node is replaced where there is room."""
 
     def __init__(
-        self, address: str = "local", workers: int | None = None, per_gpu: int = 1, gpus: bool | None = None,
+        self, address: str = "local", workers: int | None = None, per_gpu: int | None = None, gpus: bool | None = None,
         grader: str = GRADER, patience: float = 60.0,
     ) -> None:  # fmt: skip
         """Connect, or start Ray here; actors start when they are first needed. A Ray already in use is left running.
@@ -66,7 +80,8 @@ class RayLane:
         Args:
             address: ``local`` starts Ray, ``auto`` finds one that runs here, ``HOST:PORT`` is a cluster's head.
             workers: gradings at a time; by default what the cluster has room for now. Give more for one that grows.
-            per_gpu: actors that share a GPU; 1 where kernels are timed.
+            per_gpu: actors that share a GPU, by its lease (timing has it alone); by default as many as the cores of the
+                smallest node allow, two of them left to the kernels that are timed, and no more than ``workers`` need.
             gpus: give each actor a share of a GPU; by default when any node has one.
             grader: ``module:Class`` of the grader, importable on every node.
             patience: seconds that a request waits for a place while the lane has no living actor.
@@ -74,14 +89,15 @@ class RayLane:
         Raises:
             UsageError: Ray is not installed, the address does not answer, or a number is below 1.
         """
-        for name, value in (("workers", 1 if workers is None else workers), ("per_gpu", per_gpu)):
+        for name, value in (("workers", 1 if workers is None else workers), ("per_gpu", 1 if per_gpu is None else per_gpu)):
             if value < 1:
                 raise UsageError(f"{name} is {value}; at least 1")
         self._ray, self._mine = connect(address, workers)
-        self._grader, self._patience, self._per_gpu = grader, patience, per_gpu
+        self._grader, self._patience = grader, patience
         self.gpus = any(n["Resources"].get("GPU") for n in self._nodes()) if gpus is None else gpus
+        self._per_gpu = per_gpu or share(self._sizes(), workers)
         # Ray keeps four decimals and rounds: six shares of 0.1667 would be more than one GPU.
-        self._needs = {"CPU": 1.0, **({"GPU": 10_000 // per_gpu / 10_000} if self.gpus else {})}
+        self._needs = {"CPU": 1.0, **({"GPU": 10_000 // self._per_gpu / 10_000} if self.gpus else {})}
         self._remote = self._ray.remote(_Actor).options(
             num_cpus=1, num_gpus=self._needs.get("GPU", 0), max_restarts=0, scheduling_strategy="SPREAD"
         )
@@ -128,10 +144,13 @@ class RayLane:
     def _nodes(self) -> list[dict[str, Any]]:
         return [n for n in self._ray.nodes() if n["Alive"]]
 
+    def _sizes(self) -> list[tuple[int, int]]:
+        """Cores and GPUs of every node."""
+        return [(int(n["Resources"].get("CPU", 0)), int(n["Resources"].get("GPU", 0))) for n in self._nodes()]
+
     def _room(self) -> int:
         """Actors that the cluster as it is now has room for, whoever else uses it."""
-        has = [(int(n["Resources"].get("CPU", 0)), int(n["Resources"].get("GPU", 0))) for n in self._nodes()]
-        return sum(min(cpus, gpus * self._per_gpu) if self.gpus else cpus for cpus, gpus in has)
+        return sum(min(cpus, gpus * self._per_gpu) if self.gpus else cpus for cpus, gpus in self._sizes())
 
     def _get(self, place: _Place, ref: Any, seconds: float) -> bytes:
         try:
@@ -243,3 +262,29 @@ class RayLane:
         )
         text = f"no actor to grade in: one needs {need}; the cluster has {has} on {len(self._nodes())} node(s), {free} free"
         return f"{text}. The last one to start failed: {self._trouble}" if self._trouble else text
+
+
+def open_ray(
+    backend: str, address: str | None = None, workers: int | None = None, per_gpu: int | None = None, timing: bool = True
+) -> tuple[RayLane, str]:
+    """A lane for a run, and the device of its actors: GPUs where the cluster has them, unless the backend is ``cpu``.
+
+    Raises:
+        UsageError: no Ray, no GPU for ``cuda``, or GPUs whose times would not compare.
+    """
+    lane = RayLane(address or "local", workers, per_gpu, gpus=False if backend == "cpu" else None)
+    try:
+        kinds = " and ".join(lane.kinds())
+        if not lane.gpus and backend == "cuda":
+            raise UsageError("backend 'cuda': no node of the Ray cluster has a GPU; use backend 'cpu' (no timing)")
+        if not lane.gpus:
+            return lane, "cpu"
+        if " and " in kinds and timing:
+            raise UsageError(f"the cluster mixes {kinds}, whose times do not compare; use one kind, or switch timing off")
+        device = lane.device()
+        if device == "cpu":
+            raise UsageError("torch finds no GPU in a Ray actor that was given one; use backend 'cpu', or install CUDA there")
+        return lane, device
+    except KbxError as e:
+        lane.close()
+        raise UsageError(str(e)) from e

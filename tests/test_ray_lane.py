@@ -22,7 +22,7 @@ from kbx_env.catalog import expert_source
 from kbx_env.errors import UsageError
 from kbx_env.executor import Executor, LaneLost, ProcessLane, Request
 from kbx_env.outcome import Fault, Verdict
-from kbx_env.ray_lane import RayLane
+from kbx_env.ray_lane import RayLane, open_ray, share
 from kbx_env.store import Store
 
 ray = pytest.importorskip("ray")
@@ -151,6 +151,22 @@ def test_no_room_is_said_and_not_waited_for_forever(lane: RayLane) -> None:
         assert executor.submit(Request("t", b"right")).result(30).correct, "closing one lane leaves Ray to the other"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "workers", "each"),
+    [
+        ([(0, 0), (16, 1)], None, 14), ([(32, 2)], None, 15), ([(64, 4), (16, 2)], None, 7), ([(2, 1)], None, 1),
+        ([(8, 0)], None, 1), ([(32, 2)], 4, 2), ([(64, 4)], 5, 2), ([(16, 1)], 1, 1), ([(16, 1)], 99, 14), ([(4, 0)], 3, 1),
+    ],
+)  # fmt: skip
+def test_what_shares_a_gpu(sizes: list[tuple[int, int]], workers: int | None, each: int) -> None:
+    assert share(sizes, workers) == each
+
+
+def test_a_gpu_that_torch_does_not_find_is_refused(cluster: Any) -> None:
+    with pytest.raises(UsageError, match="torch finds no GPU in a Ray actor"):
+        open_ray("auto", cluster.address)
+
+
 def test_an_actor_that_cannot_start_says_why(cluster: Any) -> None:
     lane = RayLane(cluster.address, workers=1, grader="fake_ray_grader:Broken", patience=60)
     try:
@@ -241,7 +257,7 @@ def test_a_local_ray_is_started_quiet_and_ended(tmp_path: Path) -> None:
     (tmp_path / "fake_ray_grader.py").write_text(FAKE)
     script = """
 from kbx_env.executor import Executor, Request
-from kbx_env.ray_lane import RayLane
+from kbx_env.ray_lane import RayLane, open_ray, share
 with Executor(RayLane(workers=1, grader="fake_ray_grader:Grader"), attempts=1) as e:
     assert e.submit(Request("t", b"right")).result(60).correct
     assert not e.submit(Request("t", b"die", {"mark": "/dev/null"})).result(60).correct

@@ -75,6 +75,8 @@ class Settings:
     """process: on this machine; ray: on a Ray cluster."""
     ray_address: str | None = None
     """Of the cluster: local, auto, or HOST:PORT of its head."""
+    per_gpu: int | None = None
+    """Gradings that share a GPU of the cluster; null: what its cores allow."""
     grading_seed: int | None = None
     """Fixes the inputs of gradings; null: secret and fresh for each, so that none can be learnt by heart."""
     curriculum: bool = False

@@ -182,8 +182,9 @@ def judge_of(s: Settings, grade: Callable[..., Outcome] | None) -> Judge:
     """The judge of a run, its gradings kept in ``out``."""
     targets = [t.strip() for t in s.targets.split(",") if t.strip() not in ("", "none")]
     return Judge(
-        s.reward, s.backend, workers=s.workers, executor=s.executor, ray_address=s.ray_address, timing=s.timing,
-        torch_ops=s.torch_ops, targets=targets, target=s.target, wall=s.wall, grading_seed=s.grading_seed, out=s.out, grade=grade,
+        s.reward, s.backend, workers=s.workers, executor=s.executor, ray_address=s.ray_address,
+        per_gpu=s.per_gpu, timing=s.timing, torch_ops=s.torch_ops, targets=targets, target=s.target, wall=s.wall,
+        grading_seed=s.grading_seed, out=s.out, grade=grade,
     )  # fmt: skip
 
 

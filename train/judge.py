@@ -19,7 +19,7 @@ from typing import Any
 from kbx_env import prompt, versions
 from kbx_env.answer import strip_fences
 from kbx_env.catalog import load_task
-from kbx_env.errors import KbxError, UnknownName, UsageError
+from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane, Request
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
 from kbx_env.store import Store
@@ -54,9 +54,10 @@ class Judge:
 
     def __init__(
         self, preset: str = "default", backend: str = "auto", *, workers: int | None = None, executor: str = "process",
-        ray_address: str | None = None, timing: bool = True, grading: str = "contract", torch_ops: str = "strict",
-        targets: Sequence[str] = ("sm_90",), target: float = 1.0, wall: float = 30.0, grading_seed: int | None = None,
-        split: str = "train", out: str | Path | None = None, grade: Callable[..., Outcome] | None = None,
+        ray_address: str | None = None, per_gpu: int | None = None, timing: bool = True, grading: str = "contract",
+        torch_ops: str = "strict", targets: Sequence[str] = ("sm_90",), target: float = 1.0, wall: float = 30.0,
+        grading_seed: int | None = None, split: str = "train", out: str | Path | None = None,
+        grade: Callable[..., Outcome] | None = None,
     ) -> None:  # fmt: skip
         """A judge; its workers start at once.
 
@@ -66,6 +67,7 @@ class Judge:
             workers: gradings at a time; by default ``workers_here``. On Ray what there is room for.
             executor: process or ray.
             ray_address: of the cluster: local, auto, or HOST:PORT.
+            per_gpu: gradings that share a GPU of the cluster; by default what its cores allow.
             timing: time correct kernels on a GPU.
             grading: contract or paper.
             torch_ops: strict or allow.
@@ -92,8 +94,9 @@ class Judge:
         ):  # fmt: skip
             if name not in known:
                 raise UnknownName(kind, name, known)
-        if ray_address and executor != "ray":
-            raise UsageError("ray_address is for executor=ray; set that, or leave the address out")
+        for name, value in (("ray_address", ray_address), ("per_gpu", per_gpu)):
+            if value is not None and executor != "ray":
+                raise UsageError(f"{name} is for executor=ray; set that, or leave {name} out")
         if workers is not None and workers < 1:
             raise UsageError(f"workers is {workers}; at least 1")
         if not 0 <= target < math.inf or not 0 < wall < math.inf:
@@ -104,7 +107,9 @@ class Judge:
         try:
             lane: Lane
             if executor == "ray" and grade is None:
-                lane, device = _ray(backend, ray_address, workers, timing)
+                from kbx_env.ray_lane import open_ray
+
+                lane, device = open_ray(backend, ray_address, workers, per_gpu, timing)
                 self._stack.callback(lane.close)
                 self.backend = "cpu" if device == "cpu" else "cuda"
                 self._about = versions.environment("cpu") | {"device": device}
@@ -209,29 +214,3 @@ def _own_gpu() -> dict[str, str]:
         return {}
     seen = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
     return {"CUDA_VISIBLE_DEVICES": seen[int(rank)] if int(rank) < len(seen) else rank}
-
-
-def _ray(backend: str, address: str | None, workers: int | None, timing: bool) -> tuple[Any, str]:
-    """A lane over Ray and the device of its actors.
-
-    Raises:
-        UsageError: no Ray, no GPU for ``cuda``, or GPUs whose times would not compare.
-    """
-    from kbx_env.ray_lane import RayLane
-
-    lane = RayLane(address or "local", workers, gpus=False if backend == "cpu" else None)
-    try:
-        kinds = lane.kinds()
-        if not lane.gpus and backend == "cuda":
-            raise UsageError("backend 'cuda': no node of the Ray cluster has a GPU; use backend=cpu (no timing)")
-        if not lane.gpus:
-            return lane, "cpu"
-        if len(kinds) > 1 and timing:
-            raise UsageError(f"the cluster mixes {' and '.join(kinds)}, whose times do not compare; use one, or timing=false")
-        device = lane.device()
-        if device == "cpu":
-            raise UsageError("torch finds no GPU in a Ray actor that was given one; use backend=cpu, or install it")
-        return lane, device
-    except KbxError as e:
-        lane.close()
-        raise UsageError(str(e)) from e

@@ -111,7 +111,8 @@ def test_equal_sources_are_graded_once_and_kept(tmp_path: Path) -> None:
     ("options", "says"),
     [
         ({"preset": "defualt"}, "default"), ({"backend": "tpu"}, "cpu"), ({"executor": "threads"}, "process"),
-        ({"workers": 0}, "workers"), ({"ray_address": "auto"}, "executor=ray"), ({"targets": ["sm_1"]}, "sm_90"),
+        ({"workers": 0}, "workers"), ({"ray_address": "auto"}, "executor=ray"),
+        ({"per_gpu": 2}, "executor=ray"), ({"targets": ["sm_1"]}, "sm_90"),
         ({"wall": 0.0}, "wall"), ({"torch_ops": "no"}, "strict"),
     ],
 )  # fmt: skip
