@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from kbx_env.grading import floor, fresh, inputs, reference
 from kbx_env.grading.calls import Talk
@@ -76,7 +76,7 @@ def interval(rounds: Sequence[float], us: float) -> tuple[float, float, float]:
     """
     x = np.asarray(rounds)
     spread = float(x.std(ddof=1)) / math.sqrt(len(x)) if len(x) > 1 else math.inf
-    half = math.hypot(float(student.ppf(0.975, max(1, len(x) - 1))) * spread, 1.96 * PROCESS_US / us)
+    half = math.hypot(float(stdtrit(max(1, len(x) - 1), 0.975)) * spread, 1.96 * PROCESS_US / us)
     return float(x.mean()), float(x.mean()) - half, float(x.mean()) + half
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from scipy.special import bdtr
-from scipy.stats import binom
 
 from kbx_env.errors import DeclarationError
 from kbx_env.grading.judge import randomness
@@ -210,6 +209,8 @@ def _below(k: torch.Tensor, n: torch.Tensor, p: torch.Tensor) -> Any:
 
 def _counts(k: torch.Tensor, n: torch.Tensor, p: torch.Tensor) -> str | None:
     """How often each number of successes came, for every number of trials that is common."""
+    from scipy.stats import binom  # a second to import, in every process that grades
+
     trials, sizes = n.unique(return_counts=True)
     looks = 101 * (trials.numel() + 1)
     for t in [m for m, size in zip(trials.tolist(), sizes.tolist(), strict=True) if size >= 1000]:
