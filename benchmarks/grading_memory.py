@@ -13,6 +13,7 @@ import argparse
 import collections
 import contextlib
 import json
+import os
 import sys
 import tempfile
 import time
@@ -22,6 +23,7 @@ from typing import Any
 
 from rich.progress import track
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kbx_env import versions
 from kbx_env.catalog import expert_source, load_task
 from kbx_env.executor import Executor, ProcessLane, Request
@@ -53,8 +55,12 @@ def resident(pid: int | str) -> float | None:
 
 def children() -> list[int]:
     """The processes that this one has started."""
-    tasks = Path("/proc/self/task").iterdir()
-    return sorted(int(pid) for t in tasks for pid in (t / "children").read_text().split())
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.append(int(stat.parent.name))
+    return found
 
 
 def sample(done: int, began: float, backend: str) -> dict[str, Any]:

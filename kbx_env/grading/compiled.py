@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -218,7 +219,7 @@ def measured(
 ) -> dict[int, Row]:  # fmt: skip
     """Have a worker measure; a case that is missing was not reached."""
     lease = gpu.file("lease")
-    with _folder(None if lease is None else lease.parent) as folder:
+    with _folder(None if lease is None else lease.parent) as folder, tempfile.TemporaryFile(dir=folder / "tmp") as errors:
         asked = {
             "task": task.id,
             "cases": list(cases),
@@ -226,7 +227,7 @@ def measured(
             "lease": None if lease is None else str(lease.parent),
         }
         p = subprocess.Popen(
-            list(command), env=environment(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            list(command), env=environment(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
             start_new_session=True,
         )  # fmt: skip
         with gpu.user(p.pid):
@@ -235,7 +236,7 @@ def measured(
                 with contextlib.suppress(BrokenPipeError):
                     p.stdin.write(json.dumps(asked).encode() + b"\n")
                     p.stdin.close()
-                return _heard(p, cases, limit, seconds)
+                return _heard(p, cases, limit, seconds, errors)
             finally:
                 with contextlib.suppress(OSError):
                     os.killpg(p.pid, signal.SIGKILL)
@@ -244,7 +245,16 @@ def measured(
                     p.stdout.close()
 
 
-def _heard(p: subprocess.Popen[bytes], cases: Sequence[int], limit: float, seconds: float) -> dict[int, Row]:
+def _last(errors: BinaryIO) -> str:
+    """The last line that the worker wrote about itself."""
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - 4096))
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    return f": {lines[-1][:300]}" if lines else ""
+
+
+def _heard(
+    p: subprocess.Popen[bytes], cases: Sequence[int], limit: float, seconds: float, errors: BinaryIO
+) -> dict[int, Row]:  # fmt: skip
     """What the worker tells, until it ends or is late. Waiting in line is nobody's time."""
     assert p.stdout is not None
     rows: dict[int, Row] = {}
@@ -265,7 +275,7 @@ def _heard(p: subprocess.Popen[bytes], cases: Sequence[int], limit: float, secon
             return rows
         data = os.read(p.stdout.fileno(), 1 << 16)
         if not data:
-            ended = Row(why=f"the worker ended early (exit {p.wait()})", again=True)
+            ended = Row(why=f"the worker ended early (exit {p.wait()}){_last(errors)}", again=True)
             return {c: ended for c in cases} | rows
         used += 0.0 if state == "waiting" else time.monotonic() - since
         since = time.monotonic()

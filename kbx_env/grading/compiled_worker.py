@@ -212,17 +212,31 @@ def ratio(
     """
     case, function = at(task, index), baseline(task, gate, compile_fx)
     size = floor.input_bytes(task, case)
-    with gate.hold.room(clock.COMPILING * size / (clock.SHARE * memory)) if memory else contextlib.nullcontext():
-        _compile(task, case, function, gate, device, index)
+    share = size / (clock.SHARE * memory) if memory else 0.0
+
+    def room(times: int) -> contextlib.AbstractContextManager[None]:
+        return gate.hold.room(times * share) if memory else contextlib.nullcontext()
+
+    # One set of inputs is there while the compiler works, for a minute and more; calls need more than that, and not as long.
+    with room(1), _given(task, case, gate, device, index) as args:
+        gate.tell({"state": "compiling"})
+        with contextlib.suppress(NeedsGpu):
+            function(**assembled(args))
+    with room(clock.COMPILING), _given(task, case, gate, device, index) as args:
+        gate.tell({"state": "compiling"})
+        # Inductor chooses between the few variants of a kernel in its first call, by their times.
+        with gate.alone():
+            function(**assembled(args))
+            if device == "cuda":
+                torch.cuda.synchronize()
     # As for a grading: what needs more than the rest of the memory takes it from the others before it stands in line.
     more = (clock.MEASURING * size - (1 - clock.SHARE) * 0.8 * memory) / (clock.SHARE * memory) if memory else 0.0
     with gate.hold.room(more) if more > 0 else contextlib.nullcontext(), gate.alone():
         ring = _ring(task, case, index, device)
         sides = [EagerSide(task, case, device, Stopwatch(device, tools), f) for f in (None, function)]
         try:
-            for side in sides:
-                side.prepare(ring)
-            paired = clock.pair(sides[0], sides[1], ring=ring, budget=BUDGET)
+            about_us = sum(side.prepare(ring) for side in sides)
+            paired = clock.pair(sides[0], sides[1], ring=ring, budget=BUDGET, about_us=about_us)
         finally:
             for side in sides:
                 side.watch.close()
@@ -231,21 +245,17 @@ def ratio(
     return row | {"graphs": gate.graphs, "seconds": round(gate.compiling, 2)}
 
 
-def _compile(task: Task, case: Case, function: Callable[..., Any], gate: Gate, device: str, index: int) -> None:
-    """The first calls. What one graph holds is compiled without the GPU; where a graph breaks, with pauses in having it."""
+@contextlib.contextmanager
+def _given(task: Task, case: Case, gate: Gate, device: str, index: int) -> Iterator[dict[str, Any]]:
+    """Arguments of a first call. One graph is compiled without the GPU; where it breaks, with pauses in having it."""
     with gate.hold.using():
         args = reference.resolve(_draw(task, case, index, 0, device), device)
-    gate.tell({"state": "compiling"})
-    with reference.exact_matmul():
-        with contextlib.suppress(NeedsGpu):
-            function(**assembled(args))
-        # Inductor chooses between the few variants of a kernel in its first call, by their times.
-        with gate.alone():
-            function(**assembled(args))
-            if device == "cuda":
-                torch.cuda.synchronize()
-    del args
-    _give_back()
+    try:
+        with reference.exact_matmul():
+            yield args
+    finally:
+        args.clear()
+        _give_back()
 
 
 def _draw(task: Task, case: Case, index: int, repeat: int, device: str) -> dict[str, Any]:

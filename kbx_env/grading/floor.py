@@ -79,10 +79,14 @@ def flops(task: Task, case: Case, args: Mapping[str, Any] | None = None) -> int:
     return int(evaluate(task.cost.flops, names(task, case), numels(task, case)))
 
 
-def ideal_bytes(task: Task, case: Case, args: Mapping[str, Any], expected: Expected) -> int:
-    """Compulsory traffic: every input read once, every output and every tensor written in place written once."""
+def ideal_bytes(task: Task, case: Case, args: Mapping[str, Any], expected: Expected | None) -> int:
+    """Compulsory traffic: every input read once, every output and every tensor written in place written once.
+
+    ``expected`` is not looked at, and may be ``None``, where the task's cost model says how many bytes.
+    """
     if task.cost.bytes is not None:
         return int(evaluate(task.cost.bytes, names(task, case), numels(task, case)))
+    assert expected is not None
     tensors = [v for v in args.values() if isinstance(v, torch.Tensor)]
     # A returned parameter that was written is already counted once, by its name.
     outputs = [o for o, a in zip(expected.native, expected.aliases, strict=True) if a not in expected.native_written]

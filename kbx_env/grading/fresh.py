@@ -27,6 +27,13 @@ DRAWS, MORE = 2, 8
 """Draws in a ring; in one that can only change between whole draws, as long as they are small."""
 SMALL = 64 << 20
 """Bytes of a whole draw that counts as small."""
+
+
+def ring_bytes(total: int) -> int:
+    """Bytes of a ring at most, for inputs of so many."""
+    return total * (MORE if total <= SMALL else DRAWS)
+
+
 _ELEMENTWISE = (
     laws.Normal, laws.Outlier, laws.Uniform, laws.HalfNormal, laws.Ints, laws.Bernoulli, laws.Choice,
 )  # fmt: skip

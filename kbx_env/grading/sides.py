@@ -38,6 +38,8 @@ GRAPH_CALLS = (12, 24)
 """Calls in one graph: at least and at most, drawn in secret."""
 GRAPH_BYTES = 2 << 30
 """Results that one graph may hold, if three calls fit."""
+GRAPH_US = 200_000.0
+"""Length of one graph, if three calls fit: it runs at least three times while nobody else may use the GPU."""
 JUDGED, JUDGED_BYTES = 3, 64 << 20
 """Captured calls that are judged, and results up to which all are."""
 AUDITS = 3
@@ -177,11 +179,16 @@ class RunnerSide:
             raise _refused("an autotuner measured its configurations again in a timed call")
         return us
 
-    def capture(self, result_bytes: int = 0) -> int:
+    def capture(self, result_bytes: int = 0, about_us: float = 0.0) -> int:
         """Have a graph of calls captured, on slots and in a number that nobody knows before; how many, or 0 where that is
-        not possible."""
+        not possible.
+
+        Args:
+            result_bytes: of a right result: large ones make a short graph.
+            about_us: of a call: slow ones do, too.
+        """
         rng = random.Random(secrets.randbits(64))
-        most = max(SLOTS, min(GRAPH_CALLS[1], GRAPH_BYTES // max(1, result_bytes)))
+        most = max(SLOTS, min(GRAPH_CALLS[1], GRAPH_BYTES // max(1, result_bytes), int(GRAPH_US / max(1.0, about_us))))
         count = rng.randint(min(GRAPH_CALLS[0], most), most)
         order = [rng.randrange(SLOTS) for _ in range(count)]
         self._order = order
@@ -216,16 +223,29 @@ class RunnerSide:
         count = len(self._order)
         few = JUDGED if count * result_bytes > JUDGED_BYTES else count
         chosen = rng.sample(range(count), min(count, few))
-        return [(turns[self._order[k]], self.fetch(self._order[k], k)) for k in chosen]
+        found: list[tuple[Turn, Fetched]] = []
+        left: dict[int, Mapping[str, torch.Tensor]] = {}
+        for k in chosen:
+            slot = self._order[k]
+            fetched = self.fetch(slot, k, inputs=slot not in left)
+            # What all calls on a slot were given lies in one place, and is as the last of them left it.
+            after = left.setdefault(slot, fetched.answer.after)
+            found.append((turns[slot], replace(fetched, answer=replace(fetched.answer, after=after))))
+        return found
 
-    def fetch(self, slot: int, captured: int | None = None) -> Fetched:
+    def fetch(self, slot: int, captured: int | None = None, inputs: bool = True) -> Fetched:
         """What the last timed call on this slot returned, or a captured call.
+
+        Args:
+            slot: its number.
+            captured: number of a call in the graph.
+            inputs: bring its inputs as they are now, too.
 
         Raises:
             Stopped: it cannot be right.
         """
         box = self._box()
-        asked = {"do": "result", "slot": slot, "captured": captured, "mailed": box is not None}
+        asked = {"do": "result", "slot": slot, "captured": captured, "mailed": box is not None, "inputs": inputs}
         reply, data = self._ask(asked, seconds=2 * COMMAND_SECONDS)
         whole = None
         if box is not None:

@@ -92,9 +92,16 @@ class Mail:
             self._tools.free(self._inbox)
         self._inbox = 0
 
-    def claims(self, found: Result, device: str, mailed: bool) -> tuple[dict[str, Any], list[bytes]]:
-        """A result in the words of the wire. ``mailed``: its bytes wait until they are asked for by ``give``."""
-        names = [*found.after, *(n for n in found.args if n not in found.after)]
+    def claims(self, found: Result, device: str, mailed: bool, inputs: bool = True) -> tuple[dict[str, Any], list[bytes]]:
+        """A result in the words of the wire.
+
+        Args:
+            found: the result.
+            device: where it lies.
+            mailed: its bytes wait until they are asked for by ``give``.
+            inputs: with what was given and not written, as it is now.
+        """
+        names = [*found.after, *(n for n in found.args if inputs and n not in found.after)]
         rows = [v for v in found.outputs if not isinstance(v, str)]
         rows += [found.after.get(n) or (found.args[n], found.args[n].pointer) for n in names]
         plain = [(s, a) for s, a in rows if _plain(s)]

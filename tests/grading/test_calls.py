@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from kbx_env.grading import calls
 from kbx_env.grading.calls import Talk
 from kbx_env.grading.claims import Stopped
 from kbx_env.grading.clock import RunnerSide
+from kbx_env.grading.stages import Grading
 from kbx_env.outcome import Verdict
 
 TASK = load_task("activation/gelu_fp16")
@@ -148,3 +152,30 @@ def test_what_is_only_compiled_gives_no_result(monkeypatch: pytest.MonkeyPatch) 
     mine.call(TASK.cases[0], 0, "run")
     assert [(a["mode"], a.get("discard")) for a in asked] == [("ablate", True), ("run", None)]
     assert asked[0]["args"] == asked[1]["args"], "what is compiled is what will be launched"
+
+
+@pytest.mark.parametrize("error", [Stopped(Verdict.RUNTIME_ERROR, "the third"), RuntimeError("ours")])
+def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cases are asked for together there; one that fails leaves the verdicts of those before it."""
+    done: list[int] = []
+
+    def calls(case: object, index: int, needed: int, mode: str) -> list[object]:
+        if index == 2:
+            raise error
+        done.append(index)
+        return [index]
+
+    shared: list[str] = []
+
+    @contextlib.contextmanager
+    def using() -> Iterator[None]:
+        shared.append("in")
+        yield
+
+    talk = SimpleNamespace(engine=None, compiles=lambda *_: None, calls=calls, gpu=SimpleNamespace(using=using))
+    grading = SimpleNamespace(task=load_task("activation/relu"))
+    cases = grading.task.cases[:5]
+    assert Grading._made_at_once(grading, talk, cases) == [[0], [1], error] and done == [0, 1]
+    assert shared == ["in"]
+    monkeypatch.setattr("kbx_env.grading.stages.TURN_SECONDS", -1.0)
+    assert Grading._made_at_once(grading, talk, cases[:2]) == [[0], [1]] and shared == ["in"] * 3, "others get their turn"

@@ -136,6 +136,8 @@ def test_graphs_hold_a_number_of_calls_that_nobody_knows(monkeypatch) -> None:
     small = {side.capture(1 << 10) for _ in range(60)}
     assert len(small) > 5 and min(small) >= sides.GRAPH_CALLS[0] and max(small) <= sides.GRAPH_CALLS[1]
     assert {side.capture(1 << 30) for _ in range(9)} == {sides.SLOTS}, "what fits into memory"
+    assert {side.capture(1 << 10, 90_000.0) for _ in range(9)} == {sides.SLOTS}, "what takes no second of everybody's time"
+    assert max(side.capture(1 << 10, 9_000.0) for _ in range(60)) == 22
 
 
 @pytest.mark.parametrize("us", [10.0, 9_000.0, 30_000.0])

@@ -301,6 +301,35 @@ def test_a_slow_call_is_warmed_up_on_one_slot(seconds: float, slots: list[int]) 
     assert sorted(called) == sorted(slots), "moved, and not called"
 
 
+def test_one_interrupted_call_makes_no_other_wait() -> None:
+    now, took = [0.0], iter([2e-5] * 3 + [2e-5, 4e-3, 2e-5])
+    watch = Stopwatch("cpu", FakeDevice())
+    watch._now = lambda: now[0]
+
+    def call(_: dict[str, Any]) -> None:
+        now[0] += next(took, 2e-5)
+
+    watch.prepare(call, [{"n": k} for k in range(3)])
+    assert watch._wait_us == pytest.approx(140.0)
+
+
+def test_inputs_of_a_slot_come_once_with_its_captured_calls(time: Callable[..., Timing], monkeypatch) -> None:
+    asked: list[tuple[int, bool]] = []
+    real = sides.RunnerSide.fetch
+
+    def fetch(side: Any, slot: int, captured: int | None = None, inputs: bool = True) -> Any:
+        if captured is not None:
+            asked.append((slot, inputs))
+        found = real(side, slot, captured, inputs)
+        assert bool(found.answer.after) is inputs
+        return found
+
+    monkeypatch.setattr(sides.RunnerSide, "fetch", fetch)
+    assert time(honest, CASES[:1]).speedup > 1
+    assert len(asked) >= sides.GRAPH_CALLS[0]
+    assert sorted(s for s, inputs in asked if inputs) == sorted({s for s, _ in asked})
+
+
 def test_what_a_call_writes_in_place_is_given_back(time: Callable[..., Timing]) -> None:
     task = load_task("optimizer/SGD")
     small = Case({a: (64,) if a.startswith("*") else 64 for t in task.takes.values() for a in t.axes.split()},
