@@ -105,7 +105,7 @@ class Grading:
         self.stage = Stage.SCREEN
         self.proof: Evidence | None = None
         self.gpu = Hold(None)
-        self.drawn: list[torch.Tensor] = []
+        self.drawn: list[Any] = []
 
     @contextlib.contextmanager
     def timed(self, stage: Stage) -> Iterator[None]:

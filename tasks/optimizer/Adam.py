@@ -21,6 +21,9 @@ OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0
     cases=(
         Case({"*": (2, 2)}, {"step": 1}, draws=FIRST),
         Case({"*": (10, 5)}, {"step": 1, "lr": 0.01}, draws=FIRST),
+        # Moments that are no zeros at the first step, and gradients that are none at the tenth: the step does not tell.
+        Case({"*": (60, 9)}, {"step": 1}, draws=LATER),
+        Case({"*": (9, 50)}, {"step": 10, "lr": 0.02}, draws=LATER),
         Case({"*": (10, 5)}, {"step": 100, "beta1": 0.85, "beta2": 0.95}, draws=LATER),
         Case({"*": (10, 5)}, {"step": 4, "weight_decay": 0.01}, draws=LATER),
         Case({"*": (1000,)}, {"step": 7} | OTHER, draws=LATER),
