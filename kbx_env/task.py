@@ -109,6 +109,16 @@ class Shuffled(Law):
 
 
 @dataclass(frozen=True)
+class Signed(Law):
+    """The given values, repeated as by ``Literal``, each with a random sign."""
+
+    values: tuple[float, ...]
+
+    def __init__(self, *values: float) -> None:
+        object.__setattr__(self, "values", tuple(values))
+
+
+@dataclass(frozen=True)
 class Places(Law):
     """Positions in [0, size), different along the axis ``dim``, in a secret order for every line along it."""
 

@@ -21,6 +21,8 @@ class Close(Truth):
     k: float = 4.0
     ulps: float = 4.0
     """Floor in units of eps(dtype) * scale, per output dtype."""
+    of: tuple[float, ...] = ()
+    """``ulps`` of each result, where they differ; tensors written in place come in the same order."""
     scale: str = "tensor"
     """``tensor``: scale = max(|y64|, rms(y64)); ``element``: |y64| only (plus the smallest normal number)."""
 

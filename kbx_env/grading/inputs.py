@@ -175,6 +175,10 @@ def _values(law: laws.Law, shape: tuple[int, ...], case: Case, g: torch.Generato
         case laws.Shuffled(values):
             order = torch.randperm(n, generator=g, device=g.device)
             return torch.tensor(values, dtype=torch.float64, device=g.device)[order % len(values)].reshape(shape)
+        case laws.Signed(values):
+            sign = 1.0 - 2.0 * torch.randint(0, 2, (n,), generator=g, device=g.device).to(torch.float64)
+            cycle = torch.arange(n, device=g.device) % len(values)
+            return (torch.tensor(values, dtype=torch.float64, device=g.device)[cycle] * sign).reshape(shape)
         case laws.Places(size, dim):
             return _places(shape, size, dim, g)
         case laws.Linspace(low, high):

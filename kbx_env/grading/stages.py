@@ -339,7 +339,7 @@ class Grading:
         if any(ablation):
             found.append(Violation("ablation", "the result is right even with every Triton launch left out"))
         if tally.unstored and not talk.torch_ops and not self.lacks(Defence.PROVENANCE):
-            detail = f"case {tally.unstored[0]}: no element of the result was stored by a Triton kernel"
+            detail = f"case {tally.unstored[0]}: no element of a result was stored by a Triton kernel"
             found.append(Violation("provenance", detail))
         if tally.by_host and not talk.torch_ops and not self.lacks(Defence.PROVENANCE):
             detail = (
