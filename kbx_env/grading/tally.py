@@ -110,8 +110,8 @@ class Tally:
         if telling and moved:
             total = sum(o.elements for o in answers[0].origins)
             self.by_host.append(f"{case.label()}: {moved} of {total} elements")
-        # Every result by itself: a copy of an argument beside a result that a kernel made is nobody's work. A draw may leave nothing
-        # to store: a mask without a true element.
+        # Every result by itself: a copy of an argument beside a result that a kernel made is nobody's work. A draw may leave
+        # nothing to store: a mask without a true element.
         if telling and any(o.elements and not o.stored for o in answers[0].origins):
             self.unstored.append(case.label())
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from kbx_env.catalog import load_task, task_ids
 
+from kbx_env.catalog import load_task, task_ids
 from kbx_env.grading import inputs
 from kbx_env.task import Case, Constant, Eye, Linspace, Literal, Task
 
