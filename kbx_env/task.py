@@ -99,6 +99,34 @@ class Distinct(Law):
 
 
 @dataclass(frozen=True)
+class Shuffled(Law):
+    """The given values, repeated as by ``Literal``, in a secret order: their sum is published, their places are not."""
+
+    values: tuple[float, ...]
+
+    def __init__(self, *values: float) -> None:
+        object.__setattr__(self, "values", tuple(values))
+
+
+@dataclass(frozen=True)
+class Signed(Law):
+    """The given values, repeated as by ``Literal``, each with a random sign."""
+
+    values: tuple[float, ...]
+
+    def __init__(self, *values: float) -> None:
+        object.__setattr__(self, "values", tuple(values))
+
+
+@dataclass(frozen=True)
+class Places(Law):
+    """Positions in [0, size), different along the axis ``dim``, in a secret order for every line along it."""
+
+    size: int
+    dim: int
+
+
+@dataclass(frozen=True)
 class Bernoulli(Law):
     """1 (True) with probability p."""
 
@@ -304,6 +332,8 @@ class Task:
     """What differs from the published task and why; empty when nothing does."""
     moves: bool = False
     """Only moves values: torch may copy whole tensors in their own order, and nothing else."""
+    picks: bool = False
+    """Only picks slices, or puts something in their place: torch may move whole tensors in any order, but no part of one."""
     eager: Callable[..., Any] | None = None
     """What a torch user would call, where the reference is written for exactness instead; timed as baseline."""
     held_timed: tuple[Case, ...] = ()
@@ -338,6 +368,7 @@ def task(
     paper: Paper | None = None,
     differs: str = "",
     moves: bool = False,
+    picks: bool = False,
     eager: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Declaration]:
     """Declare the decorated reference as a task; see ``Task`` for the fields.
@@ -368,6 +399,7 @@ def task(
         return Declaration(reference, _frozen({
             "difficulty": difficulty, "takes": _frozen(takes), "truth": truth, "cost": cost, "cases": cases,
             "timed": timed, "writes": _frozen(writes), "paper": paper or Paper(), "differs": differs, "moves": moves,
+            "picks": picks,
             "eager": eager, "held_timed": held_timed,
         }))  # fmt: skip
 

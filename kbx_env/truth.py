@@ -21,6 +21,8 @@ class Close(Truth):
     k: float = 4.0
     ulps: float = 4.0
     """Floor in units of eps(dtype) * scale, per output dtype."""
+    of: tuple[float, ...] = ()
+    """``ulps`` of each result, where they differ; tensors written in place come in the same order."""
     scale: str = "tensor"
     """``tensor``: scale = max(|y64|, rms(y64)); ``element``: |y64| only (plus the smallest normal number)."""
 
@@ -45,14 +47,17 @@ class Dropout(Truth):
     all-kept and the all-dropped result. ``rate`` and ``active`` name the parameters that hold the drop
     probability and the training switch.
 
-    ``by_row``: the dropped elements of a row of output 0 show as its smallest value, but what they do to the others
-    is not elementwise (a normalisation follows). The judge reads the mask off and asks the reference for its result.
+    ``behind``: the parameter that multiplies what was dropped, a square invertible matrix wherever chance decides. The judge
+    divides by it, reads the mask off, and asks the reference for its result. ``by_row``: then ``added`` is added and every row of
+    the sum is normalised; its mean and deviation are found with the mask.
     """
 
     rate: str
     active: str | None
     """``None``: always active."""
     close: Close = Close()
+    behind: str | None = None
+    added: str | None = None
     by_row: bool = False
 
 

@@ -273,6 +273,7 @@ class Talk:
                     reply,
                     lambda: self.left - (time.monotonic() - start - told),
                     moves=self.task.moves and not self.torch_ops,
+                    picks=self.task.picks and not self.torch_ops,
                     torch_ops=self.torch_ops,
                     ablate=ablate,
                 )

@@ -84,6 +84,14 @@ def _distinct(n: int, dtype: torch.dtype, g: torch.Generator) -> torch.Tensor:
     return torch.randperm(n, generator=g, device=g.device).to(torch.float64)
 
 
+def _places(shape: tuple[int, ...], size: int, dim: int, g: torch.Generator) -> torch.Tensor:
+    dim %= len(shape)
+    if shape[dim] > size:
+        raise DeclarationError(f"Places: an axis of {shape[dim]} has no different positions below {size}")
+    whole = (*shape[:dim], size, *shape[dim + 1 :])
+    return torch.rand(whole, generator=g, device=g.device).argsort(dim).narrow(dim, 0, shape[dim]).to(torch.float64)
+
+
 def _unit(x: torch.Tensor) -> torch.Tensor:
     """Orthonormal columns, uniformly distributed: QR with the signs of the diagonal taken out."""
     q, r = torch.linalg.qr(x if x.shape[-2] >= x.shape[-1] else x.mT)
@@ -164,6 +172,15 @@ def _values(law: laws.Law, shape: tuple[int, ...], case: Case, g: torch.Generato
                 .repeat(n // len(values) + 1)[:n]
                 .reshape(shape)
             )
+        case laws.Shuffled(values):
+            order = torch.randperm(n, generator=g, device=g.device)
+            return torch.tensor(values, dtype=torch.float64, device=g.device)[order % len(values)].reshape(shape)
+        case laws.Signed(values):
+            sign = 1.0 - 2.0 * torch.randint(0, 2, (n,), generator=g, device=g.device).to(torch.float64)
+            cycle = torch.arange(n, device=g.device) % len(values)
+            return (torch.tensor(values, dtype=torch.float64, device=g.device)[cycle] * sign).reshape(shape)
+        case laws.Places(size, dim):
+            return _places(shape, size, dim, g)
         case laws.Linspace(low, high):
             return torch.linspace(low, high, n, dtype=torch.float64, device=g.device).reshape(shape)
         case laws.Ints(low, high, special, p):

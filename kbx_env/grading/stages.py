@@ -108,7 +108,7 @@ class Grading:
         self.stage = Stage.SCREEN
         self.proof: Evidence | None = None
         self.gpu = Hold(None)
-        self.drawn: list[torch.Tensor] = []
+        self.drawn: list[Any] = []
 
     @contextlib.contextmanager
     def timed(self, stage: Stage) -> Iterator[None]:
@@ -359,7 +359,7 @@ class Grading:
         if any(ablation):
             found.append(Violation("ablation", "the result is right even with every Triton launch left out"))
         if tally.unstored and not talk.torch_ops and not self.lacks(Defence.PROVENANCE):
-            detail = f"case {tally.unstored[0]}: no element of the result was stored by a Triton kernel"
+            detail = f"case {tally.unstored[0]}: no element of a result was stored by a Triton kernel"
             found.append(Violation("provenance", detail))
         if tally.by_host and not talk.torch_ops and not self.lacks(Defence.PROVENANCE):
             detail = (

@@ -57,7 +57,7 @@ class Tally:
     inputs: set[str] = field(default_factory=set)
     dots: set[str] = field(default_factory=set)
     unstored: list[str] = field(default_factory=list)
-    """Telling cases in which no element of any result came out of a Triton store."""
+    """Telling cases in which no element of some result came out of a Triton store."""
     by_host: list[str] = field(default_factory=list)
     """Telling cases in which torch put values into a result, and how many."""
     schemeless: str = ""
@@ -110,9 +110,9 @@ class Tally:
         if telling and moved:
             total = sum(o.elements for o in answers[0].origins)
             self.by_host.append(f"{case.label()}: {moved} of {total} elements")
-        # A draw may leave nothing to store: a mask without a true element.
-        sizes = sum(o.elements for o in answers[0].origins)
-        if telling and sizes and not any(o.stored for o in answers[0].origins):
+        # Every result by itself: a copy of an argument beside a result that a kernel made is nobody's work. A draw may leave
+        # nothing to store: a mask without a true element.
+        if telling and any(o.elements and not o.stored for o in answers[0].origins):
             self.unstored.append(case.label())
 
     def facts(self) -> dict[str, Any]:

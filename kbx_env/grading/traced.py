@@ -109,7 +109,7 @@ class Engine:
             ask: answers the runner and returns its next message.
             first: the runner's first message.
             seconds: what is left of the wall time.
-            flags: ``moves``, ``torch_ops`` and ``ablate``, see the engine's ``begin``.
+            flags: ``moves``, ``picks``, ``torch_ops`` and ``ablate``, see the engine's ``begin``.
 
         Raises:
             EngineError: the trace or a launch failed.

@@ -3,12 +3,14 @@
 import torch
 import torch.nn.functional as F
 
-from kbx_env.task import Bernoulli, Case, Cost, Linspace, Literal, Outlier, Paper, T, task
+from kbx_env.task import Bernoulli, Case, Cost, Linspace, Literal, Outlier, Paper, Shuffled, T, task
 from kbx_env.truth import Close
 
 TANH = {"approximate": "tanh"}
 ALL = {"mask": Bernoulli(1.0)}
 THREE = {"mask": Literal(1, 0, 1, 1)}
+QUARTER = {"mask": Shuffled(1, 0, 1, 1)}
+"""The length of the selection is known, what is selected is not."""
 
 
 def _case(shape, mask, other, args=None, **more):
@@ -33,8 +35,8 @@ def _case(shape, mask, other, args=None, **more):
         _case((1025,), (1025,), 0.25, draw=Linspace(-12, 12), draws=ALL),
         _case((30, 40), (30, 40), (), {"alpha": 3} | TANH),
         _case((30, 40), (30, 40), (1,), {"alpha": -1}),
-        _case((400,), (400,), (300,), {"alpha": 0.75}, draws=THREE),
-        _case((3, 5, 60), (3, 5, 60), (675,), TANH, draws=THREE, layouts={"other": "strided"}),
+        _case((400,), (400,), (300,), {"alpha": 0.75}, draws=QUARTER),
+        _case((3, 5, 60), (3, 5, 60), (675,), TANH, draws=QUARTER, layouts={"other": "strided"}),
         _case((2, 33, 40), (1, 33, 1), 0.5, draws={"mask": Bernoulli(0.7)}),
         _case((1, 77), (50, 1), 2, {"alpha": 0.1}),
         _case((40, 51), (40, 51), 0.5, layouts={"input": "transposed", "mask": "transposed"}),

@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Case, Constant, Cost, Eye, Outlier, Paper, T, task
+from kbx_env.task import Case, Constant, Cost, Orthogonal, Outlier, Paper, T, task
 from kbx_env.truth import Close, Dropout
 
-SEEN = {"mat2": Eye()}
-"""Behind any other product nobody could tell which elements were dropped."""
+SEEN = {"mat2": Orthogonal()}
+"""The judge divides by it, to see which elements were dropped; a matrix that is no secret would not have to be looked at."""
 
 
 def _case(b, n, m, p, args=None, *, lead=None, **more):
@@ -18,12 +18,12 @@ def _case(b, n, m, p, args=None, *, lead=None, **more):
 @task(
     difficulty=3,
     takes={"input1": T("B N M"), "input2": T("B N M"), "other": T("*o"), "mat2": T("B M P")},
-    truth=Dropout(rate="p", active="training", close=Close(ulps=32)),
+    truth=Dropout(rate="p", active="training", close=Close(ulps=32), behind="mat2"),
     cost=Cost(flops="2 * B * N * M * P"),
     paper=Paper(),
-    differs="Any random stream is right. The product follows the dropout, so that its mask shows only where mat2 is the "
-    "identity: there each element must be the kept or the dropped value and the mask must look random; every other mat2 "
-    "comes with training=False or p=0. As published, torch's own CUDA stream was demanded bit for bit.",
+    differs="Any random stream is right. The product follows the dropout, so that its mask shows only where mat2 can be "
+    "divided by: there it must look random, and the whole result must be what it makes; every other mat2 comes with "
+    "training=False or p=0. As published, torch's own CUDA stream was demanded bit for bit.",
     cases=(
         _case(2, 3, 4, 5, {"training": False}),
         _case(2, 3, 4, 4, {"p": 0.2}, draws=SEEN),

@@ -3,11 +3,12 @@
 import torch
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, T, task
+from kbx_env.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, Shuffled, T, task
 from kbx_env.truth import Close
 
 F32, F64 = {"dtype": DtypeArg("f32")}, {"dtype": DtypeArg("f64")}
-CYCLE = {"repeats": Literal(2, 0, 3, 1)}
+CYCLE = {"repeats": Shuffled(2, 0, 3, 1)}
+"""The sum is known, which output_size needs; what stands where is not."""
 
 
 def _case(shape, repeats, dim=None, args=None, **more):

@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Case, Constant, Cost, Eye, Normal, Outlier, Paper, T, task
+from kbx_env.task import Case, Constant, Cost, Normal, Outlier, Paper, Spectrum, T, task
 from kbx_env.truth import Close, Dropout
 
-SEEN = {"weight1": Normal(scale=0.005), "weight2": Eye(), "residual": Constant(0)}
-"""Nearly equal probabilities that reach the result alone: in every row the dropped ones are the smallest values."""
+SEEN = {"weight1": Normal(scale=0.05), "weight2": Spectrum(30.0)}
+"""A multiple of an orthogonal matrix: the judge divides by it, to see which probabilities were dropped."""
 
 
 def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
@@ -19,11 +19,11 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
 @task(
     difficulty=3,
     takes={"input": T("* D"), "weight1": T("D K"), "weight2": T("K O"), "residual": T("* O")},
-    truth=Dropout(rate="dropout_p", active=None, close=Close(ulps=64), by_row=True),
+    truth=Dropout(rate="dropout_p", active=None, close=Close(ulps=64), behind="weight2", added="residual", by_row=True),
     cost=Cost(flops="2 * numel(input) * K + 2 * numel(residual) * K"),
     paper=Paper(),
     differs="Any random stream is right. A product and a normalisation follow the dropout, so that its mask shows only where "
-    "weight2 is the identity and the residual zero: there the mask is read off the result, must look random, and the whole "
+    "weight2 can be divided by: there the mask is read off the result, must look random, and the whole "
     "row must be what that mask makes of it; every other case, timed ones too, has dropout_p=0. As published, torch's own "
     "CUDA stream was demanded bit for bit. weight2 is scaled so that the block is not lost in the residual; eps and out= are "
     "exercised.",

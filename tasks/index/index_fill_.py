@@ -14,6 +14,7 @@ def _case(shape, dim, k, value, **more):
     takes={"x": T("*a N *b"), "index": T("K", "i64", Ints(0, "N"))},
     writes={"x": "always"},
     truth=Exact(),
+    picks=True,
     # Positions are drawn with repetition: of N / 8 draws, about 15/16 are different.
     cost=Cost(bytes="K * 8 + K * a * b * 15 // 4"),
     paper=Paper(rtol=1e-5, atol=1e-5),
@@ -51,5 +52,6 @@ def index_fill_(dim, x, index, value):
     x is an fp32 tensor of rank 1 to 4 with any strides, whose elements do not overlap; only the chosen ones change.
     dim may be negative. index is an int64 vector of positions in [0, size of the axis): positions may repeat, come in
     any order, or be none at all. value is a Python int or float, rounded to fp32 (NaN and infinities too).
+    A Triton kernel puts it into its places: torch may copy whole tensors, in any order, but fill or copy no part of one.
     """
     return x.index_fill_(dim, index, value)

@@ -15,6 +15,7 @@ def _case(shape, dim, k, **more):
     difficulty=3,
     takes={"input": T("*a N *b"), "index": T("K", "i64", Ints(0, "N"))},
     truth=Exact(),
+    picks=True,
     # Positions are drawn with repetition: of N / 8 draws, about 15/16 are different.
     cost=Cost(bytes="K * 8 + K * a * b * 31 // 4"),
     paper=Paper(rtol=1e-5, atol=1e-5),
@@ -50,6 +51,6 @@ def index_select(input, dim, index):
     input is an fp32 tensor of rank 1 to 4 with any strides; dim may be negative. index is an int64 vector of positions
     in [0, size of the axis): they may repeat, come in any order, or be none at all. The result has the shape of input
     with the length of index in place of the axis. Values are moved, not changed (NaN, infinities, zeros of both signs,
-    subnormals too).
+    subnormals too), and a Triton kernel picks the slices: torch may copy whole tensors, in any order, but no part of one.
     """
     return torch.index_select(input, dim, index)

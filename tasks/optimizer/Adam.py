@@ -12,8 +12,9 @@ OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0
     difficulty=3,
     takes={"param": T("*"), "grad": T("*"), "exp_avg": T("*"), "exp_avg_sq": T("*", draw=HalfNormal(0, 0.01))},
     writes={"param": "always", "exp_avg": "always", "exp_avg_sq": "always"},
-    # 512 ulps: 1 - beta2 computed in fp32 is 250 off its double value, and "compute in fp32" allows that.
-    truth=Close(ulps=512),
+    # 512 ulps of exp_avg_sq: 1 - beta2 computed in fp32 is 250 off its double value, and "compute in fp32" allows that. The
+    # parameters move by little; 84 ulps are the weight decay of a step with the default arguments.
+    truth=Close(of=(16, 16, 512)),
     cost=Cost(flops="14 * numel(param)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="One step on tensors (entry adam_step); as published the task built a torch.optim.Adam object and compared "
@@ -21,6 +22,9 @@ OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0
     cases=(
         Case({"*": (2, 2)}, {"step": 1}, draws=FIRST),
         Case({"*": (10, 5)}, {"step": 1, "lr": 0.01}, draws=FIRST),
+        # Moments that are no zeros at the first step, and gradients that are none at the tenth: the step does not tell.
+        Case({"*": (60, 9)}, {"step": 1}, draws=LATER),
+        Case({"*": (9, 50)}, {"step": 10, "lr": 0.02}, draws=LATER),
         Case({"*": (10, 5)}, {"step": 100, "beta1": 0.85, "beta2": 0.95}, draws=LATER),
         Case({"*": (10, 5)}, {"step": 4, "weight_decay": 0.01}, draws=LATER),
         Case({"*": (1000,)}, {"step": 7} | OTHER, draws=LATER),

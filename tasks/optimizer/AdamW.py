@@ -12,8 +12,9 @@ OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0
     difficulty=4,
     takes={"param": T("*"), "grad": T("*"), "exp_avg": T("*"), "exp_avg_sq": T("*", draw=HalfNormal(0, 0.01))},
     writes={"param": "always", "exp_avg": "always", "exp_avg_sq": "always"},
-    # 512 ulps: 1 - beta2 computed in fp32 is 250 off its double value, and "compute in fp32" allows that.
-    truth=Close(ulps=512),
+    # 512 ulps of exp_avg_sq: 1 - beta2 computed in fp32 is 250 off its double value, and "compute in fp32" allows that. The
+    # parameters move by little; 84 ulps are the weight decay of a step with the default arguments.
+    truth=Close(of=(16, 16, 512)),
     cost=Cost(flops="14 * numel(param)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="The entry is adamw_step, which the published test calls; as published the entry gate asked for AdamW. "
@@ -21,6 +22,9 @@ OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0
     cases=(
         Case({"*": (10, 5)}, {"step": 1}, draws=FIRST),
         Case({"*": (10, 5)}, {"step": 1, "weight_decay": 0.1}, draws=FIRST),
+        # Moments that are no zeros at the first step, and gradients that are none at the tenth: the step does not tell.
+        Case({"*": (60, 9)}, {"step": 1}, draws=LATER),
+        Case({"*": (9, 50)}, {"step": 10, "weight_decay": 0.0, "lr": 0.02}, draws=LATER),
         Case({"*": (10, 5)}, {"step": 100}, draws=LATER),
         Case({"*": (1000,)}, {"step": 7} | OTHER, draws=LATER),
         Case({"*": (257, 33)}, {"step": 3}, draws=LATER),
@@ -32,7 +36,7 @@ OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0
         Case({"*": (0,)}, {"step": 5}),
         Case({"*": (3, 7, 111)}, {"step": 42} | OTHER, draws=LATER, held=True),
     ),
-    timed=tuple(Case({"*": (1 << k,)}, {"step": 1}, draws=FIRST) for k in (22, 24, 26)),
+    timed=tuple(Case({"*": (1 << k,)}, {"step": 1}, draws=LATER) for k in (22, 24, 26)),
 )
 def adamw_step(param, grad, exp_avg, exp_avg_sq, step, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01):
     """One AdamW step on fp32 tensors of one shape, in place; returns (param, exp_avg, exp_avg_sq), the same tensors.

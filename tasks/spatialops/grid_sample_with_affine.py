@@ -2,12 +2,14 @@
 
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.task import Case, Cost, Literal, Normal, Outlier, Paper, Signed, T, Uniform, task
 from kbx_env.truth import Close
 
-# Maps whose positions keep clear of half-way points at the sizes of the nearest cases, where rounding would decide.
-TURN = {"theta": Literal(0.71, 0.23, 0.0613, -0.31, 0.83, -0.0427, 1.17, 0.19, 0.1031, 0.29, -1.27, 0.0519)}
+# Maps whose positions keep clear of half-way points at the sizes of the nearest cases, where rounding would decide. Other signs
+# mirror the positions; which ones they are is a secret, or theta would not have to be read.
+TURN = {"theta": Signed(0.71, 0.23, 0.0613, -0.31, 0.83, -0.0427, 1.17, 0.19, 0.1031, 0.29, -1.27, 0.0519)}
 SAME = {"draws": {"theta": Literal(1, 0, 0, 0, 1, 0)}}
+FLIP = {"draws": {"theta": Signed(1, 0, 0, 0, 1, 0)}}
 FEW = {"N": 1, "C": 3, "H": 64, "W": 64}
 IMAGE = {"N": 2, "C": 3, "H": 23, "W": 31}
 
@@ -27,10 +29,10 @@ def _case(axes, size, mode="bilinear", padding="zeros", align=False, **more):
     "keep clear of half-way points.",
     cases=(
         _case({"N": 1, "C": 1, "H": 3, "W": 3}, (2, 2), draw=Uniform(), **SAME),
-        _case(FEW, (64, 64), **SAME, dtypes={"theta": "i64"}),
-        _case(FEW, (64, 64), "nearest", **SAME, dtypes={"theta": "i64"}),
-        _case(FEW, (64, 64), padding="reflection", **SAME, dtypes={"theta": "i64"}),
-        _case(FEW, (64, 64), align=True, **SAME, dtypes={"theta": "i64"}),
+        _case(FEW, (64, 64), **FLIP, dtypes={"theta": "i64"}),
+        _case(FEW, (64, 64), "nearest", **FLIP, dtypes={"theta": "i64"}),
+        _case(FEW, (64, 64), padding="reflection", **FLIP, dtypes={"theta": "i64"}),
+        _case(FEW, (64, 64), align=True, **FLIP, dtypes={"theta": "i64"}),
         _case(IMAGE, (40, 27), draw=Outlier()),
         _case(IMAGE, (19, 50), align=True),
         _case(IMAGE, (40, 27), padding="border"),

@@ -311,3 +311,21 @@ def test_a_fair_inverse_that_the_unrefined_truth_rejected(grader) -> None:
     """1.1 times the tolerance from LAPACK's, which was the truth."""
     task = "linearalgebra/invert_matrix_lu"
     assert grader.grade(task, expert_source(task), backend="cpu", targets=(), seed=1013).correct
+
+
+def test_sixteen_bits_have_two_units_whatever_the_task_says() -> None:
+    t = make(matmul, {"a": T("M K"), "b": T("K N")}, Close(ulps=16), "2 * M * N * K")
+    case = Case({"M": 60, "K": 160, "N": 72}, dtypes={"a": "f16", "b": "f16"})
+    args = draw(t, case, 1)
+    a, b = args["a"], args["b"]
+    assert rule(t, case, args, (a.float() @ b.float()).half()).passed
+    assert not rule(t, case, args, (a.bfloat16().float() @ b.bfloat16().float()).half()).passed
+
+
+def test_results_may_have_tolerances_of_their_own() -> None:
+    t = make(halves, {"x": T("N")}, Close(of=(4, 4096)))
+    case = Case({"N": 100})
+    args = draw(t, case, 1)
+    x = args["x"]
+    assert rule(t, case, args, x / 3, x * 3 * (1 + 1e-4)).passed
+    assert not rule(t, case, args, x / 3 * (1 + 1e-4), x * 3).passed

@@ -26,6 +26,9 @@ from kbx_env.task import (
     Literal,
     Normal,
     Outlier,
+    Places,
+    Shuffled,
+    Signed,
     T,
     Uniform,
 )
@@ -34,7 +37,7 @@ from kbx_env.truth import Close
 LAWS = (
     Normal(), Outlier(0.1, 30.0, 50.0), Uniform(-1, 3), HalfNormal(), Literal(-2, 0, 1), Linspace(-12, 12),
     Ints(0, "M"), Ints(-5, 5, -100, 0.2), Distinct(), Bernoulli(0.3), Constant(2.5), Eye(),
-    Choice(1.0, float("inf"), float("nan")),
+    Choice(1.0, float("inf"), float("nan")), Shuffled(2, 0, 3, 1), Signed(1, 0, 2), Places(20, -1),
 )  # fmt: skip
 
 
@@ -72,6 +75,13 @@ def test_laws_mean_what_they_say() -> None:
     assert one(Normal(clamp=0.5)).abs().max() == 0.5
     assert one(HalfNormal(0.25)).min() >= 0.25
     assert one(Distinct()).flatten().sort().values.tolist() == list(range(10000))
+    assert one(Shuffled(2, 0, 3, 1)).sum() == 15000 and len(one(Shuffled(2, 0, 3, 1)).flatten()[::4].unique()) == 4
+    assert one(Signed(1, 2)).abs().flatten()[:4].tolist() == [1, 2, 1, 2] and len(one(Signed(1, 2)).unique()) == 4
+    for dim in (0, 1):
+        x = one(Places(100, dim), "i64").sort(dim).values
+        assert torch.equal(x, torch.arange(100).view((-1, 1) if dim == 0 else (1, -1)).expand(100, 100))
+    with pytest.raises(DeclarationError):
+        one(Places(99, 0), "i64")
     assert 0.25 < one(Bernoulli(0.3), "bool").double().mean() < 0.35
     assert one(Ints(2, "M"), "i64").min() >= 2 and one(Ints(2, "M"), "i64").max() < 100
     assert 0.15 < (one(Ints(0, 9, -100, 0.2), "i64") == -100).double().mean() < 0.25

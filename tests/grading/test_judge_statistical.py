@@ -11,10 +11,10 @@ from judge_helper import answer, canaries_fail, draw, make
 from kbx_env.tasks import _seams
 
 from kbx_env.grading import judge
-from kbx_env.grading.judge import randomness, samples
+from kbx_env.grading.judge import randomness, samples, windows
 from kbx_env.grading.judge.randomness import Line
-from kbx_env.task import Case, GeneratorArg, Normal, T
-from kbx_env.truth import Dropout, Sample
+from kbx_env.task import Case, GeneratorArg, Normal, Orthogonal, T
+from kbx_env.truth import Close, Dropout, Sample
 
 
 def drop(x, p=0.5, training=True):
@@ -275,3 +275,71 @@ def test_a_pool_shows_between_cases() -> None:
             verdicts.append(judge.judge(RAND, case, args, [answer(o, args=args) for o in outs], earlier=seen).passed)
         assert verdicts[:2] == [True, True]
         assert all(verdicts) is passes
+
+
+def behind(x, w, p=0.5, training=True):
+    return _seams.dropout(x, p, training) @ w
+
+
+def block(x, w, r, p=0.5):
+    z = _seams.dropout(torch.softmax(x, -1), p, True) @ w + r
+    return torch.nn.functional.layer_norm(z, z.shape[-1:])
+
+
+BEHIND = make(behind, {"x": T("N M"), "w": T("M M")}, Dropout("p", "training", behind="w"), "2 * N * M * M")
+BLOCK = make(
+    block, {"x": T("N M"), "w": T("M M"), "r": T("N M")},
+    Dropout("p", None, Close(ulps=64), behind="w", added="r", by_row=True), "2 * N * M * M",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("t", [BEHIND, BLOCK], ids=["product", "normalised"])
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_masks_behind_a_product(t: Any, p: float) -> None:
+    case = Case({"N": 200, "M": 64}, {"p": p}, draws={"w": Orthogonal()})
+
+    def passed(make_mask: Callable[[int], torch.Tensor], **swap: torch.Tensor) -> bool:
+        outs = []
+        for s in (11, 12):
+            token = _seams.KEEP.set(make_mask(s))
+            outs.append(answer(t.reference(**(args | swap)), args=args))
+            _seams.KEEP.reset(token)
+        return bool(judge.judge(t, case, args, outs).passed)
+
+    for seed in range(5):
+        args = draw(t, case, seed)
+        assert passed(lambda s, seed=seed: bits(s + 100 * seed, p, (200, 64)))
+    assert not passed(lambda s: bits(1, p, (200, 64)))
+    assert not passed(lambda s: bits(s, p, (200, 64))[:, :1].expand(200, 64))
+    assert not passed(lambda s: bits(s, 0.9 - p, (200, 64)))
+    assert not passed(lambda s: bits(s, p, (200, 64)), w=torch.eye(64))
+    if t is BLOCK:
+        assert not passed(lambda s: bits(s, p, (200, 64)), r=torch.zeros(200, 64))
+
+
+def test_masks_and_samples_do_not_come_again_in_other_cases() -> None:
+    def run(seed: int, p: float, shape: tuple[int, int], earlier: list[Any]) -> bool:
+        case = Case({"N": shape[0], "M": shape[1]}, {"p": p})
+        args = draw(DROP, case, 1)
+        masks = [torch.rand(shape[0] * shape[1], generator=torch.Generator().manual_seed(s)) >= p for s in (seed, seed + 1)]
+        outs = [answer(torch.where(m.view(shape), args["x"] / (1 - p), 0.0), args=args) for m in masks]
+        return bool(judge.judge(DROP, case, args, outs, earlier=earlier).passed)
+
+    earlier: list[Any] = []
+    assert all(run(10 * k, 0.1 + 0.08 * k, (50 + k, 257), earlier) for k in range(8))
+    assert run(200, 0.5, (90, 40), earlier)
+    assert not run(200, 0.3, (40, 90), earlier)
+
+
+def test_windows_are_drawn_for_every_plane_and_call() -> None:
+    def calls(f: Callable[[int, torch.Tensor], torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        k = torch.arange(120, dtype=torch.float64)
+        return [(f(2 * c, k) % 1.0 - 0.5, f(2 * c + 1, k) % 1.0 - 0.5) for c in range(12)]
+
+    def fresh(c: int, k: torch.Tensor) -> torch.Tensor:
+        return torch.rand(120, generator=torch.Generator().manual_seed(c + 7), dtype=torch.float64)
+
+    assert windows._together(calls(fresh)) == ""
+    assert windows._together(calls(lambda c, k: 0.7548776662466927 * k + 0.381966 * c))
+    assert windows._together(calls(lambda c, k: fresh(c % 4, k)))
+    assert windows._together(calls(lambda c, k: fresh(c // 2, k)))

@@ -35,7 +35,7 @@ class Again:
         """
         engine = Engine()
         engine.kernels, engine.heap = self._kernels, copy.deepcopy(self._heap)
-        flags = {k: self._asked[0][0].get(k) is True for k in ("moves", "torch_ops", "ablate")}
+        flags = {k: self._asked[0][0].get(k) is True for k in ("moves", "picks", "torch_ops", "ablate")}
         engine.begin(float(change["seconds"]), **flags)
         engine.meter = ttir.Meter()  # only the values are wanted: traffic and findings are known from the call itself
         seen: dict[tuple[int, int], Any] | None = {} if change.get("count") else None

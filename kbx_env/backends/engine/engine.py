@@ -76,17 +76,20 @@ class Engine:
             "launch": self._launch, "torch": self._torch,
         }  # fmt: skip
 
-    def begin(self, seconds: float, moves: bool = False, torch_ops: bool = False, ablate: bool = False) -> None:
+    def begin(
+        self, seconds: float, moves: bool = False, picks: bool = False, torch_ops: bool = False, ablate: bool = False
+    ) -> None:  # fmt: skip
         """Start a call: the counts start anew, the memory stays, but what lies there is no work of this call.
 
         Args:
             seconds: the limit.
             moves: the task only moves values: then torch may not move any.
+            picks: the task picks parts of tensors, or fills them: then torch may not.
             torch_ops: the host code may compute in torch.
             ablate: leave out every launch.
         """
         self.deadline = time.monotonic() + seconds
-        self.moves, self.torch_ops, self.ablate, self.host_bytes = moves, torch_ops, ablate, 0
+        self.moves, self.picks, self.torch_ops, self.ablate, self.host_bytes = moves, picks, torch_ops, ablate, 0
         self._arguments: set[tuple[str, int, Any]] = set()
         self._given: list[Any] = []
         for s in self.heap:
@@ -220,6 +223,8 @@ class Engine:
         self._brought(8)
         if self.moves and view.numel and not view.dense:
             raise ComputedByHost("torch fills a part of a tensor, where putting values into their places is the task")
+        if self.picks and view.numel and self._part_of_data(spec, view):
+            raise ComputedByHost("torch fills a part of a tensor, where putting values into their places is the task")
         if view.numel:
             try:
                 view.values().fill_(value)
@@ -229,6 +234,18 @@ class Engine:
             view.mark(view.storage.stored, False)
             view.mark(view.storage.origin, MOVED if view.storage.argument and view.storage.inputs else CONSTANT)
             view.storage.kinds.add(kind(view.dtype))
+
+    def _whole(self, spec: Any, view: View) -> bool:
+        """Whether a view holds every element of its tensor, once."""
+        if not view.apart:
+            return False
+        if view.numel * view.dtype.itemsize == view.storage.data.size:
+            return True
+        return any(given[0] == spec[0] and math.prod(n for n, _ in given[3]) == view.numel for given in self._given)
+
+    def _part_of_data(self, spec: Any, view: View) -> bool:
+        """Whether a view is a part of a tensor that holds something of an argument; what is padded around is not."""
+        return bool(view.storage.inputs) and not self._whole(spec, view)
 
     def _brought(self, size: int) -> None:
         """Count what the host brings in; without a bound it could bring the whole result.
@@ -256,6 +273,8 @@ class Engine:
         plain = (of.dense or _order(source) in self._given) and (to.dense or _order(target) in self._given)
         if self.moves and not plain:
             raise ComputedByHost("torch copies a part of a tensor or in another order, where moving values is the task")
+        if self.picks and (self._part_of_data(source, of) or self._part_of_data(target, to)):
+            raise ComputedByHost("torch copies a part of a tensor, where picking parts is the task")
         try:
             plain = plain and of.shape == to.shape
             values = of.values().expand(to.shape)

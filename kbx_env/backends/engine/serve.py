@@ -47,7 +47,7 @@ class Served:
                 return reply | told, out
             if header.get("begin") is not None:
                 self.again = Again(self.engine) if header.get("keep") else None
-                flags = {k: header.get(k) is True for k in ("moves", "torch_ops", "ablate")}
+                flags = {k: header.get(k) is True for k in ("moves", "picks", "torch_ops", "ablate")}
                 self.engine.begin(float(header["begin"]), **flags)
             if self.again is not None:
                 self.again.note(header, blobs)

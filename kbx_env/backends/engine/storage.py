@@ -108,6 +108,16 @@ class View:
             expected *= n
         return self.offset == 0 and self.numel * self.dtype.itemsize == self.storage.data.size
 
+    @property
+    def apart(self) -> bool:
+        """Whether no two elements lie in one place."""
+        reach = 0
+        for s, n in sorted((s, n) for n, s in zip(self.shape, self.stride, strict=True) if n > 1):
+            if s <= reach:
+                return False
+            reach += s * (n - 1)
+        return True
+
     def mark(self, which: np.ndarray, value: bool | int | torch.Tensor) -> None:
         """Set the flags of every byte of the view: to a constant, or element by element."""
         target = self._bytes(which)

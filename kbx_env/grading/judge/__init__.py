@@ -44,7 +44,7 @@ def judge(
     device: str = "cpu",
     generator_seeds: Sequence[int] = (),
     timed: bool = False,
-    earlier: list[torch.Tensor] | None = None,
+    earlier: list[Any] | None = None,
 ) -> Ruling:
     """Rule on the answers of one case.
 
@@ -57,7 +57,7 @@ def judge(
         device: where the reference is evaluated.
         generator_seeds: the state of the generator argument at each call; equal numbers stand for equal states.
         timed: one answer repeated; statistical comparisons between calls are left out.
-        earlier: samples of the grading's other cases, which must not come again; grows.
+        earlier: what chance decided in the grading's other cases, which must not come again; grows.
 
     Raises:
         DeclarationError: no judge for this truth, or too few answers for it.
@@ -74,7 +74,7 @@ def judge(
 
 def _rule(
     task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answers: Sequence[Answer], grading: str,
-    device: str, generator_seeds: Sequence[int], timed: bool, earlier: list[torch.Tensor] | None = None,
+    device: str, generator_seeds: Sequence[int], timed: bool, earlier: list[Any] | None = None,
 ) -> Ruling:  # fmt: skip
     truth = task.truth
     # Values that chance decides cannot be compared to torch's draw: the statistical judges serve both gradings.
@@ -93,13 +93,13 @@ def _rule(
         case Invariant():
             return invariant.rule(truth, args, expected, answers[0])
         case Dropout():
-            return statistical.rule_dropout(truth, task, case, args, expected, answers, device, timed=timed)
+            return statistical.rule_dropout(truth, task, case, args, expected, answers, device, timed=timed, earlier=earlier)
         case Contract():
             return contract.rule(truth, task, case, args, expected, answers[0], device)
         case Sample():
             return samples.rule(truth, case, args, answers, generator_seeds, timed=timed, earlier=earlier)
         case Windows():
-            return windows.rule(truth, args, answers, timed=timed)
+            return windows.rule(truth, args, answers, timed=timed, earlier=earlier)
     raise DeclarationError(f"{task.id}: no judge for {type(truth).__name__}")
 
 

@@ -19,6 +19,8 @@ ALPHA = 1e-9
 WHOLE = 1 << 18
 """Lines up to this length are searched as a whole; of longer ones random pieces, and these against the whole line."""
 PIECE = 1 << 15
+FEW = 256
+"""Shorter lines are not compared with those of other cases."""
 GROUPS = 1 << 14
 """Length of the random piece in which products of three and four are looked at."""
 SHORT = (*range(1, 9), 12, 16, 24, 32, 64, 128, 256, 512, 1024)
@@ -298,6 +300,23 @@ def patterned(line: Line) -> str | None:
                 return f"elements go together {found_}"
     found_ = products(line)
     return f"elements go together {found_}" if found_ else None
+
+
+def came_before(lines: list[Line], earlier: list[Line] | None) -> bool:
+    """Whether the beginning of a line goes together with that of an earlier one, at any distance; ``earlier`` grows.
+
+    Tensors of other shapes and other chances can share the numbers that decided; calls of one case are compared elsewhere.
+    """
+    if earlier is None:
+        return False
+    mine = [line.part(0, PIECE) for line in lines]
+    found = False
+    for a in mine:
+        for b in earlier:
+            n = min(a.n, b.n)
+            found = found or (n >= FEW and shifted(a.part(0, n), b.part(0, n), own=False) is not None)
+    earlier.extend(mine)
+    return found
 
 
 def related(a: Line, b: Line) -> str | None:

@@ -30,7 +30,7 @@ that was; a fresh one with the same seed; one with another seed."""
 
 def rule(
     truth: Sample, case: Case, args: Mapping[str, Any], answers: Sequence[Answer], states: Sequence[int] = (),
-    *, timed: bool = False, earlier: list[torch.Tensor] | None = None,
+    *, timed: bool = False, earlier: list[Any] | None = None,
 ) -> Ruling:  # fmt: skip
     """Rule on samples.
 
@@ -41,7 +41,7 @@ def rule(
         answers: one per call.
         states: of the generator argument at each call: equal numbers stand for equal states.
         timed: only the first answer is looked at.
-        earlier: uniform samples of the grading's other cases; those of this one are added.
+        earlier: what the grading's other cases have drawn; that of this one is added.
 
     Raises:
         DeclarationError: no such law.
@@ -55,7 +55,8 @@ def rule(
     if not given[0].numel():
         return PASSED
     lines: dict[int, tuple[torch.Tensor, Line]] = {}
-    draw = torch.Generator().manual_seed(0x81)
+    # Other numbers in every case: the samples would have them in common.
+    draw = torch.Generator().manual_seed(0x81 + len(earlier or ()))
     for state, y in zip(states, given, strict=True):
         if state in lines:
             if not same_bits(lines[state][0], y):
@@ -75,6 +76,8 @@ def rule(
             if truth.law == "uniform01" and _shared(other, y):
                 return Ruling(False, f"{what} gave the same numbers, in whatever order")
         lines[state] = y, found
+    if truth.law == "binomial" and randomness.came_before([line for _, line in lines.values()], earlier):
+        return Ruling(False, "samples of an earlier call came again: they are not drawn afresh")
     if earlier is not None and truth.law == "uniform01":
         drawn = [y.flatten() for y, _ in lines.values()]
         same = [e for e in earlier if e.dtype == drawn[0].dtype]

@@ -79,14 +79,14 @@ def _mask_of(
 
 def rule_dropout(
     truth: Dropout, task: Task, case: Case, args: Mapping[str, Any], kept: Expected, answers: Sequence[Answer],
-    device: str, *, timed: bool = False,
+    device: str, *, timed: bool = False, earlier: list[Any] | None = None,
 ) -> Ruling:  # fmt: skip
     """Kept values right, dropped values right, and a mask that is fresh and unstructured."""
     p, active = rate_of(task, case)
     if not active:
         return close.rule(truth.close, task, case, args, kept, answers[0], device, keep=True)
-    if truth.by_row:
-        return _by_row(truth, task, case, args, answers, device, p, timed)
+    if truth.behind is not None:
+        return _behind(truth, task, case, args, answers, device, p, timed, earlier)
     if timed:
         answers = answers[:1]  # one answer, repeated: a second look costs seconds of the GPU and tells nothing
     dropped = reference.expect(task, case, args, device, keep=False)
@@ -101,10 +101,12 @@ def rule_dropout(
         if isinstance(found, Ruling):
             return found
         masks.append(found)
-    return _judge_masks(masks, p, timed)
+    return _judge_masks(masks, p, timed, earlier)
 
 
-def _judge_masks(masks: Sequence[tuple[torch.Tensor, torch.Tensor]], p: float, timed: bool) -> Ruling:
+def _judge_masks(
+    masks: Sequence[tuple[torch.Tensor, torch.Tensor]], p: float, timed: bool, earlier: list[Any] | None = None
+) -> Ruling:
     """Keep rate, structure, and freshness of the masks of several calls."""
     q = 1 - p
     for mask, clear in masks:
@@ -117,29 +119,67 @@ def _judge_masks(masks: Sequence[tuple[torch.Tensor, torch.Tensor]], p: float, t
         if pattern:
             return Ruling(False, f"the mask has a pattern: {pattern}")
     if not timed and len(masks) > 1:
-        return _fresh(masks[0], masks[1], q)
+        ruling = _fresh(masks[0], masks[1], q)
+        if not ruling.passed:
+            return ruling
+    if randomness.came_before([_line(*m, q) for m in masks], earlier):
+        return Ruling(False, "a mask of an earlier call came again: it is not drawn afresh")
     return PASSED
 
 
-def _by_row(
+def _behind(
     truth: Dropout, task: Task, case: Case, args: Mapping[str, Any], answers: Sequence[Answer], device: str, p: float,
-    timed: bool,
+    timed: bool, earlier: list[Any] | None,
 ) -> Ruling:  # fmt: skip
-    """Read the mask off each row's smallest values; the reference with that mask is the truth."""
+    """A product follows the dropout: divide by its matrix, read the mask off; the reference with that mask is the truth."""
+    from kbx_env.tasks._seams import DROPPED
+
+    reference.expect(task, case, args, device, keep=True)
+    whole = DROPPED.get()
+    assert whole is not None and truth.behind is not None
+    kept, matrix = (x.to("cpu", torch.float64) for x in (whole, args[truth.behind]))
+    inverse = torch.linalg.inv(matrix)
+    clear = kept.abs() > 0.02 * kept.square().mean().sqrt()
     masks = []
     for answer in answers[:1] if timed else answers:
         y = torch.nan_to_num(answer.outputs[0].to("cpu", torch.float64))
-        low, high = y.amin(-1, keepdim=True), y.amax(-1, keepdim=True)
-        mask = y > (low + high) / 2
-        # A row that kept everything has no dropped element at its bottom: its spread is that of the kept values.
-        whole = reference.expect(task, case, args, device, keep=True).outputs[0].to("cpu")
-        mask = mask | ((y - whole).abs().amax(-1, keepdim=True) < 1e-3)
+        if truth.by_row:
+            added = 0.0 if truth.added is None else args[truth.added].to("cpu", torch.float64) @ inverse
+            found = _unnormalised(y @ inverse, inverse.sum(-2), torch.as_tensor(added).expand(y.shape), kept)
+        else:
+            found = y @ inverse
+        mask = (found - kept).abs() < found.abs()
         expected = reference.expect(task, case, args, device, keep=mask)
         ruling = close.rule(truth.close, task, case, args, expected, answer, device, keep=mask)
         if not ruling.passed:
             return ruling
-        masks.append((mask, torch.ones_like(mask)))
-    return _judge_masks(masks, p, timed)
+        masks.append((mask, clear))
+    return _judge_masks(masks, p, timed, earlier)
+
+
+def _unnormalised(
+    divided: torch.Tensor, ones: torch.Tensor, added: torch.Tensor, kept: torch.Tensor, tries: int = 24
+) -> torch.Tensor:
+    """The elements of every row, each zero or ``kept``, before the row lost its mean m and its deviation s > 0.
+
+    They are s * divided + m * ones - added. Two of them, taken for kept or dropped, tell s and m; with the right guess all others
+    are zero or kept too.
+    """
+    n = kept.shape[-1]
+    draw = torch.Generator().manual_seed(n)
+    best, most = torch.zeros_like(kept), torch.full(kept.shape[:-1], -1, dtype=torch.int64)
+    for _ in range(tries):
+        i, j = torch.randperm(n, generator=draw)[:2].tolist()
+        (a, b), (u, v) = (divided[..., i], divided[..., j]), (ones[i], ones[j])
+        for guess in range(4):
+            f = added[..., i] + kept[..., i] * (guess & 1)
+            g = added[..., j] + kept[..., j] * (guess >> 1)
+            s, m = (f * v - g * u) / (a * v - b * u), (a * g - b * f) / (a * v - b * u)
+            found = s[..., None] * divided + m[..., None] * ones - added
+            near = torch.minimum(found.abs(), (found - kept).abs()) < 0.05 * kept.abs()
+            fits = torch.where(s > 0, near.sum(-1), -1)
+            best, most = torch.where((fits > most)[..., None], found, best), torch.maximum(most, fits)
+    return best
 
 
 def _fresh(a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor], q: float) -> Ruling:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from kbx_env.grading.judge import randomness
+from kbx_env.grading.judge.randomness import Line
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.truth import Windows
 
@@ -58,8 +60,14 @@ def _plane(x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor, columns: torch.
     return int(hits.mT.flatten().to(torch.uint8).argmax()) if bool(hits.any()) else -1
 
 
-def rule(truth: Windows, args: Mapping[str, Any], answers: Sequence[Answer], *, timed: bool = False) -> Ruling:
-    """Every plane explained by one pair of sequences; over planes and calls the sequences must look drawn."""
+def rule(
+    truth: Windows, args: Mapping[str, Any], answers: Sequence[Answer], *, timed: bool = False,
+    earlier: list[Any] | None = None,
+) -> Ruling:  # fmt: skip
+    """Every plane explained by one pair of sequences; over planes, calls and cases the sequences must look drawn.
+
+    ``earlier``: the random numbers that the calls of the grading's other cases seem to have drawn; grows.
+    """
     x = args[truth.tensor].clamp_min(0)
     size = args[truth.kernel]
     kernel = (size, size) if isinstance(size, int) else tuple(size)
@@ -82,7 +90,46 @@ def rule(truth: Windows, args: Mapping[str, Any], answers: Sequence[Answer], *, 
             return Ruling(False, wrong)
         picked.append(found)
     shares = [p * q for p in row_shares for q in column_shares]
-    return PASSED if timed or len(shares) == 1 else _drawn(picked, shares)
+    if timed or len(shares) == 1:
+        return PASSED
+    ruling = _drawn(picked, shares)
+    if not ruling.passed:
+        return ruling
+    numbers = [] if earlier is None else earlier
+    # Other numbers in every case: they would have them in common.
+    draw = torch.Generator().manual_seed(0x81 + len(numbers))
+    for found in picked:
+        ids = torch.tensor(found)
+        numbers.append(
+            (_numbers(ids // len(columns), row_shares, draw), _numbers(ids % len(columns), column_shares, draw))
+        )
+    wrong = _together(numbers)
+    return Ruling(False, f"the windows are not drawn independently: {wrong}") if wrong else PASSED
+
+
+def _numbers(picked: torch.Tensor, shares: Sequence[float], draw: torch.Generator) -> torch.Tensor:
+    """For each plane a number that leads to its sequence, uniform between those that do, minus 1/2."""
+    share = torch.tensor(shares, dtype=torch.float64)
+    below = share.cumsum(0) - share
+    return below[picked] + share[picked] * torch.rand(picked.shape, generator=draw, dtype=torch.float64) - 0.5
+
+
+def _together(calls: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> str:
+    """What the numbers of planes, axes and calls have in common. A call has few planes; all calls of a grading tell more."""
+    rows, columns = (Line(torch.cat(axis), 1 / 12, 0.5) for axis in zip(*calls, strict=True))
+    for a, b, own, name in ((rows, rows, True, "rows"), (columns, columns, True, "columns"), (rows, columns, False, "axes")):
+        found = randomness.shifted(a, b, own=own)
+        if found:
+            return f"{name} of planes go together, {found}"
+    for axis in zip(*calls, strict=True):
+        total, terms = 0.0, 0
+        for i, a in enumerate(axis):
+            for b in axis[:i]:
+                n = min(a.numel(), b.numel())
+                total, terms = total + float(a[:n] @ b[:n]), terms + n
+        if abs(total) > float(randomness.limit(torch.tensor(float(terms)), 1 / 144, 0.25, 1)):
+            return "planes of different calls go together"
+    return ""
 
 
 def _positions(
