@@ -14,192 +14,44 @@ from types import MappingProxyType
 from typing import Any
 
 from kbx_env.errors import DeclarationError
+from kbx_env.laws import (
+    SPD,
+    Bernoulli,
+    Choice,
+    Constant,
+    Distinct,
+    Dominant,
+    Eye,
+    HalfNormal,
+    Ints,
+    Law,
+    Linspace,
+    Literal,
+    Normal,
+    Orthogonal,
+    Outlier,
+    Places,
+    Shuffled,
+    Signed,
+    Spectrum,
+    Symmetric,
+    Triangular,
+    Uniform,
+)
 from kbx_env.truth import Truth
+
+__all__ = [
+    "CATEGORIES", "Case", "Cost", "DTYPES", "Declaration", "DeviceArg", "DtypeArg", "GeneratorArg", "Paper", "T", "Task",
+    "pow2", "shape_of", "task", "SPD", "Bernoulli", "Choice", "Constant", "Distinct", "Dominant", "Eye", "HalfNormal", "Ints",
+    "Law", "Linspace", "Literal", "Normal", "Orthogonal", "Outlier", "Places", "Shuffled", "Signed", "Spectrum", "Symmetric",
+    "Triangular", "Uniform",
+]  # fmt: skip
 
 DTYPES = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool", "c64", "c128")
 CATEGORIES = (
     "activation", "convolution", "fusion", "index", "linearalgebra", "loss", "math", "matrixmultiply",
     "normalization", "optimizer", "pooling", "quantization", "random", "reduce", "spatialops",
 )  # fmt: skip
-
-
-# --- input laws -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Law:
-    """How the values of an input tensor are drawn. Drawn in fp64, then rounded to the tensor's dtype."""
-
-
-@dataclass(frozen=True)
-class Normal(Law):
-    """mean + scale * N(0, 1), clamped to [-clamp, clamp] when given."""
-
-    mean: float = 0.0
-    scale: float = 1.0
-    clamp: float | None = None
-
-
-@dataclass(frozen=True)
-class Outlier(Law):
-    """N(0, 1) in which a share ``p`` of the elements is multiplied by ``scale``."""
-
-    p: float = 0.001
-    scale: float = 10.0
-    clamp: float | None = None
-
-
-@dataclass(frozen=True)
-class Uniform(Law):
-    """Uniform on [low, high)."""
-
-    low: float = 0.0
-    high: float = 1.0
-
-
-@dataclass(frozen=True)
-class HalfNormal(Law):
-    """offset + scale * |N(0, 1)|: strictly positive for offset > 0 (variances)."""
-
-    offset: float = 1e-5
-    scale: float = 1.0
-
-
-@dataclass(frozen=True)
-class Literal(Law):
-    """The given values, repeated in row-major order. Known to the policy: never the only draw of a task."""
-
-    values: tuple[float, ...]
-
-    def __init__(self, *values: float) -> None:
-        object.__setattr__(self, "values", tuple(values))
-
-
-@dataclass(frozen=True)
-class Linspace(Law):
-    """Evenly spaced from low to high, ends included, in row-major order."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Ints(Law):
-    """Integers uniform on [low, high). ``high`` may name an axis. A share ``p`` is replaced by ``special``."""
-
-    low: int
-    high: int | str
-    special: int | None = None
-    p: float = 0.0
-
-
-@dataclass(frozen=True)
-class Distinct(Law):
-    """A random permutation of 0 .. numel-1: no ties."""
-
-
-@dataclass(frozen=True)
-class Shuffled(Law):
-    """The given values, repeated as by ``Literal``, in a secret order: their sum is published, their places are not."""
-
-    values: tuple[float, ...]
-
-    def __init__(self, *values: float) -> None:
-        object.__setattr__(self, "values", tuple(values))
-
-
-@dataclass(frozen=True)
-class Signed(Law):
-    """The given values, repeated as by ``Literal``, each with a random sign."""
-
-    values: tuple[float, ...]
-
-    def __init__(self, *values: float) -> None:
-        object.__setattr__(self, "values", tuple(values))
-
-
-@dataclass(frozen=True)
-class Places(Law):
-    """Positions in [0, size), different along the axis ``dim``, in a secret order for every line along it."""
-
-    size: int
-    dim: int
-
-
-@dataclass(frozen=True)
-class Bernoulli(Law):
-    """1 (True) with probability p."""
-
-    p: float = 0.5
-
-
-@dataclass(frozen=True)
-class Constant(Law):
-    """One value everywhere."""
-
-    value: float
-
-
-@dataclass(frozen=True)
-class Eye(Law):
-    """Identity matrices in the last two axes."""
-
-
-@dataclass(frozen=True)
-class SPD(Law):
-    """Symmetric (Hermitian) positive definite matrices X X^H / n + shift * I in the last two axes."""
-
-    shift: float = 0.5
-
-
-@dataclass(frozen=True)
-class Symmetric(Law):
-    """Symmetric matrices (X + X^T) / sqrt(2 n), plus shift * I; ``hermitian=False`` keeps complex ones symmetric."""
-
-    shift: float = 0.0
-    hermitian: bool = True
-
-
-@dataclass(frozen=True)
-class Dominant(Law):
-    """N(0, 1) / sqrt(n) + shift * I: for shift > 2 well-conditioned, also for elimination without pivoting."""
-
-    shift: float = 3.0
-
-
-@dataclass(frozen=True)
-class Triangular(Law):
-    """Well-conditioned triangular matrices: N(0, 1) / n off the diagonal, 1 + |N(0, 1)| on it, zeros elsewhere."""
-
-    upper: bool = True
-
-
-@dataclass(frozen=True)
-class Orthogonal(Law):
-    """Random orthogonal (unitary) matrices; columns only, where there are more rows."""
-
-
-@dataclass(frozen=True)
-class Spectrum(Law):
-    """U diag(s) V^T with random orthonormal U, V and the given singular values (largest first, then zeros)."""
-
-    values: tuple[float, ...]
-    symmetric: bool = False
-    """V = U: the values are eigenvalues, with sign."""
-
-    def __init__(self, *values: float, symmetric: bool = False) -> None:
-        object.__setattr__(self, "values", tuple(values))
-        object.__setattr__(self, "symmetric", symmetric)
-
-
-@dataclass(frozen=True)
-class Choice(Law):
-    """Each element drawn uniformly from the given values (may hold inf and nan)."""
-
-    values: tuple[float, ...]
-
-    def __init__(self, *values: float) -> None:
-        object.__setattr__(self, "values", tuple(values))
 
 
 # --- arguments that only exist on the other side ------------------------------------------------------

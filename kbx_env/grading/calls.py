@@ -31,6 +31,8 @@ from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 MAX_BUILDS = 1000
 DEVICE_BYTES = 1 << 30
 """A GPU with less free memory than this is full."""
+TURN_SECONDS = 1.0
+"""Seconds of calls after which those are let in who wait for the GPU alone."""
 DISK_BYTES = 256 << 20
 """With less space than this a runner's word that the disk is full is believed."""
 
@@ -305,6 +307,32 @@ class Talk:
         if e.kind in ("unsupported", "broken"):
             return Stopped(Verdict.INFRA_FAULT, f"unsupported on the {self.backend} backend: {text}"[:600])
         return Stopped(Verdict.TIMEOUT if e.kind == "timeout" else Verdict.RUNTIME_ERROR, text)
+
+    def at_once(self, cases: Sequence[Case], needed: Sequence[int]) -> list[list[Claimed] | Exception]:
+        """The calls of every case, where they need a GPU: compiled before, judged after, so that it is asked for seldom.
+
+        What a call raises stands in its place, and is the last.
+
+        Args:
+            cases: the cases.
+            needed: calls of each.
+        """
+        for index, case in enumerate(cases):
+            self.compiles(case, index)
+        made: list[list[Claimed] | Exception] = []
+        while len(made) < len(cases) and not (made and isinstance(made[-1], Exception)):
+            with self.gpu.using():
+                # Whoever wants the GPU alone waits for all who share it: autotuners in every case would take seconds.
+                began = time.monotonic()
+                for index in range(len(made), len(cases)):
+                    try:
+                        made.append(self.calls(cases[index], index, needed[index], "run"))
+                    except Exception as e:
+                        made.append(e)
+                        break
+                    if time.monotonic() - began > TURN_SECONDS:
+                        break
+        return made
 
     def calls(self, case: Case, index: int, count: int, mode: str) -> list[Claimed]:
         """Several calls on the same inputs (statistical truths need more than one)."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kbx_env import task as laws
+from kbx_env import laws
 from kbx_env.grading import inputs
 from kbx_env.task import Case, Task
 

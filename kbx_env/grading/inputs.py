@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kbx_env import task as laws
+from kbx_env import laws
 from kbx_env.errors import DeclarationError
 from kbx_env.task import Case, Task, shape_of
 from kbx_env.wire import DTYPES

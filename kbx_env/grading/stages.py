@@ -38,10 +38,6 @@ from kbx_env.truth import Contract, Sample
 if TYPE_CHECKING:
     from kbx_env.grading.grader import Grader
 
-TURN_SECONDS = 1.0
-"""Seconds of calls after which those are let in who wait for the GPU alone."""
-
-
 @dataclass
 class Record:
     """What has been found so far; turned into an Outcome at the end."""
@@ -205,9 +201,10 @@ class Grading:
         if talk.engine is not None:
             talk.engine.keep = asked
         with self.timed(Stage.CORRECT):
-            made = self._made_at_once(talk, cases)
+            needed = [judges.calls_needed(self.task, c) for c in cases]
+            made = talk.at_once(cases, needed) if talk.engine is None else []
             for index, case in enumerate(cases):
-                answers = made[index] if made else talk.calls(case, index, judges.calls_needed(self.task, case), "run")
+                answers = made[index] if made else talk.calls(case, index, needed[index], "run")
                 if isinstance(answers, Exception):
                     raise answers
                 ruling = self._judge(case, answers)
@@ -264,32 +261,6 @@ class Grading:
             self.record.seconds["estimate"] = time.perf_counter() - start
         stage = Stage.TIME if self.record.timing is not None else Stage.EVIDENCE
         return self.record.end(Verdict.CORRECT, stage)
-
-    def _made_at_once(self, talk: Talk, cases: Sequence[Case]) -> list[list[Claimed] | Exception]:
-        """The calls of every case, where they need a GPU: compiled before, judged after, so that it is asked for seldom.
-
-        What a call raises stands in its place, and is the last.
-        """
-        from kbx_env.grading import judge as judges
-
-        if talk.engine is not None:
-            return []
-        for index, case in enumerate(cases):
-            talk.compiles(case, index)
-        made: list[list[Claimed] | Exception] = []
-        while len(made) < len(cases) and not (made and isinstance(made[-1], Exception)):
-            with talk.gpu.using():
-                # Whoever wants the GPU alone waits for all who share it: autotuners in every case would take seconds.
-                began = time.monotonic()
-                for index, case in list(enumerate(cases))[len(made) :]:
-                    try:
-                        made.append(talk.calls(case, index, judges.calls_needed(self.task, case), "run"))
-                    except Exception as e:
-                        made.append(e)
-                        break
-                    if time.monotonic() - began > TURN_SECONDS:
-                        break
-        return made
 
     def _judge(self, case: Case, answers: Sequence[Claimed]) -> Any:
         from kbx_env.grading import judge as judges

@@ -17,7 +17,6 @@ from kbx_env.grading import calls
 from kbx_env.grading.calls import Talk
 from kbx_env.grading.claims import Stopped
 from kbx_env.grading.clock import RunnerSide
-from kbx_env.grading.stages import Grading
 from kbx_env.outcome import Verdict
 
 TASK = load_task("activation/gelu_fp16")
@@ -159,7 +158,7 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
     """Cases are asked for together there; one that fails leaves the verdicts of those before it."""
     done: list[int] = []
 
-    def calls(case: object, index: int, needed: int, mode: str) -> list[object]:
+    def made(case: object, index: int, needed: int, mode: str) -> list[object]:
         if index == 2:
             raise error
         done.append(index)
@@ -172,10 +171,9 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
         shared.append("in")
         yield
 
-    talk = SimpleNamespace(engine=None, compiles=lambda *_: None, calls=calls, gpu=SimpleNamespace(using=using))
-    grading = SimpleNamespace(task=load_task("activation/relu"))
-    cases = grading.task.cases[:5]
-    assert Grading._made_at_once(grading, talk, cases) == [[0], [1], error] and done == [0, 1]
+    talk = SimpleNamespace(engine=None, compiles=lambda *_: None, calls=made, gpu=SimpleNamespace(using=using))
+    assert Talk.at_once(talk, TASK.cases[:5], [1] * 5) == [[0], [1], error] and done == [0, 1]  # type: ignore[arg-type]
     assert shared == ["in"]
-    monkeypatch.setattr("kbx_env.grading.stages.TURN_SECONDS", -1.0)
-    assert Grading._made_at_once(grading, talk, cases[:2]) == [[0], [1]] and shared == ["in"] * 3, "others get their turn"
+    monkeypatch.setattr(calls, "TURN_SECONDS", -1.0)
+    assert Talk.at_once(talk, TASK.cases[:2], [1] * 2) == [[0], [1]]  # type: ignore[arg-type]
+    assert shared == ["in"] * 3, "others get their turn"

@@ -9,7 +9,7 @@ import torch
 from fake_device import FakeDevice
 from triton.runtime.autotuner import Autotuner
 
-from kbx_env import task as laws
+from kbx_env import laws
 from kbx_env.catalog import load_task, task_ids
 from kbx_env.grading import floor, fresh
 from kbx_env.sandbox.mail import Mail

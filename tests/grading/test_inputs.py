@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kbx_env import task as laws
+from kbx_env import laws
 from kbx_env.catalog import load_task
 from kbx_env.grading import inputs
 from kbx_env.task import Case, T

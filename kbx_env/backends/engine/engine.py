@@ -221,9 +221,7 @@ class Engine:
         if type(value) not in (bool, int, float):
             raise TraceError("fill value")
         self._brought(8)
-        if self.moves and view.numel and not view.dense:
-            raise ComputedByHost("torch fills a part of a tensor, where putting values into their places is the task")
-        if self.picks and view.numel and self._part_of_data(spec, view):
+        if view.numel and ((self.moves and not view.dense) or (self.picks and self._part_of_data(spec, view))):
             raise ComputedByHost("torch fills a part of a tensor, where putting values into their places is the task")
         if view.numel:
             try:
