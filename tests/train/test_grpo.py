@@ -196,7 +196,7 @@ def test_a_killed_run_goes_on_and_loses_nothing(argv: list[str], tmp_path: Path)
         ("model=nowhere", "nowhere"), ("reward=defualt", "default"), ("tasks=nothing", "nothing"), ("split=eval", "eval"),
         ("trainer.num_generations=3", "num_generations"), ("trainer.num_generation=2", "num_generations"), ("mode=many", "multi"),
         ("trainer.max_completion_length=9000", "max_completion_length"), ("vllm=true", "GPU"), ("vllm=maybe", "auto"),
-        ("per_turn_credit=true", "mode=multi"), ("gamma=2", "gamma"), ("categories=[math]", "curriculum"), ("lora.rank=1", "rank"),
+        ("per_turn_credit=true", "mode=multi"), ("turn_length=9", "mode=multi"), ("gamma=2", "gamma"), ("categories=[math]", "curriculum"), ("lora.rank=1", "rank"),
         ("resume=nowhere", "nowhere"), ("episode=mean", "best"), ("executor=threads", "process"), ("dtype=int8", "int8"),
         ("max_turns=0", "max_turns"), ("trainer.output_dir=x", "set by"), ("backend=cuda", "cuda"),
     ],
