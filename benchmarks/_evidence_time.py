@@ -108,6 +108,8 @@ def together(
         for name in children.keys() - ended.keys() - stopped:
             stop(name)
         end = time.monotonic() + HURRY
+        with contextlib.suppress(Exception, KeyboardInterrupt):
+            said()  # writes what there is before we wait: who stops us may not wait for us
         while time.monotonic() < end and any(c.poll() is None for c in children.values()):
             time.sleep(0.1)
         raise
