@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import time
@@ -13,6 +14,9 @@ from typing import Any
 
 MARKS = 16
 """Checkpoints of a GRPO run, evenly over its gradings: one that was cut off is compared where all were."""
+
+AT_ONCE = 3
+"""Tasks of which all schedules are graded at a time: what a kill takes is no more than that."""
 
 
 class _Late(Exception):
@@ -194,43 +198,45 @@ def schedules(job: Mapping[str, Any], end: float) -> None:
                 Judge(preset, job["backend"], workers=job["workers"], targets=(), wall=60.0, sizes=sizes, split="eval")
             ) for sizes in sources
         }  # fmt: skip
-        for repetition in range(job["repetitions"]):
-            for sizes, asked in sources.items():
-                if not _fits(end, took):
-                    return
-                before = time.monotonic()
-                judged = judges[sizes]([(task, text) for _, _, task, text in asked])
-                lines = []
-                for (seed, name, task, _), j in zip(asked, judged, strict=True):
-                    o = j.outcome
-                    lines.append({
-                        "sizes": sizes, "schedule": name, "seed": seed, "task": task, "repetition": repetition, "reward": j.reward,
-                        "verdict": str(o.verdict), "speedup": o.speedup, "low": o.timing.low if o.timing else None,
-                        "high": o.timing.high if o.timing else None,
-                        "share": o.estimate.estimated_share if o.estimate else None,
-                    })  # fmt: skip
-                with Path(job["rows"]).open("a") as file:
-                    file.write("".join(json.dumps(line) + "\n" for line in lines))
-                took.append(time.monotonic() - before)
-                print(f"{len(asked)} gradings in {took[-1]:.1f} s", flush=True)
+        parts = [(sizes, asked[k : k + AT_ONCE]) for sizes, asked in sources.items() for k in range(0, len(asked), AT_ONCE)]
+        for repetition, (sizes, part) in itertools.product(range(job["repetitions"]), parts):
+            if not _fits(end, took):
+                return
+            before, lines = time.monotonic(), []
+            asked = [(*who, task, text) for task, found in part for who, text in found]
+            judged = judges[sizes]([(task, text) for _, _, task, text in asked])
+            for (seed, name, task, _), j in zip(asked, judged, strict=True):
+                o = j.outcome
+                lines.append({
+                    "sizes": sizes, "schedule": name, "seed": seed, "task": task, "repetition": repetition, "reward": j.reward,
+                    "verdict": str(o.verdict), "speedup": o.speedup, "low": o.timing.low if o.timing else None,
+                    "high": o.timing.high if o.timing else None, "share": o.estimate.estimated_share if o.estimate else None,
+                })  # fmt: skip
+            with Path(job["rows"]).open("a") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in lines))
+            took.append(time.monotonic() - before)
+            print(f"{len(asked)} gradings in {took[-1]:.1f} s", flush=True)
 
 
-def _sources(runs: Mapping[str, str], sizes: str) -> list[tuple[int | None, str, str, str]]:
-    """Seed, schedule, task and source: what each run's policy chooses for these sizes, the best of its training, and the experts
-    as they are, once."""
+Who = tuple[int | None, str]
+"""The seed of a policy (``None``: no policy's) and which of its schedules: policy, best, or default."""
+
+
+def _sources(runs: Mapping[str, str], sizes: str) -> list[tuple[str, list[tuple[Who, str]]]]:
+    """By task the sources: what each run's policy chooses for these sizes, the best of its training, and the expert as it is."""
     from kbx_env.train.schedule_export import ExportSettings, export
 
-    found: dict[tuple[int | None, str, str], str] = {}
+    found: dict[str, dict[Who, str]] = {}
     for seed, folder in runs.items():
         about = json.loads((Path(folder) / "run.json").read_text())
         for name in ("policy", "best"):
             out = str(Path(folder) / f"{name}-{sizes}.jsonl")
-            _, beside, rows = export(
-                ExportSettings(folder, about["tasks"], about["split"], out, best=name == "best", sizes=sizes)
-            )
-            found |= {(int(seed), name, r["task"]): r["predict"] for r in rows}
-            found |= {(None, "default", r["task"]): r["predict"] for r in map(json.loads, beside.read_text().splitlines())}
-    return [(*key, text) for key, text in found.items()]
+            _, beside, rows = export(ExportSettings(folder, about["tasks"], about["split"], out, name == "best", sizes))
+            for r in rows:
+                found.setdefault(r["task"], {})[int(seed), name] = r["predict"]
+            for r in map(json.loads, beside.read_text().splitlines()):
+                found.setdefault(r["task"], {})[None, "default"] = r["predict"]
+    return [(task, list(of.items())) for task, of in found.items()]
 
 
 def child(path: str) -> int:

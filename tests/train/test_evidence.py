@@ -187,6 +187,30 @@ def test_checkpoints_of_earlier_commands_are_found(script: ModuleType, tmp_path:
     assert e.model == tmp_path / "sft/final"
 
 
+def test_modes_are_asked_alike(script: ModuleType, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kbx_env.train import grpo, settings
+
+    words = [str(tmp_path / "out"), "--work", str(tmp_path / "w"), "--model", str(model_folder), "--seeds", "1", "--length", "64"]
+    more = ["--shaping-tasks", "fusion=fused_cos_signbit", "--feedback", "32", "--temperature", "0.7", "--min-p", "0.1"]
+    e = script.Evidence(script.arguments([*words, "--parts", "single,multi,shaping", *more]))
+    (tmp_path / "w/held.json").write_text(json.dumps({"held_tasks": ["math/erfc_sqrt", "random/logspace"]}))
+    ran: dict[str, list[str]] = {}
+    monkeypatch.setattr(e, "run", lambda step, commands, *a: ran.setdefault(step, []).extend(commands))
+    assert e.all(script.STEPS) == 0, e.result["failures"]
+    assert ran == {"grpo": ["single-0", "multi-0"], "shaping": ["fusion-unshaped-0", "fusion-shaped-0"]}
+    of = {n: settings.read(grpo.Settings, [str(tmp_path / f"w/grpo-{n}.yaml")]) for names in ran.values() for n in names}
+    single, multi = of["single-0"], of["multi-0"]
+    assert single.tasks == multi.tasks == "math/erfc_sqrt,random/logspace", "what SFT was not shown"
+    assert single.turn_length is None and single.trainer["max_completion_length"] == multi.turn_length == 64
+    assert multi.trainer["max_completion_length"] == 2 * 64 + 32 and multi.max_turns == 2
+    assert {(s.trainer["temperature"], s.trainer["min_p"]) for s in of.values()} == {(0.7, 0.1)}
+    shaped, unshaped = of["fusion-shaped-0"], of["fusion-unshaped-0"]
+    assert (shaped.reward, unshaped.reward) == ("fusion", "default") and shaped.tasks == unshaped.tasks and shaped.mode == "single"
+    assert e.result["train_tasks"]["fusion"] == {"tasks": ["fusion/fused_cos_signbit"], "too_long": 0}
+    job = json.loads((tmp_path / "w/fusion-shaped-0.json").read_text())
+    assert job["marks"] is False and json.loads((tmp_path / "w/multi-0.json").read_text())["marks"] is True
+
+
 def schedule(name: str, seed: int | None, task: str, speedup: float | None, **more: Any) -> dict[str, Any]:
     plain = {"sizes": "held-out", "schedule": name, "seed": seed, "task": task, "repetition": 0, "reward": speedup, "share": None}
     return {**plain, "verdict": "correct" if speedup else "incorrect", "speedup": speedup, **more}
