@@ -99,7 +99,7 @@ def ppo(e: Evidence) -> None:
     backend = "cuda" if e.cuda else "cpu"
     folders = {k: e.work / f"ppo-{k}" for k in range(a.ppo_seeds)}
     workers = max(1, min(4, (e.cores - 1) // a.ppo_seeds))
-    minutes = 0.45 * seconds / 60
+    minutes = 0.4 * seconds / 60
     commands = {}
     for k, out in folders.items():
         ours = {
@@ -113,6 +113,7 @@ def ppo(e: Evidence) -> None:
             words = [f"resume={out}", f"minutes={minutes + spent / 60:.3f}", f"workers={workers}"]
         commands[f"ppo-{k}"] = [sys.executable, str(ROOT / "train/ppo.py"), *words]
     graded = e.work / "schedules.jsonl"
+    graded.unlink(missing_ok=True)  # an earlier command's are of what the policy was then
 
     def collect(last: bool) -> None:
         rows = lines_of(graded)
@@ -130,7 +131,7 @@ def ppo(e: Evidence) -> None:
         return "; ".join(f"{n}: {x.get('gradings', 0)} gradings, gain {x.get('gain')}" for n, x in last.items())
 
     e.collectors["ppo"] = collect
-    e.run("ppo", commands, 0.7 * seconds, said)
+    e.run("ppo", commands, 0.6 * seconds, said)
     trained = {k: str(out) for k, out in folders.items() if list(out.glob("checkpoints/0*"))}
     if not trained:
         raise RuntimeError("PPO ended no iteration in its time")
