@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import time
@@ -13,6 +14,9 @@ from typing import Any
 
 MARKS = 16
 """Checkpoints of a GRPO run, evenly over its gradings: one that was cut off is compared where all were."""
+
+AT_ONCE = 3
+"""Tasks of which all schedules are graded at a time: what a kill takes is no more than that."""
 
 
 class _Late(Exception):
@@ -33,9 +37,18 @@ def _fits(end: float, steps: Sequence[float]) -> bool:
     return not _STOP.asked and time.monotonic() + max(steps[-3:], default=0.0) < end
 
 
-def _until(end: float, gradings: int | None, folder: Path | None) -> Any:
-    """A callback that ends training in time or at so many gradings, and keeps what the model was on the way there."""
+def _save(trainer: Any, folder: Path, gradings: int) -> None:
+    """A checkpoint with its counts, whole or not at all: whoever runs us may be killed."""
     from kbx_env.train.runs import finish
+
+    part = folder.with_name(folder.name + ".part")
+    finish(trainer, part)
+    (part / "gradings.json").write_text(json.dumps({"gradings": gradings, "step": trainer.state.global_step}))
+    part.rename(folder)
+
+
+def _until(end: float, gradings: int | None, folder: Path | None) -> Any:
+    """A callback that ends training in time or at so many gradings, and keeps in a folder what the model was on the way there."""
     from transformers import TrainerCallback
 
     class Until(TrainerCallback):
@@ -53,16 +66,13 @@ def _until(end: float, gradings: int | None, folder: Path | None) -> Any:
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
             done = (logs or {}).get("gradings")
-            if done is None or gradings is None or folder is None:
+            if done is None or gradings is None:
                 return
             self.done = done
-            mark = min(MARKS, MARKS * done // gradings)
-            if mark > self.mark:
+            mark = min(MARKS, MARKS * done // gradings) if folder is not None else 0
+            if folder is not None and mark > self.mark:
                 for k in range(self.mark + 1, mark + 1):
-                    part = folder / f"at-{k}.part"
-                    finish(self.trainer, part)
-                    (part / "gradings.json").write_text(json.dumps({"gradings": done, "step": state.global_step}))
-                    part.rename(folder / f"at-{k}")
+                    _save(self.trainer, folder / f"at-{k}", done)
                 self.mark = mark
             if done >= gradings:
                 control.should_training_stop = True
@@ -73,7 +83,7 @@ def _until(end: float, gradings: int | None, folder: Path | None) -> Any:
 def learn(job: Mapping[str, Any], end: float) -> None:
     """SFT or GRPO until the time is over."""
     from kbx_env.train import grpo, settings, sft
-    from kbx_env.train.runs import FINAL, finish
+    from kbx_env.train.runs import FINAL
 
     with contextlib.ExitStack() as stack:
         s: Any
@@ -84,12 +94,11 @@ def learn(job: Mapping[str, Any], end: float) -> None:
             s = settings.read(grpo.Settings, [job["settings"]])
             trainer = grpo.trainer_of(s, stack)
         out = Path(s.out)
-        until = _until(end, job.get("gradings"), out if job["kind"] == "grpo" else None)
+        until = _until(end, job.get("gradings"), out if job.get("marks") else None)
         until.trainer = trainer
         trainer.add_callback(until)
         trainer.train()
-        finish(trainer, out / FINAL)
-        (out / FINAL / "gradings.json").write_text(json.dumps({"gradings": until.done, "step": trainer.state.global_step}))
+        _save(trainer, out / FINAL, until.done)
 
 
 def evaluate(job: Mapping[str, Any], end: float) -> None:
@@ -105,10 +114,10 @@ def evaluate(job: Mapping[str, Any], end: float) -> None:
     from kbx_env.task import Task
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, tokenizer = models.load(job["model"], dtype="bfloat16" if device == "cuda" else "float32")
+    # As they were trained: in half precision most of what small steps have changed would be rounded away.
+    model, tokenizer = models.load(job["model"], dtype="float32")
     model = model.to(device).eval()
     conversation, context = Conversation(tokenizer), models.context_of(model) or 1 << 20
-    torch.manual_seed(job["seed"])
 
     def generate(trainer: Any, prompts: list[list[int]], most: int) -> tuple[list[list[int]], None]:
         width = max(map(len, prompts))
@@ -116,7 +125,8 @@ def evaluate(job: Mapping[str, Any], end: float) -> None:
         ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
         config = GenerationConfig(
-            max_new_tokens=max(1, min(most, job["length"], context - width)), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+            max_new_tokens=max(1, min(most, job["length"], context - width)), do_sample=True, top_k=0, top_p=1.0,
+            temperature=job["temperature"], min_p=job["min_p"],
             eos_token_id=sorted(conversation.ends), pad_token_id=pad,
         )  # fmt: skip
         with torch.inference_mode():
@@ -129,7 +139,9 @@ def evaluate(job: Mapping[str, Any], end: float) -> None:
     alone: Any = SimpleNamespace(
         accelerator=SimpleNamespace(num_processes=1), state=SimpleNamespace(global_step=0), processing_class=tokenizer
     )
-    tasks = load_tasks(split="eval", pattern=job["tasks"])
+    tasks = load_tasks(split="eval")
+    earlier = [json.loads(x) for x in Path(job["rows"]).read_text().splitlines()] if Path(job["rows"]).is_file() else []
+    done = {(r["task"], r["sample"]) for r in earlier if "turns" in r}
     with Judge(backend=job["backend"], workers=job["workers"], timing=False, targets=(), wall=job["wall"], split="eval") as judge:
 
         asked: list[tuple[Task, int]] = []
@@ -153,7 +165,7 @@ def evaluate(job: Mapping[str, Any], end: float) -> None:
             return heard[-1]
 
         play = Rollout(
-            listen, told, conversation, generate, job["turns"], job["length"] * job["turns"], context  # type: ignore[arg-type]
+            listen, told, conversation, generate, job["turns"], job["room"], context, each=job["length"]  # type: ignore[arg-type]
         )
         took: list[float] = []
         for begin in range(0, job["samples"], job["round"]):
@@ -161,6 +173,9 @@ def evaluate(job: Mapping[str, Any], end: float) -> None:
                 break
             before = time.monotonic()
             asked[:] = [(t, k) for k in range(begin, min(begin + job["round"], job["samples"])) for t in tasks]
+            if all((t.id, k) in done for t, k in asked):
+                continue
+            torch.manual_seed(1000 * job["seed"] + begin)  # of each round: what an earlier command asked is not drawn again
             heard.clear()
             played = play([[rows.message(t, judge.backend) | {"task": t.id}] for t, _ in asked], alone)
             for line, best, spans in zip(lines, played[REWARD], played["turn_spans"], strict=True):
@@ -171,28 +186,57 @@ def evaluate(job: Mapping[str, Any], end: float) -> None:
 
 
 def schedules(job: Mapping[str, Any], end: float) -> None:
-    """Grade exported schedules beside each other, over and over: every repetition is timed anew."""
+    """Grade schedules beside each other at published and held-out sizes, over and over: every repetition is timed anew."""
     from kbx_env.train.judge import Judge
 
-    sources = {name: [json.loads(x) for x in Path(f).read_text().splitlines()] for name, f in job["files"].items()}
+    sources = {sizes: _sources(job["runs"], sizes) for sizes in ("held-out", "published")}
     preset = "default" if job["backend"] == "cuda" else "estimated"
     took: list[float] = []
-    with Judge(preset, job["backend"], workers=job["workers"], targets=(), wall=60.0) as judge:
-        for repetition in range(job["repetitions"]):
+    with contextlib.ExitStack() as stack:
+        judges = {
+            sizes: stack.enter_context(
+                Judge(preset, job["backend"], workers=job["workers"], targets=(), wall=60.0, sizes=sizes, split="eval")
+            ) for sizes in sources
+        }  # fmt: skip
+        parts = [(sizes, asked[k : k + AT_ONCE]) for sizes, asked in sources.items() for k in range(0, len(asked), AT_ONCE)]
+        for repetition, (sizes, part) in itertools.product(range(job["repetitions"]), parts):
             if not _fits(end, took):
-                break
-            before = time.monotonic()
-            asked = [(name, r["task"], r["predict"]) for name, found in sources.items() for r in found]
-            judged = judge([(task, text) for _, task, text in asked])
+                return
+            before, lines = time.monotonic(), []
+            asked = [(*who, task, text) for task, found in part for who, text in found]
+            judged = judges[sizes]([(task, text) for _, _, task, text in asked])
+            for (seed, name, task, _), j in zip(asked, judged, strict=True):
+                o = j.outcome
+                lines.append({
+                    "sizes": sizes, "schedule": name, "seed": seed, "task": task, "repetition": repetition, "reward": j.reward,
+                    "verdict": str(o.verdict), "speedup": o.speedup, "low": o.timing.low if o.timing else None,
+                    "high": o.timing.high if o.timing else None, "share": o.estimate.estimated_share if o.estimate else None,
+                })  # fmt: skip
             with Path(job["rows"]).open("a") as file:
-                for (name, task, _), j in zip(asked, judged, strict=True):
-                    t = j.outcome.timing
-                    line = {"schedule": name, "task": task, "repetition": repetition, "reward": j.reward,
-                            "verdict": str(j.outcome.verdict), "speedup": j.outcome.speedup,
-                            "low": t.low if t else None, "high": t.high if t else None}  # fmt: skip
-                    file.write(json.dumps(line) + "\n")
+                file.write("".join(json.dumps(line) + "\n" for line in lines))
             took.append(time.monotonic() - before)
             print(f"{len(asked)} gradings in {took[-1]:.1f} s", flush=True)
+
+
+Who = tuple[int | None, str]
+"""The seed of a policy (``None``: no policy's) and which of its schedules: policy, best, or default."""
+
+
+def _sources(runs: Mapping[str, str], sizes: str) -> list[tuple[str, list[tuple[Who, str]]]]:
+    """By task the sources: what each run's policy chooses for these sizes, the best of its training, and the expert as it is."""
+    from kbx_env.train.schedule_export import ExportSettings, export
+
+    found: dict[str, dict[Who, str]] = {}
+    for seed, folder in runs.items():
+        about = json.loads((Path(folder) / "run.json").read_text())
+        for name in ("policy", "best"):
+            out = str(Path(folder) / f"{name}-{sizes}.jsonl")
+            _, beside, rows = export(ExportSettings(folder, about["tasks"], about["split"], out, name == "best", sizes))
+            for r in rows:
+                found.setdefault(r["task"], {})[int(seed), name] = r["predict"]
+            for r in map(json.loads, beside.read_text().splitlines()):
+                found.setdefault(r["task"], {})[None, "default"] = r["predict"]
+    return [(task, list(of.items())) for task, of in found.items()]
 
 
 def child(path: str) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,7 +78,7 @@ def quarters(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not lines:
         return {}
     end = lines[-1]["gradings"]
-    told: dict[str, Any] = {"gradings": end, "steps": len(lines), "seconds": lines[-1]["seconds"]}
+    told: dict[str, Any] = {"gradings": end, "updates": lines[-1].get("step", len(lines)), "seconds": lines[-1]["seconds"]}
     for name, some in (("first", [x for x in lines if x["gradings"] <= end / 4] or lines[:1]),
                        ("last", [x for x in lines if x["gradings"] > 3 * end / 4])):  # fmt: skip
         for key in ("reward", "compile_rate", "correct_rate", "masked"):
@@ -86,18 +88,95 @@ def quarters(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def beside(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rewards of schedules less the default's, by task: means over repetitions, and how far repetitions lie apart."""
+    """Schedules beside the experts as they are: of each kind of sizes, for what the policies choose and for the best of training.
+
+    ``speedup_over_default``: exp of the mean over seeds and tasks of log(speedup / the default's), each the mean over
+    repetitions, which time both; ``by`` says whether speedups were measured, or estimated as on a CPU. ``gain``: rewards less the
+    default's. ``failed``: schedules that were not correct, by task; they have no speedup and are in no mean.
+    """
     found: dict[str, Any] = {}
-    for name in ("policy", "best"):
-        told, gains = {}, []
-        for task in sorted({r["task"] for r in rows}):
-            one = {k: [r["reward"] for r in rows if (r["task"], r["schedule"]) == (task, k) and r["reward"] is not None]
-                   for k in ("default", name)}  # fmt: skip
-            if all(one.values()):
-                gains.append(float(np.mean(one[name]) - np.mean(one["default"])))
-                told[task] = {
-                    "gain": round(gains[-1], 5), "default": round(float(np.mean(one["default"])), 5), "n": len(one[name]),
-                    "spread": [round(float(np.ptp(one[k])), 5) for k in ("default", name)],
-                }  # fmt: skip
-        found[name] = {"tasks": told, "gain": interval(np.array([gains])) if gains else None}
+    for sizes in dict.fromkeys(r["sizes"] for r in rows):
+        some = [r for r in rows if r["sizes"] == sizes]
+        found[sizes] = {name: _beside(some, name) for name in ("policy", "best")}
     return found
+
+
+def _beside(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    tasks, seeds = sorted({r["task"] for r in rows}), sorted({r["seed"] for r in rows if r["schedule"] == name})
+    default = {(r["task"], r["repetition"]): r for r in rows if r["schedule"] == "default"}
+    logs, gains = (np.full((len(seeds), len(tasks)), np.nan) for _ in range(2))
+    told: dict[str, Any] = {}
+    for j, task in enumerate(tasks):
+        for i, seed in enumerate(seeds):
+            pairs = [(r, d) for r in rows if (r["schedule"], r["seed"], r["task"]) == (name, seed, task)
+                     if (d := default.get((task, r["repetition"])))]  # fmt: skip
+            ratios = [math.log(a / b) for r, d in pairs if (a := _worth(r)) and (b := _worth(d))]
+            paid = [r["reward"] - d["reward"] for r, d in pairs if None not in (r["reward"], d["reward"])]
+            if ratios:
+                logs[i, j] = np.mean(ratios)
+                told.setdefault(task, {})[str(seed)] = {
+                    "ratio": round(math.exp(logs[i, j]), 5), "n": len(ratios),
+                    "low": round(math.exp(min(ratios)), 5), "high": round(math.exp(max(ratios)), 5),
+                }  # fmt: skip
+            if paid:
+                gains[i, j] = np.mean(paid)
+    whole = interval(logs)
+    for key in ("mean", "low", "high"):
+        whole[key] = None if whole[key] is None else round(math.exp(whole[key]), 5)
+    failed = {r["task"]: r["verdict"] for r in rows if r["schedule"] == name and r["verdict"] not in ("correct", "infra_fault")}
+    measured = any(r["speedup"] for r in rows)
+    return {"speedup_over_default": whole, "by": "measured" if measured else "estimated", "gain": interval(gains), "failed": failed,
+            "tasks": told}  # fmt: skip
+
+
+def _worth(row: Mapping[str, Any]) -> float | None:
+    """Of a schedule: measured speedup, or where none is the estimated share of the roofline; ratios of both mean the same."""
+    found: float | None = row["speedup"] or row["share"]
+    return found
+
+
+def curves(work: Path, presets: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Runs under shaped rewards beside unshaped ones: gradings needed for the unshaped runs' final rates, by preset.
+
+    Args:
+        work: holds the runs' folders, ``PRESET-shaped-SEED`` and ``PRESET-unshaped-SEED``.
+        presets: by name.
+
+    Returns:
+        Figures, and the same with curves; where runs of either kind tell nothing ``lacking`` says so.
+    """
+    from kbx_env.rewards.compose import load_preset
+    from kbx_env.train import reward_curves
+
+    from kbx_env.errors import UsageError
+
+    short, whole = dict[str, Any](), dict[str, Any]()
+    for preset in presets:
+        lacking, logs = [], dict[tuple[str, int], list[dict[str, Any]]]()
+        for kind in ("unshaped", "shaped"):  # others are compared with the first
+            for folder in sorted(work.glob(f"{preset}-{kind}-*")):
+                try:
+                    lines = reward_curves.lines_of(folder)
+                    key = (kind, int(folder.name.rpartition("-")[2]))
+                    reward_curves.runs_of({key: lines}, {})
+                    logs[key] = lines
+                except UsageError as e:
+                    lacking.append(f"{folder.name}: {e}")
+        if {k for k, _ in logs} == {"unshaped", "shaped"}:
+            runs, terms = reward_curves.runs_of(logs, load_preset("default").weights)
+            told = _rounded(reward_curves.compare(runs)) | {"base_terms": terms, "lacking": lacking}
+            whole[preset] = told
+            metrics = {m: {n: {k: v for k, v in x.items() if k != "curve"} for n, x in of.items()}
+                       for m, of in told["metrics"].items()}  # fmt: skip
+            short[preset] = {k: v for k, v in told.items() if k != "intervals"} | {"metrics": metrics}
+        else:
+            short[preset] = whole[preset] = {"lacking": lacking or ["no runs"]}
+    return short, whole
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _rounded(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(v) for v in value]
+    return round(value, 5) if isinstance(value, float) else value

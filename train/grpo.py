@@ -49,6 +49,8 @@ class Settings:
     """single: one answer; multi: answers and verdicts by turns; tool: the model calls a tool (TRL's environment_factory)."""
     max_turns: int = 4
     """Submissions of an episode, in the modes multi and tool."""
+    turn_length: int | None = None
+    """Tokens of one answer in mode multi; null: what is left of trainer.max_completion_length, which all turns share."""
     episode: str = "best"
     """Which submission of an episode of several turns counts: best or last."""
     per_turn_credit: bool = False

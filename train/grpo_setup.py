@@ -66,6 +66,8 @@ def check(s: Settings) -> None:
         raise UsageError(f"gamma is {s.gamma}; a discount, from 0 to 1")
     if s.per_turn_credit and s.mode != "multi":
         raise UsageError("per_turn_credit is for mode=multi: elsewhere TRL pays a whole answer")
+    if s.turn_length is not None and (s.turn_length < 1 or s.mode != "multi"):
+        raise UsageError(f"turn_length is {s.turn_length}, mode is {s.mode}; at least 1 token, and for mode=multi alone")
     for name in s.categories or ():
         if name not in CATEGORIES:
             raise UnknownName("category", name, CATEGORIES)
@@ -242,7 +244,7 @@ def assemble(
         conversation = Conversation(tokenizer, own if isinstance(own, list) else [own])
         more = {"reward_funcs": [paid], "rollout_func": Rollout(
             judge, tally, conversation, grpo_trainer.generate, s.max_turns, config.max_completion_length,
-            models.context_of(model), s.episode, s.gamma if s.per_turn_credit else 1.0,
+            models.context_of(model), s.episode, s.gamma if s.per_turn_credit else 1.0, s.turn_length,
         )}  # fmt: skip
     elif s.mode == "tool":
         from kbx_env.train.tool_env import tools

@@ -56,7 +56,7 @@ class Judge:
         self, preset: str = "default", backend: str = "auto", *, workers: int | None = None, executor: str = "process",
         ray_address: str | None = None, per_gpu: int | None = None, timing: bool = True, grading: str = "contract",
         torch_ops: str = "strict", targets: Sequence[str] = ("sm_90",), target: float = 1.0, wall: float = 30.0,
-        grading_seed: int | None = None, split: str = "train", out: str | Path | None = None,
+        grading_seed: int | None = None, split: str = "train", sizes: str = "published", out: str | Path | None = None,
         grade: Callable[..., Outcome] | None = None,
     ) -> None:  # fmt: skip
         """A judge; its workers start at once.
@@ -76,21 +76,23 @@ class Judge:
             wall: seconds for the stages of one grading but timing.
             grading_seed: fixes the inputs; ``None``: secret and fresh for each grading.
             split: train, or eval: the held-out shapes too, for evaluation.
+            sizes: which are timed or estimated: published, or held-out, for evaluation.
             out: folder that keeps the gradings: equal sources are then graded once, also after a kill.
             grade: stands in for the real grader in tests.
 
         Raises:
-            UnknownName: no such preset, backend, executor, grading or target.
+            UnknownName: no such preset, backend, executor, grading, sizes or target.
             UsageError: no Ray or no GPU where one is asked for.
         """
         from kbx_env.rewards.compose import load_preset, load_term
 
         from kbx_env.grading.grader import BACKENDS, GRADINGS, TARGETS, TORCH_OPS, resolve_backend
+        from kbx_env.grading.sizes import SIZES
 
         self.preset = load_preset(preset)
         for kind, name, known in (
             ("executor", executor, EXECUTORS), ("backend", backend, BACKENDS), ("grading", grading, GRADINGS),
-            ("torch policy", torch_ops, TORCH_OPS), *(("target", t, TARGETS) for t in targets),
+            ("torch policy", torch_ops, TORCH_OPS), ("sizes", sizes, SIZES), *(("target", t, TARGETS) for t in targets),
         ):  # fmt: skip
             if name not in known:
                 raise UnknownName(kind, name, known)
@@ -124,6 +126,7 @@ class Judge:
             self._options: dict[str, Any] = {
                 "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing, "split": split,
                 "wall": wall, "seed": grading_seed, "estimate": self.preset.estimate, "torch_ops": torch_ops,
+                **({} if sizes == "published" else {"sizes": sizes}),  # absent: gradings of earlier runs keep their keys
             }  # fmt: skip
             store = None
             if out is not None:

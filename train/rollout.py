@@ -84,7 +84,8 @@ class Rollout:
     """What TRL calls as ``rollout_func``: prompts in, already repeated; tokens, masks and rewards out.
 
     An episode ends when it is solved, after ``max_turns``, with an answer that was cut off, or when feedback and another answer
-    no longer fit into ``length`` tokens (of all turns together) or into the model's ``context``.
+    no longer fit into ``length`` tokens (of all turns together) or into the model's ``context``. ``each``: tokens of one answer
+    at most; ``None``: whatever is left, so that a first answer may take what all turns have.
     """
 
     judge: Judge
@@ -96,6 +97,7 @@ class Rollout:
     context: int | None = None
     episode: str = "best"
     gamma: float = 1.0
+    each: int | None = None
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """Play one episode for each prompt."""
@@ -127,10 +129,11 @@ class Rollout:
         """One turn of all live episodes; whether the generator told log-probabilities."""
         if not live:  # generating is a joint act of all processes where weights are spread over them
             return self.generate(trainer, [rows[0].prompt], 1)[1] is not None
-        answers, logprobs = self.generate(trainer, [r.prompt + r.ids for r in live], max(r.left for r in live))
+        most = [r.left if self.each is None else min(r.left, self.each) for r in live]
+        answers, logprobs = self.generate(trainer, [r.prompt + r.ids for r in live], max(most))
         asked = []
         for i, (row, ids) in enumerate(zip(live, answers, strict=True)):
-            kept = list(ids[: row.left]) or [min(self.conversation.ends)]
+            kept = list(ids[: most[i]]) or [min(self.conversation.ends)]
             start = len(row.ids)
             row.add(kept, 1, None if logprobs is None else list(logprobs[i])[: len(kept)])
             row.spans.append((start, len(row.ids)))

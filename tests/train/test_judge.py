@@ -113,7 +113,7 @@ def test_equal_sources_are_graded_once_and_kept(tmp_path: Path) -> None:
         ({"preset": "defualt"}, "default"), ({"backend": "tpu"}, "cpu"), ({"executor": "threads"}, "process"),
         ({"workers": 0}, "workers"), ({"ray_address": "auto"}, "executor=ray"),
         ({"per_gpu": 2}, "executor=ray"), ({"targets": ["sm_1"]}, "sm_90"),
-        ({"wall": 0.0}, "wall"), ({"torch_ops": "no"}, "strict"),
+        ({"sizes": "large"}, "held-out"), ({"wall": 0.0}, "wall"), ({"torch_ops": "no"}, "strict"),
     ],
 )  # fmt: skip
 def test_mistakes(options: dict[str, Any], says: str) -> None:
@@ -141,6 +141,19 @@ def test_evaluation_takes_the_held_out_shapes() -> None:
     with Judge(backend="cpu", workers=1, split="eval", grade=grade) as judge:
         judge([(TASK, "GOOD")])
     assert seen == ["eval"]
+
+
+def test_held_out_sizes_are_asked_for_by_name_alone() -> None:
+    seen = []
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        seen.append(options.get("sizes"))
+        return right(task)
+
+    for sizes in ("published", "held-out"):
+        with Judge(backend="cpu", workers=1, sizes=sizes, grade=grade) as judge:
+            judge([(TASK, "GOOD")])
+    assert seen == [None, "held-out"], "stored gradings of published sizes keep their keys"
 
 
 def test_a_real_grading() -> None:

@@ -101,6 +101,10 @@ def test_limits_of_length(model_folder: Path, tmp_path: Path) -> None:
     assert len(seen) == 1 and [len(x) for x in made["completion_ids"]] == [5, 5]
     made, _, _ = played(model_folder, tmp_path, BAD, context=3)
     assert [len(x) for x in made["completion_ids"]] == [1, 1], "a prompt that fills the model still gives a row"
+    made, seen, _ = played(model_folder, tmp_path, BAD, length=300, each=4)
+    assert len(seen) == 1 and [len(x) for x in made["completion_ids"]] == [4, 4], "a turn has its own limit"
+    made, seen, _ = played(model_folder, tmp_path, BAD, each=300)
+    assert len(seen) == 3, "a limit that nothing reaches changes nothing"
     made, _, tokenizer = played(model_folder, tmp_path, "", end=False)
     assert {ids[0] for ids in made["completion_ids"]} == {tokenizer.eos_token_id} and made[rollout.REWARD][0] is not None
 

@@ -1,0 +1,147 @@
+"""The steps of `train_evidence.py` that say how good something is: checkpoints on the eval split, schedules beside experts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from _evidence_jobs import MARKS
+from _evidence_learn import answer_of, checkpoint_of
+from _evidence_run import ROOT, Evidence, lines_of
+from _evidence_stats import beside, compared
+from _evidence_time import say
+
+KINDS = ("sft", "single", "multi")
+_RUN = re.compile(r"(single|multi)-(\d+)")
+
+
+def common(work: Path) -> tuple[str, dict[str, dict[str, int]], list[str]]:
+    """What runs of GRPO in a work folder have in common, whichever command trained them.
+
+    Returns:
+        The folder of the last mark that every run reached (where one reached none: ``final``), gradings and updates there by
+        run, and the runs without any checkpoint.
+    """
+    names = sorted(p.name for p in work.iterdir() if p.is_dir() and _RUN.fullmatch(p.name))
+    reached = {n: max((k for k in range(1, MARKS + 1) if (work / n / f"at-{k}").is_dir()), default=0) for n in names}
+    # One that kept nothing at all must not take the marks from the others.
+    found = {n: k for n, k in reached.items() if k or checkpoint_of(work / n / "final")}
+    folder = f"at-{mark}" if (mark := min(found.values(), default=0)) else "final"
+    counts = {n: c for n in found if (c := checkpoint_of(work / n / folder))}
+    return folder, counts, sorted(set(names) - set(counts))
+
+
+def report(e: Evidence) -> None:
+    """The eval split, asked of the start and of every run at the same number of gradings."""
+    a, seconds = e.a, e.budget.take("report")
+    if e.model is None:
+        raise RuntimeError("there is no checkpoint to evaluate: --model, or --work of a command that trained one")
+    mark, counts, without = common(e.work)
+    for n in without:
+        e.result["failures"].setdefault(n, f"no checkpoint {mark}: no step was done in time")
+    e.result["compared_at"] = {"mark": mark, "of": MARKS, "equal": mark != "final", "runs": counts}
+    say(f"compared at {e.result['compared_at']}")
+    seeds = sorted({int(n.split("-")[1]) for n in counts} or range(a.seeds))
+    folders = {f"sft-{k}": e.model for k in seeds} | {n: e.work / n / mark for n in counts}
+    asked = {
+        "backend": a.backend, "wall": a.wall, "turns": a.turns, "length": a.length, "temperature": a.temperature, "min_p": a.min_p,
+        "room": answer_of(a.turns, a.length, a.feedback), "round": a.round,
+    }  # fmt: skip
+    (e.work / "rows").mkdir(exist_ok=True)
+    commands, rows_of = {}, {}
+    for name, folder in folders.items():
+        # A later command with the same settings goes on with the samples that are lacking.
+        key = hashlib.sha256(json.dumps([asked, str(folder)], sort_keys=True).encode()).hexdigest()[:8]
+        rows_of[name] = e.work / f"rows/{name}-{key}.jsonl"
+        commands[f"report-{name}"] = e.job(
+            f"report-{name}", seconds, kind="evaluate", model=str(folder), samples=a.samples, seed=1000 + int(name.split("-")[1]),
+            workers=a.workers or math.ceil(e.cores / len(folders)), rows=str(rows_of[name]), **asked,
+        )  # fmt: skip
+
+    def collect(last: bool) -> None:
+        rows = list({
+            (n, r["task"], r["sample"]): {"kind": n.split("-")[0], "seed": int(n.split("-")[1]), **r}  # the later one knows more
+            for n, file in rows_of.items() for r in lines_of(file)
+        }.values())  # fmt: skip
+        e.files["evaluation"] = rows
+        e.result["evaluation"] = {"settings": asked, "all": compared(rows, KINDS)}
+        if a.eval_tasks:
+            some = _ids(a.eval_tasks)
+            told = compared([r for r in rows if r["task"] in some], KINDS)
+            e.result["evaluation"]["subset"] = {"pattern": a.eval_tasks, **told}
+
+    e.collectors["report"] = collect
+    e.run("report", commands, seconds, lambda: "; ".join(f"{n} {len(lines_of(f))} rows" for n, f in rows_of.items()))
+    collect(True)
+    for which in ("all", "subset"):
+        for value in ("first", "best"):
+            told = e.result["evaluation"].get(which, {}).get(value, {})
+            for name, x in list(told.items())[1:]:
+                say(f"{which}, {value} answer, {name}: {x['mean']} [{x['low']}, {x['high']}]")
+
+
+def _ids(pattern: str) -> set[str]:
+    from kbx_env.catalog import load_tasks
+
+    return {t.id for t in load_tasks(split="eval", pattern=pattern)}
+
+
+def ppo(e: Evidence) -> None:
+    """Schedules: learnt at published sizes, chosen for published and held-out ones, graded beside the experts as they are."""
+    a, seconds = e.a, e.budget.take("ppo")
+    end = e.budget.elapsed + seconds
+    backend = "cuda" if e.cuda else "cpu"
+    folders = {k: e.work / f"ppo-{k}" for k in range(a.ppo_seeds)}
+    workers = max(1, min(4, (e.cores - 1) // a.ppo_seeds))
+    minutes = 0.4 * seconds / 60
+    commands = {}
+    for k, out in folders.items():
+        ours = {
+            "tasks": a.ppo_tasks, "split": "train", "batch": 16, "minibatch": 16, "lr": 0.002, "entropy": 0.003,
+            "workers": workers, "save_every": 1, "iterations": 1000,
+        }  # fmt: skip
+        fixed = {"backend": backend, "out": str(out), "seed": k, "minutes": round(minutes, 3)}
+        words = [e.settings("ppo", f"ppo-{k}", ours, fixed)]
+        if list(out.glob("checkpoints/0*")):  # of an earlier command: its minutes count
+            spent = (lines_of(out / "log.jsonl") or [{}])[-1].get("seconds", 0.0)
+            words = [f"resume={out}", f"minutes={minutes + spent / 60:.3f}", f"workers={workers}"]
+        commands[f"ppo-{k}"] = [sys.executable, str(ROOT / "train/ppo.py"), *words]
+    graded = e.work / "schedules.jsonl"
+    graded.unlink(missing_ok=True)  # an earlier command's are of what the policy was then
+
+    def collect(last: bool) -> None:
+        rows = lines_of(graded)
+        logs = {out.name: lines_of(out / "log.jsonl") for out in folders.values()}
+        settings = {
+            f.stem: {r["task"]: r["settings"] for r in lines_of(f)} for out in folders.values()
+            for f in sorted(out.glob("*.jsonl")) if f.stem.startswith(("policy-", "best-")) and not f.stem.endswith(".default")
+        }  # fmt: skip
+        e.files["ppo"] = {"log": logs, "settings": settings, "graded": rows}
+        counts = {n: {"iterations": len(log), "gradings": log[-1]["gradings"]} for n, log in logs.items() if log}
+        e.result["ppo"] = {"backend": backend, "tasks": a.ppo_tasks, "training": counts, **beside(rows)}
+
+    def said() -> str:
+        last = {n: (log or [{}])[-1] for n, log in e.files["ppo"]["log"].items()}
+        return "; ".join(f"{n}: {x.get('gradings', 0)} gradings, gain {x.get('gain')}" for n, x in last.items())
+
+    e.collectors["ppo"] = collect
+    e.run("ppo", commands, 0.6 * seconds, said)
+    trained = {k: str(out) for k, out in folders.items() if list(out.glob("checkpoints/0*"))}
+    if not trained:
+        raise RuntimeError("PPO ended no iteration in its time")
+    left = end - e.budget.elapsed
+    command = e.job(
+        "schedules", left, kind="schedules", runs=trained, backend=backend, workers=a.workers or max(1, (os.cpu_count() or 1) - 2),
+        repetitions=a.repetitions, rows=str(graded),
+    )  # fmt: skip
+    e.run("schedules", {"schedules": command}, left, lambda: f"schedules: {len(lines_of(graded))} gradings")
+    collect(True)
+    told: dict[str, Any] = e.result["ppo"]
+    for sizes in ("held-out", "published"):
+        say(f"ppo, {sizes}: {json.dumps(told.get(sizes, {}).get('policy', {}).get('speedup_over_default'))}")

@@ -1,0 +1,202 @@
+"""The steps of `train_evidence.py` in which a language model learns: SFT, GRPO in its modes, and under shaped rewards."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _evidence_data import fitting, shown
+from _evidence_run import Evidence, lines_of
+from _evidence_stats import curves, quarters
+from _evidence_time import say
+
+SFT_KEYS = ("step", "epoch", "seconds", "loss", "mean_token_accuracy")
+GRPO_KEYS = (
+    "step", "seconds", "gradings", "reward", "compile_rate", "correct_rate", "terms/cases", "masked", "turns", "grading_seconds",
+    "entropy", "completions/clipped_ratio", "completions/mean_length", "frac_reward_zero_std", "grad_norm",
+)  # fmt: skip
+HELD = "held.json"
+"""Of the work folder: what SFT was shown and what not, for GRPO in a later command."""
+
+
+@dataclass(frozen=True)
+class Learner:
+    """One run of GRPO: its folder's ``name``, single or multi, a preset of rewards, and patterns of train tasks."""
+
+    name: str
+    mode: str
+    preset: str
+    tasks: str
+    seed: int
+
+
+def answer_of(turns: int, length: int, feedback: int) -> int:
+    """Tokens of an episode: every turn has what a single answer has, and verdicts come on top."""
+    return length * turns + feedback * (turns - 1)
+
+
+def sft(e: Evidence) -> None:
+    """A model from nothing, unless there is one, then demonstrations."""
+    from kbx_env.train import models, rows, settings
+    from kbx_env.train.memory import weights_of
+
+    from kbx_env.catalog import load_tasks
+
+    a, out = e.a, e.work / "sft"
+    if out.exists():
+        raise RuntimeError(f"{out} is there already: leave part sft out to go on from it, or give another --work")
+    seconds, before = e.budget.take("sft", None if a.sft_minutes is None else 60 * a.sft_minutes), time.monotonic()
+    if e.model is None:
+        sizes = {"hidden": a.hidden, "layers": a.layers, "heads": a.heads, "vocab": a.vocab, "context": a.context, "seed": 0}
+        file = e.settings("build", "build", sizes, {"out": str(e.work / "model")})
+        e.model = models.build(settings.read(models.Build, [file]))
+    start, e.model = e.model, None  # GRPO from a model that was shown nothing would tell nothing
+    e.result["weights"] = weights_of(start)
+    tokenizer = models.tokenizer_for(start)
+    data, told = shown(
+        rows.load(a.data), lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]),
+        {t.id for t in load_tasks(split="train", pattern=a.tasks)}, most=a.most_tokens, hold=a.hold, seed=a.hold_seed,
+    )  # fmt: skip
+    (e.work / HELD).write_text(json.dumps(told))
+    e.result["demonstrations"] = told
+    say(f"model: {e.result['weights']:,} weights; demonstrations: { {k: v for k, v in told.items() if k != 'held_tasks'} }")
+    ours = {"trainer": {
+        "max_steps": 100_000, "learning_rate": 1e-3, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 20,
+        "per_device_train_batch_size": 16 if e.cuda else 2, "logging_steps": 5 if e.cuda else 1, "save_strategy": "no",
+        "max_grad_norm": 1.0, "disable_tqdm": True,
+    }}  # fmt: skip
+    fixed = {"model": str(start), "data": str(rows.write(data, e.work / "shown", "parquet")), "out": str(out)}
+    seconds -= time.monotonic() - before
+
+    def collect(last: bool) -> None:
+        log = lines_of(out / "log.jsonl")
+        e.training["sft"] = [{k: x[k] for k in SFT_KEYS if k in x} for x in log]
+        known = [x for x in log if x.get("loss") is not None]
+        done = lines_of(out / "final/gradings.json") or [{"step": log[-1]["step"] if log else 0}]
+        e.result["sft"] = {
+            "steps": done[-1]["step"], "least_steps": a.least_steps, "checkpoint": (out / "final").is_dir(),
+            **({k: known[-1].get(k) for k in SFT_KEYS[1:]} if known else {}),
+        }  # fmt: skip
+        if last and done[-1]["step"] < a.least_steps:
+            e.result["failures"]["sft steps"] = f"{done[-1]['step']} steps were done, fewer than {a.least_steps} (--least-steps)"
+
+    def said() -> str:
+        return f"sft: {e.result['sft']}"
+
+    e.collectors["sft"] = collect
+    e.run("sft", {"sft": e.job("sft", seconds, kind="sft", settings=e.settings("sft", "sft", ours, fixed))}, seconds, said)
+    if not (out / "final").is_dir():
+        raise RuntimeError("no checkpoint came out of SFT")
+    e.model = out / "final"
+
+
+def grpo(e: Evidence) -> None:
+    """Every mode and seed side by side, from one checkpoint."""
+    held = lines_of(e.work / HELD)
+    pattern = ",".join(held[-1]["held_tasks"]) if held and held[-1]["held_tasks"] else e.a.tasks
+    runs = [Learner(f"{mode}-{k}", mode, "default", pattern, k) for k in range(e.a.seeds) for mode in e.modes]
+    _learn(e, "grpo", runs)
+
+
+def shaping(e: Evidence) -> None:
+    """Shaped against unshaped rewards on the tasks that the shaping is for, all side by side."""
+    runs = [
+        Learner(f"{preset}-{kind}-{k}", "single", preset if kind == "shaped" else "default", tasks, k)
+        for k in range(e.a.seeds) for preset, tasks in presets_of(e.a.shaping_tasks).items() for kind in ("unshaped", "shaped")
+    ]  # fmt: skip
+    _learn(e, "shaping", runs)
+
+
+def presets_of(text: str) -> dict[str, str]:
+    """Preset -> patterns of train tasks, of ``PRESET=PATTERNS;PRESET=PATTERNS``.
+
+    Raises:
+        ValueError: no such form.
+    """
+    found = dict(part.partition("=")[::2] for part in text.split(";") if part)
+    if not found or not all(found) or not all(found.values()):
+        raise ValueError(f"{text!r}: write PRESET=PATTERNS;PRESET=PATTERNS")
+    return found
+
+
+def _learn(e: Evidence, step: str, runs: Sequence[Learner]) -> None:
+    from kbx_env.catalog import load_tasks
+
+    a, seconds, began = e.a, e.budget.take(step), time.monotonic()
+    if e.model is None:
+        raise RuntimeError("GRPO begins with a checkpoint: --parts sft, --model, or --work of a command that did SFT")
+    if there := [r.name for r in runs if (e.work / r.name).exists()]:
+        raise RuntimeError(f"{e.work} holds {', '.join(there)} already: leave the part out, or give another --work")
+    asked: dict[str, list[str]] = {}
+    longest = answer_of(a.turns, a.length, a.feedback)
+    for r in runs:
+        if r.tasks in asked:
+            continue
+        every = [t.id for t in load_tasks(split="train", pattern=r.tasks)]
+        asked[r.tasks] = some = fitting(e.model, every, a.backend, longest)
+        told = {"tasks": some, "too_long": len(every) - len(some)}
+        e.result.setdefault("train_tasks", {})["grpo" if step == "grpo" else r.name.split("-")[0]] = told
+        if not some:
+            raise RuntimeError(f"no prompt of {r.tasks} leaves room for {longest} tokens of answers; raise --context")
+    seconds -= time.monotonic() - began
+    commands = {r.name: e.job(r.name, seconds, kind="grpo", settings=_settings(e, r, asked[r.tasks], len(runs)),
+                              gradings=a.gradings, marks=step == "grpo") for r in runs}  # fmt: skip
+
+    def collect(last: bool) -> None:
+        logs = {r.name: lines_of(e.work / r.name / "log.jsonl") for r in runs}
+        for name, lines in logs.items():
+            some = lines_of(e.work / name / "samples.jsonl")
+            e.training[name] = [{k: x[k] for k in GRPO_KEYS if k in x} for x in lines]
+            e.training[f"{name} samples"] = [*some[:2], *some[-4:]]
+            e.result.setdefault("training", {})[name] = quarters(lines)
+        if step == "shaping" and last:
+            e.result["shaping"], e.files["shaping"] = curves(e.work, presets_of(a.shaping_tasks))
+
+    def said() -> str:
+        told = {r.name: e.result["training"][r.name] for r in runs}
+        return "; ".join(
+            f"{n} {x.get('updates', 0)} updates, {x.get('gradings', 0)} gradings, reward {x.get('reward_last_quarter')}"
+            for n, x in told.items()
+        )
+
+    e.collectors[step] = collect
+    e.run(step, commands, seconds, said)
+
+
+def _settings(e: Evidence, r: Learner, tasks: Sequence[str], many: int) -> str:
+    """The file with a run's settings."""
+    a = e.a
+    turns = a.turns if r.mode == "multi" else 1
+    # Answers of a backward pass: the runs of a GPU share its memory.
+    at_once = math.gcd(a.batch // turns, 16 if many <= 6 * max(1, len(e.gpus)) else 8)
+    ours: dict[str, Any] = {
+        # While a run is graded others generate: all cores are shared out, none kept back.
+        "targets": "none", "wall": a.wall, "workers": a.workers or math.ceil(e.cores / many), "samples": 2, "vllm": "false",
+        "per_turn_credit": r.mode == "multi",
+        "trainer": {
+            "learning_rate": 5e-5, "lr_scheduler_type": "constant", "max_grad_norm": 0.5,
+            "temperature": a.temperature, "min_p": a.min_p,
+            "num_generations": a.generations, "per_device_train_batch_size": at_once,
+            "gradient_accumulation_steps": a.batch // turns // at_once, "disable_tqdm": True,
+        },
+    }  # fmt: skip
+    # Other processes work on this GPU outside of any lease: what was timed beside them would mean nothing.
+    fixed: dict[str, Any] = {
+        "model": str(e.model), "out": str(e.work / r.name), "mode": r.mode, "max_turns": turns, "seed": r.seed,
+        "tasks": ",".join(tasks), "reward": r.preset, "backend": a.backend, "timing": False,
+        "turn_length": a.length if r.mode == "multi" else None,
+        "trainer": {"max_steps": 100_000, "save_strategy": "no", "logging_steps": 1,
+                    "max_completion_length": answer_of(turns, a.length, a.feedback)},
+    }  # fmt: skip
+    return e.settings("grpo", f"grpo-{r.name}", ours, fixed)
+
+
+def checkpoint_of(folder: Path) -> dict[str, int] | None:
+    """Gradings and updates of a kept checkpoint; ``None`` where there is none."""
+    found = lines_of(folder / "gradings.json")
+    return {"gradings": found[-1]["gradings"], "updates": found[-1]["step"]} if found else None
