@@ -1,4 +1,4 @@
-"""What training does to a small model in the minutes of a borrowed GPU: SFT, GRPO by one answer and over several turns, PPO.
+"""What training does to a small model in a few minutes of a GPU: SFT, GRPO by one answer and over several turns, PPO.
 
     python benchmarks/train_evidence.py OUT --data runs/data/demonstrations.parquet [--minutes 9] [--seeds 3] [--work W]
                                         [--parts sft,single,multi,shaping,report,ppo] [--config FILE.yaml] [--model CHECKPOINT]
