@@ -44,7 +44,7 @@ def report(e: Evidence) -> None:
         raise RuntimeError("there is no checkpoint to evaluate: --model, or --work of a command that trained one")
     mark, counts, without = common(e.work)
     for n in without:
-        e.result["failures"].setdefault(n, f"no checkpoint {mark}: no step was done in time")
+        e.result["failures"].setdefault(n, f"no checkpoint {mark}, at which runs are compared; it is left out")
     e.result["compared_at"] = {"mark": mark, "of": MARKS, "equal": mark != "final", "runs": counts}
     say(f"compared at {e.result['compared_at']}")
     seeds = sorted({int(n.split("-")[1]) for n in counts} or range(a.seeds))
@@ -57,7 +57,7 @@ def report(e: Evidence) -> None:
     commands, rows_of = {}, {}
     for name, folder in folders.items():
         # A later command with the same settings goes on with the samples that are lacking.
-        key = hashlib.sha256(json.dumps([asked, str(folder)], sort_keys=True).encode()).hexdigest()[:8]
+        key = hashlib.sha256(json.dumps([asked, _weights(folder)], sort_keys=True).encode()).hexdigest()[:8]
         rows_of[name] = e.work / f"rows/{name}-{key}.jsonl"
         commands[f"report-{name}"] = e.job(
             f"report-{name}", seconds, kind="evaluate", model=str(folder), samples=a.samples, seed=1000 + int(name.split("-")[1]),
@@ -86,6 +86,12 @@ def report(e: Evidence) -> None:
                 say(f"{which}, {value} answer, {name}: {x['mean']} [{x['low']}, {x['high']}]")
 
 
+def _weights(folder: Path) -> list[Any]:
+    """What tells a checkpoint from one that was trained into the same folder later."""
+    files = sorted(folder.glob("*.safetensors"))
+    return [str(folder), *([f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files)]
+
+
 def _ids(pattern: str) -> set[str]:
     from kbx_env.catalog import load_tasks
 
@@ -111,6 +117,9 @@ def ppo(e: Evidence) -> None:
         if list(out.glob("checkpoints/0*")):  # of an earlier command: its minutes count
             spent = (lines_of(out / "log.jsonl") or [{}])[-1].get("seconds", 0.0)
             words = [f"resume={out}", f"minutes={minutes + spent / 60:.3f}", f"workers={workers}"]
+            trained_on = json.loads((out / "run.json").read_text())["tasks"]
+            if trained_on != a.ppo_tasks:
+                raise RuntimeError(f"{out} was trained on {trained_on}: give these as --ppo-tasks, or another --work")
         commands[f"ppo-{k}"] = [sys.executable, str(ROOT / "train/ppo.py"), *words]
     graded = e.work / "schedules.jsonl"
     graded.unlink(missing_ok=True)  # an earlier command's are of what the policy was then

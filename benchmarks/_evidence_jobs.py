@@ -38,7 +38,7 @@ def _fits(end: float, steps: Sequence[float]) -> bool:
 
 
 def _save(trainer: Any, folder: Path, gradings: int) -> None:
-    """A checkpoint with its counts, whole or not at all: whoever runs us may be killed."""
+    """A checkpoint with its counts, whole or not at all."""
     from kbx_env.train.runs import finish
 
     part = folder.with_name(folder.name + ".part")

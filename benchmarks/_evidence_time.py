@@ -17,7 +17,7 @@ SHARES = {"sft": 0.12, "grpo": 0.30, "shaping": 0.20, "report": 0.23, "ppo": 0.1
 GRACE = 20.0
 """Seconds between SIGINT and SIGKILL at most; a step's deadline leaves room for it."""
 HURRY = 5.0
-"""Seconds that children have to write what they have when this script itself is stopped: whoever did so soon kills it."""
+"""Seconds that children have to write what they have when this script itself is stopped."""
 
 
 class Budget:

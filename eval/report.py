@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--executor", default="process", help="process: on this machine; ray: on a Ray cluster")
     p.add_argument("--ray-address", help="local (default), auto, or HOST:PORT of the head")
     p.add_argument("--per-gpu", type=int, help="Ray: gradings that share a GPU, timing has it alone; default: what the cores allow")
-    p.add_argument("--workers", type=int, help="gradings at a time (default: 1; on Ray, one a GPU, or one a core)")
+    p.add_argument("--workers", type=int, help="gradings at a time (default: 1; on Ray, what it has room for)")
     p.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
     p.add_argument("--beside", action="store_true", help="also grade every answer under the other grading, and show what differs")
     p.add_argument("--aa", type=int, default=0, metavar="N", help="time kernels against themselves N times, for the noise (GPU)")

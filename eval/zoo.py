@@ -14,9 +14,11 @@ import argparse
 import fnmatch
 import json
 import multiprocessing
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -105,11 +107,19 @@ def specimens(pattern: str = "*", honest: bool | None = None) -> list[Specimen]:
 def naive(s: Specimen, device: str = "cpu") -> float | None:
     """What the naive grader pays; ``None`` when it dies or hangs."""
     command = [sys.executable, str(ZOO / "naive.py"), s.task, str(s.path), device]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90)
-        return float(json.loads(done.stdout.strip().splitlines()[-1])["reward"])
-    except (subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
-        return None
+    # Some attacks leave files where they are.
+    with tempfile.TemporaryDirectory(prefix="kbx-naive-") as folder:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=folder, env=_with_us())
+            return float(json.loads(done.stdout.strip().splitlines()[-1])["reward"])
+        except (subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
+            return None
+
+
+def _with_us() -> dict[str, str]:
+    """The environment, in which this project is found from any folder."""
+    root = str(Path(__file__).resolve().parent.parent)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
 def graded(grader: Grader, s: Specimen, backend: str) -> Outcome:

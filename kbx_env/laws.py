@@ -160,7 +160,8 @@ class Orthogonal(Law):
 
 @dataclass(frozen=True)
 class Spectrum(Law):
-    """U diag(s) V^T with random orthonormal U, V and the given singular values (largest first, then zeros)."""
+    """U diag(s) V^T with random orthonormal U, V and the given singular values (largest first, then zeros; one alone is all of
+    them)."""
 
     values: tuple[float, ...]
     symmetric: bool = False

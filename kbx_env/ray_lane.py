@@ -19,6 +19,8 @@ from kbx_env.outcome import Outcome
 from kbx_env.ray_session import connect, disconnect, last_line
 
 _PING_SECONDS = 5.0
+_MOST = 16
+"""Actors that share a GPU by default, however many cores there are: each has some of its memory."""
 _SPARE = 2
 """Cores of a node that are left to the kernels that are timed."""
 _FAILURES = 3  # actors in a row that fail to start, before a request is given up at once
@@ -63,7 +65,7 @@ def share(sizes: Sequence[tuple[int, int]], workers: int | None = None) -> int:
     Ray fills one GPU before it turns to the next: a few actors that are wanted must not fit on one.
     """
     has = [(cpus, gpus) for cpus, gpus in sizes if gpus]
-    most = min(((cpus - _SPARE) // gpus for cpus, gpus in has), default=1)
+    most = min(_MOST, min(((cpus - _SPARE) // gpus for cpus, gpus in has), default=1))
     needed = most if workers is None else math.ceil(workers / max(1, sum(gpus for _, gpus in has)))
     return max(1, min(most, needed))
 

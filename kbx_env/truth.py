@@ -20,9 +20,10 @@ class Close(Truth):
 
     k: float = 4.0
     ulps: float = 4.0
-    """Floor in units of eps(dtype) * scale, per output dtype."""
+    """Floor in units of eps(dtype) * scale, per output dtype; for 16-bit results 2 at most (``judge/close.py``)."""
     of: tuple[float, ...] = ()
-    """``ulps`` of each result, where they differ; tensors written in place come in the same order."""
+    """``ulps`` of each result, where they differ; tensors written in place come in the same order. As a task's own truth only: the
+    truths that contain a ``Close`` do not look at it."""
     scale: str = "tensor"
     """``tensor``: scale = max(|y64|, rms(y64)); ``element``: |y64| only (plus the smallest normal number)."""
 

@@ -11,8 +11,8 @@ KEEP: ContextVar[bool | torch.Tensor | None] = ContextVar("keep", default=None)
 """None: draw a mask as torch does; True: keep every element; False: drop every element; a tensor: keep where it is True."""
 TRUTH: ContextVar[bool] = ContextVar("truth", default=False)
 """Whether the truth is asked for, not torch's own answer: in fp64 cases they have the same dtype."""
-DROPPED: ContextVar[torch.Tensor | None] = ContextVar("dropped", default=None)
-"""What the last run that kept every element would have had dropped, scaled as kept."""
+DROPPED: ContextVar[list[torch.Tensor] | None] = ContextVar("dropped", default=None)
+"""Collects what runs that keep every element would have had dropped, scaled as kept, where somebody looks for it."""
 BITS = 22
 """Of each factor of an exact product: twice as many, and 7 for sums of 128, are less than the 53 of fp64."""
 
@@ -26,10 +26,11 @@ def dropout(x: torch.Tensor, p: float, training: bool) -> torch.Tensor:
         return F.dropout(x, p, training=True)
     if isinstance(keep, torch.Tensor):
         return torch.where(keep.to(x.device).view(x.shape), x / (1 - p), torch.zeros_like(x))
-    kept = x / (1 - p) if p < 1 else torch.zeros_like(x)
-    if keep:
-        DROPPED.set(kept)
-    return kept if keep else torch.zeros_like(x)
+    kept = x / (1 - p) if keep and p < 1 else torch.zeros_like(x)
+    seen = DROPPED.get()
+    if keep and seen is not None:
+        seen.append(kept)
+    return kept
 
 
 def refined(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:

@@ -257,7 +257,7 @@ def test_a_local_ray_is_started_quiet_and_ended(tmp_path: Path) -> None:
     (tmp_path / "fake_ray_grader.py").write_text(FAKE)
     script = """
 from kbx_env.executor import Executor, Request
-from kbx_env.ray_lane import RayLane, open_ray, share
+from kbx_env.ray_lane import RayLane
 with Executor(RayLane(workers=1, grader="fake_ray_grader:Grader"), attempts=1) as e:
     assert e.submit(Request("t", b"right")).result(60).correct
     assert not e.submit(Request("t", b"die", {"mark": "/dev/null"})).result(60).correct

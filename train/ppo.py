@@ -119,6 +119,8 @@ def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> di
     progress, folder = Progress(), None
     if given.resume:
         progress, folder = ppo_run.restore(out)
+    level = os.environ.get("RAY_BACKEND_LOG_LEVEL")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # a warning of its own at every env runner
     _, mine = ray_session.connect("local", settings.workers + 1)
     algorithm = None
     try:
@@ -131,6 +133,8 @@ def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> di
             algorithm.stop()
         if mine:
             ray_session.disconnect()
+        if level is None:  # Ray tells of it, in every process that this one starts
+            os.environ.pop("RAY_BACKEND_LOG_LEVEL", None)
     return _greedy(ScheduleAgent.load(out), settings, env, out)
 
 
@@ -169,7 +173,6 @@ def _rllib() -> Any:
         UsageError: RLlib is not installed.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # a warning of its own at every env runner
     try:
         from kbx_env.train import ppo_rllib
     except ImportError as e:

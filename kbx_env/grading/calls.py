@@ -311,28 +311,32 @@ class Talk:
     def at_once(self, cases: Sequence[Case], needed: Sequence[int]) -> list[list[Claimed] | Exception]:
         """The calls of every case, where they need a GPU: compiled before, judged after, so that it is asked for seldom.
 
-        What a call raises stands in its place, and is the last.
+        What a call raises, or compiling for it, stands in its place, and is the last.
 
         Args:
             cases: the cases.
             needed: calls of each.
         """
-        for index, case in enumerate(cases):
-            self.compiles(case, index)
+        ready, ended = 0, list[Exception]()
+        try:
+            for index, case in enumerate(cases):
+                self.compiles(case, index)
+                ready += 1
+        except Exception as e:
+            ended.append(e)
         made: list[list[Claimed] | Exception] = []
-        while len(made) < len(cases) and not (made and isinstance(made[-1], Exception)):
+        while len(made) < ready:
             with self.gpu.using():
                 # Whoever wants the GPU alone waits for all who share it: autotuners in every case would take seconds.
                 began = time.monotonic()
-                for index in range(len(made), len(cases)):
+                for index in range(len(made), ready):
                     try:
                         made.append(self.calls(cases[index], index, needed[index], "run"))
                     except Exception as e:
-                        made.append(e)
-                        break
+                        return [*made, e]
                     if time.monotonic() - began > TURN_SECONDS:
                         break
-        return made
+        return [*made, *ended]
 
     def calls(self, case: Case, index: int, count: int, mode: str) -> list[Claimed]:
         """Several calls on the same inputs (statistical truths need more than one)."""

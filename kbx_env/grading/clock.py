@@ -209,10 +209,11 @@ def time_task(task: Task, talk: Talk, sizes: str = "published") -> Timing:
         sides[-1].release()
         _give_back()
     # Values that are slow to draw (eigenvectors of thousands of small matrices) are small.
-    early, kept = dict[int, Ring](), 0.0
+    early, kept = dict[int, Ring](), 0
     for index, case in enumerate(cases):
-        kept += fresh.ring_bytes(floor.input_bytes(task, case))
-        if kept <= EARLY * memory:
+        size = fresh.ring_bytes(floor.input_bytes(task, case))
+        if kept + size <= EARLY * memory:
+            kept += size
             with talk.gpu.using():
                 early[index] = draw(index, "time")
 

@@ -189,7 +189,7 @@ class RunnerSide:
         """
         rng = random.Random(secrets.randbits(64))
         most = max(SLOTS, min(GRAPH_CALLS[1], GRAPH_BYTES // max(1, result_bytes), int(GRAPH_US / max(1.0, about_us))))
-        count = rng.randint(min(GRAPH_CALLS[0], most), most)
+        count = rng.randint(min(GRAPH_CALLS[0], max(SLOTS, most // 2)), most)
         order = [rng.randrange(SLOTS) for _ in range(count)]
         self._order = order
         return count if bool(self._ask({"do": "capture", "order": order})[0].get("captured")) else 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from kbx_env.errors import DeclarationError
 from kbx_env.grading import floor
-from kbx_env.task import Case, Ints, Law, Literal, Task, shape_of
+from kbx_env.task import Case, Ints, Law, Literal, Places, Shuffled, Signed, Task, shape_of
 
 SIZES = ("published", "held-out")
 SHARES = (0.75, 0.875)
@@ -93,8 +93,10 @@ def resized(task: Task, case: Case, to: Mapping[int, int]) -> Case:
         raise refuse(f"{what}={value}")
 
     def law(given: Law) -> Law:
-        if isinstance(given, Literal):
+        if isinstance(given, Literal | Shuffled | Signed):
             raise refuse("listed values")
+        if isinstance(given, Places):
+            raise refuse("positions along an axis")
         bound = isinstance(given, Ints) and given.low == 0 and isinstance(given.high, int)
         return replace(given, high=to.get(given.high, given.high)) if bound else given  # type: ignore[call-arg, attr-defined]
 

@@ -38,6 +38,7 @@ from kbx_env.truth import Contract, Sample
 if TYPE_CHECKING:
     from kbx_env.grading.grader import Grader
 
+
 @dataclass
 class Record:
     """What has been found so far; turned into an Outcome at the end."""

@@ -175,9 +175,9 @@ class Interceptor:
             self.kernels[fn.__name__] = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(kwargs, fn))
         kernel = self._original(fn, *args, grid=grid, warmup=warmup or ablate, **kwargs)
         if ablate and kernel is not None:
-            # Loads what was compiled and, before Triton 3.7, has gcc make its launcher: the first launch would, when others wait.
-            with contextlib.suppress(Exception):  # what the device cannot run is told when it is launched
-                kernel._init_handles()
+            # Before Triton 3.7 gcc makes a launcher a signature, kept in the cache: the first launch would, with others waiting.
+            with contextlib.suppress(Exception):  # the launch itself tells what is wrong
+                triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
         if self.mode != "time" and not warmup:
             if self.mode == "run" and kernel is not None and not self.kernels[fn.__name__].dots:
                 self.kernels[fn.__name__].dots = dot_kinds(kernel.asm.get("ttir", ""))

@@ -177,3 +177,10 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
     monkeypatch.setattr(calls, "TURN_SECONDS", -1.0)
     assert Talk.at_once(talk, TASK.cases[:2], [1] * 2) == [[0], [1]]  # type: ignore[arg-type]
     assert shared == ["in"] * 3, "others get their turn"
+
+    def compiles(case: object, index: int) -> None:
+        if index == 1:
+            raise error
+
+    talk.compiles = compiles
+    assert Talk.at_once(talk, TASK.cases[:5], [1] * 5) == [[0], error]  # type: ignore[arg-type]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from fake_device import FakeDevice
 from test_calls import talk
 
 from kbx_env.catalog import load_task
 from kbx_env.grading import clock, sides
 from kbx_env.grading.claims import Stopped
+from kbx_env.sandbox.stopwatch import Stopwatch
 
 TICK_US = 0.032
 """Resolution of an H200's event clock."""
@@ -160,3 +163,15 @@ def test_the_check_falls_on_a_secret_turn_within_the_rounds_that_always_happen(u
         assert len(seen) == 1 and seen[0] <= clock.MIN_ROUNDS * clock.PAIRS
         moments.add(seen[0])
     assert len(moments) > (4 if us + known < 100 else 2), "slow calls have six turns in all"
+
+
+def test_one_interrupted_call_makes_no_other_wait() -> None:
+    now, took = [0.0], iter([2e-5] * 3 + [2e-5, 4e-3, 2e-5])
+    watch = Stopwatch("cpu", FakeDevice())
+    watch._now = lambda: now[0]
+
+    def call(_: dict[str, Any]) -> None:
+        now[0] += next(took, 2e-5)
+
+    watch.prepare(call, [{"n": k} for k in range(3)])
+    assert watch._wait_us == pytest.approx(140.0)

@@ -301,18 +301,6 @@ def test_a_slow_call_is_warmed_up_on_one_slot(seconds: float, slots: list[int]) 
     assert sorted(called) == sorted(slots), "moved, and not called"
 
 
-def test_one_interrupted_call_makes_no_other_wait() -> None:
-    now, took = [0.0], iter([2e-5] * 3 + [2e-5, 4e-3, 2e-5])
-    watch = Stopwatch("cpu", FakeDevice())
-    watch._now = lambda: now[0]
-
-    def call(_: dict[str, Any]) -> None:
-        now[0] += next(took, 2e-5)
-
-    watch.prepare(call, [{"n": k} for k in range(3)])
-    assert watch._wait_us == pytest.approx(140.0)
-
-
 def test_inputs_of_a_slot_come_once_with_its_captured_calls(time: Callable[..., Timing], monkeypatch) -> None:
     asked: list[tuple[int, bool]] = []
     real = sides.RunnerSide.fetch

@@ -1,4 +1,7 @@
-"""No input is known wherever a published condition holds: it would not have to be read there."""
+"""No input is known wherever an argument or a dtype is what it is: it would not have to be read there.
+
+Of shapes nothing is asked: a kernel that knows a tensor by its shape would still find it here.
+"""
 
 from __future__ import annotations
 

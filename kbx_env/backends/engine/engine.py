@@ -221,7 +221,7 @@ class Engine:
         if type(value) not in (bool, int, float):
             raise TraceError("fill value")
         self._brought(8)
-        if view.numel and ((self.moves and not view.dense) or (self.picks and self._part_of_data(spec, view))):
+        if view.numel and ((self.moves and not view.dense) or (self.picks and not self._whole(spec, view))):
             raise ComputedByHost("torch fills a part of a tensor, where putting values into their places is the task")
         if view.numel:
             try:
@@ -241,9 +241,10 @@ class Engine:
             return True
         return any(given[0] == spec[0] and math.prod(n for n, _ in given[3]) == view.numel for given in self._given)
 
-    def _part_of_data(self, spec: Any, view: View) -> bool:
-        """Whether a view is a part of a tensor that holds something of an argument; what is padded around is not."""
-        return bool(view.storage.inputs) and not self._whole(spec, view)
+    def _pads(self, target: Any, to: View, source: Any, of: View) -> bool:
+        """Whether whole data is copied to a whole tensor, or into one that holds no data yet: a frame around it."""
+        whole = self._whole(target, to) or (bool(of.storage.inputs) and not to.storage.inputs)
+        return whole and (self._whole(source, of) or not (of.storage.inputs or to.storage.inputs))
 
     def _brought(self, size: int) -> None:
         """Count what the host brings in; without a bound it could bring the whole result.
@@ -271,7 +272,7 @@ class Engine:
         plain = (of.dense or _order(source) in self._given) and (to.dense or _order(target) in self._given)
         if self.moves and not plain:
             raise ComputedByHost("torch copies a part of a tensor or in another order, where moving values is the task")
-        if self.picks and (self._part_of_data(source, of) or self._part_of_data(target, to)):
+        if self.picks and not self._pads(target, to, source, of):
             raise ComputedByHost("torch copies a part of a tensor, where picking parts is the task")
         try:
             plain = plain and of.shape == to.shape

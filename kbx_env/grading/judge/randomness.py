@@ -309,7 +309,8 @@ def came_before(lines: list[Line], earlier: list[Line] | None) -> bool:
     """
     if earlier is None:
         return False
-    mine = [line.part(0, PIECE) for line in lines]
+    mine = [Line(p.values.clone(), p.var, p.most, None if p.known is None else p.known.clone())
+            for p in (line.part(0, PIECE) for line in lines)]  # fmt: skip
     found = False
     for a in mine:
         for b in earlier:

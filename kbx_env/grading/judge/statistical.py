@@ -134,10 +134,14 @@ def _behind(
     """A product follows the dropout: divide by its matrix, read the mask off; the reference with that mask is the truth."""
     from kbx_env.tasks._seams import DROPPED
 
-    reference.expect(task, case, args, device, keep=True)
-    whole = DROPPED.get()
-    assert whole is not None and truth.behind is not None
-    kept, matrix = (x.to("cpu", torch.float64) for x in (whole, args[truth.behind]))
+    seen: list[torch.Tensor] = []
+    token = DROPPED.set(seen)
+    try:
+        reference.expect(task, case, args, device, keep=True)
+    finally:
+        DROPPED.reset(token)
+    assert truth.behind is not None
+    kept, matrix = (x.to("cpu", torch.float64) for x in (seen[-1], args[truth.behind]))
     inverse = torch.linalg.inv(matrix)
     clear = kept.abs() > 0.02 * kept.square().mean().sqrt()
     masks = []

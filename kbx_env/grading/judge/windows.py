@@ -108,7 +108,7 @@ def rule(
 
 
 def _numbers(picked: torch.Tensor, shares: Sequence[float], draw: torch.Generator) -> torch.Tensor:
-    """For each plane a number that leads to its sequence, uniform between those that do, minus 1/2."""
+    """For each plane a number by its sequence, uniform over all if the sequences come as often as they should, minus 1/2."""
     share = torch.tensor(shares, dtype=torch.float64)
     below = share.cumsum(0) - share
     return below[picked] + share[picked] * torch.rand(picked.shape, generator=draw, dtype=torch.float64) - 0.5
