@@ -297,9 +297,8 @@ _WRONG = {
     "windows": r"wrong positions: |wrong values: \d+ of \d+ planes", "invariant": r"broken promise: ",
     "values": r"wrong values: |output \d+(: cosine| is not equal| not within)",
     "statistical": r"as probabilities of|bit \d+: |keep rate |the mask|output \d+ was dropped|two (calls|generators)|generators in|"
-    r"(rows|columns) are dropped|(numbers|samples|a mask) of an earlier|"
-    r"samples outside|all samples|the (mean|variance) is|not uniform|more evenly|"
-    r"too coarse|not zero where|not \(input|\d+ of \d+ successes|runs of|elements go together|some elements of|the windows are",
+    r"(rows|columns) are dropped|(numbers|samples|a mask) of an earlier|samples outside|all samples|the (mean|variance) is|"
+    r"not (uniform|zero where|\(input)|more evenly|too coarse|\d+ of \d+ successes|runs of|(some )?elements (of|go)|the windows",
 }  # fmt: skip
 _STAGES = {"compile_error": "compile", "runtime_error": "runtime", "incorrect": "wrong"}
 

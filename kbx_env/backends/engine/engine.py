@@ -235,11 +235,10 @@ class Engine:
 
     def _whole(self, spec: Any, view: View) -> bool:
         """Whether a view holds every element of its tensor, once."""
-        if not view.apart:
-            return False
-        if view.numel * view.dtype.itemsize == view.storage.data.size:
-            return True
-        return any(given[0] == spec[0] and math.prod(n for n, _ in given[3]) == view.numel for given in self._given)
+        every = view.numel * view.dtype.itemsize == view.storage.data.size or any(
+            given[0] == spec[0] and math.prod(n for n, _ in given[3]) == view.numel for given in self._given
+        )
+        return every and view.apart
 
     def _pads(self, target: Any, to: View, source: Any, of: View) -> bool:
         """Whether whole data is copied to a whole tensor, or into one that holds no data yet: a frame around it."""
