@@ -161,7 +161,7 @@ def prepare(db: sqlite3.Connection, path: Path) -> None:
     _patiently(lambda: _version(db, path))
     _patiently(lambda: db.execute("PRAGMA journal_mode=WAL"))
     db.execute("PRAGMA synchronous=NORMAL")
-    if _version(db, path) == VERSION:
+    if _patiently(lambda: _version(db, path)) == VERSION:
         return
     db.execute("BEGIN IMMEDIATE")  # one of several processes gets here first; the others find the work done
     try:
@@ -205,6 +205,17 @@ def shorten_log(db: sqlite3.Connection, path: Path, limit: int) -> int:
 
 
 def _version(db: sqlite3.Connection, path: Path) -> int:
+    """The format of a file, seen at one moment: between two reads another process may make its tables."""
+    if db.in_transaction:
+        return _version_now(db, path)
+    db.execute("BEGIN")
+    try:
+        return _version_now(db, path)
+    finally:
+        db.execute("ROLLBACK")
+
+
+def _version_now(db: sqlite3.Connection, path: Path) -> int:
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     known = db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION
     if known and version > VERSION:

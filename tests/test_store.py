@@ -298,6 +298,28 @@ def test_the_log_beside_the_file_stays_short_and_a_long_reader_stops_nobody(
     assert log.stat().st_size < 200_000 and len(list(store.rows())) == 82
 
 
+def test_tables_that_another_makes_between_two_reads_are_no_other_programs(tmp_path: Path) -> None:
+    path = tmp_path / "g.sqlite"
+    made: list[bool] = []
+
+    class Between(sqlite3.Connection):
+        def execute(self, sql: str, *more: object) -> sqlite3.Cursor:  # type: ignore[override]
+            if "application_id" in sql and not made:
+                found = super().execute(sql, *more)
+                made.append(True)
+                Store(path)
+                return found
+            return super().execute(sql, *more)
+
+    with closing(sqlite3.connect(path, timeout=60, isolation_level=None, factory=Between)) as db:
+        with pytest.raises(UsageError, match="locked"), pytest.MonkeyPatch.context() as patch:
+            # Who reads holds the new file: the other waits. It would wait for ever here, in one thread.
+            patch.setattr(store_schema, "connect", lambda p: sqlite3.connect(p, timeout=0, isolation_level=None))
+            patch.setattr(store_schema.time, "sleep", lambda _: None)
+            store_schema._version(db, path)
+        assert store_schema._version(db, path) == 0, "nothing of the other's is seen by halves"
+
+
 MIXED = """
 import sys
 sys.path.insert(0, {root!r})
