@@ -66,10 +66,11 @@ def test_stored_gradings_are_read_at_once_and_unpacked_once(tmp_path: Path, monk
     assert sorted(graded) == ["math/cos", "math/softmax"], "what is missing, and nothing else"
     assert rows.count('"sample": ') == 2 * SAMPLES
     assert len(unpacked) <= 2 * SAMPLES, "each once; the tasks' pages read sources alone"
-    assert len(said) < SAMPLES, "no statement for each row"
+    work = [s for s in said if not s.startswith(("PRAGMA", "BEGIN", "COMMIT", "ROLLBACK"))]
+    assert len(work) < SAMPLES, "no statement for each row"
     del said[:], unpacked[:]
     assert _run(tmp_path, "--resume", calls=graded).count('"correct": true') == 2 * SAMPLES and len(graded) == 2
-    assert len(unpacked) == 2 * SAMPLES and not [s for s in said if s.startswith(("BEGIN", "INSERT"))]
+    assert len(unpacked) == 2 * SAMPLES and not [s for s in said if s.startswith(("BEGIN IMMEDIATE", "INSERT"))]
 
 
 def test_the_curve_of_pass_at_k_takes_no_binomial_coefficients(monkeypatch: pytest.MonkeyPatch) -> None:
