@@ -36,7 +36,7 @@ __all__ = ["SLOTS", "EagerSide", "Paired", "RunnerSide", "Side", "interval", "pa
 
 BLOCK = 5
 """Calls in one block."""
-PAIRS = 4
+PAIRS = 2
 """Pairs of blocks in one round."""
 MIN_ROUNDS, MAX_ROUNDS = 6, 24
 BUDGET = 1.0

@@ -31,6 +31,10 @@ SLOW_SECONDS = 0.01
 """A call that takes longer says all there is to say on one slot; the others would keep everybody waiting."""
 JUNK = 4
 """Buffers of random size that push the others to new addresses."""
+YARD, YARD_BYTES = 3, 4 << 30
+"""Times the slots' bytes, and at most, that torch has at hand to move them about in."""
+JUNK_BYTES = 128 << 20
+"""Room for junk there."""
 POISON = 0xFF
 """Every byte of a result that was looked at: NaN, -1. Who returns it again returns this."""
 ALONE = 5.0
@@ -58,7 +62,8 @@ class Stopwatch:
         self._written: tuple[str, ...] = ()
         self._rings = Rings(self._tools)
         self._spare: list[tuple[int, int]] = []
-        self._wait_us = 100.0
+        self._wait_us = self._most_wait_us = 100.0
+        self._yard = False
         self._play: Callable[[], None] | None = None
         self._captured: list[Kept] = []
         self._replayed: list[tuple[int, Any]] = []
@@ -84,7 +89,7 @@ class Stopwatch:
         """
         self._free()
         self._freeze(False)
-        self._call, self._written = call, tuple(written)
+        self._call, self._written, self._yard = call, tuple(written), False
         self._slots = list(draws)
         if turning is not None:
             self._lay(draws, slots, turning)
@@ -119,7 +124,8 @@ class Stopwatch:
                 self._settle()
                 whole.append(self._now() - before)
         # The middle one: a call that the host was interrupted in would make all of them wait.
-        self._wait_us = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._rings) + 2e6 * statistics.median(host))
+        self._most_wait_us = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._rings) + 2e6 * statistics.median(host))
+        self._wait_us = self._most_wait_us
         self._freeze(True)
         return {"call_seconds": max(whole)}
 
@@ -154,7 +160,7 @@ class Stopwatch:
         self._free()
         if self._flush:
             self._tools.free(self._flush)
-        self._flush, self._slots, self._homes = 0, [], []
+        self._flush, self._slots, self._homes, self._yard = 0, [], [], False
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter or the context may be gone
@@ -185,29 +191,37 @@ class Stopwatch:
             self._rings.load(name, self._homes[slot][name][0], window)
 
     def shuffle(self, seed: int, calls: bool = True) -> dict[str, Any]:
-        """Move every input to a new address and give cached memory back, so that outputs move too.
+        """Move every input to a new address, and so what a call allocates.
 
         With ``calls`` each slot is called once, so that the allocator has all it needs when the clock runs.
 
         A kernel of a few microseconds is faster or slower by 1-2 % for where its buffers happen to lie; only over
-        several placements does that average out.
+        several placements does that average out. The driver is asked for memory before the first move alone: it serves one
+        process at a time, and where many start up, each request takes milliseconds.
         """
         assert self._call is not None
         rng = random.Random(seed)
         self._drop()
-        self._tools.empty_cache()
-        junk = [blank(rng.randrange(1, 64) << 18, self.device) for _ in range(JUNK)]
+        first, self._yard = not self._yard, True
+        if first:
+            self._tools.empty_cache()
+            slots = sum(seen.size for homes in self._homes for seen, _ in homes.values())
+            with contextlib.suppress(RuntimeError):  # out of memory: then without
+                blank(min(YARD_BYTES, YARD * slots + JUNK_BYTES), self.device)  # stays torch's, for later
+        # Small tensors lie in another part of torch's memory than large ones.
+        junk = [blank(rng.randrange(1, 64) << bits, self.device) for bits in (18, 13) for _ in range(JUNK)]
         for i in rng.sample(range(len(self._slots)), len(self._slots)):
             slot = self._slots[i]
             moved = {name: self._moved(v) for name, v in slot.items() if isinstance(v, torch.Tensor)}
             self._tools.sync()
             slot.update(moved)
             self._homes[i], moved = {}, {}
-            junk.append(blank(rng.randrange(1, 64) << 18, self.device))
+            junk += [blank(rng.randrange(1, 64) << bits, self.device) for bits in (18, 13)]
         del junk
         self._settled_down()
         self._tools.sync()
-        self._tools.empty_cache()
+        if first:
+            self._tools.empty_cache()  # where they lay before
         for slot in self._slots if calls else ():
             self._call(slot)
         self._settle()
@@ -249,12 +263,14 @@ class Stopwatch:
         self.load(order[0], turns[0])
         call(self._slots[order[0]])
         patient, usual = self._patience
+        host = list[float]()
         try:
             for k, ((start, end), i) in enumerate(zip(events, order, strict=True)):
                 tools.main_stream()
                 # While the device waits the host enqueues. The values come after that, and after them the flush: work
                 # that runs early, on another stream, finds the values of before.
                 tools.wait(int(self._wait_us * CYCLES_PER_US))
+                before = self._now()
                 self.load(i, turns[k + 1])
                 tools.fill(self._flush, k, FLUSH_BYTES)
                 tools.record(start)
@@ -265,9 +281,12 @@ class Stopwatch:
                     self._keep(i, result)
                 del result
                 patient(usual)
+                host.append(self._now() - before)
         finally:
             patient(usual)
         self._settle()
+        # Enqueueing may have become faster since the first calls. A call that reads back takes all of the wait and more.
+        self._wait_us = min(self._most_wait_us, 100.0 + 2e6 * statistics.median(host))
         return {"us": [tools.elapsed_us(start, end) for start, end in events], "tuned": self.tuned}
 
     def _keep(self, slot: int, result: Any) -> None:

@@ -1,0 +1,92 @@
+"""The stopwatch asks little of the driver, and waits no longer than the host needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kbx_env.sandbox import stopwatch
+from kbx_env.sandbox.stopwatch import Stopwatch
+from tests.grading.fake_device import FakeDevice
+
+
+class Counted(FakeDevice):
+    """Counts how often the driver is asked for all that torch keeps, and remembers the waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emptied, self.waits = 0, list[int]()
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+    def wait(self, cycles: int) -> None:
+        self.waits.append(cycles)
+
+
+def test_only_the_first_move_of_a_case_asks_the_driver_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, sizes = Counted(), list[int]()
+    real = stopwatch.blank
+    monkeypatch.setattr(stopwatch, "blank", lambda size, where: sizes.append(size) or real(min(size, 64), where))  # type: ignore[func-returns-value]
+    watch = Stopwatch("cpu", device)
+    for _ in range(2):
+        watch.prepare(lambda slot: slot["x"], [{"x": torch.zeros(1 << 20)} for _ in range(3)])
+        at = device.emptied
+        watch.shuffle(1)
+        assert device.emptied == at + 2
+        for seed in range(4):
+            watch.shuffle(seed)
+        assert device.emptied == at + 2
+    yards = [s for s in sizes if s >= stopwatch.JUNK_BYTES]
+    assert yards == [stopwatch.YARD * 3 * 4 * (1 << 20) + stopwatch.JUNK_BYTES] * 2
+
+
+def test_a_move_without_room_for_the_yard_is_a_move_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = stopwatch.blank
+
+    def full(size: int, where: str) -> torch.Tensor:
+        if size >= stopwatch.JUNK_BYTES:
+            raise torch.OutOfMemoryError("no room")
+        return real(size, where)
+
+    monkeypatch.setattr(stopwatch, "blank", full)
+    watch = Stopwatch("cpu", FakeDevice())
+    watch.prepare(lambda slot: slot["x"], [{"x": torch.arange(4.0)}])
+    before = watch._slots[0]["x"]
+    watch.shuffle(1)
+    assert watch._slots[0]["x"] is not before and watch._slots[0]["x"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def _waits(call_seconds: list[float], reads_back: bool = False) -> list[float]:
+    """Microseconds that the device waits before each call of three blocks; the host needs so long for every call."""
+    device, now, left = Counted(), [0.0], list(call_seconds)
+    watch = Stopwatch("cpu", device)
+    watch._now = lambda: now[0]
+
+    def call(slot: dict[str, Any]) -> torch.Tensor:
+        waited = device.waits[-1] / stopwatch.CYCLES_PER_US * 1e-6 if reads_back and device.waits else 0.0
+        now[0] += waited + (left.pop(0) if len(left) > 1 else left[0])
+        return slot["x"]
+
+    watch.prepare(call, [{"x": torch.zeros(4)} for _ in range(3)])
+    for _ in range(3):
+        watch.measure({"order": [0, 1, 2, 0, 1]})
+    return [w / stopwatch.CYCLES_PER_US for w in device.waits[::5]]
+
+
+def test_the_device_waits_no_longer_than_the_host_needs_by_now() -> None:
+    slow_at_first = [1e-3] * 7 + [1e-4]
+    first, second, third = _waits(slow_at_first)
+    assert first == pytest.approx(2100, rel=0.01) and second == third == pytest.approx(300, rel=0.01)
+
+
+def test_a_host_that_becomes_slower_is_waited_for_as_at_first_and_not_longer() -> None:
+    first, second, third = _waits([1e-4] * 7 + [1e-3])
+    assert first == second == third == pytest.approx(300, rel=0.01)
+
+
+def test_waiting_does_not_grow_with_itself_where_a_call_reads_back() -> None:
+    first, second, third = _waits([1e-4], reads_back=True)
+    assert first == second == third == pytest.approx(300, rel=0.01)
