@@ -1,7 +1,7 @@
 """A kernel's source as briefly as Python says it: no comments, one way to break lines, nothing that nobody calls.
 
-The entry function comes first. A small model has then just read its name, and no other function stands between: it learns to
-copy it, which at the end of an answer it did not.
+The entry function comes first: its name has just been read, and no other function stands between. Whether a small model learns to
+copy it sooner for that is not shown yet.
 """
 
 from __future__ import annotations
