@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from kbx_env.train.compact import compact
+from kbx_env.train.copying import copies as copied
 from kbx_env.train.rows import about, by_difficulty, load, message, only, prompts, write
 from kbx_env.train.settings import MISSING, command, save
 from kbx_env.train.vary import variations as varied
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
 __all__ = ["Demonstrations", "by_difficulty", "demonstrations", "load", "only", "prompts", "write"]
 EXPERT = "expert"
 """The variation that is none."""
+COPY = "copy"
+"""The variation of a row that shows another one's kernel under other names (``train/copying.py``)."""
+STYLES = ("plain", "compact")
 GRADING = {
     "backend": "cpu", "targets": ["sm_90"], "grading": "contract", "seed": None, "timing": False, "split": "train",
     "torch_ops": "strict", "estimate": None,
@@ -59,7 +64,8 @@ class Demonstrations:
 
 def demonstrations(
     tasks: Sequence[Task], *, backend: str = "cpu", variations: int = 4, seed: int = 0, workers: int = 1,
-    store: Store | None = None, progress: bool = True, grade: Callable[..., Outcome] | None = None,
+    store: Store | None = None, progress: bool = True, grade: Callable[..., Outcome] | None = None, style: str = "plain",
+    copies: int = 0,
 ) -> Demonstrations:  # fmt: skip
     """Rows for supervised fine-tuning: ``prompt``, ``completion``, ``task``, ``category``, ``difficulty``, ``variation``.
 
@@ -72,20 +78,25 @@ def demonstrations(
         store: keeps the gradings; with the same one nothing is graded twice.
         progress: show a bar on stderr, if that is a terminal.
         grade: stands in for the real grader in tests.
+        style: ``plain``, or ``compact``: without comments, unused functions and the kernels' own formatting.
+        copies: of each row that was taken, with other names for the entry function and its parameters in prompt and answer.
 
     Raises:
         UsageError: a task of the eval split, or numbers that make no sense.
-        UnknownName: no such backend.
+        UnknownName: no such backend or style.
     """
     if evil := [t.id for t in tasks if splits().get(t.id) != "train"]:
         raise UsageError(f"no demonstrations of tasks outside the train split: {', '.join(evil[:5])}; use split='train'")
     if backend not in ("cpu", "cuda"):
         raise UnknownName("backend of prompts", backend, ("cpu", "cuda"))
-    if variations < 0 or workers < 1:
-        raise UsageError(f"variations is {variations}, workers is {workers}; at least 0, and at least 1")
+    if style not in STYLES:
+        raise UnknownName("style", style, STYLES)
+    if min(variations, copies) < 0 or workers < 1:
+        raise UsageError(f"variations is {variations}, copies is {copies}, workers is {workers}; at least 0, 0 and 1")
+    brief = compact if style == "compact" else _as_is
     sources = [(t, s) for t in tasks if (s := expert_source(t.id)) is not None]
     asked = [
-        (t, name, text) for t, source in sources
+        (t, name, brief(text, t.entry)) for t, source in sources
         for name, text in [(EXPERT, source), *varied(source, t.entry, variations, f"{seed} {t.id}")]
     ]  # fmt: skip
     outcomes = _graded(asked, workers, store, progress, grade)
@@ -94,8 +105,12 @@ def demonstrations(
         if why := _why_not(outcome) or _leak(text):
             refused[why] += 1
             continue
-        completion = [{"role": "assistant", "content": f"```python\n{text.strip(chr(10))}\n```"}]
-        rows.append({"prompt": [message(task, backend)], "completion": completion, "variation": name, **about(task)})
+        under = [(name, task, text)]
+        for number, (other, its) in enumerate(copied(task, text, copies, f"{seed} {name} {task.id}", eval_entries())):
+            under.append((f"{COPY}-{number}-{name}", other, its))
+        for variation, told, shown in under:
+            completion = [{"role": "assistant", "content": f"```python\n{shown.strip(chr(10))}\n```"}]
+            rows.append({"prompt": [message(told, backend)], "completion": completion, "variation": variation, **about(task)})
     if not rows:
         raise UsageError(f"none of {len(asked)} sources may be shown: {_counts(refused) or 'no task has a kernel'}")
     from datasets import Dataset
@@ -121,6 +136,10 @@ def _graded(
         else:
             lane = ProcessLane(min(workers, max(1, len(requests))))
         return stack.enter_context(Executor(lane, store=store, capacity=sys.maxsize)).grade_many(requests, progress)
+
+
+def _as_is(source: str, entry: str) -> str:
+    return source
 
 
 def _nothing_to_do(task: str, source: bytes, **options: Any) -> Outcome:
@@ -163,6 +182,10 @@ class Settings:
     """One category only."""
     variations: int = 4
     """Of each kernel, beside itself, before grading."""
+    style: str = "plain"
+    """compact: no comments, no unused functions, one way to break lines; for small models, with build_model.py tokens=lines."""
+    copies: int = 0
+    """Of each demonstration, under made-up names in prompt and answer: teaches a model from nothing to read the name."""
     repeats: int = 1
     """Rows of prompts.* for each task, with seeds of their own."""
     backend: str = "cpu"
@@ -190,7 +213,8 @@ def run(s: Settings) -> None:
     save(s, out)
     with contextlib.closing(Store(out / "gradings.sqlite")) as store:
         made = demonstrations(
-            tasks, backend=s.backend, variations=s.variations, seed=s.seed, workers=s.workers, store=store
+            tasks, backend=s.backend, variations=s.variations, seed=s.seed, workers=s.workers, store=store, style=s.style,
+            copies=s.copies,
         )  # fmt: skip
     for name, data in (("prompts", asked), ("demonstrations", made.dataset)):
         print(f"{write(data, out / name, s.format)}: {len(data)} rows")

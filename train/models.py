@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kbx_env.baselines.llm.local import tokenizer_of
+from kbx_env.train.compact import compact
 from kbx_env.train.settings import MISSING
+from kbx_env.train.tokens import lines_tokenizer, shortening
 
 from kbx_env.catalog import expert_source, load_tasks
 from kbx_env.errors import UnknownName, UsageError
@@ -25,6 +27,7 @@ _SPECIAL = (PAD, "<|im_start|>", END)
 _PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """One token each, but shown in decoded text, as in Qwen's own tokenizers."""
 _ALPHABET = 256
+TOKENS, PROMPTS = ("words", "lines"), ("full", "short")
 
 
 def tokenizer_for(folder: str | Path) -> Any:
@@ -104,6 +107,10 @@ class Build:
     """Tokens, special ones included."""
     context: int = 8192
     """Tokens of prompt and answer together."""
+    tokens: str = "words"
+    """lines: frequent whole lines of code are one token (train/tokens.py); train it on demonstrations with style=compact."""
+    prompt: str = "full"
+    """short: the tokenizer leaves out the rules and all but the first paragraph of the contract; only with tokens=lines."""
     template: str = "qwen3_instruct_2507"
     """A chat template that TRL knows by name. This one has no thinking, and shows earlier turns as they were generated."""
     seed: int = 0
@@ -128,13 +135,18 @@ def build(b: Build) -> Path:
         raise UsageError(f"heads={b.heads} over kv_heads={kv}: must divide")
     if b.vocab < least:
         raise UsageError(f"vocab is {b.vocab}; at least {least}: every byte and the special tokens")
+    for kind, given, accepted in (("tokens", b.tokens, TOKENS), ("prompt", b.prompt, PROMPTS)):
+        if given not in accepted:
+            raise UnknownName(kind, given, accepted)
+    if b.prompt == "short" and b.tokens != "lines":
+        raise UsageError("prompt=short is done by the tokenizer of tokens=lines; give both")
     template = template_of(b.template)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"out={b.out} is not empty; give another folder, or remove it")
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer = _trained(b.vocab, template, b.context)
+    tokenizer = _trained(b, template)
     torch.manual_seed(b.seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=b.hidden, intermediate_size=b.intermediate or 3 * b.hidden,
@@ -172,19 +184,34 @@ def _texts() -> Iterator[str]:
         yield from (instruction(task, "cpu"), expert_source(task.id) or "")
 
 
-def _trained(vocab: int, template: str, context: int) -> Any:
+def _documents() -> list[str]:
+    """One for each task of the train split, as ``data.py style=compact`` shows it."""
+    found = []
+    for task in load_tasks(split="train"):
+        source = expert_source(task.id)
+        if source is not None:
+            found.append(f"{instruction(task, 'cpu')}\n```python\n{compact(source, task.entry)}```")
+    return found
+
+
+def _trained(b: Build, template: str) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab - len(_PLAIN), special_tokens=list(_SPECIAL), show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    core.train_from_iterator(_texts(), trainer)
+    room = b.vocab - len(_PLAIN)
+    if b.tokens == "lines":
+        short = shortening(load_tasks(split="train")[0]) if b.prompt == "short" else ()
+        core = lines_tokenizer(_documents(), room, _SPECIAL, short)
+    else:
+        core = Tokenizer(models.BPE())
+        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        core.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=room, special_tokens=list(_SPECIAL), show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        )  # fmt: skip
+        core.train_from_iterator(_texts(), trainer)
     core.add_tokens([AddedToken(t, normalized=False) for t in _PLAIN])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD, model_max_length=context)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD, model_max_length=b.context)
     tokenizer.chat_template = template
     return tokenizer

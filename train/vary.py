@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import io
 import keyword
 import random
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from kbx_env.baselines.search.knobs import knobs_of, with_knobs
 from kbx_env.baselines.search.ties import jitted
@@ -51,7 +52,38 @@ def renamed(source: str, entry: str, seed: int | str) -> str:
     source = _bare(source)
     tree = ast.parse(source)
     reader = _Names(tree, entry)
-    names = _map(reader, random.Random(f"{seed} names"), source)
+    return _edited(source, _places(source, tree, reader), _map(reader, random.Random(f"{seed} names"), source))
+
+
+def with_contract(source: str, entry: str, names: Mapping[str, str]) -> str | None:
+    """The source with other names for its entry function and that function's parameters; ``None`` where they cannot change.
+
+    Args:
+        source: Python.
+        entry: the function of the contract.
+        names: old names, the entry's and its parameters', and new ones that the source does not have.
+
+    Raises:
+        SyntaxError: the source is no Python.
+    """
+    free, known, edits = _contract(source, entry)
+    if not set(names) <= free or known & set(names.values()) or len(set(names.values())) < len(names):
+        return None
+    return _edited(source, edits, names)
+
+
+@functools.lru_cache(maxsize=8)
+def _contract(source: str, entry: str) -> tuple[frozenset[str], frozenset[str], list[tuple[int, int, str]]]:
+    """Names that may change, the entry's and its parameters' among them; names that are taken; where names stand."""
+    tree = ast.parse(source)
+    mine = {entry, *(p for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == entry for p in _parameters(n))}
+    reader = _Names(tree, None, frozenset(mine))
+    known = reader.bound | reader.imported | {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    return frozenset(reader.free), frozenset(known), _places(source, tree, reader)
+
+
+def _places(source: str, tree: ast.Module, reader: _Names) -> list[tuple[int, int, str]]:
+    """Where names stand, last first."""
     edits: list[tuple[int, int, str]] = []  # line, byte, old name
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -62,8 +94,12 @@ def renamed(source: str, entry: str, seed: int | str) -> str:
     lines = source.splitlines(keepends=True)
     for row, column, name in _defined(source):
         edits.append((row, len(lines[row - 1][:column].encode()), name))
-    data = [line.encode() for line in lines]
-    for row, column, old in sorted(set(edits), reverse=True):
+    return sorted(set(edits), reverse=True)
+
+
+def _edited(source: str, edits: Sequence[tuple[int, int, str]], names: Mapping[str, str]) -> str:
+    data = [line.encode() for line in source.splitlines(keepends=True)]
+    for row, column, old in edits:
         if old in names:
             line = data[row - 1]
             assert line[column : column + len(old.encode())] == old.encode(), (row, column, old)
@@ -113,10 +149,13 @@ def variations(source: str, entry: str, count: int, seed: int | str) -> list[tup
 class _Names:
     """What a module binds, and which of its names may change."""
 
-    def __init__(self, tree: ast.Module, entry: str) -> None:
+    def __init__(self, tree: ast.Module, entry: str | None, mine: frozenset[str] = frozenset()) -> None:
+        """``entry`` and its parameters are fixed, if it is given; names ``mine`` are the module's own, builtins or not."""
         self.functions: dict[str, list[ast.FunctionDef]] = {}
         self.bound: set[str] = set()
-        self.fixed: set[str] = {entry, *dir(builtins), *keyword.kwlist, *keyword.softkwlist}
+        self.fixed: set[str] = {*(set(dir(builtins)) - mine), *keyword.kwlist, *keyword.softkwlist}
+        if entry is not None:
+            self.fixed.add(entry)
         self.imported: set[str] = set()
         self.ours: set[int] = set()
         """Keywords (by ``id``) that name a parameter of a function of this module."""
@@ -135,7 +174,7 @@ class _Names:
         """The names that may change, sorted."""
         return sorted(n for n in self.bound - self.fixed - self.imported if not n.startswith("__"))
 
-    def _look(self, node: ast.AST, entry: str) -> None:
+    def _look(self, node: ast.AST, entry: str | None) -> None:
         if isinstance(node, ast.arg):
             self.bound.add(node.arg)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -1,0 +1,79 @@
+"""Tokens for small models: whole lines, names alike in prompt and answer, a prompt that the tokenizer shortens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from kbx_env.catalog import expert_source, load_task, load_tasks
+from kbx_env.errors import UnknownName, UsageError
+
+pytest.importorskip("trl")
+from kbx_env.train import models, rows  # noqa: E402
+from kbx_env.train.compact import compact  # noqa: E402
+
+SIZES: dict[str, Any] = {"hidden": 16, "layers": 1, "heads": 2, "vocab": 4096, "context": 2048, "tokens": "lines"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = models.build(models.Build(str(tmp_path_factory.mktemp("tokens") / "short"), prompt="short", **SIZES))
+    return models.tokenizer_for(folder)
+
+
+def _answer(task_id: str, entry: str) -> str:
+    return f"```python\n{compact(expert_source(task_id) or '', entry)}```"
+
+
+def _prompt(tokenizer: Any, task_id: str, backend: str = "cpu") -> str:
+    text = tokenizer.apply_chat_template([rows.message(load_task(task_id), backend)], add_generation_prompt=True, tokenize=False)
+    return str(tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]))
+
+
+def test_answers_are_short_and_come_back_as_they_were(tokenizer: Any) -> None:
+    lengths = []
+    for task in load_tasks(split="train"):
+        text = _answer(task.id, task.entry)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.decode(ids) == text, task.id
+        lengths.append(len(ids))
+    assert median(lengths) < 500
+    ids = tokenizer("import torch\nimport triton.language as tl\n", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 2, "a line that is in every kernel is a token"
+    text = "é∑\n\t<think>  def f(\n\n\n  x"
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_every_prompt_is_shortened(tokenizer: Any, backend: str) -> None:
+    for task in load_tasks():
+        said = _prompt(tokenizer, task.id, backend)
+        paragraph = task.spec.split("\n\n")[0]
+        assert said == (
+            f"<|im_start|>user\nTask {task.id}\n{paragraph}\ndef {task.entry}{task.signature}:\n<|im_end|>\n<|im_start|>assistant\n"
+        ), task.id
+
+
+def test_a_name_is_tokenized_alike_in_prompt_and_answer(tokenizer: Any) -> None:
+    for task in load_tasks(split="eval"):
+        line = f"def {task.entry}{task.signature}:\n"
+        asked, said = (tokenizer(t + line, add_special_tokens=False)["input_ids"] for t in ("Some words.\n", "    return y\n\n"))
+        own = tokenizer(line, add_special_tokens=False)["input_ids"]
+        assert asked[-len(own) :] == said[-len(own) :] == own
+
+
+def test_the_full_prompt_stays_where_it_is_not_shortened(tmp_path: Path) -> None:
+    tokenizer = models.tokenizer_for(models.build(models.Build(str(tmp_path / "a"), **{**SIZES, "vocab": 600})))
+    (message,) = (rows.message(load_task("math/trunc"), "cpu"),)
+    assert message["content"] in _prompt(tokenizer, "math/trunc")
+
+
+def test_what_does_not_fit_each_other_is_said(tmp_path: Path) -> None:
+    for change, says in (({"tokens": "word"}, "words"), ({"prompt": "brief"}, "short")):
+        with pytest.raises(UnknownName, match=says):
+            models.build(models.Build(str(tmp_path / "a"), **{**SIZES, **change}))
+    with pytest.raises(UsageError, match="tokens=lines"):
+        models.build(models.Build(str(tmp_path / "a"), **{**SIZES, "tokens": "words", "prompt": "short"}))

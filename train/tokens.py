@@ -1,0 +1,140 @@
+"""A tokenizer for small models: whole lines of code are tokens, names are tokenized alike wherever they are copied from and to.
+
+Two stages, as in SuperBPE (arXiv 2503.13423): merges inside of words first, then merges over words but never over the end of a
+line. What an answer defines is the exception: the name after ``def`` is never merged with anything around it, so that a name
+read in the prompt is written with the same tokens. A normalizer may shorten the prompt: it belongs to the tokenizer, so that
+training, reports and servers all send what the model was trained on, and nobody has to know.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kbx_env.prompt import instruction
+from kbx_env.task import Task
+
+WORDS = r"[A-Za-z]+|[0-9]+|_+| +|\n+|[^\sA-Za-z0-9_]|[^\S \n]+"
+"""Pieces of one kind of letter each: merges of the first stage never join two kinds."""
+LINES = r"^(?!def )[^\n]*\n?|^def |[A-Za-z]+|[0-9]+|_+|\([^\n]*\n?|[^\n]|\n"
+"""Whole lines; of a line that defines a function ``def``, the words of the name, and the rest."""
+SHARE = 0.3
+"""Of the tokens, how many the first stage may take."""
+LEAST = 3
+"""Documents that must share a token of the second stage: one of a single kernel could only be learned by heart."""
+
+
+def shortening(task: Task) -> list[tuple[str, str]]:
+    """Regular expressions and what they are replaced by, which shorten every task's instruction.
+
+    What stays is the task's id, the first paragraph of its contract, and the signature as the line that begins the function.
+    """
+    named, told = f"{task.entry}{task.signature}", []
+    for backend in ("cpu", "cuda"):
+        text = instruction(task, backend)
+        head, _, rest = text.partition(task.spec)
+        before, _, after = rest.partition(named)
+        title = re.escape(head.partition(task.id)[2]).replace(re.escape(named), r"[^\n]*").replace("\\\n", r"\n")
+        told += [(title, "\n"), (_exactly(after), ":\n"), (r"(\n\n(?!Rules)[^\n]+(\n[^\n]+)*)*" + _exactly(before), "\ndef ")]
+    return list(dict.fromkeys(told))
+
+
+def _exactly(text: str) -> str:
+    return re.sub(r"([^\w\s,;:'\"`<>=/])", r"\\\1", text).replace("\n", r"\n")
+
+
+def lines_tokenizer(documents: Sequence[str], vocab: int, special: Sequence[str], short: Sequence[tuple[str, str]] = ()) -> Any:
+    """A ``tokenizers.Tokenizer`` of at most ``vocab`` tokens; documents are as they come, not shortened yet."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    def splitter(pattern: str) -> Any:
+        return pre_tokenizers.Sequence([
+            pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        ])  # fmt: skip
+
+    normalizer = normalizers.Sequence([normalizers.Replace(Regex(p), by) for p, by in short]) if short else None
+    texts = [normalizer.normalize_str(d) if normalizer is not None else d for d in documents]
+    first = Tokenizer(models.BPE())
+    first.pre_tokenizer = splitter(WORDS)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    first.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=max(len(alphabet) + len(special), int(SHARE * vocab)), special_tokens=list(special), show_progress=False,
+        initial_alphabet=alphabet, min_frequency=2,
+    ))  # fmt: skip
+    ids = dict(first.get_vocab())
+    parts = sorted(ids, key=ids.__getitem__)
+    merges = list(_merges_of(first))
+    lines = splitter(LINES)
+    pieces: dict[tuple[str, ...], int] = defaultdict(int)
+    known: dict[str, tuple[str, ...]] = {}
+    for number, text in enumerate(texts):
+        for piece, (start, end) in lines.pre_tokenize_str(text):
+            if piece not in known:
+                known[piece] = tuple(first.encode(text[start:end]).tokens)
+            pieces[known[piece]] |= 1 << number
+    for one, other in _joined(pieces, vocab - len(parts)):
+        merges.append((one, other))
+        if one + other not in ids:
+            ids[one + other] = len(ids)
+    core = Tokenizer(models.BPE(vocab=ids, merges=merges))
+    core.add_special_tokens(list(special))
+    if normalizer is not None:
+        core.normalizer = normalizer
+    core.pre_tokenizer, core.decoder = lines, decoders.ByteLevel()
+    return core
+
+
+def _merges_of(tokenizer: Any) -> Iterator[tuple[str, str]]:
+    import json
+
+    for pair in json.loads(tokenizer.to_str())["model"]["merges"]:
+        yield (pair[0], pair[1]) if not isinstance(pair, str) else tuple(pair.split(" ", 1))  # type: ignore[misc]
+
+
+def _joined(pieces: dict[tuple[str, ...], int], most: int) -> Iterator[tuple[str, str]]:
+    """Merges over words, the most frequent pair first. ``pieces``: of which documents (bits) each piece is."""
+    words = [list(p) for p in pieces]
+    where = list(pieces.values())
+    weight = [mask.bit_count() for mask in where]
+    count: dict[tuple[str, str], int] = defaultdict(int)
+    holders: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for i, word in enumerate(words):
+        for pair in zip(word, word[1:], strict=False):
+            count[pair] += weight[i]
+            holders[pair].add(i)
+    heap = [(-n, pair) for pair, n in count.items()]
+    heapq.heapify(heap)
+    done = 0
+    while heap and done < most:
+        n, pair = heapq.heappop(heap)
+        if -n != count[pair]:
+            continue  # an older count of it
+        documents = 0
+        for i in holders[pair]:
+            documents |= where[i]
+        if documents.bit_count() < LEAST:
+            continue
+        done += 1
+        yield pair
+        changed: set[tuple[str, str]] = set()
+        for i in sorted(holders.pop(pair)):
+            word = words[i]
+            for p in zip(word, word[1:], strict=False):
+                count[p] -= weight[i]
+                changed.add(p)
+                holders[p].discard(i)
+            k = 0
+            while k < len(word) - 1:
+                if (word[k], word[k + 1]) == pair:
+                    word[k : k + 2] = [pair[0] + pair[1]]
+                k += 1
+            for p in zip(word, word[1:], strict=False):
+                count[p] += weight[i]
+                changed.add(p)
+                holders[p].add(i)
+        for p in changed - {pair}:
+            if count[p] > 0:
+                heapq.heappush(heap, (-count[p], p))
