@@ -24,7 +24,7 @@ from kbx_env import wire
 from kbx_env.sandbox import calm, firewall, limits, standin
 from kbx_env.sandbox.confine import confine, unhidden
 from kbx_env.sandbox.driver import Driver
-from kbx_env.sandbox.launches import Interceptor
+from kbx_env.sandbox.launches import Interceptor, quick_launchers
 from kbx_env.sandbox.mail import Mail
 from kbx_env.sandbox.recorder import Ask, Recorder, install, recording
 from kbx_env.sandbox.stopwatch import Stopwatch
@@ -50,6 +50,7 @@ class Runner:
         os.chdir(self.folder)
         if self.device == "cuda":
             limits.start_cuda()
+            quick_launchers()
             # Triton has gcc build its driver on first use: a runner that waits for its submission has the time.
             with contextlib.suppress(Exception):  # the first launch tells what is wrong
                 _ = triton.runtime.driver.active.utils
