@@ -89,6 +89,21 @@ def test_of_a_baseline_that_is_known_to_be_slow_no_call_is_wasted() -> None:
     assert paired.log_ratio == pytest.approx(math.log(18), abs=0.02)
 
 
+def test_who_is_far_slower_is_measured_less_and_checked_all_the_same() -> None:
+    for seed in range(20):
+        checked: list[list[int]] = []
+        slow = Counts(400.0, 0.001, seed)
+        paired = clock.pair(Counts(100.0, 0.001, seed + 100), slow, check=lambda order, turns: checked.append(order))
+        assert paired.pairs == clock.FEW * clock.PAIRS and len(checked) == 1
+        assert paired.log_ratio == pytest.approx(-math.log(4), abs=0.02)
+        assert paired.low < paired.log_ratio < paired.high < clock.SLOWER
+
+
+def test_a_noisy_slow_kernel_gets_its_rounds() -> None:
+    pairs = [clock.pair(Model(100.0, 0.2, s), Model(400.0, 0.2, s + 100)).pairs for s in range(10)]
+    assert sum(n >= clock.MIN_ROUNDS * clock.PAIRS for n in pairs) >= 8
+
+
 def test_a_block_of_several_calls_has_been_warmed() -> None:
     class Warm(Model):
         warm = False

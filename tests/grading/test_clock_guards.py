@@ -301,6 +301,26 @@ def test_a_slow_call_is_warmed_up_on_one_slot(seconds: float, slots: list[int]) 
     assert sorted(called) == sorted(slots), "moved, and not called"
 
 
+def test_a_kernel_far_slower_than_eager_keeps_nobody_waiting(time: Callable[..., Timing], monkeypatch) -> None:
+    looked: list[int] = []
+    real = sides.RunnerSide.fetch
+    monkeypatch.setattr(sides.RunnerSide, "fetch", lambda side, slot, *a, **k: looked.append(slot) or real(side, slot, *a, **k))
+    monkeypatch.setattr(sides.RunnerSide, "capture", lambda *_: pytest.fail("captured"))
+    monkeypatch.setattr(sides.RunnerSide, "audit", lambda *_: pytest.fail("audited"))
+
+    def slow(device: FakeDevice) -> Callable[..., Any]:
+        def entry(x: torch.Tensor) -> torch.Tensor:
+            y = device.new(x)
+            device.launch(work(x, y), 60.0)
+            return y
+
+        return entry
+
+    told = time(slow, CASES[:1])
+    assert told.high < 0.1 and told.cases[0].pairs == clock.FEW * clock.PAIRS
+    assert len(looked) == 1, "a timed call of it is judged like anybody's"
+
+
 def test_inputs_of_a_slot_come_once_with_its_captured_calls(time: Callable[..., Timing], monkeypatch) -> None:
     asked: list[tuple[int, bool]] = []
     real = sides.RunnerSide.fetch
