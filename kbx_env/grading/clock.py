@@ -150,8 +150,8 @@ def pair(
             ratios.append(math.log(_middle(got_a) / _middle(got_b)))
         rounds.append(_middle(ratios))
         if len(rounds) >= FEW:
-            _, low, high = interval(rounds, min(*all_a, *all_b))
-            if high < SLOWER and (high - low) / 2 < WIDE:
+            _, low, high = interval(rounds, math.inf)
+            if (high - low) / 2 < WIDE and interval(rounds, min(*all_a, *all_b))[2] < SLOWER:
                 _checked(check, chosen >= taken, order, turns)
                 break
         block, pairs = _calls(both), 1 if both > SLOW_US else PAIRS
