@@ -122,7 +122,7 @@ def _with_us() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
-def graded(grader: Grader, s: Specimen, backend: str) -> Outcome:
+def graded(grader: Grader, s: Specimen, backend: str, wall: float | None = None) -> Outcome:
     """The default grading, with time for attacks on the clock; others get a short limit because some of them wait for it."""
     timing = s.worth is not None and backend == "cuda"
     return grader.grade(
@@ -131,7 +131,7 @@ def graded(grader: Grader, s: Specimen, backend: str) -> Outcome:
         backend=backend,
         targets=(),
         timing=timing,
-        wall=30.0 if s.honest or timing else 10.0,
+        wall=wall or (30.0 if s.honest or timing else 10.0),
     )
 
 

@@ -24,8 +24,9 @@ from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Verdict
 
 TASK = "activation/gelu_fp16"
 EXPERT = expert_source(TASK) or ""
-SLOW = EXPERT + "\n\n_fast = gelu_fp16\n\n\ndef gelu_fp16(input, approximate='none'):\n    import time\n\n" + (
-    "    time.sleep(0.3)\n    return _fast(input, approximate)\n"
+# Slow in its first calls, in which it is to be killed; all of them would take seconds, and show nothing more.
+SLOW = EXPERT + "\n\n_fast, _calls = gelu_fp16, []\n\n\ndef gelu_fp16(input, approximate='none'):\n    import time\n\n" + (
+    "    _calls.append(1)\n    if len(_calls) < 4:\n        time.sleep(0.3)\n    return _fast(input, approximate)\n"
 )  # fmt: skip
 FORK = """
 import errno, os
@@ -126,7 +127,7 @@ def test_what_is_killed_every_time_is_masked(mine: Grader, spawned: dict[str, in
 
 def test_a_runner_that_was_denied_something_is_not_excused_by_its_death(mine: Grader, spawned: dict[str, int]) -> None:
     source = SLOW.replace(
-        "    time.sleep", "    try:\n        input + 1\n    except Exception:\n        pass\n    time.sleep"
+        "    _calls", "    try:\n        input + 1\n    except Exception:\n        pass\n    _calls"
     )
     outcome = harmed(mine, lambda: spawned.get("engine") or spawned.get("runner"), source)
     assert outcome.verdict is Verdict.REJECTED, outcome.message
@@ -160,22 +161,32 @@ def test_triton_on_a_full_disk(mine: Grader, monkeypatch: pytest.MonkeyPatch) ->
     assert masked(grade(mine, source))
 
 
-@pytest.mark.parametrize("times", [1, 99])
-def test_no_memory_for_one_more_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    count = tmp_path / "count"
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Grader, Path]]:
+    """A grader whose zygote's next forks fail, as often as the file says."""
+    folder = tmp_path_factory.mktemp("forks")
+    count = folder / "count"
     count.write_text("0")
-    (tmp_path / "sitecustomize.py").write_text(FORK.format(count=str(count), zygote="kbx_env.sandbox.zygote"))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    (folder / "sitecustomize.py").write_text(FORK.format(count=str(count), zygote="kbx_env.sandbox.zygote"))
     with Grader() as grader:
-        assert grade(grader).correct
-        zygote = grader.zygote()
-        count.write_text(str(times))
-        outcome = grade(grader)
-        assert count.read_text() != str(times), "nothing was injected"
-        assert outcome.correct if times == 1 else masked(outcome), outcome.message
-        assert outcome.manifest["attempt"] == 2
-        count.write_text("0")
-        assert grade(grader).correct and grader.zygote() is zygote, "the others' processes live on"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+            grader.zygote()
+        yield grader, count
+
+
+@pytest.mark.parametrize("times", [1, 99])
+def test_no_memory_for_one_more_process(forks: tuple[Grader, Path], times: int) -> None:
+    grader, count = forks
+    assert grade(grader).correct
+    zygote = grader.zygote()
+    count.write_text(str(times))
+    outcome = grade(grader)
+    assert count.read_text() != str(times), "nothing was injected"
+    assert outcome.correct if times == 1 else masked(outcome), outcome.message
+    assert outcome.manifest["attempt"] == 2
+    count.write_text("0")
+    assert grade(grader).correct and grader.zygote() is zygote, "the others' processes live on"
 
 
 @pytest.mark.parametrize(
@@ -227,8 +238,8 @@ if not mark.exists():
 
 def test_an_engine_out_of_memory_is_the_submissions_doing(mine: Grader) -> None:
     source = EXPERT + (
-        "\n\ndef gelu_fp16(input, approximate='none'):\n    x = [torch.empty(1 << 30, dtype=torch.uint8, device=input.device)"
-        " for _ in range(5)]\n    x[0][0].item()\n    return torch.empty_like(input)\n"
+        "\n\ndef gelu_fp16(input, approximate='none'):\n    x = [torch.empty(n << 28, dtype=torch.uint8, device=input.device)"
+        " for n in (1, 16)]\n    x[0][0].item()\n    return torch.empty_like(input)\n"
     )
     outcome = grade(mine, source)
     assert outcome.fault is Fault.POLICY and outcome.message, outcome

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import gc
 import json
 import os
 import shutil
@@ -117,6 +118,9 @@ def main() -> None:
     from kbx_env.sandbox import runner, warm  # imports triton
 
     warm.warm()
+    # What is there now stays: no collection in a fork looks at it, and so copies its pages, again.
+    gc.collect()
+    gc.freeze()
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     children = Children()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,10 @@ from kbx_env.sandbox.confine import landlock_version
 TASK = "activation/gelu_fp16"
 EXPERT = expert_source(TASK)
 WALL = 20.0
-SHORT = 3.0
+SHORT = 2.0
+# Most of what a submission may have, taken without touching a page of it: to fill all of it takes a quarter of a minute.
+# The rest is filled, and "too much at once" shows how much all of it is.
+ROOM = "import mmap\nroom = mmap.mmap(-1, 5 << 30)\n"
 REWARD = load_preset("default")
 DEAD, LATE, NO = Verdict.RUNTIME_ERROR, Verdict.TIMEOUT, Verdict.REJECTED
 
@@ -34,10 +38,17 @@ def hostile(grader: Grader, body: str, *, top: str = "", wall: float = WALL) -> 
     return grader.grade(TASK, source, backend="cpu", targets=(), wall=wall)
 
 
-@pytest.fixture
-def quiet(grader: Grader) -> Iterator[Grader]:
-    """The next grading is unharmed, in time, and nothing is left of this one."""
+@pytest.fixture(scope="module")
+def started(grader: Grader) -> Grader:
+    """After its first grading: what it opens once it has opened. Each test ends with another grading, so one is enough."""
     grader.grade(TASK, EXPERT, backend="cpu", targets=())
+    return grader
+
+
+@pytest.fixture
+def quiet(started: Grader) -> Iterator[Grader]:
+    """The next grading is unharmed, in time, and nothing is left of this one."""
+    grader = started
     before = _traces(grader)
     yield grader
     after = grader.grade(TASK, EXPERT, backend="cpu", targets=())
@@ -53,15 +64,21 @@ def quiet(grader: Grader) -> Iterator[Grader]:
     assert set(os.listdir("/dev/shm")) <= before["shm"]
 
 
+@pytest.fixture
+def unlocked(grader: Grader, monkeypatch: pytest.MonkeyPatch) -> Grader:
+    """Without the audit hook. Runners are told so one by one, so the zygote, which takes seconds to start, is the shared one."""
+    monkeypatch.setattr(grader, "without", Grader(without=["screen", "lockdown"]).without)
+    return grader
+
+
 def _traces(grader: Grader) -> dict[str, Any]:
     root = grader.zygote()
-    for _ in range(500):  # a killed process takes a moment
-        alive = _below(os.getpid())
-        if len(alive) <= 1:
+    for _ in range(500):  # a killed process takes a moment; what other tests keep running (wandb's) is not waited for
+        if not _below(root._process.pid):
             break
         time.sleep(0.02)
     return {
-        "processes": len(alive),
+        "processes": len(_below(os.getpid())),
         "files": len(os.listdir(root._folder)), "shm": set(os.listdir("/dev/shm")),
         "descriptors": len(os.listdir("/proc/self/fd")),
     }  # fmt: skip
@@ -95,9 +112,10 @@ def _below(pid: int) -> list[int]:
         ("exit", "raise SystemExit(0)", DEAD),
         ("exit at once", "import sys\nsys.modules['os']._exit(0)", DEAD),
         ("segmentation fault", "torch.empty(0).as_strided((1 << 20,), (1 << 30,)).fill_(1.0)", DEAD),
-        ("memory", "x = [bytearray(1 << 28) for _ in range(1000)]", DEAD),
-        ("memory of tensors", "x = [torch.ones(1 << 28) for _ in range(100)]", DEAD),
-        ("endless list", "x = []\nwhile True: x += [0] * (1 << 20)", DEAD),
+        ("memory", ROOM + "x = [bytearray(1 << 28) for _ in range(1000)]", DEAD),
+        ("memory of tensors", ROOM + "x = [torch.ones(1 << 28) for _ in range(100)]", DEAD),
+        ("too much at once", "import mmap\nmmap.mmap(-1, 7 << 30)", DEAD),
+        ("endless list", ROOM + "x = []\nwhile True: x += [0] * (1 << 20)", DEAD),
         ("fork", "import sys\nsys.modules['os'].fork()", NO),
         ("fork bomb", "import sys\nwhile True: sys.modules['os'].fork()", NO),
         ("spawn", "import sys\nsys.modules['subprocess'].Popen(['sleep', '60'])", NO),
@@ -127,6 +145,8 @@ def test_harm(quiet: Grader, name: str, body: str, verdict: Verdict, monkeypatch
     # A machine under load may need the whole limit to fill the memory that is allowed.
     accepted = (DEAD, LATE) if "memory" in name or "list" in name or "file" in name else (verdict,)
     assert outcome.verdict in accepted, (outcome.verdict, outcome.message)
+    if outcome.verdict is DEAD and ("memory" in name or "list" in name or "much" in name):
+        assert re.search("memory|died", outcome.message, re.IGNORECASE), outcome.message
     assert outcome.fault is not Fault.INFRA
     assert not os.path.exists("/tmp/kbx-was-here")
 
@@ -188,7 +208,7 @@ def test_a_closed_log_is_tampering(grader: Grader, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(not landlock_version(), reason="needs a kernel with Landlock")
-def test_the_kernel_holds_what_python_lets_through() -> None:
+def test_the_kernel_holds_what_python_lets_through(unlocked: Grader) -> None:
     """Without the audit hook: no writing outside, no reading of the grader's memory, no signals, no network."""
     attempts = {
         "write": "io.open('/tmp/kbx-was-here', 'w')",
@@ -203,24 +223,22 @@ def test_the_kernel_holds_what_python_lets_through() -> None:
         for name, line in attempts.items()
     )
     modules = "import sys\nos, io, socket = (sys.modules[n] for n in ('os', 'io', 'socket'))\n"
-    with Grader(without=["screen", "lockdown"]) as grader:
-        outcome = hostile(grader, modules + lines)
+    outcome = hostile(unlocked, modules + lines)
     assert outcome.correct, outcome.message
 
 
-def test_what_a_submission_leaves_behind_is_killed() -> None:
+def test_what_a_submission_leaves_behind_is_killed(unlocked: Grader) -> None:
     """A grandchild in a session of its own, whose parent has gone."""
     leave = (
         "import sys\no = sys.modules['os']\nif not o.fork():\n    o.setsid()\n    if not o.fork():\n"
         "        sys.modules['time'].sleep(300)\n    o._exit(0)"
     )
-    with Grader(without=["screen", "lockdown"]) as grader:
-        outcome = hostile(grader, "pass", top=leave)
-        assert outcome.correct, outcome.message
-        grader.grade(TASK, EXPERT, backend="cpu", targets=())
-        for _ in range(100):
-            left = _below(grader.zygote()._process.pid)
-            if not left:
-                break
-            time.sleep(0.02)
-        assert not left
+    outcome = hostile(unlocked, "pass", top=leave)
+    assert outcome.correct, outcome.message
+    unlocked.grade(TASK, EXPERT, backend="cpu", targets=())
+    for _ in range(100):
+        left = _below(unlocked.zygote()._process.pid)
+        if not left:
+            break
+        time.sleep(0.02)
+    assert not left

@@ -50,8 +50,8 @@ def test_commands_end_in_time(script: ModuleType, tmp_path: Path, capsys: pytest
     deaf = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(60)"
     commands = {"quick": "print('done')", "bad": "raise SystemExit('no')", "polite": polite, "deaf": deaf}
     began = time.monotonic()
-    ended = script.together({n: [sys.executable, "-c", c] for n, c in commands.items()}, 4.0, tmp_path, grace=1.0)
-    assert time.monotonic() - began < 8
+    ended = script.together({n: [sys.executable, "-c", c] for n, c in commands.items()}, 2.0, tmp_path, grace=1.0)
+    assert time.monotonic() - began < 6
     assert {n: (e.status, e.stopped) for n, e in ended.items()} == {
         "quick": (0, False), "bad": (1, False), "polite": (130, True), "deaf": (-9, True),
     }  # fmt: skip

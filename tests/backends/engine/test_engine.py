@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kbx_env.backends.engine import ComputedByHost, Engine, LaunchRefused, TraceError, may_copy
+from kbx_env.backends.engine import ComputedByHost, Engine, LaunchRefused, TraceError, may_copy, storage
 from kbx_env.backends.engine.serve import Served
 
 A, B = 0x10000, 0x20000
@@ -218,10 +218,13 @@ def test_errors_have_a_kind(header: dict, kind: str) -> None:
     assert (reply["ok"], reply.get("kind")) == (False, kind), reply
 
 
-def test_memory_of_a_storage_that_is_gone_can_be_had_again() -> None:
+def test_memory_of_a_storage_that_is_gone_can_be_had_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "MAX_BYTES", storage.MAX_BYTES >> 10)  # gigabytes take seconds to fill
     e = engine()
     for _ in range(3):
-        e.run([["alloc", B, 3 << 30], ["free", B]])
+        e.run([["alloc", B, 3 << 20], ["free", B]])
+    with pytest.raises(TraceError, match="of memory"):
+        e.run([["alloc", B, 3 << 20], ["alloc", B + (1 << 40), 3 << 20]])
     e.run([["free", B], ["free", "x"]])
     assert e.heap.bytes == 400
 
