@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kbx_env.eval import report
 from kbx_env.train import ppo, ppo_run
 from kbx_env.train.schedule_export import ExportSettings, export
 from kbx_env.train.schedule_policy import About, ScheduleAgent, ScheduleNet, newest, save_policy
@@ -23,7 +22,6 @@ from kbx_env import ray_session
 from kbx_env import schedule_features as features
 from kbx_env.catalog import expert_source
 from kbx_env.errors import UsageError
-from kbx_env.grading.grader import Grader
 from kbx_env.outcome import Cases, Estimate, Evidence, Fault, Outcome, Stage, Verdict
 from kbx_env.schedule import SLOTS, template
 from kbx_env.schedule_env import ScheduleEnv
@@ -324,21 +322,24 @@ def test_without_rllib_it_says_what_to_install(tmp_path: Path, monkeypatch, caps
     assert 'pip install "kbx_env[rllib]"' in capsys.readouterr().err and not (tmp_path / "o").exists()
 
 
-def test_the_whole_way_on_the_cpu(grader: Grader, tmp_path: Path) -> None:
-    """Two iterations with the real grader, by the command, then export and an ordinary report on the export."""
+def test_the_whole_way_on_the_cpu(tmp_path: Path) -> None:
+    """Two iterations with the real grader, then export and an ordinary report on the export."""
     pytest.importorskip("ray.rllib")
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+
+    def call(*argv: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *argv], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
     out = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, "train/ppo.py", "train/configs/tiny-ppo.yaml", f"out={out}"], cwd=ROOT,
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}, capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    call("train/ppo.py", "train/configs/tiny-ppo.yaml", f"out={out}")
     log = _log(out)
     assert [r["iteration"] for r in log] == [1, 2] and log[-1]["correct"] == 1.0 and log[-1]["default"] > 1.5
     file = tmp_path / "s.jsonl"
-    # In this process: another one takes seconds to start, and with a grader of its own some more.
-    assert ppo.main(["export", f"checkpoint={out}", "tasks=math/add,math/exp_sqrt", f"out={file}"]) == 0
+    call("train/ppo.py", "export", f"checkpoint={out}", "tasks=math/add,math/exp_sqrt", f"out={file}")
     policies = [f"--policy=replay:{file}", f"--policy=replay:{tmp_path}/s.default.jsonl"]
-    asked = [*policies, "--backend=cpu", "--split=all", f"--tasks={TASKS}", f"--out={tmp_path}/report"]
-    report.run(report.parser().parse_args(asked), grade=grader.grade)
+    call("eval/report.py", *policies, "--backend=cpu", "--split=all", f"--tasks={TASKS}", f"--out={tmp_path}/report")
     assert (tmp_path / "report" / "report.json").is_file()
