@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def shown(
-    data: Dataset, tokens: Callable[[str], int], among: Collection[str], *, most: int, hold: float, seed: int
+    data: Dataset, tokens: Callable[[Sequence[str]], Sequence[int]], among: Collection[str], *, most: int, hold: float, seed: int
 ) -> tuple[Dataset, dict[str, Any]]:
     """The demonstrations to learn from, and what was left out.
 
     Args:
         data: rows with ``task`` and ``completion``.
-        tokens: of a completion's text.
+        tokens: of completions' texts.
         among: tasks that may be held back.
         most: tokens of a completion; longer ones are left out, they would be cut off in every later answer.
         hold: share, 0 to 1, of the tasks in ``among`` with a row that is short enough: none of their rows is shown.
@@ -30,7 +30,8 @@ def shown(
     Raises:
         ValueError: nothing is left.
     """
-    rows = [(row["task"], tokens("".join(m["content"] for m in row["completion"])) <= most) for row in data]
+    texts = ["".join(m["content"] for m in row) for row in data["completion"]]
+    rows = [(task, n <= most) for task, n in zip(data["task"], tokens(texts), strict=True)]
     known = sorted({t for t, short in rows if short and t in among})
     held = set(random.Random(seed).sample(known, max(1, round(hold * len(known))) if hold and known else 0))
     left = [k for k, (t, short) in enumerate(rows) if short and t not in held]

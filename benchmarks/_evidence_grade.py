@@ -137,7 +137,10 @@ def ppo(e: Evidence) -> None:
 
     def said() -> str:
         last = {n: (log or [{}])[-1] for n, log in e.files["ppo"]["log"].items()}
-        return "; ".join(f"{n}: {x.get('gradings', 0)} gradings, gain {x.get('gain')}" for n, x in last.items())
+        steps = {out.name: len(lines_of(out / "steps.jsonl")) for out in folders.values()}  # an iteration may take minutes
+        return "; ".join(
+            f"{n}: {steps[n]} steps, {x.get('gradings', 0)} gradings in iterations, gain {x.get('gain')}" for n, x in last.items()
+        )
 
     e.collectors["ppo"] = collect
     e.run("ppo", commands, 0.6 * seconds, said)

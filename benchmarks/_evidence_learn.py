@@ -59,7 +59,7 @@ def sft(e: Evidence) -> None:
     e.result["weights"] = weights_of(start)
     tokenizer = models.tokenizer_for(start)
     data, told = shown(
-        rows.load(a.data), lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]),
+        rows.load(a.data), lambda texts: [len(x) for x in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]],
         {t.id for t in load_tasks(split="train", pattern=a.tasks)}, most=a.most_tokens, hold=a.hold, seed=a.hold_seed,
     )  # fmt: skip
     (e.work / HELD).write_text(json.dumps(told))
@@ -68,7 +68,7 @@ def sft(e: Evidence) -> None:
     ours = {"trainer": {
         "max_steps": 100_000, "learning_rate": 1e-3, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 20,
         "per_device_train_batch_size": 16 if e.cuda else 2, "logging_steps": 5 if e.cuda else 1, "save_strategy": "no",
-        "max_grad_norm": 1.0, "disable_tqdm": True,
+        "max_grad_norm": 1.0, "disable_tqdm": True, "gradient_checkpointing": False,  # small models: time is short, not memory
     }}  # fmt: skip
     fixed = {"model": str(start), "data": str(rows.write(data, e.work / "shown", "parquet")), "out": str(out)}
     seconds -= time.monotonic() - before
@@ -182,7 +182,7 @@ def _settings(e: Evidence, r: Learner, tasks: Sequence[str], many: int) -> str:
             "learning_rate": 5e-5, "lr_scheduler_type": "constant", "max_grad_norm": 0.5,
             "temperature": a.temperature, "min_p": a.min_p,
             "num_generations": a.generations, "per_device_train_batch_size": at_once,
-            "gradient_accumulation_steps": a.batch // turns // at_once, "disable_tqdm": True,
+            "gradient_accumulation_steps": a.batch // turns // at_once, "disable_tqdm": True, "gradient_checkpointing": False,
         },
     }  # fmt: skip
     # Other processes work on this GPU outside of any lease: what was timed beside them would mean nothing.

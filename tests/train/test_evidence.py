@@ -153,16 +153,20 @@ def test_demonstrations_that_are_long_or_held_back(script: ModuleType) -> None:
     rows = [{"task": f"t{k}", "completion": [{"role": "assistant", "content": "x" * n}]} for k in range(9) for n in (5, 50 + k)]
     rows.append({"task": "long", "completion": [{"role": "assistant", "content": "x" * 99}]})
     data, among = Dataset.from_list(rows), {f"t{k}" for k in range(6)} | {"long"}
-    left, told = script.shown(data, len, among, most=54, hold=0.34, seed=1)
+
+    def lengths(texts: list[str]) -> list[int]:
+        return [len(t) for t in texts]
+
+    left, told = script.shown(data, lengths, among, most=54, hold=0.34, seed=1)
     assert told["rows"] == 19 and told["too_long"] == 5 and len(told["held_tasks"]) == 2 and set(told["held_tasks"]) <= among
     assert not set(left["task"]) & set(told["held_tasks"]) and "long" not in left["task"] and len(left) == told["shown"]
     assert told["shown"] + told["too_long"] + told["held"] == 19
-    again = script.shown(data, len, among, most=54, hold=0.34, seed=1)[1]
-    other = [script.shown(data, len, among, most=54, hold=0.34, seed=k)[1]["held_tasks"] for k in range(2, 9)]
+    again = script.shown(data, lengths, among, most=54, hold=0.34, seed=1)[1]
+    other = [script.shown(data, lengths, among, most=54, hold=0.34, seed=k)[1]["held_tasks"] for k in range(2, 9)]
     assert again == told and any(h != told["held_tasks"] for h in other), "a seed chooses"
-    assert script.shown(data, len, among, most=99, hold=0.0, seed=1)[1]["shown"] == 19
+    assert script.shown(data, lengths, among, most=99, hold=0.0, seed=1)[1]["shown"] == 19
     with pytest.raises(ValueError, match="most-tokens 1"):
-        script.shown(data, len, among, most=1, hold=0.0, seed=1)
+        script.shown(data, lengths, among, most=1, hold=0.0, seed=1)
 
 
 def test_checkpoints_of_earlier_commands_are_found(script: ModuleType, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_wandb_is_a_mirror_that_needs_no_account(argv: list[str], tmp_path: Path
     import wandb
 
     assert sft.main([*argv, "trainer.max_steps=1", "wandb=true"]) == 0
-    wandb.finish()
+    wandb.teardown()  # its service process too
     assert list((tmp_path / "out/wandb").glob("offline-run-*/*.wandb")) and logs.read(tmp_path / "out")[0]["step"] == 1
 
 
