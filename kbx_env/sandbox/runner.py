@@ -230,7 +230,7 @@ class Runner:
                 return watch.replay(int(header["times"]), header.get("turns")), []
             case "measure":
                 return watch.measure(header), []
-        found = watch.result(int(header.get("slot", 0)), header.get("captured"))
+        found = watch.result(int(header["call"]), bool(header.get("captured")))
         return self.mail.claims(found, self.device, header.get("mailed") is True, header.get("inputs") is not False)
 
     def answer(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:

@@ -31,10 +31,8 @@ SLOW_SECONDS = 0.01
 """A call that takes longer says all there is to say on one slot; the others would keep everybody waiting."""
 JUNK = 4
 """Buffers of random size that push the others to new addresses."""
-YARD, YARD_BYTES = 3, 4 << 30
-"""Times the slots' bytes, and at most, that torch has at hand to move them about in."""
-JUNK_BYTES = 128 << 20
-"""Room for junk there."""
+YARD, JUNK_BYTES, YARD_BYTES = 3, 128 << 20, 4 << 30
+"""Times the slots' bytes, with room for junk, and at most, that torch has at hand to move them about in."""
 POISON = 0xFF
 """Every byte of a result that was looked at: NaN, -1. Who returns it again returns this."""
 ALONE = 5.0
@@ -56,18 +54,19 @@ class Stopwatch:
         self._flush = 0
         self._call: Callable[[dict[str, Any]], Any] | None = None
         self._slots: list[dict[str, Any]] = []
+        # By slot and tensor: what it is, and a hold on its memory that no ``set_`` of a call loosens.
         self._homes: list[dict[str, tuple[Seen, Any]]] = []
-        """By slot and tensor: what it is, and a hold on its memory that no ``set_`` of a call loosens."""
-        self._kept: dict[int, Kept] = {}
+        self._kept: list[tuple[int, Kept]] = []  # slot and result of every call of the last block
         self._written: tuple[str, ...] = ()
         self._rings = Rings(self._tools)
         self._spare: list[tuple[int, int]] = []
         self._wait_us = self._most_wait_us = 100.0
         self._yard = False
+        # Junk that stays between two moves: results move too, and the yard is never quite empty, which would end it.
+        self._stake: list[torch.Tensor] = []
         self._play: Callable[[], None] | None = None
         self._captured: list[Kept] = []
-        self._replayed: list[tuple[int, Any]] = []
-        """Slot and result of every captured call."""
+        self._replayed: list[tuple[int, Any]] = []  # slot and result of every captured call
         self._now, self._patience = time.perf_counter, (sys.setswitchinterval, sys.getswitchinterval())
         self._tuners = Tuners() if guards else None
 
@@ -89,7 +88,7 @@ class Stopwatch:
         """
         self._free()
         self._freeze(False)
-        self._call, self._written, self._yard = call, tuple(written), False
+        self._call, self._written, self._yard, self._stake = call, tuple(written), False, []
         self._slots = list(draws)
         if turning is not None:
             self._lay(draws, slots, turning)
@@ -115,8 +114,8 @@ class Stopwatch:
             for slot in slots:
                 self._call(slot)
             self._settle()
-            # The device waits this long before each timed call, so that the host has enqueued the whole call by then:
-            # what is timed is the device's work, not Python's. A call that reads back to the host still pays for it.
+            # The device waits so long before each timed call that the host has enqueued it by then: what is timed is the
+            # device's work, not Python's. A call that reads back to the host still pays for it.
             for slot in slots:
                 before = self._now()
                 self._call(slot)
@@ -124,8 +123,8 @@ class Stopwatch:
                 self._settle()
                 whole.append(self._now() - before)
         # The middle one: a call that the host was interrupted in would make all of them wait.
-        self._most_wait_us = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._rings) + 2e6 * statistics.median(host))
-        self._wait_us = self._most_wait_us
+        most = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._rings) + 2e6 * statistics.median(host))
+        self._wait_us = self._most_wait_us = most
         self._freeze(True)
         return {"call_seconds": max(whole)}
 
@@ -140,15 +139,13 @@ class Stopwatch:
 
     def _free(self) -> None:
         self._rings.free()
-        for kept in [*self._kept.values(), *self._captured]:
-            self._spare += kept.at
+        self._drop()
         for address in {a for a, _ in self._spare if a}:
             self._tools.free(address)
-        self._spare, self._kept, self._play = [], {}, None
-        self._captured, self._replayed = [], []
+        self._spare = []
 
     def release(self) -> dict[str, Any]:
-        """Forget the inputs and give all memory back, torch's included: somebody else may need it meanwhile."""
+        """Forget the inputs and give all memory back, torch's included: somebody else may need it."""
         self.close()
         self._call = None
         self._tools.empty_cache()
@@ -160,7 +157,7 @@ class Stopwatch:
         self._free()
         if self._flush:
             self._tools.free(self._flush)
-        self._flush, self._slots, self._homes, self._yard = 0, [], [], False
+        self._flush, self._slots, self._homes, self._yard, self._stake = 0, [], [], False, []
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter or the context may be gone
@@ -195,19 +192,19 @@ class Stopwatch:
 
         With ``calls`` each slot is called once, so that the allocator has all it needs when the clock runs.
 
-        A kernel of a few microseconds is faster or slower by 1-2 % for where its buffers happen to lie; only over
-        several placements does that average out. The driver is asked for memory before the first move alone: it serves one
-        process at a time, and where many start up, each request takes milliseconds.
+        A kernel of a few microseconds is faster or slower by 1-2 % for where its buffers happen to lie; only over several
+        placements does that average out. The driver is asked rarely: where processes start up, each request takes milliseconds.
         """
         assert self._call is not None
         rng = random.Random(seed)
         self._drop()
-        first, self._yard = not self._yard, True
+        room = YARD * sum(seen.size for homes in self._homes for seen, _ in homes.values()) + JUNK_BYTES
+        first, self._yard = not self._yard or room > YARD_BYTES, True  # large ones ask each time
+        self._stake = []
         if first:
             self._tools.empty_cache()
-            slots = sum(seen.size for homes in self._homes for seen, _ in homes.values())
             with contextlib.suppress(RuntimeError):  # out of memory: then without
-                blank(min(YARD_BYTES, YARD * slots + JUNK_BYTES), self.device)  # stays torch's, for later
+                blank(room if room <= YARD_BYTES else 0, self.device)  # stays torch's, for later
         # Small tensors lie in another part of torch's memory than large ones.
         junk = [blank(rng.randrange(1, 64) << bits, self.device) for bits in (18, 13) for _ in range(JUNK)]
         for i in rng.sample(range(len(self._slots)), len(self._slots)):
@@ -217,7 +214,7 @@ class Stopwatch:
             slot.update(moved)
             self._homes[i], moved = {}, {}
             junk += [blank(rng.randrange(1, 64) << bits, self.device) for bits in (18, 13)]
-        del junk
+        self._stake, junk = rng.sample([j for j in junk if Seen(j).size > 1 << 20] or junk, 1), []
         self._settled_down()
         self._tools.sync()
         if first:
@@ -228,9 +225,13 @@ class Stopwatch:
         return {}
 
     def _drop(self) -> None:
-        for kept in [*self._kept.values(), *self._captured]:
-            self._spare += kept.at
-        self._kept, self._captured, self._replayed, self._play = {}, [], [], None
+        self._drop_block()
+        self._spare += [at for kept in self._captured for at in kept.at]
+        self._captured, self._replayed, self._play = [], [], None
+
+    def _drop_block(self) -> None:
+        self._spare += [at for _, kept in self._kept for at in kept.at]
+        self._kept = []
 
     def _settle(self) -> None:
         self._tools.sync()
@@ -251,6 +252,7 @@ class Stopwatch:
         events = [(tools.event(), tools.event()) for _ in order]
         tools.forget_lines()
         self._settle()
+        self._drop_block()
         if not header.get("flush", True):
             self._drop()
             tools.record(events[0][0])
@@ -267,8 +269,8 @@ class Stopwatch:
         try:
             for k, ((start, end), i) in enumerate(zip(events, order, strict=True)):
                 tools.main_stream()
-                # While the device waits the host enqueues. The values come after that, and after them the flush: work
-                # that runs early, on another stream, finds the values of before.
+                # While the device waits the host enqueues. Then come the values and the flush: what runs early, on another
+                # stream, finds the values of before.
                 tools.wait(int(self._wait_us * CYCLES_PER_US))
                 before = self._now()
                 self.load(i, turns[k + 1])
@@ -291,9 +293,10 @@ class Stopwatch:
 
     def _keep(self, slot: int, result: Any) -> None:
         """Copy a result in stream order: work that was not done by the end event is not in it. Then spoil the original."""
-        if slot in self._kept:
-            self._spare += self._kept[slot].at
-        self._kept[slot] = self._copied(slot, result)
+        copied = self._copied(slot, result)
+        for kept in (k for i, k in self._kept if i == slot):
+            kept.raw = None  # a slot's earlier result may go, as it would without us
+        self._kept.append((slot, copied))
 
     def _copied(self, slot: int, result: Any) -> Kept:
         kept = self._seen(slot, result)
@@ -353,8 +356,7 @@ class Stopwatch:
             self._play = self._tools.capture(body)
         except Exception:  # whatever the capture does not allow
             self._play = None
-            # An error that the failed capture left behind is told once.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # an error that the failed capture left behind is told once
                 self._tools.sync()
             self._settle()
             return {"captured": False}
@@ -384,11 +386,10 @@ class Stopwatch:
 
     # --- results ------------------------------------------------------------------------------------------
 
-    def result(self, slot: int, captured: int | None = None) -> Result:
-        """What the last timed call on this slot returned, or the ``captured``-th call of the last replay."""
+    def result(self, call: int, captured: bool = False) -> Result:
+        """What a call returned, by its number in the last block, or among those ``captured`` and replayed."""
         self._tools.sync()
-        kept = self._kept[slot] if captured is None else self._captured[captured]
-        slot = slot if captured is None else self._replayed[captured][0]
+        slot, kept = (self._replayed[call][0], self._captured[call]) if captured else self._kept[call]
         outputs: list[str | tuple[Seen, int]] = []
         after = {}
         for value, (address, _) in zip(kept.values, kept.at, strict=True):
