@@ -3,7 +3,7 @@
 Candidate (in its runner) and eager (in the grader) take turns in short blocks, each call after an L2 flush, on rotating
 buffers and on values that no call has seen. A round is a few such pairs with the buffers in one place; then both sides move
 theirs. The rounds' mean log-ratios are independent, so that Student's interval over them covers what placement does.
-The timed calls are checked calls: of those of a secret turn the result of one is judged, as it was at its end event.
+The timed calls are checked calls: of every block the result of a secret one may be judged, as it was at its end event.
 """
 
 from __future__ import annotations
