@@ -64,7 +64,7 @@ def sft(e: Evidence) -> None:
     )  # fmt: skip
     (e.work / HELD).write_text(json.dumps(told))
     e.result["demonstrations"] = told
-    say(f"model: {e.result['weights']:,} weights; demonstrations: { {k: v for k, v in told.items() if k != 'held_tasks'} }")
+    say(f"model: {e.result['weights']:,} weights; demonstrations: { {k: v for k, v in told.items() if not k.endswith('_tasks')} }")
     ours = {"trainer": {
         "max_steps": 100_000, "learning_rate": 1e-3, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 20,
         "per_device_train_batch_size": 16 if e.cuda else 2, "logging_steps": 5 if e.cuda else 1, "save_strategy": "no",
@@ -98,7 +98,8 @@ def sft(e: Evidence) -> None:
 def grpo(e: Evidence) -> None:
     """Every mode and seed side by side, from one checkpoint."""
     held = lines_of(e.work / HELD)
-    pattern = ",".join(held[-1]["held_tasks"]) if held and held[-1]["held_tasks"] else e.a.tasks
+    # What SFT was not shown is what the eval split is like; what it was shown it knows by heart.
+    pattern = ",".join(held[-1]["unseen_tasks"]) if held and held[-1]["held_tasks"] else e.a.tasks
     runs = [Learner(f"{mode}-{k}", mode, "default", pattern, k) for k in range(e.a.seeds) for mode in e.modes]
     _learn(e, "grpo", runs)
 

@@ -5,7 +5,7 @@
     python benchmarks/train_evidence.py OUT2 --parts report --work W        goes on with what W holds
 
 ``sft``: a model with random weights is taught demonstrations, but those of ``--hold`` of the tasks and those that are too long.
-``single`` and ``multi``: from there GRPO goes on, on the tasks held back; all seeds run at the same time, a turn has as many
+``single`` and ``multi``: from there GRPO goes on, on the tasks it was not shown; all seeds run at the same time, a turn has as many
 tokens as a single answer, and compared is what each was at the same number of gradings, the largest that every run reached.
 ``shaping``: GRPO on tasks of fusion and quantization under shaped and unshaped rewards, compared by the gradings that the shaped
 runs need for the unshaped ones' final rates. ``report`` asks the SFT checkpoint and all of ``single`` and ``multi`` for the whole

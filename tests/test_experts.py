@@ -73,6 +73,28 @@ def test_fixed_seeds_repeat_and_secret_ones_do_not(grader) -> None:
     assert load_task("reduce/argmax").fingerprint == first[0].manifest["task_fingerprint"]
 
 
+def _coarse(task: str) -> str:
+    """The expert, but for its products, which round the operands as an impatient policy would."""
+    return (expert_source(task) or "").replace('"tf32x3"', '"tf32"').replace('"ieee"', '"tf32"')
+
+
+PRODUCTS = [t for t in task_ids() if '"tf32x3"' in (expert_source(t) or "") and not t.endswith(("matmul_fp16", "matmul_bf16"))]
+
+
+@pytest.mark.parametrize("task", PRODUCTS[::8])
+def test_a_coarse_product_is_no_fp32_product(grader, task: str) -> None:
+    outcome = grader.grade(task, _coarse(task), backend="cpu", targets=())
+    assert not outcome.correct and outcome.cases is not None and outcome.cases.failures
+
+
+# With timing: the published sizes are judged too.
+@pytest.mark.gpu
+@pytest.mark.parametrize("task", PRODUCTS)
+def test_a_coarse_product_is_no_fp32_product_on_gpu(grader, task: str) -> None:
+    outcome = grader.grade(task, _coarse(task), backend="cuda", targets=())
+    assert not outcome.correct and outcome.cases is not None and outcome.cases.failures
+
+
 # All 176 with 14 gradings at once: benchmarks/expert_speed.py --parts grade.
 @pytest.mark.gpu
 @pytest.mark.parametrize("task", CATEGORIES)

@@ -85,9 +85,8 @@ class Seen:
 class Kept:
     """A result as it was at the end of its call: metadata, and bytes where nobody else finds them."""
 
-    def __init__(self, values: list[Any], is_tuple: bool, raw: Any) -> None:
+    def __init__(self, values: list[Any], is_tuple: bool) -> None:
         self.values, self.is_tuple = values, is_tuple
-        self.raw = raw  # its memory is not another tensor's before it was copied
         self.at: list[tuple[int, int]] = []
         """Address and capacity of the copy of each value."""
 

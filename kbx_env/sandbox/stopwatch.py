@@ -288,15 +288,13 @@ class Stopwatch:
             patient(usual)
         self._settle()
         # Enqueueing may have become faster since the first calls. A call that reads back takes all of the wait and more.
-        self._wait_us = min(self._most_wait_us, 100.0 + 2e6 * statistics.median(host))
+        self._wait_us = min(self._most_wait_us, 100.0 + 2e6 * max(host))
         return {"us": [tools.elapsed_us(start, end) for start, end in events], "tuned": self.tuned}
 
     def _keep(self, slot: int, result: Any) -> None:
-        """Copy a result in stream order: work that was not done by the end event is not in it. Then spoil the original."""
-        copied = self._copied(slot, result)
-        for kept in (k for i, k in self._kept if i == slot):
-            kept.raw = None  # a slot's earlier result may go, as it would without us
-        self._kept.append((slot, copied))
+        """Copy a result in stream order: work that was not done by the end event is not in it. Then spoil the original, and
+        let it go as it would without us: a later call that had to ask the driver for memory would be timed doing so."""
+        self._kept.append((slot, self._copied(slot, result)))
 
     def _copied(self, slot: int, result: Any) -> Kept:
         kept = self._seen(slot, result)
@@ -327,7 +325,7 @@ class Stopwatch:
         ]
         names = [type(v).__name__ if not isinstance(v, Seen) else v for v in values]
         written = [(n, self._homes[slot][n][0]) for n in self._written if n in self._homes[slot]]
-        return Kept([*names, *written], is_tuple, result)
+        return Kept([*names, *written], is_tuple)
 
     def _room(self, size: int) -> tuple[int, int]:
         """Memory for a copy; what an earlier copy needed serves again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -90,3 +91,38 @@ def test_a_host_that_becomes_slower_is_waited_for_as_at_first_and_not_longer() -
 def test_waiting_does_not_grow_with_itself_where_a_call_reads_back() -> None:
     first, second, third = _waits([1e-4], reads_back=True)
     assert first == second == third == pytest.approx(300, rel=0.01)
+
+
+def test_no_timed_call_finds_less_memory_than_the_one_before() -> None:
+    """A runner keeps copies of all results of a block. The results themselves would have later calls ask the driver for more."""
+    results: list[weakref.ref[torch.Tensor]] = []
+    held: list[int] = []
+    memory = torch.zeros(64, 4)  # as torch's own on a device, it outlives a result
+
+    def call(slot: dict[str, Any]) -> torch.Tensor:
+        held.append(sum(r() is not None for r in results))
+        y = memory[len(results)]
+        results.append(weakref.ref(y))
+        return y
+
+    watch = Stopwatch("cpu", FakeDevice(), guards=True)
+    watch.prepare(call, [{"x": torch.arange(4.0)} for _ in range(3)])
+    del results[:], held[:]
+    watch.measure({"order": [0, 1, 2, 0, 1]})
+    assert held == [0] * 6
+
+
+def test_a_slow_call_makes_the_device_wait_longer_before_the_next_ones() -> None:
+    device, now, took = Counted(), [0.0], iter([2e-5] * 6 + [2e-5] * 5 + [9e-5])
+    watch = Stopwatch("cpu", device)
+    watch._now = lambda: now[0]
+
+    def call(_: dict[str, Any]) -> None:
+        now[0] += next(took, 2e-5)
+
+    watch.prepare(call, [{"n": k} for k in range(3)])
+    watch._most_wait_us = 1000.0
+    watch.measure({"order": [0, 1, 2, 0, 1]})
+    device.waits.clear()
+    watch.measure({"order": [0]})
+    assert device.waits == [int((100.0 + 2 * 90.0) * stopwatch.CYCLES_PER_US)]
