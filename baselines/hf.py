@@ -70,7 +70,8 @@ class Turns(Method):
             solved = outcome.correct and (outcome.speedup is None or outcome.speedup >= 1.0)
             if solved or reply.finish is not Finish.STOP:
                 break
-            ids += [*self.conversation.answered(reply.text, reply.ids), *self.conversation.follow_up(env.feedback(outcome))]
+            ids += self.conversation.answered(reply.text, reply.ids, self.conversation.begun(messages))
+            ids += self.conversation.follow_up(env.feedback(outcome), env.prompt)
         return Trajectory(max(found, key=lambda f: f[0])[1], turns=tuple(env.turns))
 
 

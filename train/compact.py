@@ -1,16 +1,20 @@
 """A kernel's source as briefly as Python says it: no comments, one way to break lines, nothing that nobody calls.
 
-The entry function comes first: its name has just been read, and no other function stands between. Whether a small model learns to
-copy it sooner for that is not shown yet.
+Every source begins alike: the same three imports, then the entry function, then whatever else there is. So that a template can
+begin an answer (``answer=begun`` of ``build_model.py``), and a model need not.
 """
 
 from __future__ import annotations
 
 import ast
 
+HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
+"""What every source begins with, whether it needs all of it or not."""
+
 
 def compact(source: str, entry: str) -> str:
-    """The same module without comments, docstrings, unused functions and imports, its entry first, as ``ast.unparse`` writes it.
+    """The same module without comments, docstrings, unused functions and imports, as ``ast.unparse`` writes it: ``HEAD``, the
+    entry, the rest.
 
     Args:
         source: Python.
@@ -29,11 +33,17 @@ def compact(source: str, entry: str) -> str:
         if len(kept) == len(tree.body):
             break
         tree.body = kept
-    places = [i for i, node in enumerate(tree.body) if isinstance(node, ast.FunctionDef)]
-    first = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry), None)
-    if first is not None:
-        tree.body.remove(first)
-        tree.body.insert(places[0], first)
+    head = ast.parse(HEAD).body
+    known = {(a.name, a.asname) for node in head if isinstance(node, ast.Import) for a in node.names}
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            node.names = [a for a in node.names if (a.name, a.asname) not in known]
+    first = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry]
+    future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    others = [node for node in tree.body if node not in (*first, *future)]
+    rest = [node for node in others if not isinstance(node, ast.Import) or node.names]
+    # A name is looked up when a function runs: the entry may stand before what it calls.
+    tree.body = [*future, *head, *first, *rest]
     return ast.unparse(tree) + "\n"
 
 

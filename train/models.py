@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kbx_env.baselines.llm.local import tokenizer_of
-from kbx_env.train.compact import compact
+from kbx_env.train.compact import HEAD, compact
 from kbx_env.train.settings import MISSING
 from kbx_env.train.tokens import lines_tokenizer, shortening
 
@@ -27,7 +27,16 @@ _SPECIAL = (PAD, "<|im_start|>", END)
 _PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """One token each, but shown in decoded text, as in Qwen's own tokenizers."""
 _ALPHABET = 256
-TOKENS, PROMPTS = ("words", "lines"), ("full", "short")
+TOKENS, PROMPTS, ANSWERS = ("words", "lines"), ("full", "short"), ("free", "begun")
+BEGUN = """\
+{%- if add_generation_prompt %}
+    {%- set asked = messages | selectattr("role", "equalto", "user") | first %}
+    {%- if asked is defined and asked.content is string and "\\n\\nSignature\\n    " in asked.content %}
+        {{- "```python\\nHEAD\\ndef " }}
+        {{- asked.content.split("\\n\\nSignature\\n    ")[1].split("\\n\\nContract\\n")[0] + ":\\n" }}
+    {%- endif %}
+{%- endif %}""".replace("HEAD", HEAD.replace("\n", "\\n"))
+"""Behind a chat template: it begins each answer to an instruction of ours as all compact demonstrations begin."""
 
 
 def tokenizer_for(folder: str | Path) -> Any:
@@ -111,6 +120,10 @@ class Build:
     """lines: frequent whole lines of code are one token (train/tokens.py); train it on demonstrations with style=compact."""
     prompt: str = "full"
     """short: the tokenizer leaves out the rules and all but the first paragraph of the contract; only with tokens=lines."""
+    answer: str = "free"
+    """begun: the chat template begins every answer with the imports and the line that defines the entry function, and the model
+    goes on from there; train it on demonstrations with style=compact. Not with mode=tools, and asked of servers an answer lacks
+    its beginning: ask such a checkpoint as hf:FOLDER."""
     template: str = "qwen3_instruct_2507"
     """A chat template that TRL knows by name. This one has no thinking, and shows earlier turns as they were generated."""
     seed: int = 0
@@ -135,12 +148,12 @@ def build(b: Build) -> Path:
         raise UsageError(f"heads={b.heads} over kv_heads={kv}: must divide")
     if b.vocab < least:
         raise UsageError(f"vocab is {b.vocab}; at least {least}: every byte and the special tokens")
-    for kind, given, accepted in (("tokens", b.tokens, TOKENS), ("prompt", b.prompt, PROMPTS)):
+    for kind, given, accepted in (("tokens", b.tokens, TOKENS), ("prompt", b.prompt, PROMPTS), ("answer", b.answer, ANSWERS)):
         if given not in accepted:
             raise UnknownName(kind, given, accepted)
     if b.prompt == "short" and b.tokens != "lines":
         raise UsageError("prompt=short is done by the tokenizer of tokens=lines; give both")
-    template = template_of(b.template)
+    template = template_of(b.template) + (f"\n{BEGUN}" if b.answer == "begun" else "")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"out={b.out} is not empty; give another folder, or remove it")
     import torch

@@ -57,9 +57,12 @@ def turn_returns(turns: Sequence[Judged], gamma: float, several: bool = True) ->
 
 @dataclass
 class _Row:
-    """One episode: ``ids`` after the prompt, ``mask`` 1 on what the model said, ``room`` for all of them."""
+    """One episode: ``ids`` after the prompt, ``mask`` 1 on what the model said, ``room`` for all of them; ``begun`` of every
+    answer by the template."""
 
     task: str
+    question: str
+    begun: str
     prompt: list[int]
     room: int
     ids: list[int] = field(default_factory=list)
@@ -107,7 +110,8 @@ class Rollout:
         for messages in prompts:
             ids = self.conversation.opening(messages)
             room = self.length if self.context is None else min(self.length, self.context - len(ids))
-            rows.append(_Row(messages[-1]["task"], ids, max(1, room)))
+            begun = self.conversation.begun(messages)
+            rows.append(_Row(messages[-1]["task"], messages[-1]["content"], begun, ids, max(1, room)))
         for turn in range(self.max_turns):
             live = [r for r in rows if not r.over]
             if not _anywhere(trainer, bool(live)):
@@ -116,7 +120,7 @@ class Rollout:
         several = self.max_turns > 1
         rewards = [episode_reward(r.turns, self.episode, several) for r in rows]
         facts = [fact(r.task, r.turns, reward) for r, reward in zip(rows, rewards, strict=True)]
-        texts = [trainer.processing_class.decode(r.ids) for r in rows]
+        texts = [r.begun + trainer.processing_class.decode(r.ids) for r in rows]
         self.tally.add(facts, texts, trainer.state.global_step + 1)
         returns = [turn_returns(r.turns, self.gamma, several) for r in rows]
         return {
@@ -137,13 +141,13 @@ class Rollout:
             start = len(row.ids)
             row.add(kept, 1, None if logprobs is None else list(logprobs[i])[: len(kept)])
             row.spans.append((start, len(row.ids)))
-            asked.append((row.task, self.conversation.decode(kept)))
+            asked.append((row.task, row.begun + self.conversation.decode(kept)))
         for row, judged in zip(live, self.judge(asked), strict=True):
             row.turns.append(judged)
             if judged.solved or last or row.ids[-1] not in self.conversation.ends:
                 row.over = True
                 continue
-            shown = self.conversation.follow_up(judged.feedback)
+            shown = self.conversation.follow_up(judged.feedback, row.question)
             if len(shown) + _LEAST > row.left:
                 row.over = True
             else:

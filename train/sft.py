@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from kbx_env.baselines.llm.conversation import Conversation
 from kbx_env.train import models, rows
 from kbx_env.train.runs import adapter_of, checkpoint_of, on_cpu, train, trainer_config
 from kbx_env.train.settings import MISSING, command, save
@@ -76,6 +77,7 @@ def trainer_of(s: Settings) -> Any:
     context = models.context_of(model)
     if s.max_length is not None and context is not None and s.max_length > context:
         raise UsageError(f"max_length is {s.max_length}; {s.model} takes {context} tokens")
+    _check_beginnings(s, data, Conversation(tokenizer))
     longest = s.max_length or context
     fits = fitting(data, tokenizer, longest)
     if len(fits) < len(data):
@@ -130,6 +132,19 @@ def _check_columns(path: str, data: Dataset) -> None:
     for number, task in enumerate(data["task"], 1):
         if splits()[task] != "train":
             raise UsageError(f"{path}: row {number} is of {task}, a task of the eval split; it would spoil every report")
+
+
+def _check_beginnings(s: Settings, data: Dataset, conversation: Conversation) -> None:
+    """What a template begins is not learnt: it must be what the demonstration begins with."""
+    if not len(data) or not conversation.begun(data[0]["prompt"]):
+        return
+    for number, (prompt, completion) in enumerate(zip(data["prompt"], data["completion"], strict=True), 1):
+        begun = conversation.begun(prompt)
+        if not completion[0]["content"].startswith(begun):
+            raise UsageError(
+                f"{s.data}: row {number} does not begin as the chat template of {s.model} begins every answer ({begun[:40]!r}...); "
+                "make demonstrations with train/data.py style=compact, or the model with answer=free"
+            )
 
 
 def _config(s: Settings) -> Any:

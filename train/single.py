@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kbx_env.baselines.llm.conversation import Conversation
 from kbx_env.train.judge import Judge
 from kbx_env.train.tally import Tally, fact
 
@@ -12,12 +13,14 @@ from kbx_env.train.tally import Tally, fact
 def reward_of(judge: Judge, tally: Tally, tokenizer: Any) -> Callable[..., list[float | None]]:
     """The reward function: grades the batch in one call; ``None`` is masked by TRL, since it is the only function."""
 
+    conversation = Conversation(tokenizer)
+
     def kernel_reward(
         prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Sequence[Any], task: Sequence[str],
         trainer_state: Any, log_extra: Any = None, **columns: Any,
     ) -> list[float | None]:  # fmt: skip
         # From the tokens: some tokenizers parse an answer into parts, the report's policy does not.
-        texts = [str(tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in completion_ids]
+        texts = [conversation.begun(p) + conversation.decode(ids) for p, ids in zip(prompts, completion_ids, strict=True)]
         judged = judge(list(zip(task, texts, strict=True)))
         facts = [fact(t, [j], j.reward) for t, j in zip(task, judged, strict=True)]
         tally.add(facts, texts, trainer_state.global_step + 1)

@@ -31,20 +31,34 @@ class Conversation:
         """
         self._tokenizer = tokenizer
         self.ends = {e for e in (*ends, tokenizer.eos_token_id) if e is not None}
+        asked = [{"role": "user", "content": _QUESTION}]
+        self._turn = self._text(asked, True)[len(self._text(asked, False)) :]
+        """What a template writes before any answer."""
 
     def opening(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The tokens up to where the model's first answer begins."""
+        """The tokens up to where the model goes on with its first answer."""
         return self._ids(self._text(messages, True))
 
-    def follow_up(self, feedback: str) -> list[int]:
-        """The tokens between the end of an answer and the beginning of the next one, which feedback comes between.
+    def begun(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """What the template itself has begun an answer with: the model goes on from there, and this belongs to its answer.
+
+        Nothing with most templates. Those of ``train/build_model.py answer=begun`` write down the function that is asked for.
+        """
+        return self._text(messages, True)[len(self._text(messages, False)) + len(self._turn) :]
+
+    def follow_up(self, feedback: str, question: str = _QUESTION) -> list[int]:
+        """The tokens between the end of an answer and where the model goes on with the next one, which feedback comes between.
+
+        Args:
+            feedback: on the answer.
+            question: what the conversation began with; a template may look at it.
 
         Raises:
             UsageError: the template shows an earlier answer in another way than it was generated.
         """
         told = {"role": "user", "content": follow_up(feedback)}
-        messages = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}, told]
-        before = self._text(messages[:1], True) + _ANSWER
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": _ANSWER}, told]
+        before = self._text(messages[:1], False) + self._turn + _ANSWER
         whole = self._text(messages, True)
         rest = self._ids(whole[len(before) :]) if whole.startswith(before) else []
         if not rest or rest[0] not in self.ends:
@@ -54,9 +68,10 @@ class Conversation:
             )
         return rest[1:]
 
-    def answered(self, text: str, ids: Sequence[int] | None) -> list[int]:
-        """The tokens of an answer that ended by itself, end included; from its text where nobody has kept them."""
-        kept = list(ids) if ids is not None else self._ids(text)
+    def answered(self, text: str, ids: Sequence[int] | None, begun: str = "") -> list[int]:
+        """The tokens that a model said of an answer that ended by itself, end included; from the text of the whole answer where
+        nobody has kept them, less what the template had ``begun``."""
+        kept = list(ids) if ids is not None else self._ids(text.removeprefix(begun))
         while kept and kept[-1] in self.ends:
             kept.pop()
         return [*kept, self._tokenizer.eos_token_id]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kbx_env.baselines.llm.chat import Ask, CallFailed, Finish, Reply
+from kbx_env.baselines.llm.conversation import Conversation
 
 from kbx_env.errors import KbxError, UsageError
 
@@ -118,6 +119,8 @@ class LocalModel:
         made = engine([a for a, _, _ in fits], [ids for _, _, ids in fits]) if fits else []
         for (ask, future, ids), (tokens, ended) in zip(fits, made, strict=True):
             text, stopped = _cut(self._tokenizer.decode(tokens, skip_special_tokens=True), ask.stop)
+            if self._tokenizer.chat_template is not None:
+                text = Conversation(self._tokenizer).begun(ask.messages) + text
             finish = Finish.STOP if ended or stopped else Finish.LENGTH
             took = time.monotonic() - start
             future.set_result(Reply(text, finish, "", len(ids), len(tokens), None, self.model, took, tuple(tokens)))

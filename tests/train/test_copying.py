@@ -80,8 +80,8 @@ def test_compact_keeps_what_is_called() -> None:
         "def inner():\n    pass\n\n\ndef unused():\n    return inner() + math.pi\n\n\ndef f(x):\n    return used(x)\n"
     )
     assert compact(source, "f") == (
-        "from __future__ import annotations\nimport triton\nLIMIT = 3\n\ndef f(x):\n    return used(x)\n\n"
-        "def used(x):\n    return triton.cdiv(x, LIMIT)\n"
+        "from __future__ import annotations\nimport torch\nimport triton\nimport triton.language as tl\n\n"
+        "def f(x):\n    return used(x)\nLIMIT = 3\n\ndef used(x):\n    return triton.cdiv(x, LIMIT)\n"
     ), "the entry first"
     for task in load_tasks(split="train"):
         text = compact(expert_source(task.id) or "", task.entry)

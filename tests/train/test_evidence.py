@@ -198,7 +198,8 @@ def test_modes_are_asked_alike(script: ModuleType, tmp_path: Path, model_folder:
     words = [str(tmp_path / "out"), "--work", str(tmp_path / "w"), "--model", str(model_folder), "--seeds", "1", "--length", "64"]
     more = ["--shaping-tasks", "fusion=fused_cos_signbit", "--feedback", "32", "--temperature", "0.7", "--min-p", "0.1"]
     e = script.Evidence(script.arguments([*words, "--parts", "single,multi,shaping", *more]))
-    (tmp_path / "w/held.json").write_text(json.dumps({"held_tasks": ["math/erfc_sqrt"], "unseen_tasks": ["math/erfc_sqrt", "random/logspace"]}))
+    told = {"held_tasks": ["math/erfc_sqrt"], "unseen_tasks": ["math/erfc_sqrt", "random/logspace"]}
+    (tmp_path / "w/held.json").write_text(json.dumps(told))
     ran: dict[str, list[str]] = {}
     monkeypatch.setattr(e, "run", lambda step, commands, *a: ran.setdefault(step, []).extend(commands))
     assert e.all(script.STEPS) == 0, e.result["failures"]

@@ -1,0 +1,126 @@
+"""Answers that the chat template begins: the model goes on, and what is graded is whole, in training and in a report alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kbx_env.catalog import expert_source, load_task, load_tasks
+from kbx_env.errors import UsageError
+
+pytest.importorskip("trl")
+from kbx_env.baselines.llm.chat import Ask  # noqa: E402
+from kbx_env.baselines.llm.conversation import Conversation  # noqa: E402
+from kbx_env.baselines.llm.local import LocalModel  # noqa: E402
+from kbx_env.train import data, models, rollout, rows, sft  # noqa: E402
+from kbx_env.train.compact import compact  # noqa: E402
+from kbx_env.train.judge import Judge  # noqa: E402
+from kbx_env.train.settings import read  # noqa: E402
+from kbx_env.train.single import reward_of  # noqa: E402
+from kbx_env.train.tally import Tally  # noqa: E402
+from test_copying import approve  # noqa: E402
+from test_judge import right  # noqa: E402
+from test_rollout import scripted  # noqa: E402
+
+NAME = "math/erfc_sqrt"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("begun") / "model"
+    sizes: dict[str, Any] = {"hidden": 32, "layers": 1, "heads": 2, "vocab": 600, "context": 4096}
+    return models.build(models.Build(str(out), **sizes, tokens="lines", prompt="short", answer="begun"))
+
+
+@pytest.fixture(scope="module")
+def talk(folder: Path) -> Conversation:
+    return Conversation(models.tokenizer_for(folder))
+
+
+def told(name: str = NAME) -> list[dict[str, str]]:
+    return [rows.message(load_task(name), "cpu")]
+
+
+def parts(talk: Conversation) -> tuple[str, str]:
+    """What the template says of the right answer, and what is left to say."""
+    whole = f"```python\n{compact(expert_source(NAME) or '', load_task(NAME).entry)}```"
+    begun = talk.begun(told())
+    assert whole.startswith(begun) and begun
+    return begun, whole.removeprefix(begun)
+
+
+def test_all_tasks_are_begun_as_compact_demonstrations_begin(talk: Conversation) -> None:
+    for task in load_tasks(split="all"):
+        begun = talk.begun([rows.message(task, "cuda")])
+        assert begun.endswith(f"\n\ndef {task.entry}{task.signature}:\n")
+        assert f"```python\n{compact(expert_source(task.id) or '', task.entry)}".startswith(begun), task.id
+        assert talk.decode(talk.opening([rows.message(task, "cuda")])).endswith(begun)
+
+
+def test_other_templates_and_other_questions_are_not_begun(talk: Conversation, model_folder: Path) -> None:
+    assert Conversation(models.tokenizer_for(model_folder)).begun(told()) == ""
+    assert talk.begun([{"role": "user", "content": "Which task?"}]) == ""
+    assert talk.begun([{"role": "system", "content": "Be brief."}, *told()]) == talk.begun(told())
+
+
+def test_a_later_answer_is_begun_too(talk: Conversation) -> None:
+    begun, rest = parts(talk)
+    end = [min(talk.ends)]
+    ids = [*talk.opening(told()), *talk.answered(begun + rest, None, begun), *talk.follow_up("Wrong.", told()[0]["content"])]
+    shown = talk._tokenizer.decode(ids)
+    assert shown.count(begun) == 2 and shown.endswith(begun) and end[0] in ids
+    messages = [*told(), {"role": "assistant", "content": begun + rest},
+                {"role": "user", "content": "Wrong.\n\nAnswer with the whole corrected module."}]  # fmt: skip
+    assert ids == talk.opening(messages), "as the template renders it, and nothing tokenised anew"
+
+
+def test_what_is_graded_is_whole_in_both_modes(folder: Path, talk: Conversation, tmp_path: Path) -> None:
+    begun, rest = parts(talk)
+    graded: list[bytes] = []
+
+    def grade(task: str, source: bytes, **options: Any) -> Any:
+        graded.append(source if isinstance(source, bytes) else source.encode())
+        return right(task)
+
+    tokenizer = models.tokenizer_for(folder)
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(num_processes=1), processing_class=tokenizer, state=SimpleNamespace(global_step=0)
+    )
+    prompts = [[{**told()[0], "task": NAME}]]
+    with Judge(backend="cpu", workers=1, grade=grade) as judge:
+        generate = scripted(tokenizer, rest)
+        play = rollout.Rollout(judge, Tally(tmp_path, judge), talk, generate, 2, 900)
+        made = play(prompts, trainer)
+        assert made[rollout.REWARD] == [pytest.approx(1.0)]
+        assert talk.decode(made["completion_ids"][0]) == rest, "what the template said is not trained on"
+        single = reward_of(judge, Tally(tmp_path, judge), tokenizer)
+        assert single(prompts, [""], made["completion_ids"], [NAME], trainer.state) == [pytest.approx(1.0)]
+    assert graded and all(s.decode().startswith("import torch\nimport triton\n") and b"def erfc_sqrt(" in s for s in graded)
+
+
+def test_a_checkpoint_answers_with_the_whole(folder: Path, talk: Conversation) -> None:
+    model = LocalModel(str(folder), "cpu")
+    reply = model.complete(Ask(tuple(told()), max_tokens=5, temperature=0.8, seed=1))
+    assert reply.text.startswith(talk.begun(told())) and 0 < (reply.completion_tokens or 0) <= 5
+    model.close()
+
+
+@pytest.mark.parametrize("style", ["compact", "plain"])
+def test_demonstrations_must_begin_so_too(folder: Path, tmp_path: Path, style: str) -> None:
+    tasks = load_tasks(split="train", pattern="erfc_sqrt,index_select")
+    made = data.demonstrations(tasks, variations=0, copies=2, style=style, grade=approve, progress=False)
+    file = rows.write(made.dataset, tmp_path / "demonstrations", "parquet")
+    settings = read(sft.Settings, [f"model={folder}", f"data={file}", f"out={tmp_path / 'out'}"])
+    if style == "plain":
+        with pytest.raises(UsageError, match="does not begin as the chat template"):
+            sft.trainer_of(settings)
+        return
+    trainer = sft.trainer_of(settings)
+    tokenizer = trainer.processing_class
+    for batch in trainer.get_train_dataloader():
+        for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+            first = next(i for i, x in enumerate(labels.tolist()) if x != -100)
+            assert tokenizer.decode(ids[:first]).endswith("):\n") and tokenizer.decode(ids[first:]).startswith("    ")
