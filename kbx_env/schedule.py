@@ -22,6 +22,8 @@ from kbx_env.errors import UsageError
 SLOTS = ("block", "block", "block", "block", "warps", "warps", "stages", "group")
 MOVES = (-2, -1, 0, 1, 2)
 MIDDLE = MOVES.index(0)
+REACHES = tuple(range(1, max(MOVES) + 1))
+"""How many steps a move may take at most: with 1 a slot has three moves, -1, 0 and 1."""
 _ORDER = ("block", "warps", "stages", "group")
 assert set(SLOTS) == set(_ORDER) == set(KINDS)
 
@@ -31,24 +33,25 @@ class Template:
     """An expert's source and what its slots hold.
 
     ``slots`` has one tuple of knobs for each of ``SLOTS``, empty where the template has nothing for it. ``idle`` are the
-    knobs that were left out because the timed shapes do not notice them.
+    knobs that were left out because the timed shapes do not notice them. ``reach`` is the longest move there is.
     """
 
     task: str
     source: str
     slots: tuple[tuple[Knob, ...], ...]
     idle: tuple[str, ...] = ()
+    reach: int = max(MOVES)
 
     def settings(self, action: Sequence[int] | np.ndarray) -> dict[str, int]:
         """Knob -> value, for the knobs that an action changes.
 
         Args:
-            action: for each slot an index into ``MOVES``; slots without knobs are ignored.
+            action: for each slot an index into the moves within reach (``reach`` is the middle); slots without knobs are ignored.
         """
         found = {}
         for index, knobs in zip(action, self.slots, strict=True):
             for knob in knobs:
-                value = moved(knob, MOVES[int(index)])
+                value = moved(knob, int(index) - self.reach)
                 if value != knob.value:
                     found[knob.name] = value
         return found
@@ -58,10 +61,12 @@ class Template:
         return with_knobs(self.source, self.settings(action))
 
     def legal(self, slot: int) -> tuple[bool, ...]:
-        """For each of ``MOVES``: whether it differs from the moves nearer to the middle."""
-        return tuple(
-            m == 0 or any(0 <= k.choices.index(k.value) + m < len(k.choices) for k in self.slots[slot]) for m in MOVES
-        )
+        """For each of ``MOVES``: whether it is within reach and differs from the moves nearer to the middle."""
+
+        def differs(move: int) -> bool:
+            return any(0 <= k.choices.index(k.value) + move < len(k.choices) for k in self.slots[slot])
+
+        return tuple(m == 0 or (abs(m) <= self.reach and differs(m)) for m in MOVES)
 
 
 def moved(knob: Knob, steps: int) -> int:
@@ -71,12 +76,13 @@ def moved(knob: Knob, steps: int) -> int:
 
 
 @functools.lru_cache(maxsize=512)
-def template(task: str, idle: Collection[str] = ()) -> Template:
+def template(task: str, idle: Collection[str] = (), reach: int = max(MOVES)) -> Template:
     """The expert's template for a task.
 
     Args:
         task: ``category/name``.
         idle: names of knobs that take no slot (a hashable collection).
+        reach: the longest move, one of ``REACHES``.
 
     Raises:
         UsageError: there is no expert kernel for it.
@@ -88,7 +94,7 @@ def template(task: str, idle: Collection[str] = ()) -> Template:
     slots: list[tuple[Knob, ...]] = []
     for kind in _ORDER:
         slots += _share([k for k in knobs if k.kind == kind], SLOTS.count(kind))
-    return Template(task, source, tuple(slots), tuple(sorted(idle)))
+    return Template(task, source, tuple(slots), tuple(sorted(idle)), reach)
 
 
 def _share(knobs: Sequence[Knob], room: int) -> list[tuple[Knob, ...]]:

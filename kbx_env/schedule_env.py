@@ -17,7 +17,7 @@ from kbx_env.env import check_options
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.lanes import Request
 from kbx_env.outcome import Fault, Outcome
-from kbx_env.schedule import MIDDLE, MOVES, SLOTS, Template, template
+from kbx_env.schedule import MIDDLE, MOVES, REACHES, SLOTS, Template, template
 from kbx_env.store import Store
 from kbx_env.task import Task
 
@@ -32,9 +32,9 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     **Observation** (Box, float32, ``(len(features.NAMES),)``, every entry in [-1, 1]): the task, its timed shapes, the
     device, what the slots hold, the last grading, and the share of the episode that is over.
 
-    **Action** (MultiDiscrete, five choices for each of ``schedule.SLOTS``): -2 to +2 steps from the expert's own value
-    along a knob's choices, always counted from the expert and stopped at the ends; ``DEFAULT`` (2 everywhere) is the
-    expert as it is. Slots without a knob are ignored.
+    **Action** (MultiDiscrete, ``2 * reach + 1`` choices for each of ``schedule.SLOTS``): ``-reach`` to ``+reach`` steps from
+    the expert's own value along a knob's choices, always counted from the expert and stopped at the ends; ``DEFAULT`` of
+    an env (``reach`` everywhere) is the expert as it is. Slots without a knob are ignored.
 
     **Reward**: the preset's; with ``relative`` less that of the expert as it is, graded once a task: 0 is the expert,
     and the range is twice as wide. An infrastructure fault (also of that first grading) gives 0.0 and
@@ -52,7 +52,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
-    DEFAULT = np.full(len(SLOTS), MIDDLE, np.int64)
+    DEFAULT = np.full(len(SLOTS), MIDDLE, np.int64)  # of the longest reach
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         reward: str | None = None,
         relative: bool = False,
         max_turns: int = 1,
+        reach: int = max(MOVES),
         shapes: str = "train",
         idle: Mapping[str, Sequence[str]] | None = None,
         targets: tuple[str, ...] = ("sm_90",),
@@ -86,6 +87,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             reward: a preset; by default ``estimated`` on the CPU and ``default`` on CUDA, where time is measured.
             relative: less the expert's own reward.
             max_turns: gradings an episode.
+            reach: how many steps a move takes at most, 1 or 2.
             shapes: ``train``, or ``eval`` to be graded on the held-out shapes too, and timed on the held-out sizes.
             idle: task -> knobs that take no slot (``schedule.find_idle``).
             targets: ahead-of-time targets.
@@ -105,12 +107,15 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         if render_mode is not None:
             raise UsageError(f"render_mode {render_mode!r}: accepted is None")
         check_options(max_turns, wall, grading_seed, targets)
+        if type(reach) is not int or reach not in REACHES:
+            raise UsageError(f"reach is {reach!r}; accepted: {', '.join(map(str, REACHES))}")
         if shapes not in SHAPES:
             raise UnknownName("shapes", shapes, SHAPES)
         self.backend = resolve_backend(backend)
         self.reward = load_preset(reward or ("estimated" if self.backend == "cpu" else "default"))
         self.tasks = _chosen(task, category, split, tasks)
-        self.max_turns, self.relative, self.render_mode = max_turns, relative, render_mode
+        self.max_turns, self.relative, self.render_mode, self.reach = max_turns, relative, render_mode, reach
+        self.DEFAULT = np.full(len(SLOTS), reach, np.int64)
         self._idle = {t: tuple(sorted(names)) for t, names in (idle or {}).items()}
         self._options: dict[str, Any] = {
             "backend": self.backend, "targets": tuple(targets), "grading": "contract", "timing": timing, "split": shapes,
@@ -125,7 +130,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self._known: dict[tuple[str, str], Outcome] = {}
         self.device = features.device_for(self.backend, self._options["estimate"])
         self._static: dict[str, np.ndarray] = {}
-        self.action_space = spaces.MultiDiscrete([len(MOVES)] * len(SLOTS))
+        self.action_space = spaces.MultiDiscrete([2 * reach + 1] * len(SLOTS))
         self.observation_space = spaces.Box(-1.0, 1.0, (len(features.NAMES),), np.float32)
         self._task: Task | None = None
         self._turn, self._last = 0, np.zeros(0, np.float32)
@@ -134,7 +139,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
     def template(self, task: str) -> Template:
         """The template of a task, with the slots that actions mean."""
-        return template(task, self._idle.get(task, ()))
+        return template(task, self._idle.get(task, ()), self.reach)
 
     def default(self, task: str) -> float | None:
         """The preset's reward of the expert as it is, graded on first use; ``None`` for an infrastructure fault."""
@@ -172,8 +177,8 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         if self._turn >= self.max_turns:
             raise UsageError("the episode is over; reset begins another")
         moves = np.asarray(action)
-        if moves.shape != (len(SLOTS),) or not all(0 <= m < len(MOVES) and int(m) == m for m in moves):
-            raise UsageError(f"the action is {action!r}; {len(SLOTS)} whole numbers from 0 to {len(MOVES) - 1}")
+        if moves.shape != (len(SLOTS),) or not all(0 <= m <= 2 * self.reach and int(m) == m for m in moves):
+            raise UsageError(f"the action is {action!r}; {len(SLOTS)} whole numbers from 0 to {2 * self.reach}")
         task, made = self._task.id, self.template(self._task.id)
         source = made.render(moves)
         default = self.default(task) if self.relative else None
@@ -183,7 +188,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         low, high = self.reward.range(self.backend)
         self._turn += 1
         self._last = features.changing(
-            self._turn / self.max_turns, outcome, list(moves), low if value is None else value, low, high
+            self._turn / self.max_turns, outcome, moves.astype(np.int64) - self.reach, low if value is None else value, low, high
         )
         info = {
             "task": task, "outcome": outcome, "settings": made.settings(moves), "source": source, "masked": masked,

@@ -118,14 +118,14 @@ def static(
 
 
 def changing(
-    turn: float, last: Outcome | None, moves: Sequence[int] | None, reward: float, low: float, high: float
+    turn: float, last: Outcome | None, moves: Sequence[int] | np.ndarray | None, reward: float, low: float, high: float
 ) -> np.ndarray:
     """The part that a grading changes: the last entries of the vector, float32.
 
     Args:
         turn: share of the episode's gradings that are used up.
         last: the last grading's outcome.
-        moves: the action that it graded.
+        moves: the steps that it took in each slot, one of ``MOVES`` each.
         reward: the preset's for it.
         low: the preset's least.
         high: the preset's most.
@@ -143,7 +143,7 @@ def changing(
         max((b.registers or 0 for b in builds), default=0) / 255,
         math.log2(1 + max((b.spills or 0 for b in builds), default=0)) / 16,
     ]  # fmt: skip
-    found += [MOVES[int(m)] / max(MOVES) for m in moves] if moves is not None else [0.0] * len(SLOTS)
+    found += [int(m) / max(MOVES) for m in moves] if moves is not None else [0.0] * len(SLOTS)
     return _bounded(found)
 
 

@@ -55,9 +55,13 @@ WARPS = SLOTS.index("warps")
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("more", [{}, {"max_turns": 3, "relative": True}])
+@pytest.mark.parametrize("more", [{}, {"max_turns": 3, "relative": True}, {"reach": 1}])
 def test_check_env_is_clean(more: dict) -> None:
-    check_env(_env(**more), skip_render_check=True)
+    env = _env(**more)
+    for action in np.ndindex(*env.action_space.nvec[[0, WARPS]]):  # ``cached`` of the first grading is another than of the second
+        env.reset()
+        env.step([action[0] if slot == 0 else action[1] if slot == WARPS else 0 for slot in range(len(SLOTS))])
+    check_env(env, skip_render_check=True)
 
 
 def test_made_by_its_id_the_default_is_the_expert() -> None:
@@ -78,6 +82,28 @@ def test_a_move_changes_one_number_and_the_ends_hold() -> None:
     knob = template(TASK).slots[WARPS][0]
     assert [moved(knob, m) for m in (-9, -2, 0, 2, 9)] == [1, 1, 4, 16, 16]
     assert template(TASK).legal(WARPS) == (True,) * 5
+
+
+def test_reach_one_has_three_moves_that_mean_the_same() -> None:
+    env, near = _env(max_turns=2), _env(max_turns=2, reach=1)
+    assert list(env.action_space.nvec) == [5] * len(SLOTS) and list(near.action_space.nvec) == [3] * len(SLOTS)
+    far_seen, seen = env.reset()[0], near.reset()[0]
+    marked = dict(zip(features.NAMES, seen, strict=True))
+    assert [marked[f"legal.{WARPS}.warps{m:+d}"] for m in MOVES] == [0, 1, 1, 1, 0]
+    changed = {n for n, a, b in zip(features.NAMES, far_seen, seen, strict=True) if a != b}
+    assert changed and all(n.startswith("legal.") and n[-2:] in ("-2", "+2") for n in changed)
+    assert near.template(TASK).legal(WARPS) == (False, True, True, True, False)
+    for move in (-1, 0, 1):
+        env.reset(), near.reset()
+        action = near.DEFAULT.astype(np.uint8)  # none of its arithmetic may wrap
+        action[WARPS] = 1 + move
+        shown, _, _, _, info = near.step(action)
+        far_shown, _, _, _, far = env.step(_move(WARPS, move))
+        assert info["settings"] == far["settings"] and info["source"] == far["source"]
+        assert (shown[features.LEGAL.stop :] == far_shown[features.LEGAL.stop :]).all()
+    assert near.template(TASK).settings(near.DEFAULT) == {} == env.template(TASK).settings(env.DEFAULT)
+    with pytest.raises(UsageError, match="from 0 to 2"):
+        near.step([3] * len(SLOTS))
 
 
 def test_relative_to_the_expert() -> None:
@@ -192,6 +218,8 @@ def test_knobs_that_nothing_notices_take_no_slot() -> None:
         ({"reward": "estimate"}, "estimated"),
         ({"shapes": "held"}, "eval"),
         ({"max_turns": 0}, "at least 1"),
+        ({"reach": 3}, "accepted: 1, 2"),
+        ({"reach": True}, "accepted: 1, 2"),
         ({"wall": 0}, "more than 0"),
         ({"targets": ("sm_99",)}, "sm_90"),
         ({"grading_seed": "x"}, "whole number"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import sys
 import time
@@ -60,6 +61,8 @@ class PPOSettings:
     """``eval`` also grades on the held-out shapes, and times (estimates) held-out sizes."""
     max_turns: int = 1
     """Gradings an episode."""
+    reach: int = 2
+    """Steps along a knob's choices that a move takes at most: 1 or 2."""
     screen: bool = False
     """Ask the compiler first which knobs the timed shapes notice (a second a knob); the others take no slot."""
     wall: float = 30.0
@@ -79,6 +82,8 @@ class PPOSettings:
     clip: float = 0.2
     hiddens: list[int] = field(default_factory=lambda: [64, 64])
     """Widths of the layers."""
+    still: float = 0.0
+    """Logit of leaving a slot as it is to begin with; e^still are its odds against any one move. 0: even odds."""
     seed: int = 0
     workers: int = 0
     """Processes that grade, each with a sandbox of its own; 0 grades in the main process."""
@@ -112,7 +117,7 @@ def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> di
         _begin(out, settings, resumed=bool(given.resume))
         env["idle"] = _idle(settings, with_env, out)
         device = with_env.device.name if with_env.device else None
-        about = About(tuple(settings.hiddens), with_env.backend, device, settings.max_turns, env["idle"])
+        about = About(tuple(settings.hiddens), with_env.backend, device, settings.max_turns, env["idle"], settings.reach)
         env["tasks"], env["backend"] = [t.id for t in with_env.tasks], with_env.backend
     finally:
         with_env.close()
@@ -145,6 +150,8 @@ def _check(s: PPOSettings) -> None:
     for name in ("gradings", "minutes", "workers"):
         if getattr(s, name) < 0:
             raise UsageError(f"{name} is {getattr(s, name)!r}; 0 or more")
+    if not 0 <= s.still < math.inf:
+        raise UsageError(f"still is {s.still!r}; a number, 0 or more")
     if not s.lr > 0 or not s.hiddens or min(s.hiddens) < 1:
         raise UsageError(
             f"lr is {s.lr!r} and hiddens {s.hiddens!r}; a rate above 0, and at least one width of at least 1"
@@ -162,7 +169,7 @@ def _options(s: PPOSettings) -> dict[str, Any]:
     """Options of ``ScheduleEnv``."""
     return {
         "tasks": s.tasks, "split": s.split, "backend": s.backend, "reward": s.reward or None, "relative": s.relative,
-        "shapes": s.shapes, "max_turns": s.max_turns, "wall": s.wall,
+        "shapes": s.shapes, "max_turns": s.max_turns, "reach": s.reach, "wall": s.wall,
     }  # fmt: skip
 
 
@@ -182,7 +189,7 @@ def _rllib() -> Any:
         # A resumed run would see its first tasks again under the first seed. The store must exist before workers open it.
         store = str(Path(s.out, ppo_run.STORE).absolute())
         return ppo_rllib.configure(
-            {**env, "store": store}, hiddens=s.hiddens, workers=s.workers, batch=s.batch, minibatch=s.minibatch,
+            {**env, "store": store}, hiddens=s.hiddens, still=s.still, workers=s.workers, batch=s.batch, minibatch=s.minibatch,
             epochs=s.epochs, lr=s.lr, entropy=s.entropy, clip=s.clip, seed=s.seed + 100_003 * iteration,
             timeout=2 * s.wall * s.batch * 4 + 600,
         ).build_algo()  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import MultiDiscrete
 from kbx_env.train.schedule_policy import ScheduleNet
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
@@ -21,7 +22,7 @@ from ray.rllib.core.rl_module.apis import ValueFunctionAPI
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
 
-from kbx_env.schedule import MOVES, SLOTS
+from kbx_env.schedule import SLOTS
 from kbx_env.schedule_env import ScheduleEnv
 
 
@@ -66,14 +67,17 @@ def make_env(options: Mapping[str, Any]) -> Recorded:
 
 
 class ScheduleModule(TorchRLModule, ValueFunctionAPI):
-    """``ScheduleNet`` as RLlib's module; ``model_config["hiddens"]`` are its widths."""
+    """``ScheduleNet`` as RLlib's module; ``model_config`` has its ``hiddens`` and ``still``, the action space tells its reach."""
 
     def setup(self) -> None:
         """Build the network."""
         assert isinstance(self.model_config, dict)
-        self.net = ScheduleNet(self.model_config["hiddens"])
+        assert isinstance(self.action_space, MultiDiscrete)
+        moves = int(self.action_space.nvec[0])
+        # Only where a module is made: one that is restored takes its weights, bias included, from the checkpoint afterwards.
+        self.net = ScheduleNet(self.model_config["hiddens"], moves // 2, self.model_config.get("still", 0.0))
         self.action_dist_cls = TorchMultiCategorical.get_partial_dist_cls(  # type: ignore[misc]
-            space=self.action_space, input_lens=[len(MOVES)] * len(SLOTS)
+            space=self.action_space, input_lens=[moves] * len(SLOTS)
         )
 
     def _forward(self, batch: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -103,7 +107,7 @@ class _Learner(PPOTorchLearner):
 
 
 def configure(
-    env: Mapping[str, Any], *, hiddens: list[int], workers: int, batch: int, minibatch: int, epochs: int, lr: float,
+    env: Mapping[str, Any], *, hiddens: list[int], still: float, workers: int, batch: int, minibatch: int, epochs: int, lr: float,
     entropy: float, clip: float, seed: int, timeout: float,
 ) -> PPOConfig:  # fmt: skip
     """The algorithm's configuration.
@@ -111,6 +115,7 @@ def configure(
     Args:
         env: options of ``make_env``.
         hiddens: widths of the layers.
+        still: what the logits of not moving begin with.
         workers: env runners in processes of their own; 0 grades in this process.
         batch: steps an iteration.
         minibatch: steps an update.
@@ -135,7 +140,8 @@ def configure(
         train_batch_size_per_learner=batch, minibatch_size=min(minibatch, batch), num_epochs=epochs, lr=lr, gamma=1.0,
         lambda_=1.0, entropy_coeff=entropy, clip_param=clip, grad_clip=1.0, learner_class=_Learner,
     )  # fmt: skip
-    config.rl_module(rl_module_spec=RLModuleSpec(module_class=ScheduleModule, model_config={"hiddens": list(hiddens)}))
+    made = {"hiddens": list(hiddens), "still": still}
+    config.rl_module(rl_module_spec=RLModuleSpec(module_class=ScheduleModule, model_config=made))
     config.learners(num_learners=0, num_gpus_per_learner=0)
     config.fault_tolerance(restart_failed_env_runners=True)
     config.debugging(seed=seed, log_level="ERROR")

@@ -16,7 +16,7 @@ from kbx_env import schedule_features as features
 from kbx_env.backends import cost
 from kbx_env.catalog import load_task
 from kbx_env.errors import UsageError
-from kbx_env.schedule import MIDDLE, MOVES, SLOTS, Template, template
+from kbx_env.schedule import MIDDLE, MOVES, REACHES, SLOTS, Template, template
 
 WEIGHTS, ABOUT, FORMAT = "policy.npz", "policy.json", 1
 CHECKPOINTS = "checkpoints"
@@ -25,16 +25,24 @@ _NEVER = -1e6
 
 
 class ScheduleNet(nn.Module):
-    """Features -> logits of each slot's moves, and a value; two separate stacks of tanh layers."""
+    """Features -> logits of each slot's moves, and a value; two separate stacks of tanh layers.
 
-    def __init__(self, hiddens: Sequence[int]) -> None:
+    ``still`` is what the logits of the middle moves have more than the others to begin with; it is part of the weights.
+    """
+
+    def __init__(self, hiddens: Sequence[int], reach: int = max(MOVES), still: float = 0.0) -> None:
         super().__init__()
-        self.policy = _stack(len(features.NAMES), hiddens, len(SLOTS) * len(MOVES))
+        self.reach = reach
+        self.policy = _stack(len(features.NAMES), hiddens, len(SLOTS) * (2 * reach + 1))
+        with torch.no_grad():
+            self.policy[-1].bias.view(len(SLOTS), -1)[:, reach] += still  # type: ignore[index, operator, union-attr]
         self.value = _stack(len(features.NAMES), hiddens, 1)
 
     def logits(self, seen: torch.Tensor) -> torch.Tensor:
         """(n, slots * moves) float32 from (n, features); moves that make no difference are out of reach."""
-        return self.policy(seen) + (1.0 - seen[..., features.LEGAL]) * _NEVER
+        legal = seen[..., features.LEGAL].unflatten(-1, (len(SLOTS), len(MOVES)))
+        within = legal[..., MIDDLE - self.reach : MIDDLE + self.reach + 1].flatten(-2)
+        return self.policy(seen) + (1.0 - within) * _NEVER
 
     def values(self, seen: torch.Tensor) -> torch.Tensor:
         """(n,) float32: the expected sum of rewards."""
@@ -57,7 +65,8 @@ def _stack(inputs: int, hiddens: Sequence[int], outputs: int) -> nn.Sequential:
 class About:
     """What a policy was trained as; kept beside its weights.
 
-    ``device`` names the GPU whose peaks it saw (``None``: unknown); ``idle`` are knobs without a slot, by task.
+    ``device`` names the GPU whose peaks it saw (``None``: unknown); ``idle`` are knobs without a slot, by task;
+    ``reach`` is the longest move it knows.
     """
 
     hiddens: tuple[int, ...]
@@ -65,6 +74,7 @@ class About:
     device: str | None
     max_turns: int
     idle: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reach: int = max(MOVES)
 
 
 def save_policy(folder: Path, weights: Mapping[str, np.ndarray], about: About) -> None:
@@ -117,8 +127,11 @@ class ScheduleAgent:
                     f"the policy in {str(folder)!r} was trained on other features or slots; train it again"
                 )
             idle = {t: tuple(names) for t, names in data["idle"].items()}
-            about = About(tuple(data["hiddens"]), data["backend"], data["device"], data["max_turns"], idle)
-            net = ScheduleNet(about.hiddens)
+            reach = data.get("reach", max(MOVES))  # all there was before it could be chosen
+            if reach not in REACHES:
+                raise UsageError(f"the policy in {str(folder)!r} has moves of {reach!r} steps; known: {REACHES}")
+            about = About(tuple(data["hiddens"]), data["backend"], data["device"], data["max_turns"], idle, reach)
+            net = ScheduleNet(about.hiddens, reach)
             with np.load(folder / WEIGHTS, allow_pickle=False) as weights:
                 net.load_state_dict({k: torch.from_numpy(weights[k]) for k in weights.files})
         except UsageError:
@@ -129,7 +142,7 @@ class ScheduleAgent:
 
     def template(self, task: str) -> Template:
         """The task's template, with the slots that the policy knows."""
-        return template(load_task(task).id, tuple(sorted(self.about.idle.get(task, ()))))
+        return template(load_task(task).id, tuple(sorted(self.about.idle.get(task, ()))), self.about.reach)
 
     def observe(self, task: str, sizes: str = "published") -> np.ndarray:
         """What an env shows before the first grading: float32, ``(len(NAMES),)``; ``sizes`` as ``grade`` takes them."""
@@ -137,10 +150,14 @@ class ScheduleAgent:
         return np.concatenate([seen, features.changing(0.0, None, None, 0.0, 0.0, 1.0)])
 
     def act(self, seen: np.ndarray) -> np.ndarray:
-        """The likeliest move of each slot, int64 ``(len(SLOTS),)``; of equal ones the one nearer to the expert."""
+        """The likeliest move of each slot, of equal ones the one nearer to the expert, as an env of the same reach takes it.
+
+        Returns:
+            int64 ``(len(SLOTS),)``.
+        """
         with torch.no_grad():
-            logits = self.net.logits(torch.from_numpy(seen)[None])[0].reshape(len(SLOTS), len(MOVES)).numpy()
-        order = sorted(range(len(MOVES)), key=lambda m: abs(m - MIDDLE))
+            logits = self.net.logits(torch.from_numpy(seen)[None])[0].reshape(len(SLOTS), -1).numpy()
+        order = sorted(range(2 * self.about.reach + 1), key=lambda m: abs(m - self.about.reach))
         return np.array([max(order, key=lambda m, row=row: row[m]) for row in logits], np.int64)  # type: ignore[misc]
 
     def settings(self, task: str, sizes: str = "published") -> dict[str, int]:

@@ -167,7 +167,7 @@ def _policy(folder: Path, **more) -> Path:
     torch.manual_seed(0)
     folder.mkdir(parents=True)
     about = About(**{"hiddens": (8,), "backend": "cpu", "device": "h200", "max_turns": 1, **more})
-    save_policy(folder, ScheduleNet(about.hiddens).state_dict(), about)
+    save_policy(folder, ScheduleNet(about.hiddens, about.reach).state_dict(), about)
     return folder
 
 
@@ -203,6 +203,46 @@ def test_an_agent_is_asked_about_sizes_as_an_env_shows_them(tmp_path: Path) -> N
     assert json.loads((tmp_path / "s.jsonl").read_text())["settings"] == agent.settings("math/add", "held-out")
 
 
+def test_an_agent_of_short_reach_acts_as_an_env_of_the_same(tmp_path: Path) -> None:
+    agent = ScheduleAgent.load(_policy(tmp_path / "p", reach=1))
+    env = ScheduleEnv(task="math/add", backend="cpu", reach=1, grade=fake_grade)
+    seen = env.reset()[0]
+    assert (seen == agent.observe("math/add")).all() and agent.about.reach == 1
+    info = env.step(agent.act(seen))[4]
+    assert info["settings"] == agent.settings("math/add") and info["source"] == agent.source("math/add")
+    with torch.no_grad():  # one step further in every slot that has knobs, and never two
+        agent.net.policy[-1].bias.view(len(SLOTS), 3)[:, 2] = 50.0
+    knobs = [slot[0] for slot in agent.template("math/add").slots if slot]
+    wanted = {k.name: k.choices[k.choices.index(k.value) + 1] for k in knobs}
+    assert agent.settings("math/add") == wanted
+    assert export(ExportSettings(str(tmp_path / "p"), "math/add", "all", str(tmp_path / "s.jsonl")))[2][0]["task"] == "math/add"
+
+
+def test_a_policy_that_tells_no_reach_has_two(tmp_path: Path) -> None:
+    folder = _policy(tmp_path / "p")
+    about = json.loads((folder / "policy.json").read_text())
+    assert about.pop("reach") == 2
+    before = ScheduleAgent.load(folder).settings("math/add")
+    (folder / "policy.json").write_text(json.dumps(about))
+    assert ScheduleAgent.load(folder).about.reach == 2 and ScheduleAgent.load(folder).settings("math/add") == before
+
+
+@pytest.mark.parametrize("reach", [1, 2])
+def test_still_is_the_odds_of_not_moving(reach: int) -> None:
+    torch.manual_seed(0)
+    net = ScheduleNet([16], reach, 2.0)
+    env = ScheduleEnv(task="matrixmultiply/matmul", backend="cpu", reach=reach, grade=fake_grade)
+    logits = net.logits(torch.from_numpy(env.reset()[0])[None])[0].reshape(len(SLOTS), -1).detach()
+    assert logits.shape[1] == 2 * reach + 1
+    legal = np.array([env.template("matrixmultiply/matmul").legal(slot) for slot in range(len(SLOTS))])
+    within = torch.from_numpy(legal[:, 2 - reach : 3 + reach])
+    odds = (logits[:, reach : reach + 1] - logits).exp()
+    others = within.clone()
+    others[:, reach] = False
+    assert others.any() and torch.allclose(odds[others], torch.tensor(2.0).exp(), rtol=0.2)
+    assert (odds[~within] > 1e6).all()
+
+
 def test_idle_knobs_stay_out(tmp_path: Path) -> None:
     names = tuple(k.name for slot in template("math/add").slots for k in slot)
     agent = ScheduleAgent.load(_policy(tmp_path / "p", idle={"math/add": names}))
@@ -230,6 +270,9 @@ def test_export_of_choices_of_the_best_and_of_the_experts(run: Path, tmp_path: P
         (["batch=0"], "at least 1"),
         (["workers=-1"], "0 or more"),
         (["lr=0"], "above 0"),
+        (["still=-1"], "0 or more"),
+        (["still=.nan"], "0 or more"),
+        (["reach=0", "tasks=math/add", "backend=cpu", "split=all"], "accepted: 1, 2"),
         (["resume=/nowhere"], "no run"),
         (["export"], "checkpoint=DIR"),
         (["export", "checkpoint=/nowhere"], "no checkpoint"),
@@ -245,7 +288,7 @@ def test_bad_usage_is_one_line(argv: list[str], says: str, capsys, tmp_path: Pat
 def test_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
     folder = _policy(tmp_path / "p")
     about = json.loads((folder / "policy.json").read_text())
-    for bad in ({**about, "features": 0}, {**about, "hiddens": [9]}, {"a": 1}, [1]):
+    for bad in ({**about, "features": 0}, {**about, "hiddens": [9]}, {**about, "reach": 1}, {**about, "reach": 0}, {"a": 1}, [1]):
         (folder / "policy.json").write_text(json.dumps(bad))
         with pytest.raises(UsageError):
             ScheduleAgent.load(folder)
@@ -286,6 +329,27 @@ def test_several_gradings_an_episode_in_a_process_of_its_own(ray: object, tmp_pa
     assert ScheduleAgent.load(out).about.max_turns == 3
 
 
+def test_a_run_begins_near_the_expert_and_a_resumed_one_adds_nothing(ray: object, tmp_path: Path) -> None:
+    from ray.rllib.core.rl_module.rl_module import RLModule
+
+    out = tmp_path / "run"
+    ppo.train(_settings(out, iterations=1, lr=1e-9, reach=1, still=6.0), fake_grade)
+    steps = _steps(out)
+    assert len(steps) >= 32 and sum(not r["settings"] for r in steps) > 0.9 * len(steps)
+    module = RLModule.from_checkpoint(str(newest(out) / "rllib/learner_group/learner/rl_module/default_policy"))
+    kept = [module.net.policy[-1].bias, ScheduleAgent.load(out).net.policy[-1].bias]
+    for asked, says in (({"reach": 1, "still": 3.0}, "keeps its still"), ({"still": 6.0, "split": "eval"}, "keeps its split")):
+        with pytest.raises(UsageError, match=says):
+            ppo.train(ppo.PPOSettings(resume=str(out), **asked), fake_grade)
+    ppo.train(ppo.PPOSettings(resume=str(out), iterations=2), fake_grade)
+    assert len(_log(out)) == 2 and sum(not r["settings"] for r in _steps(out)) > 0.9 * len(_steps(out))
+    kept.append(ScheduleAgent.load(out).net.policy[-1].bias)
+    wanted = torch.tensor([0.0, 6.0, 0.0]).repeat(len(SLOTS))
+    for bias in kept:
+        torch.testing.assert_close(bias.detach(), wanted, atol=1e-3, rtol=0)
+    assert ScheduleAgent.load(out).about.reach == 1
+
+
 def test_the_compiler_says_which_numbers_take_a_slot(ray: object, tmp_path: Path, monkeypatch) -> None:
     from kbx_env.baselines.search import screen
 
@@ -311,6 +375,8 @@ def test_a_folder_in_use_and_other_settings_are_refused(run: Path) -> None:
         ppo.train(_settings(run), fake_grade)
     with pytest.raises(UsageError, match="keeps its lr"):
         ppo.train(ppo.PPOSettings(resume=str(run), lr=0.5), fake_grade)
+    with pytest.raises(UsageError, match="keeps its reach"):
+        ppo.train(ppo.PPOSettings(resume=str(run), reach=1), fake_grade)
 
 
 def test_without_rllib_it_says_what_to_install(tmp_path: Path, monkeypatch, capsys) -> None:
