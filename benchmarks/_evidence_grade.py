@@ -105,7 +105,7 @@ def ppo(e: Evidence) -> None:
     backend = "cuda" if e.cuda else "cpu"
     folders = {k: e.work / f"ppo-{k}" for k in range(a.ppo_seeds)}
     workers = max(1, min(4, (e.cores - 1) // a.ppo_seeds))
-    minutes = 0.4 * seconds / 60
+    minutes = 0.55 * seconds / 60
     commands = {}
     for k, out in folders.items():
         ours = {
@@ -145,7 +145,7 @@ def ppo(e: Evidence) -> None:
         )
 
     e.collectors["ppo"] = collect
-    e.run("ppo", commands, 0.6 * seconds, said)
+    e.run("ppo", commands, 0.65 * seconds, said)
     trained = {k: str(out) for k, out in folders.items() if list(out.glob("checkpoints/0*"))}
     if not trained:
         raise RuntimeError("PPO ended no iteration in its time")
