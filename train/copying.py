@@ -16,13 +16,14 @@ import random
 import re
 from collections.abc import Mapping
 
+from kbx_env.train.tokens import parameter_names
 from kbx_env.train.vary import with_contract
 
 from kbx_env.catalog import expert_source, load_tasks
 from kbx_env.task import Task
 
-PARAMETERS = 0.3
-"""Of the copies, how many have other parameters too."""
+PARAMETERS = 0.7
+"""Of the copies, how many have other parameters too: names that other tasks' parameters have."""
 MADE_UP = 0.3
 """Of the words of a name, how many are cut from two: names of unseen tasks have unseen words."""
 _SHORT = 3
@@ -57,7 +58,7 @@ def copies(
         for _ in range(_TRIES):
             names = {task.entry: _name(draw)}
             if draw.random() < PARAMETERS:
-                names |= {p: draw.choice(words()) for p in _parameters(task) if draw.random() < 0.5}
+                names |= {p: draw.choice(parameter_names()) for p in _parameters(task) if draw.random() < 0.5}
             if any(not _possible(n) or n in forbidden for n in names.values()):
                 continue
             text = with_contract(source, task.entry, names)

@@ -1,19 +1,21 @@
 """A tokenizer for small models: whole lines of code are tokens, names are tokenized alike wherever they are copied from and to.
 
 Two stages, as in SuperBPE (arXiv 2503.13423): merges inside of words first, then merges over words but never over the end of a
-line. What an answer defines is the exception: the name after ``def`` is never merged with anything around it, so that a name
-read in the prompt is written with the same tokens. A normalizer may shorten the prompt: it belongs to the tokenizer, so that
-training, reports and servers all send what the model was trained on, and nobody has to know.
+line. Names are the exception: the one after ``def``, and the parameters of the tasks. They are never merged with anything around
+them, so that a name read in the prompt is written with the same tokens. A normalizer may shorten the prompt: it belongs to the
+tokenizer, so that training, reports and servers all send what the model was trained on, and nobody has to know.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kbx_env.catalog import load_tasks
 from kbx_env.prompt import instruction
 from kbx_env.task import Task
 
@@ -23,6 +25,8 @@ LINES = r"^(?!def )[^\n]*\n?|^def |[A-Za-z]+|[0-9]+|_+|\([^\n]*\n?|[^\n]|\n"
 """Whole lines; of a line that defines a function ``def``, the words of the name, and the rest."""
 SHARE = 0.3
 """Of the tokens, how many the first stage may take."""
+GLUE = frozenset({"mask", "dtype", "device", "layout"})
+"""Parameters whose names are in every kernel anyway, for what they are called in torch and Triton."""
 LEAST = 3
 """Documents that must share a token of the second stage: one of a single kernel could only be learned by heart."""
 
@@ -40,6 +44,13 @@ def shortening(task: Task) -> list[tuple[str, str]]:
         title = re.escape(head.partition(task.id)[2]).replace(re.escape(named), r"[^\n]*").replace("\\\n", r"\n")
         told += [(title, "\n"), (_exactly(after), ":\n"), (r"(\n\n(?!Rules)[^\n]+(\n[^\n]+)*)*" + _exactly(before), "\ndef ")]
     return list(dict.fromkeys(told))
+
+
+@functools.cache
+def parameter_names() -> tuple[str, ...]:
+    """The parameters of the train split's tasks that are words: shorter ones are symbols, and lines are full of them."""
+    found = {p for task in load_tasks(split="train") for p in task.signature.parameters}
+    return tuple(sorted(p for p in found - GLUE if len(p) >= 3 and not p.startswith("_")))
 
 
 def _exactly(text: str) -> str:
@@ -67,7 +78,12 @@ def lines_tokenizer(documents: Sequence[str], vocab: int, special: Sequence[str]
     ids = dict(first.get_vocab())
     parts = sorted(ids, key=ids.__getitem__)
     merges = list(_merges_of(first))
-    lines = splitter(LINES)
+    # Longer ones first: of two that fit, the expression takes the one that it names first.
+    alone = "|".join(sorted(parameter_names(), key=len, reverse=True))
+    lines = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(rf"(?<![\w.])(?:{alone})(?!\w)"), "isolated"),
+        pre_tokenizers.Split(Regex(LINES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
     pieces: dict[tuple[str, ...], int] = defaultdict(int)
     known: dict[str, tuple[str, ...]] = {}
     for number, text in enumerate(texts):

@@ -14,6 +14,7 @@ from kbx_env.errors import UnknownName, UsageError
 pytest.importorskip("trl")
 from kbx_env.train import models, rows  # noqa: E402
 from kbx_env.train.compact import compact  # noqa: E402
+from kbx_env.train.tokens import parameter_names  # noqa: E402
 
 SIZES: dict[str, Any] = {"hidden": 16, "layers": 1, "heads": 2, "vocab": 4096, "context": 2048, "tokens": "lines"}
 
@@ -63,6 +64,20 @@ def test_a_name_is_tokenized_alike_in_prompt_and_answer(tokenizer: Any) -> None:
         asked, said = (tokenizer(t + line, add_special_tokens=False)["input_ids"] for t in ("Some words.\n", "    return y\n\n"))
         own = tokenizer(line, add_special_tokens=False)["input_ids"]
         assert asked[-len(own) :] == said[-len(own) :] == own
+
+
+def test_a_parameter_is_tokenized_alike_wherever_it_stands(tokenizer: Any) -> None:
+    """A line that is one token has nothing in it that could be copied."""
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    for name in parameter_names():
+        own = ids(name)
+        for text in (f"def f({name}, out=None):\n", f"    return pointwise({name}, out=out)\n", f"    n = {name}.numel()\n"):
+            said = ids(text)
+            assert any(said[k : k + len(own)] == own for k in range(len(said))), (name, text)
+    assert len(ids("input_tensor")) == 1 and len(ids("x.input_tensor_size")) > 1
 
 
 def test_the_full_prompt_stays_where_it_is_not_shortened(tmp_path: Path) -> None:
