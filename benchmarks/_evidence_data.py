@@ -25,8 +25,7 @@ def shown(
         seed: of their choice.
 
     Returns:
-        The rows that are left, and counts: ``rows``, ``shown`` and those left out as ``too_long`` or ``held``; ``held_tasks``, and
-        ``unseen_tasks``: those of ``among`` of which no row is left.
+        The rows that are left, and counts: ``rows``, ``shown`` and those left out as ``too_long`` or ``held``; ``held_tasks``.
 
     Raises:
         ValueError: nothing is left.
@@ -41,7 +40,6 @@ def shown(
     return data.select(left), {
         "rows": len(rows), "shown": len(left), "too_long": sum(not short for _, short in rows),
         "held": sum(short and t in held for t, short in rows), "tasks": len({rows[k][0] for k in left}), "held_tasks": sorted(held),
-        "unseen_tasks": sorted(set(among) - {rows[k][0] for k in left}),
     }  # fmt: skip
 
 

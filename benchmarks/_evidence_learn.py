@@ -98,8 +98,8 @@ def sft(e: Evidence) -> None:
 def grpo(e: Evidence) -> None:
     """Every mode and seed side by side, from one checkpoint."""
     held = lines_of(e.work / HELD)
-    # What SFT was not shown is what the eval split is like; what it was shown it knows by heart.
-    pattern = ",".join(held[-1]["unseen_tasks"]) if held and held[-1]["held_tasks"] else e.a.tasks
+    # What SFT was shown it knows by heart, and what was too long for it is too long for an answer.
+    pattern = ",".join(held[-1]["held_tasks"]) if held and held[-1]["held_tasks"] else e.a.tasks
     runs = [Learner(f"{mode}-{k}", mode, "default", pattern, k) for k in range(e.a.seeds) for mode in e.modes]
     _learn(e, "grpo", runs)
 

@@ -1,7 +1,8 @@
 """A kernel's source as briefly as Python says it: no comments, one way to break lines, nothing that nobody calls.
 
 Every source begins alike: the same three imports, then the entry function, then whatever else there is. So that a template can
-begin an answer (``answer=begun`` of ``build_model.py``), and a model need not.
+begin an answer (``answer=begun`` of ``build_model.py``), and a model need not. Two kinds of sources do not: an entry stays where
+it is whose line needs names of the module (in defaults, annotations, decorators), and imports from ``__future__`` come first.
 """
 
 from __future__ import annotations
@@ -38,13 +39,23 @@ def compact(source: str, entry: str) -> str:
     for node in tree.body:
         if isinstance(node, ast.Import):
             node.names = [a for a in node.names if (a.name, a.asname) not in known]
-    first = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry]
+    first = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry and not _early(node)]
+    first = first if len(first) == 1 else []
     future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     others = [node for node in tree.body if node not in (*first, *future)]
     rest = [node for node in others if not isinstance(node, ast.Import) or node.names]
     # A name is looked up when a function runs: the entry may stand before what it calls.
     tree.body = [*future, *head, *first, *rest]
     return ast.unparse(tree) + "\n"
+
+
+def _early(node: ast.FunctionDef) -> bool:
+    """Whether names of the module are looked up where the function is defined, not when it runs."""
+    a = node.args
+    every = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+    parts = [*node.decorator_list, *a.defaults, *filter(None, a.kw_defaults), *filter(None, (x.annotation for x in every))]
+    names = {n.id for part in [*parts, *filter(None, [node.returns])] for n in ast.walk(part) if isinstance(n, ast.Name)}
+    return bool(names - {"torch", "triton", "tl"})
 
 
 def _needed(node: ast.stmt, tree: ast.Module, entry: str) -> bool:

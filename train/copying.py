@@ -54,11 +54,12 @@ def copies(
         forbidden: names that are not given.
     """
     draw, found = random.Random(f"{seed} copies"), []
+    given, mine = [n for n in parameter_names() if _possible(n) and n not in forbidden], _parameters(task)
     for _ in range(count):
+        # Chosen once: names that clash are drawn anew, or few copies would have other parameters.
+        some = [p for p in mine if draw.random() < 0.5] or mine[:1] if draw.random() < PARAMETERS else []
         for _ in range(_TRIES):
-            names = {task.entry: _name(draw)}
-            if draw.random() < PARAMETERS:
-                names |= {p: draw.choice(parameter_names()) for p in _parameters(task) if draw.random() < 0.5}
+            names = {task.entry: _name(draw), **dict(zip(some, draw.sample(given, len(some)), strict=True))}
             if any(not _possible(n) or n in forbidden for n in names.values()):
                 continue
             text = with_contract(source, task.entry, names)

@@ -161,6 +161,8 @@ def load(s: Settings, config: Any) -> tuple[Any, Any]:
     tokenizer = models.tokenizer_for(s.model)
     if s.mode == "multi" and s.max_turns > 1:
         Conversation(tokenizer, ends_of(s.model)).follow_up("x")
+    if s.mode == "tool" and Conversation(tokenizer).begun([rows.message(load_tasks(split="train")[0], "cpu")]):
+        raise UsageError(f"{s.model}: its template begins every answer with code, so that no tool can be called; use mode=single")
     if not cpu:
         import torch
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kbx_env.baselines.llm.conversation import Conversation
 from kbx_env.baselines.llm.local import tokenizer_of
 from kbx_env.train.compact import HEAD, compact
 from kbx_env.train.settings import MISSING
@@ -122,8 +123,8 @@ class Build:
     """short: the tokenizer leaves out the rules and all but the first paragraph of the contract; only with tokens=lines."""
     answer: str = "free"
     """begun: the chat template begins every answer with the imports and the line that defines the entry function, and the model
-    goes on from there; train it on demonstrations with style=compact. Not with mode=tools, and asked of servers an answer lacks
-    its beginning: ask such a checkpoint as hf:FOLDER."""
+    goes on from there; only with tokens=lines; train it on demonstrations with style=compact. Not with mode=tool, and asked of
+    servers an answer lacks its beginning: ask such a checkpoint as hf:FOLDER."""
     template: str = "qwen3_instruct_2507"
     """A chat template that TRL knows by name. This one has no thinking, and shows earlier turns as they were generated."""
     seed: int = 0
@@ -153,6 +154,8 @@ def build(b: Build) -> Path:
             raise UnknownName(kind, given, accepted)
     if b.prompt == "short" and b.tokens != "lines":
         raise UsageError("prompt=short is done by the tokenizer of tokens=lines; give both")
+    if b.answer == "begun" and b.tokens != "lines":
+        raise UsageError("answer=begun needs tokens=lines: other tokens reach over the end of what the template has begun")
     template = template_of(b.template) + (f"\n{BEGUN}" if b.answer == "begun" else "")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"out={b.out} is not empty; give another folder, or remove it")
@@ -160,6 +163,8 @@ def build(b: Build) -> Path:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = _trained(b, template)
+    if b.answer == "begun":
+        _check_begun(b, tokenizer)
     torch.manual_seed(b.seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=b.hidden, intermediate_size=b.intermediate or 3 * b.hidden,
@@ -170,6 +175,16 @@ def build(b: Build) -> Path:
     Qwen3ForCausalLM(config).save_pretrained(out)
     tokenizer.save_pretrained(out)
     return out
+
+
+def _check_begun(b: Build, tokenizer: Any) -> None:
+    """A prompt must be what prompt and answer together begin with, or a model is trained on what it is never asked."""
+    messages = [{"role": "user", "content": instruction(load_tasks(split="train")[0], "cpu")}]
+    begun = Conversation(tokenizer).begun(messages)
+    asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    whole = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": f"{begun}    pass"}], tokenize=False)
+    if not begun or not whole.startswith(asked):
+        raise UsageError(f"answer=begun does not go with template={b.template}: earlier answers are shown otherwise")
 
 
 def template_of(name: str) -> str:

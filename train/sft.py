@@ -136,7 +136,8 @@ def _check_columns(path: str, data: Dataset) -> None:
 
 def _check_beginnings(s: Settings, data: Dataset, conversation: Conversation) -> None:
     """What a template begins is not learnt: it must be what the demonstration begins with."""
-    if not len(data) or not conversation.begun(data[0]["prompt"]):
+    tasks = dict(zip(data["task"], range(len(data)), strict=True))
+    if not any(conversation.begun(data[k]["prompt"]) for k in tasks.values()):
         return
     for number, (prompt, completion) in enumerate(zip(data["prompt"], data["completion"], strict=True), 1):
         begun = conversation.begun(prompt)

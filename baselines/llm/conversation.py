@@ -5,6 +5,7 @@ Training over several turns and the policy ``hf:FOLDER,turns=N`` both use it, so
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,9 +32,12 @@ class Conversation:
         """
         self._tokenizer = tokenizer
         self.ends = {e for e in (*ends, tokenizer.eos_token_id) if e is not None}
+
+    @functools.cached_property
+    def _turn(self) -> int:
+        """Letters that a template writes before any answer, more than where none is asked for."""
         asked = [{"role": "user", "content": _QUESTION}]
-        self._turn = self._text(asked, True)[len(self._text(asked, False)) :]
-        """What a template writes before any answer."""
+        return len(self._text(asked, True)) - len(self._text(asked, False))
 
     def opening(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The tokens up to where the model goes on with its first answer."""
@@ -44,7 +48,7 @@ class Conversation:
 
         Nothing with most templates. Those of ``train/build_model.py answer=begun`` write down the function that is asked for.
         """
-        return self._text(messages, True)[len(self._text(messages, False)) + len(self._turn) :]
+        return self._text(messages, True)[len(self._text(messages, False)) + self._turn :]
 
     def follow_up(self, feedback: str, question: str = _QUESTION) -> list[int]:
         """The tokens between the end of an answer and where the model goes on with the next one, which feedback comes between.
@@ -58,7 +62,8 @@ class Conversation:
         """
         told = {"role": "user", "content": follow_up(feedback)}
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": _ANSWER}, told]
-        before = self._text(messages[:1], False) + self._turn + _ANSWER
+        opening, begun = self._text(messages[:1], True), self.begun(messages[:1])
+        before = opening[: len(opening) - len(begun)] + _ANSWER
         whole = self._text(messages, True)
         rest = self._ids(whole[len(before) :]) if whole.startswith(before) else []
         if not rest or rest[0] not in self.ends:

@@ -43,6 +43,7 @@ class LocalModel:
         """
         self.model, self._folder, self._batch = folder, Path(folder), batch
         self._tokenizer = tokenizer_of(self._folder)
+        self._talk = Conversation(self._tokenizer) if self._tokenizer.chat_template is not None else None
         self._device = _device(device)
         self._todo: queue.Queue[tuple[Ask, Future[Reply]] | None] = queue.Queue()
         self._lock = threading.Lock()
@@ -114,13 +115,12 @@ class LocalModel:
                 text = f"a prompt of {len(ids)} tokens; the model takes {engine.most} with the answer"
                 future.set_exception(CallFailed("too_long", text, again=False))
             else:
-                fits.append((ask, future, ids))
+                fits.append((ask, future, ids, "" if self._talk is None else self._talk.begun(ask.messages)))
         start = time.monotonic()
-        made = engine([a for a, _, _ in fits], [ids for _, _, ids in fits]) if fits else []
-        for (ask, future, ids), (tokens, ended) in zip(fits, made, strict=True):
+        made = engine([a for a, *_ in fits], [ids for _, _, ids, _ in fits]) if fits else []
+        for (ask, future, ids, begun), (tokens, ended) in zip(fits, made, strict=True):
             text, stopped = _cut(self._tokenizer.decode(tokens, skip_special_tokens=True), ask.stop)
-            if self._tokenizer.chat_template is not None:
-                text = Conversation(self._tokenizer).begun(ask.messages) + text
+            text = begun + text
             finish = Finish.STOP if ended or stopped else Finish.LENGTH
             took = time.monotonic() - start
             future.set_result(Reply(text, finish, "", len(ids), len(tokens), None, self.model, took, tuple(tokens)))

@@ -15,7 +15,7 @@ pytest.importorskip("trl")
 from kbx_env.baselines.llm.chat import Ask  # noqa: E402
 from kbx_env.baselines.llm.conversation import Conversation  # noqa: E402
 from kbx_env.baselines.llm.local import LocalModel  # noqa: E402
-from kbx_env.train import data, models, rollout, rows, sft  # noqa: E402
+from kbx_env.train import data, grpo, grpo_setup, models, rollout, rows, sft  # noqa: E402
 from kbx_env.train.compact import compact  # noqa: E402
 from kbx_env.train.judge import Judge  # noqa: E402
 from kbx_env.train.settings import read  # noqa: E402
@@ -124,3 +124,25 @@ def test_demonstrations_must_begin_so_too(folder: Path, tmp_path: Path, style: s
         for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
             first = next(i for i, x in enumerate(labels.tolist()) if x != -100)
             assert tokenizer.decode(ids[:first]).endswith("):\n") and tokenizer.decode(ids[first:]).startswith("    ")
+
+
+def test_what_a_beginning_does_not_go_with_is_said(folder: Path, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden": 32, "layers": 1, "heads": 2, "vocab": 600, "context": 4096, "answer": "begun"}
+    with pytest.raises(UsageError, match="tokens=lines"):
+        models.build(models.Build(str(tmp_path / "a"), **sizes))
+    with pytest.raises(UsageError, match="template=qwen3:"):
+        models.build(models.Build(str(tmp_path / "b"), **sizes, tokens="lines", template="qwen3"))
+    with pytest.raises(UsageError, match="no tool can be called"):
+        grpo_setup.load(read(grpo.Settings, [f"model={folder}", f"out={tmp_path}", "mode=tool", "trainer.use_cpu=true"]), None)
+
+
+@pytest.mark.parametrize("template", ["phi3", "qwen3_instruct_2507"])
+def test_later_turns_with_other_templates(folder: Path, template: str) -> None:
+    """Some show something where no answer is asked for."""
+    tokenizer = models.tokenizer_for(folder)
+    tokenizer.chat_template = models.template_of(template)
+    if template == "phi3":
+        tokenizer.eos_token = "<|endoftext|>"
+    talk = Conversation(tokenizer, range(len(tokenizer)))  # whatever ends an answer there
+    assert talk.begun(told()) == ""
+    assert "Wrong." in tokenizer.decode(talk.follow_up("Wrong.", told()[0]["content"]))

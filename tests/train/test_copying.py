@@ -86,3 +86,23 @@ def test_compact_keeps_what_is_called() -> None:
     for task in load_tasks(split="train"):
         text = compact(expert_source(task.id) or "", task.entry)
         assert compact(text, task.entry) == text and len(text) <= len(expert_source(task.id) or "")
+
+
+@pytest.mark.parametrize("head", [
+    "EPS = 1e-5\n\ndef f(x, eps=EPS):\n", "from torch import Tensor\n\ndef f(x: Tensor):\n",
+    "import functools\n\n@functools.cache\ndef f(x):\n", "def f(x):\n    return 1\nold = f\n\ndef f(x):\n",
+])  # fmt: skip
+def test_an_entry_that_needs_the_module_stays_where_it_is(head: str) -> None:
+    text = compact(f"import torch\nimport triton\n{head}    return g(x)\n\ndef g(x):\n    return x\n", "f")
+    module: dict[str, object] = {}
+    exec(text, module)
+    assert module["f"](3) == 3  # type: ignore[operator]
+    if "old" in head:
+        assert module["old"](3) == 1  # type: ignore[operator]
+
+
+def test_most_copies_have_other_parameters() -> None:
+    task = load_task("math/mul")
+    made = copies(task, compact(expert_source(task.id) or "", task.entry), 60, 0)
+    changed = sum(list(told.signature.parameters) != list(task.signature.parameters) for told, _ in made)
+    assert len(made) == 60 and 30 < changed < 55
