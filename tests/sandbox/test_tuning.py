@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +13,8 @@ from kbx_env.sandbox.tuning import Tuners
 
 
 @pytest.fixture
-def tuners() -> Iterator[Tuners]:
-    kept = Autotuner._bench, Autotuner.run
-    yield Tuners()
-    Autotuner._bench, Autotuner.run = kept  # type: ignore[method-assign]
+def tuners() -> Tuners:
+    return Tuners()
 
 
 def _tuner(launched: list[int]) -> Autotuner:
