@@ -130,7 +130,7 @@ def ppo(e: Evidence) -> None:
         rows = lines_of(graded)
         logs = {out.name: lines_of(out / "log.jsonl") for out in folders.values()}
         settings = {
-            f.stem: {r["task"]: r["settings"] for r in lines_of(f)} for out in folders.values()
+            f"{out.name}/{f.stem}": {r["task"]: r["settings"] for r in lines_of(f)} for out in folders.values()
             for f in sorted(out.glob("*.jsonl")) if f.stem.startswith(("policy-", "best-")) and not f.stem.endswith(".default")
         }  # fmt: skip
         e.files["ppo"] = {"log": logs, "settings": settings, "graded": rows}

@@ -64,7 +64,7 @@ def sft(e: Evidence) -> None:
     )  # fmt: skip
     (e.work / HELD).write_text(json.dumps(told))
     e.result["demonstrations"] = told
-    say(f"model: {e.result['weights']:,} weights; demonstrations: { {k: v for k, v in told.items() if not k.endswith('_tasks')} }")
+    say(f"model: {e.result['weights']:,} weights; demonstrations: { {k: v for k, v in told.items() if k != 'held_tasks'} }")
     ours = {"trainer": {
         "max_steps": 100_000, "learning_rate": 1e-3, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 20,
         "per_device_train_batch_size": 16 if e.cuda else 2, "logging_steps": 5 if e.cuda else 1, "save_strategy": "no",

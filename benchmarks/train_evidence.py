@@ -46,8 +46,8 @@ STEPS: Mapping[str, Callable[[Evidence], None]] = {"sft": sft, "grpo": grpo, "sh
 PPO_TASKS = (
     "loss/cross_entropy,fusion/fused_sigmoid_batch_norm,spatialops/interpolate,index/permute_copy,math/bessel_j1"
 )
-"""Of the train split, graded in about a second each, with room above the experts' own schedules; no product: larger tiles keep the
-assembler busy for longer than a grading may take."""
+"""Of the train split, cheap to grade, and by the cost model's estimate with room above the experts' own schedules; no product:
+larger tiles keep the assembler busy for longer than a grading may take."""
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -215,6 +215,22 @@ def test_modes_are_asked_alike(script: ModuleType, tmp_path: Path, model_folder:
     assert job["marks"] is False and json.loads((tmp_path / "w/multi-0.json").read_text())["marks"] is True
 
 
+def test_each_seed_tells_its_own_schedules(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--work", str(tmp_path / "w"), "--ppo-seeds", "2", "--ppo-tasks", "math/bessel_j1"]
+    e = script.Evidence(arguments(script, tmp_path / "out", *words))
+
+    def run(step: str, commands: Any, *a: Any) -> None:
+        for k in range(2):
+            out = tmp_path / f"w/ppo-{k}"
+            (out / "checkpoints/000001").mkdir(parents=True, exist_ok=True)
+            (out / "best-held-out.jsonl").write_text(json.dumps({"task": "math/bessel_j1", "settings": {"BLOCK": 64 << k}}))
+
+    monkeypatch.setattr(e, "run", run)
+    script.STEPS["ppo"](e)
+    found = e.files["ppo"]["settings"]
+    assert {n: s["math/bessel_j1"]["BLOCK"] for n, s in found.items()} == {"ppo-0/best-held-out": 64, "ppo-1/best-held-out": 128}
+
+
 def schedule(name: str, seed: int | None, task: str, speedup: float | None, **more: Any) -> dict[str, Any]:
     plain = {"sizes": "held-out", "schedule": name, "seed": seed, "task": task, "repetition": 0, "reward": speedup, "share": None}
     return {**plain, "verdict": "correct" if speedup else "incorrect", "speedup": speedup, **more}
