@@ -104,6 +104,13 @@ def summary(rows: Sequence[Mapping[str, Any]], wall: float, workers: int) -> dic
     }  # fmt: skip
 
 
+def beside(first: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
+    """How many times as many kernels ``other`` had judged when the shorter of both runs ended; ``None`` where one had none."""
+    until = min(r.get("wall_seconds") or 0.0 for r in (first, other))
+    a, b = (sum(x["end"] <= until and x["verdict"] != "infra_fault" for x in r["requests"]) for r in (first, other))
+    return b / a if a and b else None
+
+
 class GpuWatch:
     """Samples GPUs in a thread of its own, through NVML where ``pynvml`` is installed, else through ``nvidia-smi``."""
 

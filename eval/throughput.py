@@ -1,7 +1,7 @@
 """How many kernels a machine grades in a second, where the time goes, and what a cluster would do.
 
-    python eval/throughput.py [--workload FILE.jsonl ...] [--experts SHARE] [--count N] [--gpus N] [--workers W]
-                              [--no-timing] [--json FILE] [--trace FILE.png]
+    python eval/throughput.py [--workload FILE.jsonl ...] [--experts SHARE] [--count N] [--each R] [--gpus N]
+                              [--workers W] [--no-timing] [--json FILE] [--trace FILE.png]
     python eval/throughput.py --simulate RESULT.json [--gpus 1,2,4,8] [--workers-per-gpu W] [--cores-per-gpu C]
     python eval/throughput.py --check REAL.json... [--simulate RESULT.json]
 
@@ -9,7 +9,8 @@ Rows of a workload are ``{"task", "predict"}`` (a model's answer) or ``{"task", 
 the zoo's honest kernels and the recorded samples. Every request has inputs of its own, fixed by ``--seed`` and its number.
 ``--gpus 0`` is the CPU backend. Overhead is the share of the workers' time (wall x workers) that is neither compilation nor
 device time (correct, evidence and time stages). ``--simulate`` replays the recorded stage times over clusters of other
-sizes; ``--check`` compares simulated with measured rates, with the run's own times or those of ``--simulate``.
+sizes; ``--check`` compares simulated with measured rates, with the run's own times or those of ``--simulate``, and runs with
+each other: with ``--each R`` on R GPUs every GPU has the kernels that one GPU had without it, in the same order.
 """
 
 from __future__ import annotations
@@ -39,9 +40,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kbx_env.catalog import expert_source
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import GRADER, Executor, ProcessLane, Request
 from kbx_env.outcome import Outcome
+
+WARM = "activation/relu"
 
 
 class GpuLanes:
@@ -118,7 +122,7 @@ def measure(
         lanes: where; closed at the end.
         options: of ``grade``; every request gets a ``seed`` of its own, so that equal kernels are graded each.
         seed: the first one.
-        warm: gradings before the clock starts, from the beginning of the workload.
+        warm: gradings of one cheap expert before the clock starts, so that every process is there.
         deadline: seconds for one grading.
         watch: the GPUs.
     """
@@ -129,8 +133,7 @@ def measure(
     over = threading.Event()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
-    def request(k: int) -> Request:
-        piece = pieces[k % len(pieces)]
+    def request(k: int, piece: Piece) -> Request:
         return Request(piece.task, piece.source, {**options, "seed": seed + k}, sample=k)
 
     interrupted, start = False, time.perf_counter()
@@ -152,7 +155,8 @@ def measure(
 
         before = cpu = None
         try:
-            for job in [executor.submit(request(len(pieces) + k)) for k in range(warm)]:
+            first = Piece(WARM, (expert_source(WARM) or "").encode(), "expert")
+            for job in [executor.submit(request(len(pieces) + k, first)) for k in range(warm)]:
                 job.result()
             before = _memory(watch)
             watch.start()
@@ -160,7 +164,7 @@ def measure(
             jobs = []
             for k in range(len(pieces)):
                 submitted[k] = time.perf_counter()
-                jobs.append(executor.submit(request(k)))
+                jobs.append(executor.submit(request(k, pieces[k])))
                 jobs[-1].add_done_callback(lambda job, k=k: done(k, job))  # type: ignore[misc]
             wait(jobs)
         except KeyboardInterrupt:
@@ -206,6 +210,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--count", type=int, metavar="N", help="requests (default: each kernel once; simulated: 50 a worker)"
     )
+    p.add_argument("--each", type=int, default=1, metavar="R", help="so many requests of each of these, one after the other")
     p.add_argument("--seed", type=int, default=0, help="of choice, order and inputs")
     p.add_argument("--gpus", help="GPUs; 0 is the CPU backend (default: 1 where there is one); simulated: 1,2,4,...")
     p.add_argument("--workers", type=int, default=1, metavar="W", help="processes for each GPU")
@@ -247,6 +252,8 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
     uuids = _uuids(gpus)
     if a.workers < 1:
         raise UsageError(f"--workers is {a.workers}; at least 1")
+    if a.each < 1:
+        raise UsageError(f"--each is {a.each}; at least 1")
     if a.warm is not None and a.warm < 0:
         raise UsageError(f"--warm is {a.warm}; at least 0")
     if a.timing and not gpus:
@@ -258,13 +265,15 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
     if a.trace:
         trace.check()
     backend, timing = ("cuda" if gpus else "cpu"), bool(gpus) and a.timing is not False
-    pieces, left_out = workload(a.workload, a.experts, a.count, a.seed, backend)
+    drawn, left_out = workload(a.workload, a.experts, a.count, a.seed, backend)
+    pieces = [piece for piece in drawn for _ in range(a.each)]
     warm = a.warm if a.warm is not None else max(gpus, 1) * a.workers
     result = {
         "date": time.strftime("%Y-%m-%d"), "backend": backend, "gpus": gpus, "workers": a.workers, "timing": timing,
         "device": torch.cuda.get_device_name(0) if gpus else None, "versions": _versions(),
         "machine": platform.machine(), "cores": len(os.sched_getaffinity(0)),
-        "settings": {"seed": a.seed, "targets": targets, "wall": a.wall, "warm": warm, "experts": a.experts},
+        "settings": {"seed": a.seed, "targets": targets, "wall": a.wall, "warm": warm, "experts": a.experts,
+                     "each": a.each},
         "workload": {"files": [f.name for f in a.workload], "left_out": left_out,
                      "kinds": dict(Counter(p.kind for p in pieces))},
     }  # fmt: skip
@@ -335,16 +344,18 @@ def run_simulation(a: argparse.Namespace, console: Console) -> dict[str, Any]:
             table.add_row(str(r["gpus"]), str(r["requests"]), rate, efficiency, *latencies, r["bound"])
         console.print(table)
     if a.check:
-        rows, table = [], Table("run", "GPUs", "workers", "requests", "measured/s", "simulated/s", "error")
-        for file in a.check:
-            real = loaded(file)
+        rows, table = [], Table("run", "GPUs", "workers", "requests", "measured/s", "simulated/s", "error", "of the first")
+        results = [loaded(file) for file in a.check]
+        for file, real in zip(a.check, results, strict=True):
             dispatch = simulate.dispatch_of(source or real, a.dispatch_ms)
             jobs = simulate.jobs_of(source or real, dispatch)
             shape = simulate.shape_of(real, dispatch, a.cores_per_gpu)
             r = {"file": file.name} | simulate.check(real, jobs, source is None, shape)
+            r["of_first"] = meters.beside(results[0], real)
             rows.append(r)
             table.add_row(r["file"], *(str(r[k]) for k in ("gpus", "workers", "requests")), meters.shown(r["measured"], ".4g"),
-                          meters.shown(r["simulated"], ".4g"), meters.shown(r["error"], "+.1%"))  # fmt: skip
+                          meters.shown(r["simulated"], ".4g"), meters.shown(r["error"], "+.1%"),
+                          meters.shown(r["of_first"], ".3f"))  # fmt: skip
         console.print(table)
         told["checked"] = rows
     return told

@@ -64,10 +64,24 @@ def test_what_was_lost_is_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert r["kernels"] == r["verdicts"]["incorrect"] and r["verdicts"]["infra_fault"] == 4 - r["kernels"]
 
 
+def test_two_graders_with_each_kernel_twice_do_twice_as_much_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = []
+    for workers in ("1", "2"):
+        r = _run(tmp_path, monkeypatch, ["right"] * 10, "--workers", workers, "--each", workers)
+        assert r["kernels"] == 10 * int(workers) and r["settings"]["each"] == int(workers)
+        files.append(tmp_path / f"{workers}.json")
+        (tmp_path / "r.json").rename(files[-1])
+    check = tmp_path / "check.json"
+    assert throughput.main(["--check", *map(str, files), "--json", str(check)]) == 0
+    first, second = (row["of_first"] for row in json.loads(check.read_text())["checked"])
+    assert first == 1 and 1.6 <= second <= 2.2
+
+
 @pytest.mark.parametrize(
     "options, name",
     [(["--gpus", "99"], "--gpus"), (["--gpus", "x"], "--gpus"), (["--gpus", "0", "--timing"], "--timing"),
      (["--gpus", "0", "--workers", "0"], "--workers"), (["--gpus", "0", "--targets", "sm_1"], "sm_1"),
+     (["--gpus", "0", "--each", "0"], "--each"),
      (["--gpus", "0", "--workload", "none.jsonl"], "none.jsonl"), (["--simulate", "none.json"], "none.json")],
 )  # fmt: skip
 def test_bad_options_end_with_one_line(options: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
