@@ -40,6 +40,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kbx_env import cores
 from kbx_env.catalog import expert_source
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import GRADER, Executor, ProcessLane, Request
@@ -78,16 +79,17 @@ class GpuLanes:
             lane.close()
 
 
-def lanes_for(gpus: int, workers: int, grader: str = GRADER) -> GpuLanes:
-    """Worker processes that see one GPU each; with 0 GPUs, one lane of processes that see none."""
-    cores = len(os.sched_getaffinity(0))
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // (max(gpus, 1) * workers)))
+def lanes_for(gpus: int, workers: int, grader: str = GRADER, uuids: Sequence[str] = ()) -> GpuLanes:
+    """Worker processes that see one GPU each, on cores beside it; with 0 GPUs, one lane of processes that see none."""
+    mine = len(os.sched_getaffinity(0))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, mine // (max(gpus, 1) * workers)))
     # The numbers of the GPUs that this process sees, which need not begin at 0.
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [n.strip() for n in shown.split(",") if n.strip()] if shown else [str(k) for k in range(gpus)]
     seen = names[:gpus] if gpus else [""]
     each = [{"CUDA_VISIBLE_DEVICES": name, "OMP_NUM_THREADS": threads} for name in seen]
-    return GpuLanes([ProcessLane(workers, grader, env=env) for env in each])
+    beside = cores.shares(uuids) if gpus > 1 else [None] * len(each)
+    return GpuLanes([ProcessLane(workers, grader, env=env, cores=c) for env, c in zip(each, beside, strict=True)])
 
 
 def _uuids(gpus: int) -> list[str]:
@@ -280,7 +282,7 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
     options = {"backend": backend, "targets": targets, "timing": timing, "wall": a.wall}
     # Timing a slow kernel on every case is allowed to take minutes.
     deadline = 600.0 if timing else max(120.0, 4 * a.wall)
-    lanes = lanes_for(gpus, a.workers, grader)
+    lanes = lanes_for(gpus, a.workers, grader, uuids)
     return result | measure(
         pieces, lanes, options, seed=a.seed, warm=warm, deadline=deadline, watch=meters.GpuWatch(uuids)
     )

@@ -1,6 +1,7 @@
 """How far a measured speedup can be trusted: kernels against themselves, again, slowed on purpose, and by other clocks.
 
-    python eval/timing_quality.py [--aa N] [--retest N] [--slowed N] [--workers W] [--json FILE]
+    python eval/timing_quality.py [--aa N] [--retest N] [--slowed N] [--workers W] [--seconds S]
+                                  [--no-clocks] [--json FILE]
 
 Needs a GPU. ``--aa`` times a kernel against itself in two fresh processes: the ratio must be 1 and the interval hold it.
 ``--retest`` times kernels against eager again and again, each time in fresh processes. ``--slowed`` times a kernel against one
@@ -18,8 +19,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if __package__ in (None, ""):
     sys.path.insert(0, str(ROOT))
 
-from rich.progress import Progress
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kbx_env.catalog import expert_source, load_task
 from kbx_env.errors import UsageError
@@ -46,6 +49,7 @@ KERNELS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 """By task the axes of a tiny, a middle and a large case."""
 SLOWER = 1.02
+COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
 COPY = '''
 import torch, triton, triton.language as tl
@@ -209,14 +213,15 @@ def other_clocks() -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print JSON."""
+    """Measure and print JSON; exit 1 where something failed, 2 without a GPU, 130 when interrupted."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--aa", type=int, default=200)
     p.add_argument("--retest", type=int, default=30)
     p.add_argument("--slowed", type=int, default=20)
     p.add_argument("--workers", type=int, default=6)
     p.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after so long")
-    p.add_argument("--json", type=Path, metavar="FILE")
+    p.add_argument("--clocks", action=argparse.BooleanOptionalAction, default=True, help="the other clocks too")
+    p.add_argument("--json", type=Path, metavar="FILE", help="also where it is interrupted")
     a = p.parse_args(argv)
     try:
         resolve_backend("cuda")
@@ -226,29 +231,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
     import triton
 
-    began, rows, failed = time.monotonic(), [], []
+    began, rows, failed = time.monotonic(), list[dict[str, Any]](), list[str]()
     todo = jobs(a.aa, a.retest, a.slowed)
-    with ProcessPoolExecutor(a.workers, multiprocessing.get_context("spawn")) as pool, Progress() as bar:
-        line = bar.add_task("timing", total=len(todo))
-        # A few at a time, so that nothing is left to wait for when the time is up.
-        for k in range(0, len(todo), 2 * a.workers):
-            if time.monotonic() - began > a.seconds:
-                break
-            for future in [pool.submit(compared, j) for j in todo[k : k + 2 * a.workers]]:
-                try:
-                    rows.append(future.result())
-                except Exception as e:  # one that fails is told, and costs no other
-                    failed.append(f"{type(e).__name__}: {e}"[:300])
-                bar.advance(line)
-    told = {
-        "device": torch.cuda.get_device_name(0), "torch": torch.__version__, "triton": triton.__version__,
-        "date": time.strftime("%Y-%m-%d"), "seconds": time.monotonic() - began, "planned": len(todo), "failed": failed,
-        "summary": summary(rows), "other_clocks": other_clocks(), "rows": rows,
-    }  # fmt: skip
-    print(json.dumps({k: v for k, v in told.items() if k != "rows"}, indent=1))
-    if a.json:
-        a.json.write_text(json.dumps(told))
-    return 1 if failed else 0
+    clocks: list[dict[str, Any]] | None = None
+
+    def write(interrupted: bool) -> None:
+        told = {
+            "device": torch.cuda.get_device_name(0), "torch": torch.__version__, "triton": triton.__version__,
+            "date": time.strftime("%Y-%m-%d"), "seconds": time.monotonic() - began, "planned": len(todo), "failed": failed,
+            "interrupted": interrupted, "summary": summary(rows), "other_clocks": clocks, "rows": rows,
+        }  # fmt: skip
+        print(json.dumps({k: v for k, v in told.items() if k != "rows"}, indent=1))
+        if a.json:
+            a.json.write_text(json.dumps(told))
+
+    pool, interrupted = ProcessPoolExecutor(a.workers, multiprocessing.get_context("spawn")), False
+    try:
+        with Progress(*COLUMNS, console=Console(stderr=True)) as bar:
+            line = bar.add_task("timing", total=len(todo))
+            # A few at a time, so that little is left to wait for when the time is up.
+            left, running = deque(todo), set[Future[dict[str, Any]]]()
+            while running or (left and time.monotonic() - began <= a.seconds):
+                while left and len(running) < 2 * a.workers and time.monotonic() - began <= a.seconds:
+                    running.add(pool.submit(compared, left.popleft()))
+                ended, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    try:
+                        rows.append(future.result())
+                    except Exception as e:  # one that fails is told, and costs no other
+                        failed.append(f"{type(e).__name__}: {e}"[:300])
+                    bar.advance(line)
+        if a.clocks:
+            clocks = other_clocks()
+    except KeyboardInterrupt:
+        interrupted = True
+        for process in list(getattr(pool, "_processes", {}).values()):
+            process.kill()  # what it has begun takes seconds, and nobody waits for it
+    pool.shutdown(wait=not interrupted, cancel_futures=True)
+    write(interrupted)
+    return 130 if interrupted else 1 if failed else 0
 
 
 if __name__ == "__main__":

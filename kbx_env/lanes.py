@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib
 import json
 import os
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -120,7 +121,8 @@ class ProcessLane:
     """
 
     def __init__(
-        self, workers: int, grader: str = GRADER, ahead: bool = True, env: Mapping[str, str] | None = None
+        self, workers: int, grader: str = GRADER, ahead: bool = True, env: Mapping[str, str] | None = None,
+        cores: Collection[int] | None = None,
     ) -> None:  # fmt: skip
         """A lane of so many processes.
 
@@ -131,13 +133,14 @@ class ProcessLane:
             ahead: start every worker now, and the successor of one that died at once; they get warm in the background.
                 Otherwise a worker is started by the first request that finds none.
             env: added to the environment of the workers (which GPU they see, ...).
+            cores: on which they run; default: where the system likes.
 
         Raises:
             UsageError: fewer than one worker.
         """
         if workers < 1:
             raise UsageError(f"{workers} workers; at least 1")
-        self.width, self._grader, self._ahead, self._env = workers, grader, ahead, dict(env or {})
+        self.width, self._grader, self._ahead, self._env, self._cores = workers, grader, ahead, dict(env or {}), cores
         self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
         self._lock, self._closed = threading.Lock(), False
@@ -177,7 +180,8 @@ class ProcessLane:
             if self._closed:
                 raise LaneLost("the lane is closed")
             self._all = {w for w in self._all if w.alive}
-            worker = _Worker(self._grader, max(1, (os.cpu_count() or 1) // self.width), self._env)
+            many = len(self._cores or ()) or os.cpu_count() or 1
+            worker = _Worker(self._grader, max(1, many // self.width), self._env, self._cores)
             self._all.add(worker)
             return worker
 
@@ -192,7 +196,7 @@ class ProcessLane:
 class _Worker:
     """One worker process, seen from the lane."""
 
-    def __init__(self, grader: str, threads: int, more: Mapping[str, str]) -> None:
+    def __init__(self, grader: str, threads: int, more: Mapping[str, str], cores: Collection[int] | None = None) -> None:
         root = str(Path(__file__).resolve().parent.parent)
         env = {**os.environ, **more, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
         # Each worker's torch would take every core: on 2 cores, 2 workers were half as fast as with one thread each.
@@ -203,6 +207,10 @@ class _Worker:
             [sys.executable, "-m", "kbx_env.lanes", grader],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True,
         )  # fmt: skip
+        if cores:
+            # It has not had the time to start a thread or a process; those to come run where it runs.
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(self._process.pid, cores)
 
     @property
     def alive(self) -> bool:

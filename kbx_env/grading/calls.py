@@ -31,6 +31,9 @@ from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 MAX_BUILDS = 1000
 DEVICE_BYTES = 1 << 30
 """A GPU with less free memory than this is full."""
+COMPILE_SECONDS = 60.0
+"""Of compiling what calls will launch, beside the wall limit: a kernel for each case is honest, and how long compilers take is
+a matter of who else is at work."""
 TURN_SECONDS = 1.0
 """Seconds of calls after which those are let in who wait for the GPU alone."""
 DISK_BYTES = 256 << 20
@@ -84,7 +87,8 @@ class Talk:
             raise
         self.findings: dict[tuple[Any, ...], Finding] = {}
         # Only the runner's time counts: a busy grader must not make a submission late.
-        self.left = wall
+        self.left, self._spare = wall, COMPILE_SECONDS
+        self._over: Stopped | None = None
         self.denied: list[tuple[str, str]] = []
         self.dots: set[str] = set()
         self.launches = 0
@@ -111,6 +115,8 @@ class Talk:
             return self._ask(header, blobs, extra)
 
     def _ask(self, header: dict[str, Any], blobs: list[bytes] | None, extra: float) -> Any:
+        if self._over is not None:
+            raise self._over  # who was late may still answer, but to another question
         if not self._started:
             self._started = True
             # The first use of a GPU loads its context and the driver's stubs.
@@ -155,9 +161,11 @@ class Talk:
 
     def _lost(self, verdict: Verdict, message: str) -> Stopped:
         """The end of a process that does not answer any more: what it was denied before is told."""
-        if not self.denied:
-            return Stopped(verdict, message)
-        return Stopped(Verdict.REJECTED, f"{self.denied[0][1]}; {message}", [Violation(*d) for d in self.denied[:5]])
+        self._over = Stopped(verdict, message)
+        if self.denied:
+            found = [Violation(*d) for d in self.denied[:5]]
+            self._over = Stopped(Verdict.REJECTED, f"{self.denied[0][1]}; {message}", found)
+        return self._over
 
     def _stop(self, reply: dict[str, Any]) -> None:
         line = f"line {str(reply['line'])[:20]}: " if reply.get("line") else ""
@@ -240,7 +248,12 @@ class Talk:
         header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.left)}
         if compiling:
             # Nobody looks at what comes out, which may be of any length: no kernel wrote the length either.
-            self.ask(header | {"mode": "ablate", "discard": True}, blobs, idle=True)
+            began = time.monotonic()
+            try:
+                self.ask(header | {"mode": "ablate", "discard": True}, blobs, extra=self._spare, idle=True)
+            finally:
+                given = min(time.monotonic() - began, self._spare)
+                self._spare, self.left = self._spare - given, self.left + given
             return None
         reply, data = self.ask(header, blobs, idle=mode == "ablate" and self.engine is None)
         if self.engine is not None:

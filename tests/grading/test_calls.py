@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kbx_env import wire
 from kbx_env.catalog import load_task
 from kbx_env.errors import SandboxError
 from kbx_env.grading import calls
@@ -132,6 +133,61 @@ def test_a_gpu_full_of_others_is_not_held_against_a_submission(message: str, mon
     with pytest.raises(Stopped) as stop:
         load()
     assert stop.value.verdict is Verdict.RUNTIME_ERROR
+
+
+class Slow(Puppet):
+    """Takes some seconds for an answer; what it did not answer in time it answers when it is asked the next question."""
+
+    def __init__(self, seconds: float, now: list[float]) -> None:
+        super().__init__({"ok": True, "standing": True, "denied": []}, [])
+        self.seconds, self.now, self.asked, self.rows = seconds, now, 0, []
+
+    def ask(self, header: dict[str, Any], blobs: Any = None, *, deadline: float) -> Any:
+        self.asked += 1
+        self.rows = [self.asked]
+        left = deadline - self.now[0]
+        self.now[0] += min(left, self.seconds)
+        if left < self.seconds:
+            self.seconds = 0.0
+            raise wire.Late
+        return super().ask(header, blobs, deadline=deadline)
+
+    def fate(self) -> None:
+        return None
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Talk]:
+    now = [0.0]
+    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def make(seconds: float) -> Talk:
+        mine = Talk(Slow(seconds, now), TASK, "cpu", b"s", "eval", 30.0)  # type: ignore[arg-type]
+        mine.engine = None
+        return mine
+
+    return make
+
+
+def test_compilers_have_seconds_of_their_own(slow: Callable[[float], Talk]) -> None:
+    """One kernel for each of 21 cases took 49 s where others were at work, too."""
+    mine = slow(10.0)
+    for k in range(6):
+        mine.compiles(TASK.cases[0], k)
+    assert mine.left == pytest.approx(30.0)
+    for k in range(2):
+        mine.compiles(TASK.cases[0], k)
+    assert mine.left == pytest.approx(10.0), "and then the submission's"
+
+
+def test_who_was_late_is_not_asked_again(slow: Callable[[float], Talk]) -> None:
+    """The answer to the last question came as the answer to the next: a timeout was told as an unreadable result."""
+    mine = slow(70.0)
+    found = mine.at_once(TASK.cases[:3], [1, 1, 1])
+    assert [type(f) for f in found] == [Stopped] and found[0].verdict is Verdict.TIMEOUT  # type: ignore[union-attr]
+    assert mine.runner.asked == 2  # type: ignore[attr-defined]
+    with pytest.raises(Stopped, match="within 30 s"):
+        mine.load(b"")
 
 
 def test_what_is_only_compiled_gives_no_result(monkeypatch: pytest.MonkeyPatch) -> None:

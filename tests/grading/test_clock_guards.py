@@ -50,13 +50,15 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1 << 40))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a model")
 
-    def run(make: Entry, cases: tuple[Case, ...] = CASES, task: Any = TASK) -> Timing:
+    def run(
+        make: Entry, cases: tuple[Case, ...] = CASES, task: Any = TASK, eager_us: Callable[[], float] = lambda: 3.0
+    ) -> Timing:  # fmt: skip
         monkeypatch.setattr(floor, "fitting", lambda *_: cases)
         plain = task.reference
 
         def eager(**kwargs: Any) -> Any:
             result = plain(**kwargs)
-            other.launch(lambda: None, 3.0)
+            other.launch(lambda: None, eager_us())
             return result
 
         monkeypatch.setattr(sides.EagerSide, "__init__", _eager(eager))
@@ -299,6 +301,37 @@ def test_a_slow_call_is_warmed_up_on_one_slot(seconds: float, slots: list[int]) 
     assert sorted(called) == sorted(slots)
     watch.shuffle(1, calls=False)
     assert sorted(called) == sorted(slots), "moved, and not called"
+
+
+@pytest.mark.parametrize("calls", [90, 10_000])
+def test_a_host_that_holds_eager_up_now_and_then_makes_no_kernel_fast_and_none_a_liar(
+    time: Callable[..., Timing], calls: int
+) -> None:
+    """Half of eager's rounds were eight times as slow, which the middle call does not show: an honest kernel was refused
+    for claiming a third of its time (two GPUs at work, H200)."""
+    made = [0]
+    a_round = clock.PAIRS * (clock.BLOCK + 1)
+
+    def eager_us() -> float:
+        made[0] += 1
+        return 60.0 if made[0] < calls and made[0] // a_round % 5 < 2 else 3.0
+
+    if calls > 1000:  # it never ends: no speedup is told that cannot be trusted
+        with pytest.raises(Stopped, match="calls in a row"):
+            time(lambda d: slow_as(d, 20.0), CASES[:1], eager_us=eager_us)
+        return
+    told = time(honest, CASES[:1], eager_us=eager_us)
+    assert told.speedup == pytest.approx(1.5, rel=0.01) and not told.cases[0].disturbed
+    assert len(told.notes) == 1 and "measured again: most calls took 2.0 us, the ratio says" in told.notes[0]
+
+
+def slow_as(device: FakeDevice, us: float) -> Callable[..., Any]:
+    def entry(x: torch.Tensor) -> torch.Tensor:
+        y = device.new(x)
+        device.launch(work(x, y), us)
+        return y
+
+    return entry
 
 
 def test_a_kernel_far_slower_than_eager_is_measured_less(time: Callable[..., Timing]) -> None:

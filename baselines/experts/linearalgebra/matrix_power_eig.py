@@ -6,12 +6,13 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
-def exponent(K: tl.constexpr, like):
-    return tl.full(like.shape, K, like.dtype)
+def _exponent(k_high, k_low, like):
+    """Scalars come as fp32: the exponent's two halves are put together in the precision of what is raised to it."""
+    return tl.zeros_like(like) + (k_high.to(like.dtype) + k_low.to(like.dtype))
 
 
 @triton.jit
-def _power(a, out, flag, n, K: tl.constexpr, N: tl.constexpr):
+def _power(a, out, flag, n, k_high, k_low, N: tl.constexpr):
     """One symmetric matrix per program: sum of w^k u u^T over the eigenpairs."""
     batch = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, N)
@@ -35,20 +36,19 @@ def _power(a, out, flag, n, K: tl.constexpr, N: tl.constexpr):
     value = tl.sum(tl.where(eye, g, 0.0), 1)
     other = tl.sum(tl.where(eye, g, 0.0), 0)
     real = (cols[:, None] < n) & (cols[None, :] < n)
-    power, power_of_other = libdevice.pow(value, exponent(K, value)), libdevice.pow(other, exponent(K, other))
+    k = _exponent(k_high, k_low, value)
+    power, power_of_other = libdevice.pow(value, k), libdevice.pow(other, _exponent(k_high, k_low, other))
     gap = value[:, None] - other[None, :]
     apart = tl.abs(gap) > 1e-3 * (tl.abs(value)[:, None] + tl.abs(other)[None, :])
     quotient = (power[:, None] - power_of_other[None, :]) / tl.where(apart, gap, 1.0)
-    if K != 0:
-        middle = 0.5 * (value[:, None] + other[None, :])
-        near = K * libdevice.pow(tl.where(real, middle, 1.0), exponent(K - 1, middle))
-        quotient = tl.where(apart, quotient, near)
+    middle = tl.where(real, 0.5 * (value[:, None] + other[None, :]), 1.0)
+    near = _exponent(k_high, k_low, middle)
+    quotient = tl.where(apart, quotient, near * libdevice.pow(middle, near - 1.0))
     core = tl.where(eye, power[:, None], quotient * g)
     y = dot(dot(tl.trans(u), tl.where(real, core, 0.0)), u)
-    if K == 0:
-        y = tl.where(eye, 1.0, 0.0).to(x.dtype)
+    y = tl.where(k_high == 0, tl.where(eye, 1.0, 0.0).to(x.dtype), y)
     # A was divided by a power of two.
-    factor = libdevice.pow(scale, tl.full((), K, scale.dtype))
+    factor = libdevice.pow(scale, _exponent(k_high, k_low, scale))
     tl.store(out + batch * n * n + cols[:, None] * n + cols[None, :], y * factor, mask=real)
 
 
@@ -58,5 +58,8 @@ def matrix_power_eig(A, k, *, out=None):
     B, n, _, _, _, N, _, warps = sides(x)
     if x.numel():
         flag = torch.empty(B, dtype=torch.int32, device=A.device)
-        _power[(B,)](x, y, flag, n, K=float(k), N=N, num_warps=warps)
+        # Not a constant of the kernel: it would be compiled anew for every exponent, for two seconds each.
+        spread = float(k) * (2.0**29 + 1.0)
+        high = spread - (spread - float(k))
+        _power[(B,)](x, y, flag, n, high, float(k) - high, N=N, num_warps=warps)
     return y if out is None or y is out else out.copy_(y)
