@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -109,6 +111,17 @@ def beside(first: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
     until = min(r.get("wall_seconds") or 0.0 for r in (first, other))
     a, b = (sum(x["end"] <= until and x["verdict"] != "infra_fault" for x in r["requests"]) for r in (first, other))
     return b / a if a and b else None
+
+
+def core_seconds(stat: Path = Path("/proc/stat")) -> float | None:
+    """Seconds that the cores of this process have been busy since the machine started; ``None`` where the system does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        mine = {f"cpu{k}" for k in os.sched_getaffinity(0)}
+        rows = [line.split() for line in stat.read_text().splitlines()]
+        # user, nice, system, then idle and waiting for a disk, then interrupts
+        ticks = [sum(map(int, [*r[1:4], *r[6:8]])) for r in rows if r and r[0] in mine]
+        return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
+    return None
 
 
 class GpuWatch:
@@ -217,6 +230,7 @@ def tell(result: Mapping[str, Any], console: Console) -> None:
         "GPU busy share": ", ".join(map(shown, r["gpu_busy"])) if r["gpu_busy"] else "unknown (no GPU)",
         "overhead share": shown(r["shares"]["overhead"]),
         "workers' time": ", ".join(f"{k} {v:.3f}" for k, v in r["shares"].items() if k != "overhead" and v is not None),
+        "cores busy": f"{shown(r.get('cores_busy'))} of {r['cores']}",
         "dispatch": f"{shown(r['dispatch_ms'])} ms of the parent's CPU for a request",
     }  # fmt: skip
     for when, m in memory.items():

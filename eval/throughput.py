@@ -155,14 +155,14 @@ def measure(
                 ended[k] = (time.perf_counter(), job.result())
             progress.advance(bar)
 
-        before = cpu = None
+        before = cpu = cores_before = None
         try:
             first = Piece(WARM, (expert_source(WARM) or "").encode(), "expert")
             for job in [executor.submit(request(len(pieces) + k, first)) for k in range(warm)]:
                 job.result()
             before = _memory(watch)
             watch.start()
-            start, cpu = time.perf_counter(), time.process_time()
+            start, cpu, cores_before = time.perf_counter(), time.process_time(), meters.core_seconds()
             jobs = []
             for k in range(len(pieces)):
                 submitted[k] = time.perf_counter()
@@ -174,6 +174,7 @@ def measure(
         over.set()
         stop = time.perf_counter()
         used = time.process_time() - cpu if cpu is not None else None
+        cores_after = meters.core_seconds() if cores_before is not None else None
         watch.stop()
         after = _memory(watch)
     if failed:
@@ -186,6 +187,7 @@ def measure(
     return meters.summary(rows, wall, lanes.width) | {
         "interrupted": interrupted, "asked": len(pieces), "gpu_busy": watch.busy() or None,
         "dispatch_ms": 1000 * used / len(rows) if used is not None and rows else None,
+        "cores_busy": (cores_after - (cores_before or 0)) / (stop - start) if cores_after is not None else None,
         "memory": {"start": before, "end": after}, "requests": rows,
     }  # fmt: skip
 

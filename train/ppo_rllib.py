@@ -48,6 +48,8 @@ class Recorded(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
             "correct": info["outcome"].correct, "masked": info["masked"], "value": info["value"],
             "default": self._inner.default(info["task"]),
         }  # fmt: skip
+        if not info["outcome"].correct:
+            row["message"] = info["outcome"].message[:300]
         row["gradings"] = self._inner.gradings - before  # with the default's own, where it was not known
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
         # One write to a file opened for appending: lines of several processes do not mix.

@@ -166,11 +166,14 @@ class Grader:
             secret = b"fixed:0"
         start = time.perf_counter()
         outcome: Outcome | None = None
+        faults: list[str] = []
         for attempt in range(1, self._attempts + 1):
             record = Record(
                 task, backend, grading, hashlib.sha256(data).hexdigest(), _manifest(task, backend, seed, split)
             )
             record.manifest |= {"attempt": attempt, "torch_ops": torch_ops, "sizes": sizes}
+            if faults:
+                record.manifest["faults"] = list(faults)  # what earlier attempts were lost to
             if self.without:
                 record.manifest["without"] = sorted(self.without)
             try:
@@ -191,6 +194,7 @@ class Grader:
                     torch.cuda.empty_cache()
             if outcome.fault is not Fault.INFRA or outcome.message.startswith("unsupported"):
                 break
+            faults.append(outcome.message[:300])
         assert outcome is not None
         return replace(outcome, seconds={**outcome.seconds, "total": round(time.perf_counter() - start, 4)})
 

