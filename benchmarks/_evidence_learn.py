@@ -100,7 +100,7 @@ def grpo(e: Evidence) -> None:
     held = lines_of(e.work / HELD)
     # What SFT was shown it knows by heart, and what was too long for it is too long for an answer.
     pattern = ",".join(held[-1]["held_tasks"]) if held and held[-1]["held_tasks"] else e.a.tasks
-    runs = [Learner(f"{mode}-{k}", mode, "default", pattern, k) for k in range(e.a.seeds) for mode in e.modes]
+    runs = [Learner(f"{mode}-{k}", mode, e.a.reward, pattern, k) for k in range(e.a.seeds) for mode in e.modes]
     _learn(e, "grpo", runs)
 
 

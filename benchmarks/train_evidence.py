@@ -84,6 +84,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         p.add_argument(f"--{name}", type=float, default=share, help=f"{text} (default: {share})")
     p.add_argument("--tasks", "--train-tasks", default="*", help="patterns of train tasks for GRPO; some of these are held back")
     p.add_argument("--eval-tasks", default="", help="patterns of the eval split: reported by themselves too, beside all")
+    p.add_argument("--reward", default="default", help="preset for single and multi; evaluated is under default (default: default)")
     p.add_argument("--shaping-tasks", default="fusion=fusion/*;quantization=quantization/*", help="PRESET=PATTERNS;...")
     p.add_argument("--ppo-tasks", default=PPO_TASKS, help=f"patterns of train tasks (default: {PPO_TASKS})")
     p.add_argument("--child", help=argparse.SUPPRESS)
@@ -115,8 +116,10 @@ def _check(p: argparse.ArgumentParser, a: argparse.Namespace) -> None:
     from kbx_env.catalog import load_tasks
     from kbx_env.errors import UsageError
 
-    option = "--shaping-tasks"
+    option = "--reward"
     try:
+        load_preset(a.reward)
+        option = "--shaping-tasks"
         presets = presets_of(a.shaping_tasks)
         for preset in presets:
             load_preset(preset)

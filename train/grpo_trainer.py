@@ -19,6 +19,12 @@ class KernelTrainer(GRPOTrainer):
 
     per_turn = False
 
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """As the trainer's; a step without a gradient is none."""
+        optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
+        optimizer.register_step_pre_hook(stand_still)
+        return optimizer
+
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         ids, logprobs = super()._generate_single_turn(*args, **kwargs)
         # An answer without any token would be an IndexError further on; one end token is what it means.
@@ -47,6 +53,19 @@ class KernelTrainer(GRPOTrainer):
                     spread[row, begin:end] = advantage
             out["advantages"] = spread.to(out["advantages"].device)
         return out
+
+
+def stand_still(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Before a step: where all gradients are 0, since no group had a difference, take them away, so that nothing moves.
+
+    Adam would go on by its momentum, and forget the size of gradients meanwhile: after many steps without one, the next that
+    comes moves the weights some thirty times as far as a step should. Small models ended in noise, as far as can be told by that.
+    """
+    every = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if every and not any(bool(g.count_nonzero()) for g in every):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
 
 
 def turn_advantages(spans: Sequence[Sequence[Span]], group: int, scale: str) -> list[list[float]]:

@@ -195,7 +195,8 @@ def test_modes_are_asked_alike(script: ModuleType, tmp_path: Path, model_folder:
     from kbx_env.train import grpo, settings
 
     words = [str(tmp_path / "out"), "--work", str(tmp_path / "w"), "--model", str(model_folder), "--seeds", "1", "--length", "64"]
-    more = ["--shaping-tasks", "fusion=fused_cos_signbit", "--feedback", "32", "--temperature", "0.7", "--min-p", "0.1"]
+    more = ["--shaping-tasks", "fusion=fused_cos_signbit", "--feedback", "32", "--temperature", "0.7", "--min-p", "0.1",
+            "--reward", "beginner"]  # fmt: skip
     e = script.Evidence(script.arguments([*words, "--parts", "single,multi,shaping", *more]))
     (tmp_path / "w/held.json").write_text(json.dumps({"held_tasks": ["math/erfc_sqrt", "random/logspace"]}))
     ran: dict[str, list[str]] = {}
@@ -208,6 +209,7 @@ def test_modes_are_asked_alike(script: ModuleType, tmp_path: Path, model_folder:
     assert single.turn_length is None and single.trainer["max_completion_length"] == multi.turn_length == 64
     assert multi.trainer["max_completion_length"] == 2 * 64 + 32 and multi.max_turns == 2
     assert {(s.trainer["temperature"], s.trainer["min_p"]) for s in of.values()} == {(0.7, 0.1)}
+    assert single.reward == multi.reward == "beginner"
     shaped, unshaped = of["fusion-shaped-0"], of["fusion-unshaped-0"]
     assert (shaped.reward, unshaped.reward) == ("fusion", "default") and shaped.tasks == unshaped.tasks and shaped.mode == "single"
     assert e.result["train_tasks"]["fusion"] == {"tasks": ["fusion/fused_cos_signbit"], "too_long": 0}
