@@ -295,9 +295,10 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
             lane = InlineLane(stack.enter_context(Grader()).grade)
         elif not on_ray:
             lane = ProcessLane(workers)
-        # Timing a slow kernel on every case is allowed to take minutes; the sandbox's own wall limit is 30 s.
+        # Timing a slow kernel on every case is allowed to take minutes; the sandbox's own wall limit is 30 s, and compilers
+        # have a minute beside it.
         # Everything is submitted at once: the bars then know how many there are.
-        deadline = (600 if timed else 120) + MORE_SECONDS * a.compiled
+        deadline = (600 if timed else 180) + MORE_SECONDS * a.compiled
         with Executor(lane, store=store, deadline=deadline, capacity=sys.maxsize) as executor:
             askers = [Asker(s, p, settings, environment, store, executor) for s, p in policies]
             found = _ask_all(askers, tasks)

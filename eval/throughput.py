@@ -10,7 +10,7 @@ the zoo's honest kernels and the recorded samples. Every request has inputs of i
 ``--gpus 0`` is the CPU backend. Overhead is the share of the workers' time (wall x workers) that is neither compilation nor
 device time (correct, evidence and time stages). ``--simulate`` replays the recorded stage times over clusters of other
 sizes; ``--check`` compares simulated with measured rates, with the run's own times or those of ``--simulate``, and runs with
-each other: with ``--each R`` on R GPUs every GPU has the kernels that one GPU had without it, in the same order.
+each other: with ``--each R`` R GPUs together have R times the kernels that one GPU had without it, in the same order.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class GpuLanes:
 
     def __init__(self, lanes: Sequence[Any]) -> None:
         self._lanes, self.width = list(lanes), sum(lane.width for lane in lanes)
+        self.cores: list[list[int]] | None = None
         self._idle: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         # The first worker of every GPU, then the second of every GPU: few requests are spread over all GPUs.
         for worker in range(max(lane.width for lane in lanes)):
@@ -88,8 +89,10 @@ def lanes_for(gpus: int, workers: int, grader: str = GRADER, uuids: Sequence[str
     names = [n.strip() for n in shown.split(",") if n.strip()] if shown else [str(k) for k in range(gpus)]
     seen = names[:gpus] if gpus else [""]
     each = [{"CUDA_VISIBLE_DEVICES": name, "OMP_NUM_THREADS": threads} for name in seen]
-    beside = cores.shares(uuids) if gpus > 1 else [None] * len(each)
-    return GpuLanes([ProcessLane(workers, grader, env=env, cores=c) for env, c in zip(each, beside, strict=True)])
+    beside = cores.shares(uuids or [""] * gpus) if gpus > 1 else [None] * len(each)
+    made = GpuLanes([ProcessLane(workers, grader, env=env, cores=c) for env, c in zip(each, beside, strict=True)])
+    made.cores = [sorted(c) for c in beside if c] or None
+    return made
 
 
 def _uuids(gpus: int) -> list[str]:
@@ -283,8 +286,9 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
     }  # fmt: skip
     options = {"backend": backend, "targets": targets, "timing": timing, "wall": a.wall}
     # Timing a slow kernel on every case is allowed to take minutes.
-    deadline = 600.0 if timing else max(120.0, 4 * a.wall)
+    deadline = 600.0 if timing else max(180.0, 60.0 + 4 * a.wall)
     lanes = lanes_for(gpus, a.workers, grader, uuids)
+    result["cores_of_gpus"] = lanes.cores
     return result | measure(
         pieces, lanes, options, seed=a.seed, warm=warm, deadline=deadline, watch=meters.GpuWatch(uuids)
     )

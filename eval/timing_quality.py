@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -258,6 +258,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for future in ended:
                     try:
                         rows.append(future.result())
+                    except BrokenExecutor:  # a process died: told below
+                        raise
                     except Exception as e:  # one that fails is told, and costs no other
                         failed.append(f"{type(e).__name__}: {e}"[:300])
                     bar.advance(line)
@@ -267,6 +269,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         interrupted = True
         for process in list(getattr(pool, "_processes", {}).values()):
             process.kill()  # what it has begun takes seconds, and nobody waits for it
+    except Exception as e:  # what was measured until then is not lost
+        failed.append(f"{type(e).__name__}: {e}"[:300])
     pool.shutdown(wait=not interrupted, cancel_futures=True)
     write(interrupted)
     return 130 if interrupted else 1 if failed else 0

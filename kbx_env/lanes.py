@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import importlib
 import json
 import os
@@ -24,6 +23,8 @@ from kbx_env.outcome import GRADER_FAILED, Fault, Outcome
 from kbx_env.store import request_key
 
 GRADER = "kbx_env.grading.grader:Grader"
+CORES = "KBX_CORES"
+"""Environment variable that tells a worker its cores."""
 START_SECONDS = 300.0
 """A worker that has not got ready by then hangs, and is replaced."""
 
@@ -201,16 +202,14 @@ class _Worker:
         env = {**os.environ, **more, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
         # Each worker's torch would take every core: on 2 cores, 2 workers were half as fast as with one thread each.
         env.setdefault("OMP_NUM_THREADS", str(threads))
+        if cores:
+            env[CORES] = ",".join(map(str, sorted(cores)))
         self._ready, self._began, self._reading = False, time.monotonic(), threading.Lock()
         # A session of its own: Ctrl-C reaches the parent alone, which then ends the workers in order.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "kbx_env.lanes", grader],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True,
         )  # fmt: skip
-        if cores:
-            # It has not had the time to start a thread or a process; those to come run where it runs.
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(self._process.pid, cores)
 
     @property
     def alive(self) -> bool:
@@ -310,6 +309,9 @@ def spent(outcome: Outcome) -> bool:
 
 def _serve(spec: str) -> None:
     """The worker's loop: a request a line in, a verdict a line out."""
+    if cores := os.environ.pop(CORES, ""):
+        # Before it has a second thread or a process: all of them run where it runs.
+        os.sched_setaffinity(0, {int(c) for c in cores.split(",")})
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not land between the verdicts
     module, _, name = spec.partition(":")

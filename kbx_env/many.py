@@ -46,8 +46,8 @@ def grade_many(
     requests = _requests(pairs, {**options, "backend": backend})
     if not requests:
         return []
-    # As for a report: timing a slow kernel on every case is allowed to take minutes.
-    deadline = max(600.0 if timed else 120.0, 3 * float(options.get("wall", 0))) + MORE_SECONDS * bool(options.get("compiled"))
+    # As for a report: timing a slow kernel on every case is allowed to take minutes, and compilers a minute beside the wall limit.
+    deadline = max(600.0 if timed else 180.0, 60 + 3 * float(options.get("wall", 0))) + MORE_SECONDS * bool(options.get("compiled"))
     with Executor(ProcessLane(min(workers, len(requests))), deadline=deadline) as executor:
         return executor.grade_many(requests, progress)
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kbx_env import cores
+from kbx_env.lanes import ProcessLane, Request
 
 
 @pytest.fixture
@@ -54,3 +55,20 @@ def test_shares_are_equal_and_nobody_elses(gpus: int, mine: set[int]) -> None:
 
 def test_by_default_what_this_process_may_use() -> None:
     assert cores.shares([""]) == [os.sched_getaffinity(0)]
+
+
+def test_a_lanes_workers_run_on_the_cores_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "where.py").write_text(
+        "import os\nfrom kbx_env.outcome import Outcome, Stage, Verdict, Fault\nclass Grader:\n"
+        "    def grade(self, task, source, **options):\n"
+        "        where = f'{sorted(os.sched_getaffinity(0))} {os.environ.get(\"KBX_CORES\")}'\n"
+        "        return Outcome(task, Verdict.INCORRECT, Stage.CORRECT, 'cpu', 'contract', Fault.POLICY, where)\n"
+        "    def close(self): pass\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    mine = sorted(os.sched_getaffinity(0))[-1]
+    lane = ProcessLane(1, "where:Grader", cores={mine})
+    try:
+        assert lane.grade(Request("t", b""), 60).message == f"[{mine}] None"
+    finally:
+        lane.close()

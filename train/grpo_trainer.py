@@ -58,8 +58,8 @@ class KernelTrainer(GRPOTrainer):
 def stand_still(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Before a step: where all gradients are 0, since no group had a difference, take them away, so that nothing moves.
 
-    Adam would go on by its momentum, and forget the size of gradients meanwhile: after many steps without one, the next that
-    comes moves the weights some thirty times as far as a step should. Small models ended in noise, as far as can be told by that.
+    Adam would go on by its momentum, and its averages would be those of gradients that were not there: the next one that
+    comes moves the weights further than a step should.
     """
     every = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if every and not any(bool(g.count_nonzero()) for g in every):

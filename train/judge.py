@@ -135,8 +135,8 @@ class Judge:
                 except OSError as e:
                     raise UsageError(f"cannot write to out={out}: {e.strerror}") from e
                 store = self._stack.enter_context(contextlib.closing(Store(Path(out) / STORE)))
-            # Timing a slow kernel on every case may take minutes.
-            deadline = max(600.0 if timed else 120.0, 3 * wall)
+            # Timing a slow kernel on every case may take minutes; compilers have one beside the wall limit.
+            deadline = max(600.0 if timed else 180.0, 60 + 3 * wall)
             self._executor = self._stack.enter_context(Executor(lane, store=store, deadline=deadline, capacity=sys.maxsize))
         except BaseException:
             self._stack.close()

@@ -126,7 +126,9 @@ class Talk:
             reply, data = self.runner.ask(header, blobs, deadline=start + self.left + extra)
         except wire.Late:
             self._hear()
-            raise self._lost(Verdict.TIMEOUT, f"no result within {self.wall:.0f} s of wall time") from None
+            given = COMPILE_SECONDS - self._spare + extra
+            more = f" beside {given:.0f} s for compilers" if given > 0 else ""
+            raise self._lost(Verdict.TIMEOUT, f"no result within {self.wall:.0f} s of wall time{more}") from None
         except wire.Gone:
             fate = self.runner.fate()
             self._hear()
@@ -241,21 +243,17 @@ class Talk:
         sent = dict(args)
         if case.out:
             expected = reference.expect(self.task, case, args, "cpu")
-            sent["out"] = _poisoned(expected.native[0])
+            sent["out"] = inputs.poisoned(expected.native[0])
         blobs: list[bytes] = []
         header = self.header(sent, generator_seed, blobs, turn)
         generator_seed += turn in ("again", "copy")  # the state after the first call
         header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.left)}
         if compiling:
             # Nobody looks at what comes out, which may be of any length: no kernel wrote the length either.
-            began = time.monotonic()
-            try:
-                self.ask(header | {"mode": "ablate", "discard": True}, blobs, extra=self._spare, idle=True)
-            finally:
-                given = min(time.monotonic() - began, self._spare)
-                self._spare, self.left = self._spare - given, self.left + given
+            self._ablated(header | {"mode": "ablate", "discard": True}, blobs)
             return None
-        reply, data = self.ask(header, blobs, idle=mode == "ablate" and self.engine is None)
+        ablated = mode == "ablate" and self.engine is None
+        reply, data = self._ablated(header, blobs) if ablated else self.ask(header, blobs)
         if self.engine is not None:
             return self._traced(self.engine, args, sent, generator_seed, reply, ablate=mode == "ablate")
         with readable():
@@ -265,6 +263,15 @@ class Talk:
             self.launches += launches
             self.dots.update(dots)
         return Claimed(args, answer, generator_seed, broken)
+
+    def _ablated(self, header: dict[str, Any], blobs: list[bytes]) -> Any:
+        """A call without launches: what it takes is compiling."""
+        began = time.monotonic()
+        try:
+            return self.ask(header, blobs, extra=self._spare, idle=True)
+        finally:
+            given = min(time.monotonic() - began, self._spare)
+            self._spare, self.left = self._spare - given, self.left + given
 
     def _traced(
         self, engine: Engine, args: dict[str, Any], sent: dict[str, Any], generator_seed: int, reply: dict[str, Any],
@@ -390,11 +397,3 @@ class Talk:
         told = self.task.cost.bytes is not None
         expected = None if told else reference.expect(self.task, case, claimed.args, "cpu", exact=False)
         return int(floor.ideal_bytes(self.task, case, claimed.args, expected))
-
-
-def _poisoned(like: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor like the result, full of what no right answer holds."""
-    out = torch.empty(like.shape, dtype=like.dtype)
-    if out.is_floating_point() or out.is_complex():
-        return out.fill_(float("nan"))
-    return out.fill_(True if out.dtype is torch.bool else 113)

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import stdtrit
 
 from kbx_env.grading import floor, fresh, inputs, reference
 from kbx_env.grading.calls import Talk
 from kbx_env.grading.claims import Stopped
 from kbx_env.grading.fresh import Ring, Turn
+from kbx_env.grading.ratio import PROCESS_US, Paired, interval, middle
 from kbx_env.grading.sides import SLOTS, EagerSide, Fetched, RunnerSide, Side
 from kbx_env.grading.sizes import timed
 from kbx_env.grading.telemetry import Reading, Telemetry, disturbance
@@ -49,10 +49,6 @@ BUDGET = 1.0
 """Seconds of measuring per case: what is noisier than that for its process' sake does not become quiet in three."""
 WIDTH = 0.01
 """Stop when half the 95 % interval of the log-ratio is narrower."""
-PROCESS_US = 0.11
-"""Standard deviation between two fresh processes that time the same kernel. It is the same at 4, 12 and 36 us, and
-neither moving the buffers, nor warm code, nor several calls between two readings makes it smaller: what the driver
-allots to a process is not ours to move. Measured on an H200 (docs/measurements)."""
 COMPILING, MEASURING, JUDGING = 10, 40, 20
 """Times its inputs that each step of timing a case takes of the device's memory at most."""
 SHARE = 0.3
@@ -63,37 +59,6 @@ EARLY = 0.003
 """Share of the device's memory that one grading may hold in values while it stands in line."""
 ATTEMPTS = 3
 """Measurements of a case that something disturbs; the last is kept, and says so."""
-TORN = 1.25
-"""By this factor the middle call and the mean ratio of rounds may differ."""
-
-
-@dataclass(frozen=True)
-class Paired:
-    """The result of timing two sides against each other."""
-
-    a_us: float
-    b_us: float
-    log_ratio: float
-    low: float
-    high: float
-    pairs: int
-
-
-def interval(rounds: Sequence[float], us: float) -> tuple[float, float, float]:
-    """Mean of the rounds' log-ratios and its 95 % interval, for calls of ``us`` microseconds.
-
-    Student's t over the rounds, and in quadrature what no repetition in the same two processes averages out.
-    """
-    x = np.asarray(rounds)
-    spread = float(x.std(ddof=1)) / math.sqrt(len(x)) if len(x) > 1 else math.inf
-    half = math.hypot(float(stdtrit(max(1, len(x) - 1), 0.975)) * spread, 1.96 * PROCESS_US / us)
-    return float(x.mean()), float(x.mean()) - half, float(x.mean()) + half
-
-
-def _middle(values: Sequence[float]) -> float:
-    """Mean without the lowest and the highest: robust as a median, but not bound to the ticks of the clock."""
-    kept = sorted(values)[1:-1] if len(values) > 2 else values
-    return sum(kept) / len(kept)
 
 
 Check = Callable[[list[int], list[Turn]], None]
@@ -124,6 +89,7 @@ def pair(
     rounds: list[float] = []
     all_a: list[float] = []
     all_b: list[float] = []
+    blocks: list[float] = []
     start = time.monotonic()
     rng = random.Random(secrets.randbits(64))
     turns: list[Turn] | None = None
@@ -151,8 +117,9 @@ def pair(
             # Of calls that last long one tells what five tell of short ones, and others wait for the GPU.
             both = max(got_a) + max(got_b)
             block = min(block, _calls(both))
-            ratios.append(math.log(_middle(got_a) / _middle(got_b)))
-        rounds.append(_middle(ratios))
+            blocks.append(math.log(middle(got_a)))
+            ratios.append(math.log(middle(got_a) / middle(got_b)))
+        rounds.append(middle(ratios))
         if len(rounds) >= FEW:
             _, low, high = interval(rounds, math.inf)
             if (high - low) / 2 < WIDE and interval(rounds, min(*all_a, *all_b))[2] < SLOWER:
@@ -167,8 +134,8 @@ def pair(
             if (spread[2] - spread[1]) / 2 < enough or time.monotonic() - start > budget:
                 break
     us_a, us_b = float(np.median(all_a)), float(np.median(all_b))
-    middle, low, high = interval(rounds, min(us_a, us_b))
-    return Paired(us_a, us_b, middle, low, high, taken)
+    ratio, low, high = interval(rounds, min(us_a, us_b))
+    return Paired(us_a, us_b, ratio, low, high, taken, math.exp(sum(blocks) / len(blocks)))
 
 
 def _calls(both_us: float) -> int:
@@ -339,6 +306,9 @@ def _measure(
             held[place : place + 1] = [(turns[k], mine.fetch(k, inputs=inputs))]
 
     for attempt in range(1, ATTEMPTS + 1):
+        # Of what was measured in vain nothing is judged: else who is wrong now would hide behind who was right then.
+        held.clear()
+        seen = 0
         first = telemetry.read()
         paired = pair(eager, mine, ring=ring, check=check, about_us=about_us)
         ours = {os.getpid(), talk.runner.pid, *talk.gpu.users()}
@@ -349,6 +319,8 @@ def _measure(
             notes.append(f"{case.label()}: measured again: {disturbed}")
     else:
         notes.append(f"{case.label()}: disturbed in {ATTEMPTS} attempts: {disturbed}")
+    if paired.torn:
+        paired = paired.by_most_calls()
     claimed = _claimed(paired)
     captured = mine.capture(result_bytes, claimed)
     mine.audit(claimed, captured)
@@ -364,12 +336,8 @@ def _claimed(paired: Paired) -> float:
 
 
 def _torn(paired: Paired) -> str | None:
-    """What is wrong where a few calls decide the ratio: the host held somebody up, or somebody plays tricks with the clock.
-    Measured again, the first is gone, and the second is left to the audit."""
-    b_us = paired.a_us * math.exp(-paired.log_ratio)
-    if max(b_us, paired.b_us) <= TORN * min(b_us, paired.b_us):
-        return None
-    return f"most calls took {paired.b_us:.1f} us, the ratio says {b_us:.1f}"
+    """What is wrong where few calls of eager decide the ratio. A submission's own calls give it no second try."""
+    return f"eager took {paired.a_us:.1f} us in most calls, {paired.a_mean_us or 0:.1f} in the mean" if paired.torn else None
 
 
 def _told(task: Task, one: _Measured, peaks: floor.Peaks, notes: list[str]) -> CaseTime:

@@ -128,7 +128,8 @@ class Grader:
             seed: fixes the inputs; by default they are secret and fresh.
             timing: time correct kernels (CUDA only).
             split: ``eval`` adds the held-out shapes, ``train`` leaves them out.
-            wall: seconds of wall time for the submission, over all stages but timing.
+            wall: seconds of wall time for the submission, over all stages but timing; on CUDA 60 more for compiling what its
+                calls launch, and 20 for the first use of the GPU.
             estimate: name of a GPU (``h200``, ...) whose device time a cost model estimates for correct kernels, on
                 the CPU backend only; never mixed with measured time.
             torch_ops: ``strict`` lets torch allocate, view, copy, fill and convert floats, nothing else; ``allow`` lets

