@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib
 import json
 import os
@@ -222,6 +223,11 @@ class _Worker:
         except OSError:
             pass
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            # Whoever reads in another thread has met the end by now. What could not be written any more is lost anyway.
+            with contextlib.suppress(OSError, ValueError):
+                if pipe:
+                    pipe.close()
 
     def wait(self, seconds: float) -> bool:
         """Whether it is warm, or has ended (which asking it tells), within so many seconds."""
