@@ -37,9 +37,9 @@ class Paired:
         return max(mean, self.a_us) > TORN * min(mean, self.a_us)
 
     def by_most_calls(self) -> Paired:
-        """No more than the ratio of the middle calls: what a torn one is worth."""
-        most = math.log(self.a_us / self.b_us)
-        return replace(self, log_ratio=min(self.log_ratio, most), low=min(self.low, most), high=max(self.high, most))
+        """No more than the ratio of the middle calls, as uncertain as the rounds are: what a torn one is worth."""
+        ratio = min(self.log_ratio, math.log(self.a_us / self.b_us))
+        return replace(self, log_ratio=ratio, low=ratio - (self.log_ratio - self.low), high=max(self.high, ratio))
 
 
 def interval(rounds: Sequence[float], us: float) -> tuple[float, float, float]:
