@@ -47,6 +47,7 @@ from kbx_env.executor import GRADER, Executor, ProcessLane, Request
 from kbx_env.outcome import Outcome
 
 WARM = "activation/relu"
+"""Its expert is cheap: graded once by every worker, it starts all of them before the clock does."""
 
 
 class GpuLanes:
@@ -55,6 +56,7 @@ class GpuLanes:
     def __init__(self, lanes: Sequence[Any]) -> None:
         self._lanes, self.width = list(lanes), sum(lane.width for lane in lanes)
         self.cores: list[list[int]] | None = None
+        """Of each GPU's workers; ``None``: where the system likes."""
         self._idle: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         # The first worker of every GPU, then the second of every GPU: few requests are spread over all GPUs.
         for worker in range(max(lane.width for lane in lanes)):
