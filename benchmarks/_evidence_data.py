@@ -25,7 +25,8 @@ def shown(
         seed: of their choice.
 
     Returns:
-        The rows that are left, and counts: ``rows``, ``shown`` and those left out as ``too_long`` or ``held``; ``held_tasks``.
+        The rows that are left, and counts: ``rows``, ``shown`` and those left out as ``too_long`` or ``held``; ``shown_tasks``,
+        ``held_tasks``.
 
     Raises:
         ValueError: nothing is left.
@@ -37,9 +38,10 @@ def shown(
     left = [k for k, (t, short) in enumerate(rows) if short and t not in held]
     if not left:
         raise ValueError(f"of {len(rows)} demonstrations none is left: --most-tokens {most}, --hold {hold}")
+    seen = sorted({rows[k][0] for k in left})
     return data.select(left), {
         "rows": len(rows), "shown": len(left), "too_long": sum(not short for _, short in rows),
-        "held": sum(short and t in held for t, short in rows), "tasks": len({rows[k][0] for k in left}), "held_tasks": sorted(held),
+        "held": sum(short and t in held for t, short in rows), "tasks": len(seen), "shown_tasks": seen, "held_tasks": sorted(held),
     }  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def sft(e: Evidence) -> None:
     )  # fmt: skip
     (e.work / HELD).write_text(json.dumps(told))
     e.result["demonstrations"] = told
-    say(f"model: {e.result['weights']:,} weights; demonstrations: { {k: v for k, v in told.items() if k != 'held_tasks'} }")
+    say(f"model: {e.result['weights']:,} weights; demonstrations: { {k: v for k, v in told.items() if not k.endswith('_tasks')} }")
     ours = {"trainer": {
         "max_steps": 100_000, "learning_rate": 1e-3, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 20,
         "per_device_train_batch_size": 16 if e.cuda else 2, "logging_steps": 5 if e.cuda else 1, "save_strategy": "no",
@@ -97,9 +97,17 @@ def sft(e: Evidence) -> None:
 
 def grpo(e: Evidence) -> None:
     """Every mode and seed side by side, from one checkpoint."""
-    held = lines_of(e.work / HELD)
-    # What SFT was shown it knows by heart, and what was too long for it is too long for an answer.
-    pattern = ",".join(held[-1]["held_tasks"]) if held and held[-1]["held_tasks"] else e.a.tasks
+    from kbx_env.catalog import load_tasks
+
+    told, pattern = (lines_of(e.work / HELD) or [{}])[-1], e.a.tasks
+    # What SFT was shown it knows by heart.
+    if e.a.grpo_on == "held" and told.get("held_tasks"):
+        pattern = ",".join(told["held_tasks"])
+    elif e.a.grpo_on == "unseen":
+        if "shown_tasks" not in told:
+            raise RuntimeError(f"--grpo-on unseen: {e.work / HELD} does not say what SFT was shown; run part sft in this folder")
+        known = set(told["shown_tasks"])
+        pattern = ",".join(t.id for t in load_tasks(split="train", pattern=e.a.tasks) if t.id not in known)
     runs = [Learner(f"{mode}-{k}", mode, e.a.reward, pattern, k) for k in range(e.a.seeds) for mode in e.modes]
     _learn(e, "grpo", runs)
 
@@ -173,8 +181,9 @@ def _settings(e: Evidence, r: Learner, tasks: Sequence[str], many: int) -> str:
     """The file with a run's settings."""
     a = e.a
     turns = a.turns if r.mode == "multi" else 1
+    part = a.batch // turns // a.minibatches
     # Answers of a backward pass: the runs of a GPU share its memory.
-    at_once = math.gcd(a.batch // turns, 16 if many <= 6 * max(1, len(e.gpus)) else 8)
+    at_once = math.gcd(part, a.at_once if many <= 6 * max(1, len(e.gpus)) else max(1, a.at_once // 2))
     ours: dict[str, Any] = {
         # While a run is graded others generate: all cores are shared out, none kept back.
         "targets": "none", "wall": a.wall, "workers": a.workers or math.ceil(e.cores / many), "samples": 2, "vllm": "false",
@@ -183,7 +192,8 @@ def _settings(e: Evidence, r: Learner, tasks: Sequence[str], many: int) -> str:
             "learning_rate": 5e-5, "lr_scheduler_type": "constant", "max_grad_norm": 0.5,
             "temperature": a.temperature, "min_p": a.min_p,
             "num_generations": a.generations, "per_device_train_batch_size": at_once,
-            "gradient_accumulation_steps": a.batch // turns // at_once, "disable_tqdm": True, "gradient_checkpointing": False,
+            "gradient_accumulation_steps": part // at_once, "steps_per_generation": a.minibatches * (part // at_once),
+            "disable_tqdm": True, "gradient_checkpointing": False,
         },
     }  # fmt: skip
     # Other processes work on this GPU outside of any lease: what was timed beside them would mean nothing.

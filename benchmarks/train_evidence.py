@@ -5,8 +5,9 @@
     python benchmarks/train_evidence.py OUT2 --parts report --work W        goes on with what W holds
 
 ``sft``: a model with random weights is taught demonstrations, but those of ``--hold`` of the tasks and those that are too long.
-``single`` and ``multi``: from there GRPO goes on, on the tasks held back; all seeds run at the same time, a turn has as many
-tokens as a single answer, and compared is what each was at the same number of gradings, the largest that every run reached.
+``single`` and ``multi``: GRPO goes on from there, on the tasks held back (or others: ``--grpo-on``); all seeds run at one time,
+a turn has as many tokens as a single answer, and compared is what each was at the same number of gradings, the largest that every
+run reached.
 ``shaping``: GRPO on tasks of fusion and quantization under shaped and unshaped rewards, compared by the gradings that the shaped
 runs need for the unshaped ones' final rates. ``report`` asks the SFT checkpoint and all of ``single`` and ``multi`` for the whole
 eval split, held-out shapes included. ``ppo`` learns schedules (measured, on a GPU) and grades them beside the experts as they are,
@@ -72,6 +73,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         ("most-tokens", 1000, "of a completion; longer demonstrations are left out"),
         ("least-steps", 50, "of SFT; fewer are a failure"), ("hold-seed", 0, "of the choice of tasks held back"),
         ("generations", 8, "answers of a group"), ("batch", 64, "gradings of a step, at most"),
+        ("minibatches", 1, "parts of these, an update each"), ("at-once", 16, "answers of a backward pass, at most"),
         ("gradings", 1024, "of each run"), ("samples", 4, "answers to each task of the eval split"),
         ("round", 1, "of these at a time"), ("repetitions", 5, "of the grading of schedules"),
         ("ppo-seeds", 1, "policies, trained side by side"),
@@ -83,6 +85,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     ):  # fmt: skip
         p.add_argument(f"--{name}", type=float, default=share, help=f"{text} (default: {share})")
     p.add_argument("--tasks", "--train-tasks", default="*", help="patterns of train tasks for GRPO; some of these are held back")
+    p.add_argument("--grpo-on", choices=("held", "unseen", "all"), default="held",
+                   help="those of --tasks held back, all not shown to SFT (too long ones also), or all; default: held")  # fmt: skip
     p.add_argument("--eval-tasks", default="", help="patterns of the eval split: reported by themselves too, beside all")
     p.add_argument("--reward", default="default", help="preset for single and multi; evaluated is under default (default: default)")
     p.add_argument("--shaping-tasks", default="fusion=fusion/*;quantization=quantization/*", help="PRESET=PATTERNS;...")
@@ -102,8 +106,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         p.error("--hold and --min-p are from 0 to below 1, --temperature is above 0")
     if not a.child:
         _check(p, a)
-    if a.batch % (a.generations * a.turns):
-        p.error(f"--batch {a.batch} is no multiple of --generations {a.generations} x --turns {a.turns}")
+    parts = ("generations", "turns", "minibatches")
+    if min(a.minibatches, a.at_once) < 1 or a.batch % math.prod(vars(a)[n] for n in parts):
+        p.error(f"--batch {a.batch} is no multiple of {' x '.join(f'--{n} {vars(a)[n]}' for n in parts)}; all are above 0")
     if math.ceil(a.gradings / MARKS) < a.batch:
         p.error(f"--gradings {a.gradings}: at least {MARKS} steps of --batch {a.batch}, {MARKS * a.batch} in all")
     return a

@@ -160,7 +160,7 @@ def test_demonstrations_that_are_long_or_held_back(script: ModuleType) -> None:
     left, told = script.shown(data, lengths, among, most=54, hold=0.34, seed=1)
     assert told["rows"] == 19 and told["too_long"] == 5 and len(told["held_tasks"]) == 2 and set(told["held_tasks"]) <= among
     assert not set(left["task"]) & set(told["held_tasks"]) and "long" not in left["task"] and len(left) == told["shown"]
-    assert told["shown"] + told["too_long"] + told["held"] == 19
+    assert told["shown"] + told["too_long"] + told["held"] == 19 and set(told["shown_tasks"]) == set(left["task"])
     again = script.shown(data, lengths, among, most=54, hold=0.34, seed=1)[1]
     other = [script.shown(data, lengths, among, most=54, hold=0.34, seed=k)[1]["held_tasks"] for k in range(2, 9)]
     assert again == told and any(h != told["held_tasks"] for h in other), "a seed chooses"
@@ -196,7 +196,7 @@ def test_modes_are_asked_alike(script: ModuleType, tmp_path: Path, model_folder:
 
     words = [str(tmp_path / "out"), "--work", str(tmp_path / "w"), "--model", str(model_folder), "--seeds", "1", "--length", "64"]
     more = ["--shaping-tasks", "fusion=fused_cos_signbit", "--feedback", "32", "--temperature", "0.7", "--min-p", "0.1",
-            "--reward", "beginner"]  # fmt: skip
+            "--reward", "beginner", "--minibatches", "2"]  # fmt: skip
     e = script.Evidence(script.arguments([*words, "--parts", "single,multi,shaping", *more]))
     (tmp_path / "w/held.json").write_text(json.dumps({"held_tasks": ["math/erfc_sqrt", "random/logspace"]}))
     ran: dict[str, list[str]] = {}
@@ -210,11 +210,37 @@ def test_modes_are_asked_alike(script: ModuleType, tmp_path: Path, model_folder:
     assert multi.trainer["max_completion_length"] == 2 * 64 + 32 and multi.max_turns == 2
     assert {(s.trainer["temperature"], s.trainer["min_p"]) for s in of.values()} == {(0.7, 0.1)}
     assert single.reward == multi.reward == "beginner"
+    for s, answers in ((single, 64), (multi, 32)):  # a batch has so many, an update half of them
+        each = s.trainer["per_device_train_batch_size"]
+        assert each * s.trainer["steps_per_generation"] == answers == 2 * each * s.trainer["gradient_accumulation_steps"]
     shaped, unshaped = of["fusion-shaped-0"], of["fusion-unshaped-0"]
     assert (shaped.reward, unshaped.reward) == ("fusion", "default") and shaped.tasks == unshaped.tasks and shaped.mode == "single"
     assert e.result["train_tasks"]["fusion"] == {"tasks": ["fusion/fused_cos_signbit"], "too_long": 0}
     job = json.loads((tmp_path / "w/fusion-shaped-0.json").read_text())
     assert job["marks"] is False and json.loads((tmp_path / "w/multi-0.json").read_text())["marks"] is True
+
+
+def test_grpo_on_what_sft_was_not_shown(
+    script: ModuleType, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kbx_env.train import grpo, settings
+
+    def tasks(on: str, told: dict[str, Any]) -> list[str]:
+        work = tmp_path / on
+        work.mkdir(exist_ok=True)
+        words = ["--work", str(work), "--model", str(model_folder), "--seeds", "1", "--length", "64", "--parts", "single"]
+        e = script.Evidence(script.arguments([str(tmp_path / "out"), *words, "--tasks", "math/erf*,math/abs", "--grpo-on", on]))
+        (work / "held.json").write_text(json.dumps(told))
+        monkeypatch.setattr(e, "run", lambda *a: None)
+        if e.all(script.STEPS):
+            return [str(e.result["failures"])]
+        return settings.read(grpo.Settings, [str(work / "grpo-single-0.yaml")]).tasks.split(",")
+
+    told = {"held_tasks": ["math/erf"], "shown_tasks": ["math/abs"]}
+    assert tasks("held", told) == ["math/erf"]
+    assert tasks("unseen", told) == ["math/erf", "math/erfc_sqrt"], "what was too long for SFT too"
+    assert sorted(tasks("all", told)) == ["math/abs", "math/erf", "math/erfc_sqrt"]
+    assert "does not say what SFT was shown" in tasks("unseen", {"held_tasks": ["math/erf"]})[0], "of an older run"
 
 
 def test_each_seed_tells_its_own_schedules(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +340,8 @@ def test_seeds_that_are_lacking_leave_their_pair_out(script: ModuleType) -> None
     ("words", "says"),
     [
         (["--parts", "sft"], "--data"), (["--parts", "nothing"], "unknown part"), (["--parts", "ppo", "--seeds", "0"], "above 0"),
-        (["--parts", "ppo", "--batch", "60"], "multiple"), (["--parts", "ppo", "--gradings", "64"], "1024 in all"),
+        (["--parts", "ppo", "--batch", "60"], "multiple"), (["--parts", "ppo", "--minibatches", "3"], "multiple"),
+        (["--parts", "ppo", "--gradings", "64"], "1024 in all"),
         (["--parts", "ppo", "--hold", "1"], "below 1"), (["--parts", "ppo", "--sft-minutes", "10"], "at most"),
         (["--parts", "ppo", "--tasks", "nothing"], "--tasks"), (["--parts", "ppo", "--eval-tasks", "relu6"], "--eval-tasks"),
         (["--parts", "shaping", "--shaping-tasks", "fuson=*"], "fusion"), (["--parts", "ppo", "--shaping-tasks", "x"], "PRESET="),
