@@ -115,7 +115,11 @@ def ppo(e: Evidence) -> None:
             # Near the expert's own schedule: most of what lies further off only takes the compiler's time.
             "reach": 1, "still": 1.5, "wall": 15,
         }  # fmt: skip
-        fixed = {"backend": backend, "out": str(out), "seed": k, "minutes": round(minutes, 3)}
+        # A schedule's speed is the same for every policy: what one seed has measured the others need not measure again.
+        fixed = {
+            "backend": backend, "out": str(out), "seed": k, "minutes": round(minutes, 3),
+            "store": str(e.work / "ppo-gradings.sqlite"),
+        }  # fmt: skip
         words = [e.settings("ppo", f"ppo-{k}", ours, fixed)]
         if list(out.glob("checkpoints/0*")):  # of an earlier command: its minutes count
             spent = (lines_of(out / "log.jsonl") or [{}])[-1].get("seconds", 0.0)

@@ -126,7 +126,7 @@ def evaluate(job: Mapping[str, Any], end: float) -> None:
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
         config = GenerationConfig(
             max_new_tokens=max(1, min(most, job["length"], context - width)), do_sample=True, top_k=0, top_p=1.0,
-            temperature=job["temperature"], min_p=job["min_p"],
+            temperature=job["temperature"], min_p=job["min_p"] or None,
             eos_token_id=sorted(conversation.ends), pad_token_id=pad,
         )  # fmt: skip
         with torch.inference_mode():

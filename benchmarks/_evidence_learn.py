@@ -190,7 +190,7 @@ def _settings(e: Evidence, r: Learner, tasks: Sequence[str], many: int) -> str:
         "per_turn_credit": r.mode == "multi",
         "trainer": {
             "learning_rate": 5e-5, "lr_scheduler_type": "constant", "max_grad_norm": 0.5,
-            "temperature": a.temperature, "min_p": a.min_p,
+            "temperature": a.temperature, "min_p": a.min_p or None,
             "num_generations": a.generations, "per_device_train_batch_size": at_once,
             "gradient_accumulation_steps": part // at_once, "steps_per_generation": a.minibatches * (part // at_once),
             "disable_tqdm": True, "gradient_checkpointing": False,

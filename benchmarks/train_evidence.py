@@ -81,7 +81,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         p.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
     for name, share, text in (
         ("hold", 0.33, "share of the tasks with short demonstrations that SFT is not shown, for GRPO; 0: GRPO has them all"),
-        ("temperature", 0.8, "of sampling, in GRPO and in the evaluation"), ("min-p", 0.05, "of the same"),
+        ("temperature", 0.8, "of sampling, in GRPO and in the evaluation"), ("min-p", 0.0, "of the same; above 0 entropy climbs"),
     ):  # fmt: skip
         p.add_argument(f"--{name}", type=float, default=share, help=f"{text} (default: {share})")
     p.add_argument("--tasks", "--train-tasks", default="*", help="patterns of train tasks for GRPO; some of these are held back")

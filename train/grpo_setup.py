@@ -145,7 +145,17 @@ def config_of_run(s: Settings) -> Any:
     section = {**DEFAULTS, **s.trainer}
     if vllm:
         section.setdefault("vllm_mode", "colocate")
-    return trainer_config(GRPOConfig, section, **ours)
+    config = trainer_config(GRPOConfig, section, **ours)
+    if cut := truncated(config):
+        print(f"warning: answers are drawn with {cut} but learnt from as if from all tokens. What is cut off is never punished and "
+              "only grows, until answers fall apart (docs/training.md); lower trainer.temperature instead")  # fmt: skip
+    return config
+
+
+def truncated(config: Any) -> str:
+    """Settings of sampling that leave tokens out, as text; empty where there are none."""
+    cut = {"min_p": config.min_p or 0, "top_k": max(0, config.top_k or 0), "top_p": config.top_p}
+    return ", ".join(f"{name}={value}" for name, value in cut.items() if value != (1 if name == "top_p" else 0))
 
 
 def load(s: Settings, config: Any) -> tuple[Any, Any]:

@@ -90,6 +90,8 @@ class PPOSettings:
     save_every: int = 5
     """Iterations between checkpoints."""
     out: str = "runs/ppo"
+    store: str = ""
+    """A file of gradings that several runs may share: what one has graded the others know; empty for gradings.sqlite in out."""
     resume: str = ""
     """The out= folder of a run to go on with."""
 
@@ -111,7 +113,8 @@ def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> di
     _check(settings)
     out = Path(settings.out)
     env = _options(settings) | {"grade": grade}
-    with_env = ScheduleEnv(**env)  # says what is wrong with names before anything starts
+    # It says what is wrong with names and a shared store before anything starts.
+    with_env = ScheduleEnv(**env, store=settings.store or None)
     try:
         algorithm_of = _rllib()
         _begin(out, settings, resumed=bool(given.resume))
@@ -173,6 +176,11 @@ def _options(s: PPOSettings) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _store(s: PPOSettings) -> str:
+    """The file of gradings; absolute, because env runners live elsewhere."""
+    return str((Path(s.store) if s.store else Path(s.out, ppo_run.STORE)).absolute())
+
+
 def _rllib() -> Any:
     """A function that builds the algorithm.
 
@@ -186,10 +194,9 @@ def _rllib() -> Any:
         raise UsageError(f'training needs RLlib ({e}); install it: pip install "kbx_env[rllib]"') from e
 
     def build(s: PPOSettings, env: Mapping[str, Any], iteration: int) -> Any:
-        # A resumed run would see its first tasks again under the first seed. The store must exist before workers open it.
-        store = str(Path(s.out, ppo_run.STORE).absolute())
+        # A resumed run would see its first tasks again under the first seed.
         return ppo_rllib.configure(
-            {**env, "store": store}, hiddens=s.hiddens, still=s.still, workers=s.workers, batch=s.batch, minibatch=s.minibatch,
+            {**env, "store": _store(s)}, hiddens=s.hiddens, still=s.still, workers=s.workers, batch=s.batch, minibatch=s.minibatch,
             epochs=s.epochs, lr=s.lr, entropy=s.entropy, clip=s.clip, seed=s.seed + 100_003 * iteration,
             timeout=2 * s.wall * s.batch * 4 + 600,
         ).build_algo()  # fmt: skip
@@ -289,7 +296,7 @@ def _greedy(agent: ScheduleAgent, s: PPOSettings, options: Mapping[str, Any], ou
     """Grade what the policy chooses for its own tasks; most of it has been graded in training."""
     found = {}
     best = best_of(newest(out))
-    env = ScheduleEnv(**{**options, "store": out / ppo_run.STORE})
+    env = ScheduleEnv(**{**options, "store": _store(s)})
     try:
         for task in (t.id for t in env.tasks):
             seen, _ = env.reset(options={"task": task})

@@ -270,6 +270,18 @@ def test_the_shipped_configurations_are_accepted(name: str, tmp_path: Path) -> N
     assert grpo_setup.config_of_run(s).loss_type == "dr_grpo" and grpo_setup.tasks_of(s)
 
 
+@pytest.mark.parametrize(
+    ("cut", "says"), [({}, ""), ({"min_p": 0.05, "top_k": 20}, "min_p=0.05, top_k=20"), ({"top_p": 0.9}, "top_p=0.9")]
+)
+def test_sampling_that_leaves_tokens_out_is_warned_of(
+    cut: dict[str, float], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"trainer.{name}={value}" for name, value in {"use_cpu": "true", **cut}.items()]
+    config = grpo_setup.config_of_run(read(grpo.Settings, ["model=m", f"out={tmp_path}", *words]))
+    told = capsys.readouterr().out
+    assert grpo_setup.truncated(config) == says and (says in told if says else "warning" not in told)
+
+
 def test_from_nothing_to_a_report(model_folder: Path, shown: Path, tmp_path: Path) -> None:
     """The real chain with the real grader: SFT, GRPO on one answer, GRPO over two, and a report over two turns."""
     from kbx_env.train import sft

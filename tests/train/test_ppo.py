@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import signal
@@ -171,6 +172,21 @@ def _policy(folder: Path, **more) -> Path:
     return folder
 
 
+def test_runs_that_share_a_store_grade_nothing_twice(ray: object, tmp_path: Path) -> None:
+    def schedules(seed: int) -> dict[tuple[str, str], int]:
+        """By task and schedule the gradings of all its steps."""
+        out, found = tmp_path / f"run{seed}", collections.Counter[tuple[str, str]]()
+        ppo.train(_settings(out, iterations=2, seed=seed, store=str(tmp_path / "shared.sqlite")), fake_grade)
+        for row in map(json.loads, (out / ppo_run.STEPS).read_text().splitlines()):
+            found[row["task"], json.dumps(row["settings"])] += 0 if row["masked"] else row["gradings"]
+        assert not (out / ppo_run.STORE).exists()
+        return dict(found)
+
+    first, second = schedules(0), schedules(1)
+    known = first.keys() & second.keys()
+    assert len(known) > 3 and sum(first.values()) > 0 and not any(second[k] for k in known)
+
+
 def test_an_agent_needs_no_ray(tmp_path: Path) -> None:
     folder = _policy(tmp_path / "p")
     code = (
@@ -273,6 +289,7 @@ def test_export_of_choices_of_the_best_and_of_the_experts(run: Path, tmp_path: P
         (["still=-1"], "0 or more"),
         (["still=.nan"], "0 or more"),
         (["reach=0", "tasks=math/add", "backend=cpu", "split=all"], "accepted: 1, 2"),
+        (["store=/nowhere/gradings.sqlite", "tasks=math/add", "backend=cpu", "split=all"], "cannot keep gradings in /nowhere"),
         (["resume=/nowhere"], "no run"),
         (["export"], "checkpoint=DIR"),
         (["export", "checkpoint=/nowhere"], "no checkpoint"),
