@@ -69,6 +69,16 @@ def copies(
     return found
 
 
+def in_names_of(told: Task, task: Task, text: str) -> str:
+    """A text on ``task``, such as a verdict, in the names of a copy of it."""
+    names = dict(zip(task.signature.parameters, told.signature.parameters, strict=True)) | {task.entry: told.entry}
+    changed = {old: new for old, new in names.items() if old != new}
+    if not changed:
+        return text
+    known = "|".join(map(re.escape, changed))
+    return re.sub(rf"\b(?:{known})\b", lambda m: changed[m[0]], text)
+
+
 def _name(draw: random.Random) -> str:
     """Like a task's own name: one to four words, now and then a digit or an underscore at the end."""
     made = []

@@ -4,7 +4,7 @@
 
 Demonstrations are the project's own kernels of the train split, and variations of them. Every one is graded before it is
 taken; gradings are kept in ``gradings.sqlite``, so that a killed run goes on with the same command. No task of the eval split
-gets in.
+gets in. With ``repairs`` there are conversations too: a wrong answer, what the grader says of it, the right one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from typing import TYPE_CHECKING, Any
 if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from kbx_env.baselines.llm.conversation import follow_up
+from kbx_env.train.breaking import broken
 from kbx_env.train.compact import compact
 from kbx_env.train.copying import copies as copied
+from kbx_env.train.copying import in_names_of
 from kbx_env.train.rows import about, by_difficulty, load, message, only, prompts, write
 from kbx_env.train.settings import MISSING, command, save
 from kbx_env.train.vary import variations as varied
@@ -32,7 +35,8 @@ from kbx_env import versions
 from kbx_env.catalog import expert_source, load_tasks, splits
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane, Request
-from kbx_env.outcome import Fault, Outcome
+from kbx_env.outcome import Fault, Outcome, Verdict
+from kbx_env.prompt import feedback
 from kbx_env.store import Store
 from kbx_env.task import Task
 
@@ -44,6 +48,10 @@ EXPERT = "expert"
 """The variation that is none."""
 COPY = "copy"
 """The variation of a row that shows another one's kernel under other names (``train/copying.py``)."""
+REPAIR = "repair"
+"""The variation of a row in which a wrong answer and its verdict come first."""
+MENDED = (Verdict.MALFORMED, Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.INCORRECT)
+"""Verdicts of wrong answers that are shown: honest mistakes."""
 STYLES = ("plain", "compact")
 GRADING = {
     "backend": "cpu", "targets": ["sm_90"], "grading": "contract", "seed": None, "timing": False, "split": "train",
@@ -65,7 +73,7 @@ class Demonstrations:
 def demonstrations(
     tasks: Sequence[Task], *, backend: str = "cpu", variations: int = 4, seed: int = 0, workers: int = 1,
     store: Store | None = None, progress: bool = True, grade: Callable[..., Outcome] | None = None, style: str = "plain",
-    copies: int = 0,
+    copies: int = 0, repairs: int = 0,
 ) -> Demonstrations:  # fmt: skip
     """Rows for supervised fine-tuning: ``prompt``, ``completion``, ``task``, ``category``, ``difficulty``, ``variation``.
 
@@ -80,6 +88,8 @@ def demonstrations(
         grade: stands in for the real grader in tests.
         style: ``plain``, or ``compact``: without comments, unused functions and the kernels' own formatting.
         copies: of each row that was taken, with other names for the entry function and its parameters in prompt and answer.
+        repairs: wrong versions of each kernel that was taken, before grading. Each that is wrong is in a row whose prompt has
+            three messages: the instruction, the wrong answer, its verdict. Each copy has such a row too, wrong versions by turns.
 
     Raises:
         UsageError: a task of the eval split, or numbers that make no sense.
@@ -91,8 +101,10 @@ def demonstrations(
         raise UnknownName("backend of prompts", backend, ("cpu", "cuda"))
     if style not in STYLES:
         raise UnknownName("style", style, STYLES)
-    if min(variations, copies) < 0 or workers < 1:
-        raise UsageError(f"variations is {variations}, copies is {copies}, workers is {workers}; at least 0, 0 and 1")
+    if min(variations, copies, repairs) < 0 or workers < 1:
+        raise UsageError(
+            f"variations is {variations}, copies is {copies}, repairs is {repairs}, workers is {workers}; at least 0, 0, 0 and 1"
+        )
     brief = compact if style == "compact" else _as_is
     sources = [(t, s) for t in tasks if (s := expert_source(t.id)) is not None]
     asked = [
@@ -100,23 +112,51 @@ def demonstrations(
         for name, text in [(EXPERT, source), *varied(source, t.entry, variations, f"{seed} {t.id}")]
     ]  # fmt: skip
     outcomes = _graded(asked, workers, store, progress, grade)
-    rows, refused = [], Counter[str]()
-    for (task, name, text), outcome in zip(asked, outcomes, strict=True):
-        if why := _why_not(outcome) or _leak(text):
+    rows, refused, taken = list[dict[str, Any]](), Counter[str](), list[tuple[Task, str, str]]()
+    for source, outcome in zip(asked, outcomes, strict=True):
+        if why := _why_not(outcome) or _leak(source[2]):
             refused[why] += 1
-            continue
-        under = [(name, task, text)]
-        for number, (other, its) in enumerate(copied(task, text, copies, f"{seed} {name} {task.id}", eval_entries())):
-            under.append((f"{COPY}-{number}-{name}", other, its))
-        for variation, told, shown in under:
-            completion = [{"role": "assistant", "content": f"```python\n{shown.strip(chr(10))}\n```"}]
-            rows.append({"prompt": [message(told, backend)], "completion": completion, "variation": variation, **about(task)})
+        else:
+            taken.append(source)
+    faults = _faults(taken, repairs, seed, lambda wrong: _graded(wrong, workers, store, progress, grade))
+    for task, name, text in taken:
+        others = copied(task, text, copies, f"{seed} {name} {task.id}", eval_entries())
+        mine = list(faults.get((task.id, name), {}).items())
+        for number, (told, shown) in enumerate([(task, text), *others]):
+            before, right = f"{COPY}-{number - 1}-" if number else "", [_answer(shown)]
+            rows.append({"prompt": [message(told, backend)], "completion": right, "variation": before + name, **about(task)})
+            some = [mine[number % len(mine)]] if number and mine else mine
+            wrong = broken(shown, repairs, f"{seed} {name} {task.id}") if some else []
+            for k, said in some:
+                reply = {"role": "user", "content": follow_up(in_names_of(told, task, said))}
+                asks = [message(told, backend), _answer(wrong[k][1]), reply]
+                rows.append({"prompt": asks, "completion": right, "variation": f"{before}{REPAIR}-{k}-{name}", **about(task)})
     if not rows:
         raise UsageError(f"none of {len(asked)} sources may be shown: {_counts(refused) or 'no task has a kernel'}")
     from datasets import Dataset
 
     had = {t.id for t, _ in sources}
     return Demonstrations(Dataset.from_list(rows), refused, tuple(t.id for t in tasks if t.id not in had))
+
+
+def _answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": f"```python\n{text.strip(chr(10))}\n```"}
+
+
+def _faults(
+    taken: Sequence[tuple[Task, str, str]], repairs: int, seed: int, graded: Callable[[list[tuple[Task, str, str]]], list[Outcome]]
+) -> dict[tuple[str, str], dict[int, str]]:  # fmt: skip
+    """By task and variation: the numbers of its wrong versions (as ``broken`` counts them) and what the grader says of each."""
+    asked, whose = [], []
+    for task, name, text in taken:
+        for k, (_, wrong) in enumerate(broken(text, repairs, f"{seed} {name} {task.id}")):
+            asked.append((task, name, wrong))
+            whose.append((task.id, name, k))
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for (task_id, name, k), outcome in zip(whose, graded(asked) if asked else [], strict=True):
+        if outcome.verdict in MENDED:
+            found.setdefault((task_id, name), {})[k] = feedback(outcome)
+    return found
 
 
 def _graded(
@@ -186,6 +226,8 @@ class Settings:
     """compact: no comments, no unused functions, one way to break lines; for small models, with build_model.py tokens=lines."""
     copies: int = 0
     """Of each demonstration, under made-up names in prompt and answer: teaches a model from nothing to read the name."""
+    repairs: int = 0
+    """Wrong versions of each kernel, before grading: rows in which one and its verdict come first, for answers in several turns."""
     repeats: int = 1
     """Rows of prompts.* for each task, with seeds of their own."""
     backend: str = "cpu"
@@ -214,7 +256,7 @@ def run(s: Settings) -> None:
     with contextlib.closing(Store(out / "gradings.sqlite")) as store:
         made = demonstrations(
             tasks, backend=s.backend, variations=s.variations, seed=s.seed, workers=s.workers, store=store, style=s.style,
-            copies=s.copies,
+            copies=s.copies, repairs=s.repairs,
         )  # fmt: skip
     for name, data in (("prompts", asked), ("demonstrations", made.dataset)):
         print(f"{write(data, out / name, s.format)}: {len(data)} rows")
