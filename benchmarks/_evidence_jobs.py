@@ -32,9 +32,15 @@ def _interrupted(*_: Any) -> None:
     _STOP.asked = True
 
 
-def _fits(end: float, steps: Sequence[float]) -> bool:
-    """Whether one more step ends in time, by the longest of the last three."""
-    return not _STOP.asked and time.monotonic() + max(steps[-3:], default=0.0) < end
+def _fits(end: float, steps: Sequence[float], look: int = 3) -> bool:
+    """Whether one more step ends in time, by the longest of the last three, or so many."""
+    return not _STOP.asked and time.monotonic() + max(steps[-max(3, look) :], default=0.0) < end
+
+
+def updates_of(args: Any) -> int:
+    """Updates that learn from one batch of answers; 1 in SFT."""
+    parts = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
+    return max(1, parts // args.gradient_accumulation_steps * getattr(args, "num_iterations", 1))
 
 
 def _save(trainer: Any, folder: Path, gradings: int) -> None:
@@ -61,7 +67,8 @@ def _until(end: float, gradings: int | None, folder: Path | None) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
             self.times.append(time.monotonic() - self.last)
-            if not _fits(end, self.times):
+            # Of a batch's updates the first takes long, for it generates and grades.
+            if not _fits(end, self.times, updates_of(args)):
                 control.should_training_stop = True
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
@@ -69,6 +76,8 @@ def _until(end: float, gradings: int | None, folder: Path | None) -> Any:
             if done is None or gradings is None:
                 return
             self.done = done
+            if state.global_step % updates_of(args):
+                return  # a batch that was graded is learnt from whole
             mark = min(MARKS, MARKS * done // gradings) if folder is not None else 0
             if folder is not None and mark > self.mark:
                 for k in range(self.mark + 1, mark + 1):

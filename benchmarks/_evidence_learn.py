@@ -99,15 +99,19 @@ def grpo(e: Evidence) -> None:
     """Every mode and seed side by side, from one checkpoint."""
     from kbx_env.catalog import load_tasks
 
-    told, pattern = (lines_of(e.work / HELD) or [{}])[-1], e.a.tasks
+    told, among = (lines_of(e.work / HELD) or [{}])[-1], [t.id for t in load_tasks(split="train", pattern=e.a.tasks)]
     # What SFT was shown it knows by heart.
     if e.a.grpo_on == "held" and told.get("held_tasks"):
-        pattern = ",".join(told["held_tasks"])
+        among = [t for t in among if t in told["held_tasks"]]
+    elif e.a.grpo_on == "held":
+        say(f"grpo: {e.work / HELD} names no tasks held back, so all of --tasks are learnt from")
     elif e.a.grpo_on == "unseen":
         if "shown_tasks" not in told:
             raise RuntimeError(f"--grpo-on unseen: {e.work / HELD} does not say what SFT was shown; run part sft in this folder")
-        known = set(told["shown_tasks"])
-        pattern = ",".join(t.id for t in load_tasks(split="train", pattern=e.a.tasks) if t.id not in known)
+        among = [t for t in among if t not in told["shown_tasks"]]
+    if not among:
+        raise RuntimeError(f"--grpo-on {e.a.grpo_on}: it leaves none of --tasks {e.a.tasks}; --grpo-on all takes them as they are")
+    pattern = ",".join(among)
     runs = [Learner(f"{mode}-{k}", mode, e.a.reward, pattern, k) for k in range(e.a.seeds) for mode in e.modes]
     _learn(e, "grpo", runs)
 
@@ -183,7 +187,8 @@ def _settings(e: Evidence, r: Learner, tasks: Sequence[str], many: int) -> str:
     turns = a.turns if r.mode == "multi" else 1
     part = a.batch // turns // a.minibatches
     # Answers of a backward pass: the runs of a GPU share its memory.
-    at_once = math.gcd(part, a.at_once if many <= 6 * max(1, len(e.gpus)) else max(1, a.at_once // 2))
+    most = a.at_once if many <= 6 * max(1, len(e.gpus)) else max(1, a.at_once // 2)
+    at_once = max(n for n in range(1, min(part, most) + 1) if part % n == 0)
     ours: dict[str, Any] = {
         # While a run is graded others generate: all cores are shared out, none kept back.
         "targets": "none", "wall": a.wall, "workers": a.workers or math.ceil(e.cores / many), "samples": 2, "vllm": "false",
@@ -192,8 +197,9 @@ def _settings(e: Evidence, r: Learner, tasks: Sequence[str], many: int) -> str:
             "learning_rate": 5e-5, "lr_scheduler_type": "constant", "max_grad_norm": 0.5,
             "temperature": a.temperature, "min_p": a.min_p or None,
             "num_generations": a.generations, "per_device_train_batch_size": at_once,
-            "gradient_accumulation_steps": part // at_once, "steps_per_generation": a.minibatches * (part // at_once),
-            "disable_tqdm": True, "gradient_checkpointing": False,
+            "gradient_accumulation_steps": part // at_once, "disable_tqdm": True, "gradient_checkpointing": False,
+            # Where it is what TRL takes anyway it is not said: --config may have generation_batch_size.
+            **({"steps_per_generation": a.minibatches * (part // at_once)} if a.minibatches > 1 else {}),
         },
     }  # fmt: skip
     # Other processes work on this GPU outside of any lease: what was timed beside them would mean nothing.

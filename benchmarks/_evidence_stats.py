@@ -154,7 +154,7 @@ def curves(work: Path, presets: Mapping[str, str]) -> tuple[dict[str, Any], dict
     for preset in presets:
         lacking, logs = [], dict[tuple[str, int], list[dict[str, Any]]]()
         for kind in ("unshaped", "shaped"):  # others are compared with the first
-            for folder in sorted(work.glob(f"{preset}-{kind}-*")):
+            for folder in sorted(p for p in work.glob(f"{preset}-{kind}-*") if p.is_dir()):  # jobs' files are there too
                 try:
                     lines = reward_curves.lines_of(folder)
                     key = (kind, int(folder.name.rpartition("-")[2]))

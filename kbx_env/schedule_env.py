@@ -219,6 +219,8 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             self._known[task, source] = outcome
             if request is not None and self._store is not None and not cached and not outcome.manifest.get("without"):
                 self._store.put(request.key, POLICY, 0, request.record, request.source, outcome)
+                # Who else has measured it meanwhile was first: all that share the store must know the same.
+                outcome = self._known[task, source] = self._store.get(request.key) or outcome
         return outcome, cached
 
     def _request(self, task: str, source: str) -> Request:

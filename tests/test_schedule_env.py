@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import gymnasium
@@ -155,6 +156,27 @@ def test_the_same_source_is_graded_once(tmp_path) -> None:
     other = _env(grade=grade, store=tmp_path / "s.sqlite")
     other.reset()
     assert other.step(_move(WARPS, 1))[4]["cached"] and len(grade.asked) == 1 and other.gradings == 0
+    other.close()
+
+
+def test_who_measured_first_is_believed_by_all_that_share_a_store(tmp_path) -> None:
+    slow = Fake()
+    other = _env(grade=Fake(), store=tmp_path / "s.sqlite")
+
+    def meanwhile(task, source, **options):
+        if not slow.asked:
+            other.reset()
+            other.step(_move(WARPS, 1))
+        outcome = slow(task, source, **options)
+        return dataclasses.replace(outcome, message="measured later")
+
+    env = _env(grade=meanwhile, store=tmp_path / "s.sqlite")
+    env.reset()
+    first = env.step(_move(WARPS, 1))[4]
+    env.reset()
+    assert not first["cached"] and env.step(_move(WARPS, 1))[4]["cached"]
+    assert {o.message for o in env._known.values()} == {o.message for o in other._known.values()} and len(env._known) > 0
+    env.close()
     other.close()
 
 

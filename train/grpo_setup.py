@@ -147,15 +147,21 @@ def config_of_run(s: Settings) -> Any:
         section.setdefault("vllm_mode", "colocate")
     config = trainer_config(GRPOConfig, section, **ours)
     if cut := truncated(config):
-        print(f"warning: answers are drawn with {cut} but learnt from as if from all tokens. What is cut off is never punished and "
-              "only grows, until answers fall apart (docs/training.md); lower trainer.temperature instead")  # fmt: skip
+        print(f"warning: answers are drawn with {cut} but learnt from as if from all tokens. What is cut off is never drawn, so")
+        print("never punished, and may grow until answers fall apart (docs/training.md). Of trainer.temperature the loss knows.")
     return config
+
+
+_SHARES = ("top_p", "typical_p")
+"""Shares of the probability that may be drawn; 1 is all."""
 
 
 def truncated(config: Any) -> str:
     """Settings of sampling that leave tokens out, as text; empty where there are none."""
-    cut = {"min_p": config.min_p or 0, "top_k": max(0, config.top_k or 0), "top_p": config.top_p}
-    return ", ".join(f"{name}={value}" for name, value in cut.items() if value != (1 if name == "top_p" else 0))
+    known = {n: getattr(config, n) for n in ("min_p", "top_k", "top_p")} | dict(config.generation_kwargs or {})
+    least = {n: 0 for n in ("min_p", "top_k", "epsilon_cutoff", "eta_cutoff")}
+    cut = [n for n in known if known[n] is not None and (known[n] > least[n] if n in least else n in _SHARES and known[n] < 1)]
+    return ", ".join(f"{n}={known[n]}" for n in sorted(cut))
 
 
 def load(s: Settings, config: Any) -> tuple[Any, Any]:

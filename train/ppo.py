@@ -37,7 +37,7 @@ from kbx_env.outcome import Outcome
 from kbx_env.schedule import find_idle
 from kbx_env.schedule_env import ScheduleEnv
 
-MAY_CHANGE = ("iterations", "gradings", "minutes", "workers", "save_every")
+MAY_CHANGE = ("iterations", "gradings", "minutes", "workers", "save_every", "store")
 """Settings that a resumed run may have otherwise than it began."""
 PATIENCE = 3
 """Iterations in a row without a grading before a run ends: an env runner that died comes back in the next one."""
@@ -113,11 +113,13 @@ def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> di
     _check(settings)
     out = Path(settings.out)
     env = _options(settings) | {"grade": grade}
+    _unused(out, resumed=bool(given.resume))
+    settings = dataclasses.replace(settings, store=_shared(settings))
     # It says what is wrong with names and a shared store before anything starts.
     with_env = ScheduleEnv(**env, store=settings.store or None)
     try:
         algorithm_of = _rllib()
-        _begin(out, settings, resumed=bool(given.resume))
+        _begin(out, settings)
         env["idle"] = _idle(settings, with_env, out)
         device = with_env.device.name if with_env.device else None
         about = About(tuple(settings.hiddens), with_env.backend, device, settings.max_turns, env["idle"], settings.reach)
@@ -178,7 +180,17 @@ def _options(s: PPOSettings) -> dict[str, Any]:
 
 def _store(s: PPOSettings) -> str:
     """The file of gradings; absolute, because env runners live elsewhere."""
-    return str((Path(s.store) if s.store else Path(s.out, ppo_run.STORE)).absolute())
+    return s.store or str(Path(s.out, ppo_run.STORE).absolute())
+
+
+def _shared(s: PPOSettings) -> str:
+    """The file that runs share, absolute: a run may be resumed from another folder. Empty where they share none."""
+    if not s.store:
+        return ""
+    file = Path(s.store).expanduser().absolute()
+    if not file.parent.is_dir():
+        raise UsageError(f"store={s.store}: there is no folder {str(file.parent)!r}; make it, or leave store= empty")
+    return str(file)
 
 
 def _rllib() -> Any:
@@ -204,9 +216,12 @@ def _rllib() -> Any:
     return build
 
 
-def _begin(out: Path, s: PPOSettings, resumed: bool) -> None:
+def _unused(out: Path, resumed: bool) -> None:
     if not resumed and (out / ppo_run.RUN).exists():
         raise UsageError(f"{str(out)!r} holds a run already; go on with resume={out}, or choose another out=")
+
+
+def _begin(out: Path, s: PPOSettings) -> None:
     try:
         (out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         ppo_run.write(out / ppo_run.RUN, dataclasses.asdict(s))

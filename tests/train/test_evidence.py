@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -196,7 +196,7 @@ def test_modes_are_asked_alike(script: ModuleType, tmp_path: Path, model_folder:
 
     words = [str(tmp_path / "out"), "--work", str(tmp_path / "w"), "--model", str(model_folder), "--seeds", "1", "--length", "64"]
     more = ["--shaping-tasks", "fusion=fused_cos_signbit", "--feedback", "32", "--temperature", "0.7", "--min-p", "0.1",
-            "--reward", "beginner", "--minibatches", "2"]  # fmt: skip
+            "--reward", "beginner", "--minibatches", "2", "--at-once", "12"]  # fmt: skip
     e = script.Evidence(script.arguments([*words, "--parts", "single,multi,shaping", *more]))
     (tmp_path / "w/held.json").write_text(json.dumps({"held_tasks": ["math/erfc_sqrt", "random/logspace"]}))
     ran: dict[str, list[str]] = {}
@@ -213,6 +213,7 @@ def test_modes_are_asked_alike(script: ModuleType, tmp_path: Path, model_folder:
     for s, answers in ((single, 64), (multi, 32)):  # a batch has so many, an update half of them
         each = s.trainer["per_device_train_batch_size"]
         assert each * s.trainer["steps_per_generation"] == answers == 2 * each * s.trainer["gradient_accumulation_steps"]
+        assert each == 8, "what divides, at most 12"
     shaped, unshaped = of["fusion-shaped-0"], of["fusion-unshaped-0"]
     assert (shaped.reward, unshaped.reward) == ("fusion", "default") and shaped.tasks == unshaped.tasks and shaped.mode == "single"
     assert e.result["train_tasks"]["fusion"] == {"tasks": ["fusion/fused_cos_signbit"], "too_long": 0}
@@ -225,11 +226,11 @@ def test_grpo_on_what_sft_was_not_shown(
 ) -> None:
     from kbx_env.train import grpo, settings
 
-    def tasks(on: str, told: dict[str, Any]) -> list[str]:
+    def tasks(on: str, told: dict[str, Any], among: str = "math/erf*,math/abs") -> list[str]:
         work = tmp_path / on
         work.mkdir(exist_ok=True)
         words = ["--work", str(work), "--model", str(model_folder), "--seeds", "1", "--length", "64", "--parts", "single"]
-        e = script.Evidence(script.arguments([str(tmp_path / "out"), *words, "--tasks", "math/erf*,math/abs", "--grpo-on", on]))
+        e = script.Evidence(script.arguments([str(tmp_path / "out"), *words, "--tasks", among, "--grpo-on", on]))
         (work / "held.json").write_text(json.dumps(told))
         monkeypatch.setattr(e, "run", lambda *a: None)
         if e.all(script.STEPS):
@@ -241,6 +242,28 @@ def test_grpo_on_what_sft_was_not_shown(
     assert tasks("unseen", told) == ["math/erf", "math/erfc_sqrt"], "what was too long for SFT too"
     assert sorted(tasks("all", told)) == ["math/abs", "math/erf", "math/erfc_sqrt"]
     assert "does not say what SFT was shown" in tasks("unseen", {"held_tasks": ["math/erf"]})[0], "of an older run"
+    for on in ("held", "unseen"):
+        assert f"--grpo-on {on}: it leaves none of --tasks math/abs" in tasks(on, told, "math/abs")[0]
+    assert tasks("held", {}) == tasks("all", {}), "nothing was held back"
+
+
+def test_a_batch_that_was_graded_is_learnt_from_whole(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from _evidence_jobs import MARKS, _fits, _until, updates_of
+
+    now = time.monotonic()
+    assert _fits(now + 5, [10.0, 0.1, 0.1, 0.1]) and not _fits(now + 5, [10.0, 0.1, 0.1, 0.1], 4), "the next batch takes as long"
+    args = SimpleNamespace(steps_per_generation=4, gradient_accumulation_steps=2, num_iterations=2)
+    assert updates_of(args) == 4 and updates_of(SimpleNamespace(gradient_accumulation_steps=2)) == 1
+    kept: list[tuple[str, int]] = []
+    monkeypatch.setattr("_evidence_jobs._save", lambda trainer, folder, gradings: kept.append((folder.name, gradings)))
+    until, control = _until(now + 1e6, 16 * MARKS, tmp_path), SimpleNamespace(should_training_stop=False)
+    until.trainer = None
+    for step in range(1, 4 * MARKS + 1):
+        assert not control.should_training_stop
+        state = SimpleNamespace(global_step=step)
+        until.on_log(args, state, control, {"gradings": 16 * (1 + (step - 1) // 4)})
+        assert len(kept) == step // 4
+    assert control.should_training_stop and kept[-1] == (f"at-{MARKS}", 16 * MARKS)
 
 
 def test_each_seed_tells_its_own_schedules(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,10 +271,15 @@ def test_the_shipped_configurations_are_accepted(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("cut", "says"), [({}, ""), ({"min_p": 0.05, "top_k": 20}, "min_p=0.05, top_k=20"), ({"top_p": 0.9}, "top_p=0.9")]
-)
+    ("cut", "says"),
+    [
+        ({}, ""), ({"min_p": 0.05, "top_k": 20}, "min_p=0.05, top_k=20"), ({"top_p": 0.9}, "top_p=0.9"),
+        ({"top_p": "null", "top_k": -1}, ""), ({"generation_kwargs.min_p": 0.1}, "min_p=0.1"),
+        ({"top_p": 0.9, "generation_kwargs.top_p": 1.0}, ""),
+    ],
+)  # fmt: skip
 def test_sampling_that_leaves_tokens_out_is_warned_of(
-    cut: dict[str, float], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cut: dict[str, Any], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [f"trainer.{name}={value}" for name, value in {"use_cpu": "true", **cut}.items()]
     config = grpo_setup.config_of_run(read(grpo.Settings, ["model=m", f"out={tmp_path}", *words]))

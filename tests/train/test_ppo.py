@@ -172,17 +172,28 @@ def _policy(folder: Path, **more) -> Path:
     return folder
 
 
-def test_runs_that_share_a_store_grade_nothing_twice(ray: object, tmp_path: Path) -> None:
-    def schedules(seed: int) -> dict[tuple[str, str], int]:
+def test_runs_that_share_a_store_grade_nothing_twice(ray: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def schedules(seed: int, store: str) -> dict[tuple[str, str], int]:
         """By task and schedule the gradings of all its steps."""
         out, found = tmp_path / f"run{seed}", collections.Counter[tuple[str, str]]()
-        ppo.train(_settings(out, iterations=2, seed=seed, store=str(tmp_path / "shared.sqlite")), fake_grade)
+        ppo.train(_settings(out, iterations=2, seed=seed, store=store), fake_grade)
         for row in map(json.loads, (out / ppo_run.STEPS).read_text().splitlines()):
             found[row["task"], json.dumps(row["settings"])] += 0 if row["masked"] else row["gradings"]
         assert not (out / ppo_run.STORE).exists()
         return dict(found)
 
-    first, second = schedules(0), schedules(1)
+    # Named from a folder; a resumed run finds it from another one, and may share another.
+    monkeypatch.chdir(tmp_path)
+    first, second = schedules(0, "shared.sqlite"), schedules(1, str(tmp_path / "shared.sqlite"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    ppo.train(ppo.PPOSettings(resume=str(tmp_path / "run0"), iterations=3), fake_grade)
+    assert not list((tmp_path / "elsewhere").iterdir())
+    ppo.train(ppo.PPOSettings(resume=str(tmp_path / "run0"), iterations=4, store="other.sqlite"), fake_grade)
+    assert [p.name for p in (tmp_path / "elsewhere").iterdir() if p.suffix == ".sqlite"] == ["other.sqlite"]
+    with pytest.raises(UsageError, match="holds a run already"):
+        ppo.train(_settings(tmp_path / "run0", store="left.sqlite"), fake_grade)
+    assert not (tmp_path / "elsewhere/left.sqlite").exists()
     known = first.keys() & second.keys()
     assert len(known) > 3 and sum(first.values()) > 0 and not any(second[k] for k in known)
 
@@ -289,7 +300,7 @@ def test_export_of_choices_of_the_best_and_of_the_experts(run: Path, tmp_path: P
         (["still=-1"], "0 or more"),
         (["still=.nan"], "0 or more"),
         (["reach=0", "tasks=math/add", "backend=cpu", "split=all"], "accepted: 1, 2"),
-        (["store=/nowhere/gradings.sqlite", "tasks=math/add", "backend=cpu", "split=all"], "cannot keep gradings in /nowhere"),
+        (["store=/nowhere/gradings.sqlite", "tasks=math/add", "backend=cpu", "split=all"], "no folder '/nowhere'"),
         (["resume=/nowhere"], "no run"),
         (["export"], "checkpoint=DIR"),
         (["export", "checkpoint=/nowhere"], "no checkpoint"),
