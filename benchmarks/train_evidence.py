@@ -72,7 +72,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         ("feedback", 512, "tokens of the verdict after a turn, beside those of answers"),
         ("most-tokens", 1000, "of a completion; longer demonstrations are left out"),
         ("least-steps", 50, "of SFT; fewer are a failure"), ("hold-seed", 0, "of the choice of tasks held back"),
-        ("generations", 8, "answers of a group"), ("batch", 64, "gradings of a step, at most"),
+        ("generations", 8, "answers of a group"), ("batch", 64, "answers graded at a time, at most"),
         ("minibatches", 1, "parts of these, an update each"), ("at-once", 16, "answers of a backward pass, at most"),
         ("gradings", 1024, "of each run"), ("samples", 4, "answers to each task of the eval split"),
         ("round", 1, "of these at a time"), ("repetitions", 5, "of the grading of schedules"),
@@ -110,7 +110,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if min(a.minibatches, a.at_once) < 1 or a.batch % math.prod(vars(a)[n] for n in parts):
         p.error(f"--batch {a.batch} is no multiple of {' x '.join(f'--{n} {vars(a)[n]}' for n in parts)}; all are above 0")
     if math.ceil(a.gradings / MARKS) < a.batch:
-        p.error(f"--gradings {a.gradings}: at least {MARKS} steps of --batch {a.batch}, {MARKS * a.batch} in all")
+        p.error(f"--gradings {a.gradings}: at least {MARKS} batches of --batch {a.batch}, {MARKS * a.batch} in all")
     return a
 
 
