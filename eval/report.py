@@ -30,9 +30,9 @@ from kbx_env.eval.calibration import calibrate
 
 from kbx_env import versions
 from kbx_env.catalog import load_tasks
+from kbx_env.deadlines import deadline_of
 from kbx_env.errors import UsageError
 from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane
-from kbx_env.many import MORE_SECONDS
 from kbx_env.outcome import Fault, Outcome, Verdict
 from kbx_env.ray_lane import open_ray
 from kbx_env.store import Store
@@ -295,10 +295,8 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
             lane = InlineLane(stack.enter_context(Grader()).grade)
         elif not on_ray:
             lane = ProcessLane(workers)
-        # Timing a slow kernel on every case is allowed to take minutes; the sandbox's own wall limit is 30 s, and compilers
-        # have a minute beside it.
         # Everything is submitted at once: the bars then know how many there are.
-        deadline = (600 if timed else 180) + MORE_SECONDS * a.compiled
+        deadline = deadline_of(timed, compiled=a.compiled)
         with Executor(lane, store=store, deadline=deadline, capacity=sys.maxsize) as executor:
             askers = [Asker(s, p, settings, environment, store, executor) for s, p in policies]
             found = _ask_all(askers, tasks)

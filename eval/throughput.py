@@ -42,6 +42,7 @@ from rich.table import Table
 
 from kbx_env import cores
 from kbx_env.catalog import expert_source
+from kbx_env.deadlines import deadline_of
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import GRADER, Executor, ProcessLane, Request
 from kbx_env.outcome import Outcome
@@ -287,8 +288,7 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
                      "kinds": dict(Counter(p.kind for p in pieces))},
     }  # fmt: skip
     options = {"backend": backend, "targets": targets, "timing": timing, "wall": a.wall}
-    # Timing a slow kernel on every case is allowed to take minutes.
-    deadline = 600.0 if timing else max(180.0, 60.0 + 4 * a.wall)
+    deadline = deadline_of(timing, a.wall)
     lanes = lanes_for(gpus, a.workers, grader, uuids)
     result["cores_of_gpus"] = lanes.cores
     return result | measure(

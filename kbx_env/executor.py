@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 
+from kbx_env.deadlines import deadline_of
 from kbx_env.errors import UsageError
 from kbx_env.lanes import GRADER, InlineLane, Lane, LaneLost, ProcessLane, Request
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
@@ -43,7 +44,7 @@ class Executor:
         lane: Lane,
         attempts: int = 2,
         store: Store | None = None,
-        deadline: float = 120.0,
+        deadline: float = deadline_of(timed=False),
         capacity: int | None = None,
     ) -> None:
         """An executor over a lane, which it closes with itself.

@@ -7,12 +7,10 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kbx_env.deadlines import WALL, deadline_of
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import Executor, ProcessLane, Request
 from kbx_env.outcome import Outcome
-
-MORE_SECONDS = 600.0
-"""Of a grading's deadline for torch.compile, when it is to be told of, and for standing in line until others have compiled."""
 
 
 def grade_many(
@@ -46,8 +44,7 @@ def grade_many(
     requests = _requests(pairs, {**options, "backend": backend})
     if not requests:
         return []
-    # As for a report: timing a slow kernel on every case is allowed to take minutes, and compilers a minute beside the wall limit.
-    deadline = max(600.0 if timed else 180.0, 60 + 3 * float(options.get("wall", 0))) + MORE_SECONDS * bool(options.get("compiled"))
+    deadline = deadline_of(timed, float(options.get("wall", WALL)), bool(options.get("compiled")))
     with Executor(ProcessLane(min(workers, len(requests))), deadline=deadline) as executor:
         return executor.grade_many(requests, progress)
 

@@ -19,6 +19,7 @@ from typing import Any
 from kbx_env import prompt, versions
 from kbx_env.answer import strip_fences
 from kbx_env.catalog import load_task
+from kbx_env.deadlines import deadline_of
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane, Request
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
@@ -135,8 +136,7 @@ class Judge:
                 except OSError as e:
                     raise UsageError(f"cannot write to out={out}: {e.strerror}") from e
                 store = self._stack.enter_context(contextlib.closing(Store(Path(out) / STORE)))
-            # Timing a slow kernel on every case may take minutes; compilers have one beside the wall limit.
-            deadline = max(600.0 if timed else 180.0, 60 + 3 * wall)
+            deadline = deadline_of(timed, wall)
             self._executor = self._stack.enter_context(Executor(lane, store=store, deadline=deadline, capacity=sys.maxsize))
         except BaseException:
             self._stack.close()

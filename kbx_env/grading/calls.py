@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kbx_env import wire
+from kbx_env.deadlines import COMPILE_SECONDS
 from kbx_env.errors import SandboxError
 from kbx_env.grading import floor, inputs, reference
 from kbx_env.grading.claims import Stopped, build, count, pairs, readable, survived
@@ -31,9 +32,6 @@ from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 MAX_BUILDS = 1000
 DEVICE_BYTES = 1 << 30
 """A GPU with less free memory than this is full."""
-COMPILE_SECONDS = 60.0
-"""Of compiling what calls will launch, beside the wall limit: a kernel for each case is honest, and how long compilers take is
-a matter of who else is at work."""
 TURN_SECONDS = 1.0
 """Seconds of calls after which those are let in who wait for the GPU alone."""
 DISK_BYTES = 256 << 20
