@@ -13,7 +13,7 @@ from kbx_env.errors import UsageError
 
 pytest.importorskip("trl")
 from kbx_env.baselines.llm.chat import Ask  # noqa: E402
-from kbx_env.baselines.llm.conversation import Conversation  # noqa: E402
+from kbx_env.baselines.llm.conversation import Conversation, follow_up  # noqa: E402
 from kbx_env.baselines.llm.local import LocalModel  # noqa: E402
 from kbx_env.train import data, grpo, grpo_setup, models, rollout, rows, sft  # noqa: E402
 from kbx_env.train.compact import compact  # noqa: E402
@@ -21,6 +21,7 @@ from kbx_env.train.judge import Judge  # noqa: E402
 from kbx_env.train.settings import read  # noqa: E402
 from kbx_env.train.single import reward_of  # noqa: E402
 from kbx_env.train.tally import Tally  # noqa: E402
+from test_breaking import repairs  # noqa: E402
 from test_copying import approve  # noqa: E402
 from test_judge import right  # noqa: E402
 from test_rollout import scripted  # noqa: E402
@@ -146,3 +147,15 @@ def test_later_turns_with_other_templates(folder: Path, template: str) -> None:
     talk = Conversation(tokenizer, range(len(tokenizer)))  # whatever ends an answer there
     assert talk.begun(told()) == ""
     assert "Wrong." in tokenizer.decode(talk.follow_up("Wrong.", told()[0]["content"]))
+
+
+def test_sft_sees_the_tokens_that_a_rollout_sees(talk: Conversation, folder: Path) -> None:
+    tokenizer = models.tokenizer_for(folder)
+    row = next(r for r in repairs(repairs=6) if "repair" in r["variation"])
+    asked, wrong, reply = row["prompt"]
+    said = reply["content"].removesuffix(follow_up(""))
+    first = talk.answered(wrong["content"], None, talk.begun([asked]))
+    played = [*talk.opening([asked]), *first, *talk.follow_up(said, asked["content"])]
+    shown = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+    assert played == tokenizer(shown, add_special_tokens=False)["input_ids"]
+    assert row["completion"][0]["content"].startswith(talk.begun([asked]))

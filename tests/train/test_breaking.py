@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
 from kbx_env.prompt import feedback
 
 pytest.importorskip("datasets")
-from kbx_env.baselines.llm.conversation import Conversation, follow_up  # noqa: E402
-from kbx_env.train import breaking, data, models  # noqa: E402
+from kbx_env.baselines.llm.conversation import follow_up  # noqa: E402
+from kbx_env.train import breaking, data  # noqa: E402
 from kbx_env.train.compact import compact  # noqa: E402
 from kbx_env.train.copying import copies, in_names_of  # noqa: E402
 
@@ -121,22 +120,6 @@ def test_copies_take_wrong_versions_by_turns_in_their_own_names() -> None:
         assert "fused_cos_signbit" not in whole.split("Contract")[-1], "the real name is told nowhere"
         name = row["completion"][0]["content"].split("def ")[1].split("(")[0]
         assert f"def {name}(" in row["prompt"][1]["content"] and name in row["prompt"][2]["content"]
-
-
-def test_sft_sees_the_tokens_that_a_rollout_sees(tmp_path: Path) -> None:
-    pytest.importorskip("trl")
-    sizes: dict[str, Any] = {"hidden": 32, "layers": 1, "heads": 2, "vocab": 600, "context": 8192}
-    folder = models.build(models.Build(str(tmp_path / "m"), **sizes, tokens="lines", prompt="short", answer="begun"))
-    tokenizer = models.tokenizer_for(folder)
-    talk = Conversation(tokenizer)
-    row = next(r for r in repairs(repairs=6) if "repair" in r["variation"])
-    asked, wrong, reply = row["prompt"]
-    said = reply["content"].removesuffix(follow_up(""))
-    first = talk.answered(wrong["content"], None, talk.begun([asked]))
-    played = [*talk.opening([asked]), *first, *talk.follow_up(said, asked["content"])]
-    shown = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
-    assert played == tokenizer(shown, add_special_tokens=False)["input_ids"]
-    assert row["completion"][0]["content"].startswith(talk.begun([asked]))
 
 
 def test_a_negative_number_is_refused() -> None:

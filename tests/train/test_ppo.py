@@ -176,7 +176,7 @@ def test_runs_that_share_a_store_grade_nothing_twice(ray: object, tmp_path: Path
     def schedules(seed: int, store: str) -> dict[tuple[str, str], int]:
         """By task and schedule the gradings of all its steps."""
         out, found = tmp_path / f"run{seed}", collections.Counter[tuple[str, str]]()
-        ppo.train(_settings(out, iterations=2, seed=seed, store=store), fake_grade)
+        ppo.train(_settings(out, iterations=1, seed=seed, store=store), fake_grade)
         for row in map(json.loads, (out / ppo_run.STEPS).read_text().splitlines()):
             found[row["task"], json.dumps(row["settings"])] += 0 if row["masked"] else row["gradings"]
         assert not (out / ppo_run.STORE).exists()
@@ -187,9 +187,9 @@ def test_runs_that_share_a_store_grade_nothing_twice(ray: object, tmp_path: Path
     first, second = schedules(0, "shared.sqlite"), schedules(1, str(tmp_path / "shared.sqlite"))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    ppo.train(ppo.PPOSettings(resume=str(tmp_path / "run0"), iterations=3), fake_grade)
+    ppo.train(ppo.PPOSettings(resume=str(tmp_path / "run0"), iterations=2), fake_grade)
     assert not list((tmp_path / "elsewhere").iterdir())
-    ppo.train(ppo.PPOSettings(resume=str(tmp_path / "run0"), iterations=4, store="other.sqlite"), fake_grade)
+    ppo.train(ppo.PPOSettings(resume=str(tmp_path / "run0"), iterations=3, store="other.sqlite"), fake_grade)
     assert [p.name for p in (tmp_path / "elsewhere").iterdir() if p.suffix == ".sqlite"] == ["other.sqlite"]
     with pytest.raises(UsageError, match="holds a run already"):
         ppo.train(_settings(tmp_path / "run0", store="left.sqlite"), fake_grade)
