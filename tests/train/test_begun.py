@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -147,6 +148,15 @@ def test_later_turns_with_other_templates(folder: Path, template: str) -> None:
     talk = Conversation(tokenizer, range(len(tokenizer)))  # whatever ends an answer there
     assert talk.begun(told()) == ""
     assert "Wrong." in tokenizer.decode(talk.follow_up("Wrong.", told()[0]["content"]))
+
+
+@pytest.mark.parametrize("task", [t.id for t in load_tasks(split="train")])
+def test_a_compact_expert_may_stand_first(task: str) -> None:
+    """What the module does when it is imported must not read the entry's name: it stands elsewhere then."""
+    entry = load_task(task).entry
+    for node in ast.parse(expert_source(task) or "").body:
+        if not isinstance(node, ast.FunctionDef):
+            assert entry not in {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}, ast.unparse(node)
 
 
 def test_sft_sees_the_tokens_that_a_rollout_sees(talk: Conversation, folder: Path) -> None:

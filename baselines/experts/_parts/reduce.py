@@ -8,7 +8,14 @@ import triton.language as tl
 #   finish(state, n, s, t, MODE) -> tuple: the results of n reduced elements
 # and calls reduce().
 
-_least, _most = min, max  # the expert's own function may bear one of these names
+
+# The expert's own function may be called min or max, wherever in the module it stands.
+def _least(*values):
+    return sorted(values)[0]
+
+
+def _most(*values):
+    return sorted(values)[-1]
 
 
 @triton.jit
@@ -131,7 +138,7 @@ def reduce(x, dims, *, states, dtypes, w=None, keepdim=False, outs=None, s=0.0, 
         wide = _most(rm * abs(r1) + rn * abs(r2) + cm * abs(c1) + cn * abs(c2), n * columns) >= 2**31 - 2**16
         # A single kept element, or reduced axes with the smaller stride: threads run along the reduced ones.
         rows = n > 1 and (columns == 1 or r2 <= c2)
-        elements = 4096 if len(states) < 3 and _most(d.itemsize for d in states) < 8 else 2048
+        elements = 4096 if len(states) < 3 and _most(*(d.itemsize for d in states)) < 8 else 2048
         if rows:
             BN = _least(elements, triton.next_power_of_2(n))
             BC = _least(_most(1, 1024 // BN), power_below(columns // 512))
