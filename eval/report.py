@@ -33,6 +33,7 @@ from kbx_env.catalog import load_tasks
 from kbx_env.deadlines import deadline_of
 from kbx_env.errors import UsageError
 from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane
+from kbx_env.gpu_lanes import lanes_for, uuids_of
 from kbx_env.outcome import Fault, Outcome, Verdict
 from kbx_env.ray_lane import open_ray
 from kbx_env.store import Store
@@ -69,7 +70,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--executor", default="process", help="process: on this machine; ray: on a Ray cluster")
     p.add_argument("--ray-address", help="local (default), auto, or HOST:PORT of the head")
     p.add_argument("--per-gpu", type=int, help="Ray: gradings that share a GPU, timing has it alone; default: what the cores allow")
-    p.add_argument("--workers", type=int, help="gradings at a time (default: 1; on Ray, what it has room for)")
+    p.add_argument("--workers", type=int, help="gradings at a time (default: 1; Ray: what it has room for); on each of --gpus")
+    p.add_argument("--gpus", type=int, metavar="N", help="grade on so many GPUs of this machine (default: 1; more machines: Ray)")
     p.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
     p.add_argument("--beside", action="store_true", help="also grade every answer under the other grading, and show what differs")
     p.add_argument("--aa", type=int, default=0, metavar="N", help="time kernels against themselves N times, for the noise (GPU)")
@@ -255,6 +257,9 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     if workers < 1:
         raise UsageError(f"--workers is {workers}; at least 1")
     backend = "" if on_ray else resolve_backend(a.backend)
+    if a.gpus is not None and (on_ray or backend == "cpu" or a.gpus < 1):
+        raise UsageError(f"--gpus is {a.gpus}; at least 1, with --executor process and --backend cuda (Ray takes all that it has)")
+    uuids = uuids_of(a.gpus or 0)
     given = access.from_args(a)
     compare = [study.read(folder) for folder in a.compare]
     with contextlib.ExitStack() as stack:
@@ -291,6 +296,8 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
             stack.callback(given.ledger.close)
         if grade is not None:
             lane = InlineLane(grade)
+        elif len(uuids) > 1:
+            lane = lanes_for(len(uuids), workers, uuids=uuids)
         elif not on_ray and workers == 1:
             lane = InlineLane(stack.enter_context(Grader()).grade)
         elif not on_ray:

@@ -19,11 +19,10 @@ import argparse
 import json
 import os
 import platform
-import queue
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -40,79 +39,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from kbx_env import cores
 from kbx_env.catalog import expert_source
 from kbx_env.deadlines import deadline_of
 from kbx_env.errors import UnknownName, UsageError
-from kbx_env.executor import GRADER, Executor, ProcessLane, Request
+from kbx_env.executor import GRADER, Executor, Request
+from kbx_env.gpu_lanes import GpuLanes, lanes_for, uuids_of
 from kbx_env.outcome import Outcome
 
 WARM = "activation/relu"
 """Its expert is cheap: graded once by every worker, it starts all of them before the clock does."""
-
-
-class GpuLanes:
-    """One lane for each GPU, seen as one; remembers who graded what and when."""
-
-    def __init__(self, lanes: Sequence[Any]) -> None:
-        self._lanes, self.width = list(lanes), sum(lane.width for lane in lanes)
-        self.cores: list[list[int]] | None = None
-        """Of each GPU's workers; ``None``: where the system likes."""
-        self._idle: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-        # The first worker of every GPU, then the second of every GPU: few requests are spread over all GPUs.
-        for worker in range(max(lane.width for lane in lanes)):
-            for gpu, lane in enumerate(lanes):
-                if worker < lane.width:
-                    self._idle.put((gpu, worker))
-        self.spans: dict[int, list[tuple[int, int, float, float]]] = {}
-        """By sample number of the request: GPU, worker, begin and end of every attempt."""
-
-    def grade(self, request: Request, deadline: float) -> Outcome:
-        """Grade on the GPU whose worker has waited longest."""
-        gpu, worker = self._idle.get()
-        begin = time.perf_counter()
-        try:
-            return self._lanes[gpu].grade(request, deadline)
-        finally:
-            self.spans.setdefault(request.sample, []).append((gpu, worker, begin, time.perf_counter()))
-            self._idle.put((gpu, worker))
-
-    def close(self) -> None:
-        """End every lane."""
-        for lane in self._lanes:
-            lane.close()
-
-
-def lanes_for(gpus: int, workers: int, grader: str = GRADER, uuids: Sequence[str] = ()) -> GpuLanes:
-    """Worker processes that see one GPU each, on cores beside it; with 0 GPUs, one lane of processes that see none."""
-    mine = len(os.sched_getaffinity(0))
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, mine // (max(gpus, 1) * workers)))
-    # The numbers of the GPUs that this process sees, which need not begin at 0.
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [n.strip() for n in shown.split(",") if n.strip()] if shown else [str(k) for k in range(gpus)]
-    seen = names[:gpus] if gpus else [""]
-    each = [{"CUDA_VISIBLE_DEVICES": name, "OMP_NUM_THREADS": threads} for name in seen]
-    beside = cores.shares(uuids or [""] * gpus) if gpus > 1 else [None] * len(each)
-    made = GpuLanes([ProcessLane(workers, grader, env=env, cores=c) for env, c in zip(each, beside, strict=True)])
-    made.cores = [sorted(c) for c in beside if c] or None
-    return made
-
-
-def _uuids(gpus: int) -> list[str]:
-    """Ids of the GPUs as the driver knows them.
-
-    Raises:
-        UsageError: there are fewer.
-    """
-    if not gpus:
-        return []
-    import torch
-
-    there = torch.cuda.device_count()
-    if there < gpus:
-        raise UsageError(f"--gpus is {gpus}, torch finds {there} on this machine; --gpus 0 is the CPU backend")
-    found = [str(getattr(torch.cuda.get_device_properties(k), "uuid", "")) for k in range(gpus)]
-    return [u if u.startswith(("GPU-", "MIG-")) else f"GPU-{u}" for u in found]
 
 
 def _memory(watch: meters.GpuWatch) -> dict[str, Any]:
@@ -137,6 +72,8 @@ def measure(
     watch = watch or meters.GpuWatch([])
     ended: dict[int, tuple[float, Outcome]] = {}
     submitted: dict[int, float] = {}
+    spans: dict[int, list[tuple[int, int, float, float]]] = defaultdict(list)  # of every attempt: GPU, worker, begin, end
+    lanes.told = lambda request, *span: spans[request.sample].append(span)
     failed: list[BaseException] = []
     over = threading.Event()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -185,7 +122,7 @@ def measure(
         after = _memory(watch)
     if failed:
         raise failed[0]
-    rows = [_row(k, pieces[k], *ended[k], submitted[k], lanes.spans[k], start) for k in sorted(ended)]
+    rows = [_row(k, pieces[k], *ended[k], submitted[k], spans[k], start) for k in sorted(ended)]
     for r in rows:
         r["gpu"] = r["gpu"] if watch.busy() else None
     # Until the last verdict: closing the bar and a join are no grading.
@@ -259,7 +196,7 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
     from kbx_env.grading.grader import TARGETS
 
     gpus = _whole("--gpus", a.gpus, 0) if a.gpus is not None else int(torch.cuda.is_available())
-    uuids = _uuids(gpus)
+    uuids = uuids_of(gpus)
     if a.workers < 1:
         raise UsageError(f"--workers is {a.workers}; at least 1")
     if a.each < 1:

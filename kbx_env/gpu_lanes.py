@@ -1,0 +1,92 @@
+"""Several GPUs of this machine as one place to grade: worker processes that see one GPU each, on cores beside it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Callable, Sequence
+
+from kbx_env import cores
+from kbx_env.errors import UsageError
+from kbx_env.lanes import GRADER, Lane, ProcessLane, Request
+from kbx_env.outcome import Outcome
+
+Told = Callable[[Request, int, int, float, float], None]
+"""Called after every attempt: the request, its GPU and worker, begin and end (``time.perf_counter``)."""
+
+
+class GpuLanes:
+    """One lane for each GPU, seen as one."""
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self._lanes, self.width = list(lanes), sum(lane.width for lane in lanes)
+        self.told: Told | None = None
+        self.cores: list[list[int]] | None = None
+        """Of each GPU's workers; ``None``: where the system likes."""
+        self._idle: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        # The first worker of every GPU, then the second of every GPU: few requests are spread over all GPUs.
+        for worker in range(max(lane.width for lane in lanes)):
+            for gpu, lane in enumerate(lanes):
+                if worker < lane.width:
+                    self._idle.put((gpu, worker))
+
+    def grade(self, request: Request, deadline: float) -> Outcome:
+        """Grade on the GPU whose worker has waited longest."""
+        gpu, worker = self._idle.get()
+        begin = time.perf_counter()
+        try:
+            return self._lanes[gpu].grade(request, deadline)
+        finally:
+            if self.told is not None:
+                self.told(request, gpu, worker, begin, time.perf_counter())
+            self._idle.put((gpu, worker))
+
+    def close(self) -> None:
+        """End every lane."""
+        for lane in self._lanes:
+            lane.close()
+
+
+def lanes_for(gpus: int, workers: int, grader: str = GRADER, uuids: Sequence[str] = ()) -> GpuLanes:
+    """Worker processes that see one GPU each; with 0 GPUs, one lane of processes that see none.
+
+    Args:
+        gpus: how many, of those that this process sees.
+        workers: gradings at a time on each.
+        grader: see ``ProcessLane``.
+        uuids: of the GPUs (``uuids_of``), to find the cores beside them.
+    """
+    mine = len(os.sched_getaffinity(0))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, mine // (max(gpus, 1) * workers)))
+    # The numbers of the GPUs that this process sees, which need not begin at 0.
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [n.strip() for n in shown.split(",") if n.strip()] if shown else [str(k) for k in range(gpus)]
+    seen = names[:gpus] if gpus else [""]
+    each = [{"CUDA_VISIBLE_DEVICES": name, "OMP_NUM_THREADS": threads} for name in seen]
+    beside = cores.shares(uuids or [""] * gpus) if gpus > 1 else [None] * len(each)
+    made = GpuLanes([ProcessLane(workers, grader, env=env, cores=c) for env, c in zip(each, beside, strict=True)])
+    made.cores = [sorted(c) for c in beside if c] or None
+    return made
+
+
+def uuids_of(gpus: int) -> list[str]:
+    """Ids of the first so many GPUs as the driver knows them.
+
+    Raises:
+        UsageError: there are fewer, or they are of different models: what is measured on them could not be compared.
+    """
+    if gpus < 0:
+        raise UsageError(f"--gpus is {gpus}; 0 or more")
+    if not gpus:
+        return []
+    import torch
+
+    there = torch.cuda.device_count()
+    if there < gpus:
+        raise UsageError(f"--gpus is {gpus}, torch finds {there} on this machine; --gpus 0 is the CPU backend")
+    models = {torch.cuda.get_device_name(k) for k in range(gpus)}
+    if len(models) > 1:
+        raise UsageError(f"--gpus {gpus} are of different models ({', '.join(sorted(models))}); choose with CUDA_VISIBLE_DEVICES")
+    found = [str(getattr(torch.cuda.get_device_properties(k), "uuid", "")) for k in range(gpus)]
+    return [u if u.startswith(("GPU-", "MIG-")) else f"GPU-{u}" for u in found]

@@ -1,0 +1,80 @@
+"""Several GPUs seen as one place to grade: requests spread over all, each by a process that sees one GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kbx_env.errors import UsageError
+from kbx_env.executor import Executor
+from kbx_env.gpu_lanes import GpuLanes, lanes_for, uuids_of
+from kbx_env.lanes import InlineLane, LaneLost, Request
+from kbx_env.outcome import Cases, Outcome, Stage, Verdict
+
+
+def answer(task: str, note: str = "") -> Outcome:
+    return Outcome(task, Verdict.CORRECT, Stage.EVIDENCE, "cpu", "contract", message=note, cases=Cases(1, 1))
+
+
+SEER = """
+import os
+from kbx_env.outcome import Cases, Outcome, Stage, Verdict
+
+class Grader:
+    def grade(self, task, source, **options):
+        said = f"{os.environ['CUDA_VISIBLE_DEVICES']} of {os.getpid()}"
+        return Outcome(task, Verdict.CORRECT, Stage.EVIDENCE, "cpu", "contract", message=said, cases=Cases(1, 1))
+
+    def close(self):
+        pass
+"""
+
+
+def test_every_worker_sees_one_gpu_and_all_get_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "seer.py").write_text(SEER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 7,9")
+    with Executor(lanes_for(2, 2, "seer:Grader")) as executor:
+        found = executor.grade_many([Request("t", b"%d" % k) for k in range(8)], progress=False)
+    seen = {o.message.split(" of ")[0] for o in found}
+    assert seen == {"5", "7"} and len({o.message for o in found}) == 4, "two processes each"
+
+
+def test_few_requests_are_spread_and_a_lost_one_frees_its_place() -> None:
+    together = threading.Barrier(2, timeout=20)
+    spans: list[tuple[str, int, int]] = []
+
+    def grade(gpu: int, task: str) -> Outcome:
+        if task == "lost":
+            raise LaneLost("gone")
+        if task == "both":
+            together.wait()  # only if two GPUs are at work at once
+        return answer(task, str(gpu))
+
+    lanes = GpuLanes([InlineLane(lambda task, source, gpu=k, **_: grade(gpu, task), 2) for k in range(2)])
+    lanes.told = lambda request, gpu, worker, begin, end: spans.append((request.task, gpu, worker)) if begin <= end else None
+    assert lanes.width == 4
+    with Executor(lanes, attempts=1) as executor:
+        found = executor.grade_many([Request("both", b"%d" % k) for k in range(2)], progress=False)
+        assert {o.message for o in found} == {"0", "1"}
+        for k in range(6):
+            assert executor.submit(Request("lost", b"%d" % k)).result(20).verdict is Verdict.INFRA_FAULT
+        assert executor.submit(Request("t", b"x")).result(20).correct
+    assert Counter(task for task, _, _ in spans) == {"both": 2, "lost": 6, "t": 1}
+
+
+def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    assert uuids_of(0) == []
+    with pytest.raises(UsageError, match="--gpus is -1"):
+        uuids_of(-1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda k: f"GPU model {k}")
+    with pytest.raises(UsageError, match="torch finds 2"):
+        uuids_of(3)
+    with pytest.raises(UsageError, match="GPU model 0, GPU model 1"):
+        uuids_of(2)
