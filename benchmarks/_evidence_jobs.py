@@ -40,7 +40,7 @@ def _fits(end: float, steps: Sequence[float], look: int = 3) -> bool:
 def updates_of(args: Any) -> int:
     """Updates that learn from one batch of answers; 1 in SFT."""
     parts = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
-    return max(1, parts // args.gradient_accumulation_steps * getattr(args, "num_iterations", 1))
+    return max(1, parts * getattr(args, "num_iterations", 1) // args.gradient_accumulation_steps)
 
 
 def _save(trainer: Any, folder: Path, gradings: int) -> None:
@@ -67,8 +67,9 @@ def _until(end: float, gradings: int | None, folder: Path | None) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
             self.times.append(time.monotonic() - self.last)
-            # Of a batch's updates the first takes long, for it generates and grades.
-            if not _fits(end, self.times, updates_of(args)):
+            # Of a batch's updates the first takes long, for it generates and grades; the others are not given up.
+            whole = state.global_step % updates_of(args) == 0
+            if _STOP.asked or (whole and not _fits(end, self.times, updates_of(args))):
                 control.should_training_stop = True
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:

@@ -56,7 +56,7 @@ def _memory(watch: meters.GpuWatch) -> dict[str, Any]:
 
 def measure(
     pieces: Sequence[Piece], lanes: GpuLanes, options: Mapping[str, Any], *, seed: int = 0, warm: int = 0,
-    deadline: float = 120.0, watch: meters.GpuWatch | None = None,
+    deadline: float = deadline_of(timed=False), watch: meters.GpuWatch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Grade all pieces over the lanes and say how it went; Ctrl-C ends it early, with what has ended until then.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import time
@@ -38,14 +39,15 @@ class GpuLanes:
         try:
             return self._lanes[gpu].grade(request, deadline)
         finally:
+            self._idle.put((gpu, worker))
             if self.told is not None:
                 self.told(request, gpu, worker, begin, time.perf_counter())
-            self._idle.put((gpu, worker))
 
     def close(self) -> None:
         """End every lane."""
-        for lane in self._lanes:
-            lane.close()
+        with contextlib.ExitStack() as stack:  # one that fails leaves none open
+            for lane in self._lanes:
+                stack.callback(lane.close)
 
 
 def lanes_for(gpus: int, workers: int, grader: str = GRADER, uuids: Sequence[str] = ()) -> GpuLanes:
@@ -56,6 +58,9 @@ def lanes_for(gpus: int, workers: int, grader: str = GRADER, uuids: Sequence[str
         workers: gradings at a time on each.
         grader: see ``ProcessLane``.
         uuids: of the GPUs (``uuids_of``), to find the cores beside them.
+
+    Raises:
+        UsageError: fewer GPUs are visible.
     """
     mine = len(os.sched_getaffinity(0))
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, mine // (max(gpus, 1) * workers)))
@@ -63,9 +68,17 @@ def lanes_for(gpus: int, workers: int, grader: str = GRADER, uuids: Sequence[str
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [n.strip() for n in shown.split(",") if n.strip()] if shown else [str(k) for k in range(gpus)]
     seen = names[:gpus] if gpus else [""]
+    if len(seen) < gpus:
+        raise UsageError(f"CUDA_VISIBLE_DEVICES={shown!r} shows {len(seen)} GPUs, {gpus} are asked for")
     each = [{"CUDA_VISIBLE_DEVICES": name, "OMP_NUM_THREADS": threads} for name in seen]
     beside = cores.shares(uuids or [""] * gpus) if gpus > 1 else [None] * len(each)
-    made = GpuLanes([ProcessLane(workers, grader, env=env, cores=c) for env, c in zip(each, beside, strict=True)])
+    with contextlib.ExitStack() as stack:
+        lanes = []
+        for env, c in zip(each, beside, strict=True):
+            lanes.append(ProcessLane(workers, grader, env=env, cores=c))
+            stack.callback(lanes[-1].close)
+        made = GpuLanes(lanes)
+        stack.pop_all()
     made.cores = [sorted(c) for c in beside if c] or None
     return made
 
@@ -84,9 +97,9 @@ def uuids_of(gpus: int) -> list[str]:
 
     there = torch.cuda.device_count()
     if there < gpus:
-        raise UsageError(f"--gpus is {gpus}, torch finds {there} on this machine; --gpus 0 is the CPU backend")
+        raise UsageError(f"--gpus is {gpus}, torch finds {there} on this machine (of parts of a GPU one at a time)")
     models = {torch.cuda.get_device_name(k) for k in range(gpus)}
     if len(models) > 1:
         raise UsageError(f"--gpus {gpus} are of different models ({', '.join(sorted(models))}); choose with CUDA_VISIBLE_DEVICES")
     found = [str(getattr(torch.cuda.get_device_properties(k), "uuid", "")) for k in range(gpus)]
-    return [u if u.startswith(("GPU-", "MIG-")) else f"GPU-{u}" for u in found]
+    return [u if not u or u.startswith(("GPU-", "MIG-")) else f"GPU-{u}" for u in found]

@@ -7,6 +7,7 @@ syntax tree says, by number: the same kernel under other names is broken in the 
 from __future__ import annotations
 
 import ast
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,8 @@ def _numbers(source: str, nodes: Sequence[ast.AST], at: At) -> list[Fault]:
     found: list[Fault] = []
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+            if not math.isfinite(2 * node.value):
+                continue  # its text would be a name
             text = repr(node.value * 2 + 1) if node.value == 0 else repr(node.value * 2)
             found.append(Fault(at(node.lineno, node.col_offset), at(node.end_lineno or 0, node.end_col_offset or 0), text))
     return found

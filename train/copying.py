@@ -69,14 +69,58 @@ def copies(
     return found
 
 
-def in_names_of(told: Task, task: Task, text: str) -> str:
-    """A text on ``task``, such as a verdict, in the names of a copy of it."""
+def retold(said: str, wrong: str, task: Task, shown: str, told: Task) -> str | None:
+    """A verdict on ``wrong``, a module of ``task``, as it would be on ``shown``, the same module under the names of a copy.
+
+    ``None`` where that cannot be told for certain. Words of a verdict that are English stay, whatever parameters are called.
+    """
+    lines, theirs = wrong.split("\n"), shown.split("\n")
+    if len(lines) != len(theirs) or len(_WORD.findall(wrong)) != len(_WORD.findall(shown)):
+        return None
+    same, words = dict(zip(lines, theirs, strict=True)), dict[str, set[str]]()
+    for one, other in zip(_WORD.findall(wrong), _WORD.findall(shown), strict=True):
+        words.setdefault(one, set()).add(other)
     names = dict(zip(task.signature.parameters, told.signature.parameters, strict=True)) | {task.entry: told.entry}
-    changed = {old: new for old, new in names.items() if old != new}
-    if not changed:
-        return text
-    known = "|".join(map(re.escape, changed))
-    return re.sub(rf"\b(?:{known})\b", lambda m: changed[m[0]], text)
+
+    def renamed(match: re.Match[str]) -> str:
+        """Names in a piece of the verdict that speaks of code; where a word stays here and changes there, it is a name."""
+        return _WORD.sub(lambda m: names.get(m[0]) or next(iter(words.get(m[0], set()) - {m[0]}), m[0]), match[0])
+
+    made, quoted, moved = list[str](), "", list[tuple[int, int]]()
+    for line in said.split("\n"):
+        if line.strip() and line in same:
+            made.append(same[line])
+            quoted = line
+        elif quoted and line.strip() == "^":
+            moved.append((at := len(line) - 1, there := _moved(quoted, same[quoted], at)))
+            made.append(" " * there + "^")
+        else:
+            made.append(_LABEL.sub(renamed, _CODE.sub(renamed, _JOINED.sub(renamed, line))))
+    text = "\n".join(made)
+    for at, there in moved:
+        text = re.sub(rf"\bat (\d+):{at}\b", rf"at \1:{there}", text)
+    left = {n for n in names if "_" in n and names[n] != n} & set(_WORD.findall(text)) - set(_WORD.findall(shown))
+    lost = {w for q in _CODE.findall(text) for w in _WORD.findall(q)} & (set(words) - set(_WORD.findall(shown)))
+    return None if left or lost else text
+
+
+_WORD = re.compile(r"\w+")
+_CODE = re.compile(r"'[^'\n]*'|`[^`\n]*`|(?<=\boutside )\w+")
+"""Of a verdict, what is quoted from a module."""
+_JOINED = re.compile(r"\b[A-Za-z]\w*_\w+")
+"""What has an underscore is no English word."""
+_LABEL = re.compile(r"^- .*?(?=: |$)")
+"""The case that a line is about, told by sizes and arguments."""
+
+
+def _moved(line: str, other: str, at: int) -> int:
+    """Where a column of a line is in the same line under other names."""
+    old = new = 0
+    for one, its in zip(re.findall(r"\w+|\W", line), re.findall(r"\w+|\W", other), strict=True):
+        if old + len(one) > at:
+            break
+        old, new = old + len(one), new + len(its)
+    return new + at - old
 
 
 def _name(draw: random.Random) -> str:

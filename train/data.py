@@ -26,7 +26,7 @@ from kbx_env.baselines.llm.conversation import follow_up
 from kbx_env.train.breaking import broken
 from kbx_env.train.compact import compact
 from kbx_env.train.copying import copies as copied
-from kbx_env.train.copying import in_names_of
+from kbx_env.train.copying import retold
 from kbx_env.train.rows import about, by_difficulty, load, message, only, prompts, write
 from kbx_env.train.settings import MISSING, command, save
 from kbx_env.train.vary import variations as varied
@@ -120,16 +120,17 @@ def demonstrations(
             taken.append(source)
     faults = _faults(taken, repairs, seed, lambda wrong: _graded(wrong, workers, store, progress, grade))
     for task, name, text in taken:
-        others = copied(task, text, copies, f"{seed} {name} {task.id}", eval_entries())
+        others = copied(task, text, copies, f"{seed} {name} {task.id}", entries())
         mine = list(faults.get((task.id, name), {}).items())
         for number, (told, shown) in enumerate([(task, text), *others]):
             before, right = f"{COPY}-{number - 1}-" if number else "", [_answer(shown)]
             rows.append({"prompt": [message(told, backend)], "completion": right, "variation": before + name, **about(task)})
             some = [mine[number % len(mine)]] if number and mine else mine
             wrong = broken(shown, repairs, f"{seed} {name} {task.id}") if some else []
-            for k, said in some:
-                reply = {"role": "user", "content": follow_up(in_names_of(told, task, said))}
-                asks = [message(told, backend), _answer(wrong[k][1]), reply]
+            for k, (given, said) in some:
+                if (verdict := retold(said, given, task, wrong[k][1], told) if number else said) is None:
+                    continue
+                asks = [message(told, backend), _answer(wrong[k][1]), {"role": "user", "content": follow_up(verdict)}]
                 rows.append({"prompt": asks, "completion": right, "variation": f"{before}{REPAIR}-{k}-{name}", **about(task)})
     if not rows:
         raise UsageError(f"none of {len(asked)} sources may be shown: {_counts(refused) or 'no task has a kernel'}")
@@ -145,17 +146,17 @@ def _answer(text: str) -> dict[str, str]:
 
 def _faults(
     taken: Sequence[tuple[Task, str, str]], repairs: int, seed: int, graded: Callable[[list[tuple[Task, str, str]]], list[Outcome]]
-) -> dict[tuple[str, str], dict[int, str]]:  # fmt: skip
-    """By task and variation: the numbers of its wrong versions (as ``broken`` counts them) and what the grader says of each."""
+) -> dict[tuple[str, str], dict[int, tuple[str, str]]]:  # fmt: skip
+    """By task and variation its wrong versions, numbered as by ``broken``, and what the grader says of each."""
     asked, whose = [], []
     for task, name, text in taken:
         for k, (_, wrong) in enumerate(broken(text, repairs, f"{seed} {name} {task.id}")):
             asked.append((task, name, wrong))
             whose.append((task.id, name, k))
-    found: dict[tuple[str, str], dict[int, str]] = {}
-    for (task_id, name, k), outcome in zip(whose, graded(asked) if asked else [], strict=True):
+    found: dict[tuple[str, str], dict[int, tuple[str, str]]] = {}
+    for (task_id, name, k), (_, _, wrong), outcome in zip(whose, asked, graded(asked) if asked else [], strict=True):
         if outcome.verdict in MENDED:
-            found.setdefault((task_id, name), {})[k] = feedback(outcome)
+            found.setdefault((task_id, name), {})[k] = wrong, feedback(outcome)
     return found
 
 
@@ -198,6 +199,12 @@ def _why_not(outcome: Outcome) -> str | None:
 def eval_entries() -> frozenset[str]:
     """Names of the entry functions of the eval split."""
     return frozenset(t.entry for t in load_tasks(split="eval"))
+
+
+@functools.cache
+def entries() -> frozenset[str]:
+    """Names of the entry functions of all tasks: a made-up name that is one of them would not be made up."""
+    return frozenset(t.entry for t in load_tasks(split="all"))
 
 
 def _leak(text: str) -> str | None:

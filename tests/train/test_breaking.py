@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import inspect
 from collections import Counter
 from typing import Any
 
@@ -20,7 +22,7 @@ pytest.importorskip("datasets")
 from kbx_env.baselines.llm.conversation import follow_up  # noqa: E402
 from kbx_env.train import breaking, data  # noqa: E402
 from kbx_env.train.compact import compact  # noqa: E402
-from kbx_env.train.copying import copies, in_names_of  # noqa: E402
+from kbx_env.train.copying import copies, retold  # noqa: E402
 
 SOME = ("math/erfc_sqrt", "loss/cross_entropy", "matrixmultiply/tril_mm_and_scale", "fusion/fused_cos_signbit")
 
@@ -64,8 +66,26 @@ def test_a_copy_is_broken_in_the_same_place(task_id: str) -> None:
         for (_, one), (_, other) in zip(mine, theirs, strict=True):
             # The same letters are gone or new: what differs besides is names.
             assert len(one) - len(source) == len(other) - len(text)
-            assert one.count("\n") == other.count("\n")
-            assert in_names_of(told, task, one).count(told.entry) == other.count(told.entry)
+            assert one.count("\n") == other.count("\n") and told.entry in other
+
+
+def test_a_verdict_on_a_copy_speaks_of_the_copy() -> None:
+    task = load_task("loss/cross_entropy")
+    parameters = [p.replace(name="seen" if p.name == "target" else p.name) for p in task.signature.parameters.values()]
+    told = dataclasses.replace(task, entry="g", signature=inspect.Signature(parameters))
+    here, there = "    return k(target_0, target=target + zz)", "    return k(seen_0, target=seen + zz)"
+    wrong, shown = f"def cross_entropy(input, target, out):\n{here}\n", f"def g(input, seen, out):\n{there}\n"
+
+    def said(line: str, name: str, case: str) -> str:
+        at = line.index("zz")
+        return (
+            f"Reason: line 2: CompilationError: at 2:{at}:\n{line}\n{' ' * at}^\nNameError('zz is not defined')\n"
+            f"Reason: name '{name}' is not defined; list index out of range, an out-of-bounds load\n"
+            f"- *=(3,) {case} strided: the target"
+        )
+
+    assert retold(said(here, "target_0", "target"), wrong, task, shown, told) == said(there, "seen_0", "seen")
+    assert retold("", wrong, task, shown + "\n", told) is None, "not the same module"
 
 
 def test_nothing_to_break_is_no_fault() -> None:
