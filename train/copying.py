@@ -84,7 +84,7 @@ def retold(said: str, wrong: str, task: Task, shown: str, told: Task) -> str | N
 
     def renamed(match: re.Match[str]) -> str:
         """Names in a piece of the verdict that speaks of code; where a word stays here and changes there, it is a name."""
-        return _WORD.sub(lambda m: names.get(m[0]) or next(iter(words.get(m[0], set()) - {m[0]}), m[0]), match[0])
+        return _WORD.sub(lambda m: names.get(m[0]) or min(words.get(m[0], set()) - {m[0]}, default=m[0]), match[0])
 
     made, quoted, moved = list[str](), "", list[tuple[int, int]]()
     for line in said.split("\n"):
