@@ -161,9 +161,17 @@ def test_a_killed_one_leaves_the_folder_to_its_learner(command: list[str], go: G
     assert len(orphan) == 1 and compare_rewards.main(command) == 2, "its learner still writes there"
     os.kill(orphan[0], signal.SIGKILL)
     (tmp_path / "wait").unlink()
-    while Path(f"/proc/{orphan[0]}").exists() and "fake.py" in _cmdline(Path(f"/proc/{orphan[0]}")):
+    while _alive(orphan[0]):
         time.sleep(0.05)
     assert go("--seeds", "2")[0] == 0 and _starts(tmp_path)[3:] == ["default-seed1 last", "fusion-seed1"]
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process may still hold files: its command line is gone sooner, as its memory goes before its files."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _cmdline(folder: Path) -> str:
