@@ -197,6 +197,14 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         gained = 0.0 if masked or value is None else value - (default or 0.0)
         return self._observe(), float(gained), self._turn >= self.max_turns, False, info
 
+    def needs(self, action: Sequence[int] | np.ndarray) -> list[Request]:
+        """What ``step`` with this action, and ``default``, would have graded: nothing that this env or its store knows."""
+        assert self._task is not None, "reset comes first"
+        task, made = self._task.id, self.template(self._task.id)
+        sources = dict.fromkeys([made.render(np.asarray(action)), made.source])
+        requests = [self._request(task, s) for s in sources if (task, s) not in self._known]
+        return [r for r in requests if self._store is None or self._store.get(r.key) is None]
+
     def _observe(self) -> np.ndarray:
         assert self._task is not None
         name = self._task.id

@@ -6,6 +6,7 @@ try the whole way from demonstrations to a report on a machine without a GPU.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -222,23 +223,30 @@ def _documents() -> list[str]:
     return found
 
 
+@functools.cache
+def _core(tokens: str, prompt: str, room: int) -> str:
+    """What a tokenizer of so many tokens has learnt, as JSON; some seconds, once a process."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if tokens == "lines":
+        short = shortening(load_tasks(split="train")[0]) if prompt == "short" else ()
+        return str(lines_tokenizer(_documents(), room, _SPECIAL, short).to_str())
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=room, special_tokens=list(_SPECIAL), show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    core.train_from_iterator(_texts(), trainer)
+    return str(core.to_str())
+
+
 def _trained(b: Build, template: str) -> Any:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    room = b.vocab - len(_PLAIN)
-    if b.tokens == "lines":
-        short = shortening(load_tasks(split="train")[0]) if b.prompt == "short" else ()
-        core = lines_tokenizer(_documents(), room, _SPECIAL, short)
-    else:
-        core = Tokenizer(models.BPE())
-        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        core.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=room, special_tokens=list(_SPECIAL), show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        )  # fmt: skip
-        core.train_from_iterator(_texts(), trainer)
+    core = Tokenizer.from_str(_core(b.tokens, b.prompt, b.vocab - len(_PLAIN)))
     core.add_tokens([AddedToken(t, normalized=False) for t in _PLAIN])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD, model_max_length=b.context)
     tokenizer.chat_template = template

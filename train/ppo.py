@@ -32,15 +32,13 @@ from kbx_env.train.schedule_export import ExportSettings, best_of, export
 from kbx_env.train.schedule_policy import CHECKPOINTS, About, ScheduleAgent, newest
 
 from kbx_env import ray_session
-from kbx_env.errors import KbxError, SandboxError, UsageError
+from kbx_env.errors import KbxError, UsageError
 from kbx_env.outcome import Outcome
 from kbx_env.schedule import find_idle
 from kbx_env.schedule_env import ScheduleEnv
 
 MAY_CHANGE = ("iterations", "gradings", "minutes", "workers", "save_every", "store")
 """Settings that a resumed run may have otherwise than it began."""
-PATIENCE = 3
-"""Iterations in a row without a grading before a run ends: an env runner that died comes back in the next one."""
 
 
 @dataclass
@@ -85,8 +83,8 @@ class PPOSettings:
     still: float = 0.0
     """Logit of leaving a slot as it is to begin with; e^still are its odds against any one move. 0: even odds."""
     seed: int = 0
-    workers: int = 0
-    """Processes that grade, each with a sandbox of its own; 0 grades in the main process."""
+    workers: int | None = None
+    """Gradings at a time, each in a process of its own; by default what the cores allow."""
     save_every: int = 5
     """Iterations between checkpoints."""
     out: str = "runs/ppo"
@@ -101,7 +99,7 @@ def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> di
 
     Args:
         given: the settings.
-        grade: grades instead of the sandbox; must be picklable.
+        grade: grades instead of the sandbox; several threads call it.
 
     Returns:
         task -> ``settings`` that the policy chooses at the end, their reward ``value``, and that of the ``default``.
@@ -112,11 +110,11 @@ def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> di
     settings = _resumed(given) if given.resume else given
     _check(settings)
     out = Path(settings.out)
-    env = _options(settings) | {"grade": grade}
+    env = _options(settings)
     _unused(out, resumed=bool(given.resume))
     settings = dataclasses.replace(settings, store=_shared(settings))
     # It says what is wrong with names and a shared store before anything starts.
-    with_env = ScheduleEnv(**env, store=settings.store or None)
+    with_env = ScheduleEnv(**env, store=settings.store or None, grade=grade)
     try:
         algorithm_of = _rllib()
         _begin(out, settings)
@@ -131,10 +129,11 @@ def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> di
         progress, folder = ppo_run.restore(out)
     level = os.environ.get("RAY_BACKEND_LOG_LEVEL")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # a warning of its own at every env runner
-    _, mine = ray_session.connect("local", settings.workers + 1)
+    _, mine = ray_session.connect("local", 1)
     algorithm = None
     try:
-        algorithm = algorithm_of(settings, env | {"file": str((out / ppo_run.STEPS).absolute())}, progress.iteration)
+        envs = {"file": str((out / ppo_run.STEPS).absolute()), "workers": settings.workers, "grade": grade}
+        algorithm = algorithm_of(settings, envs | {"options": {**env, "store": _store(settings)}}, progress.iteration)
         if folder is not None:
             _load(algorithm, folder)
         _loop(algorithm, settings, about, progress, out)
@@ -145,16 +144,20 @@ def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> di
             ray_session.disconnect()
         if level is None:  # Ray tells of it, in every process that this one starts
             os.environ.pop("RAY_BACKEND_LOG_LEVEL", None)
-    return _greedy(ScheduleAgent.load(out), settings, env, out)
+    return _greedy(ScheduleAgent.load(out), settings, env | {"grade": grade}, out)
 
 
 def _check(s: PPOSettings) -> None:
     for name in ("iterations", "batch", "minibatch", "epochs", "save_every", "max_turns"):
         if getattr(s, name) < 1:
             raise UsageError(f"{name} is {getattr(s, name)!r}; a whole number, at least 1")
-    for name in ("gradings", "minutes", "workers"):
+    for name in ("gradings", "minutes"):
         if getattr(s, name) < 0:
             raise UsageError(f"{name} is {getattr(s, name)!r}; 0 or more")
+    if s.workers is not None and s.workers < 1:
+        raise UsageError(f"workers is {s.workers}; at least 1")
+    if s.batch % s.max_turns:
+        raise UsageError(f"batch is {s.batch}, an episode {s.max_turns} steps (max_turns); a multiple of that")
     if not 0 <= s.still < math.inf:
         raise UsageError(f"still is {s.still!r}; a number, 0 or more")
     if not s.lr > 0 or not s.hiddens or min(s.hiddens) < 1:
@@ -179,7 +182,7 @@ def _options(s: PPOSettings) -> dict[str, Any]:
 
 
 def _store(s: PPOSettings) -> str:
-    """The file of gradings; absolute, because env runners live elsewhere."""
+    """The file of gradings."""
     return s.store or str(Path(s.out, ppo_run.STORE).absolute())
 
 
@@ -208,9 +211,8 @@ def _rllib() -> Any:
     def build(s: PPOSettings, env: Mapping[str, Any], iteration: int) -> Any:
         # A resumed run would see its first tasks again under the first seed.
         return ppo_rllib.configure(
-            {**env, "store": _store(s)}, hiddens=s.hiddens, still=s.still, workers=s.workers, batch=s.batch, minibatch=s.minibatch,
-            epochs=s.epochs, lr=s.lr, entropy=s.entropy, clip=s.clip, seed=s.seed + 100_003 * iteration,
-            timeout=2 * s.wall * s.batch * 4 + 600,
+            env, hiddens=s.hiddens, still=s.still, batch=s.batch, max_turns=s.max_turns, minibatch=s.minibatch, epochs=s.epochs,
+            lr=s.lr, entropy=s.entropy, clip=s.clip, seed=s.seed + 100_003 * iteration,
         ).build_algo()  # fmt: skip
 
     return build
@@ -277,17 +279,12 @@ def _loop(algorithm: Any, s: PPOSettings, about: About, progress: Progress, out:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     began = time.monotonic() - progress.seconds
-    saved, empty = -1, 0
+    saved = -1
     with Bar(*columns, console=Console(stderr=True)) as bar:
         line = bar.add_task("iterations", total=s.iterations, completed=progress.iteration)
         while progress.iteration < s.iterations and not _enough(progress, s):
             algorithm.train()
             rows, progress.offset = ppo_run.rows_of(out / ppo_run.STEPS, progress.offset)
-            empty = 0 if rows else empty + 1
-            if empty >= PATIENCE:
-                raise SandboxError(
-                    f"{empty} iterations without a grading: the env runners die; try workers=0 to see why"
-                )
             told = progress.take(rows)
             progress.seconds = told["seconds"] = round(time.monotonic() - began, 2)
             with (out / ppo_run.LOG).open("a") as log:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from kbx_env.eval import report
 from kbx_env.train import ppo, ppo_run
 from kbx_env.train.schedule_export import ExportSettings, export
 from kbx_env.train.schedule_policy import About, ScheduleAgent, ScheduleNet, newest, save_policy
@@ -295,7 +296,7 @@ def test_export_of_choices_of_the_best_and_of_the_experts(run: Path, tmp_path: P
         (["tasks=mtah/add", "backend=cpu"], "math/add"),
         (["tasks=math/add", "backend=cpu", "split=all", "reward=estimate"], "estimated"),
         (["batch=0"], "at least 1"),
-        (["workers=-1"], "0 or more"),
+        (["workers=0"], "at least 1"),
         (["lr=0"], "above 0"),
         (["still=-1"], "0 or more"),
         (["still=.nan"], "0 or more"),
@@ -347,14 +348,13 @@ def test_masked_episodes_teach_nothing(ray: object) -> None:
     assert episodes == [bad]
 
 
-def test_several_gradings_an_episode_in_a_process_of_its_own(ray: object, tmp_path: Path) -> None:
-    from ray import cloudpickle
-
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the other process cannot import the tests
+def test_several_gradings_an_episode(ray: object, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    ppo.train(_settings(out, iterations=2, max_turns=3, workers=1, relative=False), fake_grade)
-    assert [r["iteration"] for r in _log(out)] == [1, 2] and _log(out)[-1]["steps"] >= 64
-    assert ScheduleAgent.load(out).about.max_turns == 3
+    with pytest.raises(UsageError, match="a multiple of that"):
+        ppo.train(_settings(out, max_turns=3), fake_grade)
+    ppo.train(_settings(out, iterations=2, batch=24, max_turns=3, relative=False), fake_grade)
+    # Whole episodes: each step of an iteration is a grading, the envs' resets between episodes are none.
+    assert [r["steps"] for r in _log(out)] == [24, 48] and ScheduleAgent.load(out).about.max_turns == 3
 
 
 def test_a_run_begins_near_the_expert_and_a_resumed_one_adds_nothing(ray: object, tmp_path: Path) -> None:
@@ -419,21 +419,16 @@ def test_without_rllib_it_says_what_to_install(tmp_path: Path, monkeypatch, caps
 def test_the_whole_way_on_the_cpu(tmp_path: Path) -> None:
     """Two iterations with the real grader, then export and an ordinary report on the export."""
     pytest.importorskip("ray.rllib")
+    out, file = tmp_path / "run", tmp_path / "s.jsonl"
+    command = [sys.executable, "train/ppo.py", "train/configs/tiny-ppo.yaml", f"out={out}"]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-
-    def call(*argv: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *argv], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
-
-    out = tmp_path / "run"
-    call("train/ppo.py", "train/configs/tiny-ppo.yaml", f"out={out}")
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-2000:]
     log = _log(out)
     assert [r["iteration"] for r in log] == [1, 2] and log[-1]["correct"] == 1.0 and log[-1]["default"] > 1.5
-    file = tmp_path / "s.jsonl"
-    call("train/ppo.py", "export", f"checkpoint={out}", "tasks=math/add,math/exp_sqrt", f"out={file}")
+    assert ppo.main(["export", f"checkpoint={out}", "tasks=math/add,math/exp_sqrt", f"out={file}"]) == 0
     policies = [f"--policy=replay:{file}", f"--policy=replay:{tmp_path}/s.default.jsonl"]
-    call("eval/report.py", *policies, "--backend=cpu", "--split=all", f"--tasks={TASKS}", f"--out={tmp_path}/report")
-    assert (tmp_path / "report" / "report.json").is_file()
+    asked = ["--backend=cpu", "--split=all", "--workers=1", "--targets=none", f"--tasks={TASKS}", f"--out={tmp_path}/report"]
+    assert report.main([*policies, *asked]) == 0
+    told = json.loads((tmp_path / "report/report.json").read_text())["policies"]
+    assert [sorted(row["task"] for row in p["tasks"]) for p in told] == [TASKS.split(",")] * 2

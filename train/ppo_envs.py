@@ -1,0 +1,127 @@
+"""The envs of a run of ``train/ppo.py``: they step side by side, and what they want graded is graded at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import SyncVectorEnv
+from kbx_env.train.judge import workers_here
+
+from kbx_env.deadlines import deadline_of
+from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane
+from kbx_env.outcome import Outcome
+from kbx_env.schedule_env import ScheduleEnv
+
+MOST = 64
+"""Envs side by side: each keeps the features of the tasks that it has seen."""
+Grade = Callable[..., Outcome]
+
+
+class Recorded(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
+    """Writes a line a step to the run's file; RLlib is told only whether a step is masked."""
+
+    def __init__(self, env: ScheduleEnv, file: str | Path) -> None:
+        super().__init__(env)
+        self.inner, self._file = env, Path(file)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """As the env's."""
+        return self.env.reset(seed=seed, options=options)[0], {"masked": False}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+        """As the env's, and a line."""
+        before = self.inner.gradings
+        seen, reward, terminated, truncated, info = self.env.step(action)
+        row = {
+            "task": info["task"], "settings": info["settings"], "verdict": str(info["outcome"].verdict),
+            "correct": info["outcome"].correct, "masked": info["masked"], "value": info["value"],
+            "default": self.inner.default(info["task"]),
+        }  # fmt: skip
+        if not info["outcome"].correct:
+            row["message"] = info["outcome"].message[:300]
+        row["gradings"] = self.inner.gradings - before  # with the default's own, where it was not known
+        line = (json.dumps(row, allow_nan=False) + "\n").encode()
+        # One write to a file opened for appending: a line is there whole or not at all, also after a kill.
+        fd = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(fd, line)
+        finally:
+            os.close(fd)
+        return seen, reward, terminated, truncated, {"masked": info["masked"]}
+
+
+class Together(SyncVectorEnv):
+    """``ScheduleEnv`` s that step side by side: what they want graded in a step runs in parallel, equal ones once.
+
+    Each env steps as it does alone and finds its gradings done. A process of its own for each env, which is how RLlib would run
+    them, took 6 s a grading and a minute to begin; over an executor a grading on the same GPU took 1.2 s
+    (docs/measurements/2026-11-23-h200-training.md).
+    """
+
+    def __init__(self, envs: int, file: str | Path, workers: int | None, grade: Grade | None, options: Mapping[str, Any]) -> None:
+        """So many envs over one executor, whose workers start at once.
+
+        Args:
+            envs: how many.
+            file: record of the steps.
+            workers: gradings at a time; by default what the cores allow.
+            grade: grades instead of worker processes; several threads call it.
+            options: of ``ScheduleEnv``; with a ``store``, which tells every env what another has graded.
+
+        Raises:
+            UsageError: options that an env refuses.
+        """
+        self._ready: dict[tuple[str, str], Outcome] = {}
+        self._executor: Executor | None = None
+        super().__init__([lambda: Recorded(ScheduleEnv(**options, grade=self._graded), file)] * envs)
+        backend = self._envs()[0].backend
+        width = workers or workers_here(backend)
+        lane: Lane = InlineLane(lambda task, source, **o: grade(task, source.decode(), **o), width) if grade else ProcessLane(width)
+        timed = backend == "cuda" and options.get("timing", True)
+        self._executor = Executor(lane, deadline=deadline_of(timed, options.get("wall", 30.0)), capacity=sys.maxsize)
+
+    def _envs(self) -> list[ScheduleEnv]:
+        return [e.inner for e in self.envs if isinstance(e, Recorded)]
+
+    def step(self, actions: Any) -> Any:
+        """Grade what the actions mean, all at the same time, then step every env."""
+        assert self._executor is not None
+        playing = [(e, a) for e, a, over in zip(self._envs(), actions, self._autoreset_envs, strict=True) if not over]
+        wanted = {(r.task, r.source): r for e, a in playing for r in e.needs(a)}
+        try:
+            futures = {(task, source.decode()): self._executor.submit(r) for (task, source), r in wanted.items()}
+            self._ready = {key: f.result() for key, f in futures.items()}
+            return super().step(actions)
+        finally:
+            self._ready = {}
+
+    def _graded(self, task: str, source: str, **options: Any) -> Outcome:
+        return self._ready[task, source]
+
+    def close_extras(self, **more: Any) -> None:
+        """Close the envs and end the workers."""
+        with contextlib.ExitStack() as stack:
+            if self._executor is not None:
+                stack.callback(self._executor.close)
+            super().close_extras(**more)
+
+
+def side_by_side(batch: int, max_turns: int) -> int:
+    """Envs for a batch of so many steps: the most that leave each whole episodes, so that one step of all fills it."""
+    episodes = batch // max_turns
+    return max(n for n in range(1, min(episodes, MOST) + 1) if episodes % n == 0)
+
+
+def make_envs(config: Mapping[str, Any]) -> Together:
+    """RLlib's way to them: ``num_envs``, and as ``env_config`` the arguments of ``Together`` beside it."""
+    return Together(config["num_envs"], config["file"], config["workers"], config["grade"], config["options"])
