@@ -4,44 +4,69 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 
 from kbx_env import cores
 from kbx_env.errors import UsageError
-from kbx_env.lanes import GRADER, Lane, ProcessLane, Request
+from kbx_env.lanes import GRADER, Lane, LaneLost, ProcessLane, Request, spent
 from kbx_env.outcome import Outcome
 
 Told = Callable[[Request, int, int, float, float], None]
 """Called after every attempt: the request, its GPU and worker, begin and end (``time.perf_counter``)."""
+REST = (0.5, 30.0)
+"""Seconds for which a GPU that lost a request gets no other one: doubled with each loss in a row, up to the second number."""
 
 
 class GpuLanes:
-    """One lane for each GPU, seen as one."""
+    """One lane for each GPU, seen as one. A GPU whose workers fail at once would else draw most of the work, and lose it."""
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self._lanes, self.width = list(lanes), sum(lane.width for lane in lanes)
         self.told: Told | None = None
         self.cores: list[list[int]] | None = None
         """Of each GPU's workers; ``None``: where the system likes."""
-        self._idle: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._changed = threading.Condition()
         # The first worker of every GPU, then the second of every GPU: few requests are spread over all GPUs.
-        for worker in range(max(lane.width for lane in lanes)):
-            for gpu, lane in enumerate(lanes):
-                if worker < lane.width:
-                    self._idle.put((gpu, worker))
+        self._idle = [(gpu, k) for k in range(max(n.width for n in lanes)) for gpu, n in enumerate(lanes) if k < n.width]
+        self._losses, self._rests = [0] * len(lanes), [0.0] * len(lanes)
 
     def grade(self, request: Request, deadline: float) -> Outcome:
         """Grade on the GPU whose worker has waited longest."""
-        gpu, worker = self._idle.get()
-        begin = time.perf_counter()
+        gpu, worker = self._take()
+        begin, lost = time.perf_counter(), False
         try:
-            return self._lanes[gpu].grade(request, deadline)
+            outcome = self._lanes[gpu].grade(request, deadline)
+            lost = spent(outcome)
+            return outcome
+        except LaneLost:
+            lost = True
+            raise
         finally:
-            self._idle.put((gpu, worker))
+            self._give(gpu, worker, lost)
             if self.told is not None:
                 self.told(request, gpu, worker, begin, time.perf_counter())
+
+    def _take(self) -> tuple[int, int]:
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                rested = [place for place in self._idle if self._rests[place[0]] <= now]
+                if rested:
+                    self._idle.remove(rested[0])
+                    return rested[0]
+                waits = [self._rests[gpu] - now for gpu, _ in self._idle]
+                self._changed.wait(min(waits, default=None))
+
+    def _give(self, gpu: int, worker: int, lost: bool) -> None:
+        with self._changed:
+            self._idle.append((gpu, worker))
+            self._losses[gpu] = self._losses[gpu] + 1 if lost else 0
+            first, longest = REST
+            rest = min(longest, first * 2 ** min(self._losses[gpu] - 1, 10))
+            self._rests[gpu] = time.monotonic() + rest if lost and len(self._lanes) > 1 else 0.0
+            self._changed.notify_all()
 
     def close(self) -> None:
         """End every lane."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from kbx_env import gpu_lanes
 from kbx_env.errors import UsageError
 from kbx_env.executor import Executor
 from kbx_env.gpu_lanes import GpuLanes, lanes_for, uuids_of
@@ -64,6 +66,29 @@ def test_few_requests_are_spread_and_a_lost_one_frees_its_place() -> None:
             assert executor.submit(Request("lost", b"%d" % k)).result(20).verdict is Verdict.INFRA_FAULT
         assert executor.submit(Request("t", b"x")).result(20).correct
     assert Counter(task for task, _, _ in spans) == {"both": 2, "lost": 6, "t": 1}
+
+
+def test_a_gpu_that_loses_all_draws_little_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_lanes, "REST", (0.05, 0.2))
+    at: Counter[int] = Counter()
+    healed = threading.Event()
+
+    def grade(gpu: int, task: str) -> Outcome:
+        at[gpu] += 1
+        if gpu == 0 and not healed.is_set():
+            raise LaneLost("no GPU")
+        time.sleep(0.005)
+        return answer(task)
+
+    lanes = GpuLanes([InlineLane(lambda task, source, gpu=k, **_: grade(gpu, task), 2) for k in range(2)])
+    with Executor(lanes, attempts=3) as executor:
+        found = executor.grade_many([Request("t", b"%d" % k) for k in range(100)], progress=False)
+        assert at[0] < 20 and sum(o.correct for o in found) >= 95
+        healed.set()
+        time.sleep(0.25)
+        at.clear()
+        assert all(o.correct for o in executor.grade_many([Request("u", b"%d" % k) for k in range(40)], progress=False))
+        assert at[0] > 10, "and gets its share again once it is well"
 
 
 def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,23 @@ def broken(source: str, count: int, seed: int | str) -> list[tuple[str, str]]:
     return found
 
 
+def places(source: str, kinds: Sequence[str]) -> list[Fault]:
+    """All single faults of some kinds, in the order of the text.
+
+    Raises:
+        SyntaxError: the source is no Python.
+    """
+    nodes, at = list(_walk(source)), _offsets(source)
+    return sorted((f for kind in kinds for f in _FINDERS[kind](source, nodes, at)), key=lambda f: (f.begin, f.end))
+
+
+def with_faults(source: str, faults: Sequence[Fault]) -> str:
+    """The source with several faults, none of which overlaps another."""
+    for fault in sorted(faults, key=lambda f: f.begin, reverse=True):
+        source = source[: fault.begin] + fault.text + source[fault.end :]
+    return source
+
+
 def _offsets(source: str) -> At:
     lines = [line + "\n" for line in source.split("\n")]
     starts = [0]

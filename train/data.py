@@ -111,26 +111,26 @@ def demonstrations(
         (t, name, brief(text, t.entry)) for t, source in sources
         for name, text in [(EXPERT, source), *varied(source, t.entry, variations, f"{seed} {t.id}")]
     ]  # fmt: skip
-    outcomes = _graded(asked, workers, store, progress, grade)
+    outcomes = graded(asked, workers, store, progress, grade)
     rows, refused, taken = list[dict[str, Any]](), Counter[str](), list[tuple[Task, str, str]]()
     for source, outcome in zip(asked, outcomes, strict=True):
         if why := _why_not(outcome) or _leak(source[2]):
             refused[why] += 1
         else:
             taken.append(source)
-    faults = _faults(taken, repairs, seed, lambda wrong: _graded(wrong, workers, store, progress, grade))
+    faults = _faults(taken, repairs, seed, lambda wrong: graded(wrong, workers, store, progress, grade))
     for task, name, text in taken:
         others = copied(task, text, copies, f"{seed} {name} {task.id}", entries())
         mine = list(faults.get((task.id, name), {}).items())
         for number, (told, shown) in enumerate([(task, text), *others]):
-            before, right = f"{COPY}-{number - 1}-" if number else "", [_answer(shown)]
+            before, right = f"{COPY}-{number - 1}-" if number else "", [answer(shown)]
             rows.append({"prompt": [message(told, backend)], "completion": right, "variation": before + name, **about(task)})
             some = [mine[number % len(mine)]] if number and mine else mine
             wrong = broken(shown, repairs, f"{seed} {name} {task.id}") if some else []
             for k, (given, said) in some:
                 if (verdict := retold(said, given, task, wrong[k][1], told) if number else said) is None:
                     continue
-                asks = [message(told, backend), _answer(wrong[k][1]), {"role": "user", "content": follow_up(verdict)}]
+                asks = [message(told, backend), answer(wrong[k][1]), {"role": "user", "content": follow_up(verdict)}]
                 rows.append({"prompt": asks, "completion": right, "variation": f"{before}{REPAIR}-{k}-{name}", **about(task)})
     if not rows:
         raise UsageError(f"none of {len(asked)} sources may be shown: {_counts(refused) or 'no task has a kernel'}")
@@ -140,12 +140,14 @@ def demonstrations(
     return Demonstrations(Dataset.from_list(rows), refused, tuple(t.id for t in tasks if t.id not in had))
 
 
-def _answer(text: str) -> dict[str, str]:
+def answer(text: str) -> dict[str, str]:
+    """The message in which a model answers with a module."""
     return {"role": "assistant", "content": f"```python\n{text.strip(chr(10))}\n```"}
 
 
 def _faults(
-    taken: Sequence[tuple[Task, str, str]], repairs: int, seed: int, graded: Callable[[list[tuple[Task, str, str]]], list[Outcome]]
+    taken: Sequence[tuple[Task, str, str]], repairs: int, seed: int,
+    verdicts: Callable[[list[tuple[Task, str, str]]], list[Outcome]],
 ) -> dict[tuple[str, str], dict[int, tuple[str, str]]]:  # fmt: skip
     """By task and variation its wrong versions, numbered as by ``broken``, and what the grader says of each."""
     asked, whose = [], []
@@ -154,15 +156,16 @@ def _faults(
             asked.append((task, name, wrong))
             whose.append((task.id, name, k))
     found: dict[tuple[str, str], dict[int, tuple[str, str]]] = {}
-    for (task_id, name, k), (_, _, wrong), outcome in zip(whose, asked, graded(asked) if asked else [], strict=True):
+    for (task_id, name, k), (_, _, wrong), outcome in zip(whose, asked, verdicts(asked) if asked else [], strict=True):
         if outcome.verdict in MENDED:
             found.setdefault((task_id, name), {})[k] = wrong, feedback(outcome)
     return found
 
 
-def _graded(
+def graded(
     asked: Sequence[tuple[Task, str, str]], workers: int, store: Store | None, progress: bool, grade: Callable[..., Outcome] | None
 ) -> list[Outcome]:
+    """The outcome of each source, given as task, what it is called, and text."""
     here = versions.environment("cpu")
     requests = [
         Request(t.id, text.encode(), GRADING, here | {"fingerprint": t.fingerprint}, "demonstrations")
