@@ -162,7 +162,7 @@ def run(s: Settings) -> None:
         made = doubts(tasks, s.places, s.seed, workers=s.workers, store=store)
     if not made:
         raise UsageError(f"none of {len(tasks)} tasks has a kernel with {s.places} such places; give fewer, or other tasks")
-    told = {d.task.id: [asdict(f) | {"line": _line(d.source, f)} for f in d.faults] for d in made}
+    told = {d.task.id: [asdict(f) | {"line": line_of(d.source, f)} for f in d.faults] for d in made}
     (out / PLACES).write_text(json.dumps(told, indent=1))
     rows = demonstrations(made, s.odds, s.rows, s.seed, s.backend)
     right = sum(not str(v).partition("-")[2].strip("0") for v in rows["variation"])
@@ -171,8 +171,8 @@ def run(s: Settings) -> None:
         print(f"left out, with fewer than {s.places} places or no kernel: {', '.join(left)}")
 
 
-def _line(source: str, fault: Fault) -> str:
-    """Of the source, the fault marked."""
+def line_of(source: str, fault: Fault) -> str:
+    """The line of a source that a fault is in, the fault marked."""
     begin, end = source.rfind("\n", 0, fault.begin) + 1, source.find("\n", fault.end)
     return f"{source[begin : fault.begin]}[{source[fault.begin : fault.end]} -> {fault.text}]{source[fault.end : end]}".strip()
 

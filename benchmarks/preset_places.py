@@ -1,0 +1,168 @@
+"""What a shaped preset does for a learner that is nothing but a choice at a few places: no language model, no GPU, minutes.
+
+    python benchmarks/preset_places.py OUT.json --presets default,quantization --tasks 'quantization/*' [--places 8] [--sets 2]
+                                       [--odds 0.65] [--rate 0.1] [--runs 16] [--gradings 6144] [--workers 2] [--store FILE.sqlite]
+
+Each kernel has places that are faulty or not (``train/doubtful.py``; sets of places by seed). All combinations are graded once,
+on the CPU. Then each preset teaches policies that choose each place by itself, beginning with ``--odds`` for the fault, by the
+gradient that GRPO takes (groups of 16 answers, rewards centred and divided by the group's standard deviation, Adam), and learning
+curves are compared as ``train/compare_rewards.py`` does: gradings needed for the first preset's final correct rate. In ``together``
+the tasks' curves are averaged, as in a run on all of them. Of the noise of training this shows the draws alone, and of a model
+nothing: how far it carries over is to be measured with one.
+Interrupted, the same command goes on: gradings are in ``--store`` (by default beside OUT).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from kbx_env.rewards.compose import load_preset
+from kbx_env.train import data
+from kbx_env.train.breaking import with_faults
+from kbx_env.train.doubtful import Doubts, doubts, line_of
+from kbx_env.train.reward_curves import Curves, Run, ratio
+
+from kbx_env import versions
+from kbx_env.catalog import load_tasks
+from kbx_env.errors import KbxError, UsageError
+from kbx_env.outcome import Fault, Outcome
+from kbx_env.store import Store
+
+GROUP, GROUPS = 16, 4
+"""Answers to a prompt, and prompts a step."""
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def table(one: Doubts, workers: int, store: Store) -> list[Outcome]:
+    """Outcomes of all combinations; bit k of the index says whether place k is faulty."""
+    count = len(one.faults)
+    texts = [with_faults(one.source, [f for k, f in enumerate(one.faults) if n >> k & 1]) for n in range(2**count)]
+    return data.graded([(one.task, "places", t) for t in texts], workers, store, True, None)
+
+
+def learn(rewards: Array, right: Array, odds: float, rate: float, runs: int, steps: int, seed: int) -> Array:
+    """(runs, steps) correct rates of policies that learn from a reward for each combination.
+
+    Args:
+        rewards: (2^places,) of each combination.
+        right: (2^places,) 1 where it is correct.
+        odds: probability of each fault to begin with.
+        rate: learning rate of Adam, of the logits.
+        runs: policies.
+        steps: updates.
+        seed: of the draws.
+    """
+    draw, places = np.random.default_rng(seed), int(math.log2(len(rewards)))
+    bits = 1 << np.arange(places)
+    logits = np.full((runs, places), math.log(odds / (1 - odds)))
+    first, second = np.zeros_like(logits), np.zeros_like(logits)
+    told = np.zeros((runs, steps))
+    for step in range(steps):
+        p = 1 / (1 + np.exp(-logits))
+        chosen = draw.random((runs, GROUPS, GROUP, places)) < p[:, None, None, :]
+        index = (chosen * bits).sum(-1)
+        earned = rewards[index]
+        advantage = (earned - earned.mean(-1, keepdims=True)) / (earned.std(-1, keepdims=True) + 1e-4)
+        gradient = (advantage[..., None] * (chosen - p[:, None, None, :])).mean((1, 2))
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        logits += rate * (first / (1 - 0.9 ** (step + 1))) / (np.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8)
+        told[:, step] = right[index].mean((1, 2))
+    return told
+
+
+def curves(preset: str, rates: Array) -> Curves:
+    """As ``compare_rewards.py`` draws them."""
+    at = np.arange(1, rates.shape[1] + 1) * float(GROUP * GROUPS)
+    return Curves.of([Run(preset, k, at, {"correct": row}, 0.0) for k, row in enumerate(rates)], "correct", float(at[-1]))
+
+
+def compared(rates: Mapping[str, Array]) -> dict[str, Any]:
+    """What each preset needs for the first one's final rate, from (runs, steps) correct rates."""
+    made = {preset: curves(preset, r) for preset, r in rates.items()}
+    base, *others = made
+    told: dict[str, Any] = {}
+    for preset, c in made.items():
+        target = float(made[base].final.mean())
+        told[preset] = {"final": float(c.final.mean()), "needed": c.reached(target) if target > 0 else None}
+        if preset in others:
+            told[preset] |= ratio(made[base], c)
+    return told
+
+
+def taught(outcomes: Sequence[Outcome], presets: Sequence[str], a: argparse.Namespace) -> dict[str, Array]:
+    """By preset the correct rates of its policies; those of one seed draw the same numbers."""
+    right, steps = np.array([float(o.correct) for o in outcomes]), a.gradings // (GROUP * GROUPS)
+    rewards = {p: np.array([load_preset(p)(o) or 0.0 for o in outcomes]) for p in presets}
+    return {p: learn(r, right, a.odds, a.rate, a.runs, steps, a.seed) for p, r in rewards.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0 when written, 2 on bad usage, 130 when interrupted: go on with the same command."""
+    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    p.add_argument("out", type=Path)
+    p.add_argument("--presets", default="default,quantization", help="the first is the one that others are compared with")
+    p.add_argument("--tasks", default="quantization/*", help="of the train split")
+    for name, default, what in (
+        ("places", 8, "that may be faulty, of each kernel"), ("sets", 2, "of places, of each kernel"),
+        ("runs", 16, "policies of each preset"), ("gradings", 6144, "that each policy has"), ("workers", 2, "gradings at a time"),
+        ("seed", 0, "of places and draws"),
+    ):  # fmt: skip
+        p.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default {default})")
+    p.add_argument("--odds", type=float, default=0.65, help="of each fault to begin with")
+    p.add_argument("--rate", type=float, default=0.1, help="learning rate, of the logits")
+    p.add_argument("--store", type=Path, help="of gradings (default: beside OUT)")
+    a = p.parse_args(argv)
+    least = 10 * GROUP * GROUPS
+    if min(a.places, a.sets, a.workers) < 1 or a.runs < 2 or a.gradings < least or not 0 < a.odds < 1 or not a.rate > 0:
+        p.error(f"--places, --sets, --workers at least 1, --runs 2, --gradings {least}; --odds in (0, 1), --rate above 0")
+    try:
+        presets = [load_preset(n).name for n in a.presets.split(",")]
+        tasks = load_tasks(split="train", pattern=a.tasks)
+        told: dict[str, Any] = {"together": None}
+        rows, rates = list[dict[str, Any]](), list[dict[str, Array]]()
+        with closing(Store(a.store or a.out.with_suffix(".sqlite"))) as store:
+            for number in range(a.sets):
+                for one in doubts(tasks, a.places, a.seed + number, workers=a.workers, store=store):
+                    outcomes = table(one, a.workers, store)
+                    rates.append(taught(outcomes, presets, a))
+                    row = {
+                        "task": one.task.id, "set": number, "right": sum(o.correct for o in outcomes),
+                        "masked": sum(o.fault is Fault.INFRA for o in outcomes), "presets": compared(rates[-1]),
+                        "places": [line_of(one.source, f) for f in one.faults],
+                    }  # fmt: skip
+                    rows.append(row)
+                    finals = ", ".join(f"{p} {x['final']:.3f}" for p, x in row["presets"].items())
+                    print(f"{one.task.id}, set {number}: final correct rates {finals}", flush=True)
+                    # As a run on all of these tasks would be: the first target that counts is the mean of all.
+                    pooled = {p: np.mean([r[p] for r in rates], axis=0) for p in presets}
+                    told |= {
+                        "about": versions.environment("cpu"), "settings": {k: str(v) for k, v in vars(a).items()}, "rows": rows,
+                        "together": compared(pooled),
+                    }  # fmt: skip
+                    part = a.out.with_suffix(".part")
+                    part.write_text(json.dumps(told, indent=1))
+                    part.replace(a.out)
+        if not rows:
+            raise UsageError(f"no task of {a.tasks!r} has a kernel with {a.places} such places")
+    except KbxError as e:
+        p.error(str(e))
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    print(json.dumps(told["together"], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
