@@ -63,9 +63,8 @@ class Recorded(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 class Together(SyncVectorEnv):
     """``ScheduleEnv`` s that step side by side: what they want graded in a step runs in parallel, equal ones once.
 
-    Each env steps as it does alone and finds its gradings done. A process of its own for each env, which is how RLlib would run
-    them, took 6 s a grading and a minute to begin; over an executor a grading on the same GPU took 1.2 s
-    (docs/measurements/2026-11-23-h200-training.md).
+    Each env steps as it does alone and finds its gradings done. A process for each env, which is how RLlib would run them, has a
+    grader of its own that does one grading at a time, and takes a minute to begin (docs/decisions/0016-schedule-env.md).
     """
 
     def __init__(self, envs: int, file: str | Path, workers: int | None, grade: Grade | None, options: Mapping[str, Any]) -> None:
