@@ -16,7 +16,10 @@ from kbx_env.outcome import Outcome
 Told = Callable[[Request, int, int, float, float], None]
 """Called after every attempt: the request, its GPU and worker, begin and end (``time.perf_counter``)."""
 REST = (0.5, 30.0)
-"""Seconds for which a GPU that lost a request gets no other one: doubled with each loss in a row, up to the second number."""
+"""Seconds for which a GPU that lost a request at once gets no other one while another GPU does not rest: doubled with each loss
+in a row, up to the second number."""
+SOON = 0.5
+"""Share of the deadline before which a loss is the GPU's: later it may be the request that took too long."""
 
 
 class GpuLanes:
@@ -30,7 +33,7 @@ class GpuLanes:
         self._changed = threading.Condition()
         # The first worker of every GPU, then the second of every GPU: few requests are spread over all GPUs.
         self._idle = [(gpu, k) for k in range(max(n.width for n in lanes)) for gpu, n in enumerate(lanes) if k < n.width]
-        self._losses, self._rests = [0] * len(lanes), [0.0] * len(lanes)
+        self._losses, self._rests, self._closed = [0] * len(lanes), [0.0] * len(lanes), False
 
     def grade(self, request: Request, deadline: float) -> Outcome:
         """Grade on the GPU whose worker has waited longest."""
@@ -41,7 +44,7 @@ class GpuLanes:
             lost = spent(outcome)
             return outcome
         except LaneLost:
-            lost = True
+            lost = time.perf_counter() - begin < SOON * deadline
             raise
         finally:
             self._give(gpu, worker, lost)
@@ -53,6 +56,9 @@ class GpuLanes:
             while True:
                 now = time.monotonic()
                 rested = [place for place in self._idle if self._rests[place[0]] <= now]
+                if self._idle and not rested and (self._closed or min(self._rests) > now):
+                    # There is none to leave the work to: what rests least.
+                    rested = [min(self._idle, key=lambda place: self._rests[place[0]])]
                 if rested:
                     self._idle.remove(rested[0])
                     return rested[0]
@@ -62,14 +68,19 @@ class GpuLanes:
     def _give(self, gpu: int, worker: int, lost: bool) -> None:
         with self._changed:
             self._idle.append((gpu, worker))
-            self._losses[gpu] = self._losses[gpu] + 1 if lost else 0
-            first, longest = REST
-            rest = min(longest, first * 2 ** min(self._losses[gpu] - 1, 10))
-            self._rests[gpu] = time.monotonic() + rest if lost and len(self._lanes) > 1 else 0.0
+            now, (first, longest) = time.monotonic(), REST
+            if not lost:
+                self._losses[gpu], self._rests[gpu] = 0, 0.0
+            elif self._rests[gpu] <= now and not self._closed:  # several workers may have been lost to one cause
+                self._losses[gpu] += 1
+                self._rests[gpu] = now + min(longest, first * 2 ** min(self._losses[gpu] - 1, 10))
             self._changed.notify_all()
 
     def close(self) -> None:
         """End every lane."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         with contextlib.ExitStack() as stack:  # one that fails leaves none open
             for lane in self._lanes:
                 stack.callback(lane.close)

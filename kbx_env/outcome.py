@@ -231,8 +231,8 @@ class Evidence:
     again by the same launch, ``flops`` by unit). ``ablation`` (CUDA) is True when the result went wrong without the
     launches, as it must. ``None``: not known on this backend.
 
-    ``passing`` and, for a quantized or fused task, ``stages`` (name of a stage of the scheme, or ``operators`` -> mean share over
-    the wrong telling cases that the grader looked at, see ``grading/partial.py`` and ``steps.py``) are facts of the CPU tier too.
+    ``passing`` and, for a quantized task, ``stages`` (name of a stage of the scheme -> share of the wrong telling cases that
+    the grader looked at in which it saw the stage hold, see ``grading/partial.py``) are facts of the CPU tier too.
     """
 
     launches: int

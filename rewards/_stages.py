@@ -1,4 +1,4 @@
-"""Shared by terms on wrong cases: what the grader saw hold there (``kbx_env/grading/partial.py`` and ``steps.py``)."""
+"""Shared by the terms on quantization: what the grader saw hold of the scheme (``kbx_env/grading/partial.py``)."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ from kbx_env.train.settings import MISSING, command, save
 
 from kbx_env.catalog import expert_source, load_tasks, splits
 from kbx_env.errors import UnknownName, UsageError
+from kbx_env.outcome import Fault as Blame
 from kbx_env.outcome import Outcome, Verdict
 from kbx_env.store import Store
 from kbx_env.task import Task
@@ -69,7 +70,7 @@ def doubts(
         grade: stands in for the real grader in tests.
 
     Raises:
-        UsageError: a task of the eval split.
+        UsageError: a task of the eval split, or a grading that the machine lost: places must not depend on that.
     """
     if evil := [t.id for t in tasks if splits().get(t.id) != "train"]:
         raise UsageError(f"no demonstrations of tasks outside the train split: {', '.join(evil[:5])}; use split='train'")
@@ -91,6 +92,8 @@ def doubts(
             return [d for d in found.values() if len(d.faults) == count]
         texts = [(d.task, "doubtful", with_faults(d.source, [f])) for d, f in asked]
         for (one, fault), outcome in zip(asked, data.graded(texts, workers, store, progress, grade), strict=True):
+            if outcome.fault is Blame.INFRA:
+                raise UsageError(f"the machine lost a grading of {one.task.id}: {outcome.message[:200]}; give the command again")
             had = found[one.task.id].faults
             if outcome.verdict is Verdict.INCORRECT and len(had) < count and _apart(fault, had):
                 found[one.task.id] = Doubts(one.task, one.source, (*had, fault))

@@ -32,13 +32,15 @@ from kbx_env.train.schedule_export import ExportSettings, best_of, export
 from kbx_env.train.schedule_policy import CHECKPOINTS, About, ScheduleAgent, newest
 
 from kbx_env import ray_session
-from kbx_env.errors import KbxError, UsageError
+from kbx_env.errors import KbxError, SandboxError, UsageError
 from kbx_env.outcome import Outcome
 from kbx_env.schedule import find_idle
 from kbx_env.schedule_env import ScheduleEnv
 
 MAY_CHANGE = ("iterations", "gradings", "minutes", "workers", "save_every", "store")
 """Settings that a resumed run may have otherwise than it began."""
+PATIENCE = 3
+"""Iterations in a row of which the machine lost every grading, before a run ends."""
 
 
 @dataclass
@@ -108,7 +110,7 @@ def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> di
         UsageError: settings that cannot work, a folder that is in use, or no Ray.
     """
     settings = _resumed(given) if given.resume else given
-    _check(settings)
+    _check(settings, new=not given.resume)
     out = Path(settings.out)
     env = _options(settings)
     _unused(out, resumed=bool(given.resume))
@@ -147,7 +149,7 @@ def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> di
     return _greedy(ScheduleAgent.load(out), settings, env | {"grade": grade}, out)
 
 
-def _check(s: PPOSettings) -> None:
+def _check(s: PPOSettings, new: bool) -> None:
     for name in ("iterations", "batch", "minibatch", "epochs", "save_every", "max_turns"):
         if getattr(s, name) < 1:
             raise UsageError(f"{name} is {getattr(s, name)!r}; a whole number, at least 1")
@@ -156,7 +158,7 @@ def _check(s: PPOSettings) -> None:
             raise UsageError(f"{name} is {getattr(s, name)!r}; 0 or more")
     if s.workers is not None and s.workers < 1:
         raise UsageError(f"workers is {s.workers}; at least 1")
-    if s.batch % s.max_turns:
+    if new and s.batch % s.max_turns:
         raise UsageError(f"batch is {s.batch}, an episode {s.max_turns} steps (max_turns); a multiple of that")
     if not 0 <= s.still < math.inf:
         raise UsageError(f"still is {s.still!r}; a number, 0 or more")
@@ -246,6 +248,8 @@ def _resumed(given: PPOSettings) -> PPOSettings:
     if fixed:
         raise UsageError(f"a resumed run keeps its {fixed[0]}; only {', '.join(MAY_CHANGE)} may change")
     changed = {k: getattr(given, k) for k in asked & set(MAY_CHANGE)}
+    if saved.workers == 0:  # what runs of earlier versions began with
+        changed = {"workers": None} | changed
     return dataclasses.replace(saved, out=given.resume, resume="", **changed)
 
 
@@ -279,12 +283,16 @@ def _loop(algorithm: Any, s: PPOSettings, about: About, progress: Progress, out:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     began = time.monotonic() - progress.seconds
-    saved = -1
+    saved, lost = -1, 0
     with Bar(*columns, console=Console(stderr=True)) as bar:
         line = bar.add_task("iterations", total=s.iterations, completed=progress.iteration)
         while progress.iteration < s.iterations and not _enough(progress, s):
-            algorithm.train()
+            _train(algorithm)
             rows, progress.offset = ppo_run.rows_of(out / ppo_run.STEPS, progress.offset)
+            lost = 0 if any(not r["masked"] for r in rows) else lost + 1
+            if lost >= PATIENCE:
+                why = next((r["message"] for r in reversed(rows) if r.get("message")), "nothing was graded")
+                raise SandboxError(f"the machine lost every grading of {lost} iterations: {why}")
             told = progress.take(rows)
             progress.seconds = told["seconds"] = round(time.monotonic() - began, 2)
             with (out / ppo_run.LOG).open("a") as log:
@@ -298,6 +306,16 @@ def _loop(algorithm: Any, s: PPOSettings, about: About, progress: Progress, out:
                 ppo_run.save_checkpoint(algorithm, about, progress, out)
         if saved != progress.iteration:
             ppo_run.save_checkpoint(algorithm, about, progress, out)
+
+
+def _train(algorithm: Any) -> None:
+    """One iteration. RLlib tells of an env's error by one of its own, which names no cause."""
+    try:
+        algorithm.train()
+    except RuntimeError as e:
+        if isinstance(e.__cause__, KbxError):
+            raise e.__cause__ from None
+        raise
 
 
 def _enough(p: Progress, s: PPOSettings) -> bool:

@@ -28,9 +28,10 @@ Grade = Callable[..., Outcome]
 class Recorded(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
     """Writes a line a step to the run's file; RLlib is told only whether a step is masked."""
 
-    def __init__(self, env: ScheduleEnv, file: str | Path) -> None:
+    def __init__(self, env: ScheduleEnv, file: str | Path, count: Callable[[], int]) -> None:
+        """``count`` tells how many gradings were run since it was asked last."""
         super().__init__(env)
-        self.inner, self._file = env, Path(file)
+        self.inner, self._file, self._count = env, Path(file), count
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -40,7 +41,6 @@ class Recorded(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
         """As the env's, and a line."""
-        before = self.inner.gradings
         seen, reward, terminated, truncated, info = self.env.step(action)
         row = {
             "task": info["task"], "settings": info["settings"], "verdict": str(info["outcome"].verdict),
@@ -49,7 +49,7 @@ class Recorded(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
         }  # fmt: skip
         if not info["outcome"].correct:
             row["message"] = info["outcome"].message[:300]
-        row["gradings"] = self.inner.gradings - before  # with the default's own, where it was not known
+        row["gradings"] = self._count()  # with the default's own, where it was not known
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
         # One write to a file opened for appending: a line is there whole or not at all, also after a kill.
         fd = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -81,8 +81,10 @@ class Together(SyncVectorEnv):
             UsageError: options that an env refuses.
         """
         self._ready: dict[tuple[str, str], Outcome] = {}
+        self._uncounted: set[tuple[str, str]] = set()
+        self._run = 0
         self._executor: Executor | None = None
-        super().__init__([lambda: Recorded(ScheduleEnv(**options, grade=self._graded), file)] * envs)
+        super().__init__([lambda: Recorded(ScheduleEnv(**options, grade=self._graded), file, self._count)] * envs)
         backend = self._envs()[0].backend
         width = workers or workers_here(backend)
         lane: Lane = InlineLane(lambda task, source, **o: grade(task, source.decode(), **o), width) if grade else ProcessLane(width)
@@ -100,12 +102,20 @@ class Together(SyncVectorEnv):
         try:
             futures = {(task, source.decode()): self._executor.submit(r) for (task, source), r in wanted.items()}
             self._ready = {key: f.result() for key, f in futures.items()}
+            self._uncounted = set(self._ready)
             return super().step(actions)
         finally:
             self._ready = {}
 
     def _graded(self, task: str, source: str, **options: Any) -> Outcome:
+        """What was graded for this step; of several envs that take it the first one counts it."""
+        self._run += (task, source) in self._uncounted
+        self._uncounted.discard((task, source))
         return self._ready[task, source]
+
+    def _count(self) -> int:
+        run, self._run = self._run, 0
+        return run
 
     def close_extras(self, **more: Any) -> None:
         """Close the envs and end the workers."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kbx_env import wire
-from kbx_env.grading import partial, scheme, steps
+from kbx_env.grading import partial, scheme
 from kbx_env.grading.calls import Claimed, Talk, settings_of
 from kbx_env.grading.claims import Stopped, survived
 from kbx_env.grading.defences import Defence
@@ -199,16 +199,13 @@ class Grading:
                 self._build(talk)
         tally = Tally()
         asked = talk.engine is not None and self._contract() is not None
-        stepwise = talk.engine is not None and self.record.grading == "contract" and steps.asked(self.task)
         if talk.engine is not None:
-            talk.engine.keep = asked or stepwise
+            talk.engine.keep = asked
         with self.timed(Stage.CORRECT):
             needed = [judges.calls_needed(self.task, c) for c in cases]
             made = talk.at_once(cases, needed) if talk.engine is None else []
             for index, case in enumerate(cases):
-                began = time.perf_counter()
                 answers = made[index] if made else talk.calls(case, index, needed[index], "run")
-                quick = time.perf_counter() - began < steps.QUICK
                 if isinstance(answers, Exception):
                     raise answers
                 ruling = self._judge(case, answers)
@@ -219,9 +216,8 @@ class Grading:
                     self.record.failures.append(CaseFailure(case.label(), ruling.reason + _unwritten(answers[0])))
                 if ruling.passed and proves[index] and asked:
                     tally.schemeless = tally.schemeless or scheme.flaw(self.task, case, answers[0], talk, index)
-                if not ruling.passed and proves[index] and len(tally.stages) < partial.LOOKS and (asked or (stepwise and quick)):
-                    look = partial.stages if asked else steps.stages
-                    seen = look(self.task, case, answers[0], talk, index)
+                if not ruling.passed and proves[index] and asked and len(tally.stages) < partial.LOOKS:
+                    seen = partial.stages(self.task, case, answers[0], talk, index)
                     tally.stages += [seen] if seen else []
                 tally.add(case, answers, talk.ideal_bytes(case, answers[0]), proves[index], ruling)
         with self.timed(Stage.COMPILE):

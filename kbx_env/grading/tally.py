@@ -120,7 +120,7 @@ class Tally:
         return {
             "moved_bytes": self.moved, "sector_bytes": self.sectors, "reread_bytes": self.reread,
             "flops": dict(sorted(self.flops.items())), "depends_on": tuple(sorted(self.inputs)),
-            "kernels": tuple(self.kernels.values()), "stages": None if self.shortcut else partial.mean(self.stages),
+            "kernels": tuple(self.kernels.values()), "stages": partial.mean(self.stages),
             "passing": NO_WORK if self.shortcut else self.passing,
             "stored_share": self.stored / self.elements if self.elements else None,
         }  # fmt: skip

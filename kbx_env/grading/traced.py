@@ -199,17 +199,6 @@ class Engine:
         reply, _ = self._ask({"again": asked, "read": []}, [], seconds)
         return [[int(n) for n in row] for row in reply["seen"]]
 
-    def found(self, wanted: Sequence[tuple[Sequence[float], Sequence[float]]], seconds: float) -> list[float]:
-        """Execute the last call once more as it was; of each set of numbers, given with how near a result must come to each, the
-        share that one operation of the launches computes.
-
-        Raises:
-            EngineError: a launch failed that had not failed before.
-        """
-        asked = {"values": [list(v) for v, _ in wanted], "slack": [list(s) for _, s in wanted], "seconds": seconds}
-        reply, _ = self._ask({"again": asked, "read": []}, [], seconds)
-        return [float(s) for s in reply["shares"]]
-
     def estimate(
         self, device: str, tiles: Mapping[str, torch.Tensor], sizes: Mapping[str, dict[str, Any]], message: dict[str, Any],
         ask: Callable[[dict[str, Any]], dict[str, Any]], seconds: float,

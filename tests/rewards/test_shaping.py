@@ -15,7 +15,7 @@ from kbx_env.outcome import Cases, CaseTime, Evidence, Fault, Outcome, Passing, 
 
 DEFAULT = load_preset("default")
 SHAPED = [load_preset(n) for n in presets() if load_preset(n).shaping]
-STAGES = ("scale", "rounding", "clamp", "packing", "product", "dequantization", "margin", "operators")
+STAGES = ("scale", "rounding", "clamp", "packing", "product", "dequantization", "margin")
 FAULTS = {Verdict.CORRECT: None, Verdict.INFRA_FAULT: Fault.INFRA}
 
 
@@ -125,10 +125,10 @@ def _wrong(passed: int, **evidence) -> Outcome:
                    cases=Cases(passed, 10, (), passed, 10), evidence=Evidence(3, **evidence))  # fmt: skip
 
 
-@given(st.sampled_from(["quantization", "fusion"]), st.floats(0, 1), st.floats(0, 1), st.integers(0, 8))
-def test_a_case_set_right_always_pays_more(preset: str, before: float, after: float, passed: int) -> None:
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 8))
+def test_a_case_set_right_always_pays_more(before: float, after: float, passed: int) -> None:
     """Whatever the stages of the other cases do meanwhile, as long as they do not get worse."""
-    reward = load_preset(preset)
+    reward = load_preset("quantization")
     low, high = sorted((before, after))
     first = reward(_wrong(passed, stages=dict.fromkeys(STAGES, low)))
     assert reward(_wrong(passed + 1, stages=dict.fromkeys(STAGES, high))) > first
@@ -140,7 +140,7 @@ def test_fusing_pays_only_where_the_values_are_right() -> None:
     fused, plain = Passing(5, 5, 1000, 1000, 0, 0), Passing(5, 20, 4000, 1000, 2500, 15)
     best, some, none = (reward(_wrong(n, passing=p)) for n, p in ((5, fused), (5, plain), (0, fused)))
     assert best > some > none == DEFAULT(_wrong(0))
-    assert best == pytest.approx(DEFAULT(_wrong(5)) + 0.03 / 2)
+    assert best == pytest.approx(DEFAULT(_wrong(5)) + 0.14 / 2)
     terms = reward.terms(_wrong(5, passing=plain))
     assert (terms["launches"], terms["traffic"], terms["intermediates"]) == (0.25 / 2, 0.25 / 2, 0.375 / 2)
     assert reward.terms(_wrong(5))["launches"] is None and reward(_wrong(5)) == DEFAULT(_wrong(5))

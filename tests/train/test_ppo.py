@@ -23,7 +23,7 @@ from kbx_env.train.schedule_policy import About, ScheduleAgent, ScheduleNet, new
 from kbx_env import ray_session
 from kbx_env import schedule_features as features
 from kbx_env.catalog import expert_source
-from kbx_env.errors import UsageError
+from kbx_env.errors import SandboxError, UsageError
 from kbx_env.outcome import Cases, Estimate, Evidence, Fault, Outcome, Stage, Verdict
 from kbx_env.schedule import SLOTS, template
 from kbx_env.schedule_env import ScheduleEnv
@@ -355,6 +355,30 @@ def test_several_gradings_an_episode(ray: object, tmp_path: Path) -> None:
     ppo.train(_settings(out, iterations=2, batch=24, max_turns=3, relative=False), fake_grade)
     # Whole episodes: each step of an iteration is a grading, the envs' resets between episodes are none.
     assert [r["steps"] for r in _log(out)] == [24, 48] and ScheduleAgent.load(out).about.max_turns == 3
+
+
+def _lost(task: str, source: str, **options) -> Outcome:
+    return Outcome(task, Verdict.INFRA_FAULT, Stage.CORRECT, "cpu", "contract", Fault.INFRA, "no memory left")
+
+
+def _refused(task: str, source: str, **options) -> Outcome:
+    raise UsageError("the grader refuses this")
+
+
+@pytest.mark.parametrize(("grade", "error", "says"), [(_lost, SandboxError, "no memory left"), (_refused, UsageError, "refuses")])
+def test_a_run_that_cannot_grade_ends_and_says_why(ray: object, grade, error, says: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=says):
+        ppo.train(_settings(tmp_path / "run", iterations=10, batch=4), grade)
+    assert len(_log(tmp_path / "run")) < ppo.PATIENCE if (tmp_path / "run/log.jsonl").exists() else grade is _refused
+
+
+def test_a_run_of_an_earlier_version_goes_on(ray: object, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ppo.train(_settings(out, iterations=1, batch=8), fake_grade)
+    about = json.loads((out / ppo_run.RUN).read_text())
+    (out / ppo_run.RUN).write_text(json.dumps(about | {"workers": 0}))  # they graded in the main process
+    ppo.train(ppo.PPOSettings(resume=str(out), iterations=2), fake_grade)
+    assert [r["iteration"] for r in _log(out)] == [1, 2]
 
 
 def test_a_run_begins_near_the_expert_and_a_resumed_one_adds_nothing(ray: object, tmp_path: Path) -> None:

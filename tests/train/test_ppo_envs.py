@@ -69,7 +69,7 @@ def test_a_step_of_all_is_what_each_does_alone(tmp_path: Path) -> None:
             np.testing.assert_array_equal(seen[k], one)
             assert (rewards[k], ended[k], info["masked"][k]) == (reward, over, told["masked"])
         assert not cut.any() and rewards[0] > 0 and info["masked"].tolist() == [False, False, False, True]
-        # Equal schedules are one grading, the expert's own among them; what the machine lost is asked for twice and masked.
+        # Equal schedules are one grading, the expert's own among them; what the machine lost is asked for twice, and masked.
         assert grader.most == 3 and len(set(grader.asked)) == 3 and len(grader.asked) == 4
         rows = [json.loads(line) for line in (tmp_path / "steps").read_text().splitlines()]
         assert [r["masked"] for r in rows] == info["masked"].tolist() and sum(r["gradings"] for r in rows) == 3

@@ -9,8 +9,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from kbx_env.backends import ttir
 from kbx_env.backends.engine.engine import Engine
 
@@ -28,12 +26,11 @@ class Again:
         self._asked.append((header, blobs))
 
     def run(self, change: Mapping[str, Any], views: Sequence[Any]) -> tuple[dict[str, Any], list[bytes]]:
-        """Execute it; returns how much of the work met other integers and the integers that were there if asked, or the shares of
-        the numbers that were looked for, and the bytes of the views.
+        """Execute it; returns how much of the work met other integers, the integers that were there if asked, and the bytes of
+        the views.
 
         Args:
-            change: ``place`` and ``table`` of a ``Disturbance`` and whether to ``count``, or ``values`` and ``slack`` of a
-                ``Search``; the ``seconds`` that this may take.
+            change: ``place`` and ``table`` of a ``Disturbance``, the ``seconds`` that this may take, whether to ``count``.
             views: what to read back.
         """
         engine = Engine()
@@ -42,20 +39,12 @@ class Again:
         engine.begin(float(change["seconds"]), **flags)
         engine.meter = ttir.Meter()  # only the values are wanted: traffic and findings are known from the call itself
         seen: dict[tuple[int, int], Any] | None = {} if change.get("count") else None
-        if "values" in change:
-            values, slack = ([np.array(x, np.float64) for x in change[k]] for k in ("values", "slack"))
-            engine.disturbance = ttir.Search(values, slack)
-        else:
-            engine.disturbance = ttir.Disturbance(str(change["place"]), change["table"], seen=seen)
+        engine.disturbance = ttir.Disturbance(str(change["place"]), change["table"], seen=seen)
         for header, blobs in self._asked:
             for base in header.get("free", []):
                 engine.heap.free(base)
             for name, base, size, offset, blob, spec in header.get("inputs", []):
                 engine.input(name, base, size, offset, blobs[blob], spec)
             engine.run(header.get("steps", []))
-        told: dict[str, Any]
-        if isinstance(engine.disturbance, ttir.Search):
-            told = {"shares": engine.disturbance.shares()}
-        else:
-            told = {"touched": engine.disturbance.touched, "seen": [v.tolist() for v in (seen or {}).values()]}
+        told = {"touched": engine.disturbance.touched, "seen": [v.tolist() for v in (seen or {}).values()]}
         return told, [engine.read(v)[1] for v in views]

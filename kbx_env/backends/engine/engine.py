@@ -69,7 +69,7 @@ class Engine:
         self.kernels: dict[str, ttir.Module] = {}
         self.texts: dict[str, str] = {}
         self.deadline = math.inf
-        self.disturbance: ttir.Disturbance | ttir.Search | None = None
+        self.disturbance: ttir.Disturbance | None = None
         self.begin(math.inf)
         self._steps: Mapping[str, Callable[..., None]] = {
             "alloc": self._alloc, "free": self._free, "fill": self._fill, "copy": self._copy, "host": self._host,

@@ -7,11 +7,10 @@ from .launch import Descriptor, launch
 from .memory import Extent, Meter, Region
 from .parser import parse
 from .sanitizer import Sanitizer
-from .search import Search
 from .slices import operand_slices, store_slices, unknown_access
 
 __all__ = [
     "Deadlock", "DecidesOnUnwritten", "Descriptor", "DeviceAssert", "Disturbance", "Extent", "Finding", "Meter", "Module",
-    "OutOfBounds", "Region", "Sanitizer", "Search", "TtirError", "Unsupported", "launch", "operand_slices", "parse", "store_slices",
+    "OutOfBounds", "Region", "Sanitizer", "TtirError", "Unsupported", "launch", "operand_slices", "parse", "store_slices",
     "unknown_access",
 ]  # fmt: skip

@@ -17,7 +17,6 @@ from .memory import Array, Memory, Meter, Region
 from .ops_memory import Block
 from .reorder import reordered
 from .sanitizer import Sanitizer
-from .search import Search
 from .serial import Noticing, Program, take_turns
 from .slices import annotate
 from .unwritten import Wary, WaryProgram
@@ -37,9 +36,9 @@ class Descriptor:
 
 
 class Disturbed(Metered):
-    """A machine in which some integers are other ones, or whose results are looked through."""
+    """A machine in which some integers are other ones."""
 
-    disturbance: Disturbance | Search
+    disturbance: Disturbance
 
     def step(self, op: Op, env: list[Any]) -> None:
         """Run one operation, exchanging what goes in or comes out."""
@@ -81,7 +80,7 @@ def launch(
     deadline: float | None = None,
     sanitizer: Sanitizer | None = None,
     names: Sequence[str] = (),
-    disturbance: Disturbance | Search | None = None,
+    disturbance: Disturbance | None = None,
 ) -> None:
     """Run every program of a grid.
 
@@ -97,7 +96,7 @@ def launch(
         sanitizer: Collects faults; with it each access is checked against the tensor that its
             pointer came from instead of all regions.
         names: Names of the runtime arguments, by default those of the regions they point into.
-        disturbance: Integers to exchange on the way, or numbers to look for.
+        disturbance: Integers to exchange on the way.
 
     Raises:
         OutOfBounds: an unmasked access is outside every region, or its tensor.
