@@ -27,6 +27,7 @@ if __package__ in (None, ""):  # run as a script from a clone
 
 from kbx_env.train import ppo_run
 from kbx_env.train import settings as reading
+from kbx_env.train.ppo_envs import MOST
 from kbx_env.train.ppo_run import Progress
 from kbx_env.train.schedule_export import ExportSettings, best_of, export
 from kbx_env.train.schedule_policy import CHECKPOINTS, About, ScheduleAgent, newest
@@ -160,6 +161,9 @@ def _check(s: PPOSettings, new: bool) -> None:
         raise UsageError(f"workers is {s.workers}; at least 1")
     if new and s.batch % s.max_turns:
         raise UsageError(f"batch is {s.batch}, an episode {s.max_turns} steps (max_turns); a multiple of that")
+    if new and s.batch > MOST * s.max_turns and s.batch % (8 * s.max_turns):
+        each = 8 * s.max_turns
+        raise UsageError(f"batch is {s.batch}: above {MOST * s.max_turns} a multiple of {each}, to be graded side by side")
     if not 0 <= s.still < math.inf:
         raise UsageError(f"still is {s.still!r}; a number, 0 or more")
     if not s.lr > 0 or not s.hiddens or min(s.hiddens) < 1:

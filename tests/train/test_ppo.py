@@ -297,6 +297,7 @@ def test_export_of_choices_of_the_best_and_of_the_experts(run: Path, tmp_path: P
         (["tasks=math/add", "backend=cpu", "split=all", "reward=estimate"], "estimated"),
         (["batch=0"], "at least 1"),
         (["workers=0"], "at least 1"),
+        (["batch=67"], "a multiple of 8"),
         (["lr=0"], "above 0"),
         (["still=-1"], "0 or more"),
         (["still=.nan"], "0 or more"),
