@@ -133,7 +133,7 @@ def test_what_a_beginning_does_not_go_with_is_said(folder: Path, tmp_path: Path)
     with pytest.raises(UsageError, match="tokens=lines"):
         models.build(models.Build(str(tmp_path / "a"), **sizes))
     with pytest.raises(UsageError, match="template=qwen3:"):
-        models.build(models.Build(str(tmp_path / "b"), **sizes, tokens="lines", template="qwen3"))
+        models.build(models.Build(str(tmp_path / "b"), **sizes, tokens="lines", prompt="short", template="qwen3"))
     with pytest.raises(UsageError, match="no tool can be called"):
         grpo_setup.load(read(grpo.Settings, [f"model={folder}", f"out={tmp_path}", "mode=tool", "trainer.use_cpu=true"]), None)
 
