@@ -198,8 +198,13 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return self._observe(), float(gained), self._turn >= self.max_turns, False, info
 
     def needs(self, action: Sequence[int] | np.ndarray) -> list[Request]:
-        """What ``step`` with this action, and ``default``, would have graded: nothing that this env or its store knows."""
-        assert self._task is not None, "reset comes first"
+        """What ``step`` with this action, and ``default``, would have graded: nothing that this env or its store knows.
+
+        Raises:
+            UsageError: called before ``reset``.
+        """
+        if self._task is None:
+            raise UsageError("needs before reset")
         task, made = self._task.id, self.template(self._task.id)
         sources = dict.fromkeys([made.render(np.asarray(action)), made.source])
         requests = [self._request(task, s) for s in sources if (task, s) not in self._known]

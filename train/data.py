@@ -27,7 +27,7 @@ from kbx_env.train.breaking import broken
 from kbx_env.train.compact import compact
 from kbx_env.train.copying import copies as copied
 from kbx_env.train.copying import retold
-from kbx_env.train.rows import about, by_difficulty, load, message, only, prompts, write
+from kbx_env.train.rows import FORMATS, about, by_difficulty, load, message, only, prompts, write
 from kbx_env.train.settings import MISSING, command, save
 from kbx_env.train.vary import variations as varied
 
@@ -221,15 +221,29 @@ def _counts(counter: Counter[str]) -> str:
 
 
 @dataclass
-class Settings:
-    """Of this script."""
+class Common:
+    """Of every script that makes demonstrations."""
 
     out: str = MISSING
-    """Folder for prompts.*, demonstrations.*, gradings.sqlite and settings.yaml."""
+    """Folder for demonstrations.*, what is told beside them, gradings.sqlite and settings.yaml."""
     tasks: str = "*"
     """Glob over ids of the train split, comma-separated."""
     category: str | None = None
     """One category only."""
+    backend: str = "cpu"
+    """Whose instruction is shown: cpu, or cuda where the model will be timed on a GPU."""
+    workers: int = 1
+    """Gradings at a time."""
+    seed: int = 0
+    """Of all that is drawn."""
+    format: str = "parquet"
+    """parquet, jsonl or arrow."""
+
+
+@dataclass
+class Settings(Common):
+    """Of this script."""
+
     variations: int = 4
     """Of each kernel, beside itself, before grading."""
     style: str = "plain"
@@ -240,29 +254,39 @@ class Settings:
     """Wrong versions of each kernel, before grading: rows in which one and its verdict come first, for answers in several turns."""
     repeats: int = 1
     """Rows of prompts.* for each task, with seeds of their own."""
-    backend: str = "cpu"
-    """Whose instruction is shown: cpu, or cuda where the model will be timed on a GPU."""
-    workers: int = 1
-    """Gradings at a time."""
-    seed: int = 0
-    """Of the variations and of the prompts' seeds."""
-    format: str = "parquet"
-    """parquet, jsonl or arrow."""
+
+
+def chosen(s: Common) -> list[Task]:
+    """The tasks that a script is asked for.
+
+    Raises:
+        UnknownName: no such format, backend, category or task.
+    """
+    for kind, name, known in (("format", s.format, FORMATS), ("backend of prompts", s.backend, ("cpu", "cuda"))):
+        if name not in known:
+            raise UnknownName(kind, name, known)
+    return load_tasks(category=s.category, split="train", pattern=s.tasks)
+
+
+def folder(s: Common) -> Path:
+    """The folder to write to, with the settings in it.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    try:
+        Path(s.out).mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UsageError(f"cannot write to out={s.out}: {e.strerror}") from e
+    save(s, s.out)
+    return Path(s.out)
 
 
 def run(s: Settings) -> None:
     """Write both datasets and say what is in them."""
-    from kbx_env.train.rows import FORMATS
-
-    if s.format not in FORMATS:
-        raise UnknownName("format", s.format, FORMATS)
-    tasks, out = load_tasks(category=s.category, split="train", pattern=s.tasks), Path(s.out)
+    tasks = chosen(s)
     asked = prompts(tasks, s.backend, repeats=s.repeats, seed=s.seed)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UsageError(f"cannot write to out={s.out}: {e.strerror}") from e
-    save(s, out)
+    out = folder(s)
     with contextlib.closing(Store(out / "gradings.sqlite")) as store:
         made = demonstrations(
             tasks, backend=s.backend, variations=s.variations, seed=s.seed, workers=s.workers, store=store, style=s.style,

@@ -25,12 +25,11 @@ if __package__ in (None, ""):  # run as a script from a clone
 from kbx_env.train import data
 from kbx_env.train.breaking import Fault, places, with_faults
 from kbx_env.train.compact import compact
-from kbx_env.train.rows import FORMATS, about, message, write
-from kbx_env.train.settings import MISSING, command, save
+from kbx_env.train.rows import about, message, write
+from kbx_env.train.settings import command
 
-from kbx_env.catalog import expert_source, load_tasks, splits
-from kbx_env.errors import UnknownName, UsageError
-from kbx_env.outcome import Fault as Blame
+from kbx_env.catalog import expert_source, splits
+from kbx_env.errors import UsageError
 from kbx_env.outcome import Outcome, Verdict
 from kbx_env.store import Store
 from kbx_env.task import Task
@@ -92,7 +91,7 @@ def doubts(
             return [d for d in found.values() if len(d.faults) == count]
         texts = [(d.task, "doubtful", with_faults(d.source, [f])) for d, f in asked]
         for (one, fault), outcome in zip(asked, data.graded(texts, workers, store, progress, grade), strict=True):
-            if outcome.fault is Blame.INFRA:
+            if outcome.verdict is Verdict.INFRA_FAULT:
                 raise UsageError(f"the machine lost a grading of {one.task.id}: {outcome.message[:200]}; give the command again")
             had = found[one.task.id].faults
             if outcome.verdict is Verdict.INCORRECT and len(had) < count and _apart(fault, had):
@@ -120,47 +119,25 @@ def demonstrations(made: Sequence[Doubts], odds: float, count: int, seed: int = 
 
 
 @dataclass
-class Settings:
+class Settings(data.Common):
     """Of this script."""
 
-    out: str = MISSING
-    """Folder for demonstrations.*, places.json, gradings.sqlite and settings.yaml."""
-    tasks: str = "*"
-    """Glob over ids of the train split, comma-separated."""
-    category: str | None = None
-    """One category only."""
     places: int = 8
     """Of each kernel that may be faulty."""
     odds: float = 0.5
     """With which each is."""
     rows: int = 400
     """Of each kernel."""
-    backend: str = "cpu"
-    """Whose instruction is shown: cpu, or cuda where the model will be timed on a GPU."""
-    workers: int = 1
-    """Gradings at a time."""
-    seed: int = 0
-    """Of the places and of the rows."""
-    format: str = "parquet"
-    """parquet, jsonl or arrow."""
 
 
 def run(s: Settings) -> None:
     """Write the rows and say where each kernel may be faulty."""
-    if s.format not in FORMATS:
-        raise UnknownName("format", s.format, FORMATS)
-    if s.backend not in ("cpu", "cuda"):
-        raise UnknownName("backend of prompts", s.backend, ("cpu", "cuda"))
     if min(s.places, s.rows, s.workers) < 1 or not 0 < s.odds < 1:
         raise UsageError(
             f"places is {s.places}, rows is {s.rows}, workers is {s.workers}, odds is {s.odds}; at least 1, and between 0 and 1"
         )
-    tasks, out = load_tasks(category=s.category, split="train", pattern=s.tasks), Path(s.out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UsageError(f"cannot write to out={s.out}: {e.strerror}") from e
-    save(s, out)
+    tasks = data.chosen(s)
+    out = data.folder(s)
     with contextlib.closing(Store(out / "gradings.sqlite")) as store:
         made = doubts(tasks, s.places, s.seed, workers=s.workers, store=store)
     if not made:

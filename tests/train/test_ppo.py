@@ -453,7 +453,7 @@ def test_the_whole_way_on_the_cpu(tmp_path: Path) -> None:
     assert [r["iteration"] for r in log] == [1, 2] and log[-1]["correct"] == 1.0 and log[-1]["default"] > 1.5
     assert ppo.main(["export", f"checkpoint={out}", "tasks=math/add,math/exp_sqrt", f"out={file}"]) == 0
     policies = [f"--policy=replay:{file}", f"--policy=replay:{tmp_path}/s.default.jsonl"]
-    asked = ["--backend=cpu", "--split=all", "--workers=1", "--targets=none", f"--tasks={TASKS}", f"--out={tmp_path}/report"]
+    asked = ["--backend=cpu", "--split=all", "--workers=1", f"--tasks={TASKS}", f"--out={tmp_path}/report"]
     assert report.main([*policies, *asked]) == 0
     told = json.loads((tmp_path / "report/report.json").read_text())["policies"]
     assert [sorted(row["task"] for row in p["tasks"]) for p in told] == [TASKS.split(",")] * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -36,14 +35,15 @@ class Grader:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.now = self.most = 0
-        self._lock = threading.Lock()
+        self._lock, self._together = threading.Lock(), threading.Barrier(3, timeout=20)
 
     def __call__(self, task: str, source: str, **options: object) -> Outcome:
         with self._lock:
             self.asked.append(source)
             self.now += 1
             self.most = max(self.most, self.now)
-        time.sleep(0.05)
+        if len(self.asked) < 4:
+            self._together.wait()  # only if three are at work at once
         with self._lock:
             self.now -= 1
         return fake_grade(task, source, **options)
