@@ -82,8 +82,6 @@ def sft(e: Evidence) -> None:
             "steps": done[-1]["step"], "least_steps": a.least_steps, "checkpoint": (out / "final").is_dir(),
             **({k: known[-1].get(k) for k in SFT_KEYS[1:]} if known else {}),
         }  # fmt: skip
-        if last and done[-1]["step"] < a.least_steps:
-            e.result["failures"]["sft steps"] = f"{done[-1]['step']} steps were done, fewer than {a.least_steps} (--least-steps)"
 
     def said() -> str:
         return f"sft: {e.result['sft']}"
@@ -92,6 +90,10 @@ def sft(e: Evidence) -> None:
     e.run("sft", {"sft": e.job("sft", seconds, kind="sft", settings=e.settings("sft", "sft", ours, fixed))}, seconds, said)
     if not (out / "final").is_dir():
         raise RuntimeError("no checkpoint came out of SFT")
+    collect(True)
+    if (done := e.result["sft"]["steps"]) < a.least_steps:
+        # What goes on from there would take the rest of the minutes and tell nothing.
+        raise RuntimeError(f"SFT did {done} steps, fewer than --least-steps {a.least_steps}: more minutes; the start counts too")
     e.model = out / "final"
 
 

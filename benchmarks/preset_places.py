@@ -2,13 +2,15 @@
 
     python benchmarks/preset_places.py OUT.json --presets default,quantization --tasks 'quantization/*' [--places 8] [--sets 2]
                                        [--odds 0.65] [--rate 0.1] [--runs 16] [--gradings 6144] [--workers 2] [--store FILE.sqlite]
+                                       [--oracle 0.18]
 
 Each kernel has places that are faulty or not (``train/doubtful.py``; sets of places by seed). All combinations are graded once,
 on the CPU. Then each preset teaches policies that choose each place by itself, beginning with ``--odds`` for the fault, by the
 gradient that GRPO takes (groups of 16 answers, rewards centred and divided by the group's standard deviation, Adam), and learning
 curves are compared as ``train/compare_rewards.py`` does: gradings needed for the first preset's final correct rate. In ``together``
-the tasks' curves are averaged, as in a run on all of them. Of the noise of training this shows the draws alone, and of a model
-nothing: how far it carries over is to be measured with one.
+the tasks' curves are averaged, as in a run on all of them. ``--oracle`` adds one more: the first preset, and for what is wrong so
+much times the share of places without a fault. No grader sees that share; it tells what the best of hints could do here. Of the
+noise of training this shows the draws alone, and of a model nothing: how far it carries over is to be measured with one.
 Interrupted, the same command goes on: gradings are in ``--store`` (by default beside OUT).
 """
 
@@ -41,6 +43,7 @@ from kbx_env.store import Store
 
 GROUP, GROUPS = 16, 4
 """Answers to a prompt, and prompts a step."""
+ORACLE = "oracle"
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -104,6 +107,9 @@ def taught(outcomes: Sequence[Outcome], presets: Sequence[str], a: argparse.Name
     """By preset the correct rates of its policies; those of one seed draw the same numbers."""
     right, steps = np.array([float(o.correct) for o in outcomes]), a.gradings // (GROUP * GROUPS)
     rewards = {p: np.array([load_preset(p)(o) or 0.0 for o in outcomes]) for p in presets}
+    if a.oracle is not None:
+        sound = 1 - np.array([n.bit_count() for n in range(len(right))]) / math.log2(len(right))
+        rewards[ORACLE] = rewards[presets[0]] + np.where(right, 0.0, a.oracle * sound)
     return {p: learn(r, right, a.odds, a.rate, a.runs, steps, a.seed) for p, r in rewards.items()}
 
 
@@ -121,11 +127,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         p.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default {default})")
     p.add_argument("--odds", type=float, default=0.65, help="of each fault to begin with")
     p.add_argument("--rate", type=float, default=0.1, help="learning rate, of the logits")
+    p.add_argument("--oracle", type=float, help="what a hint pays at most that knows the share of places without a fault")
     p.add_argument("--store", type=Path, help="of gradings (default: beside OUT)")
     a = p.parse_args(argv)
     least = 10 * GROUP * GROUPS
-    if min(a.places, a.sets, a.workers) < 1 or a.runs < 2 or a.gradings < least or not 0 < a.odds < 1 or not a.rate > 0:
-        p.error(f"--places, --sets, --workers at least 1, --runs 2, --gradings {least}; --odds in (0, 1), --rate above 0")
+    positive = [a.rate] if a.oracle is None else [a.rate, a.oracle]
+    if min(a.places, a.sets, a.workers) < 1 or a.runs < 2 or a.gradings < least or not 0 < a.odds < 1 or not min(positive) > 0:
+        p.error(
+            f"--places, --sets, --workers at least 1, --runs 2, --gradings {least}; --odds in (0, 1), --rate and --oracle above 0"
+        )
     try:
         presets = [load_preset(n).name for n in a.presets.split(",")]
         tasks = load_tasks(split="train", pattern=a.tasks)
@@ -145,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     finals = ", ".join(f"{p} {x['final']:.3f}" for p, x in row["presets"].items())
                     print(f"{one.task.id}, set {number}: final correct rates {finals}", flush=True)
                     # As a run on all of these tasks would be: the first target that counts is the mean of all.
-                    pooled = {p: np.mean([r[p] for r in rates], axis=0) for p in presets}
+                    pooled = {p: np.mean([r[p] for r in rates], axis=0) for p in rates[0]}
                     told |= {
                         "about": versions.environment("cpu"), "settings": {k: str(v) for k, v in vars(a).items()}, "rows": rows,
                         "together": compared(pooled),

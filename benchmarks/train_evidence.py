@@ -71,7 +71,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         ("context", 4096, "tokens"), ("length", 1024, "tokens of one answer"), ("turns", 2, "of multi, and of the evaluation"),
         ("feedback", 512, "tokens of the verdict after a turn, beside those of answers"),
         ("most-tokens", 1000, "of a completion; longer demonstrations are left out"),
-        ("least-steps", 50, "of SFT; fewer are a failure"), ("hold-seed", 0, "of the choice of tasks held back"),
+        ("least-steps", 50, "of SFT; from fewer nothing goes on"), ("hold-seed", 0, "of the choice of tasks held back"),
         ("generations", 8, "answers of a group"), ("batch", 64, "answers graded at a time, at most"),
         ("minibatches", 1, "parts of these, an update each"), ("at-once", 16, "answers of a backward pass, at most"),
         ("gradings", 1024, "of each run"), ("samples", 4, "answers to each task of the eval split"),

@@ -19,7 +19,7 @@ from kbx_env.train.compact import HEAD, compact
 from kbx_env.train.settings import MISSING
 from kbx_env.train.tokens import lines_tokenizer, shortening
 
-from kbx_env.catalog import expert_source, load_tasks
+from kbx_env.catalog import expert_source, load_tasks, splits
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.prompt import instruction
 
@@ -126,6 +126,9 @@ class Build:
     """begun: the chat template begins every answer with the imports and the line that defines the entry function, and the model
     goes on from there; only with tokens=lines; train it on demonstrations with style=compact. Not with mode=tool, and asked of
     servers an answer lacks its beginning: ask such a checkpoint as hf:FOLDER."""
+    data: str | None = None
+    """Demonstrations whose lines become tokens too, only with tokens=lines: answers like them are then a few tokens a line, and a
+    model that is to learn these and nothing else is small and quick, as experiments on rewards want it (train/doubtful.py)."""
     template: str = "qwen3_instruct_2507"
     """A chat template that TRL knows by name. This one has no thinking, and shows earlier turns as they were generated."""
     seed: int = 0
@@ -157,6 +160,8 @@ def build(b: Build) -> Path:
         raise UsageError("prompt=short is done by the tokenizer of tokens=lines; give both")
     if b.answer == "begun" and b.tokens != "lines":
         raise UsageError("answer=begun needs tokens=lines: other tokens reach over the end of what the template has begun")
+    if b.data is not None and b.tokens != "lines":
+        raise UsageError(f"data={b.data} is for the lines of demonstrations; give tokens=lines with it")
     template = template_of(b.template) + (f"\n{BEGUN}" if b.answer == "begun" else "")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"out={b.out} is not empty; give another folder, or remove it")
@@ -213,9 +218,18 @@ def _texts() -> Iterator[str]:
         yield from (instruction(task, "cpu"), expert_source(task.id) or "")
 
 
-def _documents() -> list[str]:
-    """One for each task of the train split, as ``data.py style=compact`` shows it."""
+def _documents(data: str | None) -> list[str]:
+    """One for each task of the train split, as ``data.py style=compact`` shows it, and one for each demonstration."""
     found = []
+    if data is not None:
+        from kbx_env.train import rows
+
+        shown = rows.load(data)
+        if evil := sorted({t for t in shown["task"] if splits()[t] != "train"}):
+            raise UsageError(f"{data}: rows of tasks outside the train split, whose words no model may know: {', '.join(evil[:5])}")
+        if not {"prompt", "completion"} <= set(shown.column_names):
+            raise UsageError(f"{data}: no columns prompt and completion; give demonstrations")
+        found = ["\n".join(m["content"] for m in (*a, *b)) for a, b in zip(shown["prompt"], shown["completion"], strict=True)]
     for task in load_tasks(split="train"):
         source = expert_source(task.id)
         if source is not None:
@@ -224,13 +238,13 @@ def _documents() -> list[str]:
 
 
 @functools.cache
-def _core(tokens: str, prompt: str, room: int) -> str:
+def _core(tokens: str, prompt: str, room: int, data: str | None) -> str:
     """What a tokenizer of so many tokens has learnt, as JSON; some seconds, once a process."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if tokens == "lines":
         short = shortening(load_tasks(split="train")[0]) if prompt == "short" else ()
-        return str(lines_tokenizer(_documents(), room, _SPECIAL, short).to_str())
+        return str(lines_tokenizer(_documents(data), room, _SPECIAL, short).to_str())
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -246,7 +260,7 @@ def _trained(b: Build, template: str) -> Any:
     from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    core = Tokenizer.from_str(_core(b.tokens, b.prompt, b.vocab - len(_PLAIN)))
+    core = Tokenizer.from_str(_core(b.tokens, b.prompt, b.vocab - len(_PLAIN), b.data))
     core.add_tokens([AddedToken(t, normalized=False) for t in _PLAIN])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD, model_max_length=b.context)
     tokenizer.chat_template = template

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -219,6 +220,33 @@ def test_modes_are_asked_alike(script: ModuleType, tmp_path: Path, model_folder:
     assert e.result["train_tasks"]["fusion"] == {"tasks": ["fusion/fused_cos_signbit"], "too_long": 0}
     job = json.loads((tmp_path / "w/fusion-shaped-0.json").read_text())
     assert job["marks"] is False and json.loads((tmp_path / "w/multi-0.json").read_text())["marks"] is True
+
+
+def test_nothing_goes_on_from_too_few_steps(
+    script: ModuleType, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"prompt": [{"role": "user", "content": "x"}], "completion": [{"role": "assistant", "content": "y"}], "task": "math/abs"}
+    (tmp_path / "d.jsonl").write_text(json.dumps(row) + "\n")
+
+    def ran(steps: int) -> tuple[list[str], str]:
+        work, asked = tmp_path / str(steps), list[str]()
+        words = ["--work", str(work), "--model", str(model_folder), "--data", str(tmp_path / "d.jsonl"), "--parts", "sft,single"]
+        more = ["--hold", "0", "--least-steps", "50", "--seeds", "1", "--length", "64", "--grpo-on", "all"]
+        e = script.Evidence(script.arguments([str(tmp_path / "out"), *words, *more]))
+
+        def run(step: str, *_: Any) -> None:
+            asked.append(step)
+            if step == "sft":
+                shutil.copytree(model_folder, work / "sft/final")
+                (work / "sft/final/gradings.json").write_text(json.dumps({"gradings": 0, "step": steps}))
+
+        monkeypatch.setattr(e, "run", run)
+        e.all(script.STEPS)
+        return asked, str(e.result["failures"])
+
+    assert ran(50) == (["sft", "grpo"], "{}")
+    asked, failures = ran(49)
+    assert asked == ["sft"] and "SFT did 49 steps, fewer than --least-steps 50" in failures
 
 
 def test_grpo_on_what_sft_was_not_shown(

@@ -52,13 +52,23 @@ def test_policies_are_taught_what_presets_pay(script: ModuleType) -> None:
         verdict, fault = (Verdict.CORRECT, None) if right else (Verdict.INCORRECT, Fault.POLICY)
         return Outcome("t/t", verdict, Stage.CORRECT, "cpu", "contract", fault, cases=Cases(int(right), 1))
 
-    asked = Namespace(gradings=10 * 64, odds=0.5, rate=0.2, runs=2, seed=0)
+    asked = Namespace(gradings=10 * 64, odds=0.5, rate=0.2, runs=2, seed=0, oracle=None)
     made = script.taught([outcome(k == 0) for k in range(4)], ["default", "quantization"], asked)
     assert (made["default"] == made["quantization"]).all() and made["default"].shape == (2, 10)
     assert made["default"][:, -1].mean() > made["default"][:, 0].mean()
 
 
-@pytest.mark.parametrize("more", [["--odds", "1"], ["--runs", "1"], ["--presets", "no_such"], ["--tasks", "nothing"]])
+def test_an_oracle_knows_what_no_preset_can_see(script: ModuleType) -> None:
+    wrong = Outcome("t/t", Verdict.INCORRECT, Stage.CORRECT, "cpu", "contract", Fault.POLICY, cases=Cases(0, 1))
+    right = Outcome("t/t", Verdict.CORRECT, Stage.CORRECT, "cpu", "contract", cases=Cases(1, 1))
+    asked = Namespace(gradings=60 * 64, odds=0.8, rate=0.1, runs=4, seed=0, oracle=0.1)
+    made = script.taught([right, *[wrong] * 63], ["default"], asked)
+    assert list(made) == ["default", "oracle"] and made["oracle"][:, -6:].mean() > 0.75 > 0.3 > made["default"][:, -6:].mean()
+
+
+@pytest.mark.parametrize(
+    "more", [["--odds", "1"], ["--runs", "1"], ["--oracle", "0"], ["--presets", "no_such"], ["--tasks", "nothing"]]
+)
 def test_bad_usage(script: ModuleType, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         script.main([str(tmp_path / "o.json"), *more])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -84,6 +85,27 @@ def test_the_full_prompt_stays_where_it_is_not_shortened(tmp_path: Path) -> None
     tokenizer = models.tokenizer_for(models.build(models.Build(str(tmp_path / "a"), **{**SIZES, "vocab": 600})))
     (message,) = (rows.message(load_task("math/trunc"), "cpu"),)
     assert message["content"] in _prompt(tokenizer, "math/trunc")
+
+
+def test_lines_of_demonstrations_become_tokens(tmp_path: Path) -> None:
+    def rows_of(*tasks: str) -> str:
+        line = "    quite = unlike * any_other % line\n"
+        file = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+        told = [{"role": "assistant", "content": f"```python\n{line}```"}]
+        file.write_text("".join(
+            json.dumps({"prompt": [rows.message(load_task(t), "cpu")], "completion": told, "task": t}) + "\n" for t in tasks
+        ))  # fmt: skip
+        return str(file)
+
+    def tokens_of(name: str, **more: Any) -> int:
+        folder = models.build(models.Build(str(tmp_path / name), **{**SIZES, "vocab": 1200}, prompt="short", **more))
+        return len(models.tokenizer_for(folder)("    quite = unlike * any_other % line\n", add_special_tokens=False)["input_ids"])
+
+    assert tokens_of("with", data=rows_of(*["math/exp_sqrt"] * 400)) == 1 < tokens_of("without")
+    with pytest.raises(UsageError, match="outside the train split.*activation/relu"):
+        tokens_of("evil", data=rows_of("math/exp_sqrt", "activation/relu"))
+    with pytest.raises(UsageError, match="tokens=lines"):
+        models.build(models.Build(str(tmp_path / "a"), **{**SIZES, "tokens": "words"}, data=rows_of("math/exp_sqrt")))
 
 
 def test_what_does_not_fit_each_other_is_said(tmp_path: Path) -> None:
