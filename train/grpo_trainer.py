@@ -9,21 +9,33 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from kbx_env.errors import UsageError
+
 SPANS = "turn_spans"
 """The column of a rollout: for every turn its first token, its last one + 1, and its return (``None``: masked)."""
 Span = tuple[int, int, float | None]
+
+
+BROKEN = 10
+"""Updates in a row whose gradients are no numbers, before a run ends."""
 
 
 class KernelTrainer(GRPOTrainer):
     """GRPO over graded kernels; ``per_turn`` gives every turn an advantage of its own."""
 
     per_turn = False
+    still: StandStill | None = None
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As the trainer's; a step without a gradient is none."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
-        optimizer.register_step_pre_hook(stand_still)
+        self.still = StandStill()
+        optimizer.register_step_pre_hook(self.still)
         return optimizer
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As the trainer's, with ``skipped_updates``: how many so far had gradients that are no numbers."""
+        super().log({**logs, "skipped_updates": self.still.skipped if self.still else 0}, *args, **kwargs)
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         ids, logprobs = super()._generate_single_turn(*args, **kwargs)
@@ -55,17 +67,36 @@ class KernelTrainer(GRPOTrainer):
         return out
 
 
-def stand_still(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Before a step: where all gradients are 0, since no group had a difference, take them away, so that nothing moves.
+class StandStill:
+    """Before a step of an optimizer: where there is nothing to learn, take the gradients away, so that nothing moves.
 
-    Adam would go on by its momentum, and its averages would be those of gradients that were not there: the next one that
-    comes moves the weights further than a step should.
+    All of them 0, since no group had a difference: Adam would go on by its momentum, and its averages would be those of gradients
+    that were not there: the next one that comes moves the weights further than a step should. Or one that is no number: it would
+    make every weight none. That is counted in ``skipped``; it was seen on an H200, with a finite loss, in 2 of some 450 updates
+    (docs/measurements/2026-11-23-h200-ppo.md).
     """
-    every = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if every and not any(bool(g.count_nonzero()) for g in every):
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                p.grad = None
+
+    def __init__(self) -> None:
+        self.skipped = self._row = 0
+
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """The hook.
+
+        Raises:
+            UsageError: no number for ``BROKEN`` updates in a row: the weights hold none any more.
+        """
+        every = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        broken = not all(bool(g.isfinite().all()) for g in every)
+        self.skipped, self._row = self.skipped + broken, (self._row + 1) * broken
+        if self._row >= BROKEN:
+            raise UsageError(
+                f"gradients of {BROKEN} updates in a row are no numbers; go on from a checkpoint before them with a lower "
+                "trainer.learning_rate"
+            )
+        if every and (broken or not any(bool(g.count_nonzero()) for g in every)):
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.grad = None
 
 
 def turn_advantages(spans: Sequence[Sequence[Span]], group: int, scale: str) -> list[list[float]]:

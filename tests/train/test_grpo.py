@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -111,11 +112,48 @@ def test_answers_that_all_earn_the_same_move_nothing(argv: list[str], model_fold
 
     parameter = torch.nn.Parameter(torch.zeros(3))
     adam = torch.optim.AdamW([parameter], lr=0.1)
-    adam.register_step_pre_hook(grpo_trainer.stand_still)
+    adam.register_step_pre_hook(grpo_trainer.StandStill())
     for gradient in ([1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]):
         parameter.grad = torch.tensor(gradient)
         adam.step()
     assert parameter.tolist() == pytest.approx([-0.1, 0.0, 0.0], abs=1e-6)
+
+
+def test_a_gradient_that_is_no_number_moves_nothing() -> None:
+    parameter, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    adam, still = torch.optim.AdamW([parameter, other], lr=0.1), grpo_trainer.StandStill()
+    adam.register_step_pre_hook(still)
+
+    def step(gradient: list[float]) -> None:
+        parameter.grad, other.grad = torch.tensor(gradient), torch.ones(2)
+        adam.step()
+
+    step([1.0, 1.0])
+    before = parameter.tolist(), other.tolist()
+    for gradient in ([math.nan, 1.0], [1.0, math.inf]):
+        step(gradient)
+    assert (parameter.tolist(), other.tolist()) == before and still.skipped == 2
+    for _ in range(grpo_trainer.BROKEN - 3):
+        step([math.nan, 1.0])
+    step([1.0, 1.0])  # one that is a number, and all is well again
+    assert parameter.tolist() != before[0] and still.skipped == grpo_trainer.BROKEN - 1
+    with pytest.raises(UsageError, match="10 updates in a row are no numbers"):
+        for _ in range(grpo_trainer.BROKEN):
+            step([math.nan, 1.0])
+
+
+def test_one_broken_update_does_not_end_training(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    told = grpo_trainer.StandStill.__call__
+    number = iter(range(9))
+
+    def broken(self: Any, optimizer: torch.optim.Optimizer, *more: Any) -> None:
+        if next(number) == 1:
+            optimizer.param_groups[0]["params"][0].grad.fill_(math.nan)
+        told(self, optimizer, *more)
+
+    monkeypatch.setattr(grpo_trainer.StandStill, "__call__", broken)
+    lines = run([*argv, "trainer.max_steps=3"], Counting(right, wrong))
+    assert [x["skipped_updates"] for x in lines] == [0, 1, 1] and all(x["loss"] is not None for x in lines)
 
 
 def test_a_batch_of_faults_does_not_end_training(argv: list[str]) -> None:
