@@ -18,7 +18,7 @@ from _evidence_time import say
 SFT_KEYS = ("step", "epoch", "seconds", "loss", "mean_token_accuracy")
 GRPO_KEYS = (
     "step", "seconds", "gradings", "reward", "compile_rate", "correct_rate", "terms/cases", "masked", "turns", "grading_seconds",
-    "entropy", "completions/clipped_ratio", "completions/mean_length", "frac_reward_zero_std", "grad_norm",
+    "entropy", "skipped_updates", "completions/clipped_ratio", "completions/mean_length", "frac_reward_zero_std", "grad_norm",
 )  # fmt: skip
 HELD = "held.json"
 """Of the work folder: what SFT was shown and what not, for GRPO in a later command."""

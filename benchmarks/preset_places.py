@@ -9,7 +9,7 @@ on the CPU. Then each preset teaches policies that choose each place by itself, 
 gradient that GRPO takes (groups of 16 answers, rewards centred and divided by the group's standard deviation, Adam), and learning
 curves are compared as ``train/compare_rewards.py`` does: gradings needed for the first preset's final correct rate. In ``together``
 the tasks' curves are averaged, as in a run on all of them. ``--oracle`` adds one more: the first preset, and for what is wrong so
-much times the share of places without a fault. No grader sees that share; it tells what the best of hints could do here. Of the
+much times the share of places without a fault. No grader sees that share; it tells how much a hint could do here. Of the
 noise of training this shows the draws alone, and of a model nothing: how far it carries over is to be measured with one.
 Interrupted, the same command goes on: gradings are in ``--store`` (by default beside OUT).
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,8 +35,10 @@ class KernelTrainer(GRPOTrainer):
         return optimizer
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As the trainer's, with ``skipped_updates``: how many so far had gradients that are no numbers."""
-        super().log({**logs, "skipped_updates": self.still.skipped if self.still else 0}, *args, **kwargs)
+        """As the trainer's; lines of training have ``skipped_updates``: how many since the line before had no finite gradient."""
+        if self.still is not None and "train_runtime" not in logs and not any(k.startswith("eval_") for k in logs):
+            logs["skipped_updates"], self.still.skipped = self.still.skipped, 0  # in place, as TRL does
+        super().log(logs, *args, **kwargs)
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         ids, logprobs = super()._generate_single_turn(*args, **kwargs)
@@ -71,9 +74,8 @@ class StandStill:
     """Before a step of an optimizer: where there is nothing to learn, take the gradients away, so that nothing moves.
 
     All of them 0, since no group had a difference: Adam would go on by its momentum, and its averages would be those of gradients
-    that were not there: the next one that comes moves the weights further than a step should. Or one that is no number: it would
-    make every weight none. That is counted in ``skipped``; it was seen on an H200, with a finite loss, in 2 of some 450 updates
-    (docs/measurements/2026-11-23-h200-ppo.md).
+    that were not there: the next one that comes moves the weights further than a step should. Or one of them no number: it would
+    make every weight none (seen with a finite loss: docs/measurements/2026-11-23-h200-learning.md). ``skipped`` counts these.
     """
 
     def __init__(self) -> None:
@@ -83,20 +85,31 @@ class StandStill:
         """The hook.
 
         Raises:
-            UsageError: no number for ``BROKEN`` updates in a row: the weights hold none any more.
+            UsageError: ``BROKEN`` updates in a row had no finite gradient.
         """
-        every = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        broken = not all(bool(g.isfinite().all()) for g in every)
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        every = [p.grad for p in params if p.grad is not None]
+        broken, moves = _anywhere(every)
         self.skipped, self._row = self.skipped + broken, (self._row + 1) * broken
         if self._row >= BROKEN:
             raise UsageError(
-                f"gradients of {BROKEN} updates in a row are no numbers; go on from a checkpoint before them with a lower "
-                "trainer.learning_rate"
+                f"gradients of {BROKEN} updates in a row are no numbers; begin a new run from an earlier checkpoint "
+                "(model=CHECKPOINT out=NEW) with a lower trainer.learning_rate"
             )
-        if every and (broken or not any(bool(g.count_nonzero()) for g in every)):
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    p.grad = None
+        if broken or not moves:
+            for p in params:
+                p.grad = None
+
+
+def _anywhere(gradients: Sequence[torch.Tensor]) -> tuple[bool, bool]:
+    """Whether a gradient is no number, and whether one is not 0: in any process, so that all of them do the same."""
+    largest: Any = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf) if gradients else torch.zeros(())
+    largest = largest.full_tensor() if hasattr(largest, "full_tensor") else largest  # spread over processes
+    flags = torch.stack((~largest.isfinite(), largest != 0)).to(torch.int32)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX)
+    broken, moves = flags.tolist()
+    return bool(broken), bool(moves)
 
 
 def turn_advantages(spans: Sequence[Sequence[Span]], group: int, scale: str) -> list[list[float]]:

@@ -229,7 +229,11 @@ def _documents(data: str | None) -> list[str]:
             raise UsageError(f"{data}: rows of tasks outside the train split, whose words no model may know: {', '.join(evil[:5])}")
         if not {"prompt", "completion"} <= set(shown.column_names):
             raise UsageError(f"{data}: no columns prompt and completion; give demonstrations")
-        found = ["\n".join(m["content"] for m in (*a, *b)) for a, b in zip(shown["prompt"], shown["completion"], strict=True)]
+        pairs = zip(shown["prompt"], shown["completion"], strict=True)
+        try:
+            found = ["\n".join(m["content"] for m in (*asked, *told)) for asked, told in pairs]
+        except TypeError as e:
+            raise UsageError(f"{data}: prompt and completion are lists of messages, as train/data.py writes them") from e
     for task in load_tasks(split="train"):
         source = expert_source(task.id)
         if source is not None:
@@ -238,7 +242,7 @@ def _documents(data: str | None) -> list[str]:
 
 
 @functools.cache
-def _core(tokens: str, prompt: str, room: int, data: str | None) -> str:
+def _core(tokens: str, prompt: str, room: int, data: str | None, written: int = 0) -> str:
     """What a tokenizer of so many tokens has learnt, as JSON; some seconds, once a process."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -260,7 +264,9 @@ def _trained(b: Build, template: str) -> Any:
     from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    core = Tokenizer.from_str(_core(b.tokens, b.prompt, b.vocab - len(_PLAIN), b.data))
+    # The data's own time: a file may be written anew.
+    written = Path(b.data).stat().st_mtime_ns if b.data is not None and Path(b.data).exists() else 0
+    core = Tokenizer.from_str(_core(b.tokens, b.prompt, b.vocab - len(_PLAIN), b.data, written))
     core.add_tokens([AddedToken(t, normalized=False) for t in _PLAIN])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD, model_max_length=b.context)
     tokenizer.chat_template = template

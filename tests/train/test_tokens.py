@@ -87,25 +87,29 @@ def test_the_full_prompt_stays_where_it_is_not_shortened(tmp_path: Path) -> None
     assert message["content"] in _prompt(tokenizer, "math/trunc")
 
 
-def test_lines_of_demonstrations_become_tokens(tmp_path: Path) -> None:
-    def rows_of(*tasks: str) -> str:
-        line = "    quite = unlike * any_other % line\n"
-        file = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
-        told = [{"role": "assistant", "content": f"```python\n{line}```"}]
+def test_lines_of_demonstrations_become_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, file = "    quite = unlike * any_other % line\n", tmp_path / "d.jsonl"
+
+    def write(*tasks: str, content: str | None = f"```python\n{line}```") -> str:
+        told = [{"role": "assistant", "content": content}]
         file.write_text("".join(
             json.dumps({"prompt": [rows.message(load_task(t), "cpu")], "completion": told, "task": t}) + "\n" for t in tasks
         ))  # fmt: skip
         return str(file)
 
-    def tokens_of(name: str, **more: Any) -> int:
-        folder = models.build(models.Build(str(tmp_path / name), **{**SIZES, "vocab": 1200}, prompt="short", **more))
-        return len(models.tokenizer_for(folder)("    quite = unlike * any_other % line\n", add_special_tokens=False)["input_ids"])
+    def build(**more: Any) -> Any:
+        return models.tokenizer_for(models.build(models.Build(str(tmp_path / str(more.get("vocab"))), **{**SIZES, **more})))
 
-    assert tokens_of("with", data=rows_of(*["math/exp_sqrt"] * 400)) == 1 < tokens_of("without")
+    monkeypatch.setattr(models, "load_tasks", lambda **_: [load_task("math/exp_sqrt")])  # one kernel beside: a second, not ten
+    kept = build(data=write(*["math/exp_sqrt"] * 40), vocab=4000)
+    plain = build(vocab=3999)
+    assert [len(t(line, add_special_tokens=False)["input_ids"]) > 1 for t in (kept, plain)] == [False, True]
     with pytest.raises(UsageError, match="outside the train split.*activation/relu"):
-        tokens_of("evil", data=rows_of("math/exp_sqrt", "activation/relu"))
+        build(data=write("math/exp_sqrt", "activation/relu"), vocab=998)
+    with pytest.raises(UsageError, match="lists of messages"):
+        build(data=write("math/exp_sqrt", content=None), vocab=997)
     with pytest.raises(UsageError, match="tokens=lines"):
-        models.build(models.Build(str(tmp_path / "a"), **{**SIZES, "tokens": "words"}, data=rows_of("math/exp_sqrt")))
+        build(data=str(file), tokens="words", vocab=996)
 
 
 def test_what_does_not_fit_each_other_is_said(tmp_path: Path) -> None:
