@@ -75,7 +75,7 @@ class StandStill:
 
     All of them 0, since no group had a difference: Adam would go on by its momentum, and its averages would be those of gradients
     that were not there: the next one that comes moves the weights further than a step should. Or one of them no number: it would
-    make every weight none (seen with a finite loss: docs/measurements/2026-11-23-h200-learning.md). ``skipped`` counts these.
+    make every weight none (two runs died of cuDNN's: docs/measurements/2026-11-23-h200-learning.md). ``skipped`` counts these.
     """
 
     def __init__(self) -> None:

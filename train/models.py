@@ -61,7 +61,7 @@ def tokenizer_for(folder: str | Path) -> Any:
 
 
 def load(folder: str | Path, *, dtype: str = "float32") -> tuple[Any, Any]:
-    """A model and its tokenizer, on the CPU: a trainer moves the model.
+    """A model and its tokenizer, on the CPU: a trainer moves the model. The process does without cuDNN's attention from then on.
 
     Args:
         folder: of a checkpoint, as ``save_pretrained`` writes it; nothing is fetched from a hub.
@@ -87,6 +87,9 @@ def load(folder: str | Path, *, dtype: str = "float32") -> tuple[Any, Any]:
     room = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > room:
         raise UsageError(f"{folder}: the tokenizer has {len(tokenizer)} tokens, the model {room}; they are of different models")
+    # cuDNN's attention, which torch takes on H100 and H200 where it computes in half precision, has gradients that are no numbers
+    # for batches with padding whose longest row is 64 tokens more than a multiple of 128 (pytorch issue 196678).
+    torch.backends.cuda.enable_cudnn_sdp(False)
     model.config.pad_token_id = tokenizer.pad_token_id
     if model.generation_config is not None:
         model.generation_config.pad_token_id = tokenizer.pad_token_id

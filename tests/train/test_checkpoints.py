@@ -46,6 +46,28 @@ def test_a_model_from_nothing_is_a_whole_checkpoint(model_folder: Path) -> None:
     assert tokenizer.decode(tokenizer("é∑\n\t<think>")["input_ids"]) == "é∑\n\t<think>", "every byte has a token"
 
 
+def test_training_does_without_an_attention_that_has_no_gradients(model_folder: Path) -> None:
+    import torch
+
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    models.load(model_folder)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [64, 192, 200])
+def test_gradients_are_numbers_at_any_length(model_folder: Path, length: int) -> None:
+    import torch
+
+    model, _ = models.load(model_folder)
+    ids = torch.randint(300, 600, (4, length), device="cuda")
+    mask = torch.ones_like(ids)
+    mask[1:, :40] = 0  # padding on the left, as GRPO has it
+    with torch.autocast("cuda", torch.bfloat16):
+        model.to("cuda")(ids, attention_mask=mask, labels=ids).loss.backward()
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+
+
 def test_the_tokenizer_has_seen_no_evaluated_task() -> None:
     seen = set(models._texts())
     for task in load_tasks(split="eval"):
