@@ -89,7 +89,7 @@ class StandStill:
         """
         params = [p for group in optimizer.param_groups for p in group["params"]]
         every = [p.grad for p in params if p.grad is not None]
-        broken, moves = _anywhere(every)
+        broken, moves = _anywhere(every, params[0].device)
         self.skipped, self._row = self.skipped + broken, (self._row + 1) * broken
         if self._row >= BROKEN:
             raise UsageError(
@@ -101,9 +101,9 @@ class StandStill:
                 p.grad = None
 
 
-def _anywhere(gradients: Sequence[torch.Tensor]) -> tuple[bool, bool]:
+def _anywhere(gradients: Sequence[torch.Tensor], device: torch.device) -> tuple[bool, bool]:
     """Whether a gradient is no number, and whether one is not 0: in any process, so that all of them do the same."""
-    largest: Any = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf) if gradients else torch.zeros(())
+    largest: Any = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf) if gradients else torch.zeros((), device=device)
     largest = largest.full_tensor() if hasattr(largest, "full_tensor") else largest  # spread over processes
     flags = torch.stack((~largest.isfinite(), largest != 0)).to(torch.int32)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
