@@ -104,8 +104,8 @@ def ppo(e: Evidence) -> None:
     end = e.budget.elapsed + seconds
     backend = "cuda" if e.cuda else "cpu"
     folders = {k: e.work / f"ppo-{k}" for k in range(a.ppo_seeds)}
-    # Two cores of each GPU are left to the kernels that are timed. Of twelve gradings at a time on a GPU one once had it alone
-    # for a minute, and all waited.
+    # Two cores of each GPU are left to the kernels that are timed. On a fresh machine the first gradings may have the GPU alone for
+    # a minute (docs/measurements/2026-11-23-h200-learning.md): who else is at work waits.
     workers = a.workers or max(1, min(4, (e.cores - 2 * max(1, len(e.gpus))) // a.ppo_seeds))
     minutes = 0.55 * seconds / 60
     commands = {}

@@ -83,7 +83,7 @@ def test_a_gpu_that_loses_all_draws_little_of_the_work(monkeypatch: pytest.Monke
     lanes = GpuLanes([InlineLane(lambda task, source, gpu=k, **_: grade(gpu, task), 2) for k in range(2)])
     with Executor(lanes, attempts=3) as executor:
         found = executor.grade_many([Request("t", b"%d" % k) for k in range(100)], progress=False)
-        assert at[0] < 50 and sum(o.correct for o in found) >= 90
+        assert at[0] < 20 and sum(o.correct for o in found) >= 95
         healed.set()
         time.sleep(0.25)
         at.clear()
