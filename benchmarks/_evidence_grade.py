@@ -38,7 +38,7 @@ def common(work: Path) -> tuple[str, dict[str, dict[str, int]], list[str]]:
 
 
 def report(e: Evidence) -> None:
-    """The eval split, asked of the start and of every run at the same number of gradings."""
+    """The eval split, or tasks that were learnt, asked of the start and of every run at the same number of gradings."""
     a, seconds = e.a, e.budget.take("report")
     if e.model is None:
         raise RuntimeError("there is no checkpoint to evaluate: --model, or --work of a command that trained one")
@@ -52,6 +52,7 @@ def report(e: Evidence) -> None:
     asked = {
         "backend": a.backend, "wall": a.wall, "turns": a.turns, "length": a.length, "temperature": a.temperature, "min_p": a.min_p,
         "room": answer_of(a.turns, a.length, a.feedback), "round": a.round,
+        "split": "train" if a.report_on else "eval", "tasks": a.report_on or "*",
     }  # fmt: skip
     (e.work / "rows").mkdir(exist_ok=True)
     commands, rows_of = {}, {}

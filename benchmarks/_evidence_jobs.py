@@ -112,7 +112,7 @@ def learn(job: Mapping[str, Any], end: float) -> None:
 
 
 def evaluate(job: Mapping[str, Any], end: float) -> None:
-    """Ask a checkpoint for every task, some samples of all of them at a time; a row for each episode."""
+    """Ask a checkpoint for every task, some samples of all of them at a time; a row for each episode. Held-out shapes count."""
     import torch
     from kbx_env.baselines.llm.conversation import Conversation
     from kbx_env.train import models, rows
@@ -149,7 +149,7 @@ def evaluate(job: Mapping[str, Any], end: float) -> None:
     alone: Any = SimpleNamespace(
         accelerator=SimpleNamespace(num_processes=1), state=SimpleNamespace(global_step=0), processing_class=tokenizer
     )
-    tasks = load_tasks(split="eval")
+    tasks = load_tasks(split=job["split"], pattern=job["tasks"])
     earlier = [json.loads(x) for x in Path(job["rows"]).read_text().splitlines()] if Path(job["rows"]).is_file() else []
     done = {(r["task"], r["sample"]) for r in earlier if "turns" in r}
     with Judge(backend=job["backend"], workers=job["workers"], timing=False, targets=(), wall=job["wall"], split="eval") as judge:

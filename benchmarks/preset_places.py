@@ -2,7 +2,7 @@
 
     python benchmarks/preset_places.py OUT.json --presets default,quantization --tasks 'quantization/*' [--places 8] [--sets 2]
                                        [--odds 0.65] [--rate 0.1] [--runs 16] [--gradings 6144] [--workers 2] [--store FILE.sqlite]
-                                       [--oracle 0.18]
+                                       [--oracle 0.18] [--kinds operator,number,name,line]
 
 Each kernel has places that are faulty or not (``train/doubtful.py``; sets of places by seed). All combinations are graded once,
 on the CPU. Then each preset teaches policies that choose each place by itself, beginning with ``--odds`` for the fault, by the
@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kbx_env.rewards.compose import load_preset
 from kbx_env.train import data
 from kbx_env.train.breaking import with_faults
-from kbx_env.train.doubtful import Doubts, doubts, line_of
+from kbx_env.train.doubtful import RUNNING, Doubts, doubts, line_of
 from kbx_env.train.reward_curves import Curves, Run, ratio
 
 from kbx_env import versions
@@ -127,6 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         p.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default {default})")
     p.add_argument("--odds", type=float, default=0.65, help="of each fault to begin with")
     p.add_argument("--rate", type=float, default=0.1, help="learning rate, of the logits")
+    p.add_argument("--kinds", default=",".join(RUNNING), help="of faults, as train/doubtful.py has them")
     p.add_argument("--oracle", type=float, help="what a hint pays at most that knows the share of places without a fault")
     p.add_argument("--store", type=Path, help="of gradings (default: beside OUT)")
     a = p.parse_args(argv)
@@ -140,10 +141,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         presets = [load_preset(n).name for n in a.presets.split(",")]
         tasks = load_tasks(split="train", pattern=a.tasks)
         told: dict[str, Any] = {"together": None}
+        kinds = a.kinds.split(",")
         rows, rates = list[dict[str, Any]](), list[dict[str, Array]]()
         with closing(Store(a.store or a.out.with_suffix(".sqlite"))) as store:
             for number in range(a.sets):
-                for one in doubts(tasks, a.places, a.seed + number, workers=a.workers, store=store):
+                for one in doubts(tasks, a.places, a.seed + number, workers=a.workers, store=store, kinds=kinds):
                     outcomes = table(one, a.workers, store)
                     rates.append(taught(outcomes, presets, a))
                     row = {

@@ -88,6 +88,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--grpo-on", choices=("held", "unseen", "all"), default="held",
                    help="those of --tasks held back, all not shown to SFT (too long ones also), or all; default: held")  # fmt: skip
     p.add_argument("--eval-tasks", default="", help="patterns of the eval split: reported by themselves too, beside all")
+    p.add_argument("--report-on", default="", help="patterns of train tasks that report asks for instead of the eval split")
     p.add_argument("--reward", default="default", help="preset for single and multi; evaluated is under default (default: default)")
     p.add_argument("--shaping-tasks", default="fusion=fusion/*;quantization=quantization/*", help="PRESET=PATTERNS;...")
     p.add_argument("--ppo-tasks", default=PPO_TASKS, help=f"patterns of train tasks (default: {PPO_TASKS})")
@@ -128,7 +129,8 @@ def _check(p: argparse.ArgumentParser, a: argparse.Namespace) -> None:
         presets = presets_of(a.shaping_tasks)
         for preset in presets:
             load_preset(preset)
-        patterns = [("--tasks", "train", a.tasks), ("--ppo-tasks", "train", a.ppo_tasks), ("--eval-tasks", "eval", a.eval_tasks)]
+        patterns = [("--tasks", "train", a.tasks), ("--ppo-tasks", "train", a.ppo_tasks), ("--eval-tasks", "eval", a.eval_tasks),
+                    ("--report-on", "train", a.report_on)]  # fmt: skip
         for asked in [*((option, "train", v) for v in presets.values()), *patterns]:
             option = asked[0]
             load_tasks(split=asked[1], pattern=asked[2] or "*")

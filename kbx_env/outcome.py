@@ -252,6 +252,10 @@ class Evidence:
     stages: Mapping[str, float] | None = None
 
 
+LAUNCHLESS = "no kernel is launched"
+"""Of ``Outcome.slips``, where the text alone says so."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The whole verdict on one submission."""
@@ -272,6 +276,9 @@ class Outcome:
     seconds: Mapping[str, float] = field(default_factory=dict)
     manifest: Mapping[str, Any] = field(default_factory=dict)
     source_sha256: str = ""
+    slips: tuple[str, ...] | None = None
+    """Errors that are certain from the text, found by the grader without running it, ``LAUNCHLESS`` among them; ``None`` where it
+    could not be read."""
 
     def __post_init__(self) -> None:
         if (self.verdict is Verdict.CORRECT) != (self.fault is None):
@@ -318,6 +325,7 @@ class Outcome:
             compile=tuple(Build(**b) for b in d.get("compile", ())),
             timing=_timing(d.get("timing")), evidence=_evidence(d.get("evidence")), estimate=_estimate(d.get("estimate")),
             seconds=d.get("seconds", {}), manifest=d.get("manifest", {}), source_sha256=d.get("source_sha256", ""),
+            slips=None if d.get("slips") is None else tuple(d["slips"]),
         )  # fmt: skip
 
 

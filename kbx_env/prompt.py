@@ -41,6 +41,8 @@ ADVICE = {
     Verdict.INCORRECT: "Fix the failing cases; the sizes are listed, the values are hidden.",
     Verdict.INFRA_FAULT: "This was not judged: the grader could not run it. Nothing is held against it.",
 }
+HALTED = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR)
+"""Something stopped the kernel, and what comes after it is not known."""
 
 
 KINDS = {
@@ -68,6 +70,10 @@ def feedback(outcome: Outcome, limit: int = 4000) -> str:
         lines += [f"{KINDS[f.kind]}: {f.text}" for f in outcome.evidence.findings[:8] if f.text not in outcome.message]
     bad = [b for b in outcome.compile if not b.ok]
     lines += [f"Build failed: {b.kernel} for {b.target}: {b.error}" for b in bad[:4]]
+    if outcome.verdict in HALTED and outcome.slips:
+        # A compiler tells the first error; these are all that can be told without it.
+        told_of = [s for s in outcome.slips if s.partition(": ")[2] not in outcome.message]
+        lines += [f"Also sure to fail: {s}" for s in told_of[:8]]
     e = outcome.evidence
     if e is not None and e.moved_bytes and e.ideal_bytes and outcome.correct:
         lines.append(f"Bytes moved: {e.moved_bytes}, at least {e.ideal_bytes} needed; launches: {e.launches}")

@@ -5,7 +5,8 @@
 A model that is trained on them writes kernels that compile, run and are mostly wrong: each place is faulty in ``odds`` of its
 answers, none in (1 - odds)^places. This is where experiments on what is paid to wrong kernels can begin (``compare_rewards.py``).
 A fault is another operator or a constant twice as large. Chance chooses the places, among the faults that alone make a kernel
-wrong and not crash; what a reward makes of them has no part in it. The tasks are those of the train split.
+wrong and not crash; what a reward makes of them has no part in it. The tasks are those of the train split. With ``kinds`` faults
+may keep a kernel from running at all, and with ``repairs`` there are rows for answers in several turns.
 """
 
 from __future__ import annotations
@@ -22,23 +23,25 @@ from typing import TYPE_CHECKING, Any
 if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from kbx_env.baselines.llm.conversation import follow_up
 from kbx_env.train import data
-from kbx_env.train.breaking import Fault, places, with_faults
+from kbx_env.train.breaking import KINDS, Fault, places, with_faults
 from kbx_env.train.compact import compact
 from kbx_env.train.rows import about, message, write
 from kbx_env.train.settings import command
 
 from kbx_env.catalog import expert_source, splits
-from kbx_env.errors import UsageError
+from kbx_env.errors import UnknownName, UsageError
 from kbx_env.outcome import Outcome, Verdict
+from kbx_env.prompt import feedback
 from kbx_env.store import Store
 from kbx_env.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-KINDS = ("operator", "number")
-"""Faults that a kernel can survive."""
+RUNNING = ("operator", "number")
+"""Kinds of faults that a kernel can survive, to run and be wrong."""
 PLACES = "places.json"
 _ROUND = 3
 """Times as many faults as are still lacking are graded at once."""
@@ -55,7 +58,7 @@ class Doubts:
 
 def doubts(
     tasks: Sequence[Task], count: int, seed: int = 0, *, workers: int = 1, store: Store | None = None, progress: bool = True,
-    grade: Callable[..., Outcome] | None = None,
+    grade: Callable[..., Outcome] | None = None, kinds: Sequence[str] = RUNNING,
 ) -> list[Doubts]:  # fmt: skip
     """The project's kernels of some tasks with ``count`` places each; a task without a kernel or with fewer is left out.
 
@@ -67,19 +70,26 @@ def doubts(
         store: keeps the gradings.
         progress: show a bar on stderr, if that is a terminal.
         grade: stands in for the real grader in tests.
+        kinds: of faults, as in ``breaking.KINDS``. Where all of them are of ``RUNNING`` each must leave a kernel that runs and
+            is wrong; else it may as well not compile, or raise.
 
     Raises:
         UsageError: a task of the eval split, or a grading that the machine lost: places must not depend on that.
+        UnknownName: no such kind.
     """
     if evil := [t.id for t in tasks if splits().get(t.id) != "train"]:
         raise UsageError(f"no demonstrations of tasks outside the train split: {', '.join(evil[:5])}; use split='train'")
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UnknownName("kind of fault", kind, KINDS)
+    wanted = (Verdict.INCORRECT,) if set(kinds) <= set(RUNNING) else data.MENDED
     found: dict[str, Doubts] = {}
     waiting: dict[str, list[Fault]] = {}
     for task in tasks:
         if (expert := expert_source(task.id)) is not None:
             source = compact(expert, task.entry)
             found[task.id] = Doubts(task, source, ())
-            waiting[task.id] = places(source, KINDS)
+            waiting[task.id] = places(source, kinds)
             random.Random(f"{seed} {task.id} places").shuffle(waiting[task.id])
     while True:
         asked: list[tuple[Doubts, Fault]] = []
@@ -94,7 +104,7 @@ def doubts(
             if outcome.verdict is Verdict.INFRA_FAULT:
                 raise UsageError(f"the machine lost a grading of {one.task.id}: {outcome.message[:200]}; give the command again")
             had = found[one.task.id].faults
-            if outcome.verdict is Verdict.INCORRECT and len(had) < count and _apart(fault, had):
+            if outcome.verdict in wanted and len(had) < count and _apart(fault, had):
                 found[one.task.id] = Doubts(one.task, one.source, (*had, fault))
 
 
@@ -102,19 +112,50 @@ def _apart(fault: Fault, others: Sequence[Fault]) -> bool:
     return all(fault.end <= o.begin or o.end <= fault.begin for o in others)
 
 
-def demonstrations(made: Sequence[Doubts], odds: float, count: int, seed: int = 0, backend: str = "cpu") -> Dataset:
-    """``count`` rows of each kernel, with the columns of ``data.demonstrations``; ``variation`` has a 1 for each faulty place."""
+def demonstrations(
+    made: Sequence[Doubts], odds: float, count: int, seed: int = 0, backend: str = "cpu", *, repairs: int = 0,
+    verdicts: Callable[[list[tuple[Task, str, str]]], list[Outcome]] | None = None,
+) -> Dataset:  # fmt: skip
+    """``count`` rows of each kernel, with the columns of ``data.demonstrations``; ``variation`` has a 1 for each faulty place.
+
+    Args:
+        made: the kernels.
+        odds: probability of each fault.
+        count: rows in which the task is all that an answer follows.
+        seed: of the draws.
+        backend: whose instruction is shown.
+        repairs: rows of each kernel in which an earlier, wrong answer and its verdict come first. What follows is drawn as ever:
+            a model that has learnt them answers again, and whether it makes anything of the verdict is left to what is paid.
+        verdicts: grades earlier answers (``repairs``).
+    """
     from datasets import Dataset
 
     rows = list[dict[str, Any]]()
     for one in made:
         draw = random.Random(f"{seed} {one.task.id} rows")
-        for _ in range(count):
+
+        def drawn(one: Doubts = one, draw: random.Random = draw) -> tuple[str, str]:
             faulty = [draw.random() < odds for _ in one.faults]
             text = with_faults(one.source, [f for f, there in zip(one.faults, faulty, strict=True) if there])
-            name = f"doubtful-{''.join(str(int(b)) for b in faulty)}"
+            return "".join(str(int(b)) for b in faulty), text
+
+        for _ in range(count):
+            bits, text = drawn()
             shown = {"prompt": [message(one.task, backend)], "completion": [data.answer(text)]}
-            rows.append({**shown, "variation": name, **about(one.task)})
+            rows.append({**shown, "variation": f"doubtful-{bits}", **about(one.task)})
+        pairs = list[tuple[tuple[str, str], tuple[str, str]]]()
+        while len(pairs) < repairs:
+            if "1" in (first := drawn())[0]:
+                pairs.append((first, drawn()))
+        earlier = {bits: text for (bits, text), _ in pairs}
+        outcomes = verdicts([(one.task, f"doubtful-{b}", t) for b, t in earlier.items()]) if earlier and verdicts else []
+        told = {b: follow_up(feedback(o)) for b, o in zip(earlier, outcomes, strict=True) if o.verdict in data.MENDED}
+        for (before, wrong), (bits, text) in pairs:
+            if before not in told:
+                continue  # two faults can undo each other, or end in something that is no honest mistake
+            asks = [message(one.task, backend), data.answer(wrong), {"role": "user", "content": told[before]}]
+            again = {"prompt": asks, "completion": [data.answer(text)]}
+            rows.append({**again, "variation": f"doubtful-{bits}-after-{before}", **about(one.task)})
     return Dataset.from_list(rows)
 
 
@@ -122,30 +163,39 @@ def demonstrations(made: Sequence[Doubts], odds: float, count: int, seed: int = 
 class Settings(data.Common):
     """Of this script."""
 
+    kinds: str = ",".join(RUNNING)
+    """Of faults, comma-separated: operator, number, name, line, bracket. With the last three kernels may not compile, or raise."""
     places: int = 8
     """Of each kernel that may be faulty."""
     odds: float = 0.5
     """With which each is."""
     rows: int = 400
     """Of each kernel."""
+    repairs: int = 0
+    """Rows of each kernel beside them, in which a wrong answer and its verdict come first: for answers in several turns."""
 
 
 def run(s: Settings) -> None:
     """Write the rows and say where each kernel may be faulty."""
-    if min(s.places, s.rows, s.workers) < 1 or not 0 < s.odds < 1:
+    if min(s.places, s.rows, s.workers) < 1 or s.repairs < 0 or not 0 < s.odds < 1:
         raise UsageError(
-            f"places is {s.places}, rows is {s.rows}, workers is {s.workers}, odds is {s.odds}; at least 1, and between 0 and 1"
+            f"places is {s.places}, rows is {s.rows}, workers is {s.workers}, repairs is {s.repairs}, odds is {s.odds}; "
+            "at least 1, 1, 1 and 0, and between 0 and 1"
         )
+    kinds = [k.strip() for k in s.kinds.split(",")]
     tasks = data.chosen(s)
     out = data.folder(s)
     with contextlib.closing(Store(out / "gradings.sqlite")) as store:
-        made = doubts(tasks, s.places, s.seed, workers=s.workers, store=store)
-    if not made:
-        raise UsageError(f"none of {len(tasks)} tasks has a kernel with {s.places} such places; give fewer, or other tasks")
+        made = doubts(tasks, s.places, s.seed, workers=s.workers, store=store, kinds=kinds)
+        if not made:
+            raise UsageError(f"none of {len(tasks)} tasks has a kernel with {s.places} such places; give fewer, or other tasks")
+        rows = demonstrations(
+            made, s.odds, s.rows, s.seed, s.backend, repairs=s.repairs,
+            verdicts=lambda asked: data.graded(asked, s.workers, store, True, None),
+        )  # fmt: skip
     told = {d.task.id: [asdict(f) | {"line": line_of(d.source, f)} for f in d.faults] for d in made}
     (out / PLACES).write_text(json.dumps(told, indent=1))
-    rows = demonstrations(made, s.odds, s.rows, s.seed, s.backend)
-    right = sum(not str(v).partition("-")[2].strip("0") for v in rows["variation"])
+    right = sum("1" not in str(v).split("-")[1] for v in rows["variation"])
     print(f"{write(rows, out / 'demonstrations', s.format)}: {len(rows)} rows of {len(made)} tasks, {right} without a fault")
     if left := sorted({t.id for t in tasks} - told.keys()):
         print(f"left out, with fewer than {s.places} places or no kernel: {', '.join(left)}")

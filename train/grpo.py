@@ -97,6 +97,8 @@ class Settings:
     """A checkpoint folder of an earlier run to go on from, or last: the newest whole one in out, if there is any."""
     wandb: bool = False
     """Mirror the log to Weights & Biases; without an account it stays in out/wandb."""
+    store: str | None = None
+    """A file of gradings that several runs may share: what one has graded the others know; null: gradings.sqlite in out."""
     seed: int = 0
     """Of sampling, shuffling and new weights."""
     trainer: dict[str, Any] = field(default_factory=dict)

@@ -199,12 +199,12 @@ def ends_of(folder: str | Path) -> list[int]:
 
 
 def judge_of(s: Settings, grade: Callable[..., Outcome] | None) -> Judge:
-    """The judge of a run, its gradings kept in ``out``."""
+    """The judge of a run, its gradings kept in ``out`` or in ``store``."""
     targets = [t.strip() for t in s.targets.split(",") if t.strip() not in ("", "none")]
     return Judge(
         s.reward, s.backend, workers=s.workers, executor=s.executor, ray_address=s.ray_address,
         per_gpu=s.per_gpu, timing=s.timing, torch_ops=s.torch_ops, targets=targets, target=s.target, wall=s.wall,
-        grading_seed=s.grading_seed, out=s.out, grade=grade,
+        grading_seed=s.grading_seed, out=s.out, store=s.store, grade=grade,
     )  # fmt: skip
 
 

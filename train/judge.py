@@ -58,7 +58,7 @@ class Judge:
         ray_address: str | None = None, per_gpu: int | None = None, timing: bool = True, grading: str = "contract",
         torch_ops: str = "strict", targets: Sequence[str] = ("sm_90",), target: float = 1.0, wall: float = 30.0,
         grading_seed: int | None = None, split: str = "train", sizes: str = "published", out: str | Path | None = None,
-        grade: Callable[..., Outcome] | None = None,
+        store: str | Path | None = None, grade: Callable[..., Outcome] | None = None,
     ) -> None:  # fmt: skip
         """A judge; its workers start at once.
 
@@ -79,6 +79,7 @@ class Judge:
             split: train, or eval: the held-out shapes too, for evaluation.
             sizes: which are timed or estimated: published, or held-out, for evaluation.
             out: folder that keeps the gradings: equal sources are then graded once, also after a kill.
+            store: file that keeps them instead, and may be several runs' own: what one has graded the others know.
             grade: stands in for the real grader in tests.
 
         Raises:
@@ -129,15 +130,15 @@ class Judge:
                 "wall": wall, "seed": grading_seed, "estimate": self.preset.estimate, "torch_ops": torch_ops,
                 **({} if sizes == "published" else {"sizes": sizes}),  # absent: gradings of earlier runs keep their keys
             }  # fmt: skip
-            store = None
-            if out is not None:
+            file = Path(store) if store is not None else Path(out) / STORE if out is not None else None
+            if file is not None:
                 try:
-                    Path(out).mkdir(parents=True, exist_ok=True)
+                    file.parent.mkdir(parents=True, exist_ok=True)
                 except OSError as e:
-                    raise UsageError(f"cannot write to out={out}: {e.strerror}") from e
-                store = self._stack.enter_context(contextlib.closing(Store(Path(out) / STORE)))
+                    raise UsageError(f"cannot write to {file.parent}: {e.strerror}") from e
+            kept = None if file is None else self._stack.enter_context(contextlib.closing(Store(file)))
             deadline = deadline_of(timed, wall)
-            self._executor = self._stack.enter_context(Executor(lane, store=store, deadline=deadline, capacity=sys.maxsize))
+            self._executor = self._stack.enter_context(Executor(lane, store=kept, deadline=deadline, capacity=sys.maxsize))
         except BaseException:
             self._stack.close()
             raise

@@ -17,7 +17,7 @@ from kbx_env.baselines.llm.conversation import Conversation
 from kbx_env.baselines.llm.local import tokenizer_of
 from kbx_env.train.compact import HEAD, compact
 from kbx_env.train.settings import MISSING
-from kbx_env.train.tokens import lines_tokenizer, shortening
+from kbx_env.train.tokens import lines_tokenizer, only_used, shortening
 
 from kbx_env.catalog import expert_source, load_tasks, splits
 from kbx_env.errors import UnknownName, UsageError
@@ -29,6 +29,8 @@ _SPECIAL = (PAD, "<|im_start|>", END)
 _PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """One token each, but shown in decoded text, as in Qwen's own tokenizers."""
 _ALPHABET = 256
+_FRAME = f"<|im_start|>system\nuser\nassistant\n{END}\n"
+"""What chat templates put around messages."""
 TOKENS, PROMPTS, ANSWERS = ("words", "lines"), ("full", "short"), ("free", "begun")
 BEGUN = """\
 {%- if add_generation_prompt %}
@@ -130,8 +132,9 @@ class Build:
     goes on from there; only with tokens=lines; train it on demonstrations with style=compact. Not with mode=tool, and asked of
     servers an answer lacks its beginning: ask such a checkpoint as hf:FOLDER."""
     data: str | None = None
-    """Demonstrations whose lines become tokens too, only with tokens=lines: answers like them are then a few tokens a line, and a
-    model that is to learn these and nothing else is small and quick, as experiments on rewards want it (train/doubtful.py)."""
+    """Demonstrations whose lines become tokens too, only with tokens=lines: answers like them are then a few tokens a line, other
+    tokens than theirs are left out, and a model that is to learn these and nothing else is small and quick, as experiments on
+    rewards want it (train/doubtful.py)."""
     template: str = "qwen3_instruct_2507"
     """A chat template that TRL knows by name. This one has no thinking, and shows earlier turns as they were generated."""
     seed: int = 0
@@ -221,22 +224,28 @@ def _texts() -> Iterator[str]:
         yield from (instruction(task, "cpu"), expert_source(task.id) or "")
 
 
-def _documents(data: str | None) -> list[str]:
-    """One for each task of the train split, as ``data.py style=compact`` shows it, and one for each demonstration."""
-    found = []
-    if data is not None:
-        from kbx_env.train import rows
+def _shown(data: str) -> list[list[str]]:
+    """The messages of each demonstration of a file."""
+    from kbx_env.train import rows
 
-        shown = rows.load(data)
-        if evil := sorted({t for t in shown["task"] if splits()[t] != "train"}):
-            raise UsageError(f"{data}: rows of tasks outside the train split, whose words no model may know: {', '.join(evil[:5])}")
-        if not {"prompt", "completion"} <= set(shown.column_names):
-            raise UsageError(f"{data}: no columns prompt and completion; give demonstrations")
-        pairs = zip(shown["prompt"], shown["completion"], strict=True)
-        try:
-            found = ["\n".join(m["content"] for m in (*asked, *told)) for asked, told in pairs]
-        except TypeError as e:
-            raise UsageError(f"{data}: prompt and completion are lists of messages, as train/data.py writes them") from e
+    shown = rows.load(data)
+    if evil := sorted({t for t in shown["task"] if splits()[t] != "train"}):
+        raise UsageError(f"{data}: rows of tasks outside the train split, whose words no model may know: {', '.join(evil[:5])}")
+    if not {"prompt", "completion"} <= set(shown.column_names):
+        raise UsageError(f"{data}: no columns prompt and completion; give demonstrations")
+    pairs = zip(shown["prompt"], shown["completion"], strict=True)
+    try:
+        found = [[m["content"] for m in (*asked, *told)] for asked, told in pairs]
+    except TypeError as e:
+        raise UsageError(f"{data}: prompt and completion are lists of messages, as train/data.py writes them") from e
+    if not all(isinstance(text, str) for row in found for text in row):
+        raise UsageError(f"{data}: prompt and completion are lists of messages with text")
+    return found
+
+
+def _kernels() -> list[str]:
+    """One document for each task of the train split, as ``data.py style=compact`` shows it."""
+    found = []
     for task in load_tasks(split="train"):
         source = expert_source(task.id)
         if source is not None:
@@ -251,7 +260,9 @@ def _core(tokens: str, prompt: str, room: int, data: str | None, written: int = 
 
     if tokens == "lines":
         short = shortening(load_tasks(split="train")[0]) if prompt == "short" else ()
-        return str(lines_tokenizer(_documents(data), room, _SPECIAL, short).to_str())
+        shown = [] if data is None else _shown(data)
+        made = lines_tokenizer([*("\n".join(row) for row in shown), *_kernels()], room, _SPECIAL, short)
+        return str((only_used(made, [_FRAME, *(text for row in shown for text in row)]) if shown else made).to_str())
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()

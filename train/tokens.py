@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -103,9 +104,39 @@ def lines_tokenizer(documents: Sequence[str], vocab: int, special: Sequence[str]
     return core
 
 
-def _merges_of(tokenizer: Any) -> Iterator[tuple[str, str]]:
-    import json
+def only_used(tokenizer: Any, documents: Sequence[str]) -> Any:
+    """The tokenizer with those tokens alone that some documents are made of, and bytes: these documents are tokenized as before.
 
+    What a token was merged from goes too, where it only ever is part of whole lines: a small model spends most of its time on
+    rows of a vocabulary that nothing it is shown or asked for has.
+    """
+    from tokenizers import Tokenizer
+
+    state = json.loads(tokenizer.to_str())
+    model, pairs = state["model"], list(_merges_of(tokenizer))
+    made_of = {one + other: (one, other) for one, other in reversed(pairs)}
+    pieces = set[str]()
+    for text in documents:
+        if tokenizer.normalizer is not None:
+            text = tokenizer.normalizer.normalize_str(text)
+        pieces.update(piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))
+    kept = {t for t in model["vocab"] if len(t) == 1} | {t["content"] for t in state["added_tokens"]}
+    for piece in pieces:
+        parts = [t.value for t in tokenizer.model.tokenize(piece)]
+        waiting = parts if len(parts) > 1 else []
+        kept.update(parts)
+        while waiting:  # of a line in several tokens every step of its merging stays
+            waiting = [p for t in waiting for p in made_of.get(t, ())]
+            kept.update(waiting)
+    ids = {t: n for n, t in enumerate(sorted(kept, key=model["vocab"].__getitem__))}
+    model["vocab"], model["ignore_merges"] = ids, True  # a piece that is a token is found as it is
+    model["merges"] = [[a, b] for a, b in pairs if {a, b, a + b} <= kept]
+    for special in state["added_tokens"]:
+        special["id"] = ids[special["content"]]
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _merges_of(tokenizer: Any) -> Iterator[tuple[str, str]]:
     for pair in json.loads(tokenizer.to_str())["model"]["merges"]:
         yield (pair[0], pair[1]) if not isinstance(pair, str) else tuple(pair.split(" ", 1))  # type: ignore[misc]
 

@@ -53,6 +53,7 @@ class Violations:
 
     Attributes:
         found: the violations, at most twenty.
+        names: what the source's names stand for.
     """
 
     def __init__(self, tree: ast.Module, table: symtable.SymbolTable) -> None:
@@ -60,7 +61,7 @@ class Violations:
         self._told: set[tuple[int, str]] = set()
         bound = list(assignments(tree))
         self._folding = Folding(bound)
-        self._names = Names(tree, bound, self._folding)
+        self.names = Names(tree, bound, self._folding)
         self._fields = _own_fields(tree)
         self._free = _builtins_used(tree, table)
         for node in ast.walk(tree):
@@ -86,7 +87,7 @@ class Violations:
         elif isinstance(node, ast.Attribute):
             if node.attr in ATTRIBUTES and node not in self._fields:
                 self._add("forbidden_name", node, f".{node.attr}")
-            elif node.attr == "__dict__" and any(map(is_module, self._names.paths(node.value))):
+            elif node.attr == "__dict__" and any(map(is_module, self.names.paths(node.value))):
                 self._add("forbidden_name", node, "the __dict__ of a module")
             else:
                 self._look_at_paths(node)
@@ -95,7 +96,7 @@ class Violations:
                 self._add("forbidden_name", node, f"{node.id}")
             self._look_at_paths(node)
         elif isinstance(node, ast.Call):
-            for _, name in self._names.fetched(node):
+            for _, name in self.names.fetched(node):
                 for part in set(name.split(".")) & ATTRIBUTES:
                     self._add("forbidden_name", node, f".{part}, by a string")
             self._look_at_paths(node)
@@ -116,7 +117,7 @@ class Violations:
                 self._add("forbidden_name", node, f"{module}.{alias.name}")
 
     def _look_at_paths(self, node: ast.expr) -> None:
-        for path in sorted(self._names.paths(node)):
+        for path in sorted(self.names.paths(node)):
             if path in CHAINS or forbidden(path):
                 self._add("forbidden_name", node, path)
 

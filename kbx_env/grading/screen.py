@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kbx_env.grading.rules import Violations
+from kbx_env.grading.slips import slips
 from kbx_env.outcome import Verdict, Violation
 from kbx_env.task import Task
 
@@ -30,6 +31,8 @@ class Screened:
     verdict: Verdict | None = None
     message: str = ""
     violations: tuple[Violation, ...] = ()
+    slips: tuple[str, ...] | None = None
+    """Errors that are certain where they are reached (``slips.py``); ``None`` where the source could not be read."""
 
 
 def _bad(message: str) -> Screened:
@@ -78,13 +81,14 @@ def screen(task: Task, source: str | bytes) -> Screened:
     except (RecursionError, MemoryError, ValueError) as e:
         return _bad(f"the source cannot be parsed: {type(e).__name__}")
     try:
-        found = tuple(Violations(tree, table).found)
+        looked = Violations(tree, table)
+        found, certain = tuple(looked.found), slips(tree, table, looked.names)
     except RecursionError:
         return _bad("the source is nested too deeply")
     if found:
         shown = "; ".join(v.detail for v in found[:3])
-        return Screened(text, Verdict.REJECTED, shown, found)
-    return Screened(text)
+        return Screened(text, Verdict.REJECTED, shown, found, certain)
+    return Screened(text, slips=certain)
 
 
 def _entry(task: Task, tree: ast.Module) -> str | None:

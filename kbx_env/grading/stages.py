@@ -60,6 +60,7 @@ class Record:
     timing: Timing | None = None
     estimate: Estimate | None = None
     gpu: Hold | None = None
+    slips: tuple[str, ...] | None = None
 
     def cases(self) -> Cases | None:
         """The cases so far, ``None`` before the first."""
@@ -78,6 +79,7 @@ class Record:
             violations=tuple(self.violations), compile=tuple(self.builds),
             timing=self.timing if verdict is Verdict.CORRECT else None, evidence=self.evidence, estimate=self.estimate,
             seconds={k: round(v, 4) for k, v in self.seconds.items()}, manifest=self.manifest, source_sha256=self.sha,
+            slips=self.slips,
         )  # fmt: skip
 
 
@@ -122,6 +124,7 @@ class Grading:
         """Grade."""
         with self.timed(Stage.SCREEN):
             screened = screen(self.task, data)
+        self.record.slips = screened.slips
         if screened.verdict is not None and not (screened.violations and self.lacks(Defence.SCREEN)):
             self.record.violations.extend(screened.violations)
             return self.record.end(screened.verdict, Stage.SCREEN, screened.message)

@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 from kbx_env.rewards.compose import load_preset, presets
 from kbx_env.rewards.shaping import Shaping, shaped
 
-from kbx_env.outcome import Cases, CaseTime, Evidence, Fault, Outcome, Passing, Stage, Timing, Verdict, Violation
+from kbx_env.outcome import (
+    LAUNCHLESS,
+    Cases,
+    CaseTime,
+    Evidence,
+    Fault,
+    Outcome,
+    Passing,
+    Stage,
+    Timing,
+    Verdict,
+    Violation,
+)
 
 DEFAULT = load_preset("default")
 SHAPED = [load_preset(n) for n in presets() if load_preset(n).shaping]
@@ -49,6 +61,7 @@ def outcomes(draw, verdicts=st.sampled_from(list(Verdict)), honest: bool | None 
         "a/b", verdict, Stage.CORRECT, draw(st.sampled_from(["cpu", "cuda"])), "contract", FAULTS.get(verdict, Fault.POLICY),
         cases=cases if kept else None, evidence=evidence if draw(st.booleans()) else None, timing=timing,
         violations=(Violation("constant", "d"),) if broken and not evidence.denied_ops else (),
+        slips=draw(st.none() | st.lists(st.sampled_from([LAUNCHLESS, "line 1: a", "line 2: b"]), unique=True).map(tuple)),
     )  # fmt: skip
 
 
@@ -91,9 +104,31 @@ def test_the_dishonest_get_what_default_pays(outcome: Outcome) -> None:
 
 @given(outcomes(st.sampled_from([v for v in Verdict if v not in (Verdict.CORRECT, Verdict.INCORRECT)])))
 def test_who_stops_half_way_or_launches_nothing_gets_what_default_pays(outcome: Outcome) -> None:
+    """But for what can be read of a source that a compiler or an exception stopped, and that names a kernel to launch."""
     idle = dataclasses.replace(outcome, evidence=Evidence(0, passing=Passing(9, 9, 9, 9, 0, 0), stages=dict.fromkeys(STAGES, 1.0)))
     for reward, one in itertools.product(SHAPED, (outcome, idle)):
-        assert reward.name == "beginner" or reward(one) == DEFAULT(one)
+        unread = dataclasses.replace(one, slips=None)
+        assert reward.name == "beginner" or reward(unread) == DEFAULT(one)
+        launchless = dataclasses.replace(one, slips=(LAUNCHLESS,))
+        assert reward.name == "beginner" or reward(launchless) == DEFAULT(one)
+    assert load_preset("quantization")(outcome) == DEFAULT(outcome)
+
+
+def test_fewer_certain_errors_pay_more_until_a_kernel_compiles() -> None:
+    def made(verdict: Verdict, slips: tuple[str, ...] | None, launches: int = 0, **more) -> Outcome:
+        known = {"evidence": Evidence(launches), "slips": slips}
+        return Outcome("a/b", verdict, Stage.CORRECT, "cpu", "contract", Fault.POLICY, **known, **more)
+
+    for reward in map(load_preset, ("fusion", "beginner")):
+        steps = [made(Verdict.COMPILE_ERROR, tuple(f"line {k}: a" for k in range(n))) for n in (20, 3, 2, 1, 0)]
+        paid = [reward(o) for o in [*steps, made(Verdict.RUNTIME_ERROR, ("line 1: a",), 1), made(Verdict.INCORRECT, (), 1)]]
+        assert paid == sorted(paid) and len(set(paid[:6])) == 6
+        assert reward.terms(steps[-2])["sound"] == 0.5 and reward.terms(steps[-1])["sound"] == 1.0
+        assert reward.terms(made(Verdict.RUNTIME_ERROR, (LAUNCHLESS,)))["sound"] == 0.0
+        assert reward.terms(made(Verdict.COMPILE_ERROR, None))["sound"] is None, "graded before they were looked for"
+        for verdict in (Verdict.MALFORMED, Verdict.REJECTED, Verdict.TIMEOUT, Verdict.INCORRECT):
+            assert reward.terms(made(verdict, ()))["sound"] == 0.0
+        assert reward.terms(made(Verdict.RUNTIME_ERROR, (), violations=(Violation("constant", "d"),)))["sound"] == 0.0
 
 
 def test_a_beginner_is_paid_for_every_stage() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kbx_env.answer import strip_fences
 from kbx_env.catalog import expert_source, load_task, load_tasks
-from kbx_env.errors import UsageError
+from kbx_env.errors import UnknownName, UsageError
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
 
 pytest.importorskip("datasets")
@@ -29,7 +29,7 @@ def fake(task: str, source: bytes, **options: object) -> Outcome:
     crashes = b'MODE != "trunc"' in source or b"MODE != 'trunc'" in source
     right = source.decode() == SOURCE
     verdict = Verdict.CORRECT if right else Verdict.RUNTIME_ERROR if crashes else Verdict.INCORRECT
-    return Outcome(task, verdict, Stage.CORRECT, "cpu", "contract", None if right else Fault.POLICY, cases=Cases(1, 2))
+    return Outcome(task, verdict, Stage.CORRECT, "cpu", "contract", None if right else Fault.POLICY, cases=Cases(1 + right, 2))
 
 
 def test_places_are_those_where_a_kernel_runs_and_is_wrong() -> None:
@@ -60,11 +60,42 @@ def test_each_place_is_faulty_as_often_as_asked() -> None:
     assert rows[:] == doubtful.demonstrations(made, 0.25, 600)[:] != doubtful.demonstrations(made, 0.25, 600, seed=1)[:]
 
 
+def test_answers_after_a_wrong_one_and_its_verdict() -> None:
+    (one,) = doubtful.doubts([load_task(TASK)], 4, grade=fake, progress=False)
+    asked: list[str] = []
+
+    def verdicts(pairs: list[tuple[object, str, str]]) -> list[Outcome]:
+        asked.extend(name for _, name, _ in pairs)
+        # Two faults may undo each other: what is right is nothing to repair.
+        return [fake(TASK, SOURCE.encode() if name == "doubtful-1111" else text.encode()) for _, name, text in pairs]
+
+    rows = doubtful.demonstrations([one], 0.5, 10, repairs=300, verdicts=verdicts)
+    assert rows[:10] == doubtful.demonstrations([one], 0.5, 10)[:], "the others are as without"
+    again = [r for r in rows if len(r["prompt"]) == 3]
+    assert 250 < len(again) < 300 and len(rows) == 10 + len(again) and len(asked) == len(set(asked)) == 15
+    for r in again:
+        after, before = r["variation"].removeprefix("doubtful-").split("-after-")
+        roles = [m["role"] for m in r["prompt"]]
+        assert roles == ["user", "assistant", "user"] and "Verdict: incorrect" in r["prompt"][2]["content"]
+        assert "1" in before != "1111" and (after == before) == (r["completion"][0]["content"] == r["prompt"][1]["content"])
+    # Whether it is repaired is left to chance: what follows is drawn as any answer is.
+    for place in range(4):
+        assert 0.4 < sum(str(r["variation"])[9 + place] == "1" for r in again) / len(again) < 0.6
+
+
+def test_faults_after_which_nothing_runs() -> None:
+    (one,) = doubtful.doubts([load_task(TASK)], 6, grade=fake, progress=False, kinds=("name", "line"))
+    for fault in one.faults:
+        assert fault.text in ("pass", "_", "_0", "_x")
+    with pytest.raises(UnknownName, match="bracket"):
+        doubtful.doubts([load_task(TASK)], 6, grade=fake, progress=False, kinds=("typo",))
+
+
 @given(st.sampled_from([t.id for t in load_tasks(split="train", category="fusion")]), st.data())
 @settings(max_examples=25, deadline=None)
 def test_several_faults_are_python_and_do_not_move_each_other(task: str, draw: st.DataObject) -> None:
     source = compact(expert_source(task) or "", load_task(task).entry)
-    some = draw.draw(st.lists(st.sampled_from(breaking.places(source, doubtful.KINDS)), min_size=1, max_size=6, unique=True))
+    some = draw.draw(st.lists(st.sampled_from(breaking.places(source, doubtful.RUNNING)), min_size=1, max_size=6, unique=True))
     kept: list[breaking.Fault] = []
     for fault in some:
         if all(fault.end <= o.begin or o.end <= fault.begin for o in kept):
@@ -88,7 +119,8 @@ def test_the_command_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFix
     assert doubtful.main([str(tmp_path / "settings.yaml")]) == 0, "repeatable"
     for more, says in (
         (["odds=1"], "between 0 and 1"), (["places=0"], "at least 1"), (["places=500"], "give fewer"), (["format=csv"], "parquet"),
-        (["tasks=fused_gelu_min"], "fused_gelu_min"), (["backend=auto"], "cuda"),
+        (["tasks=fused_gelu_min"], "fused_gelu_min"), (["backend=auto"], "cuda"), (["repairs=-1"], "repairs"),
+        (["kinds=typo"], "bracket"),
     ):  # fmt: skip
         assert doubtful.main([f"out={tmp_path}/x", f"tasks={TASK}", *more]) == 2
         assert says in capsys.readouterr().err

@@ -222,6 +222,16 @@ def test_modes_are_asked_alike(script: ModuleType, tmp_path: Path, model_folder:
     assert job["marks"] is False and json.loads((tmp_path / "w/multi-0.json").read_text())["marks"] is True
 
 
+def test_a_report_may_ask_for_tasks_that_were_learnt(script: ModuleType, tmp_path: Path, model_folder: Path) -> None:
+    words = [str(tmp_path / "out"), "--work", str(tmp_path / "w"), "--model", str(model_folder), "--parts", "report"]
+    for more, split, tasks in (((), "eval", "*"), (("--report-on", "math/erfc_sqrt"), "train", "math/erfc_sqrt")):
+        e = script.Evidence(script.arguments([*words, *more]))
+        e.run = lambda *a: None
+        script.STEPS["report"](e)
+        job = json.loads((tmp_path / "w/report-sft-0.json").read_text())
+        assert (job["split"], job["tasks"]) == (split, tasks)
+
+
 def test_nothing_goes_on_from_too_few_steps(
     script: ModuleType, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,6 +405,7 @@ def test_seeds_that_are_lacking_leave_their_pair_out(script: ModuleType) -> None
         (["--parts", "ppo", "--gradings", "64"], "1024 in all"),
         (["--parts", "ppo", "--hold", "1"], "below 1"), (["--parts", "ppo", "--sft-minutes", "10"], "at most"),
         (["--parts", "ppo", "--tasks", "nothing"], "--tasks"), (["--parts", "ppo", "--eval-tasks", "relu6"], "--eval-tasks"),
+        (["--parts", "report", "--report-on", "activation/relu"], "--report-on"),
         (["--parts", "shaping", "--shaping-tasks", "fuson=*"], "fusion"), (["--parts", "ppo", "--shaping-tasks", "x"], "PRESET="),
         (["--parts", "ppo", "--ppo-tasks", "nothing"], "--ppo-tasks"), (["--parts", "ppo", "--temperature", "0"], "above 0"),
     ],

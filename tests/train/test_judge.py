@@ -107,6 +107,22 @@ def test_equal_sources_are_graded_once_and_kept(tmp_path: Path) -> None:
         assert len(calls) == 2, f"run {again}: one for each task"
 
 
+def test_runs_may_share_a_file_of_gradings(tmp_path: Path) -> None:
+    calls = []
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        calls.append(source)
+        return by_word(task, source)
+
+    for run in "ab":
+        with Judge(backend="cpu", workers=1, out=tmp_path / run, store=tmp_path / "both/known.sqlite", grade=grade) as judge:
+            assert judge([(TASK, "GOOD")])[0].outcome.correct
+    assert len(calls) == 1 and not (tmp_path / "a").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot write to"):
+        Judge(backend="cpu", store=tmp_path / "file/known.sqlite", grade=grade)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

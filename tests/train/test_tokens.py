@@ -13,7 +13,7 @@ from kbx_env.catalog import expert_source, load_task, load_tasks
 from kbx_env.errors import UnknownName, UsageError
 
 pytest.importorskip("trl")
-from kbx_env.train import models, rows  # noqa: E402
+from kbx_env.train import models, rows, tokens  # noqa: E402
 from kbx_env.train.compact import compact  # noqa: E402
 from kbx_env.train.tokens import parameter_names  # noqa: E402
 
@@ -104,12 +104,29 @@ def test_lines_of_demonstrations_become_tokens(tmp_path: Path, monkeypatch: pyte
     kept = build(data=write(*["math/exp_sqrt"] * 40), vocab=4000)
     plain = build(vocab=3999)
     assert [len(t(line, add_special_tokens=False)["input_ids"]) > 1 for t in (kept, plain)] == [False, True]
+    # Other tokens than theirs are left out, but bytes: whatever is written comes back.
+    assert len(kept) < 500 < len(plain)
+    text = "def other(λ):\n    return λ * 2.5\n"
+    assert kept.decode(kept(text, add_special_tokens=False)["input_ids"]) == text
     with pytest.raises(UsageError, match="outside the train split.*activation/relu"):
         build(data=write("math/exp_sqrt", "activation/relu"), vocab=998)
     with pytest.raises(UsageError, match="lists of messages"):
         build(data=write("math/exp_sqrt", content=None), vocab=997)
     with pytest.raises(UsageError, match="tokens=lines"):
         build(data=str(file), tokens="words", vocab=996)
+
+
+def test_tokens_that_nothing_is_made_of_are_left_out() -> None:
+    sources = [compact(expert_source(t.id) or "", t.entry) for t in load_tasks(split="train")[:12]]
+    some = sources[:3]
+    whole = tokens.lines_tokenizer(sources * 3, 3000, ["<end>"])
+    small = tokens.only_used(whole, some)
+    assert small.get_vocab_size() < whole.get_vocab_size() / 2 and small.token_to_id("<end>") is not None
+    for text in [*some, "<end>" + some[0]]:
+        assert small.encode(text).tokens == whole.encode(text).tokens
+    for text in [*sources, "é∑\n\t  def f(\n"]:
+        assert small.decode(small.encode(text).ids) == text
+    assert sorted(small.get_vocab().values()) == list(range(small.get_vocab_size())), "ids without gaps"
 
 
 def test_what_does_not_fit_each_other_is_said(tmp_path: Path) -> None:

@@ -1,0 +1,160 @@
+"""Errors that are certain from the text: found all at once, and never in what works."""
+
+from __future__ import annotations
+
+import ast
+import random
+import symtable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kbx_env.catalog import expert_source, load_task, load_tasks
+from kbx_env.grading.rules import Violations
+from kbx_env.grading.screen import screen
+from kbx_env.grading.slips import MOST, slips
+from kbx_env.outcome import LAUNCHLESS, Fault, Outcome, Stage, Verdict
+from kbx_env.prompt import feedback
+
+HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n"
+KERNEL = HEAD + "@triton.jit\ndef k(x, y, n, B: tl.constexpr):\n    i = tl.arange(0, B)\n    {}\n\n\ndef f(x, y):\n    {}\n"
+ZOO = Path(__file__).parent.parent / "zoo/honest"
+
+
+def told(source: str) -> tuple[str, ...]:
+    tree, table = ast.parse(source), symtable.symtable(source, "source", "exec")
+    return slips(tree, table, Violations(tree, table).names)
+
+
+def found(source: str) -> list[str]:
+    """But whether anything is launched, and without lines."""
+    return [s.partition(": ")[2] for s in told(source) if s != LAUNCHLESS]
+
+
+def inside(kernel: str = "tl.store(y + i, tl.load(x + i))", host: str = "k[(1,)](x, y, 4, B=4, num_warps=2)") -> list[str]:
+    return found(KERNEL.format(kernel, host))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [
+        ("tl.store(y + i, tl.tanh(tl.load(x + i)))", "module 'triton.language' has no attribute 'tanh'"),
+        ("tl.store(y + i, tl.math.tanh(tl.load(x + i)))", "module 'triton.language.math' has no attribute 'tanh'"),
+        ("tl.store(y + i, tl.load(x + i, scope='gpu'))", "tl.load(...): got an unexpected keyword argument 'scope'"),
+        ("tl.store(y + i, tl.rand(i))", "tl.rand(...): missing a required argument: 'offset'"),
+        ("tl.store(y + i, tl.max(i, 0, keepdim=True))", "tl.max(...): got an unexpected keyword argument 'keepdim'"),
+        ("tl.store(y + i, tl.load(x + j))", "name 'j' is not defined"),
+        ("tl.store(y + i, 0 if 0 <= n < 3 else 1)", "0 <= n < 3: several comparisons in one are not supported in kernels"),
+        ("while n > 1: continue", "continue is not supported in kernels"),
+        ("tl.store(y + i, f(x, y))", "f is called in a kernel and lacks @triton.jit"),
+    ],
+)  # fmt: skip
+def test_what_no_kernel_can_do_is_found(kernel: str, says: str) -> None:
+    assert inside(kernel) == [says]
+
+
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        ("k(x, y, 4, B=4)", "k is a kernel and called without a grid: k[grid](...)"),
+        ("k[(1,)](x, y, B=4)", "k(...): missing a required argument: 'n'"),
+        ("k[(1,)](x, y, 4, 4, 4)", "k(...): too many positional arguments"),
+        ("f[(1,)](x, y)", "f[...](...) launches a function that is no kernel; it lacks @triton.jit"),
+        ("return tl.zeros((4,), tl.float32)", "tl.zeros works in kernels alone and is called in a host function"),
+        ("return f(x)", "f(...): missing a required argument: 'y'"),
+        ("return triton.empty(4)", "module 'triton' has no attribute 'empty'"),
+        ("k[(grid(4),)](x, y, 4, B=4)", "name 'grid' is not defined"),
+    ],
+)  # fmt: skip
+def test_what_no_host_function_can_do_is_found(host: str, says: str) -> None:
+    assert inside(host=host) == [says]
+
+
+def test_all_are_told_once_by_line() -> None:
+    text = KERNEL.format("tl.store(y + a, tl.tanh(b) + a)", "k(x, y)")
+    assert [t.partition(":")[0] for t in told(text)] == ["line 8"] * 3 + ["line 12"]
+    assert len(told("".join(f"a{n}\n" for n in range(50)))) == MOST
+    assert found("from triton import Tensor\ndef f(x: Tuple): return x\n") == [
+        "cannot import 'Tensor' from 'triton'", "name 'Tuple' is not defined"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "try:\n    from triton.language import tanh\nexcept ImportError:\n    tanh = None\n",
+        "import triton\nif triton.__version__ > '9':\n    from triton import new\n",
+        "import triton.language as tl\ng = tl.tanh if hasattr(tl, 'tanh') else None\n",
+        "from __future__ import annotations\ndef f(x: Unknown): return x\n",
+        "def f(tl):\n    return tl.anything(1)\n",
+        "import math\nmath = f = None\nprint(math.nothing)\n",
+        "from math import *\ndef f(x): return sqrt(whatever)\n",
+        "def f():\n    global g\n    g = 1\n    return g\ndef h(): return g\n",
+        "import triton\ndef k(x): tl.load(x)\nimport triton.language as tl\nj = triton.jit(k)\n",
+        "def f(*a, **k): return f(1, *a, z=2, **k)\n",
+        "f = lambda n: n and f(n - 1)\n",
+        "import triton\nimport triton.language as tl\n@triton.autotune([], [])\n@triton.jit\ndef k(x, B: tl.constexpr): pass\n"
+        "def f(x): k[(1,)](x)\n",
+    ],
+)  # fmt: skip
+def test_what_is_not_certain_is_left_out(source: str) -> None:
+    assert found(source) == []
+
+
+def test_nothing_is_found_in_honest_oddities() -> None:
+    for path in sorted(ZOO.rglob("*.py")):
+        assert told(path.read_text()) == (), path.name
+
+
+@pytest.mark.parametrize(
+    ("source", "launchless"),
+    [
+        ("def f(x): return x\n", True),
+        (KERNEL.format("tl.store(y + i, tl.load(x + i))", "return x"), True),
+        (KERNEL.format("k[(1,)](x, y, n, B)", "return x"), True),  # itself alone
+        (KERNEL.format("pass", "k[(1,)](x, y, 4, B=4)"), False),
+        (KERNEL.format("pass", "run = k\n    run[(1,)](x, y, 4, B=4)"), False),
+        ("import triton\ndef k(x): pass\nj = triton.jit(k)\ndef f(x): j[(1,)](x)\n", False),
+        ("import triton\nmine = (triton.jit,)[0]\n@mine\ndef k(x): pass\ndef f(x): k[(1,)](x)\n", False),
+    ],
+)  # fmt: skip
+def test_whether_a_source_launches_anything(source: str, launchless: bool) -> None:
+    assert (LAUNCHLESS in told(source)) == launchless
+
+
+TRAIN = [t for t in load_tasks(split="train") if expert_source(t.id)]
+
+
+@given(st.sampled_from(TRAIN), st.integers(0, 10**6))
+@settings(max_examples=15, deadline=None)
+def test_a_name_that_nobody_knows_is_always_found(task, seed: int) -> None:
+    """Wherever it stands in a kernel that is right."""
+    text = expert_source(task.id) or ""
+    names = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+    node = random.Random(seed).choice(names)
+    lines = text.split("\n")
+    line = lines[node.lineno - 1].encode()
+    lines[node.lineno - 1] = (line[: node.end_col_offset] + b"_nowhere" + line[node.end_col_offset :]).decode()
+    assert any(f"name {node.id + '_nowhere'!r} is not defined" in s for s in found("\n".join(lines)))
+
+
+def test_the_screen_tells_them_of_what_it_can_read() -> None:
+    task = load_task("math/erf")
+    text = HEAD + "def erf(input_tensor):\n    return nothing(input_tensor)\n"
+    assert screen(task, text).slips == (LAUNCHLESS, "line 6: name 'nothing' is not defined")
+    assert screen(task, text + "def").slips is None
+    assert screen(task, "import os\n" + text).slips == (LAUNCHLESS, "line 7: name 'nothing' is not defined")
+
+
+def test_feedback_tells_those_that_the_compiler_has_not_come_to() -> None:
+    some = ("line 3: name 'a' is not defined", "line 9: name 'b' is not defined")
+    outcome = Outcome("math/erf", Verdict.COMPILE_ERROR, Stage.COMPILE, "cpu", "contract", Fault.POLICY, slips=some,
+                      message="line 30: NameError: name 'a' is not defined")  # fmt: skip
+    lines = feedback(outcome).splitlines()
+    assert "Also sure to fail: line 9: name 'b' is not defined" in lines and not any("line 3:" in x for x in lines)
+    assert Outcome.from_dict(outcome.to_dict()) == outcome
+    # Of a kernel that ran, those are parts that nothing reached.
+    wrong = Outcome("math/erf", Verdict.INCORRECT, Stage.CORRECT, "cpu", "contract", Fault.POLICY, slips=some)
+    assert "sure to fail" not in feedback(wrong)
