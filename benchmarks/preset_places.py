@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         presets = [load_preset(n).name for n in a.presets.split(",")]
         tasks = load_tasks(split="train", pattern=a.tasks)
         told: dict[str, Any] = {"together": None}
-        kinds = a.kinds.split(",")
+        kinds = [k.strip() for k in a.kinds.split(",")]
         rows, rates = list[dict[str, Any]](), list[dict[str, Array]]()
         with closing(Store(a.store or a.out.with_suffix(".sqlite"))) as store:
             for number in range(a.sets):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kbx_env.outcome import Outcome, Verdict
+from kbx_env.outcome import LAUNCHLESS, Outcome, Verdict
 from kbx_env.task import Task
 
 RULES = """\
@@ -60,6 +60,10 @@ def feedback(outcome: Outcome, limit: int = 4000) -> str:
     lines = [f"Verdict: {outcome.verdict} (stage: {outcome.stage})"]
     if outcome.cases is not None:
         lines.append(f"Cases passed: {outcome.cases.passed} of {outcome.cases.total}")
+    if outcome.verdict in HALTED and outcome.slips:
+        # A compiler tells the first error; these are all that can be told without it. Before its own words, which may be long.
+        others = [s for s in outcome.slips if s == LAUNCHLESS or s.partition(": ")[2] not in outcome.message]
+        lines += [f"Also fails where it is reached: {s}" for s in others[:8]]
     told = {f"{f.case}: {f.reason}" for f in outcome.cases.failures} if outcome.cases else set()
     if outcome.message and not outcome.correct and outcome.message not in told:
         lines.append(f"Reason: {outcome.message}")
@@ -70,10 +74,6 @@ def feedback(outcome: Outcome, limit: int = 4000) -> str:
         lines += [f"{KINDS[f.kind]}: {f.text}" for f in outcome.evidence.findings[:8] if f.text not in outcome.message]
     bad = [b for b in outcome.compile if not b.ok]
     lines += [f"Build failed: {b.kernel} for {b.target}: {b.error}" for b in bad[:4]]
-    if outcome.verdict in HALTED and outcome.slips:
-        # A compiler tells the first error; these are all that can be told without it.
-        told_of = [s for s in outcome.slips if s.partition(": ")[2] not in outcome.message]
-        lines += [f"Also sure to fail: {s}" for s in told_of[:8]]
     e = outcome.evidence
     if e is not None and e.moved_bytes and e.ideal_bytes and outcome.correct:
         lines.append(f"Bytes moved: {e.moved_bytes}, at least {e.ideal_bytes} needed; launches: {e.launches}")

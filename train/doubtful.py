@@ -126,7 +126,10 @@ def demonstrations(
         backend: whose instruction is shown.
         repairs: rows of each kernel in which an earlier, wrong answer and its verdict come first. What follows is drawn as ever:
             a model that has learnt them answers again, and whether it makes anything of the verdict is left to what is paid.
-        verdicts: grades earlier answers (``repairs``).
+        verdicts: grades earlier answers; ``repairs`` need it.
+
+    Raises:
+        UsageError: a grading of an earlier answer that the machine lost: rows must not depend on that.
     """
     from datasets import Dataset
 
@@ -145,10 +148,12 @@ def demonstrations(
             rows.append({**shown, "variation": f"doubtful-{bits}", **about(one.task)})
         pairs = list[tuple[tuple[str, str], tuple[str, str]]]()
         while len(pairs) < repairs:
-            if "1" in (first := drawn())[0]:
-                pairs.append((first, drawn()))
+            first = drawn()
+            pairs += [(first, drawn())] if "1" in first[0] else []
         earlier = {bits: text for (bits, text), _ in pairs}
-        outcomes = verdicts([(one.task, f"doubtful-{b}", t) for b, t in earlier.items()]) if earlier and verdicts else []
+        outcomes = verdicts([(one.task, f"doubtful-{b}", t) for b, t in earlier.items()]) if verdicts and earlier else []
+        if lost := [o for o in outcomes if o.verdict is Verdict.INFRA_FAULT]:
+            raise UsageError(f"the machine lost a grading of {one.task.id}: {lost[0].message[:200]}; give the command again")
         told = {b: follow_up(feedback(o)) for b, o in zip(earlier, outcomes, strict=True) if o.verdict in data.MENDED}
         for (before, wrong), (bits, text) in pairs:
             if before not in told:

@@ -7,6 +7,7 @@ screened is malformed; what names a forbidden module or door is rejected.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import re
 import symtable
@@ -82,9 +83,12 @@ def screen(task: Task, source: str | bytes) -> Screened:
         return _bad(f"the source cannot be parsed: {type(e).__name__}")
     try:
         looked = Violations(tree, table)
-        found, certain = tuple(looked.found), slips(tree, table, looked.names)
+        found = tuple(looked.found)
     except RecursionError:
         return _bad("the source is nested too deeply")
+    certain: tuple[str, ...] = ()
+    with contextlib.suppress(RecursionError):  # no verdict hangs on these
+        certain = slips(tree, table, looked.names)
     if found:
         shown = "; ".join(v.detail for v in found[:3])
         return Screened(text, Verdict.REJECTED, shown, found, certain)

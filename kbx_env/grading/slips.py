@@ -14,6 +14,7 @@ import functools
 import inspect
 import itertools
 import symtable
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -22,15 +23,16 @@ from kbx_env.outcome import LAUNCHLESS
 
 MOST = 20
 """More are not told."""
-_BUILTIN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__spec__", "__loader__", "__package__", "__builtins__"}
+_BUILTIN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__spec__", "__loader__", "__package__", "__builtins__",
+                                         "__qualname__", "__module__", "__class__"}  # fmt: skip
 _HIDDEN = frozenset({"_semantic", "_generator", "_builder"})
 """Parameters that Triton's compiler fills in."""
 _JIT = frozenset({"triton.jit", "triton.runtime.jit.jit"})
 _WRAPS = frozenset({
     "triton.autotune", "triton.heuristics", "triton.runtime.autotuner.autotune", "triton.runtime.autotuner.heuristics"
 })  # fmt: skip
-_PROBES = frozenset({"hasattr", "getattr", "__version__"})
-_MOST_LETTERS = 80
+_PROBES = frozenset({"hasattr", "getattr", "dir", "find_spec", "import_module", "__version__"})
+_MOST_LETTERS = 200
 _MOST_PARAMETERS = 200
 _Found = tuple[ast.AST, str]
 
@@ -50,6 +52,7 @@ def slips(tree: ast.Module, table: symtable.SymbolTable, names: Names) -> tuple[
     for node, text in itertools.chain(_undefined(nodes, table), _missing(nodes, names), functions.found()):
         if id(node) not in doubtful:
             line: int = getattr(node, "lineno", 1)
+            text = text[:_MOST_LETTERS]
             found[text] = min(line, found.get(text, line))
             if len(found) > 4 * MOST:
                 break
@@ -60,16 +63,18 @@ def slips(tree: ast.Module, table: symtable.SymbolTable, names: Names) -> tuple[
 
 
 def _doubtful(tree: ast.Module) -> set[int]:
-    """Nodes that may be there for another version: what is tried, what hangs on a version, and imports on any condition."""
+    """Nodes that may be there for another version: what is tried or whose errors are suppressed, and imports on any condition."""
     found = set[int]()
     waiting: list[tuple[ast.AST, bool, bool]] = [(tree, False, False)]
     while waiting:
         node, unsure, conditional = waiting.pop()
-        if isinstance(node, ast.Try) and node.handlers:
-            unsure = True
-        elif isinstance(node, ast.If | ast.IfExp):
+        if isinstance(node, ast.Try | ast.TryStar):
+            unsure = unsure or bool(node.handlers)
+        elif isinstance(node, ast.With):
+            calls = [i.context_expr for i in node.items if isinstance(i.context_expr, ast.Call)]
+            unsure = unsure or any(_last(c.func) == "suppress" for c in calls)
+        elif isinstance(node, ast.If | ast.IfExp | ast.While):
             conditional = True
-            unsure = unsure or any(getattr(n, "id", getattr(n, "attr", "")) in _PROBES for n in ast.walk(node.test))
         if unsure or (conditional and isinstance(node, ast.ImportFrom)):
             found.add(id(node))
         waiting += ((n, unsure, conditional) for n in ast.iter_child_nodes(node))
@@ -91,9 +96,7 @@ def _undefined(nodes: Sequence[ast.AST], table: symtable.SymbolTable) -> Iterato
         s.get_name() for t in scopes for s in t.get_symbols()
         if s.is_referenced() and (s.is_global() or t is table) and s.get_name() not in bound
     }  # fmt: skip
-    # With this import annotations are text, and may name what there is not.
-    postponed = any(n.module == "__future__" for n in imports)
-    quiet = {id(n) for part in _annotations(nodes) for n in ast.walk(part)} if postponed else set()
+    quiet = _unread(nodes)
     for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in unbound and id(node) not in quiet:
             yield node, f"name {node.id!r} is not defined"
@@ -105,18 +108,34 @@ def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
         yield from _scopes(child)
 
 
-def _annotations(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    for node in nodes:
-        for part in (getattr(node, "annotation", None), getattr(node, "returns", None)):
-            if isinstance(part, ast.AST):
-                yield part
+def _unread(nodes: Sequence[ast.AST]) -> set[int]:
+    """Annotations that nobody evaluates: all with the import from the future, and always those of local variables."""
+    postponed = any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in nodes)
+    parts: list[ast.AST | None] = []
+    if postponed:
+        parts += [getattr(n, "annotation", None) for n in nodes] + [getattr(n, "returns", None) for n in nodes]
+    else:
+        waiting = [n for f in nodes if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in f.body]
+        while waiting:
+            one = waiting.pop()
+            parts.append(one.annotation if isinstance(one, ast.AnnAssign) else None)
+            if not isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):  # their bodies are their own
+                waiting += [n for n in ast.iter_child_nodes(one) if isinstance(n, ast.stmt)]
+                waiting += [n for h in getattr(one, "handlers", ()) for n in h.body]
+                waiting += [n for c in getattr(one, "cases", ()) for n in c.body]
+    return {id(n) for part in parts if isinstance(part, ast.AST) for n in ast.walk(part)}
 
 
 def _missing(nodes: Sequence[ast.AST], names: Names) -> Iterator[_Found]:
-    """Attributes and imports that a module does not have."""
-    sure = _imported_only(nodes)
+    """Attributes and imports that a module does not have; none where the source itself asks what there is, or makes some."""
+    if any(_last(n) in _PROBES for n in nodes if isinstance(n, ast.Name | ast.Attribute)):
+        return
+    sure, quiet = _imported_only(nodes), _unread(nodes)
+    made = {n.attr for n in nodes if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load)}
     for node in nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _root(node) in sure:
+        if id(node) in quiet:
+            continue
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr not in made and _root(node) in sure:
             (path, *more) = names.paths(node.value) or [""]
             if not more and _lacks(path, node.attr):
                 yield node, f"module {path!r} has no attribute {node.attr!r}"
@@ -131,26 +150,39 @@ def _lacks(path: str, name: str) -> bool:
     """Whether what a path leads to is a module without such a name."""
     parent, _, last = path.rpartition(".")
     module, package = module_at(path), module_at(parent) if parent else None
-    if module is None or (package is not None and package.__dict__.get(last, module) is not module):
-        return False  # a package may have something else under the name of its module
+    if type(module) is not types.ModuleType or (package is not None and package.__dict__.get(last, module) is not module):
+        return False  # other types have attributes of their own, and a package may have something else under its module's name
     if name in module.__dict__ or "__getattr__" in module.__dict__ or path == "__future__":
         return False
     return not is_module(f"{path}.{name}")
 
 
+def _bound_by(node: ast.AST) -> list[str]:
+    """The names that a node binds by anything but an import."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Name):
+        return [] if isinstance(node.ctx, ast.Load) else [node.id]
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    if isinstance(node, ast.Global | ast.Nonlocal):
+        return list(node.names)
+    if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+        return [node.name] if node.name else []
+    return [node.rest] if isinstance(node, ast.MatchMapping) and node.rest else []
+
+
+def _imported_by(node: ast.AST) -> list[str]:
+    return [a.asname or a.name.partition(".")[0] for a in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+
+
 def _imported_only(nodes: Sequence[ast.AST]) -> set[str]:
     """Names that are bound by imports and by nothing else, in no scope."""
-    imported, other = set[str](), set[str]()
-    for node in nodes:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            imported |= {a.asname or a.name.partition(".")[0] for a in node.names}
-        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            other.add(node.id)
-        elif isinstance(node, ast.arg):
-            other.add(node.arg)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler):
-            other.add(node.name or "")
-    return imported - other
+    return {name for n in nodes for name in _imported_by(n)} - {name for n in nodes for name in _bound_by(n)}
+
+
+def _last(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _root(node: ast.expr) -> str:
@@ -173,7 +205,7 @@ class _Functions:
         self._names, self._sure = names, _imported_only(nodes)
         every = [n for n in nodes if isinstance(n, ast.FunctionDef)]
         defined = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
-        bound = Counter(_bound_by(n) for n in nodes)
+        bound = Counter(name for n in nodes for name in (*_bound_by(n), *_imported_by(n)))
         self._own = {d.name: d for d in defined if bound[d.name] == 1}
         self._kernels = {n.name for n in defined if self._is_kernel(n)}
         decorators = {id(d) for n in defined for d in n.decorator_list}
@@ -187,7 +219,7 @@ class _Functions:
         self._signatures = {n: _signature_of(self._own[n]) for n in self._own if n in self._kernels | self._host}
 
     def _is_jit(self, node: ast.AST) -> bool:
-        may = isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and node.attr == "jit")
+        may = isinstance(node, ast.Name | ast.Call) or (isinstance(node, ast.Attribute) and node.attr == "jit")
         return may and bool(self._names.paths(node) & _JIT)  # type: ignore[arg-type]
 
     def _is_kernel(self, node: ast.FunctionDef) -> bool:
@@ -229,8 +261,8 @@ class _Functions:
         if _triton(path) is None:
             return None
         if not kernel:
-            return f"{_brief(func)} works in kernels alone and is called in a host function"
-        return _unbound(_brief(func), call, _signature(path))
+            return f"{_dotted(func)} works in kernels alone and is called in a host function"
+        return _unbound(_dotted(func), call, _signature(path))
 
 
 def _untranslated(node: ast.AST) -> str | None:
@@ -238,24 +270,18 @@ def _untranslated(node: ast.AST) -> str | None:
     from triton.compiler.code_generator import CodeGenerator
 
     if isinstance(node, ast.Compare) and len(node.ops) > 1:
-        return f"{_brief(node)}: several comparisons in one are not supported in kernels"
+        return "several comparisons in one (a < b < c) are not supported in kernels"
     if isinstance(node, ast.stmt) and not hasattr(CodeGenerator, f"visit_{type(node).__name__}"):
         return f"{type(node).__name__.lower()} is not supported in kernels"
     return None
 
 
-def _brief(node: ast.AST) -> str:
-    text = ast.unparse(node)
-    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..."
-
-
-def _bound_by(node: ast.AST) -> str:
-    """The name that a node binds, "" if none."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return node.name
-    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        return node.id
-    return node.arg if isinstance(node, ast.arg) else ""
+def _dotted(node: ast.expr) -> str:
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([_last(node), *reversed(parts)])
 
 
 def _within(node: ast.FunctionDef) -> Iterator[ast.AST]:

@@ -16,6 +16,7 @@ def test_every_task_has_an_expert_that_passes_the_screen(name: str) -> None:
     assert source is not None and PARTS not in source
     screened = screen(load_task(name), source)
     assert screened.verdict is None, screened.message
+    assert screened.slips == ()
     tree = ast.parse(source)
     defined = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
     # A part that defines what the expert defines too would replace it, or be replaced, unseen.
