@@ -211,10 +211,11 @@ class _Functions:
         decorators = {id(d) for n in defined for d in n.decorator_list}
         by_hand = any(id(n) not in decorators and self._is_jit(n) for n in nodes)
         self._host = set() if by_hand else {n.name for n in defined if not n.decorator_list}
-        inside = {id(x) for n in defined if n.name in self._kernels for x in ast.walk(n)}
-        named = {x.id for x in nodes if isinstance(x, ast.Name) and id(x) not in inside}
-        known = all(self._is_kernel(n) or not n.decorator_list for n in every)
-        self.launchless = known and not by_hand and not named & self._kernels
+        kernels = [n for n in every if self._is_kernel(n)]  # those in factories and classes too
+        inside = {id(x) for n in kernels for x in ast.walk(n)}
+        named = {_last(x) for x in nodes if id(x) not in inside}
+        known = len(kernels) == sum(1 for n in every if n.decorator_list)
+        self.launchless = known and not by_hand and not named & {n.name for n in kernels}
         """Whether no function but kernels so much as names a kernel."""
         self._signatures = {n: _signature_of(self._own[n]) for n in self._own if n in self._kernels | self._host}
 

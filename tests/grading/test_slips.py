@@ -152,6 +152,8 @@ def test_nothing_is_found_in_honest_oddities() -> None:
         (KERNEL.format("pass", "k[(1,)](x, y, 4, B=4)"), False),
         (KERNEL.format("pass", "run = k\n    run[(1,)](x, y, 4, B=4)"), False),
         ("import triton\ndef k(x): pass\nj = triton.jit(k)\ndef f(x): j[(1,)](x)\n", False),
+        ("import triton\ndef made():\n    @triton.jit\n    def k(x): pass\n    return k\ndef f(x): made()[(1,)](x)\n", False),
+        ("import triton\nclass A:\n    @triton.jit\n    def k(x): pass\ndef f(x): A.k[(1,)](x)\n", False),
         ("import triton\nmine = (triton.jit,)[0]\n@mine\ndef k(x): pass\ndef f(x): k[(1,)](x)\n", False),
     ],
 )  # fmt: skip
