@@ -278,7 +278,7 @@ class Outcome:
     source_sha256: str = ""
     slips: tuple[str, ...] | None = None
     """Errors that are certain from the text, found by the grader without running it, ``LAUNCHLESS`` among them; ``None`` where it
-    could not be read."""
+    could not be read, and in outcomes of before they were looked for."""
 
     def __post_init__(self) -> None:
         if (self.verdict is Verdict.CORRECT) != (self.fault is None):

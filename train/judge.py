@@ -135,7 +135,8 @@ class Judge:
                 try:
                     file.parent.mkdir(parents=True, exist_ok=True)
                 except OSError as e:
-                    raise UsageError(f"cannot write to {file.parent}: {e.strerror}") from e
+                    asked = f"out={out}" if store is None else f"store={store}"
+                    raise UsageError(f"cannot write to {asked}: {e.strerror}; give a folder that can be written") from e
             kept = None if file is None else self._stack.enter_context(contextlib.closing(Store(file)))
             deadline = deadline_of(timed, wall)
             self._executor = self._stack.enter_context(Executor(lane, store=kept, deadline=deadline, capacity=sys.maxsize))

@@ -119,7 +119,7 @@ def test_runs_may_share_a_file_of_gradings(tmp_path: Path) -> None:
             assert judge([(TASK, "GOOD")])[0].outcome.correct
     assert len(calls) == 1 and not (tmp_path / "a").exists()
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="cannot write to"):
+    with pytest.raises(UsageError, match="cannot write to store="):
         Judge(backend="cpu", store=tmp_path / "file/known.sqlite", grade=grade)
 
 
