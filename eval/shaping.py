@@ -2,9 +2,10 @@
 
     python eval/shaping.py [--replays FILE.jsonl ...] [--category fusion|quantization] [--json FILE]
 
-Grades on the CPU backend and prints, for each source of answers, how many distinct rewards the failing ones get, and every attack
-that a shaped preset pays more than ``default`` does (none should be). Exit status 1 if there is one, or if a wrong kernel earns as
-much as a right one.
+Grades on the CPU backend and prints, for each source of answers, how many distinct rewards the failing ones get. Exit status 1 if
+an attack that is recognised as one (rejected, or a violation) is paid more than by ``default``, or if a wrong kernel earns as much
+as a right one. An attack that wrong values alone give away is to every reward a wrong kernel: hints pay it as they pay those, and
+it is printed with what it gets.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rich.progress import track
 
 from kbx_env.catalog import expert_source, task_ids
 from kbx_env.grading.grader import Grader
+from kbx_env.outcome import Verdict
 
 CATEGORIES = ("fusion", "quantization")
 BREAKS: tuple[tuple[str, str, str], ...] = (
@@ -72,6 +74,7 @@ def row(grader: Grader, group: str, name: str, task: str, text: str) -> dict[str
     return {
         "group": group, "name": name, "task": task, "verdict": str(outcome.verdict), "default": default(outcome),
         "shaped": shaped(outcome), "terms": {t.name: t(outcome) for t in shaped.hints}, "message": outcome.message[:200],
+        "recognised": outcome.verdict is Verdict.REJECTED or bool(outcome.violations),
     }  # fmt: skip
 
 
@@ -96,6 +99,15 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def misjudged(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What a shaped preset should not pay as it does, and the attacks that it pays more for the cases that they pass."""
+    right = min((r["shaped"] for r in rows if r["verdict"] == "correct"), default=1.0)
+    more = [r for r in rows if r["group"] == "attacks" and (r["shaped"] or 0.0) > (r["default"] or 0.0)]
+    wrong = [r for r in rows if r["verdict"] != "correct" and (r["shaped"] or 0.0) >= right]
+    bad = wrong + [r for r in more if r["recognised"] and r not in wrong]
+    return bad, [r for r in more if r not in bad]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Grade and compare."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -108,11 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [row(grader, *one) for one in track(chosen, "grading")]
     grader.close()
     print(table(rows))
-    bad = [r for r in rows if r["group"] == "attacks" and (r["shaped"] or 0.0) > (r["default"] or 0.0)]
-    right = min((r["shaped"] for r in rows if r["verdict"] == "correct"), default=1.0)
-    bad += [r for r in rows if r["verdict"] != "correct" and (r["shaped"] or 0.0) >= right]
-    for r in bad:
-        print(f"PAID {r['name']} ({r['task']}): {r['verdict']} {r['default']} -> {r['shaped']}")
+    bad, told = misjudged(rows)
+    for word, some in (("PAID", bad), ("as a wrong kernel:", told)):
+        for r in some:
+            print(f"{word} {r['name']} ({r['task']}): {r['verdict']} {r['default']} -> {r['shaped']}")
     if a.json:
         a.json.write_text(json.dumps(rows, indent=1))
     return 1 if bad else 0
