@@ -95,9 +95,11 @@ def experiment(a: argparse.Namespace) -> Experiment:
     Raises:
         UsageError: whatever is wrong with the command line, or the folder is another experiment's.
     """
-    for option in ("presets", "seeds", "config"):
+    for option, like in (
+        ("presets", "default,fusion"), ("seeds", "5"), ("config", "train/configs/grpo.yaml, small models: doubtful-grpo.yaml"),
+    ):  # fmt: skip
         if getattr(a, option) is None:
-            raise UsageError(f"--{option} is needed (all but --report-only)")
+            raise UsageError(f"--{option} is needed (all but --report-only); give --{option} {like}")
     presets = _presets(a.presets)
     if a.seeds < 1:
         raise UsageError(f"--seeds is {a.seeds}; at least 1, and 5 or more for intervals worth reading")

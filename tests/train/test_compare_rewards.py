@@ -210,6 +210,15 @@ def test_bad_usage_starts_nothing(
     assert says in told and told.count("\n") == 1 and not _starts(tmp_path) and not (tmp_path / "out").exists()
 
 
+def test_a_missing_option_is_named_with_an_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--out", str(tmp_path / "out")]
+    for option, value in (("presets", "default,fusion"), ("seeds", "5"), ("config", "train/configs/grpo.yaml")):
+        assert compare_rewards.main(given) == 2
+        assert f"--{option} is needed (all but --report-only); give --{option} {value}" in capsys.readouterr().err
+        given += [f"--{option}", value]
+    assert not (tmp_path / "out").exists()
+
+
 @dataclass
 class Settings:
     """What the learner itself would read."""
