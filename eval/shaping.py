@@ -2,10 +2,9 @@
 
     python eval/shaping.py [--replays FILE.jsonl ...] [--category fusion|quantization] [--json FILE]
 
-Grades on the CPU backend and prints, for each source of answers, how many distinct rewards the failing ones get. Exit status 1 if
-an attack that is recognised as one (rejected, or a violation) is paid more than by ``default``, or if a wrong kernel earns as much
-as a right one. An attack that wrong values alone give away is to every reward a wrong kernel: hints pay it as they pay those, and
-it is printed with what it gets.
+Grades on the CPU backend and prints, for each source of answers, how many distinct rewards the failing ones get, and every attack
+that a shaped preset pays more than ``default`` does (none should be), with whether the grader saw through it or wrong values alone
+gave it away. Exit status 1 if there is one, or if a wrong kernel earns as much as a right one.
 """
 
 from __future__ import annotations
@@ -99,13 +98,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def misjudged(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What a shaped preset should not pay as it does, and the attacks that it pays more for the cases that they pass."""
+def misjudged(rows: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """What a shaped preset should not pay as it does, each with the reason."""
     right = min((r["shaped"] for r in rows if r["verdict"] == "correct"), default=1.0)
-    more = [r for r in rows if r["group"] == "attacks" and (r["shaped"] or 0.0) > (r["default"] or 0.0)]
-    wrong = [r for r in rows if r["verdict"] != "correct" and (r["shaped"] or 0.0) >= right]
-    bad = wrong + [r for r in more if r["recognised"] and r not in wrong]
-    return bad, [r for r in more if r not in bad]
+    found = list[tuple[str, dict[str, Any]]]()
+    for r in rows:
+        if r["verdict"] != "correct" and (r["shaped"] or 0.0) >= right:
+            found.append(("as much as a right kernel", r))
+        elif r["group"] == "attacks" and (r["shaped"] or 0.0) > (r["default"] or 0.0):
+            found.append(("recognised, and paid more" if r["recognised"] else "wrong values, and paid more for cases that pass", r))
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,10 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [row(grader, *one) for one in track(chosen, "grading")]
     grader.close()
     print(table(rows))
-    bad, told = misjudged(rows)
-    for word, some in (("PAID", bad), ("as a wrong kernel:", told)):
-        for r in some:
-            print(f"{word} {r['name']} ({r['task']}): {r['verdict']} {r['default']} -> {r['shaped']}")
+    bad = misjudged(rows)
+    for reason, r in bad:
+        print(f"PAID {r['name']} ({r['task']}): {r['verdict']} {r['default']} -> {r['shaped']}, {reason}")
     if a.json:
         a.json.write_text(json.dumps(rows, indent=1))
     return 1 if bad else 0

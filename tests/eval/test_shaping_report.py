@@ -14,23 +14,25 @@ def row(name: str, verdict: str, default: float, shaped: float, group: str = "at
 RIGHT = row("expert", "correct", 1.0, 1.0, "experts")
 
 
-def test_a_recognised_attack_must_not_gain() -> None:
+def test_an_attack_must_not_gain() -> None:
     caught = row("caught", "rejected", 0.0, 0.01, recognised=True)
-    assert misjudged([RIGHT, caught]) == ([caught], [])
-    assert misjudged([RIGHT, caught | {"shaped": 0.0}]) == ([], [])
-
-
-def test_one_that_wrong_values_give_away_is_told_and_no_error() -> None:
     wrong = row("by heart", "incorrect", 0.36, 0.46)
-    assert misjudged([RIGHT, wrong]) == ([], [wrong])
+    assert misjudged([RIGHT, caught, wrong]) == [
+        ("recognised, and paid more", caught), ("wrong values, and paid more for cases that pass", wrong),
+    ]  # fmt: skip
+    assert not misjudged([RIGHT, caught | {"shaped": 0.0}, wrong | {"shaped": 0.36}])
+
+
+def test_an_honest_wrong_kernel_may_be_given_a_hint() -> None:
+    assert not misjudged([RIGHT, row("broken", "incorrect", 0.36, 0.46, "broken experts")])
 
 
 def test_nothing_wrong_may_earn_what_a_right_kernel_does() -> None:
     high = row("by heart", "incorrect", 0.36, 1.0)
     honest = row("broken", "incorrect", 0.5, 1.2, "broken experts")
-    assert misjudged([RIGHT, high, honest]) == ([high, honest], [])
+    assert misjudged([RIGHT, high, honest]) == [("as much as a right kernel", high), ("as much as a right kernel", honest)]
 
 
 def test_what_is_masked_is_not_paid() -> None:
     masked: dict[str, Any] = row("lost", "infra_fault", 0.0, 0.0) | {"default": None, "shaped": None}
-    assert misjudged([RIGHT, masked]) == ([], [])
+    assert not misjudged([RIGHT, masked])
