@@ -3,8 +3,8 @@
     python eval/shaping.py [--replays FILE.jsonl ...] [--category fusion|quantization] [--json FILE]
 
 Grades on the CPU backend and prints, for each source of answers, how many distinct rewards the failing ones get, and every attack
-that a shaped preset pays more than ``default`` does (none should be), with whether the grader saw through it or wrong values alone
-gave it away. Exit status 1 if there is one, or if a wrong kernel earns as much as a right one.
+that a shaped preset pays more than ``default`` does (none should be), with whether the grader saw through it. Exit status 1 if
+there is one, or if a wrong kernel earns as much as a right one.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def misjudged(rows: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]
         if r["verdict"] != "correct" and (r["shaped"] or 0.0) >= right:
             found.append(("as much as a right kernel", r))
         elif r["group"] == "attacks" and (r["shaped"] or 0.0) > (r["default"] or 0.0):
-            found.append(("recognised, and paid more" if r["recognised"] else "wrong values, and paid more for cases that pass", r))
+            found.append(("recognised, and paid more" if r["recognised"] else "not recognised, and paid more", r))
     return found
 
 

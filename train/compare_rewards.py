@@ -95,9 +95,7 @@ def experiment(a: argparse.Namespace) -> Experiment:
     Raises:
         UsageError: whatever is wrong with the command line, or the folder is another experiment's.
     """
-    for option, like in (
-        ("presets", "default,fusion"), ("seeds", "5"), ("config", "train/configs/grpo.yaml, small models: doubtful-grpo.yaml"),
-    ):  # fmt: skip
+    for option, like in (("presets", "default,fusion"), ("seeds", "5"), ("config", "train/configs/grpo.yaml")):
         if getattr(a, option) is None:
             raise UsageError(f"--{option} is needed (all but --report-only); give --{option} {like}")
     presets = _presets(a.presets)

@@ -18,7 +18,7 @@ def test_an_attack_must_not_gain() -> None:
     caught = row("caught", "rejected", 0.0, 0.01, recognised=True)
     wrong = row("by heart", "incorrect", 0.36, 0.46)
     assert misjudged([RIGHT, caught, wrong]) == [
-        ("recognised, and paid more", caught), ("wrong values, and paid more for cases that pass", wrong),
+        ("recognised, and paid more", caught), ("not recognised, and paid more", wrong),
     ]  # fmt: skip
     assert not misjudged([RIGHT, caught | {"shaped": 0.0}, wrong | {"shaped": 0.36}])
 
