@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kbx_env import versions
 from kbx_env.catalog import expert_source
 from kbx_env.errors import UsageError
-from kbx_env.grading import clock, floor, fresh, lease, reference, sides, telemetry
+from kbx_env.grading import clock, fresh, lease, reference, roofline, sides, telemetry
 from kbx_env.grading.grader import Grader, resolve_backend
 
 Name = str | Callable[..., str]
@@ -72,7 +72,7 @@ class Phases:
         self.watch(clock, "_give_back", "memory given back")
         self.watch(reference, "expect", "reference")
         self.watch(telemetry.Telemetry, "read", "telemetry")
-        self.watch(floor, "measured_peaks", "peaks")
+        self.watch(roofline, "roofline", "ceilings")
         self.watch(fresh.Ring, "draw", "values drawn")
         real = lease.Hold.alone
 

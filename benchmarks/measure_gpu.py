@@ -22,7 +22,7 @@ import triton
 from kbx_env.baselines.policy import make_policy
 
 from kbx_env.catalog import expert_source, load_task, load_tasks, task_ids
-from kbx_env.grading import clock, floor, inputs
+from kbx_env.grading import clock, inputs, roofline
 from kbx_env.grading.calls import Talk
 from kbx_env.grading.grader import Grader
 
@@ -85,11 +85,11 @@ def main() -> None:
     p.add_argument("--parts", default="experts,aa,baselines,zoo")
     a = p.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
-    peaks = floor.measured_peaks("cuda")
+    ceilings = roofline.measure_ceilings("cuda")
     result: dict = {
         "device": torch.cuda.get_device_name(0), "torch": torch.__version__, "triton": triton.__version__,
         "python": sys.version.split()[0], "date": time.strftime("%Y-%m-%d"), "cuda": torch.version.cuda,
-        "copy_bytes_per_second": peaks.bandwidth, "fp16_flops_per_second": peaks.matmul,
+        "copy_bytes_per_second": ceilings.copy, "fp16_flops_per_second": ceilings.product,
     }  # fmt: skip
     print(result, flush=True)
     with Grader() as grader:

@@ -113,7 +113,7 @@ class CaseTime:
     disturbed: bool = False
     """The clocks were throttled for the hardware's sake, or another process computed meanwhile, in every attempt."""
     void: bool = False
-    """Nearer to the physical roofline than any kernel known: not believed until somebody has explained it."""
+    """Nearer to the physical roofline than any kernel known: not believed until a person has explained it."""
     ideal_bytes: int | None = None
     """Bytes that any kernel must move in this case."""
     flops: int | None = None
@@ -130,7 +130,7 @@ class Timing:
     low: float
     high: float
     floor_ratio: float | None
-    """The largest speedup that the device's measured peaks allow; a higher claim is impossible."""
+    """The largest speedup that the device's physical limits allow; ``None`` where they are not known."""
     cases: tuple[CaseTime, ...]
     device: str
     before: Mapping[str, Any] | None = None
@@ -140,6 +140,14 @@ class Timing:
     notes: tuple[str, ...] = ()
     compiled_speedup: float | None = None
     """Speedup over the torch.compile'd baseline: geometric mean, ``None`` unless it is known for every case. Never paid."""
+    roofline: Mapping[str, Any] | None = None
+    """The device's physical limits and measured ceilings, with where they come from (``kbx_env.grading.roofline.Roofline``);
+    ``None`` in outcomes from before they were kept."""
+
+    @property
+    def void(self) -> bool:
+        """Whether a case's time is not believed: nothing is paid for it, the reward is masked, and a person should look."""
+        return any(c.void for c in self.cases)
 
 
 @dataclass(frozen=True)
@@ -296,6 +304,11 @@ class Outcome:
     def correct(self) -> bool:
         """Whether the kernel is right and honest."""
         return self.verdict is Verdict.CORRECT
+
+    @property
+    def masked(self) -> bool:
+        """Whether the outcome has no reward: the machine is to blame, or a time is not believed and waits for a person."""
+        return self.fault is Fault.INFRA or (self.timing is not None and self.timing.void)
 
     @property
     def speedup(self) -> float | None:

@@ -159,9 +159,9 @@ def _sizes(task: Task, case: Case) -> dict[str, float]:
     numels = floor.numels(task, case)
     total: float = sum(n * _BYTES[case.dtypes.get(t, task.takes[t].dtype)] for t, n in numels.items())
     try:
-        flops = float(floor.flops(task, case))
-        if task.cost.bytes is not None:
-            total = float(floor.evaluate(task.cost.bytes, floor.names(task, case), numels))
+        flops = float(floor.operations(task, case))
+        declared = floor.declared_bytes(task, case)
+        total = total if declared is None else float(declared)
     except DeclarationError:  # an expression over something that only a grading knows
         flops = 0.0
     data, work = math.log2(max(total, 1.0)), math.log2(max(flops, 1.0))

@@ -141,12 +141,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Cost:
-    """Compulsory work of one call. Bytes follow from the shapes: each input read once, each output written
-    once; ``flops`` (and ``bytes`` where the shapes do not tell) are expressions over axis names, arguments,
-    and ``numel(tensor)``."""
+    """Compulsory work of one call, as expressions over axis names, arguments and functions (``grading/counts.py``)."""
 
     flops: str = "0"
+    """Operations of the plain algorithm."""
     bytes: str | None = None
+    """Traffic that no right kernel can do without, where ``None`` would be wrong: every input is read once, every result is
+    written once, and of a tensor written in place what changes."""
+    reads: Mapping[str, str] | None = None
+    """By tensor: elements that every right kernel reads, where that may be fewer than all."""
+    least: str | None = None
+    """Operations that no known algorithm can do without; ``None``: ``flops``."""
 
 
 @dataclass(frozen=True)
@@ -236,6 +241,8 @@ def task(
             raise DeclarationError(f"{name}: the reference has no docstring; it is the task's published contract")
         if not any(not c.held for c in cases) or not any(c.held for c in cases):
             raise DeclarationError(f"{name}: needs cases for training and at least one held=True for evaluation")
+        for tensor in set(cost.reads or ()) - set(takes):
+            raise DeclarationError(f"{name}: cost reads {tensor!r}; tensors: {', '.join(takes)}")
         for tensor, t in takes.items():
             if tensor.partition(".")[0] not in params:
                 raise DeclarationError(f"{name}: takes {tensor!r}, which is not a parameter of the reference")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from kbx_env.rewards._term import Term
 
 from kbx_env.errors import UnknownName
-from kbx_env.outcome import Fault, Outcome
+from kbx_env.outcome import Outcome
 
 _HERE = pathlib.Path(__file__).parent
 _NO_TERMS = ("compose", "shaping")
@@ -23,7 +23,8 @@ class Reward:
     Shaping never pays a right kernel, and together it weighs less than lies between the best wrong and the worst right
     kernel: right ones beat wrong ones, and are ordered among themselves as without it.
 
-    An infrastructure fault has no reward (``None``): it must be masked in training, never counted as 0.
+    A masked outcome has no reward (``None``), and is never counted as 0: an infrastructure fault, or a time that is too good to be
+    believed (``void``).
     A term that is ``None`` (speed, where there is no GPU) is left out of the sum, so rewards of the CPU and
     the CUDA backend have different ranges and must not be compared or mixed in one batch.
     """
@@ -38,7 +39,7 @@ class Reward:
     """The shaping terms."""
 
     def __call__(self, outcome: Outcome) -> float | None:
-        """The reward, or ``None`` for an infrastructure fault and for a grading that left out a layer of defence."""
+        """The reward, or ``None`` for a masked outcome and for a grading that left out a layer of defence."""
         base, hint = self.base(outcome), self.potential(outcome)
         return base if base is None or hint is None or outcome.correct else base + hint
 
@@ -52,14 +53,14 @@ class Reward:
 
     @staticmethod
     def _sum(outcome: Outcome, weights: Mapping[str, float], parts: tuple[Term, ...]) -> float | None:
-        if outcome.fault is Fault.INFRA or outcome.manifest.get("without"):
+        if outcome.masked or outcome.manifest.get("without"):
             return None
         values = ((t.name, t(outcome)) for t in parts)
         return float(sum(weights[k] * v for k, v in values if v is not None))
 
     def terms(self, outcome: Outcome) -> dict[str, float | None]:
         """Every term, unweighted, those of the shaping included."""
-        if outcome.fault is Fault.INFRA:
+        if outcome.masked:
             return {t.name: None for t in (*self.parts, *self.hints)}
         return {t.name: t(outcome) for t in (*self.parts, *self.hints)}
 

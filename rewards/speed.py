@@ -14,15 +14,13 @@ CAP = 4.0
 def speed(outcome: Outcome) -> float | None:
     """Pays log2 of the lower bound of the speedup, capped by the physical floor; ``None`` where nothing was timed.
 
-    A kernel whose interval reaches down to 1 is inside the noise and earns 0, as a slower one does, and as one with a time
-    that nobody can explain.
+    A kernel whose interval reaches down to 1 is inside the noise and earns 0, as a slower one does. A time that is not believed
+    (``void``) gives ``None``: the whole outcome is masked.
     """
     if not outcome.correct:
         return 0.0
-    if outcome.timing is None:
+    if outcome.timing is None or outcome.timing.void:
         return None
-    if any(c.void for c in outcome.timing.cases):
-        return 0.0
     low = outcome.timing.low
     if outcome.timing.floor_ratio is not None:
         low = min(low, outcome.timing.floor_ratio)

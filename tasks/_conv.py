@@ -11,10 +11,29 @@ IMAGE = {"N": 2, "C": 3, "D": 3, "H": 16, "W": 16, "O": 4, "R": 3, "S": 3}
 TAKES = {"input": T("N C H W"), "weight": T("O D R S"), "bias": T("O", optional=True)}
 FLOPS = "2 * N * O * H * W * D * R * S"
 """An upper bound: the output is as large as the image only with padding and stride 1."""
+LEAST = "2 * N * O * H * W * D"
+"""One product for each result and channel: what is left of large tiles of Winograd's, with padding and stride 1 as timed."""
 TF32 = (
     "IEEE fp32 products are demanded of candidate, reference and timed baseline alike; as published, the reference "
     "could silently be TF32 (its defect 6.2). "
 )
+
+
+def conv_reads(prefix: str = "", image: str = "input") -> dict[str, str]:
+    """Elements of the image that windows touch: strides and dilations may leave some out.
+
+    Args:
+        prefix: of the names stride, padding and dilation.
+        image: the image's parameter.
+    """
+    rows, columns = (
+        f"touched({size}, {pick}({prefix}stride), {pick}({prefix}padding), {pick}({prefix}dilation))"
+        for size, pick in (("H, R", "first"), ("W, S", "second"))
+    )
+    return {image: f"N * C * {rows} * {columns}"}
+
+
+READS = conv_reads()
 
 
 def conv_cases(

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from kbx_env.baselines.policy import make_policy
 from kbx_env.rewards.compose import load_preset
 
 from kbx_env.catalog import expert_source, load_task, task_ids
+from kbx_env.grading.calls import Claimed
+from kbx_env.grading.tally import Tally
+from kbx_env.task import Case
 
 REWARD = load_preset("default")
 
 
+@pytest.fixture
+def floors(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Of every case that is graded: label, bytes that must be moved, bytes that the kernels moved."""
+    seen: list[tuple[str, int, int]] = []
+    add = Tally.add
+
+    def watched(self: Tally, case: Case, answers: Sequence[Claimed], ideal: int, *more: Any) -> None:
+        facts = answers[0].facts
+        seen.append((case.label(), ideal, facts.moved if facts else 0))
+        add(self, case, answers, ideal, *more)
+
+    monkeypatch.setattr(Tally, "add", watched)
+    return seen
+
+
 @pytest.mark.parametrize("task", task_ids())
-def test_the_expert_is_correct(grader, task: str) -> None:
+def test_the_expert_is_correct(grader, floors: list[tuple[str, int, int]], task: str) -> None:
     outcome = grader.grade(task, expert_source(task), backend="cpu", targets=("sm_90",))
     assert outcome.correct, (outcome.message, outcome.violations)
     evidence = outcome.evidence
@@ -22,6 +43,7 @@ def test_the_expert_is_correct(grader, task: str) -> None:
     assert evidence.stored_share == 1.0 or (declared.writes and evidence.stored_share > 0)
     assert set(declared.takes) >= set(evidence.depends_on) and bool(evidence.depends_on) == bool(declared.takes)
     assert outcome.evidence.moved_bytes > 0 and outcome.timing is None
+    assert floors and [row for row in floors if row[1] > row[2]] == [], "no floor is above what a right kernel moved"
     assert all(b.ok for b in outcome.compile), outcome.compile
     assert REWARD(outcome) == pytest.approx(1.0)
 

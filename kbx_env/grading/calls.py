@@ -392,6 +392,5 @@ class Talk:
 
     def ideal_bytes(self, case: Case, claimed: Claimed) -> int:
         """Bytes that the call had to move at least."""
-        told = self.task.cost.bytes is not None
-        expected = None if told else reference.expect(self.task, case, claimed.args, "cpu", exact=False)
-        return int(floor.ideal_bytes(self.task, case, claimed.args, expected))
+        expected = reference.expect(self.task, case, claimed.args, "cpu", exact=False)
+        return floor.ideal_bytes(self.task, case, claimed.args, expected, single_call=True)

@@ -22,15 +22,17 @@ import numpy as np
 import torch
 
 from kbx_env.grading import floor, fresh, inputs, reference
+from kbx_env.grading import roofline as rooflines
 from kbx_env.grading.calls import Talk
 from kbx_env.grading.claims import Stopped
 from kbx_env.grading.fresh import Ring, Turn
 from kbx_env.grading.ratio import PROCESS_US, Paired, interval, middle
+from kbx_env.grading.roofline import Roofline
 from kbx_env.grading.sides import SLOTS, EagerSide, Fetched, RunnerSide, Side
 from kbx_env.grading.sizes import timed
 from kbx_env.grading.telemetry import Reading, Telemetry, disturbance
 from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
-from kbx_env.task import Task
+from kbx_env.task import Case, Task
 from kbx_env.truth import Sample, Windows
 
 __all__ = ["SLOTS", "EagerSide", "Paired", "RunnerSide", "Side", "interval", "pair", "time_task"]
@@ -40,17 +42,19 @@ BLOCK = 5
 PAIRS = 2
 """Pairs of blocks in one round."""
 MIN_ROUNDS, MAX_ROUNDS = 6, 24
-SLOWER, FEW, WIDE = math.log(0.5), 4, 0.015
-"""Of who is surely less than half as fast as the baseline so many rounds tell enough, if half their interval is narrower than
-that."""
+CLEAR, FEW, WIDE = math.log(2.0), 4, 0.015
+"""Stop after FEW rounds if the interval lies wholly beyond a factor of two from eager, on either side, and its half-width is below
+WIDE (log units)."""
 HELD, HELD_BYTES = 24, 256 << 20
 """Results of timed calls that are judged, for each case: at most, and together, but never fewer than three."""
 BUDGET = 1.0
 """Seconds of measuring per case: what is noisier than that for its process' sake does not become quiet in three."""
 WIDTH = 0.01
 """Stop when half the 95 % interval of the log-ratio is narrower."""
-COMPILING, MEASURING, JUDGING = 10, 40, 20
-"""Times its inputs that each step of timing a case takes of the device's memory at most."""
+COMPILING, MEASURING, JUDGING = 10, 24, 20
+"""Times its inputs that each step of timing a case takes of the device's memory at most: laying out the values to compile for,
+measuring (per side two draws, three slots, and room to move them), judging. Compiling itself keeps some three times, and holds
+no room: a compiler may take minutes, and the next one who needs much room would keep everybody else waiting behind it."""
 SHARE = 0.3
 """Of the device's memory, for all who compile for timing or judge what was timed. Who measures is alone and has the rest."""
 SLOW_US = 20_000.0
@@ -58,7 +62,10 @@ SLOW_US = 20_000.0
 EARLY = 0.003
 """Share of the device's memory that one grading may hold in values while it stands in line."""
 ATTEMPTS = 3
-"""Measurements of a case that something disturbs; the last is kept, and says so."""
+"""Measurements of a case that something disturbs, or whose time is too good to be true; the last is kept, and says so."""
+JUDGE_SECONDS, JUDGE_LEAST = 0.75, 3
+"""Seconds after which no further result of a case's timed calls (and of its captured calls) is judged, once so many are. Chance
+decides which ones they are, after all calls were made: a call that is wrong now and then cannot know whether it is looked at."""
 
 
 Check = Callable[[list[int], list[Turn]], None]
@@ -122,7 +129,8 @@ def pair(
         rounds.append(middle(ratios))
         if len(rounds) >= FEW:
             _, low, high = interval(rounds, math.inf)
-            if (high - low) / 2 < WIDE and interval(rounds, min(*all_a, *all_b))[2] < SLOWER:
+            _, least, most = interval(rounds, min(*all_a, *all_b))
+            if (high - low) / 2 < WIDE and (most < -CLEAR or least > CLEAR):
                 break
         block, pairs = _calls(both), 1 if both > SLOW_US else PAIRS
         if on_turn:
@@ -165,9 +173,11 @@ def time_task(task: Task, talk: Talk, sizes: str = "published") -> Timing:
     """
     memory = torch.cuda.get_device_properties(0).total_memory
     cases = floor.fitting(task, memory, timed(task, sizes))
-    largest = max(floor.input_bytes(task, c) for c in cases)
+    # Of a task without inputs the results count.
+    largest = max(max(floor.input_bytes(task, c), int(floor.declared_bytes(task, c) or 0)) for c in cases)
     most = largest / (SHARE * memory)
     sides = [RunnerSide(talk, case) for case in cases]
+    needs: list[_Needs] = []
 
     def draw(index: int, purpose: str) -> Ring:
         split = f"{talk.split}/{purpose}"
@@ -176,13 +186,16 @@ def time_task(task: Task, talk: Talk, sizes: str = "published") -> Timing:
 
     # Everything is compiled before anybody has to wait; on values of its own, which no timed call sees again. Nothing of
     # it stays in memory while others are waited for.
-    with talk.gpu.room(COMPILING * most):
-        for index, side in enumerate(sides):
-            with talk.gpu.using():
-                side.lay(draw(index, "compile"), slots=1)
-            side.dry()
-        sides[-1].release()
-        _give_back()
+    for index, side in enumerate(sides):
+        with talk.gpu.room(COMPILING * most), talk.gpu.using():
+            ring = draw(index, "compile")
+            side.lay(ring, slots=1)
+            # The reference's first call loads torch's kernels, too: nobody waits for that while the GPU is held exclusively.
+            needs.append(_Needs.of(task, side.case, ring.draws[0], talk.backend))
+            del ring
+            _give_back()
+        side.dry()
+    sides[-1].release()
     # Values that are slow to draw (eigenvectors of thousands of small matrices) are small.
     early, kept = dict[int, Ring](), 0
     for index, case in enumerate(cases):
@@ -198,7 +211,7 @@ def time_task(task: Task, talk: Talk, sizes: str = "published") -> Timing:
     # The few that need more than the rest take it from the others before they stand in line: nobody waits for room alone.
     more = (MEASURING * largest - (1 - SHARE) * 0.8 * memory) / (SHARE * memory)
     with talk.gpu.room(more) if more > 0 else contextlib.nullcontext():
-        measured, rest = _measured_all(task, talk, sides, drawn)
+        measured, rest = _measured_all(task, talk, sides, needs, drawn)
     # The GPU is free for the next one while results are looked at.
     with talk.gpu.room(JUDGING * most):
         return _judged(task, talk, measured, rest)
@@ -211,17 +224,43 @@ def _give_back() -> None:
 
 
 @dataclass(frozen=True)
+class _Needs:
+    """What any right kernel needs in one case.
+
+    Attributes:
+        result_bytes: of a right result.
+        kept_bytes: of a right result and of what is written in place.
+        ideal: compulsory traffic in bytes.
+        operations: that the task must do.
+    """
+
+    result_bytes: int
+    kept_bytes: int
+    ideal: int
+    operations: int
+
+    @classmethod
+    def of(cls, task: Task, case: Case, args: dict[str, Any], backend: str) -> _Needs:
+        """From one draw of the case; every other draw needs as much."""
+        expected = reference.expect(task, case, args, backend, exact=False)
+        result_bytes = sum(o.numel() * o.element_size() for o in expected.native)
+        kept_bytes = result_bytes + sum(o.numel() * o.element_size() for o in expected.native_written.values())
+        ideal = floor.ideal_bytes(task, case, args, expected)
+        return cls(result_bytes, kept_bytes, ideal, floor.flops(task, case, args))
+
+
+@dataclass(frozen=True)
 class _Around:
     """What holds for all cases of one timing."""
 
-    peaks: floor.Peaks
+    roofline: Roofline
     before: Reading | None
     after: Reading | None
     notes: list[str]
 
 
 def _measured_all(
-    task: Task, talk: Talk, sides: Sequence[RunnerSide], drawn: Callable[[int], Ring]
+    task: Task, talk: Talk, sides: Sequence[RunnerSide], needs: Sequence[_Needs], drawn: Callable[[int], Ring]
 ) -> tuple[list[_Measured], _Around]:  # fmt: skip
     """What needs the GPU alone, for every case."""
     uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
@@ -230,23 +269,23 @@ def _measured_all(
     measured: list[_Measured] = []
     notes: list[str] = []
     with talk.gpu.alone():
-        peaks = floor.measured_peaks("cuda", talk.gpu.file(f"peaks-{torch.__version__}.json"))
+        found = rooflines.roofline("cuda", talk.gpu.file(f"ceilings-{torch.__version__}.json"))
         before = telemetry.read()
         for index, side in enumerate(sides):
             eager = EagerSide(task, side.case, talk.backend)
             try:
-                measured.append(_measure(task, side, eager, drawn(index), telemetry, notes))
+                measured.append(_measure(task, side, eager, drawn(index), needs[index], found, telemetry, notes))
             finally:
                 eager.watch.close()
             _give_back()
         after = telemetry.read()
         sides[-1].release()
-    return measured, _Around(peaks, before, after, notes)
+    return measured, _Around(found, before, after, notes)
 
 
 def _judged(task: Task, talk: Talk, measured: Sequence[_Measured], around: _Around) -> Timing:
     """The speedup over all cases, once every result that was fetched is right."""
-    rows = [_told(task, one, around.peaks, around.notes) for one in measured]
+    rows = [_told(task, one, around) for one in measured]
     parts = [one.paired for one in measured]
     n = len(parts)
     middle = sum(p.log_ratio for p in parts) / n
@@ -259,6 +298,7 @@ def _judged(task: Task, talk: Talk, measured: Sequence[_Measured], around: _Arou
         speedup=math.exp(middle), low=math.exp(middle - down), high=math.exp(middle + up), floor_ratio=ratio,
         cases=tuple(rows), device=torch.cuda.get_device_name(0), before=around.before.to_dict() if around.before else None,
         after=around.after.to_dict() if around.after else None, notes=tuple(around.notes),
+        roofline=around.roofline.to_dict(),
     )  # fmt: skip
 
 
@@ -269,28 +309,24 @@ class _Measured:
     side: RunnerSide
     ring: Ring
     paired: Paired
-    ideal: int
-    """Bytes that must be moved."""
+    needs: _Needs
     disturbed: bool
     held: list[tuple[Turn, Fetched]]
 
 
 def _measure(
-    task: Task, mine: RunnerSide, eager: EagerSide, ring: Ring, telemetry: Telemetry, notes: list[str]
+    task: Task, mine: RunnerSide, eager: EagerSide, ring: Ring, needs: _Needs, roofline: Roofline, telemetry: Telemetry,
+    notes: list[str],
 ) -> _Measured:  # fmt: skip
     """What needs the GPU alone."""
     talk, case = mine.talk, mine.case
-    expected = reference.expect(task, case, ring.draws[0], talk.backend, exact=False)
-    result_bytes = sum(o.numel() * o.element_size() for o in expected.native)
-    kept_bytes = result_bytes + sum(o.numel() * o.element_size() for o in expected.native_written.values())
-    ideal = floor.ideal_bytes(task, case, ring.draws[0], expected)
-    del expected
+    result_bytes = needs.result_bytes
     about_us = eager.prepare(ring)
     mine.lay(ring, result_bytes)
     mine.warm()
     held: list[tuple[Turn, Fetched]] = []
     # What is kept until the GPU is free again; chance decides on the host, and takes its time.
-    most = 3 if isinstance(task.truth, Sample | Windows) else max(3, min(HELD, HELD_BYTES // max(1, kept_bytes)))
+    most = 3 if isinstance(task.truth, Sample | Windows) else max(3, min(HELD, HELD_BYTES // max(1, needs.kept_bytes)))
     seen = 0
 
     def check(order: list[int], turns: list[Turn]) -> None:
@@ -313,12 +349,14 @@ def _measure(
         paired = pair(eager, mine, ring=ring, check=check, about_us=about_us)
         ours = {os.getpid(), talk.runner.pid, *talk.gpu.users()}
         disturbed = disturbance(first, telemetry.read(), ours) or _torn(paired)
-        if disturbed is None:
+        again = disturbed or _belief(task, needs, roofline, paired).doubt
+        if again is None:
             break
         if attempt < ATTEMPTS:
-            notes.append(f"{case.label()}: measured again: {disturbed}")
+            notes.append(f"{case.label()}: measured again: {again}")
     else:
-        notes.append(f"{case.label()}: disturbed in {ATTEMPTS} attempts: {disturbed}")
+        if disturbed is not None:
+            notes.append(f"{case.label()}: disturbed in {ATTEMPTS} attempts: {disturbed}")
     if paired.torn:
         paired = paired.by_most_calls()
     claimed = _claimed(paired)
@@ -327,7 +365,7 @@ def _measure(
     if captured and not task.written(case.args):
         # A call that behaves otherwise while it is captured must be right all the same.
         held += mine.replayed(ring, result_bytes)
-    return _Measured(mine, ring, paired, ideal, disturbed is not None, held)
+    return _Measured(mine, ring, paired, needs, disturbed is not None, held)
 
 
 def _claimed(paired: Paired) -> float:
@@ -340,26 +378,70 @@ def _torn(paired: Paired) -> str | None:
     return f"eager took {paired.a_us:.1f} us in most calls, {paired.a_mean_us or 0:.1f} in the mean" if paired.torn else None
 
 
-def _told(task: Task, one: _Measured, peaks: floor.Peaks, notes: list[str]) -> CaseTime:
-    """Judge what timed calls returned, and hold the time against what the device can do."""
-    mine, case, ring, paired, ideal = one.side, one.side.case, one.ring, one.paired, one.ideal
-    for turn, fetched in one.held:
-        with mine.talk.gpu.using():
-            given = ring.args(turn)
-        mine.rule(task, given, fetched)
-    operations = floor.flops(task, case, ring.draws[0])
-    floor_us, claimed = peaks.floor_us(ideal, operations), _claimed(paired)
-    if floor_us and claimed < floor.IMPOSSIBLE * floor_us:
-        detail = f"{case.label()}: {claimed:.1f} us, the device needs {floor_us:.1f} us to move the data"
+@dataclass(frozen=True)
+class _Belief:
+    """What the roofline says of one case's times.
+
+    Attributes:
+        floor_us: microseconds below which no kernel can run; ``None`` where that is not known, or proved wrong.
+        doubt: why the case is measured again; ``None`` where nothing is odd.
+        impossible: the candidate beats what physics allows, and eager does not.
+        void: the candidate's time is too good to be believed, but not proved to be a lie.
+    """
+
+    floor_us: float | None
+    doubt: str | None = None
+    impossible: bool = False
+    void: bool = False
+
+
+def _belief(task: Task, needs: _Needs, roofline: Roofline, paired: Paired) -> _Belief:
+    """Hold both times against the roofline.
+
+    Eager is ours and honest. If it beats the floor, the floor is wrong: then the candidate is not held against it.
+    """
+    claimed, floor_us = _claimed(paired), roofline.floor_us(needs.ideal, needs.operations, rooflines.operand_of(task))
+    if floor_us is None:
+        likely = roofline.likely_us(needs.ideal)
+        if likely is None or claimed >= rooflines.PLAUSIBLE * likely or paired.a_us < likely:
+            return _Belief(None)
+        return _Belief(None, f"{claimed:.1f} us; by the measured copy {likely:.1f} us would be needed", void=True)
+    if paired.a_us < rooflines.IMPOSSIBLE * floor_us:
+        why = f"the floor of {floor_us:.1f} us is wrong: eager itself took {paired.a_us:.1f} us"
+        return _Belief(None, why)
+    if claimed < rooflines.IMPOSSIBLE * floor_us:
+        return _Belief(floor_us, f"{claimed:.1f} us, the device needs {floor_us:.1f} us to move the data", impossible=True)
+    share = floor_us / claimed
+    if share > max(rooflines.PLAUSIBLE, rooflines.BESIDE_EAGER * floor_us / paired.a_us):
+        return _Belief(floor_us, f"{claimed:.1f} us is {share:.2f} of the roofline", void=True)
+    return _Belief(floor_us)
+
+
+def _told(task: Task, one: _Measured, around: _Around) -> CaseTime:
+    """Judge what timed calls returned, and hold the times against what the device can do.
+
+    Raises:
+        Stopped: a timed call was wrong, or the claimed time is impossible.
+    """
+    mine, case, ring, paired, notes = one.side, one.side.case, one.ring, one.paired, around.notes
+    for captured in (False, True):
+        held = [h for h in one.held if h[1].captured is captured]
+        start = time.monotonic()
+        for count, (turn, fetched) in enumerate(random.Random(secrets.randbits(64)).sample(held, len(held))):
+            if count >= JUDGE_LEAST and time.monotonic() - start > JUDGE_SECONDS:
+                break
+            with mine.talk.gpu.using():
+                given = ring.args(turn)
+            mine.rule(task, given, fetched, eager_us=paired.a_us)
+    belief = _belief(task, one.needs, around.roofline, paired)
+    if belief.impossible and not one.disturbed:
+        detail = f"{case.label()}: {belief.doubt}"
         raise Stopped(Verdict.REJECTED, detail, [Violation("impossible_speed", detail)])
-    share = peaks.share(ideal, operations, claimed)
-    void = share is not None and share > floor.PLAUSIBLE
-    if void:
-        notes.append(f"{case.label()}: {claimed:.1f} us is {share:.2f} of the roofline; not believed unexplained")
-    row = CaseTime(
+    if belief.doubt is not None:
+        notes.append(f"{case.label()}: in {ATTEMPTS} attempts {belief.doubt}{'; not believed unexplained' if belief.void else ''}")
+    return CaseTime(
         case=case.label(), eager_us=round(paired.a_us, 3), candidate_us=round(paired.b_us, 3),
         speedup=math.exp(paired.log_ratio), low=math.exp(paired.low), high=math.exp(paired.high), pairs=paired.pairs,
-        floor_us=round(floor_us, 3) if floor_us else None, disturbed=one.disturbed, void=void,
-        ideal_bytes=ideal, flops=operations,
+        floor_us=round(belief.floor_us, 3) if belief.floor_us else None, disturbed=one.disturbed,
+        void=belief.void or belief.impossible, ideal_bytes=one.needs.ideal, flops=one.needs.operations,
     )  # fmt: skip
-    return row

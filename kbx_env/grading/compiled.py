@@ -28,8 +28,8 @@ from typing import BinaryIO
 
 import torch
 
-from kbx_env.grading.floor import KEPT_SECONDS
 from kbx_env.grading.lease import Hold
+from kbx_env.grading.roofline import KEPT_SECONDS
 from kbx_env.grading.sizes import timed
 from kbx_env.outcome import CaseTime, Timing
 from kbx_env.sandbox.confine import HIDDEN, landlock_version

@@ -1,23 +1,18 @@
-"""What a call must cost at least: ideal bytes from the shapes, flops from the declaration, device peaks measured."""
+"""What a call must cost at least: compulsory traffic and operations."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
-import functools
-import json
+import inspect
 import math
 import operator
-import os
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from kbx_env.errors import DeclarationError
+from kbx_env.grading.counts import Counts, Sizes, Values
 from kbx_env.grading.reference import Expected
 from kbx_env.task import Case, Task, shape_of
 from kbx_env.wire import DTYPES
@@ -28,12 +23,44 @@ _OPERATORS: dict[type, Any] = {
 }  # fmt: skip
 
 
-def evaluate(expression: str, names: Mapping[str, float], numel: Mapping[str, int]) -> float:
-    """Evaluate arithmetic over axis names and ``numel(tensor)``; nothing else is allowed.
+def evaluate(
+    expression: str, names: Mapping[str, float], numel: Mapping[str, int], counts: Counts | None = None
+) -> float:  # fmt: skip
+    """Evaluate arithmetic over names, ``numel(tensor)``, ``min``, ``max`` and the functions of ``counts``; nothing else.
+
+    Args:
+        expression: the text.
+        names: numbers by name: axes and arguments.
+        numel: elements by tensor.
+        counts: further functions (``kbx_env.grading.counts``); ``None`` for none.
 
     Raises:
-        DeclarationError: any other syntax or an unknown name.
+        DeclarationError: any other syntax, an unknown name, or a division by zero.
     """
+    functions = counts.functions() if counts is not None else {}
+
+    def refuse(node: ast.AST) -> DeclarationError:
+        return DeclarationError(f"cost expression {expression!r}: cannot evaluate {ast.unparse(node)!r}")
+
+    def named(node: ast.AST) -> str | float:
+        match node:
+            case ast.Name(name) if counts is not None and counts.is_tensor(name):
+                return name
+            case ast.Subscript(ast.Name("result"), ast.Constant(int() as place)):
+                return f"result[{place}]"
+            case ast.Name():
+                raise refuse(node)
+        return walk(node)
+
+    def called(node: ast.Call, name: str) -> float:
+        parameters = inspect.signature(functions[name]).parameters.values()
+        if not sum(p.default is p.empty for p in parameters) <= len(node.args) <= len(parameters):
+            raise refuse(node)
+        given = [
+            named(a) if str(p.annotation).startswith(("str", "Operand")) else walk(a)
+            for a, p in zip(node.args, parameters, strict=False)
+        ]
+        return functions[name](*given)
 
     def walk(node: ast.AST) -> float:
         match node:
@@ -44,22 +71,31 @@ def evaluate(expression: str, names: Mapping[str, float], numel: Mapping[str, in
             case ast.Name(name) if name in names:
                 return names[name]
             case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
-                return float(_OPERATORS[type(op)](walk(left), walk(right)))
+                try:
+                    first = walk(left)
+                    # What is multiplied by zero is not asked for: counting may be dear.
+                    if isinstance(op, ast.Mult) and first == 0:
+                        return 0.0
+                    return float(_OPERATORS[type(op)](first, walk(right)))
+                except ZeroDivisionError:
+                    raise refuse(node) from None
             case ast.UnaryOp(ast.USub(), value):
                 return -walk(value)
             case ast.Call(ast.Name("numel"), [ast.Name(name)], []) if name in numel:
                 return numel[name]
             case ast.Call(ast.Name("min" | "max" as f), [a, b], []):
                 return min(walk(a), walk(b)) if f == "min" else max(walk(a), walk(b))
-        raise DeclarationError(f"cost expression {expression!r}: cannot evaluate {ast.unparse(node)!r}")
+            case ast.Call(ast.Name(name), _, []) if name in functions:
+                return called(node, name)
+        raise refuse(node)
 
     return walk(ast.parse(expression, mode="eval"))
 
 
 def names(task: Task, case: Case) -> dict[str, float]:
-    """Axis names and numeric arguments of a case, for expressions."""
+    """Axis names and numeric arguments of a case, for expressions; a flag is 1 or 0."""
     bound = {n: p.default for n, p in task.signature.parameters.items()} | dict(case.args)
-    numbers = {k: v for k, v in bound.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    numbers = {k: v for k, v in bound.items() if isinstance(v, int | float)}
     # An axis group becomes the product of its sizes: "*batch" is batch, "*" alone is n unless an axis has that name.
     sizes = {k.lstrip("*") or "n": math.prod(v) if isinstance(v, tuple) else v
              for k, v in sorted(case.axes.items(), key=lambda axis: axis[0] != "*")}  # fmt: skip
@@ -74,23 +110,73 @@ def numels(task: Task, case: Case) -> dict[str, int]:
     }
 
 
-def flops(task: Task, case: Case, args: Mapping[str, Any] | None = None) -> int:
-    """Floating-point operations that the task must do, from its declaration."""
-    return int(evaluate(task.cost.flops, names(task, case), numels(task, case)))
+def operations(task: Task, case: Case) -> int:
+    """Operations of the plain algorithm, from the task's declaration.
 
-
-def ideal_bytes(task: Task, case: Case, args: Mapping[str, Any], expected: Expected | None) -> int:
-    """Compulsory traffic: every input read once, every output and every tensor written in place written once.
-
-    ``expected`` is not looked at, and may be ``None``, where the task's cost model says how many bytes.
+    The judge takes it for how many roundings pile up, sizes are compared by it. It is no lower bound: see ``flops``.
     """
+    return int(evaluate(task.cost.flops, names(task, case), numels(task, case), Sizes(task, case)))
+
+
+def flops(task: Task, case: Case, args: Mapping[str, Any] | None = None) -> int:
+    """Operations that no known algorithm does without: a lower bound.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: of the call; nothing looks at them so far.
+    """
+    least = task.cost.flops if task.cost.least is None else task.cost.least
+    return int(evaluate(least, names(task, case), numels(task, case), Sizes(task, case)))
+
+
+def ideal_bytes(
+    task: Task, case: Case, args: Mapping[str, Any], expected: Expected | None, *, single_call: bool = False
+) -> int:  # fmt: skip
+    """Compulsory traffic of a call: bytes that every right kernel moves at least, counted in elements, not in sectors.
+
+    Every input is read once (or as much of it as ``Cost.reads`` says), every result is written once, and of a tensor written
+    in place what changes; a call without results and changes moves nothing. ``Cost.bytes`` stands for all of that.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: the arguments of the call.
+        expected: what the reference makes of them; may be ``None`` where ``Cost.bytes`` needs no results.
+        single_call: the bound is for this very call. Otherwise it holds for every call that is timed: their values differ.
+
+    Returns:
+        Bytes.
+    """
+    values = Values(task, case, args, expected, single_call)
+    known = names(task, case) | {"single_call": float(single_call)}
     if task.cost.bytes is not None:
-        return int(evaluate(task.cost.bytes, names(task, case), numels(task, case)))
+        return max(0, int(evaluate(task.cost.bytes, known, {}, values)))
     assert expected is not None
-    tensors = [v for v in args.values() if isinstance(v, torch.Tensor)]
-    # A returned parameter that was written is already counted once, by its name.
+    # A returned parameter that was written counts once, by its name.
     outputs = [o for o, a in zip(expected.native, expected.aliases, strict=True) if a not in expected.native_written]
-    return sum(t.numel() * t.element_size() for t in [*tensors, *outputs, *expected.native_written.values()])
+    written = sum(o.numel() * o.element_size() for o in outputs)
+    written += sum(int(values.changed(n)) * v.element_size() for n, v in expected.native_written.items())
+    if not written:
+        return 0
+    reads = 0
+    for name, value in args.items():
+        if isinstance(value, torch.Tensor):
+            told = (task.cost.reads or {}).get(name)
+            elements = value.numel() if told is None else evaluate(told, known, {}, values)
+            reads += max(0, min(value.numel(), int(elements))) * value.element_size()
+    return reads + written
+
+
+def declared_bytes(task: Task, case: Case) -> float | None:
+    """Traffic of a case as its task declares it, with sizes of tensors for counts; ``None`` where it declares none.
+
+    It compares cases of one task. It is no lower bound: nobody has looked at values.
+    """
+    if task.cost.bytes is None:
+        return None
+    known = names(task, case) | {"single_call": 1.0}
+    return evaluate(task.cost.bytes, known, numels(task, case), Sizes(task, case))
 
 
 BUFFERS = 20
@@ -112,90 +198,3 @@ def input_bytes(task: Task, case: Case) -> int:
     """Bytes of the tensors that a case takes."""
     sizes = numels(task, case)
     return sum(n * DTYPES[case.dtypes.get(t, task.takes[t].dtype)].itemsize for t, n in sizes.items())
-
-
-IMPOSSIBLE = 0.8
-"""A time below this share of the floor is a lie."""
-PLAUSIBLE = 0.9
-"""Share of the roofline that kernels reach; a time that claims more is not paid until somebody has explained it."""
-
-
-@dataclass(frozen=True)
-class Peaks:
-    """A device's measured ceilings: bytes per second and fp16 flops per second."""
-
-    bandwidth: float
-    matmul: float
-    cache_bytes: int
-    memory: float | None = None
-    """Bytes per second of its memory by clock and width of the bus, ``None`` where the device does not tell. A copy reaches
-    some 0.85 of it on an H200, so the best honest kernels lie between ``bandwidth`` and this."""
-
-    def floor_us(self, moved: int, operations: float) -> float:
-        """Microseconds below which no kernel can run; traffic that may stay in L2 is not counted."""
-        return 1e6 * max(max(0, moved - self.cache_bytes) / self.bandwidth, operations / (4 * self.matmul))
-
-    def share(self, moved: int, operations: float, us: float) -> float | None:
-        """Share of the roofline that a time claims; ``None`` where nothing has to be moved or computed.
-
-        The roofline is what the memory's chips can, not what a copy was seen to reach: a good kernel may be as fast as that.
-        Where the device does not tell, a copy counts as ``PLAUSIBLE`` of it.
-        """
-        best = self.memory or self.bandwidth / PLAUSIBLE
-        least = 1e6 * max(max(0, moved - self.cache_bytes) / best, operations / (4 * self.matmul))
-        return least / us if least else None
-
-
-KEPT_SECONDS = 86_400.0
-"""After so long ceilings are measured again: a card may throttle today."""
-
-
-@functools.cache
-def measured_peaks(device: str, kept: Path | None = None) -> Peaks:
-    """The ceilings of this machine's GPU, measured once for all processes (a second or two, alone on the GPU).
-
-    Args:
-        device: of torch.
-        kept: the file that other processes find them in; ``None`` for none.
-    """
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        if kept is not None and time.time() - kept.stat().st_mtime < KEPT_SECONDS:
-            return Peaks(**json.loads(kept.read_text()))
-    peaks = _measure(device)
-    torch.cuda.empty_cache()
-    if kept is not None:
-        with contextlib.suppress(OSError):
-            new = kept.with_name(f"{kept.name}.{os.getpid()}")
-            new.write_text(json.dumps(asdict(peaks)))
-            new.replace(kept)  # at once: nobody reads half of it
-    return peaks
-
-
-def _measure(device: str) -> Peaks:
-    """Time a large copy and a large product.
-
-    The matmul ceiling is taken four times: int8 and fp8 products run twice as fast as fp16, sparse ones again.
-    """
-
-    def best(call: Any, reps: int) -> float:
-        times = []
-        for _ in range(reps):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            call()
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    a = torch.empty(1 << 30, dtype=torch.uint8, device=device)
-    b = torch.empty_like(a)
-    bandwidth = 2 * a.numel() / best(lambda: b.copy_(a), 6)
-    m = torch.randn(8192, 8192, device=device, dtype=torch.float16)
-    matmul = 2 * 8192**3 / best(lambda: m @ m, 6)
-    properties = torch.cuda.get_device_properties(0)
-    clock, width = getattr(properties, "memory_clock_rate", 0), getattr(properties, "memory_bus_width", 0)
-    # kHz, two transfers a clock, bits.
-    memory = clock * 1e3 * 2 * width / 8 if clock and width else None
-    # A wrong answer of the driver's must not make honest kernels look too fast.
-    known = memory if memory is not None and memory >= bandwidth else None
-    return Peaks(bandwidth, matmul, properties.L2_cache_size, known)

@@ -175,6 +175,7 @@ def expect(
     rounding: tuple[str, ...] = (),
     exact: bool = True,
     generator_seed: int = 0,
+    native: Expected | None = None,
 ) -> Expected:
     """Evaluate the reference.
 
@@ -187,16 +188,24 @@ def expect(
         rounding: formulas of ``_schemes.int8_symmetric``, in order.
         exact: also compute the fp64 truth (otherwise the native answer stands in).
         generator_seed: seeds the ``torch.Generator`` arguments.
+        native: torch's own answer, where it was computed before, perhaps on another device; moved to ``device``.
     """
     with exact_matmul():
-        native = _native(task, case, args, device, keep, rounding, generator_seed)
-        truth = native
+        own = _given(native, device) if native else _native(task, case, args, device, keep, rounding, generator_seed)
+        truth = own
         if exact:
             mine = resolve(args, device, exact=True, generator_seed=generator_seed)
             truth = _run(task, case, mine, keep, rounding, truth=True)
     return Expected(
-        outputs=truth.outputs, native=native.outputs, written=truth.written, native_written=native.written,
-        aliases=native.aliases, is_tuple=native.is_tuple, shares=native.shares, decisions=native.decisions,
+        outputs=truth.outputs, native=own.outputs, written=truth.written, native_written=own.written,
+        aliases=own.aliases, is_tuple=own.is_tuple, shares=own.shares, decisions=own.decisions,
+    )  # fmt: skip
+
+
+def _given(native: Expected, device: str) -> _Run:
+    return _Run(
+        tuple(o.to(device) for o in native.native), {n: v.to(device) for n, v in native.native_written.items()},
+        native.aliases, native.shares, native.is_tuple, native.decisions,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from kbx_env.truth import Close
     difficulty=4,
     takes={"input": T("*")},
     truth=Close(),
-    cost=Cost(flops="8 * n"),
+    cost=Cost(flops="8 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=pointwise(
         "input", Normal(scale=2), special=Choice(-1e30, -11.0, -1e-6, -0.0, 0.0, 1e-6, 11.0, 1e30),

@@ -13,7 +13,7 @@ KINDS = ({"approximate": "none"}, {"approximate": "tanh"})
     difficulty=1,
     takes={"input": T("*", "bf16")},
     truth=Close(),
-    cost=Cost(flops="8 * n"),
+    cost=Cost(flops="8 * n", least="n"),
     paper=Paper(rtol=5e-3, atol=5e-3),
     cases=(
         Case({"*": (257,)}, KINDS[1], draw=Linspace(-12, 12)),

@@ -13,7 +13,7 @@ KINDS = ({"approximate": "none"}, {"approximate": "tanh"})
     difficulty=1,
     takes={"input": T("*", "f16")},
     truth=Close(),
-    cost=Cost(flops="8 * numel(input)"),
+    cost=Cost(flops="8 * numel(input)", least="numel(input)"),
     paper=Paper(rtol=5e-3, atol=5e-3),
     cases=(
         Case({"*": (5,)}, draw=Literal(-2, -1, 0, 1, 2)),

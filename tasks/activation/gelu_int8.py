@@ -18,7 +18,7 @@ def _eager(input, approximate="none"):
     difficulty=1,
     takes={"input": T("*", "i8")},
     truth=Exact(),
-    cost=Cost(flops="8 * n"),
+    cost=Cost(flops="8 * n", least="n"),
     paper=Paper(),
     eager=_eager,
     differs="2^-10 is added before the truncation: as published, integers from 5 or 6 on hung on the last bit of erf "

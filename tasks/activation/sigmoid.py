@@ -13,7 +13,7 @@ INF, NAN = float("inf"), float("nan")
     difficulty=2,
     takes={"input": T("*")},
     truth=Close(),
-    cost=Cost(flops="4 * n"),
+    cost=Cost(flops="4 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(
         Case({"*": (11, 23)}, draw=Linspace(-30, 30)),

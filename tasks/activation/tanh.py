@@ -15,7 +15,7 @@ GIVEN = {"given": ("out_tensor",), "draw": Normal(scale=2)}
     takes={"input_tensor": T("*"), "out_tensor": T("*", draw=Constant(NAN), optional=True)},
     writes={"out_tensor": "always"},
     truth=Close(),
-    cost=Cost(flops="10 * n", bytes="8 * n"),
+    cost=Cost(flops="10 * n", reads={"out_tensor": "0"}, least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(
         Case({"*": (11, 23)}, draw=Linspace(-10, 10)),

@@ -1,7 +1,7 @@
 """convolution/conv2d."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._conv import IMAGE, SMALL, conv_timed
+from kbx_env.tasks._conv import IMAGE, READS, SMALL, conv_timed
 
 from kbx_env.task import Case, Cost, Outlier, Paper, T, task
 from kbx_env.truth import Close
@@ -11,7 +11,11 @@ from kbx_env.truth import Close
     difficulty=4,
     takes={"input": T("N C H W"), "weight": T("O D R S"), "bias": T("O", optional=True)},
     truth=Close(ulps=16),
-    cost=Cost(flops="2 * N * O * (H - R + 1) * (W - S + 1) * D * R * S"),
+    cost=Cost(
+        flops="2 * N * O * (H - R + 1) * (W - S + 1) * D * R * S",
+        reads=READS,
+        least="2 * N * O * (H - R + 1) * (W - S + 1) * D",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="IEEE fp32 products are demanded of candidate, reference and timed baseline alike; as published, the "
     "reference could silently be TF32 (its defect 6.2). bias, groups and pairs are exercised.",

@@ -19,7 +19,7 @@ def _twice(n, c):
     difficulty=4,
     takes={"input": T("N C H W"), "weight": T("C D R S"), "bias": T("O", optional=True)},
     truth=Close(ulps=16),
-    cost=Cost(flops="2 * N * C * H * W * D * R * S"),
+    cost=Cost(flops="2 * N * C * H * W * D * R * S", least="2 * N * C * H * W * D"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32 + "dilation, pairs and groups are exercised.",
     cases=(

@@ -22,7 +22,11 @@ def _eager(q, k, v, causal=False, softmax_scale=None, *, out=None):
     difficulty=5,
     takes={"q": T("B H S D"), "k": T("B H S D"), "v": T("B H S D")},
     truth=Close(ulps=16),
-    cost=Cost(flops="4 * B * H * S * S * D"),
+    cost=Cost(
+        flops="4 * B * H * S * S * D",
+        reads={"q": "numel(q) - causal * B * H * D"},
+        least="4 * B * H * S * S * D - causal * 2 * B * H * S * (S - 1) * D",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="The timed baseline is torch's own scaled_dot_product_attention, not a matrix of scores written to memory; full and "
     "causal, fp32 and fp16 are timed. Operations are counted without the causal half.",

@@ -15,7 +15,7 @@ HALF = {"input": "f16", "other": "f16"}
     difficulty=2,
     takes={"input": T("*a"), "other": T("*b")},
     truth=Close(ulps=8),
-    cost=Cost(flops="10 * a"),
+    cost=Cost(flops="10 * a", least="a"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Broadcasting, out= and fp16 (which was timed only) are judged; as published out was ignored.",
     cases=(

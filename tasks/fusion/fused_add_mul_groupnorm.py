@@ -19,7 +19,7 @@ def _sizes(n, c, *spatial, other=None):
     difficulty=2,
     takes={"input1": T("N C *"), "input2": T("*b"), "weight": T("C"), "bias": T("C")},
     truth=Close(ulps=32),
-    cost=Cost(flops="10 * numel(input1)"),
+    cost=Cost(flops="10 * numel(input1)", least="2 * numel(input1)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="eps, out=, spatial and full broadcasting of input2 and sums far from zero are judged.",
     cases=(

@@ -5,6 +5,10 @@ import torch.nn.functional as F
 from kbx_env.task import Case, Choice, Cost, Outlier, Paper, T, Uniform, task
 from kbx_env.truth import Close
 
+POOLED = "N * C * " + " * ".join(
+    f"touched({size}, kernel_size, first(stride, kernel_size), padding)" for size in ("H", "W")
+)
+"""Elements that a window looks at."""
 TOY = {"N": 1, "C": 3, "H": 8, "W": 8}
 MIDDLE = {"N": 4, "C": 16, "H": 32, "W": 32}
 SPOTS = {"x1": Choice(*[0.0] * 8, 1.0, -2.0), "x2": Choice(*[0.0] * 8, 3.0, 0.5)}
@@ -14,7 +18,11 @@ SPOTS = {"x1": Choice(*[0.0] * 8, 1.0, -2.0), "x2": Choice(*[0.0] * 8, 3.0, 0.5)
     difficulty=3,
     takes={"x1": T("N C H W"), "x2": T("N C H W")},
     truth=Close(ulps=16),
-    cost=Cost(flops="6 * numel(x1)"),
+    cost=Cost(
+        flops="6 * numel(x1)",
+        reads={"x1": POOLED, "x2": POOLED},
+        least="2 * numel(x1)",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="eps is judged where it acts, zero vectors among them.",
     cases=(

@@ -16,7 +16,11 @@ HALF = {"input1": "f16", "input2": "f16"}
     difficulty=3,
     takes={"input1": T("B N M"), "input2": T("B M P")},
     truth=Dropout(rate="p", active="training", close=Close(ulps=16)),
-    cost=Cost(flops="2 * B * N * M * P"),
+    cost=Cost(
+        flops="2 * B * N * M * P",
+        reads={n: f"numel({n}) * max(1 - training, nonzero(1 - p))" for n in ("input1", "input2")},
+        least="2 * B * N * M * P * (1 - training * p)",
+    ),
     differs="Any random stream is right: each element must be the kept or the dropped value and the mask must look "
     "random; as published, torch's own CUDA stream was demanded bit for bit. Identity operands make the mask visible.",
     cases=(

@@ -1,7 +1,7 @@
 """fusion/fused_conv2d_add."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._conv import FLOPS, TAKES, TF32, conv_cases, conv_timed
+from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
 
 from kbx_env.task import Cost, Paper, T, task
 from kbx_env.truth import Close
@@ -11,7 +11,7 @@ from kbx_env.truth import Close
     difficulty=4,
     takes=TAKES | {"other": T("*o", optional=True)},
     truth=Close(ulps=16),
-    cost=Cost(flops=FLOPS),
+    cost=Cost(flops=FLOPS, reads=READS, least=LEAST),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32 + "stride, dilation, groups, alpha, a number and a broadcast tensor as other, and out= are exercised.",
     cases=conv_cases(

@@ -15,7 +15,13 @@ WIDE = Uniform(-20, 20)
     difficulty=3,
     takes={"input": T("N C L")},
     truth=Close(ulps=8),
-    cost=Cost(flops="11 * numel(input)"),
+    cost=Cost(
+        flops="11 * numel(input)",
+        reads={
+            "input": "N * C * touched(L, first(kernel_size), first(stride, kernel_size), first(padding), 1, ceil_mode)",
+        },
+        least="numel(input)",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="count_include_pad and windows cut off by the end are judged; timed sizes are larger.",
     cases=(

@@ -13,7 +13,7 @@ EDGES = Choice(0.0, -0.0, 1e4, -3e4, 1e-20, 3.14159265, 1.5707963, 1.57079625, -
     difficulty=1,
     takes={"input": T("*")},
     truth=Close(),
-    cost=Cost(flops="11 * n"),
+    cost=Cost(flops="11 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Arguments on both sides of the cosine's zeros are judged.",
     cases=pointwise("input", Uniform(-20, 20), special=EDGES),

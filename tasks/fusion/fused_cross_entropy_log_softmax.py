@@ -20,7 +20,14 @@ WEIGHT = ("weight",)
         "weight": T("C", draw=Uniform(0.1, 2), optional=True),
     },
     truth=Close(ulps=16),
-    cost=Cost(flops="5 * numel(input)"),
+    cost=Cost(
+        flops="5 * numel(input)",
+        reads={
+            "input": "max(C * differing(target, ignore_index), numel(input) * (1 - nonzero(dim)))",
+            "weight": "distinct(target, ignore_index) + numel(weight) * nonzero(label_smoothing)",
+        },
+        least="numel(input)",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="dim=0, where the second normalisation is not redundant, ignore_index and weights beside smoothing are "
     "judged.",

@@ -21,7 +21,11 @@ def _case(b, c, args=None, **more):
         "weight": T("C", draw=Uniform(0.1, 2), optional=True),
     },
     truth=Close(ulps=32),
-    cost=Cost(flops="12 * numel(logits)"),
+    cost=Cost(
+        flops="12 * numel(logits)",
+        reads={"weight": "distinct(targets, ignore_index) + numel(weight) * nonzero(label_smoothing)"},
+        least="numel(logits)",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="out receives the loss, the first result; as published it was the destination of the normalised tensor. "
     "Tensors are judged, where the published tests compared Python floats and numpy arrays.",

@@ -1,7 +1,7 @@
 """fusion/fused_dropout_relu_batch_norm_conv2d."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._conv import FLOPS, TAKES, TF32, conv_cases, conv_timed
+from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
 from kbx_env.tasks._seams import dropout
 
 from kbx_env.task import Case, Choice, Constant, Cost, Paper, task
@@ -12,7 +12,7 @@ from kbx_env.truth import Close, Dropout
     difficulty=3,
     takes=TAKES,
     truth=Dropout(rate="p", active="training", close=Close(ulps=32)),
-    cost=Cost(flops=FLOPS),
+    cost=Cost(flops=FLOPS, reads=READS, least=LEAST),
     paper=Paper(),
     differs=TF32
     + "Any random stream is right: each element must be the kept or the dropped value and the mask must look "

@@ -13,7 +13,7 @@ from kbx_env.truth import Close, Dropout
     difficulty=3,
     takes=TAKES,
     truth=Dropout(rate="p", active="training", close=Close(ulps=16)),
-    cost=Cost(flops=FLOPS),
+    cost=Cost(flops=FLOPS, least="2 * B * K * O * (1 - training * p)"),
     paper=Paper(),
     differs="Any random stream is right: each element must be the kept or the dropped value and the mask must look random; as "
     "published, torch's own CUDA stream was demanded bit for bit.",

@@ -17,7 +17,7 @@ def _case(ids, table, other, args=None, **more):
     takes={"input_indices": T("*i", "i64", Ints(0, "V")), "weight": T("V D"), "other": T("*o")},
     writes={"weight": "always"},
     truth=Close(ulps=8),
-    cost=Cost(flops="8 * i * D", bytes="8 * i + 4 * i * D + 4 * numel(other) + 4 * D * min(i, V)"),
+    cost=Cost(flops="8 * i * D", reads={"weight": "D * distinct(input_indices)"}, least="i * D"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="The rescaled table is judged too, with repeated indices; out is filled and returned.",
     cases=(

@@ -13,7 +13,7 @@ F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
     difficulty=3,
     takes={"input": T("*")},
     truth=Close(ulps=16),
-    cost=Cost(flops="5 * n"),
+    cost=Cost(flops="5 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="dtype and out are exercised; as published both were ignored. Timed along an axis too.",
     cases=(

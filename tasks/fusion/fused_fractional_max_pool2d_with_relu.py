@@ -20,7 +20,14 @@ def _planes(n, c, out):
     difficulty=4,
     takes={"input": T("N C H W")},
     truth=Windows(tensor="input", kernel="kernel_size"),
-    cost=Cost(flops="numel(input)"),
+    # Windows leave out rows and columns wherever they are further apart than long; else they cover everything.
+    cost=Cost(
+        flops="numel(input)",
+        reads={
+            "input": "N * C * min(H, first(kernel_size) * size(result, 2)) * min(W, second(kernel_size) * size(result, 3))",
+        },
+        least="0",
+    ),
     paper=Paper(),
     differs="Any fair windows are right: the values must be the maxima of windows that some pair of random numbers gives, and "
     "the numbers must look drawn for every plane; as published, torch's own random stream was demanded bit for bit. Any "

@@ -18,7 +18,7 @@ def _case(shape, dim, index, mask, value, **more):
     difficulty=4,
     takes={"input": T("*"), "index": T("*i", "i64"), "mask": T("*m", "bool", Bernoulli(0.5))},
     truth=Exact(),
-    cost=Cost(flops="0", bytes="14 * numel(index) + numel(mask)"),
+    cost=Cost(flops="0", reads={"input": "picked(input, dim, index, mask)", "index": "outside(index, mask)"}),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Also along the last axis, with other ranks, and with an index smaller than input on the other axes.",
     cases=(

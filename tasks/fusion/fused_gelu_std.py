@@ -14,7 +14,7 @@ TANH = {"approximate": "tanh"}
     difficulty=3,
     takes={"input": T("*")},
     truth=Close(ulps=16),
-    cost=Cost(flops="13 * n"),
+    cost=Cost(flops="13 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="correction, out= and means far from zero are exercised; timed along an axis too.",
     cases=(

@@ -18,7 +18,8 @@ BIG = {"*": (129, 257)}
     takes={"input": T("*")},
     truth=Dropout(rate="p", active="training", close=Close()),
     writes={"input": "inplace"},
-    cost=Cost(flops="3 * n"),
+    # Which elements are dropped is known before they are read; how many is left to chance.
+    cost=Cost(flops="3 * n", reads={"input": "max(0, n - training * (p * n + 3 * n ** 0.5))"}, least="0"),
     paper=Paper(),
     differs="Any random stream is right: each element must be the kept or the dropped value and the mask must look "
     "random; as published, torch's own CUDA stream was demanded bit for bit. inplace is judged: the input becomes the "

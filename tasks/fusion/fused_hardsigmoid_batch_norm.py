@@ -20,7 +20,14 @@ TRAIN = {"training": True}
     },
     writes={"running_mean": "training", "running_var": "training"},
     truth=Close(ulps=16),
-    cost=Cost(flops="6 * numel(x)"),
+    cost=Cost(
+        flops="6 * numel(x)",
+        reads={
+            "running_mean": "C * max(1 - training, nonzero(1 - momentum))",
+            "running_var": "C * max(1 - training, nonzero(1 - momentum))",
+        },
+        least="numel(x)",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="The in-place update of the running statistics is judged (as published only a later case felt it), and "
     "training is timed too.",

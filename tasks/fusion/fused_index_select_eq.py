@@ -23,7 +23,7 @@ def _case(shape, dim, k, other, args=None, **more):
     difficulty=4,
     takes={"input": T("*", "i64", FEW), "index": T("K", "i64", Ints(0, "V")), "other": T("*o", "i64", FEW)},
     truth=Exact(),
-    cost=Cost(flops="chosen", bytes="5 * chosen + 8 * K + 4 * numel(other)"),
+    cost=Cost(flops="chosen", reads={"input": "distinct(index) * numel(input) / V"}),
     differs="Timed on fp32 numbers that are sometimes equal; as published the timed result was False everywhere.",
     paper=Paper(),
     cases=(

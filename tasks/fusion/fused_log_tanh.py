@@ -13,7 +13,7 @@ EDGES = Choice(1e-38, 1e-20, 1e-5, 0.999999, 1.0, 1.000001, 1e5, 1e20, 3e38)
     difficulty=1,
     takes={"input": T("*")},
     truth=Close(ulps=8),
-    cost=Cost(flops="10 * n"),
+    cost=Cost(flops="10 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Elements <= 0 never occur, so that nothing has to be read back; as published they raised a ValueError "
     "whose text was compared, and the check was part of the timed call.",

@@ -24,7 +24,13 @@ def _case(shape, mask, other, args=None, **more):
     difficulty=3,
     takes={"input": T("*"), "mask": T("*m", "bool", Bernoulli(0.5)), "other": T("*o")},
     truth=Close(ulps=8),
-    cost=Cost(flops="5 * numel(input)", bytes="numel(input) * 6 + numel(mask)"),
+    # How many elements are selected differs from call to call: nonzero(mask) is a bound for all of them.
+    cost=Cost(
+        flops="5 * numel(input)",
+        bytes="numel(mask) + 4 * (under(input, mask) + min(numel(other), numel(result)) + single_call * numel(result)"
+        " + (1 - single_call) * nonzero(mask))",
+        least="0",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="other may be a tensor and the mask may broadcast, as the text says; timed on numbers of both signs.",
     cases=(

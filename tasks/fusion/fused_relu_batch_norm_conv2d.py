@@ -1,7 +1,7 @@
 """fusion/fused_relu_batch_norm_conv2d."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._conv import FLOPS, TAKES, TF32, conv_cases, conv_timed
+from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
 
 from kbx_env.task import Cost, HalfNormal, Paper, T, Uniform, task
 from kbx_env.truth import Close
@@ -19,7 +19,7 @@ AFFINE = ("bn_weight", "bn_bias")
         "bn_bias": T("O", optional=True),
     },
     truth=Close(ulps=32),
-    cost=Cost(flops=FLOPS),
+    cost=Cost(flops=FLOPS, reads=READS, least=LEAST),
     writes={"running_mean": "training", "running_var": "training"},
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32 + "The in-place update of the running statistics is judged by itself; as published it showed only in a "

@@ -1,17 +1,25 @@
 """fusion/fused_relu_max_pool2d_conv2d."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._conv import FLOPS, TAKES, TF32, conv_cases, conv_timed
+from kbx_env.tasks._conv import FLOPS, LEAST, TAKES, TF32, conv_cases, conv_timed
 
 from kbx_env.task import Cost, Paper, task
 from kbx_env.truth import Close
+
+POOLED = " * ".join((
+    "N * C",
+    *(f"pooled({size}, {of}(conv_stride), {of}(conv_padding), {of}(conv_dilation), {of}(pool_kernel_size), "
+      f"{of}(pool_stride, pool_kernel_size), {of}(pool_padding), {of}(pool_dilation), pool_ceil_mode)"
+      for size, of in (("H, R", "first"), ("W, S", "second"))),
+))  # fmt: skip
+"""Elements of the image that windows touch of whose sums some window of the pooling makes use."""
 
 
 @task(
     difficulty=4,
     takes=TAKES,
     truth=Close(ulps=16),
-    cost=Cost(flops=FLOPS),
+    cost=Cost(flops=FLOPS, reads={"input": POOLED}, least=LEAST),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32 + "Every option of the pooling is exercised; no size dominates the time.",
     cases=conv_cases(

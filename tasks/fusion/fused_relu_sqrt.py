@@ -15,7 +15,7 @@ LONG = {"input": "i64"}
     takes={"input": T("*")},
     writes={"input": "inplace"},
     truth=Close(),
-    cost=Cost(flops="2 * n"),
+    cost=Cost(flops="2 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Timed on numbers of both signs; as published the negative branch was never taken.",
     cases=(

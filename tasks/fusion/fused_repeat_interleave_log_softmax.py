@@ -23,7 +23,15 @@ def _case(shape, repeats, dim=None, args=None, **more):
     difficulty=3,
     takes={"input": T("*"), "repeats": T("R", "i64", Ints(0, 4))},
     truth=Close(ulps=16),
-    cost=Cost(flops="4 * numel(input)"),
+    cost=Cost(
+        flops="4 * numel(input)",
+        # output_size tells the last count from the others.
+        reads={
+            "input": "numel(input) * nonzero(repeats) / max(1, numel(repeats))",
+            "repeats": "max(0, numel(repeats) - 1)",
+        },
+        least="0",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="out is filled and returned and output_size is exercised; as published both were ignored. Tensors of "
     "counts, other axes and higher ranks are timed too.",

@@ -23,7 +23,7 @@ def _case(n, c, rest, args=None, **more):
     },
     writes={"running_mean": "training", "running_var": "training"},
     truth=Close(ulps=16),
-    cost=Cost(flops="10 * numel(input)"),
+    cost=Cost(flops="10 * numel(input)", least="numel(input)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="The in-place update of the running statistics is judged, and training mode and images are timed too.",
     cases=(

@@ -1,7 +1,7 @@
 """fusion/fused_silu_layer_norm_conv2d."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._conv import TF32, conv_cases, conv_timed
+from kbx_env.tasks._conv import TF32, conv_cases, conv_reads, conv_timed
 
 from kbx_env.task import Cost, Paper, T, task
 from kbx_env.truth import Close
@@ -16,7 +16,11 @@ from kbx_env.truth import Close
         "conv_bias": T("O", optional=True),
     },
     truth=Close(ulps=32),
-    cost=Cost(flops="2 * N * O * H * W * D * R * S"),
+    cost=Cost(
+        flops="2 * N * O * H * W * D * R * S",
+        reads={"weight": "0"} | conv_reads("conv_", "x"),
+        least="2 * N * O * H * W * D",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32
     + "conv_groups and ln_eps are exercised. weight stays without effect, as published, and is said to be so.",

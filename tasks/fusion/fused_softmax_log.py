@@ -14,7 +14,7 @@ F64 = {"dtype": DtypeArg("f64")}
     difficulty=4,
     takes={"input": T("*")},
     truth=Close(scale="element", ulps=16),
-    cost=Cost(flops="2 * numel(input)"),
+    cost=Cost(flops="2 * numel(input)", least="numel(input)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Small results are judged relative to themselves; as published, an absolute 1e-5 hid them.",
     cases=(

@@ -21,7 +21,7 @@ def _one(shape, args, **more):
     difficulty=3,
     takes={"input": T("*a"), "other": T("*b")},
     truth=Close(ulps=8),
-    cost=Cost(flops="12 * max(numel(input), numel(other))"),
+    cost=Cost(flops="12 * max(numel(input), numel(other))", least="max(numel(input), numel(other))"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="GELU is what its name says, as the text always did; the published reference lacked the x / 2 of "
     "approximate='none'. Timed on numbers of both signs.",

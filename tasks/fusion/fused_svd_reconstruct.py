@@ -14,7 +14,7 @@ def _sized(m, n, *B):
     difficulty=5,
     takes={"A": T("*B m n")},
     truth=Close(ulps=32),
-    cost=Cost(flops="4 * numel(A) * min(m, n) + 2 * numel(A) * min(m, n)"),
+    cost=Cost(flops="4 * numel(A) * min(m, n) + 2 * numel(A) * min(m, n)", least="4 * numel(A) * min(m, n) / 3"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Returns the tuple (product, S); as published, the product alone is A itself, so that a copy was right. "
     "Takes batches, and is timed on batches of small matrices rather than on single ones up to 1024 x 1024.",

@@ -19,7 +19,11 @@ def _case(shape, dims, **more):
     difficulty=3,
     takes={"input": T("*")},
     truth=Close(scale="element", ulps=16),
-    cost=Cost(flops="2 * numel(input)", bytes=MOVED),
+    cost=Cost(
+        flops="2 * numel(input)",
+        bytes="4 * numel(input) * min(1, copies) + 4 * copies * numel(input)",
+        least="numel(input)",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="The result is torch.tile followed by exp, as the text always said; the published reference put dims in "
     "front as new axes. Small values are judged relative to themselves. out is filled and returned.",

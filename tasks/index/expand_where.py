@@ -14,7 +14,7 @@ def _case(x, y, c=None, o=None, **more):
     difficulty=3,
     takes={"input": T("*x"), "cond": T("*c", "bool", Bernoulli(0.5)), "other": T("*o")},
     truth=Exact(),
-    cost=Cost(),
+    cost=Cost(reads={"input": "under(input, cond)", "other": "outside(other, cond)"}),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="cond and other of every broadcast shape, -1 in target_sizes and special values are exercised; timed with "
     "a mask of one column, as published, and with a full one.",

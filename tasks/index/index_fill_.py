@@ -16,7 +16,8 @@ def _case(shape, dim, k, value, **more):
     truth=Exact(),
     picks=True,
     # Positions are drawn with repetition: of N / 8 draws, about 15/16 are different.
-    cost=Cost(bytes="K * 8 + K * a * b * 15 // 4"),
+    # Of an axis with one position nobody has to ask which; x is only written, where it changes.
+    cost=Cost(bytes="8 * K * min(1, N - 1) + 4 * min(changed(x), a * b * distinct(index))"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="The signature is the tested one, with the tensor as second argument. Timed over rows, columns and single "
     "elements; as published over 1-D tensors only.",

@@ -17,7 +17,7 @@ def _case(shape, dim, k, **more):
     truth=Exact(),
     picks=True,
     # Positions are drawn with repetition: of N / 8 draws, about 15/16 are different.
-    cost=Cost(bytes="K * 8 + K * a * b * 31 // 4"),
+    cost=Cost(reads={"input": "distinct(index) * a * b"}),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Timed along the last axis too; as published along axis 0 only.",
     cases=(

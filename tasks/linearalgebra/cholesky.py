@@ -19,7 +19,7 @@ def _sized(n, *B):
     difficulty=4,
     takes={"A": T("*B n n", draw=SPD(0.5))},
     truth=Close(ulps=32),
-    cost=Cost(flops="numel(A) * n / 3"),
+    cost=Cost(flops="numel(A) * n / 3", reads={"A": "numel(A) / 2"}),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Complex factors have a real tolerance; as published they were compared bit for bit. No exception is "
     "raised or tested for matrices that are not Hermitian. out= and fp32 are exercised. Timed on batches of "

@@ -18,7 +18,11 @@ def _sized(n, k, *batch):
     difficulty=4,
     takes={"B": T("*batch n k"), "L": T("*batch n n", draw=Triangular(upper=False))},
     truth=Close(ulps=16),
-    cost=Cost(flops="batch * 2 * n ** 2 * k", bytes="batch * 4 * (n * (n + 1) / 2 + 2 * n * k)"),
+    cost=Cost(
+        flops="batch * 2 * n ** 2 * k",
+        reads={"L": "batch * n * (n + 1) / 2"},
+        least="batch * (2 * n ** 2 - n) * k",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="The unused triangle may hold numbers; out= is exercised; factors are well-conditioned (as published, the "
     "timed results overflow) and come in batches when timed.",

@@ -16,7 +16,7 @@ def _case(n, *B, **more):
     difficulty=3,
     takes={"A": T("* n n")},
     truth=Invariant("eig"),
-    cost=Cost(flops="25 * numel(A) * n"),
+    cost=Cost(flops="25 * numel(A) * n", least="10 * numel(A) * n / 3"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Judged by what eigenpairs promise, order and phase are free; as published, they had to equal the vendor "
     "library's bit for bit. Batches of small matrices are timed, not one matrix of up to 1024 x 1024.",

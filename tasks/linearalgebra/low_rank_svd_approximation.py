@@ -19,7 +19,7 @@ def _sized(m, n, *B):
     difficulty=3,
     takes={"A": T("*B m n")},
     truth=Close(ulps=32),
-    cost=Cost(flops="4 * numel(A) * min(m, n) + 2 * numel(A) * k"),
+    cost=Cost(flops="4 * numel(A) * min(m, n) + 2 * numel(A) * k", least="2 * numel(A) * min(k, min(m, n))"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="The matrices have a clear gap where they are cut; as published, one in ten outlier cases was decided "
     "by rounding. out= is exercised.",

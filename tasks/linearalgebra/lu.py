@@ -17,7 +17,7 @@ def _sized(m, n, *B):
     difficulty=4,
     takes={"A": T("*B m n")},
     truth=Invariant("lu"),
-    cost=Cost(flops="2 * numel(A) * min(m, n) / 3"),
+    cost=Cost(flops="2 * numel(A) * min(m, n) / 3", least="2 * numel(A) * min(m, n) / 3 - numel(A)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Judged by what an LU factorisation promises. Without pivoting the matrices have a strong diagonal; as "
     "published, they were normal. out, published as a triple, is the tensor that receives P. Timed on batches.",

@@ -18,7 +18,11 @@ def _sized(n, *B):
     difficulty=3,
     takes={"A": T("*B n n")},
     truth=Close(ulps=96),
-    cost=Cost(flops="4 * numel(A) * n + 2 * numel(A) * n"),
+    cost=Cost(
+        flops="4 * numel(A) * n + 2 * numel(A) * n",
+        reads={"A": "numel(A) / 2 * nonzero(k)"},
+        least="numel(A) * n",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Batches give the power of every matrix; as published, they gave a value that depended on the signs of "
     "eigenvectors. k is real; complex k, documented but never tested, does not exist here. out= is exercised.",

@@ -34,7 +34,7 @@ def _polished(A, u, kept):
     difficulty=4,
     takes={"A": T("*B m n")},
     truth=Close(ulps=96),
-    cost=Cost(flops="4 * numel(A) * min(m, n) + 2 * numel(A) * min(m, n)"),
+    cost=Cost(flops="4 * numel(A) * min(m, n) + 2 * numel(A) * min(m, n)", least="2 * numel(A) * (min(m, n) - 1)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="The cut-off lies well away from every singular value; as published, a matrix of rank 1 with rcond=1e-15 "
     "gave the inverse of rounding noise. full_matrices=True also takes matrices that are not square; out= is used.",

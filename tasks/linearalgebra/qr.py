@@ -17,7 +17,7 @@ def _sized(m, n, *B):
     difficulty=5,
     takes={"A": T("*B m n")},
     truth=Invariant("qr"),
-    cost=Cost(flops="4 * numel(A) * min(m, n)"),
+    cost=Cost(flops="4 * numel(A) * min(m, n)", least="4 * numel(A) * min(m, n) / 3"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Judged by what a QR factorisation promises; as published, the signs and the extra columns of mode "
     "'complete' had to equal LAPACK's. out, published as a tuple and ignored, is the tensor that receives Q.",

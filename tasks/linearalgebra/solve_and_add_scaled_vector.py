@@ -18,7 +18,7 @@ def _sized(n, k, columns=1):
     difficulty=1,
     takes={"A": T("n n", draw=Triangular()), "b": T("n k"), "y": T("n c")},
     truth=Close(ulps=16),
-    cost=Cost(flops="n ** 2 * k + 2 * n * k", bytes="4 * (n * (n + 1) / 2 + 2 * n * k + n * c)"),
+    cost=Cost(flops="n ** 2 * k + 2 * n * k", reads={"A": "n * (n + 1) / 2", "y": "numel(y) * nonzero(alpha)"}),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="What lies below the diagonal of A may be anything; alpha also 0 and negative. Timed with many right-hand "
     "sides and well-conditioned triangles: as published the results overflow and a single column is all latency.",

@@ -23,7 +23,11 @@ def _sized(n, k=(), *batch):
     difficulty=4,
     takes={"A": T("*batch n n", draw=MIXED), "b": T("*batch n *k")},
     truth=Close(ulps=16),
-    cost=Cost(flops="batch * (n ** 3 / 3 + 2 * n ** 2 * k)"),
+    cost=Cost(
+        flops="batch * (n ** 3 / 3 + 2 * n ** 2 * k)",
+        reads={"A": "numel(A) / 2"},
+        least="batch * (n ** 3 / 3 - n ** 2 + (2 * n ** 2 - n) * k)",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Solves A x = b, as the published text says; the published reference multiplied LD by the pivot indices "
     "and solved another system. Complex results have a real tolerance. out= is exercised, and so are batches, for a "

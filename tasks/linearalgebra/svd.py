@@ -13,7 +13,7 @@ TALL = {"*": (), "m": 64, "n": 32}
     difficulty=4,
     takes={"A": T("* m n")},
     truth=Invariant("svd"),
-    cost=Cost(flops="4 * numel(A) * min(m, n)"),
+    cost=Cost(flops="4 * numel(A) * min(m, n)", least="4 * numel(A) * min(m, n) / 3"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Judged by what an SVD promises; as published, the signs of the vectors, the basis of a degenerate "
     "identity and 32 arbitrary null-space columns had to equal the vendor library's.",

@@ -21,7 +21,7 @@ def _eager(input, target, weight=None, reduction="mean"):
     takes={"input": T("*", draw=Uniform(0, 1)), "target": T("*", draw=Uniform(0, 1)),
            "weight": T("*", draw=Uniform(0, 2), optional=True)},
     truth=Close(ulps=8),
-    cost=Cost(flops="22 * n"),
+    cost=Cost(flops="22 * n", least="n"),
     eager=_eager,
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(

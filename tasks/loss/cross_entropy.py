@@ -18,7 +18,16 @@ IGNORED = {"target": Ints(0, "C", special=-100, p=0.3)}
         "weight": T("C", draw=Uniform(0.1, 2), optional=True),
     },
     truth=Close(ulps=8),
-    cost=Cost(flops="4 * numel(input)"),
+    cost=Cost(
+        flops="4 * numel(input)",
+        # The loss of a single class is 0.
+        reads={
+            "input": "C * differing(target, ignore_index) * min(1, C - 1)",
+            "target": "numel(target) * min(1, C - 1)",
+            "weight": "distinct(target, ignore_index)",
+        },
+        least="numel(input)",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="weight, ignore_index and reduction are exercised; as published they never were.",
     cases=(

@@ -14,7 +14,7 @@ LOG = {"target": Uniform(-8, 0)}
     difficulty=3,
     takes={"input": T("B *", draw=Uniform(-8, 0)), "target": T("B *", draw=Uniform(0, 1))},
     truth=Close(ulps=8),
-    cost=Cost(flops="6 * numel(input)"),
+    cost=Cost(flops="6 * numel(input)", least="numel(input)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Zero targets are tested; as published neither they nor \"sum\" and \"mean\" were.",
     cases=(

@@ -13,7 +13,7 @@ NONE, SUM, MEAN = ({"reduction": r} for r in ("none", "sum", "mean"))
     difficulty=2,
     takes={"input": T("*"), "target": T("*")},
     truth=Close(ulps=8),
-    cost=Cost(flops="6 * n"),
+    cost=Cost(flops="6 * n", least="3 * n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="beta = 0, the plain absolute error, is part of the contract.",
     cases=(

@@ -15,7 +15,7 @@ def _eager(input, *, out=None):
     difficulty=4,
     takes={"input": T("*")},
     truth=Close(ulps=16),
-    cost=Cost(flops="50 * n"),
+    cost=Cost(flops="50 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(
         *pointwise("input", Uniform(-12, 4), out=True, tail=False,

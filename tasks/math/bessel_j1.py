@@ -13,7 +13,7 @@ from kbx_env.truth import Close
     difficulty=3,
     takes={"input": T("*")},
     truth=Close(ulps=16),
-    cost=Cost(flops="100 * n"),
+    cost=Cost(flops="100 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(
         *pointwise("input", Uniform(-20, 20), out=True,

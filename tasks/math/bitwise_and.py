@@ -14,7 +14,11 @@ BOOL = {"dtypes": {"input": "bool", "other": "bool"}, "draws": {"input": Bernoul
     difficulty=2,
     takes={"input": T("*a", "i32", WORD), "other": T("*b", "i32", WORD)},
     truth=Exact(),
-    cost=Cost(flops="max(numel(input), numel(other))"),
+    cost=Cost(
+        flops="max(numel(input), numel(other))",
+        reads={"input": "under(input, other)", "other": "under(other, input)"},
+        least="0",
+    ),
     cases=(
         *broadcast("input", "other", out=True),
         Case({"*a": (2, 2), "*b": (2,)}, draws={"input": Ints(0, 8), "other": Ints(0, 8)}),

@@ -30,7 +30,18 @@ def _timed(k):
         "logits": T("*p", optional=True),
     },
     truth=Sample(law="binomial"),
-    cost=Cost(flops="20 * numel(input)"),
+    cost=Cost(
+        flops="20 * numel(input)",
+        # Of a sample that is 0 no factor has to be known; how many there are is left to chance.
+        reads={
+            "input": "nonzero(result) - 3 * numel(input) ** 0.5",
+            "other": "nonzero(result) - 3 * numel(input) ** 0.5",
+            "probs": "under(probs, input, other)",
+            "logits": "under(logits, input, other)",
+            "total_count": "under(total_count, input, other)",
+        },
+        least="numel(input)",
+    ),
     paper=Paper(),
     differs="The samples are multiplied by the bitwise AND, as documented; as published the AND was computed and thrown away, and "
     "torch's own rejection sampler had to be reproduced bit for bit. Any stream of right samples is right.",

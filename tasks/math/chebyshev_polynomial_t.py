@@ -13,7 +13,7 @@ DEGREES = ({"n": 5}, {"n": 10}, {"n": 1}, {"n": 2}, {"n": 3})
     difficulty=3,
     takes={"input": T("*")},
     truth=Close(ulps=16),
-    cost=Cost(flops="4 * numel(input)"),
+    cost=Cost(flops="4 * numel(input)", reads={"input": "numel(input) * nonzero(n)"}, least="numel(input)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(
         *pointwise("input", Uniform(-1, 1), args=DEGREES, out=True, tail=False,

@@ -15,7 +15,15 @@ EDGES = Choice(0.0, -0.0, 1.0, -3.0, 1e-3, 1e10, float("inf"), float("-inf"), fl
     difficulty=3,
     takes={"input": T("*a"), "other": T("*b")},
     truth=Close(scale="element"),
-    cost=Cost(flops="max(numel(input), numel(other))"),
+    # Beside a NaN nobody has to know the other operand.
+    cost=Cost(
+        flops="max(numel(input), numel(other))",
+        reads={
+            "input": "max(0, numel(input) - numel(other) + numbers(other))",
+            "other": "max(0, numel(other) - numel(input) + numbers(input))",
+        },
+        least="0",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(
         *broadcast("input", "other", out=True, special=EDGES),

@@ -11,7 +11,7 @@ from kbx_env.truth import Close
     difficulty=3,
     takes={"input_tensor": T("*")},
     truth=Close(),
-    cost=Cost(flops="20 * n"),
+    cost=Cost(flops="20 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=pointwise(
         "input_tensor", Uniform(-4, 4),

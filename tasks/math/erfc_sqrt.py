@@ -11,7 +11,7 @@ from kbx_env.truth import Close
     difficulty=2,
     takes={"input": T("*")},
     truth=Close(scale="element", ulps=16),
-    cost=Cost(flops="20 * n"),
+    cost=Cost(flops="20 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=pointwise("input", Uniform(-2, 6), special=Choice(0.0, -0.0, 1e-6, 2.0, -1.0, -3.0, 9.0, 20.0, 1e10)),
     timed=stream(draw=HalfNormal(1e-6)),

@@ -11,7 +11,7 @@ from kbx_env.truth import Close
     difficulty=1,
     takes={"input": T("*")},
     truth=Close(scale="element", ulps=16),
-    cost=Cost(flops="6 * n"),
+    cost=Cost(flops="6 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=pointwise("input", Uniform(-10, 10), special=Choice(0.0, -0.0, 1.0, -3.0, 1e-6, 30.0, 80.0, -80.0), out=True),
     timed=stream(draw=Uniform(0, 1)),

@@ -17,7 +17,7 @@ def _case(*shape, **more):
     difficulty=5,
     takes={"input": T("*")},
     truth=Close(ulps=16),
-    cost=Cost(flops="50 * numel(input)"),
+    cost=Cost(flops="50 * numel(input)", reads={"input": "overlap(input, result)"}, least="2 * numel(input)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Complex results have a real tolerance; as published they had to equal the vendor library's bit for bit. "
     "out=, cropping and padding, odd and prime sizes are exercised; timed are batches beside the 1-D transforms.",

@@ -11,7 +11,7 @@ from kbx_env.truth import Close
     difficulty=2,
     takes={"input_tensor": T("*")},
     truth=Close(scale="element", ulps=16),
-    cost=Cost(flops="30 * n"),
+    cost=Cost(flops="30 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(
         *pointwise("input_tensor", Uniform(-10, 10), out=True,

@@ -13,7 +13,7 @@ EDGES = Choice(0.0, -0.0, 1.0, -1.0, 2.7182817, 1e-30, 1e30, 0.99999994, float("
     difficulty=1,
     takes={"input": T("*")},
     truth=Close(),
-    cost=Cost(flops="20 * n"),
+    cost=Cost(flops="20 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(
         *pointwise("input", HalfNormal(0.001), special=EDGES, out=True),

@@ -11,7 +11,7 @@ from kbx_env.truth import Close
     difficulty=2,
     takes={"input": T("*")},
     truth=Close(scale="element", ulps=8),
-    cost=Cost(flops="20 * n"),
+    cost=Cost(flops="20 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(
         *pointwise("input", Uniform(-0.95, 10), out=True,

@@ -14,7 +14,7 @@ MARGINS = ({}, {"eps": 2**-20}, {"eps": 0.0625})
     difficulty=2,
     takes={"input": T("*")},
     truth=Close(),
-    cost=Cost(flops="20 * n"),
+    cost=Cost(flops="20 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(
         *pointwise("input", Uniform(0, 1), args=MARGINS, out=True, tail=False,

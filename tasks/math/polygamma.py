@@ -13,7 +13,7 @@ ORDERS = ({"n": 1}, {"n": 2}, {"n": 3}, {"n": 4})
     difficulty=4,
     takes={"input": T("*")},
     truth=Close(scale="element", ulps=32),
-    cost=Cost(flops="50 * numel(input)"),
+    cost=Cost(flops="50 * numel(input)", least="numel(input)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(
         *pointwise("input", HalfNormal(0.1), args=ORDERS, out=True, tail=False,

@@ -17,7 +17,14 @@ NUMBERS = (2, 3, -0.5, 0.5, -1, 2.5, 0)
     difficulty=3,
     takes={"input_tensor": T("*a"), "exponent": T("*b")},
     truth=Close(scale="element", ulps=16),
-    cost=Cost(flops="max(2 * numel(input_tensor), 20 * numel(exponent))"),
+    cost=Cost(
+        flops="max(2 * numel(input_tensor), 20 * numel(exponent))",
+        reads={
+            "input_tensor": "under(input_tensor, exponent)",
+            "exponent": "max(0, numel(exponent) - numel(input_tensor) + differing(input_tensor, 1))",
+        },
+        least="numel(input_tensor)",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(
         *broadcast("input_tensor", "exponent", Uniform(0.1, 4), out=True),

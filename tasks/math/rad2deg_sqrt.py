@@ -13,7 +13,7 @@ EDGES = Choice(0.0, -0.0, 3.1415927, -3.1415927, -0.785, 1e-20, 1e20, -1e-20, 1e
     difficulty=2,
     takes={"input": T("*")},
     truth=Close(scale="element"),
-    cost=Cost(flops="5 * n"),
+    cost=Cost(flops="5 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=pointwise("input", HalfNormal(0.0), special=EDGES),
     timed=stream(draw=Uniform(0, 1)),

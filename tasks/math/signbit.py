@@ -13,7 +13,7 @@ EDGES = Choice(0.0, -0.0, 1e10, -1e10, 1e-30, -1e-30, 6e-39, -6e-39, float("inf"
     difficulty=2,
     takes={"input": T("*")},
     truth=Exact(),
-    cost=Cost(flops="n"),
+    cost=Cost(flops="n", least="0"),
     cases=pointwise("input", Normal(), special=EDGES, out=True),
     timed=stream(),
     differs="-0, subnormal numbers, infinities and out= are exercised; as published they never were.",

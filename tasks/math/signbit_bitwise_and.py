@@ -17,7 +17,8 @@ SMALL = {"draws": {"input": Choice(0.0, -0.0, 0.9, -0.9, 1.5, -1.2, 127.7, -128.
     difficulty=1,
     takes={"input": T("*"), "other": T("*", "i8", Ints(-128, 128))},
     truth=Exact(),
-    cost=Cost(flops="2 * n"),
+    # Where input becomes 0 nobody asks for other.
+    cost=Cost(flops="2 * n", reads={"other": "nonzero(result[1])"}, least="0"),
     cases=(
         Case({"*": (4,)}, draws={"input": Normal(scale=2.0), "other": Ints(0, 2)}),
         Case({"*": (129, 257)}, draw=Uniform(-128, 127)),

@@ -10,7 +10,7 @@ from kbx_env.truth import Close
     difficulty=4,
     takes={"input": T("*")},
     truth=Close(scale="element", ulps=64),
-    cost=Cost(flops="5 * numel(input)"),
+    cost=Cost(flops="5 * numel(input)", least="numel(input)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Small probabilities are judged relative to themselves; as published, an absolute 1e-5 hid them.",
     cases=(

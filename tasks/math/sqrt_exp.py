@@ -11,7 +11,7 @@ from kbx_env.truth import Close
     difficulty=2,
     takes={"input": T("*")},
     truth=Close(scale="element", ulps=32),
-    cost=Cost(flops="6 * n"),
+    cost=Cost(flops="6 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=pointwise("input", Uniform(0, 100), special=Choice(0.0, -0.0, 0.25, 9.0, 1e-8, 400.0, -1.0, -1e-3), out=True),
     timed=stream(draw=Uniform(0, 1)),

@@ -13,7 +13,7 @@ EDGES = Choice(0.0, -0.0, 4.0, 16.0, 1e-10, 0.3, -9.0, -1e-3, 1e4)
     difficulty=3,
     takes={"input": T("*")},
     truth=Close(ulps=8),
-    cost=Cost(flops="10 * n"),
+    cost=Cost(flops="10 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(
         *pointwise("input", HalfNormal(0.0), special=EDGES, out=True),

@@ -14,7 +14,11 @@ EDGES = {"input": Choice(-3.0, 0.0, 0.5, 1.0, 1.125, 2.0, 3.0, 10.0, 20.0), "oth
     difficulty=3,
     takes={"input": T("*a"), "other": T("*b")},
     truth=Close(scale="element", ulps=32),
-    cost=Cost(flops="60 * max(numel(input), numel(other))"),
+    cost=Cost(
+        flops="60 * max(numel(input), numel(other))",
+        reads={"other": "max(0, numel(other) - numel(input) + above(input, 1))"},
+        least="max(numel(input), numel(other))",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=(
         *broadcast("input", "other", Uniform(1.5, 6), out=True),

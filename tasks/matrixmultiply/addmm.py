@@ -16,7 +16,7 @@ def _case(m, k, n, lead=None, args=None, **more):
     difficulty=4,
     takes={"input": T("*"), "mat1": T("M K"), "mat2": T("K N")},
     truth=Close(ulps=16),
-    cost=Cost(flops="2 * M * K * N"),
+    cost=Cost(flops="2 * M * K * N", reads={"input": "numel(input) * nonzero(beta)"}),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="out= and broadcasts of input are exercised, and fp16, which the published timings use, is tested as well.",
     cases=(

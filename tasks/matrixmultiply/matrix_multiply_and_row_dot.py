@@ -20,7 +20,7 @@ def _eager(A, B, alpha, beta, C):
     eager=_eager,
     takes={"A": T("N M"), "B": T("M P"), "C": T("N P")},
     truth=Close(ulps=16),
-    cost=Cost(flops="4 * M * P", bytes="4 * (2 * M + numel(B) + 2 * P + 1)"),
+    cost=Cost(flops="4 * M * P", reads={"A": "2 * M", "C": "2 * P * nonzero(beta)"}),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Bytes and operations are those of the two rows that matter; the tolerance follows from the conditioning, since the "
     "dot product may cancel. fp32 is timed: in fp16 the result overflows. A 0-d tensor is returned, not a Python float.",

@@ -12,7 +12,7 @@ def _case(n, m, alpha, beta, **more):
     difficulty=4,
     takes={"A": T("N M"), "C": T("N N")},
     truth=Close(ulps=8),
-    cost=Cost(flops="N * (N + 1) * M + 4 * N * N"),
+    cost=Cost(flops="N * (N + 1) * M + 4 * N * N", least="N * (N + 1) * M + 2 * N * N"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Operations are those of one triangle: A @ A^T is symmetric.",
     cases=(

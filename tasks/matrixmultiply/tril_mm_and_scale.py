@@ -14,7 +14,7 @@ def _case(n, p, alpha, beta, **more):
     difficulty=3,
     takes={"A": T("N N"), "B": T("N P")},
     truth=Close(ulps=16),
-    cost=Cost(flops="N * (N + 1) * P", bytes="2 * N * (N + 1) + 8 * N * P"),
+    cost=Cost(flops="N * (N + 1) * P", reads={"A": "N * (N + 1) / 2"}),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Operations and bytes are those of the triangle, half of the published count; values above the diagonal are huge in "
     "one case, to show that they do not matter.",

@@ -19,7 +19,7 @@ AFFINE = ("weight", "bias")
     },
     writes={"running_mean": "training", "running_var": "training"},
     truth=Close(ulps=16),
-    cost=Cost(flops="4 * numel(input)"),
+    cost=Cost(flops="4 * numel(input)", least="2 * numel(input)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="The in-place update of the running statistics is judged; as published a kernel that skipped it passed.",
     cases=(

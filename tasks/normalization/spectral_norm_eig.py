@@ -18,7 +18,8 @@ def _sized(n, *B):
     difficulty=4,
     takes={"A": T("*B n n")},
     truth=Close(ulps=16),
-    cost=Cost(flops="32 * numel(A) * n"),
+    # Of a triangular matrix zeros and diagonal tell all.
+    cost=Cost(flops="32 * numel(A) * n", reads={"A": "nonzero(A)"}, least="2 * numel(A)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Also graded where the largest eigenvalues tie, are complex or the matrix is triangular. out= is "
     "exercised. Timed on batches: single matrices up to 128 x 128, as published, measure the latency of a solver.",

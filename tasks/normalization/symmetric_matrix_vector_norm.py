@@ -15,7 +15,7 @@ def _case(n, alpha, beta, p=None, **more):
     takes={"A": T("N N", draw=Symmetric()), "x": T("N", draw=Normal())},
     truth=Close(ulps=16),
     # One triangle tells the matrix.
-    cost=Cost(flops="2 * N * N", bytes="N * (N + 1) * 2 + N * 4"),
+    cost=Cost(flops="2 * N * N", reads={"A": "N * (N + 1) / 2"}),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Published text, published code and reference disagree on the term with beta; here, as in the reference, "
     "it repeats the product. p other than 1 and 2 is exercised.",

@@ -19,7 +19,13 @@ def _case(lead, length, size, stride=None, padding=0, **more):
     difficulty=2,
     takes={"input": T("* L")},
     truth=Close(ulps=8),
-    cost=Cost(flops="numel(input)"),
+    cost=Cost(
+        flops="numel(input)",
+        reads={
+            "input": "numel(input) / L * touched(L, first(kernel_size), first(stride, kernel_size), first(padding))",
+        },
+        least="0",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Random, outlier and large-mean inputs, 2-D inputs, spaced windows are exercised; overlaps are timed too.",
     cases=(

@@ -23,7 +23,7 @@ def _layer(n, c, size, o):
     takes={"input": T("N C H W"), "weight": T("O C R S"), "bias": T("O", optional=True)},
     # A kernel may leave out the taps that lie in the padding: less than half of them in every case.
     truth=Contract(operands="int8", accumulate="int32", least="numel(result) * C * R * S"),
-    cost=Cost(flops="2 * N * O * H * W * C * R * S"),
+    cost=Cost(flops="2 * N * O * H * W * C * R * S", least="2 * N * O * H * W * C"),
     paper=Paper(cosine=0.95, l1=0.05, rmse=0.1),
     eager=_eager,
     differs="The scheme is stated: one scale per image and one per output channel. Judged against it, with evidence of an int8 "

@@ -27,7 +27,7 @@ def _eager(input, normalized_shape, weight=None, bias=None, eps=1e-5):
         operands="int8", accumulate="fp32", ulps=256.0, dots=("f32->i8", "i32->i8"), disturb="roundings",
         least="numel(input)",
     ),
-    cost=Cost(flops="8 * numel(input)"),
+    cost=Cost(flops="8 * numel(input)", least="2 * numel(input)"),
     paper=Paper(cosine=0.95, l1=0.05, rmse=0.1),
     eager=_eager,
     differs="The scheme is stated, and a row's statistics are those of its quantized values; as published nothing said what was to "

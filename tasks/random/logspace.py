@@ -16,7 +16,7 @@ def _case(start, end, steps, held=False, **args):
     difficulty=1,
     takes={},
     truth=Close(scale="element", ulps=64),
-    cost=Cost(flops="10 * steps", bytes="4 * steps"),
+    cost=Cost(flops="10 * steps", bytes="bytes(result)", least="steps"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     eager=torch.logspace,
     differs="Other bases, decreasing exponents and many steps are exercised; fp32 values are judged against fp64 ones, "

@@ -17,7 +17,7 @@ def _case(*size, held=False, out=False, **args):
     difficulty=2,
     takes={},
     truth=Sample(law="uniform01", generator="generator"),
-    cost=Cost(flops="10 * n", bytes="4 * n"),
+    cost=Cost(flops="10 * n", bytes="bytes(result)", least="0"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Any stream of good uniform samples is right, seeded by the generator where one is given; as published, "
     "torch's own Philox stream and its thread mapping had to be reproduced bit for bit. size is one tuple, not *size.",

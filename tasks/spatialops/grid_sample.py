@@ -21,7 +21,7 @@ def _case(axes, mode="bilinear", padding="zeros", align=False, **more):
     difficulty=4,
     takes={"input": T("N C *s"), "grid": T("N *g D", draw=Uniform(-1, 1))},
     truth=Close(ulps=64),
-    cost=Cost(flops="30 * numel(grid)"),
+    cost=Cost(flops="30 * numel(grid)", reads={"input": "used(input)"}, least="numel(grid)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="All modes, paddings and alignments on random grids, also outside [-1, 1]; nearest cases keep clear of "
     "half-way points; argument errors are not judged.",

@@ -23,7 +23,8 @@ def _case(axes, size, mode="bilinear", padding="zeros", align=False, **more):
     difficulty=3,
     takes={"input": T("N C H W"), "theta": T("N 2 3", draw=Normal(scale=0.7))},
     truth=Close(ulps=64),
-    cost=Cost(flops="60 * numel(input)"),
+    # How much of the images the maps show changes much from call to call.
+    cost=Cost(flops="60 * numel(input)", reads={"input": "single_call * used(input)"}, least="numel(input)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Random maps, other output sizes and every mode; as published only the identity was tested. Nearest cases "
     "keep clear of half-way points.",

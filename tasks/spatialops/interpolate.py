@@ -19,7 +19,7 @@ def _case(axes, mode, size=None, align=None, scale=None, **more):
     takes={"input": T("N C H W")},
     truth=Close(ulps=32),
     # The timed results have four times as many pixels.
-    cost=Cost(flops="32 * numel(input)"),
+    cost=Cost(flops="32 * numel(input)", reads={"input": "used(input)"}, least="numel(input)"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Every mode, alignment and direction on random inputs; timed in all three modes, as published bilinear "
     "only. Nearest sizes are such that the fp32 rounding of the position does not matter.",

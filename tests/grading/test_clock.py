@@ -89,14 +89,16 @@ def test_of_a_baseline_that_is_known_to_be_slow_no_call_is_wasted() -> None:
     assert paired.log_ratio == pytest.approx(math.log(18), abs=0.02)
 
 
-def test_who_is_far_slower_is_measured_less_and_checked_all_the_same() -> None:
+@pytest.mark.parametrize("candidate_us", [400.0, 25.0])
+def test_who_is_far_from_eager_is_measured_less_and_checked_all_the_same(candidate_us: float) -> None:
     for seed in range(20):
         checked: list[list[int]] = []
-        slow = Counts(400.0, 0.001, seed)
-        paired = clock.pair(Counts(100.0, 0.001, seed + 100), slow, check=lambda order, turns: checked.append(order))
+        side = Counts(candidate_us, 0.001, seed)
+        paired = clock.pair(Counts(100.0, 0.001, seed + 100), side, check=lambda order, turns: checked.append(order))
         assert clock.FEW * clock.PAIRS <= paired.pairs == len(checked) < clock.MIN_ROUNDS * clock.PAIRS
-        assert paired.log_ratio == pytest.approx(-math.log(4), abs=0.02)
-        assert paired.low < paired.log_ratio < paired.high < clock.SLOWER
+        assert paired.log_ratio == pytest.approx(math.log(100.0 / candidate_us), abs=0.02)
+        assert paired.low < paired.log_ratio < paired.high
+        assert max(paired.low, -paired.high) > clock.CLEAR
 
 
 @pytest.mark.parametrize("placement", [0.002, 0.02])

@@ -16,7 +16,7 @@ from fake_device import FakeDevice, FakeTalk
 from triton.runtime.autotuner import Autotuner
 
 from kbx_env.catalog import load_task
-from kbx_env.grading import clock, floor, lease, sides
+from kbx_env.grading import clock, floor, lease, roofline, sides
 from kbx_env.grading.claims import Stopped
 from kbx_env.grading.telemetry import Reading
 from kbx_env.outcome import Timing, Verdict
@@ -47,7 +47,7 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
 
     monkeypatch.setattr(sides, "time", SimpleNamespace(perf_counter=now))
     monkeypatch.setattr(clock, "BUDGET", 0.0)
-    monkeypatch.setattr(floor, "measured_peaks", lambda *_: floor.Peaks(4e12, 8e14, 1 << 26))
+    monkeypatch.setattr(roofline, "roofline", lambda *_: roofline.Roofline(4.8e12, {}, 1 << 26, "a model"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1 << 40))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a model")
 
@@ -532,11 +532,65 @@ def test_disturbed_cases_are_measured_again(time: Callable[..., Timing], monkeyp
     assert [c.disturbed for c in timing.cases] == [True, False] and "hardware thermal" in timing.notes[0]
 
 
-def test_a_time_near_the_roofline_is_void(time: Callable[..., Timing], monkeypatch) -> None:
+def with_floor(monkeypatch: pytest.MonkeyPatch, floor_us: float, measured: roofline.Ceilings | None = None) -> None:
+    """The device needs so long for the first case's data: 4 bytes read and written for each of 96 numbers."""
     moved = 2 * 96 * 4
-    for share, void in ((0.85, False), (0.95, True)):
-        monkeypatch.setattr(
-            floor, "measured_peaks", lambda *_, s=share: floor.Peaks(moved / 2.2e-6, 1e15, 0, moved / (2e-6 * s))
-        )
+    found = roofline.Roofline(moved / (1e-6 * floor_us), {}, 0, "a model", measured)
+    monkeypatch.setattr(roofline, "roofline", lambda *_: found)
+
+
+@pytest.mark.parametrize(("share", "void"), [(0.85, False), (0.94, False), (0.97, True), (1.04, True)])
+def test_a_time_near_the_roofline_is_measured_again_and_void(
+    time: Callable[..., Timing], monkeypatch: pytest.MonkeyPatch, share: float, void: bool
+) -> None:
+    with_floor(monkeypatch, 2.0 * share)
+    timing = time(honest, CASES[:1])
+    assert timing.void is void and len(timing.notes) == (clock.ATTEMPTS if void else 0)
+    assert timing.cases[0].floor_us == pytest.approx(2.0 * share, rel=1e-3)
+    assert timing.roofline is not None and timing.roofline["source"] == "a model"
+
+
+def test_a_time_that_beats_physics_is_measured_again_and_rejected(
+    time: Callable[..., Timing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, measured = clock.pair, [0]
+
+    def counted(*sides: Any, **options: Any) -> Any:
+        measured[0] += 1
+        return pair(*sides, **options)
+
+    monkeypatch.setattr(clock, "pair", counted)
+    with_floor(monkeypatch, 2.0 / 0.9)
+    with pytest.raises(Stopped, match="the device needs") as stop:
+        time(honest, CASES[:1])
+    assert stop.value.verdict is Verdict.REJECTED and [v.rule for v in stop.value.violations] == ["impossible_speed"]
+    assert measured[0] == clock.ATTEMPTS
+
+
+def test_a_floor_that_eager_beats_is_wrong_and_blames_nobody(
+    time: Callable[..., Timing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worst fault of this grader was here: 16 of 40 right kernels were refused by a ceiling that was measured too low."""
+    with_floor(monkeypatch, 4.0)
+    timing = time(honest, CASES[:1])
+    assert timing.speedup == pytest.approx(1.5, rel=0.01) and not timing.void
+    assert timing.cases[0].floor_us is None and timing.floor_ratio is None
+    assert "eager itself took 3.0 us" in timing.notes[-1]
+
+
+def test_a_kernel_no_nearer_to_the_roofline_than_eager_is_believed(
+    time: Callable[..., Timing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_floor(monkeypatch, 0.98 * 2.0)
+    assert time(honest, CASES[:1], eager_us=lambda: 2.02).void is False
+    assert time(honest, CASES[:1]).void is True
+
+
+def test_a_measured_ceiling_refuses_nobody(time: Callable[..., Timing], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where neither driver nor data sheet tell, a copy is all there is: a time far beyond it is void, never rejected."""
+    for copy_us, void in ((2.0, False), (2.9, True)):
+        copied = roofline.Ceilings(2 * 96 * 4 / (1e-6 * copy_us), 1e15, {}, True)
+        found = roofline.Roofline(None, {}, 0, "unknown", copied)
+        monkeypatch.setattr(roofline, "roofline", lambda *_, found=found: found)
         timing = time(honest, CASES[:1])
-        assert timing.cases[0].void is void and bool(timing.notes) is void
+        assert timing.void is void and timing.cases[0].floor_us is None and timing.floor_ratio is None

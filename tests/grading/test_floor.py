@@ -39,29 +39,4 @@ def test_a_nameless_group_of_axes_takes_no_axis_name_away() -> None:
         assert floor.names(task, case)["n"] == 5
     assert floor.names(task, Case({"*": (7, 2)}))["n"] == 14
     task = load_task("math/bitwise_and_binomial")
-    assert [floor.flops(task, c) for c in task.timed] == [20 << k for k in (22, 24, 26)]
-
-
-def test_the_roofline_is_what_the_memory_can_not_what_a_copy_reaches() -> None:
-    peaks = floor.Peaks(4.16e12, 8e14, 50 << 20, 4.9e12)
-    moved, flops = 1 << 30, 0
-    copy_us = 1e6 * moved / 4.16e12
-    share = peaks.share(moved, flops, copy_us)
-    assert share is not None and share < floor.PLAUSIBLE < (peaks.share(moved, flops, 0.8 * copy_us) or 0)
-    assert peaks.share(1 << 20, 0, 1.0) is None
-    blind = floor.Peaks(4.16e12, 8e14, 50 << 20)
-    assert (blind.share(moved, flops, copy_us) or 1) <= floor.PLAUSIBLE
-
-
-def test_ceilings_are_measured_once_for_all_processes(tmp_path, monkeypatch) -> None:
-    kept, measured = tmp_path / "peaks.json", []
-    monkeypatch.setattr(floor.torch.cuda, "empty_cache", lambda: None)
-    peaks = floor.Peaks(4e12, 8e14, 1 << 26, None)
-    monkeypatch.setattr(floor, "_measure", lambda device: measured.append(device) or peaks)
-    fresh = floor.measured_peaks.__wrapped__
-    assert fresh("cuda", kept) == fresh("cuda", kept) == peaks and len(measured) == 1
-    kept.write_text('{"bandwidth": 1')
-    assert fresh("cuda", kept) == peaks and len(measured) == 2, "nonsense is measured anew"
-    monkeypatch.setattr(floor, "KEPT_SECONDS", -1.0)
-    assert fresh("cuda", kept) == peaks and len(measured) == 3, "and so is what is old"
-    assert fresh("cuda", None) == peaks and [p.name for p in tmp_path.iterdir()] == ["peaks.json"]
+    assert [floor.operations(task, c) for c in task.timed] == [20 << k for k in (22, 24, 26)]

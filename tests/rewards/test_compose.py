@@ -66,15 +66,19 @@ def test_inside_the_noise_speed_pays_nothing_and_the_floor_caps() -> None:
     assert REWARD.terms(_outcome(Verdict.CORRECT, 10, low=8.0, floor=2.0))["speed"] == 1.0
 
 
-def test_the_interval_must_leave_1_behind_and_void_times_pay_nothing() -> None:
-    def paid(low: float, **case: bool) -> float | None:
+def test_the_interval_must_leave_1_behind_and_void_times_are_masked() -> None:
+    def timed(low: float, **case: bool) -> Outcome:
         timing = Timing(low * 1.3, low, low * 1.6, None, (CaseTime("c", 1, 1, low, low, low, 9, **case),), "gpu")
-        return REWARD.terms(dataclasses.replace(_outcome(Verdict.CORRECT, 10), timing=timing))["speed"]
+        return dataclasses.replace(_outcome(Verdict.CORRECT, 10), timing=timing)
+
+    def paid(low: float, **case: bool) -> float | None:
+        return REWARD.terms(timed(low, **case))["speed"]
 
     assert paid(1.0) == paid(0.8) == 0.0, "1 lies in the interval, though the middle is above it"
     assert (paid(1.01) or 0) > 0.0
     assert paid(4.0) == 2.0 and paid(4.0, disturbed=True) == 2.0
-    assert paid(4.0, void=True) == 0.0
+    assert paid(4.0, void=True) is None and REWARD(timed(4.0, void=True)) is None, "a person has to look: no reward at all"
+    assert timed(4.0, void=True).masked and not timed(4.0).masked
 
 
 @given(st.sampled_from(list(Verdict)), st.integers(0, 10), st.none() | st.floats(1e-3, 1e6), st.integers(0, 3))

@@ -29,9 +29,12 @@ def calls_needed(task: Task, case: Case) -> int:
     return 2 if isinstance(task.truth, Dropout) and statistical.rate_of(task, case)[1] else 1
 
 
-def _expected(task: Task, case: Case, args: Mapping[str, Any], device: str) -> Expected:
+def _expected(
+    task: Task, case: Case, args: Mapping[str, Any], device: str, native: Expected | None = None
+) -> Expected:  # fmt: skip
     keep = True if isinstance(task.truth, Dropout) else None
-    return reference.expect(task, case, args, device, keep=keep, exact=not isinstance(task.truth, Sample | Windows))
+    exact = not isinstance(task.truth, Sample | Windows)
+    return reference.expect(task, case, args, device, keep=keep, exact=exact, native=native)
 
 
 def judge(
@@ -45,6 +48,7 @@ def judge(
     generator_seeds: Sequence[int] = (),
     timed: bool = False,
     earlier: list[Any] | None = None,
+    native: Expected | None = None,
 ) -> Ruling:
     """Rule on the answers of one case.
 
@@ -58,6 +62,7 @@ def judge(
         generator_seeds: the state of the generator argument at each call; equal numbers stand for equal states.
         timed: one answer repeated; statistical comparisons between calls are left out.
         earlier: what chance decided in the grading's other cases, which must not come again; grows.
+        native: torch's own answer, where it was computed on the graded device while the rest is done on ``device``.
 
     Raises:
         DeclarationError: no judge for this truth, or too few answers for it.
@@ -68,7 +73,7 @@ def judge(
         raise DeclarationError(f"{task.id}: {len(answers)} answers, the judge needs {calls_needed(task, case)}")
     if grading not in ("contract", "paper"):
         raise DeclarationError(f"unknown grading {grading!r}; accepted: contract, paper")
-    expected = _expected(task, case, args, device)
+    expected = _expected(task, case, args, device, native)
     return _rule(task, case, args, expected, answers, grading, device, generator_seeds, timed, earlier)
 
 

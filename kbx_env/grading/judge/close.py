@@ -91,7 +91,7 @@ def growth(task: Task, case: Case, expected: Expected) -> float:
     rounding (Fasi et al., 2021), once in 16 products: its errors add up in one direction, in proportion to K.
     """
     results = max(1, sum(o.numel() for o in expected.native))
-    flops, read = floor.flops(task, case), sum(floor.numels(task, case).values())
+    flops, read = floor.operations(task, case), sum(floor.numels(task, case).values())
     # Only what is used more than once goes through a tensor core: a plain sum has no such excuse.
     products = flops / results if flops > REUSED * read else 0.0
     # At 256 TF32 still fails: its operands' noise is 2**12 fp32 epsilons, five times what the typical element may have.

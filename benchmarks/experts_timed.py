@@ -1,0 +1,296 @@
+"""Grade all experts with timing on one GPU, as users do: many workers, optionally beside a load on every core.
+
+    python benchmarks/experts_timed.py OUT.jsonl [--tasks 'math/*,reduce/*'] [--workers 14] [--load] [--runs 1]
+                                       [--seconds S] [--phases]
+
+The experts are right, so every verdict other than ``correct`` is a fault of the grader. Each line of OUT is one grading:
+verdict, speedup and its 95 % interval, and for every timed case the times in microseconds, the floor in microseconds and the
+share of the roofline. A summary goes to the terminal and, with the ceilings, to OUT's last line. ``--load`` keeps every core
+busy meanwhile, because the host's speed must not decide what a GPU is believed to reach. ``--phases`` adds the seconds of each
+step for which the GPU was held exclusively.
+
+The exit status is 0 if every grading is correct and none is void, otherwise 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import fnmatch
+import json
+import math
+import multiprocessing
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+if __package__ in (None, ""):
+    sys.path.insert(0, str(ROOT))
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from kbx_env import versions
+from kbx_env.catalog import expert_source, task_ids
+from kbx_env.deadlines import deadline_of
+from kbx_env.errors import UsageError
+from kbx_env.executor import GRADER, Executor, Request
+from kbx_env.gpu_lanes import lanes_for, uuids_of
+from kbx_env.grading import lease
+from kbx_env.grading.grader import Grader
+from kbx_env.outcome import Outcome
+
+LONG_SECONDS = 40.0
+"""A grading that takes longer shows where it is."""
+PHASED = "benchmarks.experts_timed:PhasedGrader"
+
+
+class PhasedGrader(Grader):
+    """A grader whose manifests tell the steps of its exclusive use of the GPU (``phases``) and its use of the lock (``locks``).
+
+    Times are in seconds. What a worker does after LONG_SECONDS goes to ``stalls-PID.txt`` in the folder KBX_STALLS.
+    """
+
+    def __init__(self) -> None:
+        from benchmarks.alone_phases import Phases
+
+        super().__init__()
+        self._phases = Phases()
+        self._phases.watch_all()
+        self._locks: dict[str, dict[str, float]] = {}
+        folder = Path(os.environ.get("KBX_STALLS", tempfile.gettempdir()))
+        self._stalls = (folder / f"stalls-{os.getpid()}.txt").open("w")
+        for kind in ("shared", "alone", "room"):
+            self._watch_lock(kind)
+
+    def _watch_lock(self, kind: str) -> None:
+        real, told = getattr(lease.Lease, kind), self._locks
+
+        @contextmanager
+        def watched(lock: lease.Lease, *args: Any) -> Iterator[float]:
+            with real(lock, *args) as waited:
+                began = time.monotonic()
+                try:
+                    yield waited
+                finally:
+                    row = told.setdefault(kind, {"holds": 0, "waited": 0.0, "held": 0.0, "longest": 0.0})
+                    held = time.monotonic() - began
+                    row["holds"] += 1
+                    row["waited"] += waited
+                    row["held"] += held
+                    row["longest"] = max(row["longest"], held)
+
+        setattr(lease.Lease, kind, watched)
+
+    def grade(self, *args: Any, **options: Any) -> Outcome:
+        """Grade; see ``Grader.grade``."""
+        self._phases.take()
+        self._locks.clear()
+        faulthandler.dump_traceback_later(LONG_SECONDS, repeat=True, file=self._stalls)
+        try:
+            outcome = super().grade(*args, **options)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        outcome.manifest["phases"] = self._phases.take()  # type: ignore[index]
+        outcome.manifest["locks"] = {k: dict(v) for k, v in self._locks.items()}  # type: ignore[index]
+        return outcome
+
+
+def _spin(stop: Any) -> None:
+    x = 1.0
+    while not stop.is_set():
+        for _ in range(100_000):
+            x = x * 1.0000001 + 1e-9
+
+
+@contextmanager
+def load_on_all_cores(on: bool) -> Iterator[None]:
+    """Keep one process a core busy, if ``on``."""
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    busy = [context.Process(target=_spin, args=(stop,), daemon=True) for _ in range(multiprocessing.cpu_count() if on else 0)]
+    for process in busy:
+        process.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for process in busy:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+
+
+def row_of(run: int, task: str, outcome: Outcome, began: float, ended: float) -> dict[str, Any]:
+    """One grading as a JSON object; times in seconds since the run began, or in microseconds where the name says so."""
+    timing = outcome.timing
+    cases = [
+        {
+            "case": c.case, "eager_us": c.eager_us, "candidate_us": c.candidate_us, "speedup": c.speedup, "low": c.low,
+            "high": c.high, "pairs": c.pairs, "floor_us": c.floor_us, "void": c.void, "disturbed": c.disturbed,
+            "share": c.floor_us / c.candidate_us if c.floor_us else None,
+            "eager_share": c.floor_us / c.eager_us if c.floor_us else None,
+            "ideal_bytes": c.ideal_bytes, "flops": c.flops,
+        }
+        for c in (timing.cases if timing else ())
+    ]  # fmt: skip
+    return {
+        "run": run, "task": task, "verdict": str(outcome.verdict), "stage": str(outcome.stage), "message": outcome.message[:600],
+        "violations": [v.rule for v in outcome.violations],
+        "speedup": timing.speedup if timing else None, "low": timing.low if timing else None,
+        "high": timing.high if timing else None, "notes": list(timing.notes) if timing else [], "cases": cases,
+        "roofline": dict(timing.roofline) if timing and getattr(timing, "roofline", None) else None,
+        "seconds": dict(outcome.seconds), "begin": round(began, 3), "end": round(ended, 3),
+        "attempt": outcome.manifest.get("attempt"), "faults": outcome.manifest.get("faults", []),
+        "phases": outcome.manifest.get("phases"), "locks": outcome.manifest.get("locks"),
+    }  # fmt: skip
+
+
+def run_once(run: int, tasks: Sequence[str], workers: int, out: Any, seconds: float, phases: bool) -> list[dict[str, Any]]:
+    """Grade every expert once; rows are written as they end.
+
+    Args:
+        run: the number of this run, for its rows.
+        tasks: what to grade.
+        workers: gradings at a time.
+        out: an open text file for the rows.
+        seconds: after which what has not ended is listed as ``unfinished``.
+        phases: whether the steps of exclusive use are recorded.
+    """
+    lanes = lanes_for(1, workers, PHASED if phases else GRADER, uuids_of(1))
+    rows: list[dict[str, Any]] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    begun: dict[int, float] = {}
+    start = time.perf_counter()
+    lanes.told = lambda request, gpu, worker, begin, end: begun.setdefault(request.sample, begin - start)
+    options = {"backend": "cuda", "targets": ("sm_90",), "timing": True}
+    with (
+        Executor(lanes, deadline=deadline_of(True), capacity=sys.maxsize) as executor,
+        Progress(*columns, console=Console(stderr=True)) as bar,
+    ):
+        line = bar.add_task(f"run {run}", total=len(tasks))
+        flight: dict[Future[Outcome], tuple[int, str]] = {}
+        for k, task in enumerate(tasks):
+            request = Request(task, (expert_source(task) or "").encode(), options, sample=1000 * run + k)
+            flight[executor.submit(request)] = (request.sample, task)
+        while flight and (left := seconds - (time.perf_counter() - start)) > 0:
+            for job in wait(flight, timeout=left, return_when=FIRST_COMPLETED).done:
+                sample, task = flight.pop(job)
+                now = time.perf_counter() - start
+                rows.append(row_of(run, task, job.result(), begun.get(sample, 0.0), now))
+                out.write(json.dumps(rows[-1]) + "\n")
+                out.flush()
+                bar.advance(line)
+        for job, (_, task) in flight.items():
+            rows.append({"run": run, "task": task, "verdict": "unfinished", "cases": [], "seconds": {}, "notes": []})
+            out.write(json.dumps(rows[-1]) + "\n")
+            job.cancel()
+        out.flush()
+    return rows
+
+
+def _spread(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Largest over smallest speedup of each task over the runs, where there are several."""
+    by: dict[str, list[float]] = defaultdict(list)
+    for r in rows:
+        if r.get("speedup"):
+            by[r["task"]].append(r["speedup"])
+    return {t: max(v) / min(v) for t, v in by.items() if len(v) > 1}
+
+
+def summary(rows: Sequence[dict[str, Any]], walls: Sequence[float], workers: int, load: Sequence[bool]) -> dict[str, Any]:
+    """What the rows say, as a JSON object."""
+    spread = _spread(rows)
+    shares = sorted((c["share"], r["task"], c["case"]) for r in rows for c in r["cases"] if c["share"])
+    eager = sorted((c["eager_share"], r["task"], c["case"]) for r in rows for c in r["cases"] if c["eager_share"])
+    slowest = sorted(((r["end"] - r["begin"], r["task"], r["run"]) for r in rows if "end" in r), reverse=True)
+    exclusive = [r["seconds"]["alone"] for r in rows if "alone" in r["seconds"]]
+    ceilings = {json.dumps(r["roofline"], sort_keys=True) for r in rows if r.get("roofline")}
+    return {
+        "date": time.strftime("%Y-%m-%d"), "environment": versions.environment("cuda"), "workers": workers,
+        "load_on_all_cores": list(load), "wall_seconds": [round(w, 1) for w in walls],
+        "verdicts": [dict(Counter(r["verdict"] for r in rows if r["run"] == k)) for k in range(1, len(walls) + 1)],
+        "not_correct": [(r["run"], r["task"], r["verdict"], r.get("message", "")[:300]) for r in rows if r["verdict"] != "correct"],
+        "void": [(r["run"], r["task"], c["case"], c["share"]) for r in rows for c in r["cases"] if c["void"]],
+        "disturbed": [(r["run"], r["task"], c["case"]) for r in rows for c in r["cases"] if c["disturbed"]],
+        "notes": [(r["run"], r["task"], n) for r in rows for n in r["notes"]],
+        "slowest": [(round(s, 1), t, k) for s, t, k in slowest[:10]],
+        "exclusive_mean_seconds": statistics.fmean(exclusive) if exclusive else None,
+        "highest_share": shares[-10:], "highest_eager_share": eager[-10:],
+        "spread_median": statistics.median(spread.values()) if spread else None,
+        "spread_worst": sorted(((v, t) for t, v in spread.items()), reverse=True)[:5],
+        "ceilings": [json.loads(c) for c in sorted(ceilings)],
+    }  # fmt: skip
+
+
+def tell(found: dict[str, Any], console: Console) -> None:
+    """Print the summary."""
+    table = Table("run", "load", "seconds", "verdicts")
+    for k, (wall, verdicts, load) in enumerate(zip(found["wall_seconds"], found["verdicts"], found["load_on_all_cores"])):
+        counted = ", ".join(f"{n} {v}" for v, n in verdicts.items())
+        table.add_row(str(k + 1), "all cores" if load else "none", f"{wall:.0f}", counted)
+    console.print(table)
+    for name in ("not_correct", "void", "disturbed", "slowest", "highest_share", "highest_eager_share", "spread_worst", "ceilings"):
+        console.print(f"[bold]{name}[/bold]", len(found[name]))
+        for item in found[name][:20]:
+            console.print(f"  {item}"[:400], highlight=False, markup=False, soft_wrap=True)
+    for name in ("exclusive_mean_seconds", "spread_median"):
+        value = found[name]
+        console.print(f"[bold]{name}[/bold]", "unknown" if value is None or math.isnan(value) else f"{value:.3f}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; 0 if all is correct and nothing void, 1 if not, 2 on bad usage."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT.jsonl")
+    parser.add_argument("--tasks", default="*", help="comma-separated patterns of task ids (default: all)")
+    parser.add_argument("--workers", type=int, default=14, help="gradings at a time")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the tasks")
+    parser.add_argument("--runs", type=int, default=1, help="runs in a row")
+    parser.add_argument("--load", action="store_true", help="keep every core busy during the last run")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="limit of one run; the rest is listed as unfinished")
+    parser.add_argument("--phases", action="store_true", help="record the steps of exclusive use of the GPU")
+    a = parser.parse_args(argv)
+    patterns = [p.strip() for p in a.tasks.split(",")]
+    tasks = [t for t in task_ids() if any(fnmatch.fnmatch(t, p) for p in patterns)]
+    random.Random(a.seed).shuffle(tasks)
+    try:
+        if not tasks:
+            raise UsageError(f"--tasks {a.tasks!r} matches no task; patterns look like 'math/*'")
+        if a.workers < 1 or a.runs < 1:
+            raise UsageError("--workers and --runs are at least 1")
+        uuids_of(1)
+    except UsageError as e:
+        print(f"experts_timed.py: {e}", file=sys.stderr)
+        return 2
+    rows: list[dict[str, Any]] = []
+    walls: list[float] = []
+    loads: list[bool] = []
+    a.out.parent.mkdir(parents=True, exist_ok=True)
+    limit = a.seconds if a.seconds < math.inf else 86_400.0
+    with a.out.open("w") as out:
+        for run in range(1, a.runs + 1):
+            loads.append(a.load and run == a.runs)
+            start = time.perf_counter()
+            with load_on_all_cores(loads[-1]):
+                rows += run_once(run, tasks, a.workers, out, limit, a.phases)
+            walls.append(time.perf_counter() - start)
+        found = summary(rows, walls, a.workers, loads)
+        out.write(json.dumps({"summary": found}) + "\n")
+    tell(found, Console(width=160))
+    return 0 if not found["not_correct"] and not found["void"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
