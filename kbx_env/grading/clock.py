@@ -28,7 +28,7 @@ from kbx_env.grading.claims import Stopped
 from kbx_env.grading.fresh import Ring, Turn
 from kbx_env.grading.ratio import PROCESS_US, Paired, interval, middle
 from kbx_env.grading.roofline import Roofline
-from kbx_env.grading.sides import SLOTS, EagerSide, Fetched, RunnerSide, Side
+from kbx_env.grading.sides import SLOTS, EagerSide, Fetched, RunnerSide, Side, faster_on_host
 from kbx_env.grading.sizes import timed
 from kbx_env.grading.telemetry import Reading, Telemetry, disturbance
 from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
@@ -42,9 +42,9 @@ BLOCK = 5
 PAIRS = 2
 """Pairs of blocks in one round."""
 MIN_ROUNDS, MAX_ROUNDS = 6, 24
-CLEAR, FEW, WIDE = math.log(2.0), 4, 0.015
-"""Stop after FEW rounds if the interval lies wholly beyond a factor of two from eager, on either side, and its half-width is below
-WIDE (log units)."""
+CLEAR, FEW, WIDE, QUIET = math.log(2.0), 4, 0.015, 0.005
+"""Stop after FEW rounds if the half-width of the interval is below QUIET (log units), or below WIDE where the interval lies wholly
+beyond a factor of two from eager, on either side."""
 HELD, HELD_BYTES = 24, 256 << 20
 """Results of timed calls that are judged, for each case: at most, and together, but never fewer than three."""
 BUDGET = 1.0
@@ -63,6 +63,10 @@ EARLY = 0.003
 """Share of the device's memory that one grading may hold in values while it stands in line."""
 ATTEMPTS = 3
 """Measurements of a case that something disturbs, or whose time is too good to be true; the last is kept, and says so."""
+LONG_US = 100.0
+"""Of two calls that take longer than this together a round is one pair of blocks: they differ little from block to block."""
+JUDGE_TURN = 0.5
+"""Seconds of judging on the GPU after which those are let in who wait for it."""
 JUDGE_SECONDS, JUDGE_LEAST = 0.75, 3
 """Seconds after which no further result of a case's timed calls (and of its captured calls) is judged, once so many are. Chance
 decides which ones they are, after all calls were made: a call that is wrong now and then cannot know whether it is looked at."""
@@ -100,7 +104,7 @@ def pair(
     start = time.monotonic()
     rng = random.Random(secrets.randbits(64))
     turns: list[Turn] | None = None
-    block, pairs, taken, both = _calls(about_us), 1 if about_us > SLOW_US else PAIRS, 0, 0.0
+    block, pairs, taken, both = _calls(about_us), 1 if about_us > LONG_US else PAIRS, 0, 0.0
     while len(rounds) < MAX_ROUNDS:
         # A block of one call has its slot warmed by the untimed call before it.
         for side in (a, b):
@@ -130,9 +134,10 @@ def pair(
         if len(rounds) >= FEW:
             _, low, high = interval(rounds, math.inf)
             _, least, most = interval(rounds, min(*all_a, *all_b))
-            if (high - low) / 2 < WIDE and (most < -CLEAR or least > CLEAR):
+            clear = most < -CLEAR or least > CLEAR
+            if (high - low) / 2 < (WIDE if clear else QUIET):
                 break
-        block, pairs = _calls(both), 1 if both > SLOW_US else PAIRS
+        block, pairs = _calls(both), 1 if both > LONG_US else PAIRS
         if on_turn:
             on_turn(len(rounds))
         if len(rounds) >= MIN_ROUNDS:
@@ -174,8 +179,8 @@ def time_task(task: Task, talk: Talk, sizes: str = "published") -> Timing:
     memory = torch.cuda.get_device_properties(0).total_memory
     cases = floor.fitting(task, memory, timed(task, sizes))
     # Of a task without inputs the results count.
-    largest = max(max(floor.input_bytes(task, c), int(floor.declared_bytes(task, c) or 0)) for c in cases)
-    most = largest / (SHARE * memory)
+    sizes = [max(floor.input_bytes(task, c), int(floor.declared_bytes(task, c) or 0)) for c in cases]
+    largest = max(sizes)
     sides = [RunnerSide(talk, case) for case in cases]
     needs: list[_Needs] = []
 
@@ -186,24 +191,22 @@ def time_task(task: Task, talk: Talk, sizes: str = "published") -> Timing:
 
     # Everything is compiled before anybody has to wait; on values of its own, which no timed call sees again. Nothing of
     # it stays in memory while others are waited for.
+    early, kept = dict[int, Ring](), 0
     for index, side in enumerate(sides):
-        with talk.gpu.room(COMPILING * most), talk.gpu.using():
+        with talk.gpu.room(COMPILING * sizes[index] / (SHARE * memory)), talk.gpu.using():
             ring = draw(index, "compile")
             side.lay(ring, slots=1)
             # The reference's first call loads torch's kernels, too: nobody waits for that while the GPU is held exclusively.
             needs.append(_Needs.of(task, side.case, ring.draws[0], talk.backend))
             del ring
+            # Values that are slow to draw (eigenvectors of thousands of small matrices) are small.
+            size = fresh.ring_bytes(floor.input_bytes(task, side.case))
+            if kept + size <= EARLY * memory:
+                kept += size
+                early[index] = draw(index, "time")
             _give_back()
         side.dry()
     sides[-1].release()
-    # Values that are slow to draw (eigenvectors of thousands of small matrices) are small.
-    early, kept = dict[int, Ring](), 0
-    for index, case in enumerate(cases):
-        size = fresh.ring_bytes(floor.input_bytes(task, case))
-        if kept + size <= EARLY * memory:
-            kept += size
-            with talk.gpu.using():
-                early[index] = draw(index, "time")
 
     def drawn(index: int) -> Ring:
         return early.pop(index, None) or draw(index, "time")
@@ -213,8 +216,12 @@ def time_task(task: Task, talk: Talk, sizes: str = "published") -> Timing:
     with talk.gpu.room(more) if more > 0 else contextlib.nullcontext():
         measured, rest = _measured_all(task, talk, sides, needs, drawn)
     # The GPU is free for the next one while results are looked at.
-    with talk.gpu.room(JUDGING * most):
-        return _judged(task, talk, measured, rest)
+    rows = []
+    for one, size in zip(measured, sizes, strict=True):
+        with talk.gpu.room(JUDGING * size / (SHARE * memory)):
+            rows.append(_told(task, one, rest))
+            _give_back()
+    return _summed(measured, rows, rest)
 
 
 def _give_back() -> None:
@@ -283,9 +290,8 @@ def _measured_all(
     return measured, _Around(found, before, after, notes)
 
 
-def _judged(task: Task, talk: Talk, measured: Sequence[_Measured], around: _Around) -> Timing:
-    """The speedup over all cases, once every result that was fetched is right."""
-    rows = [_told(task, one, around) for one in measured]
+def _summed(measured: Sequence[_Measured], rows: Sequence[CaseTime], around: _Around) -> Timing:
+    """The speedup over all cases."""
     parts = [one.paired for one in measured]
     n = len(parts)
     middle = sum(p.log_ratio for p in parts) / n
@@ -417,22 +423,39 @@ def _belief(task: Task, needs: _Needs, roofline: Roofline, paired: Paired) -> _B
     return _Belief(floor_us)
 
 
+def _judge(task: Task, one: _Measured, held: Sequence[tuple[Turn, Fetched]]) -> None:
+    """Judge results of timed calls in a random order, for ``JUDGE_SECONDS``, but ``JUDGE_LEAST`` of them in any case.
+
+    Raises:
+        Stopped: one of them is wrong.
+    """
+    mine, gpu = one.side, one.side.talk.gpu
+    hosted = faster_on_host(task, one.needs.ideal, one.paired.a_us)
+    left = random.Random(secrets.randbits(64)).sample(held, len(held))
+    judged, start = 0, time.monotonic()
+    while left and (judged < JUDGE_LEAST or time.monotonic() - start < JUDGE_SECONDS):
+        # On the host nobody is kept from the GPU; on the GPU several results are judged in one turn.
+        with contextlib.nullcontext() if hosted else gpu.using():
+            began = time.monotonic()
+            while left and (judged < JUDGE_LEAST or time.monotonic() - start < JUDGE_SECONDS):
+                turn, fetched = left.pop()
+                with gpu.using():
+                    given = one.ring.args(turn)
+                mine.rule(task, given, fetched, hosted)
+                judged += 1
+                if time.monotonic() - began > JUDGE_TURN:
+                    break
+
+
 def _told(task: Task, one: _Measured, around: _Around) -> CaseTime:
     """Judge what timed calls returned, and hold the times against what the device can do.
 
     Raises:
         Stopped: a timed call was wrong, or the claimed time is impossible.
     """
-    mine, case, ring, paired, notes = one.side, one.side.case, one.ring, one.paired, around.notes
+    case, paired, notes = one.side.case, one.paired, around.notes
     for captured in (False, True):
-        held = [h for h in one.held if h[1].captured is captured]
-        start = time.monotonic()
-        for count, (turn, fetched) in enumerate(random.Random(secrets.randbits(64)).sample(held, len(held))):
-            if count >= JUDGE_LEAST and time.monotonic() - start > JUDGE_SECONDS:
-                break
-            with mine.talk.gpu.using():
-                given = ring.args(turn)
-            mine.rule(task, given, fetched, eager_us=paired.a_us)
+        _judge(task, one, [h for h in one.held if h[1].captured is captured])
     belief = _belief(task, one.needs, around.roofline, paired)
     if belief.impossible and not one.disturbed:
         detail = f"{case.label()}: {belief.doubt}"

@@ -51,8 +51,8 @@ ROOM = 1 << 20
 SLACK, GAP_US = 1.3, 10.0
 """A replayed graph may take this factor of the claimed device time plus this per call under the grader's clock."""
 SLOW_ON_GPU_US, SLOW_LEAST_BYTES = 2000.0, 1 << 17
-"""Microseconds of eager for each MiB of inputs from which a result is judged on the host: solvers of small matrices make one
-launch for each step of each matrix, and keep a GPU longer than a core. Fewer bytes count as so many."""
+"""Microseconds of eager for each MiB of compulsory traffic from which a result is judged on the host. Solvers of small matrices
+launch one kernel for each step of each matrix, and keep a GPU longer than a core. Fewer bytes count as so many."""
 HOST_SLACK, HOST_US = 2.0, 1000.0
 """The same where a call reads back to the host and no graph can be captured: Python's launches count as well."""
 
@@ -263,14 +263,14 @@ class RunnerSide:
             raise _wrong(self.case, captured, broken)
         return Fetched(answer, captured)
 
-    def rule(self, task: Task, args: Mapping[str, Any], fetched: Fetched, eager_us: float = 0.0) -> None:
-        """Judge what a timed call returned, where that takes least: on the GPU, or on the host, which keeps nobody waiting.
+    def rule(self, task: Task, args: Mapping[str, Any], fetched: Fetched, hosted: bool = False) -> None:
+        """Judge what a timed call returned.
 
         Args:
             task: the task.
             args: the arguments of the call.
             fetched: what it returned.
-            eager_us: microseconds of eager's call.
+            hosted: on the host, see ``faster_on_host``, instead of on the GPU.
 
         Raises:
             Stopped: it is wrong.
@@ -278,7 +278,6 @@ class RunnerSide:
         if any(isinstance(v, GeneratorArg) for v in args.values()):
             return
         answer = fetched.answer
-        hosted = isinstance(task.truth, Close | Invariant) and slow_on_gpu(args, eager_us)
         # Of calls that others on the same slot followed, what was given is not there any more.
         given = {k: v for k, v in args.items() if isinstance(v, torch.Tensor)}
         answer = replace(answer, after={**given, **answer.after})
@@ -307,15 +306,16 @@ class Fetched:
     """Whether it is one of the captured calls."""
 
 
-def slow_on_gpu(args: Mapping[str, Any], eager_us: float) -> bool:
-    """Whether the reference is so slow on the GPU, for so few bytes, that a core is faster.
+def faster_on_host(task: Task, moved: int, eager_us: float) -> bool:
+    """Whether the reference is so slow on the GPU, for so few bytes, that a core judges a result faster.
 
     Args:
-        args: the arguments of a call.
+        task: the task.
+        moved: compulsory traffic of a call in bytes.
         eager_us: microseconds of eager's call on the GPU.
     """
-    size = sum(v.numel() * v.element_size() for v in args.values() if isinstance(v, torch.Tensor))
-    return eager_us > SLOW_ON_GPU_US * max(size, SLOW_LEAST_BYTES) / (1 << 20)
+    slow = eager_us > SLOW_ON_GPU_US * max(moved, SLOW_LEAST_BYTES) / (1 << 20)
+    return slow and isinstance(task.truth, Close | Invariant)
 
 
 def _wrong(case: Case, captured: bool, why: str) -> Stopped:

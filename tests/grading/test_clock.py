@@ -95,7 +95,7 @@ def test_who_is_far_from_eager_is_measured_less_and_checked_all_the_same(candida
         checked: list[list[int]] = []
         side = Counts(candidate_us, 0.001, seed)
         paired = clock.pair(Counts(100.0, 0.001, seed + 100), side, check=lambda order, turns: checked.append(order))
-        assert clock.FEW * clock.PAIRS <= paired.pairs == len(checked) < clock.MIN_ROUNDS * clock.PAIRS
+        assert clock.FEW <= paired.pairs == len(checked) < clock.MIN_ROUNDS * clock.PAIRS
         assert paired.log_ratio == pytest.approx(math.log(100.0 / candidate_us), abs=0.02)
         assert paired.low < paired.log_ratio < paired.high
         assert max(paired.low, -paired.high) > clock.CLEAR
@@ -195,3 +195,12 @@ def test_one_interrupted_call_makes_no_other_wait() -> None:
 
     watch.prepare(call, [{"n": k} for k in range(3)])
     assert watch._wait_us == pytest.approx(140.0)
+
+
+def test_solvers_of_small_matrices_are_judged_on_the_host_and_large_results_never() -> None:
+    """One expert's six results without inputs (logspace: 512 MiB) once took a core four minutes, and everybody waited."""
+    eig, logspace, rand = (load_task(t) for t in ("linearalgebra/eig", "random/logspace", "random/rand"))
+    assert sides.faster_on_host(eig, 20_000, 57_000.0) and sides.faster_on_host(eig, 200_000, 42_000.0)
+    assert not sides.faster_on_host(eig, 32 << 20, 1500.0)
+    assert not sides.faster_on_host(logspace, 512 << 20, 400.0)
+    assert not sides.faster_on_host(rand, 1000, 1e6), "statistics look at all of a result"

@@ -343,3 +343,13 @@ def test_windows_are_drawn_for_every_plane_and_call() -> None:
     assert windows._together(calls(lambda c, k: 0.7548776662466927 * k + 0.381966 * c))
     assert windows._together(calls(lambda c, k: fresh(c % 4, k)))
     assert windows._together(calls(lambda c, k: fresh(c // 2, k)))
+
+
+def test_the_binomial_law_is_exact() -> None:
+    from scipy.stats import binom
+
+    p = torch.tensor([0.0, 1.0, 0.5, 1e-9, 0.05, 0.95, 1 - 1e-9], dtype=torch.float64)
+    for n in (1, 10, 60, 100):
+        for k in (0, 1, n // 2, n):
+            expected = torch.from_numpy(binom.pmf(k, n, p.numpy()))
+            torch.testing.assert_close(samples.chances(k, n, p), expected, rtol=1e-11, atol=1e-300)

@@ -86,6 +86,11 @@ def _worst(sums: torch.Tensor, terms: torch.Tensor, var: float, most: float, loo
     return float(ratio[at]) > 1.0, at
 
 
+def _highest(sums: torch.Tensor, terms: torch.Tensor, var: float, most: float, looks: int) -> torch.Tensor:
+    """The largest ratio of a sum to its limit, still on the device: to read it back makes the host wait."""
+    return (sums.abs() / limit(terms, var, most, looks)).max()
+
+
 def _spectrum(x: torch.Tensor, size: int) -> torch.Tensor:
     return torch.fft.rfft(x, size)
 
@@ -166,13 +171,16 @@ def xored(a: Line, b: Line, *, own: bool) -> str | None:
 
 def echoed(piece: Line, start: int | None, whole: Line) -> str | None:
     """Whether a piece comes again anywhere in a long line, forwards or backwards; ``start``: where it is itself."""
-    step, m = max(1 << 18, 2 * piece.n), piece.n
+    m = piece.n
+    # A GPU does a long transform as fast as a short one, and each step costs it several launches.
+    step = max(1 << (22 if whole.values.is_cuda else 18), 2 * m)
     size = next_fast_len(step + m, True)
     there = piece.there() if piece.known is not None or whole.known is not None else None
     for backwards in (False, True):
         p = piece.values.flip(0) if backwards else piece.values
         spectrum = _spectrum(p, size).conj()
         seen = None if there is None else _spectrum(there.flip(0) if backwards else there, size).conj()
+        found = []
         for first in range(0, whole.n, step):
             part = whole.part(first, step + m - 1)
             sums = torch.fft.irfft(spectrum * _spectrum(part.values, size), size)[: min(step, whole.n - first)]
@@ -183,8 +191,9 @@ def echoed(piece: Line, start: int | None, whole: Line) -> str | None:
             if start is not None:  # where it overlaps itself it is no echo; ``shifted`` and ``mirrored`` look there
                 at = torch.arange(first, first + sums.numel(), device=sums.device)
                 sums = torch.where((at - start).abs() < m, 0.0, sums)
-            if _worst(sums, terms, piece.var * whole.var, piece.most * whole.most, 2 * whole.n)[0]:
-                return "far away, " + ("read backwards" if backwards else "read again")
+            found.append(_highest(sums, terms, piece.var * whole.var, piece.most * whole.most, 2 * whole.n))
+        if float(torch.stack(found).max()) > 1.0:
+            return "far away, " + ("read backwards" if backwards else "read again")
     return None
 
 
@@ -212,15 +221,19 @@ def products(line: Line) -> str | None:
     # The variance of the products themselves varies: a tenth more. Unknown elements only make sums smaller.
     full = [1.1 * n * part.var**power for power in (3, 4)]
     bounds = [float(limit(torch.tensor(v), 1.0, part.most**k, looks)) for v, k in zip(full, (3, 4), strict=True)]
+    highest: dict[int, list[torch.Tensor]] = {3: [], 4: []}
     for a in lags:
         y = torch.nn.functional.pad(x[:-a] * x[a:], (0, a))
         mine = _spectrum(y, size).conj()
-        for power, other, bound in ((3, spectrum, bounds[0]), (4, mine.conj(), bounds[1])):
+        for power, other in ((3, spectrum), (4, mine.conj())):
             sums = torch.fft.irfft(mine * other, size)
             # Distances at which a factor would meet itself.
-            sums[[0, a, -a]] = 0.0
-            if float(sums.abs().max()) > bound:
-                return f"in groups of {power}"
+            for k in (0, a, -a):
+                sums[k] = 0.0
+            highest[power].append(sums.abs().max())
+    for (power, found), bound in zip(highest.items(), bounds, strict=True):
+        if found and float(torch.stack(found).max()) > bound:
+            return f"in groups of {power}"
     return None
 
 

@@ -196,12 +196,12 @@ def _binomial(args: Mapping[str, Any], y: torch.Tensor, draw: torch.Generator) -
         first = int(at[0]) % (k.numel() - PIECE // 2)
         at[: PIECE // 2] = torch.arange(first, first + PIECE // 2)
         k, n, p = (t[at.to(t.device)] for t in (k, n, p))
-    k, n, p = k.cpu(), n.cpu(), p.cpu()
     found = _counts(k, n, p)
     if found:
         return found
+    k, n, p = k.cpu(), n.cpu(), p.cpu()
     below, upto = (torch.from_numpy(_below(q, n, p)) for q in (k - 1, k))
-    return below + torch.rand(k.shape, generator=draw, dtype=torch.float64) * (upto - below)
+    return (below + torch.rand(k.shape, generator=draw, dtype=torch.float64) * (upto - below)).to(y.device)
 
 
 def _below(k: torch.Tensor, n: torch.Tensor, p: torch.Tensor) -> Any:
@@ -212,20 +212,34 @@ def _below(k: torch.Tensor, n: torch.Tensor, p: torch.Tensor) -> Any:
 
 def _counts(k: torch.Tensor, n: torch.Tensor, p: torch.Tensor) -> str | None:
     """How often each number of successes came, for every number of trials that is common."""
-    from scipy.stats import binom  # a second to import, in every process that grades
-
     trials, sizes = n.unique(return_counts=True)
     looks = 101 * (trials.numel() + 1)
     for t in [m for m, size in zip(trials.tolist(), sizes.tolist(), strict=True) if size >= 1000]:
         mine = n == t
         for j in range(int(t) + 1):
-            chance = torch.from_numpy(binom.pmf(j, t, _few(p[mine]).numpy()))
+            chance = chances(j, int(t), _few(p[mine]))
             chance = chance if chance.numel() == int(mine.sum()) else chance.expand(int(mine.sum()))
             off = float((k[mine] == j).sum() - chance.sum())
-            var = (chance * (1 - chance)).sum().reshape(1)
+            var = (chance * (1 - chance)).sum().cpu().reshape(1)
             if abs(off) > float(randomness.limit(var, 1.0, 1.0, looks)):
                 return f"{j} of {int(t)} successes came {'more' if off > 0 else 'less'} often than they should"
     return None
+
+
+def chances(successes: int, trials: int, p: torch.Tensor) -> torch.Tensor:
+    """The binomial law's chance of so many successes.
+
+    Args:
+        successes: from 0 to ``trials``.
+        trials: their number.
+        p: chance of one success, float64.
+
+    Returns:
+        As many float64 numbers, relative error below 1e-12: C(n, k) p^k (1 - p)^(n - k), the powers from logarithms.
+    """
+    log = torch.xlogy(torch.tensor(float(successes), dtype=p.dtype), p)
+    log = log + torch.special.xlog1py(torch.tensor(float(trials - successes), dtype=p.dtype), -p)
+    return float(math.comb(trials, successes)) * log.exp()
 
 
 def _few(p: torch.Tensor) -> torch.Tensor:
