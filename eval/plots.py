@@ -152,7 +152,7 @@ def _speedups(ps: Sequence[_Drawn]) -> Any:
         return None
     figure = style.sheet("speedups", 1.15 + 0.52 * len(ps))
     axes = figure.subplots()
-    style.strips(axes, [p.label for p in ps], [p.colour for p in ps], [[(_speedup(r), _void(r)) for r in p.timed] for p in ps], 1.0)
+    style.strips(axes, [p.label for p in ps], [p.colour for p in ps], [[(_speedup(r), False) for r in p.timed] for p in ps], 1.0)
     axes.set_xlabel("speedup over torch eager (line: as fast as eager)")
     for y, p in enumerate(ps):
         if p.timed:

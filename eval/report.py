@@ -96,7 +96,7 @@ def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]
 
     compiles = load_term("compiles")
     known = [o for o in outcomes if o.fault is not Fault.INFRA]
-    timings = [o.timing for o in known if o.timing is not None]
+    timings = [o.timing for o in known if o.timing is not None and not o.timing.void]
     compiled = [t.compiled_speedup for t in timings if t.compiled_speedup is not None]
     n = len(known)
     tasks = {o.task for o in known}
@@ -117,6 +117,7 @@ def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]
         "geomean_speedup": math.exp(sum(math.log(t.speedup) for t in timings) / len(timings)) if timings else None,
         "geomean_compiled_speedup": math.exp(statistics.fmean(map(math.log, compiled))) if compiled else None,
         "compiled_n": len(compiled) or None,
+        "void": sum(o.timing is not None and o.timing.void for o in known),
         "verdicts": {v: k for v in map(str, Verdict) if (k := sum(str(o.verdict) == v for o in outcomes))},
     }
 

@@ -45,6 +45,13 @@ class Row:
     raw: Mapping[str, Any]
 
     @property
+    def void(self) -> tuple[str, ...]:
+        """Why a person has to look at this kernel's times before they count; empty where they count."""
+        timing = self.raw.get("timing") or {}
+        cases = [c for c in timing.get("cases") or () if c.get("void")]
+        return tuple(f"{c['case']}: {c['candidate_us']} us, eager {c['eager_us']} us, floor {c.get('floor_us')} us" for c in cases)
+
+    @property
     def compiled_speedup(self) -> float | None:
         """Over the torch.compile'd baseline, where the run was asked to tell (``--compiled``)."""
         found = (self.raw.get("timing") or {}).get("compiled_speedup")
@@ -140,6 +147,8 @@ def joined(studies: Sequence[Study]) -> Study:
 
 def _row(raw: Mapping[str, Any]) -> Row:
     t, e = raw.get("timing") or {}, raw.get("evidence") or {}
+    # A time that is not believed tells nothing of speed; the kernel is right all the same.
+    t = {} if any(c.get("void") for c in t.get("cases") or ()) else t
     correct, masked = bool(raw["correct"]), raw.get("fault") == "infra"
     moved, ideal = e.get("moved_bytes"), e.get("ideal_bytes")
     return Row(

@@ -26,6 +26,7 @@ def document(m: Material) -> list[Block]:
         portable(m),
         beside(m),
         *(_answers(m, p, i) for i, p in enumerate(m.study.policies)),
+        _void(m),
         _notes(m),
     ]
     return [p for p in parts if p is not None]
@@ -161,6 +162,16 @@ def _answer(m: Material, r: Row) -> list[Cell | str]:
         told["wall time"],
         Cell(words.reason(r.message, r.correct), style="why"),
     ]
+
+
+def _void(m: Material) -> Section | None:
+    """Kernels whose times are too good to be believed: a person has to explain them before they count."""
+    lines = [f"{p.name}, {label(r)}: {why}" for p in m.study.policies for r in p.rows for why in r.void]
+    if not lines:
+        return None
+    intro = (f"{len(lines)} {'time is' if len(lines) == 1 else 'times are'} nearer to the physical roofline than any known kernel. "
+             "They are in no speed figure, and training masks them, until a person has explained them.")  # fmt: skip
+    return Section("void", [Heading("Times that are not believed"), Text(intro), *(Text(line, quiet=True) for line in lines)])
 
 
 def _notes(m: Material) -> Section | None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from kbx_env.eval import study, tables
+from kbx_env.eval.pages.document import document
+from kbx_env.eval.pages.material import Material
 
 from kbx_env.errors import UsageError
 
@@ -48,6 +50,17 @@ def test_every_column_in_its_place_and_missing_is_empty(tmp_path: Path) -> None:
 def test_of_a_masked_answer_nobody_knows_whether_it_is_right(tmp_path: Path) -> None:
     (r,) = _write(tmp_path, _row(correct=False, verdict="infra_fault", fault="infra"))
     assert (r["masked"], r["correct"], r["compiled"]) == ("true", "", "")
+
+
+def test_a_time_that_is_not_believed_counts_in_no_speed_figure_and_is_listed(tmp_path: Path) -> None:
+    case = {"case": "n=1", "eager_us": 9.0, "candidate_us": 1.0, "floor_us": 1.01, "void": True}
+    timing = {"speedup": 9.0, "low": 8.0, "high": 10.0, "floor_ratio": None, "device": "NVIDIA H200", "cases": [case]}
+    (r,) = _write(tmp_path, _row(timing=timing))
+    assert r["correct"] == "true" and r["speedup"] == r["low"] == ""
+    told = study.from_reports([{"policy": "p", "manifest": {"timed": True}, "tasks": [_row(timing=timing), _row(sample=1)]}])
+    page = str(document(Material(told)))
+    assert "Times that are not believed" in page and "math/cos: n=1: 1.0 us, eager 9.0 us, floor 1.01 us" in page
+    assert "not believed" not in str(document(Material(study.from_reports([{"policy": "p", "manifest": {}, "tasks": [FULL]}]))))
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "  =cmd|' /C calc'!A0", "\n@x", "\uff1d1"])
