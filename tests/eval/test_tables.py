@@ -57,10 +57,11 @@ def test_a_time_that_is_not_believed_counts_in_no_speed_figure_and_is_listed(tmp
     timing = {"speedup": 9.0, "low": 8.0, "high": 10.0, "floor_ratio": None, "device": "NVIDIA H200", "cases": [case]}
     (r,) = _write(tmp_path, _row(timing=timing))
     assert r["correct"] == "true" and r["speedup"] == r["low"] == ""
-    told = study.from_reports([{"policy": "p", "manifest": {"timed": True}, "tasks": [_row(timing=timing), _row(sample=1)]}])
+    asked = {"spent": FULL["spent"] | {"untold": 0}}
+    told = study.from_reports([{"policy": "p", "manifest": {"timed": True}, "tasks": [FULL | {"timing": timing} | asked, FULL | asked | {"sample": 1}]}])
     page = str(document(Material(told)))
     assert "Times that are not believed" in page and "math/cos: n=1: 1.0 us, eager 9.0 us, floor 1.01 us" in page
-    assert "not believed" not in str(document(Material(study.from_reports([{"policy": "p", "manifest": {}, "tasks": [FULL]}]))))
+    assert "not believed" not in str(document(Material(study.from_reports([{"policy": "p", "manifest": {}, "tasks": [FULL | asked]}]))))
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "  =cmd|' /C calc'!A0", "\n@x", "\uff1d1"])
