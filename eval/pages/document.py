@@ -26,7 +26,7 @@ def document(m: Material) -> list[Block]:
         portable(m),
         beside(m),
         *(_answers(m, p, i) for i, p in enumerate(m.study.policies)),
-        _void(m),
+        unbelieved(m),
         _notes(m),
     ]
     return [p for p in parts if p is not None]
@@ -164,7 +164,7 @@ def _answer(m: Material, r: Row) -> list[Cell | str]:
     ]
 
 
-def _void(m: Material) -> Section | None:
+def unbelieved(m: Material) -> Section | None:
     """Kernels whose times are too good to be believed: a person has to explain them before they count."""
     lines = [f"{p.name}, {label(r)}: {why}" for p in m.study.policies for r in p.rows for why in r.void]
     if not lines:

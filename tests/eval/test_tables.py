@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from kbx_env.eval import study, tables
-from kbx_env.eval.pages.document import document
+from kbx_env.eval.pages import document
 from kbx_env.eval.pages.material import Material
 
 from kbx_env.errors import UsageError
@@ -57,11 +57,10 @@ def test_a_time_that_is_not_believed_counts_in_no_speed_figure_and_is_listed(tmp
     timing = {"speedup": 9.0, "low": 8.0, "high": 10.0, "floor_ratio": None, "device": "NVIDIA H200", "cases": [case]}
     (r,) = _write(tmp_path, _row(timing=timing))
     assert r["correct"] == "true" and r["speedup"] == r["low"] == ""
-    asked = {"spent": FULL["spent"] | {"untold": 0}}
-    told = study.from_reports([{"policy": "p", "manifest": {"timed": True}, "tasks": [FULL | {"timing": timing} | asked, FULL | asked | {"sample": 1}]}])
-    page = str(document(Material(told)))
-    assert "Times that are not believed" in page and "math/cos: n=1: 1.0 us, eager 9.0 us, floor 1.01 us" in page
-    assert "not believed" not in str(document(Material(study.from_reports([{"policy": "p", "manifest": {}, "tasks": [FULL | asked]}]))))
+    told = study.from_reports([{"policy": "p", "manifest": {"timed": True}, "tasks": [_row(timing=timing), FULL]}])
+    listed = str(document.unbelieved(Material(told)))
+    assert "Times that are not believed" in listed and "math/cos: n=1: 1.0 us, eager 9.0 us, floor 1.01 us" in listed
+    assert document.unbelieved(Material(study.from_reports([{"policy": "p", "manifest": {}, "tasks": [FULL]}]))) is None
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "  =cmd|' /C calc'!A0", "\n@x", "\uff1d1"])
