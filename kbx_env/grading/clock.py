@@ -179,8 +179,8 @@ def time_task(task: Task, talk: Talk, sizes: str = "published") -> Timing:
     memory = torch.cuda.get_device_properties(0).total_memory
     cases = floor.fitting(task, memory, timed(task, sizes))
     # Of a task without inputs the results count.
-    sizes = [max(floor.input_bytes(task, c), int(floor.declared_bytes(task, c) or 0)) for c in cases]
-    largest = max(sizes)
+    needed = [max(floor.input_bytes(task, c), int(floor.declared_bytes(task, c) or 0)) for c in cases]
+    largest = max(needed)
     sides = [RunnerSide(talk, case) for case in cases]
     needs: list[_Needs] = []
 
@@ -193,7 +193,7 @@ def time_task(task: Task, talk: Talk, sizes: str = "published") -> Timing:
     # it stays in memory while others are waited for.
     early, kept = dict[int, Ring](), 0
     for index, side in enumerate(sides):
-        with talk.gpu.room(COMPILING * sizes[index] / (SHARE * memory)), talk.gpu.using():
+        with talk.gpu.room(COMPILING * needed[index] / (SHARE * memory)), talk.gpu.using():
             ring = draw(index, "compile")
             side.lay(ring, slots=1)
             # The reference's first call loads torch's kernels, too: nobody waits for that while the GPU is held exclusively.
@@ -217,7 +217,7 @@ def time_task(task: Task, talk: Talk, sizes: str = "published") -> Timing:
         measured, rest = _measured_all(task, talk, sides, needs, drawn)
     # The GPU is free for the next one while results are looked at.
     rows = []
-    for one, size in zip(measured, sizes, strict=True):
+    for one, size in zip(measured, needed, strict=True):
         with talk.gpu.room(JUDGING * size / (SHARE * memory)):
             rows.append(_told(task, one, rest))
             _give_back()

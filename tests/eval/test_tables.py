@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from kbx_env.eval import study, tables
-from kbx_env.eval.pages import document
+from kbx_env.eval.pages.document import unbelieved
 from kbx_env.eval.pages.material import Material
 
 from kbx_env.errors import UsageError
@@ -58,9 +58,9 @@ def test_a_time_that_is_not_believed_counts_in_no_speed_figure_and_is_listed(tmp
     (r,) = _write(tmp_path, _row(timing=timing))
     assert r["correct"] == "true" and r["speedup"] == r["low"] == ""
     told = study.from_reports([{"policy": "p", "manifest": {"timed": True}, "tasks": [_row(timing=timing), FULL]}])
-    listed = str(document.unbelieved(Material(told)))
+    listed = str(unbelieved(Material(told)))
     assert "Times that are not believed" in listed and "math/cos: n=1: 1.0 us, eager 9.0 us, floor 1.01 us" in listed
-    assert document.unbelieved(Material(study.from_reports([{"policy": "p", "manifest": {}, "tasks": [FULL]}]))) is None
+    assert unbelieved(Material(study.from_reports([{"policy": "p", "manifest": {}, "tasks": [FULL]}]))) is None
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "  =cmd|' /C calc'!A0", "\n@x", "\uff1d1"])
