@@ -1,0 +1,105 @@
+"""Record the verdicts of many known sources on the CPU tier, and compare two records: a move of code must change none.
+
+    python benchmarks/verdicts.py record OUT.json [--replays FILE.jsonl ...] [--workers 2]
+    python benchmarks/verdicts.py compare BEFORE.json AFTER.json
+
+A record has the experts, the zoo's attacks and honest oddities, and recorded answers. Inputs are fixed by a seed, so that two
+records differ only where the grader does. Seconds, versions and fingerprints are left out. ``compare`` ends with status 1 where
+an outcome differs and names it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+if __package__ in (None, ""):
+    sys.path.insert(0, str(ROOT))
+
+import kbx_env
+from kbx_env.eval.workload import rows_of
+from kbx_env.eval.zoo import specimens
+
+from kbx_env.catalog import expert_source, task_ids
+from kbx_env.errors import UsageError
+
+SEED = 20261123
+LEFT_OUT = ("seconds", "manifest", "source_sha256", "compile")
+"""Parts of an outcome that say nothing of the verdict, or change from run to run."""
+
+
+def sources(replays: Sequence[Path]) -> list[tuple[str, str, bytes]]:
+    """What is graded, as (name, task, source).
+
+    Args:
+        replays: files of recorded answers.
+    """
+    found = [(f"expert {t}", t, text.encode()) for t in task_ids() if (text := expert_source(t))]
+    for honest in (False, True):
+        kind = "honest" if honest else "attack"
+        found += [
+            (f"{kind} {s.path.stem}", s.task, s.path.read_bytes()) for s in specimens(honest=honest) if s.backend != "cuda"
+        ]
+    for file in replays:
+        pieces, _ = rows_of(file)
+        found += [(f"{file.stem} {k} {p.task}", p.task, p.source) for k, p in enumerate(pieces)]
+    return found
+
+
+def record(out: Path, replays: Sequence[Path], workers: int) -> None:
+    """Grade everything and write the outcomes by name."""
+    every = sources(replays)
+    outcomes = kbx_env.grade_many(
+        [(task, source) for _, task, source in every], workers=workers, backend="cpu", targets=(), seed=SEED
+    )
+    told: dict[str, Any] = {}
+    for (name, _, _), outcome in zip(every, outcomes, strict=True):
+        told[name] = {k: v for k, v in outcome.to_dict().items() if k not in LEFT_OUT}
+    out.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+    print(f"{len(told)} outcomes in {out}")
+
+
+def compare(before: Path, after: Path) -> int:
+    """Print every difference; the number of outcomes that differ or are in one record only."""
+    a, b = json.loads(before.read_text()), json.loads(after.read_text())
+    different = 0
+    for name in sorted(set(a) | set(b)):
+        if a.get(name) == b.get(name):
+            continue
+        different += 1
+        one, other = a.get(name) or {}, b.get(name) or {}
+        parts = {k: (one.get(k), other.get(k)) for k in sorted(set(one) | set(other)) if one.get(k) != other.get(k)}
+        print(f"{name}: {json.dumps(parts)[:1500]}")
+    print(f"{different} of {len(set(a) | set(b))} outcomes differ")
+    return different
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; 0 if all is well, 1 where records differ, 2 on bad usage."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(dest="action", required=True)
+    recording = actions.add_parser("record", help="grade everything and write the outcomes")
+    recording.add_argument("out", type=Path)
+    recording.add_argument("--replays", type=Path, nargs="*", default=[], help="files of recorded answers")
+    recording.add_argument("--workers", type=int, default=2)
+    comparing = actions.add_parser("compare", help="print what differs")
+    comparing.add_argument("before", type=Path)
+    comparing.add_argument("after", type=Path)
+    a = parser.parse_args(argv)
+    try:
+        if a.action == "compare":
+            return 1 if compare(a.before, a.after) else 0
+        record(a.out, a.replays, a.workers)
+    except (UsageError, OSError, ValueError) as e:
+        print(f"verdicts.py: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
