@@ -21,10 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 if __package__ in (None, ""):
     sys.path.insert(0, str(ROOT))
 
-import kbx_env
 from kbx_env.eval.workload import rows_of
 from kbx_env.eval.zoo import specimens
 
+import kbx_env
 from kbx_env.catalog import expert_source, task_ids
 from kbx_env.errors import UsageError
 
