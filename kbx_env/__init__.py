@@ -1,6 +1,7 @@
 """kbx_env: a gymnasium environment and a benchmark for writing Triton GPU kernels.
 
-Public API: ``gymnasium.make("kbx/Kernel-v0", ...)``, ``grade``, ``grade_many``, ``load_tasks``, ``Outcome``.
+Public API: ``gymnasium.make("kbx/Kernel-v0", ...)`` and ``"kbx/Schedule-v0"``, ``grade``, ``grade_many``, ``load_tasks``,
+``Outcome``, ``Policy``, and the classes ``KernelEnv``, ``ScheduleEnv``, ``Episode``, ``Trajectory``.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ if (_root / "pyproject.toml").is_file() and (_root / "tasks").is_dir():
     __path__.append(str(_root))
 
 if TYPE_CHECKING:
-    from kbx_env.catalog import load_tasks
-    from kbx_env.grading.grader import grade
-    from kbx_env.many import grade_many
-    from kbx_env.outcome import Outcome
+    from kbx_env.baselines.policy import Policy as Policy
+    from kbx_env.catalog import load_tasks as load_tasks
+    from kbx_env.env import KernelEnv as KernelEnv
+    from kbx_env.episode import Episode as Episode
+    from kbx_env.episode import Trajectory as Trajectory
+    from kbx_env.grading.grader import grade as grade
+    from kbx_env.many import grade_many as grade_many
+    from kbx_env.outcome import Outcome as Outcome
+    from kbx_env.schedule_env import ScheduleEnv as ScheduleEnv
 
 _LAZY = {
     "grade": "kbx_env.grading.grader",
@@ -34,7 +40,9 @@ _LAZY = {
     "Trajectory": "kbx_env.episode",
 }
 
-__all__ = ["Outcome", "grade", "grade_many", "load_tasks", "__version__"]
+__all__ = [
+    "Episode", "KernelEnv", "Outcome", "Policy", "ScheduleEnv", "Trajectory", "__version__", "grade", "grade_many", "load_tasks",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -44,6 +52,10 @@ def __getattr__(name: str) -> Any:
 
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'kbx_env' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(n for n in globals() if n.startswith("__"))})
 
 
 def _register() -> None:

@@ -93,7 +93,7 @@ class Build:
     spills: int | None = None
     shared: int | None = None
     shared_limit: int | None = None
-    seconds: float | None = None
+    seconds: float | None = field(default=None, compare=False)
     warps: int | None = None
 
 
@@ -281,7 +281,8 @@ class Outcome:
     timing: Timing | None = None
     evidence: Evidence | None = None
     estimate: Estimate | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Of each stage. Two outcomes that differ in nothing else are equal."""
     manifest: Mapping[str, Any] = field(default_factory=dict)
     source_sha256: str = ""
     slips: tuple[str, ...] | None = None

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-import kbx_env  # noqa: F401  registers the id
+import kbx_env
 from kbx_env.env import KernelEnv
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.outcome import CaseFailure, Cases, Evidence, Fault, Outcome, Passing, Stage, Verdict
@@ -40,6 +40,18 @@ def _env(**more) -> KernelEnv:
 @pytest.mark.filterwarnings("error")
 def test_check_env_is_clean() -> None:
     check_env(_env(), skip_render_check=True)
+
+
+def test_check_env_is_clean_with_the_real_grader() -> None:
+    """Equal steps give equal outcomes, whatever seconds they took."""
+    env = gymnasium.make("kbx/Kernel-v0", task=TASK, backend="cpu", targets=(), grading_seed=1).unwrapped
+    check_env(env, skip_render_check=True)
+    env.close()
+
+
+def test_the_package_shows_its_public_names() -> None:
+    assert {"grade", "grade_many", "load_tasks", "Outcome", "KernelEnv", "Policy"} <= set(dir(kbx_env))
+    assert all(getattr(kbx_env, name) is not None for name in kbx_env.__all__)
 
 
 def test_made_by_its_id() -> None:
