@@ -239,12 +239,14 @@ class _Needs:
         kept_bytes: of a right result and of what is written in place.
         ideal: compulsory traffic in bytes.
         operations: that the task must do.
+        tensor_bytes: of all arguments and results, needed or not.
     """
 
     result_bytes: int
     kept_bytes: int
     ideal: int
     operations: int
+    tensor_bytes: int
 
     @classmethod
     def of(cls, task: Task, case: Case, args: dict[str, Any], backend: str) -> _Needs:
@@ -253,7 +255,8 @@ class _Needs:
         result_bytes = sum(o.numel() * o.element_size() for o in expected.native)
         kept_bytes = result_bytes + sum(o.numel() * o.element_size() for o in expected.native_written.values())
         ideal = floor.ideal_bytes(task, case, args, expected)
-        return cls(result_bytes, kept_bytes, ideal, floor.flops(task, case, args))
+        tensor_bytes = kept_bytes + sum(v.numel() * v.element_size() for v in args.values() if isinstance(v, torch.Tensor))
+        return cls(result_bytes, kept_bytes, ideal, floor.flops(task, case, args), tensor_bytes)
 
 
 @dataclass(frozen=True)
@@ -430,7 +433,7 @@ def _judge(task: Task, one: _Measured, held: Sequence[tuple[Turn, Fetched]]) -> 
         Stopped: one of them is wrong.
     """
     mine, gpu = one.side, one.side.talk.gpu
-    hosted = faster_on_host(task, one.needs.ideal, one.paired.a_us)
+    hosted = faster_on_host(task, one.needs.tensor_bytes, one.paired.a_us)
     left = random.Random(secrets.randbits(64)).sample(held, len(held))
     judged, start = 0, time.monotonic()
     while left and (judged < JUDGE_LEAST or time.monotonic() - start < JUDGE_SECONDS):

@@ -51,7 +51,7 @@ ROOM = 1 << 20
 SLACK, GAP_US = 1.3, 10.0
 """A replayed graph may take this factor of the claimed device time plus this per call under the grader's clock."""
 SLOW_ON_GPU_US, SLOW_LEAST_BYTES = 2000.0, 1 << 17
-"""Microseconds of eager for each MiB of compulsory traffic from which a result is judged on the host. Solvers of small matrices
+"""Microseconds of eager for each MiB of arguments and results from which a result is judged on the host. Solvers of small matrices
 launch one kernel for each step of each matrix, and keep a GPU longer than a core. Fewer bytes count as so many."""
 HOST_SLACK, HOST_US = 2.0, 1000.0
 """The same where a call reads back to the host and no graph can be captured: Python's launches count as well."""
@@ -306,15 +306,15 @@ class Fetched:
     """Whether it is one of the captured calls."""
 
 
-def faster_on_host(task: Task, moved: int, eager_us: float) -> bool:
+def faster_on_host(task: Task, tensor_bytes: int, eager_us: float) -> bool:
     """Whether the reference is so slow on the GPU, for so few bytes, that a core judges a result faster.
 
     Args:
         task: the task.
-        moved: compulsory traffic of a call in bytes.
+        tensor_bytes: of a call's arguments and results. Not its compulsory traffic: a judge looks at all of them.
         eager_us: microseconds of eager's call on the GPU.
     """
-    slow = eager_us > SLOW_ON_GPU_US * max(moved, SLOW_LEAST_BYTES) / (1 << 20)
+    slow = eager_us > SLOW_ON_GPU_US * max(tensor_bytes, SLOW_LEAST_BYTES) / (1 << 20)
     return slow and isinstance(task.truth, Close | Invariant)
 
 
