@@ -18,11 +18,11 @@ from kbx_env.baselines.llm.method import Method, Sampling
 from kbx_env.baselines.llm.retrieve import nearest
 from kbx_env.baselines.policy import Needs
 
-from kbx_env.catalog import expert_source
-from kbx_env.episode import Episode, Trajectory
+from kbx_env.envs.episode import Episode, Trajectory
 from kbx_env.errors import NoAnswer
 from kbx_env.outcome import Outcome, Verdict
-from kbx_env.task import Task
+from kbx_env.spec.catalog import expert_source
+from kbx_env.spec.task import Task
 
 NAME = "geak"
 SAMPLING = Sampling(max_tokens=16000, temperature=1.0)

@@ -15,10 +15,10 @@ from kbx_env.baselines.llm.local import LocalModel
 from kbx_env.baselines.llm.method import Method, Sampling, SingleShot
 from kbx_env.baselines.policy import Needs
 
-from kbx_env.answer import strip_fences
-from kbx_env.episode import Episode, Trajectory
+from kbx_env.envs.answer import strip_fences
+from kbx_env.envs.episode import Episode, Trajectory
 from kbx_env.errors import UsageError
-from kbx_env.task import Task
+from kbx_env.spec.task import Task
 
 NAME = "hf"
 SAMPLING = Sampling(max_tokens=4096, temperature=0.0)

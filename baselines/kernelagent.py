@@ -20,10 +20,10 @@ from kbx_env.baselines.llm.extract import defines, kernel_in
 from kbx_env.baselines.llm.method import Method, Sampling
 from kbx_env.baselines.policy import Needs
 
-from kbx_env.episode import Episode, Trajectory
+from kbx_env.envs.episode import Episode, Trajectory
 from kbx_env.errors import NoAnswer
-from kbx_env.scripts import ScriptResult
-from kbx_env.task import Task
+from kbx_env.grading.runtime.policy_script import ScriptResult
+from kbx_env.spec.task import Task
 
 NAME = "kernelagent"
 SAMPLING = Sampling(max_tokens=20000, temperature=0.4)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from kbx_env.episode import Episode, Trajectory
+from kbx_env.envs.episode import Episode, Trajectory
 from kbx_env.errors import UnknownName, UsageError
-from kbx_env.task import Task
+from kbx_env.spec.task import Task
 
 if TYPE_CHECKING:
     from kbx_env.baselines.llm.access import Access

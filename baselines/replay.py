@@ -10,10 +10,10 @@ from typing import Any
 
 from kbx_env.baselines.llm.access import Access
 
-from kbx_env.answer import strip_fences
-from kbx_env.catalog import task_ids
+from kbx_env.envs.answer import strip_fences
 from kbx_env.errors import UsageError
-from kbx_env.task import CATEGORIES
+from kbx_env.spec.catalog import task_ids
+from kbx_env.spec.task import CATEGORIES
 
 NAME = "replay"
 

@@ -29,11 +29,11 @@ from kbx_env.baselines.search.knobs import Knob, knobs_of, with_knobs
 from kbx_env.baselines.search.rank import ENOUGH, ENOUGH_PRODUCTS, Ranked, pressure, rank
 from kbx_env.baselines.search.screen import Compiler, Report
 
-from kbx_env.catalog import expert_source
-from kbx_env.episode import Episode, Trajectory
+from kbx_env.envs.episode import Episode, Trajectory
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Outcome
-from kbx_env.task import Task
+from kbx_env.spec.catalog import expert_source
+from kbx_env.spec.task import Task
 
 NAME = "template-search"
 METHODS = ("random", "halving")

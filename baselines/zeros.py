@@ -7,8 +7,8 @@ from typing import Any
 
 from kbx_env.baselines.llm.access import Access
 
-from kbx_env.catalog import load_task
 from kbx_env.errors import UsageError
+from kbx_env.spec.catalog import load_task
 
 NAME = "zeros"
 

@@ -51,7 +51,7 @@ def fitting(model: Path, ids: Sequence[str], backend: str, answer: int) -> list[
     from kbx_env.train import models, rows
     from transformers import AutoConfig
 
-    from kbx_env.catalog import load_task
+    from kbx_env.spec.catalog import load_task
 
     context = getattr(AutoConfig.from_pretrained(model).get_text_config(), "max_position_embeddings", None)
     conversation = Conversation(models.tokenizer_for(model))

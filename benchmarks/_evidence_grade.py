@@ -94,7 +94,7 @@ def _weights(folder: Path) -> list[Any]:
 
 
 def _ids(pattern: str) -> set[str]:
-    from kbx_env.catalog import load_tasks
+    from kbx_env.spec.catalog import load_tasks
 
     return {t.id for t in load_tasks(split="eval", pattern=pattern)}
 

@@ -120,8 +120,8 @@ def evaluate(job: Mapping[str, Any], end: float) -> None:
     from kbx_env.train.rollout import REWARD, Rollout
     from transformers import GenerationConfig
 
-    from kbx_env.catalog import load_tasks
-    from kbx_env.task import Task
+    from kbx_env.spec.catalog import load_tasks
+    from kbx_env.spec.task import Task
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     # As they were trained: in half precision most of what small steps have changed would be rounded away.

@@ -45,7 +45,7 @@ def sft(e: Evidence) -> None:
     from kbx_env.train import models, rows, settings
     from kbx_env.train.memory import weights_of
 
-    from kbx_env.catalog import load_tasks
+    from kbx_env.spec.catalog import load_tasks
 
     a, out = e.a, e.work / "sft"
     if out.exists():
@@ -99,7 +99,7 @@ def sft(e: Evidence) -> None:
 
 def grpo(e: Evidence) -> None:
     """Every mode and seed side by side, from one checkpoint."""
-    from kbx_env.catalog import load_tasks
+    from kbx_env.spec.catalog import load_tasks
 
     told, among = (lines_of(e.work / HELD) or [{}])[-1], [t.id for t in load_tasks(split="train", pattern=e.a.tasks)]
     # What SFT was shown it knows by heart.
@@ -140,7 +140,7 @@ def presets_of(text: str) -> dict[str, str]:
 
 
 def _learn(e: Evidence, step: str, runs: Sequence[Learner]) -> None:
-    from kbx_env.catalog import load_tasks
+    from kbx_env.spec.catalog import load_tasks
 
     a, seconds, began = e.a, e.budget.take(step), time.monotonic()
     if e.model is None:

@@ -21,10 +21,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kbx_env import versions
-from kbx_env.catalog import expert_source
 from kbx_env.errors import UsageError
-from kbx_env.grading import clock, fresh, lease, reference, roofline, sides, telemetry
+from kbx_env.grading import reference
 from kbx_env.grading.grader import Grader, resolve_backend
+from kbx_env.grading.timing import contestants, gpu_lock, input_windows, paired, roofline, telemetry
+from kbx_env.spec.catalog import expert_source
 
 Name = str | Callable[..., str]
 
@@ -58,26 +59,26 @@ class Phases:
                     self._within[-1] += took
 
         setattr(
-            owner, attribute, staticmethod(measured) if isinstance(owner, type) and owner is fresh.Ring else measured
+            owner, attribute, staticmethod(measured) if owner is input_windows.InputWindows else measured
         )
 
     def watch_all(self) -> None:
         """The steps of a timing."""
-        self.watch(sides.RunnerSide, "_ask", lambda side, header, *a, **k: f"runner: {header['do']}")
+        self.watch(contestants.RunnerSide, "_ask", lambda side, header, *a, **k: f"runner: {header['do']}")
         for method in ("__init__", "prepare", "shuffle", "measure"):
-            self.watch(sides.EagerSide, method, f"eager: {method.strip('_')}")
-        self.watch(sides.RunnerSide, "fetch", "results, the grader's part")
-        self.watch(sides.RunnerSide, "lay", "inputs, the grader's part")
-        self.watch(clock, "pair", "pairs, the grader's part")
-        self.watch(clock, "_give_back", "memory given back")
+            self.watch(contestants.EagerSide, method, f"eager: {method.strip('_')}")
+        self.watch(contestants.RunnerSide, "fetch", "results, the grader's part")
+        self.watch(contestants.RunnerSide, "lay", "inputs, the grader's part")
+        self.watch(paired, "pair", "pairs, the grader's part")
+        self.watch(paired, "_give_back", "memory given back")
         self.watch(reference, "expect", "reference")
         self.watch(telemetry.Telemetry, "read", "telemetry")
         self.watch(roofline, "roofline", "ceilings")
-        self.watch(fresh.Ring, "draw", "values drawn")
-        real = lease.Hold.alone
+        self.watch(input_windows.InputWindows, "draw", "values drawn")
+        real = gpu_lock.GpuHold.alone
 
         @contextlib.contextmanager
-        def alone(hold: lease.Hold) -> Iterator[None]:
+        def alone(hold: gpu_lock.GpuHold) -> Iterator[None]:
             with real(hold):
                 began, self._alone = time.perf_counter(), True
                 try:
@@ -86,7 +87,7 @@ class Phases:
                     self._alone = False
                     self.seconds["in all"] += time.perf_counter() - began
 
-        lease.Hold.alone = alone  # type: ignore[method-assign, assignment]
+        gpu_lock.GpuHold.alone = alone  # type: ignore[method-assign, assignment]
 
     def take(self) -> dict[str, dict[str, float]]:
         """What was found since the last time, the longest first."""

@@ -25,10 +25,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from kbx_env.catalog import expert_source, task_ids
 from kbx_env.errors import UsageError
-from kbx_env.executor import Executor, ProcessLane, Request
+from kbx_env.executor import Executor, ProcessPool, Request
 from kbx_env.outcome import Outcome
+from kbx_env.spec.catalog import expert_source, task_ids
 
 
 def requests(pattern: str, targets: list[str]) -> list[Request]:
@@ -57,7 +57,7 @@ def cpu_seconds(pid: int) -> float:
 
 def rate(asked: list[Request], workers: int, seconds: float) -> dict[str, Any]:
     """Grade for so many seconds, after every request was graded once."""
-    lane = ProcessLane(workers)
+    lane = ProcessPool(workers)
     with Executor(lane, attempts=1) as executor:
         start = time.perf_counter()
         if not lane.ready(300):

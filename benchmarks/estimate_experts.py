@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from scipy.stats import spearmanr
 
-from kbx_env.catalog import expert_source, task_ids
 from kbx_env.grading.grader import Grader
+from kbx_env.spec.catalog import expert_source, task_ids
 
 
 def main() -> int:

@@ -31,11 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import triton
 
-from kbx_env.catalog import expert_source, load_task, load_tasks
+from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.grading import inputs, judge, reference
-from kbx_env.sandbox.stopwatch import Stopwatch
-from kbx_env.task import GeneratorArg
-from kbx_env.wire import assembled
+from kbx_env.protocol.wire import assembled
+from kbx_env.spec.catalog import expert_source, load_task, load_tasks
+from kbx_env.spec.task import GeneratorArg
 
 ROUNDS, BLOCK = 8, 3
 """Turns of each side and calls in one turn."""

@@ -42,14 +42,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kbx_env import versions
-from kbx_env.catalog import expert_source, task_ids
 from kbx_env.deadlines import deadline_of
 from kbx_env.errors import UsageError
 from kbx_env.executor import GRADER, Executor, Request
-from kbx_env.gpu_lanes import lanes_for, uuids_of
-from kbx_env.grading import lease
+from kbx_env.executor.pools.gpu import gpu_pool, uuids_of
 from kbx_env.grading.grader import Grader
+from kbx_env.grading.timing import gpu_lock
 from kbx_env.outcome import Outcome
+from kbx_env.spec.catalog import expert_source, task_ids
 
 LONG_SECONDS = 40.0
 """A grading that takes longer shows where it is."""
@@ -75,10 +75,10 @@ class PhasedGrader(Grader):
             self._watch_lock(kind)
 
     def _watch_lock(self, kind: str) -> None:
-        real, told = getattr(lease.Lease, kind), self._locks
+        real, told = getattr(gpu_lock.GpuLock, kind), self._locks
 
         @contextmanager
-        def watched(lock: lease.Lease, *args: Any) -> Iterator[float]:
+        def watched(lock: gpu_lock.GpuLock, *args: Any) -> Iterator[float]:
             with real(lock, *args) as waited:
                 began = time.monotonic()
                 try:
@@ -91,7 +91,7 @@ class PhasedGrader(Grader):
                     row["held"] += held
                     row["longest"] = max(row["longest"], held)
 
-        setattr(lease.Lease, kind, watched)
+        setattr(gpu_lock.GpuLock, kind, watched)
 
     def grade(self, *args: Any, **options: Any) -> Outcome:
         """Grade; see ``Grader.grade``."""
@@ -168,7 +168,7 @@ def run_once(run: int, tasks: Sequence[str], workers: int, out: Any, seconds: fl
         seconds: after which what has not ended is listed as ``unfinished``.
         phases: whether the steps of exclusive use are recorded.
     """
-    lanes = lanes_for(1, workers, PHASED if phases else GRADER, uuids_of(1))
+    lanes = gpu_pool(1, workers, PHASED if phases else GRADER, uuids_of(1))
     rows: list[dict[str, Any]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     begun: dict[int, float] = {}

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.progress import track
 
-from kbx_env.catalog import expert_source, task_ids
+from kbx_env.spec.catalog import expert_source, task_ids
 
 
 def grade_once(task: str) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kbx_env import versions
-from kbx_env.catalog import expert_source, load_task
-from kbx_env.executor import Executor, ProcessLane, Request
+from kbx_env.executor import Executor, ProcessPool, Request
 from kbx_env.grading.grader import resolve_backend
 from kbx_env.outcome import Outcome
+from kbx_env.spec.catalog import expert_source, load_task
 from kbx_env.store import Store
 
 TASKS = ("math/add", "math/exp_sqrt", "math/softmax", "activation/relu", "activation/gelu_fp16", "activation/leaky_relu",
@@ -92,7 +92,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.closing(Store(Path(folder) / "gradings.sqlite")) as store,
-        Executor(ProcessLane(a.workers), store=store, capacity=4 * a.workers) as executor,
+        Executor(ProcessPool(a.workers), store=store, capacity=4 * a.workers) as executor,
     ):
         running: set[Future[Outcome]] = set()
         for number in track(range(a.count), disable=not sys.stderr.isatty()):

@@ -21,10 +21,12 @@ import torch
 import triton
 from kbx_env.baselines.policy import make_policy
 
-from kbx_env.catalog import expert_source, load_task, load_tasks, task_ids
-from kbx_env.grading import clock, inputs, roofline
-from kbx_env.grading.calls import Talk
+from kbx_env.grading import inputs
 from kbx_env.grading.grader import Grader
+from kbx_env.grading.runtime.session import RunnerSession
+from kbx_env.grading.timing import paired as clock
+from kbx_env.grading.timing import roofline
+from kbx_env.spec.catalog import expert_source, load_task, load_tasks, task_ids
 
 ZOO = Path(__file__).resolve().parent.parent / "tests/zoo"
 
@@ -38,7 +40,7 @@ def self_against_self(grader: Grader, task_id: str, case_index: int, repeats: in
         secret = b"aa-%d" % repeat
         sides = []
         for _ in range(2):
-            talk = Talk(grader.zygote(), task, "cuda", secret, "eval", 60)
+            talk = RunnerSession(grader.zygote(), task, "cuda", secret, "eval", 60)
             talk.load((expert_source(task_id) or "").encode())
             sides.append(clock.RunnerSide(talk, case))
         slots = [

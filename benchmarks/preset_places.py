@@ -36,9 +36,9 @@ from kbx_env.train.doubtful import RUNNING, Doubts, doubts, line_of
 from kbx_env.train.reward_curves import Curves, Run, ratio
 
 from kbx_env import versions
-from kbx_env.catalog import load_tasks
 from kbx_env.errors import KbxError, UsageError
 from kbx_env.outcome import Fault, Outcome
+from kbx_env.spec.catalog import load_tasks
 from kbx_env.store import Store
 
 GROUP, GROUPS = 16, 4

@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kbx_env.catalog import expert_source
 from kbx_env.outcome import Outcome
+from kbx_env.spec.catalog import expert_source
 from kbx_env.store import Row, Store, request_key
 
 ROOT = Path(__file__).resolve().parent.parent

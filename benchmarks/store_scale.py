@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from kbx_env import versions
-from kbx_env.catalog import expert_source, load_task, task_ids
 from kbx_env.outcome import Outcome
+from kbx_env.spec.catalog import expert_source, load_task, task_ids
 from kbx_env.store import Store, request_key
 
 POLICIES = ("expert", "replay:answers.jsonl", "python:policies.one:Policy", "python:policies.two:Policy")
@@ -209,8 +209,8 @@ def queries(path: Path) -> dict[str, Any]:
 
 def upkeep(path: Path) -> dict[str, Any]:
     """Export to Parquet, then prune one policy. ``None`` without pyarrow."""
+    from kbx_env.cli.store import export
     from kbx_env.errors import UsageError
-    from kbx_env.store_cli import export
 
     store, out, result = Store(path), path.with_suffix(".parquet"), {}
     start = time.perf_counter()

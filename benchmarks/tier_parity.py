@@ -22,9 +22,9 @@ sys.path.insert(0, str(ROOT / "tests/grading"))
 import torch
 from test_findings import FAULTS
 
-from kbx_env.catalog import expert_source, task_ids
-from kbx_env.grading import stages
+from kbx_env.grading import pipeline
 from kbx_env.grading.grader import Grader
+from kbx_env.spec.catalog import expert_source, task_ids
 
 
 def sources(replays: Path | None) -> Iterator[tuple[str, str, bytes]]:
@@ -53,15 +53,15 @@ def main() -> int:
     a = ap.parse_args()
     shard, of = map(int, a.shard.split("/"))
     rows = []
-    proof = stages.Grading._proof
+    proof = pipeline.GradingPipeline._proof
     with Grader() as grader:
         for k, (name, task, source) in enumerate(sources(a.replays)):
             if k % of != shard:
                 continue
             start = time.monotonic()
-            stages.Grading._proof = proof  # type: ignore[method-assign]
+            pipeline.GradingPipeline._proof = proof  # type: ignore[method-assign]
             cpu = grader.grade(task, source, backend="cpu", targets=(), wall=10)
-            stages.Grading._proof = lambda self, data: None  # type: ignore[assignment, method-assign]
+            pipeline.GradingPipeline._proof = lambda self, data: None  # type: ignore[assignment, method-assign]
             gpu = grader.grade(task, source, backend="cuda", targets=(), timing=False, wall=10)
             rows.append({
                 "name": name, "cpu": str(cpu.verdict), "cuda": str(gpu.verdict), "cpu_message": cpu.message[:200],

@@ -119,8 +119,8 @@ def _check(p: argparse.ArgumentParser, a: argparse.Namespace) -> None:
     """Patterns and presets, before anything long begins."""
     from kbx_env.rewards.compose import load_preset
 
-    from kbx_env.catalog import load_tasks
     from kbx_env.errors import UsageError
+    from kbx_env.spec.catalog import load_tasks
 
     option = "--reward"
     try:

@@ -25,8 +25,8 @@ from kbx_env.eval.workload import rows_of
 from kbx_env.eval.zoo import specimens
 
 import kbx_env
-from kbx_env.catalog import expert_source, task_ids
 from kbx_env.errors import UsageError
+from kbx_env.spec.catalog import expert_source, task_ids
 
 SEED = 20261123
 LEFT_OUT = ("seconds", "manifest", "source_sha256", "compile")

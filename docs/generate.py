@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kbx_env.catalog import load_tasks, splits  # noqa: E402
+from kbx_env.spec.catalog import load_tasks, splits  # noqa: E402
 
 HEAD = """# The tasks
 
@@ -24,7 +24,7 @@ def page() -> str:
     rows = []
     for t in load_tasks():
         held = sum(c.held for c in t.cases)
-        judge = type(t.truth).__name__.lower()
+        judge = t.truth.judge
         rows.append(
             f"| {t.id} | `{t.entry}` | {splits()[t.id]} | {judge} | {len(t.cases)} ({held}) | {t.differs or 'nothing'} |"
         )

@@ -20,11 +20,11 @@ if __package__ in (None, ""):
 
 import torch
 
-from kbx_env.catalog import load_task, load_tasks
 from kbx_env.grading import inputs, judge, reference
 from kbx_env.grading.reference import Expected
-from kbx_env.task import Case, Task
-from kbx_env.truth import Dropout, Sample
+from kbx_env.spec.catalog import load_task, load_tasks
+from kbx_env.spec.criteria import Dropout, Sample
+from kbx_env.spec.task import Case, Task
 
 Args = Mapping[str, Any]
 KINDS = (

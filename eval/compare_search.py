@@ -35,12 +35,12 @@ from kbx_env.baselines.policy import Episodic, make_policy
 from kbx_env.eval import curves
 
 from kbx_env import versions
-from kbx_env.catalog import expert_source, load_tasks
-from kbx_env.episode import Episode, Trajectory
+from kbx_env.envs.episode import Episode, Trajectory
 from kbx_env.errors import BudgetSpent, KbxError, ModelError, UsageError
 from kbx_env.grading.grader import Grader, resolve_backend
 from kbx_env.outcome import Outcome
-from kbx_env.task import Task
+from kbx_env.spec.catalog import expert_source, load_tasks
+from kbx_env.spec.task import Task
 
 GradeFunction = Callable[..., Outcome]
 

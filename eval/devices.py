@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kbx_env.eval.report_data import PolicyStudy, Study
 from kbx_env.eval.stats import Result
-from kbx_env.eval.study import PolicyStudy, Study
 
 
 @dataclass(frozen=True)

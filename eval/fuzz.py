@@ -31,9 +31,9 @@ if __package__ in (None, ""):
 
 from rich.progress import Progress
 
-from kbx_env.catalog import expert_source, load_task, task_ids
-from kbx_env.executor import Executor, ProcessLane, Request
+from kbx_env.executor import Executor, ProcessPool, Request
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome
+from kbx_env.spec.catalog import expert_source, load_task, task_ids
 
 ZOO = ROOT / "tests" / "zoo"
 NUMBERS = "0 1 -1 2 3 7 16 64 1024 65536 1048577 2147483648 -9223372036854775808 1e308 1e-45 0.5 True None".split()
@@ -238,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     todo = (n for n in range(a.count) if n not in known)
     flight: dict[Future[Outcome], tuple[int, str, str]] = {}
     file = a.json.open("a") if a.json else None
-    with Executor(ProcessLane(a.workers), attempts=1) as executor, Progress() as bar:
+    with Executor(ProcessPool(a.workers), attempts=1) as executor, Progress() as bar:
         line = bar.add_task("fuzzing", total=a.count, completed=len(known))
 
         def feed(count: int) -> None:

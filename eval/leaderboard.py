@@ -26,9 +26,9 @@ if __package__ in (None, ""):  # run as a script from a clone
 
 from kbx_env.eval import pages, stats, tables  # noqa: E402
 from kbx_env.eval.highlight import plain  # noqa: E402
-from kbx_env.eval.pages import words  # noqa: E402
+from kbx_env.eval.pages import formatting  # noqa: E402
 from kbx_env.eval.report import pass_at, spending, summarise  # noqa: E402
-from kbx_env.eval.study import FILE, PUBLISHED, PolicyStudy, read  # noqa: E402
+from kbx_env.eval.report_data import FILE, PUBLISHED, PolicyStudy, read  # noqa: E402
 
 from kbx_env.errors import UsageError  # noqa: E402
 from kbx_env.outcome import Fault, Outcome, Stage, Verdict  # noqa: E402
@@ -331,13 +331,13 @@ def _entry(f: _Read, speedups: bool, common: set[str]) -> Entry:
 def _cells(e: Entry) -> dict[str, str]:
     least = "≥ " if e.least else ""
     interval = "–" if e.low is None or e.high is None else f"{100 * e.low:.1f} to {100 * e.high:.1f} %"
-    passes = [f"@{k} {words.percent(v)}" for k, v in e.pass_at.items()]
-    common = f"{words.times(e.common_speedup)} ({e.common} tasks)" if e.common else "–"
+    passes = [f"@{k} {formatting.percent(v)}" for k, v in e.pass_at.items()]
+    common = f"{formatting.times(e.common_speedup)} ({e.common} tasks)" if e.common else "–"
     return {
-        "rank": str(e.rank), "policy": e.policy, "correct": words.percent(e.correct_rate), "95 % interval": interval,
-        "answers": f"{e.correct} of {e.answers}", "speedup": f"{words.times(e.speedup)} ({e.timed})" if e.timed else "–",
-        "on common tasks": common, "LLM calls": least + words.amount(e.calls), "tokens": (least if e.tokens else "")
-        + words.amount(e.tokens), "gradings": words.amount(e.gradings),
+        "rank": str(e.rank), "policy": e.policy, "correct": formatting.percent(e.correct_rate), "95 % interval": interval,
+        "answers": f"{e.correct} of {e.answers}", "speedup": f"{formatting.times(e.speedup)} ({e.timed})" if e.timed else "–",
+        "on common tasks": common, "LLM calls": least + formatting.amount(e.calls), "tokens": (least if e.tokens else "")
+        + formatting.amount(e.tokens), "gradings": formatting.amount(e.gradings),
         "needs": "not said" if e.needs is None else ", ".join(e.needs) or "the task only", "pass": ", ".join(passes) or "–",
         "not judged": str(e.masked or "–"), "model": e.model or "–", "device": e.device, "report": e.report or "–",
     }  # fmt: skip

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from kbx_env.eval.report_data import PolicyStudy, Study
 from kbx_env.eval.stats import LEVEL, Mean, Rate, Result, Spread, by_task, log_speedup, mean, rate, spread
-from kbx_env.eval.study import PolicyStudy, Study
 
 from kbx_env.errors import UsageError
 

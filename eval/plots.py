@@ -14,7 +14,7 @@ from typing import Any
 from kbx_env.eval import plot_style as style
 from kbx_env.eval.plot_style import CAPTIONS as CAPTIONS
 from kbx_env.eval.plot_style import TITLES, VERDICTS
-from kbx_env.eval.study import PolicyStudy, Row, Study
+from kbx_env.eval.report_data import PolicyStudy, Row, Study
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kbx_env.eval.study import Study
+from kbx_env.eval.report_data import Study
 
 from kbx_env.backends import cost
 from kbx_env.errors import UsageError

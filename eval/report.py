@@ -24,20 +24,20 @@ if __package__ in (None, ""):  # run as a script from a clone
 
 from kbx_env.baselines.llm import access
 from kbx_env.eval import pages
-from kbx_env.eval.asking import Answer, Asker, ask_all
-from kbx_env.eval.beside import OTHER, differences, grade_beside
 from kbx_env.eval.calibration import calibrate
+from kbx_env.eval.regrade import OTHER, differences, grade_beside
+from kbx_env.eval.runner import Answer, Asker, ask_all
 
 from kbx_env import versions
-from kbx_env.catalog import load_tasks
 from kbx_env.deadlines import deadline_of
 from kbx_env.errors import UsageError
-from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane
-from kbx_env.gpu_lanes import lanes_for, uuids_of
+from kbx_env.executor import Executor, InlinePool, ProcessPool, WorkerPool
+from kbx_env.executor.pools.gpu import gpu_pool, uuids_of
+from kbx_env.executor.pools.ray_pool import open_ray
 from kbx_env.outcome import Fault, Outcome, Verdict
-from kbx_env.ray_lane import open_ray
+from kbx_env.spec.catalog import load_tasks
+from kbx_env.spec.task import Task
 from kbx_env.store import Store
-from kbx_env.task import Task
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -220,7 +220,7 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     """Grade and write; returns the folder. ``grade`` stands in for the real grader in tests."""
     import torch
     from kbx_env.baselines.policy import make_policy
-    from kbx_env.eval import study
+    from kbx_env.eval import report_data
     from rich.console import Console
 
     from kbx_env.backends import cost
@@ -262,14 +262,14 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
         raise UsageError(f"--gpus is {a.gpus}; at least 1, with --executor process and --backend cuda (Ray takes all that it has)")
     uuids = uuids_of(a.gpus or 0)
     given = access.from_args(a)
-    compare = [study.read(folder) for folder in a.compare]
+    compare = [report_data.read(folder) for folder in a.compare]
     with contextlib.ExitStack() as stack:
         policies = []
         for spec in dict.fromkeys(a.policy):
             policies.append((spec, policy := make_policy(spec, given)))
             if callable(close := getattr(policy, "close", None)):
                 stack.callback(close)
-        lane: Lane
+        lane: WorkerPool
         if on_ray:
             lane, device = open_ray(a.backend, a.ray_address, a.workers, a.per_gpu, timing=not a.no_timing)
             stack.callback(lane.close)
@@ -296,13 +296,13 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
             given.ledger.keep(out / access.CALLS)
             stack.callback(given.ledger.close)
         if grade is not None:
-            lane = InlineLane(grade)
+            lane = InlinePool(grade)
         elif len(uuids) > 1:
-            lane = lanes_for(len(uuids), workers, uuids=uuids)
+            lane = gpu_pool(len(uuids), workers, uuids=uuids)
         elif not on_ray and workers == 1:
-            lane = InlineLane(stack.enter_context(Grader()).grade)
+            lane = InlinePool(stack.enter_context(Grader()).grade)
         elif not on_ray:
-            lane = ProcessLane(workers)
+            lane = ProcessPool(workers)
         # Everything is submitted at once: the bars then know how many there are.
         deadline = deadline_of(timed, compiled=a.compiled)
         with Executor(lane, store=store, deadline=deadline, capacity=sys.maxsize) as executor:

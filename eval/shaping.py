@@ -25,9 +25,9 @@ from kbx_env.eval.zoo import specimens
 from kbx_env.rewards.compose import load_preset
 from rich.progress import track
 
-from kbx_env.catalog import expert_source, task_ids
 from kbx_env.grading.grader import Grader
 from kbx_env.outcome import Verdict
+from kbx_env.spec.catalog import expert_source, task_ids
 
 CATEGORIES = ("fusion", "quantization")
 BREAKS: tuple[tuple[str, str, str], ...] = (

@@ -28,8 +28,8 @@ if __package__ in (None, ""):
 from kbx_env.eval.zoo import specimens
 from rich.progress import Progress
 
-from kbx_env.catalog import expert_source, task_ids
 from kbx_env.grading.grader import Grader
+from kbx_env.spec.catalog import expert_source, task_ids
 
 
 def below(pid: int) -> list[int]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from kbx_env.eval.study import PolicyStudy, Row, Study
+from kbx_env.eval.report_data import PolicyStudy, Row, Study
 
 DRAWS = 2000
 """Bootstrap samples behind an interval."""
@@ -393,8 +393,8 @@ def scheme(row: Row) -> Scheme | None:
 
 @functools.cache
 def _contract(task: str) -> Any:
-    from kbx_env.catalog import load_task, task_ids
-    from kbx_env.truth import Contract
+    from kbx_env.spec.catalog import load_task, task_ids
+    from kbx_env.spec.criteria import QuantizationScheme
 
     truth = load_task(task).truth if task in task_ids() else None
-    return truth if isinstance(truth, Contract) else None
+    return truth if isinstance(truth, QuantizationScheme) else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kbx_env.eval.highlight import plain, visible
-from kbx_env.eval.study import PolicyStudy, Row, Study
+from kbx_env.eval.report_data import PolicyStudy, Row, Study
 
 from kbx_env.errors import UsageError
 

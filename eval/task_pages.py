@@ -18,15 +18,15 @@ from typing import Any
 
 from kbx_env.eval import pages
 from kbx_env.eval.highlight import clip, highlight, plain
-from kbx_env.eval.study import PolicyStudy, Row, Study
+from kbx_env.eval.report_data import PolicyStudy, Row, Study
 
-from kbx_env.catalog import load_task
+from kbx_env.envs.prompt import feedback
 from kbx_env.errors import KbxError, UsageError
 from kbx_env.outcome import Outcome
-from kbx_env.prompt import feedback
+from kbx_env.spec.catalog import load_task
+from kbx_env.spec.task import Task
 from kbx_env.store import Store
-from kbx_env.store_schema import unpack_source
-from kbx_env.task import Task
+from kbx_env.store.schema import unpack_source
 
 PAGES, SOURCES = "tasks", "sources"
 ANSWERS = 8

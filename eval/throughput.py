@@ -39,12 +39,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from kbx_env.catalog import expert_source
 from kbx_env.deadlines import deadline_of
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import GRADER, Executor, Request
-from kbx_env.gpu_lanes import GpuLanes, lanes_for, uuids_of
+from kbx_env.executor.pools.gpu import GpuPool, gpu_pool, uuids_of
 from kbx_env.outcome import Outcome
+from kbx_env.spec.catalog import expert_source
 
 WARM = "activation/relu"
 """Its expert is cheap: graded once by every worker, it starts all of them before the clock does."""
@@ -55,7 +55,7 @@ def _memory(watch: meters.GpuWatch) -> dict[str, Any]:
 
 
 def measure(
-    pieces: Sequence[Piece], lanes: GpuLanes, options: Mapping[str, Any], *, seed: int = 0, warm: int = 0,
+    pieces: Sequence[Piece], lanes: GpuPool, options: Mapping[str, Any], *, seed: int = 0, warm: int = 0,
     deadline: float = deadline_of(timed=False), watch: meters.GpuWatch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Grade all pieces over the lanes and say how it went; Ctrl-C ends it early, with what has ended until then.
@@ -226,7 +226,7 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
     }  # fmt: skip
     options = {"backend": backend, "targets": targets, "timing": timing, "wall": a.wall}
     deadline = deadline_of(timing, a.wall)
-    lanes = lanes_for(gpus, a.workers, grader, uuids)
+    lanes = gpu_pool(gpus, a.workers, grader, uuids)
     result["cores_of_gpus"] = lanes.cores
     return result | measure(
         pieces, lanes, options, seed=a.seed, warm=warm, deadline=deadline, watch=meters.GpuWatch(uuids)

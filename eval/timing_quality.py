@@ -34,13 +34,15 @@ if __package__ in (None, ""):
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kbx_env.catalog import expert_source, load_task
 from kbx_env.errors import UsageError
-from kbx_env.grading import clock, fresh, inputs, sides
-from kbx_env.grading.calls import Talk
-from kbx_env.grading.fresh import Ring
+from kbx_env.grading import inputs
 from kbx_env.grading.grader import Grader, resolve_backend
-from kbx_env.task import Case, Task
+from kbx_env.grading.runtime.session import RunnerSession
+from kbx_env.grading.timing import contestants, input_windows
+from kbx_env.grading.timing import paired as clock
+from kbx_env.grading.timing.input_windows import InputWindows
+from kbx_env.spec.catalog import expert_source, load_task
+from kbx_env.spec.task import Case, Task
 
 SIZES = ("tiny", "middle", "large")
 KERNELS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -93,21 +95,21 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
     task = load_task(task_id)
     case, secret = case_of(task, size), b"quality %d" % repeat
     began = time.perf_counter()
-    talks = [Talk(_grader.zygote(), task, "cuda", secret, "eval", 60.0) for _ in range(1 if first is None else 2)]
+    talks = [RunnerSession(_grader.zygote(), task, "cuda", secret, "eval", 60.0) for _ in range(1 if first is None else 2)]
     try:
         talks[-1].gpu = talks[0].gpu  # one use of the GPU
         for talk, source in zip(talks, [second] if first is None else [first, second], strict=True):
             talk.load(source.encode())
         gpu, eager = talks[0].gpu, None
         with gpu.using():
-            ring = Ring.draw(
-                task, case, [inputs.case_seed(secret, task.id, "quality", 0, k) for k in range(fresh.MORE)], "cuda"
+            ring = InputWindows.draw(
+                task, case, [inputs.case_seed(secret, task.id, "quality", 0, k) for k in range(input_windows.MORE)], "cuda"
             )
         mine = [clock.RunnerSide(t, case) for t in talks]
         for side in mine:
             side.prepare(ring)
         if first is None:
-            eager = sides.EagerSide(task, case)
+            eager = contestants.EagerSide(task, case)
             with gpu.using():
                 eager.prepare(ring)
         with gpu.alone():
@@ -171,9 +173,9 @@ def other_clocks() -> list[dict[str, Any]]:
     import torch
     import triton
 
+    from kbx_env.device.stopwatch import Stopwatch
     from kbx_env.grading import reference
-    from kbx_env.sandbox.stopwatch import Stopwatch
-    from kbx_env.wire import assembled
+    from kbx_env.protocol.wire import assembled
 
     rows = []
     for task_id in KERNELS:
@@ -187,7 +189,7 @@ def other_clocks() -> list[dict[str, Any]]:
             spec.loader.exec_module(module)
             for size in SIZES:
                 case = case_of(task, size)
-                draws = [reference.resolve(inputs.draw(task, case, k, "cuda"), "cuda") for k in range(sides.SLOTS)]
+                draws = [reference.resolve(inputs.draw(task, case, k, "cuda"), "cuda") for k in range(contestants.SLOTS)]
 
                 def call(slot: dict[str, Any], function: Any = getattr(module, task.entry)) -> Any:
                     return function(**assembled(slot))

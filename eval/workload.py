@@ -11,8 +11,8 @@ from pathlib import Path
 from kbx_env.baselines import replay
 from kbx_env.eval.zoo import specimens
 
-from kbx_env.catalog import expert_source, task_ids
 from kbx_env.errors import UsageError
+from kbx_env.spec.catalog import expert_source, task_ids
 
 SAMPLES = Path(replay.__file__).resolve().parent / "samples" / "replay.jsonl"
 

@@ -33,14 +33,14 @@ if __package__ in (None, ""):
 from rich.progress import track
 
 from kbx_env.errors import KbxError
-from kbx_env.grading.defences import Defence
+from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.grader import Grader, resolve_backend
 from kbx_env.outcome import Outcome
 
 ZOO = ROOT / "tests" / "zoo"
 FIELDS = ("task", "tries", "shows", "family", "backend", "harm", "worth", "open")
 NAIVE = "naive grader"
-CUDA_LAYERS = (Defence.PROOF, Defence.ABLATION)
+CUDA_LAYERS = (DefenceLayer.PROOF, DefenceLayer.ABLATION)
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ):
                 r |= n
         if a.layers is not None:
-            layers = a.layers or [d.value for d in Defence if backend == "cuda" or d not in CUDA_LAYERS]
+            layers = a.layers or [d.value for d in DefenceLayer if backend == "cuda" or d not in CUDA_LAYERS]
             result["without"] = {}
             for layer in layers:
                 got = _all(pool, attacks, backend, layer, f"without {layer}")

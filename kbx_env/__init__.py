@@ -19,25 +19,25 @@ if (_root / "pyproject.toml").is_file() and (_root / "tasks").is_dir():
 
 if TYPE_CHECKING:
     from kbx_env.baselines.policy import Policy as Policy
-    from kbx_env.catalog import load_tasks as load_tasks
-    from kbx_env.env import KernelEnv as KernelEnv
-    from kbx_env.episode import Episode as Episode
-    from kbx_env.episode import Trajectory as Trajectory
+    from kbx_env.envs.episode import Episode as Episode
+    from kbx_env.envs.episode import Trajectory as Trajectory
+    from kbx_env.envs.kernel_env import KernelEnv as KernelEnv
+    from kbx_env.envs.schedule_env import ScheduleEnv as ScheduleEnv
+    from kbx_env.executor.batch import grade_many as grade_many
     from kbx_env.grading.grader import grade as grade
-    from kbx_env.many import grade_many as grade_many
     from kbx_env.outcome import Outcome as Outcome
-    from kbx_env.schedule_env import ScheduleEnv as ScheduleEnv
+    from kbx_env.spec.catalog import load_tasks as load_tasks
 
 _LAZY = {
     "grade": "kbx_env.grading.grader",
-    "grade_many": "kbx_env.many",
-    "load_tasks": "kbx_env.catalog",
+    "grade_many": "kbx_env.executor.batch",
+    "load_tasks": "kbx_env.spec.catalog",
     "Outcome": "kbx_env.outcome",
-    "KernelEnv": "kbx_env.env",
-    "ScheduleEnv": "kbx_env.schedule_env",
+    "KernelEnv": "kbx_env.envs.kernel_env",
+    "ScheduleEnv": "kbx_env.envs.schedule_env",
     "Policy": "kbx_env.baselines.policy",
-    "Episode": "kbx_env.episode",
-    "Trajectory": "kbx_env.episode",
+    "Episode": "kbx_env.envs.episode",
+    "Trajectory": "kbx_env.envs.episode",
 }
 
 __all__ = [
@@ -62,9 +62,9 @@ def _register() -> None:
     import gymnasium
 
     if "kbx/Kernel-v0" not in gymnasium.registry:
-        gymnasium.register("kbx/Kernel-v0", entry_point="kbx_env.env:KernelEnv", max_episode_steps=None)
+        gymnasium.register("kbx/Kernel-v0", entry_point="kbx_env.envs.kernel_env:KernelEnv", max_episode_steps=None)
     if "kbx/Schedule-v0" not in gymnasium.registry:
-        gymnasium.register("kbx/Schedule-v0", entry_point="kbx_env.schedule_env:ScheduleEnv", max_episode_steps=None)
+        gymnasium.register("kbx/Schedule-v0", entry_point="kbx_env.envs.schedule_env:ScheduleEnv", max_episode_steps=None)
 
 
 _register()

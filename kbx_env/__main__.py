@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kbx_env import calls_cli, store_cli
+from kbx_env.cli import calls, store
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Outcome
 
@@ -41,8 +41,8 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--backend", default="cpu")
     d = sub.add_parser("doctor", help="what this machine can grade, and what is missing")
     d.add_argument("--json", action="store_true")
-    store_cli.add_parser(sub)
-    calls_cli.add_parser(sub)
+    store.add_parser(sub)
+    calls.add_parser(sub)
     return parser
 
 
@@ -86,7 +86,7 @@ def _show(outcome: Outcome, reward: float | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from kbx_env.prompt import ADVICE
+    from kbx_env.envs.prompt import ADVICE
 
     console = Console(highlight=False)
     colour = "green" if outcome.correct else "yellow" if reward is None else "red"
@@ -135,11 +135,11 @@ def _show(outcome: Outcome, reward: float | None) -> None:
 
 
 def _tasks(a: argparse.Namespace) -> int:
-    from kbx_env.catalog import load_tasks, splits
+    from kbx_env.spec.catalog import load_tasks, splits
 
     rows = [
         {"task": t.id, "entry": t.entry, "split": splits().get(t.id), "difficulty": t.difficulty,
-         "judge": type(t.truth).__name__, "cases": len(t.cases)}
+         "judge": t.truth.judge.capitalize(), "cases": len(t.cases)}
         for t in load_tasks(category=a.category, split=a.split)
     ]  # fmt: skip
     if a.json:
@@ -151,16 +151,16 @@ def _tasks(a: argparse.Namespace) -> int:
 
 
 def _expert(a: argparse.Namespace) -> int:
-    from kbx_env.catalog import expert_source, load_task
+    from kbx_env.spec.catalog import expert_source, load_task
 
     print(expert_source(load_task(a.task).id), end="")
     return 0
 
 
 def _prompt(a: argparse.Namespace) -> int:
-    from kbx_env.catalog import load_task
+    from kbx_env.envs.prompt import instruction
     from kbx_env.errors import UnknownName
-    from kbx_env.prompt import instruction
+    from kbx_env.spec.catalog import load_task
 
     if a.backend not in ("cpu", "cuda"):  # not resolved: a prompt for a GPU may be read without one
         raise UnknownName("backend", a.backend, ("cpu", "cuda"))
@@ -169,7 +169,7 @@ def _prompt(a: argparse.Namespace) -> int:
 
 
 def _doctor(a: argparse.Namespace) -> int:
-    from kbx_env.doctor import examine
+    from kbx_env.cli.doctor import examine
 
     rows = examine()
     if a.json:
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     a = _parser().parse_args(argv)
     commands = {"grade": _grade, "tasks": _tasks, "prompt": _prompt, "expert": _expert, "doctor": _doctor}
     try:
-        return (commands | {"store": store_cli.command, "calls": calls_cli.command})[a.command](a)
+        return (commands | {"store": store.command, "calls": calls.command})[a.command](a)
     except UsageError as e:
         print(f"kbx: {e}", file=sys.stderr)
         return 2

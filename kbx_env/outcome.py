@@ -141,7 +141,7 @@ class Timing:
     compiled_speedup: float | None = None
     """Speedup over the torch.compile'd baseline: geometric mean, ``None`` unless it is known for every case. Never paid."""
     roofline: Mapping[str, Any] | None = None
-    """The device's physical limits and measured ceilings, with where they come from (``kbx_env.grading.roofline.Roofline``);
+    """The device's physical limits and measured ceilings, with where they come from (``kbx_env.grading.timing.roofline.Roofline``);
     ``None`` in outcomes from before they were kept."""
 
     @property
@@ -240,7 +240,7 @@ class Evidence:
     launches, as it must. ``None``: not known on this backend.
 
     ``passing`` and, for a quantized task, ``stages`` (name of a stage of the scheme -> share of the wrong telling cases that
-    the grader looked at in which it saw the stage hold, see ``grading/partial.py``) are facts of the CPU tier too.
+    the grader looked at in which it saw the stage hold, see ``grading/evidence/stage_credit.py``) are facts of the CPU tier too.
     """
 
     launches: int

@@ -8,7 +8,7 @@ import importlib.metadata
 import platform
 from pathlib import Path
 
-_DECIDES = ("grading", "sandbox", "backends", "answer.py", "outcome.py", "task.py", "truth.py", "wire.py")
+_DECIDES = ("grading", "sandbox", "backends", "device", "protocol", "spec", "envs/answer.py", "outcome.py", "confinement.py")
 _LIBRARIES = ("numpy", "scipy", "ml_dtypes")
 
 

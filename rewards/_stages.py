@@ -1,4 +1,4 @@
-"""Shared by the terms on quantization: what the grader saw hold of the scheme (``kbx_env/grading/partial.py``)."""
+"""Shared by the terms on quantization: what the grader saw hold of the scheme (``kbx_env/grading/evidence/stage_credit.py``)."""
 
 from __future__ import annotations
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from kbx_env.task import Case, Choice, Law, Outlier
+from kbx_env.spec.task import Case, Choice, Distribution, Outlier
 
 TIMED_POINTWISE = (23, 25, 27)
 """2**k elements. An H200 moves 2**23 fp32 values in and out in about 16 us, the shortest time worth measuring."""
 
 
 def pointwise(
-    name: str, draw: Law, *, special: Law | None = None, args: tuple[dict[str, Any], ...] = ({},), out: bool = False,
+    name: str, draw: Distribution, *, special: Distribution | None = None, args: tuple[dict[str, Any], ...] = ({},),
+    out: bool = False,
     tail: bool = True,
 ) -> tuple[Case, ...]:  # fmt: skip
     """Cases of a function of one tensor ``name`` with axes ``*``, elementwise.
@@ -46,8 +47,8 @@ def pointwise(
 
 
 def broadcast(
-    a: str, b: str, draw: Law | None = None, *, args: tuple[dict[str, Any], ...] = ({},), out: bool = False,
-    special: Law | None = None,
+    a: str, b: str, draw: Distribution | None = None, *, args: tuple[dict[str, Any], ...] = ({},), out: bool = False,
+    special: Distribution | None = None,
 ) -> tuple[Case, ...]:  # fmt: skip
     """Cases of an elementwise function of two tensors with axes ``*a`` and ``*b``, which broadcast.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kbx_env.task import Case, Outlier, T
+from kbx_env.spec.task import Case, Outlier, T
 
 SMALL = {"N": 1, "C": 3, "D": 3, "H": 5, "W": 5, "O": 2, "R": 3, "S": 3}
 IMAGE = {"N": 2, "C": 3, "D": 3, "H": 16, "W": 16, "O": 4, "R": 3, "S": 3}

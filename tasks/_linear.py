@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kbx_env.task import Case, Normal, Outlier, T
+from kbx_env.spec.task import Case, Normal, Outlier, T
 
 TAKES = {"input": T("B K"), "weight": T("O K"), "bias": T("O", optional=True)}
 FLOPS = "2 * B * K * O"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kbx_env.task import Case, Eye, Normal, Outlier
+from kbx_env.spec.task import Case, Eye, Normal, Outlier
 
 
 def _case(left: tuple[int, ...], right: tuple[int, ...], **more: Any) -> Case:

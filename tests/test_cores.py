@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kbx_env import cores
-from kbx_env.lanes import ProcessLane, Request
+from kbx_env.executor.pools import cpu_affinity
+from kbx_env.executor.pools.process import ProcessPool, Request
 
 
 @pytest.fixture
@@ -31,31 +31,31 @@ def machine(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_each_gpu_has_the_cores_beside_it(machine: dict[str, Path]) -> None:
-    first, second = cores.shares(["GPU-a", "GPU-b"], range(16), **machine)
+    first, second = cpu_affinity.shares(["GPU-a", "GPU-b"], range(16), **machine)
     assert first == {4, 5, 6, 7, 12, 13, 14, 15} and second == {0, 1, 2, 3, 8, 9, 10, 11}
 
 
 def test_threads_of_a_core_stay_together_where_nothing_is_known_of_the_gpus(machine: dict[str, Path]) -> None:
-    for share in cores.shares(["", "GPU-c", "no such", ""], range(16), **machine):
+    for share in cpu_affinity.shares(["", "GPU-c", "no such", ""], range(16), **machine):
         assert len(share) == 4 and {k % 8 for k in share} == {k for k in share if k < 8}
 
 
 def test_a_gpu_alone_and_gpus_without_enough_cores_have_all(machine: dict[str, Path]) -> None:
-    assert cores.shares(["GPU-a"], [1, 2, 3], **machine) == [{1, 2, 3}]
-    assert cores.shares(["GPU-a", "GPU-b"], [5], **machine) == [{5}, {5}]
-    assert cores.shares([], [5], **machine) == []
+    assert cpu_affinity.shares(["GPU-a"], [1, 2, 3], **machine) == [{1, 2, 3}]
+    assert cpu_affinity.shares(["GPU-a", "GPU-b"], [5], **machine) == [{5}, {5}]
+    assert cpu_affinity.shares([], [5], **machine) == []
 
 
 @given(st.integers(1, 9), st.sets(st.integers(0, 63), min_size=1))
 def test_shares_are_equal_and_nobody_elses(gpus: int, mine: set[int]) -> None:
-    found = cores.shares([""] * gpus, mine)
+    found = cpu_affinity.shares([""] * gpus, mine)
     assert {len(s) for s in found} == {len(mine) // gpus or len(mine)} and set().union(*found) <= mine
     if gpus <= len(mine):
         assert sum(map(len, found)) == len(set().union(*found))
 
 
 def test_by_default_what_this_process_may_use() -> None:
-    assert cores.shares([""]) == [os.sched_getaffinity(0)]
+    assert cpu_affinity.shares([""]) == [os.sched_getaffinity(0)]
 
 
 @pytest.mark.filterwarnings("error")
@@ -69,7 +69,7 @@ def test_a_lanes_workers_run_on_the_cores_that_it_was_given(tmp_path: Path, monk
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     mine = sorted(os.sched_getaffinity(0))[-1]
-    lane = ProcessLane(1, "where:Grader", cores={mine})
+    lane = ProcessPool(1, "where:Grader", cores={mine})
     try:
         assert lane.grade(Request("t", b""), 60).message == f"[{mine}] None"
     finally:

@@ -14,7 +14,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import kbx_env
-from kbx_env.env import KernelEnv
+from kbx_env.envs.kernel_env import KernelEnv
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.outcome import CaseFailure, Cases, Evidence, Fault, Outcome, Passing, Stage, Verdict
 
@@ -243,7 +243,7 @@ torch.randn(1 << 22).sum()  # starts the threads that a fork leaves behind
 envs = gymnasium.make_vec("kbx/Kernel-v0", num_envs=1, vectorization_mode="async", task="math/softmax", backend="cpu",
                           targets=(), vector_kwargs={"shared_memory": False})
 envs.reset(seed=1)
-print(envs.step([kbx_env.catalog.expert_source("math/softmax")])[1])
+print(envs.step([kbx_env.spec.catalog.expert_source("math/softmax")])[1])
 envs.close()
 """
 

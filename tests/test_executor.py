@@ -19,7 +19,7 @@ import pytest
 
 import kbx_env
 from kbx_env.errors import UsageError
-from kbx_env.executor import Executor, InlineLane, LaneLost, ProcessLane, Request
+from kbx_env.executor import Executor, InlinePool, ProcessPool, Request, WorkerLost
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
 from kbx_env.store import Store
 
@@ -57,10 +57,10 @@ class Grader:
 
 
 @pytest.fixture
-def lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessLane]:
+def lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessPool]:
     (tmp_path / "fake_worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    made = ProcessLane(2, "fake_worker:Grader")
+    made = ProcessPool(2, "fake_worker:Grader")
     yield made
     made.close()
 
@@ -73,7 +73,7 @@ def _infra(task: str, message: str) -> Outcome:
     return Outcome(task, Verdict.INFRA_FAULT, Stage.COMPILE, "cpu", "contract", Fault.INFRA, message)
 
 
-def test_processes_judge_and_survive_what_dies(lane: ProcessLane, tmp_path: Path) -> None:
+def test_processes_judge_and_survive_what_dies(lane: ProcessPool, tmp_path: Path) -> None:
     with Executor(lane, deadline=20) as executor:
         sources = [b"right", b"wrong", b"die", b"die once", b"raise", b"usage"]
         options = {"mark": str(tmp_path / "died"), "targets": ("sm_90",)}
@@ -90,7 +90,7 @@ def test_processes_judge_and_survive_what_dies(lane: ProcessLane, tmp_path: Path
         )
 
 
-def test_a_hanging_worker_is_killed_at_the_deadline_and_replaced(lane: ProcessLane) -> None:
+def test_a_hanging_worker_is_killed_at_the_deadline_and_replaced(lane: ProcessPool) -> None:
     with Executor(lane, attempts=1, deadline=2) as executor:
         start = time.monotonic()
         hung = executor.submit(Request("t", b"hang")).result(30)
@@ -98,7 +98,7 @@ def test_a_hanging_worker_is_killed_at_the_deadline_and_replaced(lane: ProcessLa
         assert executor.submit(Request("t", b"right")).result(30).correct
 
 
-def test_close_ends_busy_workers(lane: ProcessLane) -> None:
+def test_close_ends_busy_workers(lane: ProcessPool) -> None:
     executor = Executor(lane, deadline=60)
     job = executor.submit(Request("t", b"hang"))
     waiting = [executor.submit(Request("t", b"hang %d" % i)) for i in range(4)]
@@ -118,10 +118,10 @@ def test_infrastructure_faults_are_tried_again_and_unsupported_is_not() -> None:
         if source == b"flaky":
             return _right(task, source) if calls.count(source) == 2 else _infra(task, "neighbour out of memory")
         if source == b"lost":
-            raise LaneLost("gone")
+            raise WorkerLost("gone")
         return _infra(task, "unsupported on the CPU backend: tl.inline_asm")
 
-    with Executor(InlineLane(grade), attempts=3) as executor:
+    with Executor(InlinePool(grade), attempts=3) as executor:
         flaky, lost, cannot = (executor.submit(Request("t", s)).result(5) for s in (b"flaky", b"lost", b"cannot"))
     assert flaky.correct and lost.fault is Fault.INFRA and lost.message == "gone" and cannot.fault is Fault.INFRA
     assert (calls.count(b"flaky"), calls.count(b"lost"), calls.count(b"cannot")) == (2, 3, 1)
@@ -136,7 +136,7 @@ def test_equal_requests_under_way_are_graded_once_and_each_is_kept(tmp_path: Pat
         return _right(task, source)
 
     store = Store(tmp_path / "g.sqlite")
-    with Executor(InlineLane(grade), store=store) as executor:
+    with Executor(InlinePool(grade), store=store) as executor:
         jobs = [executor.submit(Request("t", b"same", policy="p", sample=i)) for i in range(3)]
         other = executor.submit(Request("t", b"same", {"grading": "paper"}, policy="p"))
         gate.set()
@@ -152,13 +152,13 @@ def test_what_is_stored_is_not_graded_again(tmp_path: Path) -> None:
         return _right(task, source) if source == b"right" else _infra(task, "gone")
 
     for _ in range(2):
-        with Executor(InlineLane(grade), attempts=1, store=store) as executor:
+        with Executor(InlinePool(grade), attempts=1, store=store) as executor:
             for source in (b"right", b"lost"):
                 executor.submit(Request("t", source)).result(5)
     assert calls == [b"right", b"lost", b"lost"]
 
 
-class Gate(InlineLane):
+class Gate(InlinePool):
     """A lane whose gradings begin in an order that is told, and end when they are let through."""
 
     def __init__(self, width: int = 1) -> None:
@@ -232,7 +232,7 @@ def test_nonsense_for_an_executor_or_a_lane_is_refused() -> None:
     with pytest.raises(UsageError, match="attempts"):
         Executor(Gate(), attempts=0)
     with pytest.raises(UsageError, match="0 workers"):
-        ProcessLane(0)
+        ProcessPool(0)
 
 
 def test_a_deadline_that_passes_in_the_queue_ends_the_request_and_no_other(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_deadline_that_passes_in_the_queue_ends_the_request_and_no_other(tmp_p
     assert gate.began == [b"first", b"same"]
 
 
-def test_a_deadline_bounds_the_lane_and_the_wait_for_it(lane: ProcessLane) -> None:
+def test_a_deadline_bounds_the_lane_and_the_wait_for_it(lane: ProcessPool) -> None:
     assert lane.ready(30)
     workers = set(lane._all)
     with Executor(lane, deadline=60) as executor:
@@ -268,13 +268,13 @@ def test_who_joins_a_grading_that_is_cut_short_gets_one_of_its_own_length() -> N
     limits: list[float] = []
     began = threading.Event()
 
-    class Short(InlineLane):
+    class Short(InlinePool):
         def grade(self, request: Request, deadline: float) -> Outcome:
             limits.append(deadline)
             began.set()
             if len(limits) == 1:
                 time.sleep(deadline)
-                raise LaneLost("killed at its deadline")
+                raise WorkerLost("killed at its deadline")
             time.sleep(0.3)
             return _right(request.task, request.source)
 
@@ -431,7 +431,7 @@ def test_a_stream_tells_as_they_end_and_takes_no_more_than_there_is_room_for() -
                     return told
         return told
 
-    with Executor(InlineLane(grade, width=2), capacity=3) as executor:
+    with Executor(InlinePool(grade, width=2), capacity=3) as executor:
         told = asyncio.run(asyncio.wait_for(use(executor), 30))
         assert len(told) >= 7 and told[-1] == b"0" and len(taken) <= len(told) + 5
         assert not executor._outside and not executor._waiting
@@ -442,7 +442,7 @@ def test_grade_many_keeps_the_order_and_is_silent_without_a_terminal(capfd: pyte
         time.sleep(0.01 * (5 - int(task)))
         return _right(task, source)
 
-    with Executor(InlineLane(grade, width=3), capacity=1) as executor:
+    with Executor(InlinePool(grade, width=3), capacity=1) as executor:
         outcomes = executor.grade_many(Request(str(n % 5), b"%d" % n) for n in range(20))
         assert [o.task for o in outcomes] == [str(n % 5) for n in range(20)]
         assert executor.grade_many([]) == []
@@ -457,19 +457,19 @@ def test_what_the_grader_refuses_ends_grade_many_before_more_is_begun() -> None:
         time.sleep(0.05)
         raise UsageError("unknown task")
 
-    with Executor(InlineLane(grade)) as executor, pytest.raises(UsageError, match="unknown task"):
+    with Executor(InlinePool(grade)) as executor, pytest.raises(UsageError, match="unknown task"):
         executor.grade_many([Request("t", b"%d" % n) for n in range(50)])
     assert len(began) < 10
 
 
 INTERRUPTED = """
 import sys
-from kbx_env.executor import Executor, ProcessLane, Request
+from kbx_env.executor import Executor, ProcessPool, Request
 from kbx_env.store import Store
 
 store = Store(sys.argv[1])
 try:
-    with Executor(ProcessLane(1, "fake_worker:Grader"), store=store) as executor:
+    with Executor(ProcessPool(1, "fake_worker:Grader"), store=store) as executor:
         asked = [Request("t", b"right", sample=0), Request("t", b"hang", sample=1), Request("t", b"wrong", sample=2)]
         executor.grade_many(asked)
 except KeyboardInterrupt:
@@ -497,28 +497,28 @@ def test_ctrl_c_ends_grade_many_and_what_has_ended_is_kept(tmp_path: Path) -> No
     assert kept[0].correct and 2 not in kept
 
 
-def test_workers_start_ahead_and_are_warm_before_the_first_request(lane: ProcessLane) -> None:
+def test_workers_start_ahead_and_are_warm_before_the_first_request(lane: ProcessPool) -> None:
     assert len(lane._all) == 2 and lane.ready(30)
     assert lane.grade(Request("t", b"warm"), 10).message == "warm True"
-    with pytest.raises(LaneLost):
+    with pytest.raises(WorkerLost):
         lane.grade(Request("t", b"die"), 10)
     _until(lambda: sum(w.alive for w in lane._all) == 2)  # the successor is there without being asked for
 
 
-def test_a_worker_whose_grader_raised_is_not_used_again(lane: ProcessLane) -> None:
-    single = ProcessLane(1, "fake_worker:Grader")
+def test_a_worker_whose_grader_raised_is_not_used_again(lane: ProcessPool) -> None:
+    single = ProcessPool(1, "fake_worker:Grader")
     try:
         before = single.grade(Request("t", b"wrong"), 30).message
         assert single.grade(Request("t", b"wrong"), 30).message == before
-        with pytest.raises(LaneLost, match="a bug of ours"):
+        with pytest.raises(WorkerLost, match="a bug of ours"):
             single.grade(Request("t", b"raise"), 30)
         assert single.grade(Request("t", b"wrong"), 30).message != before
     finally:
         single.close()
 
 
-def test_without_ahead_a_worker_starts_when_it_is_needed(lane: ProcessLane) -> None:
-    lazy = ProcessLane(2, "fake_worker:Grader", ahead=False)
+def test_without_ahead_a_worker_starts_when_it_is_needed(lane: ProcessPool) -> None:
+    lazy = ProcessPool(2, "fake_worker:Grader", ahead=False)
     try:
         assert not lazy._all
         assert lazy.grade(Request("t", b"right"), 30).correct and len(lazy._all) == 1
@@ -527,12 +527,12 @@ def test_without_ahead_a_worker_starts_when_it_is_needed(lane: ProcessLane) -> N
 
 
 def test_a_deadline_shorter_than_the_start_does_not_kill_the_worker_that_starts(
-    lane: ProcessLane, monkeypatch: pytest.MonkeyPatch
+    lane: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KBX_SLOW_START", "1.5")
-    slow = ProcessLane(1, "fake_worker:Grader")
+    slow = ProcessPool(1, "fake_worker:Grader")
     try:
-        with pytest.raises(LaneLost, match="still starting"):
+        with pytest.raises(WorkerLost, match="still starting"):
             slow.grade(Request("t", b"right"), 0.2)
         assert slow.grade(Request("t", b"right"), 30).correct and len(slow._all) == 1
     finally:
@@ -559,7 +559,7 @@ def test_grade_many_of_the_package_refuses_what_is_no_pair_and_takes_none_at_all
 
 
 def test_grade_many_of_the_package_grades() -> None:
-    from kbx_env.catalog import task_ids
+    from kbx_env.spec.catalog import task_ids
 
     task = next(t for t in task_ids() if t.startswith("activation/"))
     pairs = [(task, "def f(:"), (task, b"x = 1")]
@@ -576,7 +576,7 @@ def test_a_repeated_source_is_a_look_up_for_any_policy_and_sample(tmp_path: Path
 
     about = {"fingerprint": "f", "torch": "2.13.0"}
     strict = {"torch_ops": "strict", "seed": None}
-    with Executor(InlineLane(grade), store=store) as executor:
+    with Executor(InlinePool(grade), store=store) as executor:
 
         def ask(policy: str, sample: int, options: dict[str, object], about: dict[str, str]) -> None:
             assert executor.submit(Request("t", b"same", options, about, policy, sample)).result(5).correct
@@ -600,6 +600,6 @@ def test_a_verdict_without_a_defence_is_not_kept(tmp_path: Path) -> None:
     def weak(task: str, source: bytes, **options: object) -> Outcome:
         return replace(_right(task, source), manifest={"without": ["screen"]})
 
-    with Executor(InlineLane(weak), store=store) as executor:
+    with Executor(InlinePool(weak), store=store) as executor:
         assert executor.submit(Request("t", b"cheat")).result(5).correct
     assert list(store.rows()) == []

@@ -9,10 +9,10 @@ import pytest
 from kbx_env.baselines.policy import make_policy
 from kbx_env.rewards.compose import load_preset
 
-from kbx_env.catalog import expert_source, load_task, task_ids
-from kbx_env.grading.calls import Claimed
-from kbx_env.grading.tally import Tally
-from kbx_env.task import Case
+from kbx_env.grading.evidence.accumulator import EvidenceAccumulator
+from kbx_env.grading.runtime.session import CallResult
+from kbx_env.spec.catalog import expert_source, load_task, task_ids
+from kbx_env.spec.task import Case
 
 REWARD = load_preset("default")
 
@@ -21,14 +21,14 @@ REWARD = load_preset("default")
 def floors(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """Of every case that is graded: label, bytes that must be moved, bytes that the kernels moved."""
     seen: list[tuple[str, int, int]] = []
-    add = Tally.add
+    add = EvidenceAccumulator.add
 
-    def watched(self: Tally, case: Case, answers: Sequence[Claimed], ideal: int, *more: Any) -> None:
+    def watched(self: EvidenceAccumulator, case: Case, answers: Sequence[CallResult], ideal: int, *more: Any) -> None:
         facts = answers[0].facts
         seen.append((case.label(), ideal, facts.moved if facts else 0))
         add(self, case, answers, ideal, *more)
 
-    monkeypatch.setattr(Tally, "add", watched)
+    monkeypatch.setattr(EvidenceAccumulator, "add", watched)
     return seen
 
 

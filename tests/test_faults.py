@@ -14,13 +14,14 @@ import pytest
 import torch
 from kbx_env.rewards.compose import load_preset
 
-from kbx_env import wire
-from kbx_env.catalog import expert_source
 from kbx_env.errors import SandboxError
-from kbx_env.executor import Executor, ProcessLane, Request
-from kbx_env.grading import calls, judge, traced, workers
+from kbx_env.executor import Executor, ProcessPool, Request
+from kbx_env.grading import judge
 from kbx_env.grading.grader import Grader
+from kbx_env.grading.runtime import engine_client, session, zygote_client
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Verdict
+from kbx_env.protocol import wire
+from kbx_env.spec.catalog import expert_source
 
 TASK = "activation/gelu_fp16"
 EXPERT = expert_source(TASK) or ""
@@ -87,22 +88,22 @@ def harmed(grader: Grader, what: Callable[[], int | None], source: str = SLOW, t
 def spawned(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The latest runner, engine and zygote, by role."""
     found: dict[str, int] = {}
-    spawn, ask = workers.Zygote.spawn, workers.Runner.ask
+    spawn, ask = zygote_client.Zygote.spawn, zygote_client.Runner.ask
     roles: dict[int, str] = {}
 
-    def spawning(self: workers.Zygote, **settings: object) -> workers.Runner:
+    def spawning(self: zygote_client.Zygote, **settings: object) -> zygote_client.Runner:
         made = spawn(self, **settings)
         roles[made.pid] = str(settings.get("role", "runner"))
         return made
 
-    def asking(self: workers.Runner, header: dict, *args: object, **more: object) -> object:
+    def asking(self: zygote_client.Runner, header: dict, *args: object, **more: object) -> object:
         if header.get("op") != "load":  # now it is in the middle of a grading
             found[roles[self.pid]] = self.pid
             found["zygote"] = self._zygote._process.pid
         return ask(self, header, *args, **more)
 
-    monkeypatch.setattr(workers.Zygote, "spawn", spawning)
-    monkeypatch.setattr(workers.Runner, "ask", asking)
+    monkeypatch.setattr(zygote_client.Zygote, "spawn", spawning)
+    monkeypatch.setattr(zygote_client.Runner, "ask", asking)
     return found
 
 
@@ -135,7 +136,7 @@ def test_a_runner_that_was_denied_something_is_not_excused_by_its_death(mine: Gr
 
 @pytest.mark.parametrize("persists", [False, True])
 def test_a_full_disk(mine: Grader, monkeypatch: pytest.MonkeyPatch, persists: bool) -> None:
-    mkdtemp, failed = workers.tempfile.mkdtemp, []
+    mkdtemp, failed = zygote_client.tempfile.mkdtemp, []
 
     def full(*args: object, **more: object) -> str:
         if persists or not failed:
@@ -146,7 +147,7 @@ def test_a_full_disk(mine: Grader, monkeypatch: pytest.MonkeyPatch, persists: bo
     for warm in (False, True):  # with the zygote's own folder, and with a runner's
         failed.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(workers.tempfile, "mkdtemp", full)
+            patch.setattr(zygote_client.tempfile, "mkdtemp", full)
             outcome = grade(mine)
         assert masked(outcome) if persists else outcome.correct, (warm, outcome.message)
         assert outcome.manifest["attempt"] == 2 and (not persists or "No space left" in outcome.message)
@@ -156,8 +157,8 @@ def test_a_full_disk(mine: Grader, monkeypatch: pytest.MonkeyPatch, persists: bo
 def test_triton_on_a_full_disk(mine: Grader, monkeypatch: pytest.MonkeyPatch) -> None:
     source = EXPERT + f"\n\ndef gelu_fp16(input, approximate='none'):\n    raise OSError({errno.ENOSPC}, 'cache')\n"
     assert grade(mine, source).verdict is Verdict.RUNTIME_ERROR  # there is space: not believed
-    usage = calls.shutil.disk_usage
-    monkeypatch.setattr(calls.shutil, "disk_usage", lambda p: usage(p)._replace(free=1 << 20))
+    usage = session.shutil.disk_usage
+    monkeypatch.setattr(session.shutil, "disk_usage", lambda p: usage(p)._replace(free=1 << 20))
     assert masked(grade(mine, source))
 
 
@@ -230,7 +231,7 @@ if not mark.exists():
     judge.judge = dead
 """)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Executor(ProcessLane(1, "sick:Grader"), attempts=2) as executor:
+    with Executor(ProcessPool(1, "sick:Grader"), attempts=2) as executor:
         request = Request(TASK, EXPERT.encode(), {"backend": "cpu", "targets": [], "split": "train"})
         assert executor.submit(request).result(120).correct
     assert int((tmp_path / "mark").read_text())
@@ -249,16 +250,16 @@ def test_an_engine_out_of_memory_is_the_submissions_doing(mine: Grader) -> None:
 def test_an_engine_that_its_launches_end_is_the_policys(
     mine: Grader, monkeypatch: pytest.MonkeyPatch, fate: int | None
 ) -> None:
-    def gone(self: workers.Runner, *args: object, **more: object) -> object:
+    def gone(self: zygote_client.Runner, *args: object, **more: object) -> object:
         raise wire.Gone("connection closed")
 
-    engine = traced.Engine(mine.zygote())
-    monkeypatch.setattr(workers.Runner, "ask", gone)
-    monkeypatch.setattr(workers.Runner, "fate", lambda self: fate)
-    with pytest.raises(traced.EngineError) as caught:
+    engine = engine_client.Engine(mine.zygote())
+    monkeypatch.setattr(zygote_client.Runner, "ask", gone)
+    monkeypatch.setattr(zygote_client.Runner, "fate", lambda self: fate)
+    with pytest.raises(engine_client.EngineError) as caught:
         engine._ask({}, [], 1.0)
     assert caught.value.kind == "died"
-    monkeypatch.setattr(workers.Runner, "fate", lambda self: -9)
+    monkeypatch.setattr(zygote_client.Runner, "fate", lambda self: -9)
     with pytest.raises(SandboxError, match="from outside"):
         engine._ask({}, [], 1.0)
     engine.close()

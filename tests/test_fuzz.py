@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kbx_env.eval import fuzz
 
-from kbx_env.catalog import load_task
-from kbx_env.grading.screen import screen
+from kbx_env.grading.static.screen import screen
 from kbx_env.outcome import Fault, Outcome, Stage, Verdict
+from kbx_env.spec.catalog import load_task
 
 TASK = load_task("activation/gelu_fp16")
 _PIECES = st.one_of(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kbx_env import gpu_lanes
 from kbx_env.errors import UsageError
 from kbx_env.executor import Executor
-from kbx_env.gpu_lanes import GpuLanes, lanes_for, uuids_of
-from kbx_env.lanes import InlineLane, LaneLost, Request
+from kbx_env.executor.pools import gpu as gpu_lanes
+from kbx_env.executor.pools.gpu import GpuPool, gpu_pool, uuids_of
+from kbx_env.executor.pools.process import InlinePool, Request, WorkerLost
 from kbx_env.outcome import Cases, Outcome, Stage, Verdict
 
 
@@ -39,7 +39,7 @@ def test_every_worker_sees_one_gpu_and_all_get_work(tmp_path: Path, monkeypatch:
     (tmp_path / "seer.py").write_text(SEER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 7,9")
-    with Executor(lanes_for(2, 2, "seer:Grader")) as executor:
+    with Executor(gpu_pool(2, 2, "seer:Grader")) as executor:
         found = executor.grade_many([Request("t", b"%d" % k) for k in range(8)], progress=False)
     seen = {o.message.split(" of ")[0] for o in found}
     assert seen == {"5", "7"} and len({o.message for o in found}) == 4, "two processes each"
@@ -51,12 +51,12 @@ def test_few_requests_are_spread_and_a_lost_one_frees_its_place() -> None:
 
     def grade(gpu: int, task: str) -> Outcome:
         if task == "lost":
-            raise LaneLost("gone")
+            raise WorkerLost("gone")
         if task == "both":
             together.wait()  # only if two GPUs are at work at once
         return answer(task, str(gpu))
 
-    lanes = GpuLanes([InlineLane(lambda task, source, gpu=k, **_: grade(gpu, task), 2) for k in range(2)])
+    lanes = GpuPool([InlinePool(lambda task, source, gpu=k, **_: grade(gpu, task), 2) for k in range(2)])
     lanes.told = lambda request, gpu, worker, begin, end: spans.append((request.task, gpu, worker)) if begin <= end else None
     assert lanes.width == 4
     with Executor(lanes, attempts=1) as executor:
@@ -76,11 +76,11 @@ def test_a_gpu_that_loses_all_draws_little_of_the_work(monkeypatch: pytest.Monke
     def grade(gpu: int, task: str) -> Outcome:
         at[gpu] += 1
         if gpu == 0 and not healed.is_set():
-            raise LaneLost("no GPU")
+            raise WorkerLost("no GPU")
         time.sleep(0.005)
         return answer(task)
 
-    lanes = GpuLanes([InlineLane(lambda task, source, gpu=k, **_: grade(gpu, task), 2) for k in range(2)])
+    lanes = GpuPool([InlinePool(lambda task, source, gpu=k, **_: grade(gpu, task), 2) for k in range(2)])
     with Executor(lanes, attempts=3) as executor:
         found = executor.grade_many([Request("t", b"%d" % k) for k in range(100)], progress=False)
         assert at[0] < 20 and sum(o.correct for o in found) >= 95
@@ -96,10 +96,10 @@ def test_where_all_gpus_lose_nobody_waits_for_a_rest(monkeypatch: pytest.MonkeyP
 
     def grade(task: str) -> Outcome:
         if task == "lost":
-            raise LaneLost("no GPU")
+            raise WorkerLost("no GPU")
         return answer(task)
 
-    lanes = GpuLanes([InlineLane(lambda task, source, **_: grade(task), 2) for _ in range(2)])
+    lanes = GpuPool([InlinePool(lambda task, source, **_: grade(task), 2) for _ in range(2)])
     with Executor(lanes, attempts=1) as executor:
         for k in range(8):
             assert executor.submit(Request("lost", b"%d" % k)).result(20).verdict is Verdict.INFRA_FAULT
@@ -112,12 +112,12 @@ def test_a_request_that_is_late_makes_no_gpu_rest(monkeypatch: pytest.MonkeyPatc
     def grade(task: str) -> Outcome:
         if task == "late":
             time.sleep(0.06)
-            raise LaneLost("no verdict within 0.1 s")
+            raise WorkerLost("no verdict within 0.1 s")
         return answer(task)
 
-    lanes = GpuLanes([InlineLane(lambda task, source, **_: grade(task), 1) for _ in range(2)])
+    lanes = GpuPool([InlinePool(lambda task, source, **_: grade(task), 1) for _ in range(2)])
     for _ in range(2):
-        with pytest.raises(LaneLost):
+        with pytest.raises(WorkerLost):
             lanes.grade(Request("late", b""), 0.1)
     assert lanes.grade(Request("t", b""), 0.1).correct and lanes._rests == [0.0, 0.0]
 

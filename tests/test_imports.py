@@ -13,10 +13,11 @@ SOURCES = [
 ]
 MAPPED = ("tasks", "rewards", "baselines", "train", "eval")
 DECLARATIONS = (
-    "kbx_env.task", "kbx_env.truth", "kbx_env.tasks", "kbx_env.tasks._schemes", "kbx_env.tasks._seams", "kbx_env.tasks._cases",
+    "kbx_env.spec.task", "kbx_env.spec.criteria", "kbx_env.tasks", "kbx_env.tasks._schemes", "kbx_env.tasks._seams",
+    "kbx_env.tasks._cases",
     "kbx_env.tasks._conv", "kbx_env.tasks._linear", "kbx_env.tasks._matmul",
 )  # fmt: skip
-SANDBOX = ("kbx_env.wire", "kbx_env.sandbox", "kbx_env.backends")
+SANDBOX = ("kbx_env.protocol", "kbx_env.device", "kbx_env.confinement", "kbx_env.sandbox", "kbx_env.backends")
 
 
 def _imports(path: Path) -> list[str]:
@@ -44,6 +45,20 @@ def test_mapped_packages_are_spelled_in_full() -> None:
 def test_the_sandbox_knows_no_task_and_no_judge() -> None:
     paths = sorted((ROOT / "kbx_env/sandbox").rglob("*.py"))
     assert _broken(paths, lambda name: not name.startswith("kbx_env.") or name.startswith(SANDBOX)) == []
+
+
+def test_the_trusted_side_imports_nothing_from_the_sandbox() -> None:
+    """What both sides need lives in ``device`` and ``protocol``. One client shares a list of files with its child side."""
+    paths = [p for p in SOURCES if p.is_relative_to(ROOT / "kbx_env") and not p.is_relative_to(ROOT / "kbx_env/sandbox")]
+    broken = _broken(paths, lambda name: not name.startswith("kbx_env.sandbox"))
+    assert broken == ["kbx_env/grading/runtime/policy_script.py: kbx_env.sandbox.script"]
+
+
+def test_what_both_sides_share_knows_neither() -> None:
+    shared = ("device", "protocol", "backends", "spec")
+    paths = [p for p in SOURCES if p.is_relative_to(ROOT / "kbx_env") and p.relative_to(ROOT / "kbx_env").parts[0] in shared]
+    sides = ("kbx_env.grading", "kbx_env.sandbox", "kbx_env.executor", "kbx_env.envs", "kbx_env.store")
+    assert _broken(paths, lambda name: not name.startswith(sides)) == []
 
 
 def test_a_task_imports_declarations_only() -> None:

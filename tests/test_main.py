@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kbx_env.__main__ import _show, main
-from kbx_env.catalog import expert_source
 from kbx_env.outcome import CaseFailure, Cases, Fault, Outcome, Stage, Verdict
+from kbx_env.spec.catalog import expert_source
 
 KEYS = {"task", "verdict", "correct", "fault", "stage", "reward", "speedup", "cases", "violations", "compile", "timing",
         "evidence", "seconds", "manifest"}  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kbx_env.catalog import load_task, task_ids
+from kbx_env.envs.prompt import feedback, instruction
 from kbx_env.outcome import (
     Build,
     CaseFailure,
@@ -18,7 +18,7 @@ from kbx_env.outcome import (
     Verdict,
     Violation,
 )
-from kbx_env.prompt import feedback, instruction
+from kbx_env.spec.catalog import load_task, task_ids
 
 
 @pytest.mark.parametrize("name", task_ids())

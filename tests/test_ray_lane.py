@@ -18,11 +18,11 @@ import pytest
 from kbx_env.eval import report
 
 import kbx_env
-from kbx_env.catalog import expert_source
 from kbx_env.errors import UsageError
-from kbx_env.executor import Executor, LaneLost, ProcessLane, Request
+from kbx_env.executor import Executor, ProcessPool, Request, WorkerLost
+from kbx_env.executor.pools.ray_pool import RayPool, open_ray, share
 from kbx_env.outcome import Fault, Verdict
-from kbx_env.ray_lane import RayLane, open_ray, share
+from kbx_env.spec.catalog import expert_source
 from kbx_env.store import Store
 
 ray = pytest.importorskip("ray")
@@ -94,13 +94,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def lane(cluster: Any) -> Iterator[RayLane]:
-    made = RayLane(cluster.address, gpus=False, grader="fake_ray_grader:Grader", patience=100)
+def lane(cluster: Any) -> Iterator[RayPool]:
+    made = RayPool(cluster.address, gpus=False, grader="fake_ray_grader:Grader", patience=100)
     yield made
     made.close()
 
 
-def test_actors_judge_and_survive_what_dies(lane: RayLane, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_actors_judge_and_survive_what_dies(lane: RayPool, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert lane.width == 2 and not lane.gpus and lane.device() == "cpu"
     with Executor(lane, deadline=100) as executor:  # on a machine under load actors take long to start
         options = {"mark": str(tmp_path / "died"), "targets": ("sm_90",)}
@@ -119,7 +119,7 @@ def test_actors_judge_and_survive_what_dies(lane: RayLane, tmp_path: Path, capfd
     assert not ray.is_initialized(), "the lane connected, so it disconnects"
 
 
-def test_a_hanging_actor_is_killed_at_the_deadline_and_replaced(lane: RayLane) -> None:
+def test_a_hanging_actor_is_killed_at_the_deadline_and_replaced(lane: RayPool) -> None:
     with Executor(lane, attempts=1, deadline=2) as executor:
         start = time.monotonic()
         hung = executor.submit(Request("t", b"hang")).result(30)
@@ -127,7 +127,7 @@ def test_a_hanging_actor_is_killed_at_the_deadline_and_replaced(lane: RayLane) -
         assert executor.submit(Request("t", b"right")).result(30).correct
 
 
-def test_close_ends_busy_actors(lane: RayLane) -> None:
+def test_close_ends_busy_actors(lane: RayPool) -> None:
     executor = Executor(lane, deadline=60)
     job = executor.submit(Request("t", b"hang"))
     waiting = [executor.submit(Request("t", b"hang %d" % i)) for i in range(4)]
@@ -139,13 +139,13 @@ def test_close_ends_busy_actors(lane: RayLane) -> None:
     assert job.result(1).fault is Fault.INFRA and all(w.done() for w in waiting)
 
 
-def test_no_room_is_said_and_not_waited_for_forever(lane: RayLane) -> None:
+def test_no_room_is_said_and_not_waited_for_forever(lane: RayPool) -> None:
     with Executor(lane, deadline=60) as executor:
         slow = [executor.submit(Request("t", b"slow %d" % i)) for i in range(2)]
         assert all(s.result(90).correct for s in slow), "now both cores are taken"
-        other = RayLane("auto", per_gpu=6, grader="fake_ray_grader:Grader", patience=1)
+        other = RayPool("auto", per_gpu=6, grader="fake_ray_grader:Grader", patience=1)
         assert other.gpus and other.width == 2 and other.kinds() == ["H200"]
-        with pytest.raises(LaneLost, match=r"needs 1 CPU and 0.1666 GPU; the cluster has 2 CPU and 1 GPU on 2 node"):
+        with pytest.raises(WorkerLost, match=r"needs 1 CPU and 0.1666 GPU; the cluster has 2 CPU and 1 GPU on 2 node"):
             other.grade(Request("t", b"right"), 5)
         other.close()
         assert executor.submit(Request("t", b"right")).result(30).correct, "closing one lane leaves Ray to the other"
@@ -168,9 +168,9 @@ def test_a_gpu_that_torch_does_not_find_is_refused(cluster: Any) -> None:
 
 
 def test_an_actor_that_cannot_start_says_why(cluster: Any) -> None:
-    lane = RayLane(cluster.address, workers=1, grader="fake_ray_grader:Broken", patience=60)
+    lane = RayPool(cluster.address, workers=1, grader="fake_ray_grader:Broken", patience=60)
     try:
-        with pytest.raises(LaneLost, match="no driver on this node"):
+        with pytest.raises(WorkerLost, match="no driver on this node"):
             lane.grade(Request("t", b"right"), 60)
     finally:
         lane.close()
@@ -180,7 +180,7 @@ def test_a_report_over_ray_judges_an_expert_as_a_process_does(cluster: Any, tmp_
     source = expert_source("activation/relu")
     assert source is not None
     options = {"backend": "cpu", "targets": (), "seed": 3}
-    with Executor(ProcessLane(1), deadline=90) as executor:  # both at a time: each spends seconds on importing torch
+    with Executor(ProcessPool(1), deadline=90) as executor:  # both at a time: each spends seconds on importing torch
         other = executor.submit(Request("activation/relu", source.encode(), options))
         args = ["--policy", "expert", "--backend", "cpu", "--split", "all", "--tasks", "activation/relu", "--seed", "3"]
         args += ["--executor", "ray", "--ray-address", cluster.address, "--workers", "1", "--targets", "none"]
@@ -194,7 +194,7 @@ def test_a_report_over_ray_judges_an_expert_as_a_process_does(cluster: Any, tmp_
 
 def test_a_node_that_goes_and_one_that_comes(cluster: Any, tmp_path: Path) -> None:
     going = cluster.add_node(num_cpus=2, **SMALL)
-    lane = RayLane(cluster.address, workers=4, gpus=False, grader="fake_ray_grader:Grader", patience=20)
+    lane = RayPool(cluster.address, workers=4, gpus=False, grader="fake_ray_grader:Grader", patience=20)
     store, answered = Counted(tmp_path / "g.sqlite"), collections.Counter[int]()
     half = threading.Semaphore(0)
     with Executor(lane, store=store, deadline=20) as executor:
@@ -237,28 +237,28 @@ def test_a_node_that_goes_and_one_that_comes(cluster: Any, tmp_path: Path) -> No
 def test_bad_usage_names_the_fix(address: str, more: dict[str, Any], says: str) -> None:
     start = time.monotonic()
     with pytest.raises(UsageError, match=says):
-        RayLane(address, **more)
+        RayPool(address, **more)
     assert time.monotonic() - start < 10 and not ray.is_initialized()
 
 
 def test_a_port_that_is_not_rays_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kbx_env.ray_session._PROBE_SECONDS", 2)
+    monkeypatch.setattr("kbx_env.executor.pools.ray_session._PROBE_SECONDS", 2)
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(UsageError, match="nothing answers"):
-        RayLane(f"127.0.0.1:{mute.getsockname()[1]}")
+        RayPool(f"127.0.0.1:{mute.getsockname()[1]}")
 
 
 def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r'pip install "kbx_env\[rllib\]"'):
-        RayLane("local")
+        RayPool("local")
 
 
 def test_a_local_ray_is_started_quiet_and_ended(tmp_path: Path) -> None:
     (tmp_path / "fake_ray_grader.py").write_text(FAKE)
     script = """
 from kbx_env.executor import Executor, Request
-from kbx_env.ray_lane import RayLane
-with Executor(RayLane(workers=1, grader="fake_ray_grader:Grader"), attempts=1) as e:
+from kbx_env.executor.pools.ray_pool import RayPool
+with Executor(RayPool(workers=1, grader="fake_ray_grader:Grader"), attempts=1) as e:
     assert e.submit(Request("t", b"right")).result(60).correct
     assert not e.submit(Request("t", b"die", {"mark": "/dev/null"})).result(60).correct
 import ray

@@ -11,13 +11,13 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import kbx_env  # noqa: F401  registers the id
-from kbx_env import schedule_features as features
-from kbx_env.catalog import expert_source, load_task, load_tasks
+from kbx_env.envs import schedule_features as features
+from kbx_env.envs.schedule import MIDDLE, MOVES, SLOTS, find_idle, moved, template
+from kbx_env.envs.schedule_env import ScheduleEnv
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.grading.sizes import held_out
 from kbx_env.outcome import Cases, Estimate, Evidence, Fault, Outcome, Stage, Verdict
-from kbx_env.schedule import MIDDLE, MOVES, SLOTS, find_idle, moved, template
-from kbx_env.schedule_env import ScheduleEnv
+from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 
 TASK = "math/add"  # two knobs: one block size, one number of warps
 MANY = "matrixmultiply/matmul"

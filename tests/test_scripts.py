@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kbx_env import scripts
+from kbx_env.confinement import landlock_version
 from kbx_env.errors import UnknownName, UsageError
+from kbx_env.grading.runtime import policy_script
+from kbx_env.grading.runtime.policy_script import CHARACTERS, ScriptResult, run_script
 from kbx_env.sandbox import script as child
-from kbx_env.sandbox.confine import landlock_version
-from kbx_env.scripts import CHARACTERS, ScriptResult, run_script
 
 NAME = f"hostile{os.getpid()}"
 """By which a test finds its scripts' processes, and not those of tests beside it."""
@@ -96,7 +96,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
 @pytest.fixture(params=["namespaces", "none"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With a process namespace where the machine has one, and as on a machine that has none."""
-    monkeypatch.setattr(scripts, "_NAMESPACES", request.param == "namespaces")
+    monkeypatch.setattr(policy_script, "_NAMESPACES", request.param == "namespaces")
     return str(request.param)
 
 
@@ -141,7 +141,7 @@ def test_status(source: str, status: int) -> None:
 
 
 def test_status_without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scripts, "_NAMESPACES", False)
+    monkeypatch.setattr(policy_script, "_NAMESPACES", False)
     assert [run(s).status for s in ("", "import os; os.kill(os.getpid(), 9)", "raise SystemExit(4)")] == [0, -9, 4]
 
 
@@ -268,7 +268,7 @@ def test_a_closed_folder_is_removed() -> None:
 
 SECRETIVE = """
 import os, sys
-from kbx_env import scripts
+from kbx_env.grading.runtime import policy_script as scripts
 assert b"ses" b"ame" in open("/proc/self/environ", "rb").read()
 scripts._NAMESPACES = sys.argv[1] == "namespaces"
 print(scripts.run_script({"a.py": f'''
@@ -298,7 +298,8 @@ def test_no_secret(either: str) -> None:
 def test_a_caller_that_dies(nothing_left: Path) -> None:
     """Killed in the middle: the script ends, and its folder goes."""
     code = (
-        f"from kbx_env.scripts import run_script\nrun_script({{'a.py': {NAMED + 'time.sleep(99)'!r}}}, 'a.py', wall=60)"
+        "from kbx_env.grading.runtime.policy_script import run_script\n"
+        f"run_script({{'a.py': {NAMED + 'time.sleep(99)'!r}}}, 'a.py', wall=60)"
     )
     caller = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(nothing_left)})
     _until(lambda: bool(_alive(NAME)), 20)

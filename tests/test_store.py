@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from kbx_env import store_schema
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
-from kbx_env.store import Store, request_key
+from kbx_env.store import Store, request_key, schema
 
 REQUEST = {
     "policy": "p",
@@ -173,7 +172,7 @@ def test_an_upgrade_that_is_cut_short_leaves_the_old_file(tmp_path: Path, monkey
         return b""
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_schema, "pack_outcome", cut)
+        patch.setattr(schema, "pack_outcome", cut)
         with pytest.raises(KeyboardInterrupt):
             Store(path)
     _holds_all_of_the_first_version(Store(path))
@@ -203,11 +202,11 @@ PACKED = (
 def test_packed_outcomes_of_files_in_the_field_stay_readable() -> None:
     # If this fails, the text that outcomes are packed with was changed: no file written before could be read any more.
     kept = bytes.fromhex(PACKED)
-    found = store_schema.unpack_outcome(kept)
+    found = schema.unpack_outcome(kept)
     assert Outcome.from_dict(found) == _outcome(), "fields that have come since are as they were not known"
     assert found.items() <= _outcome().to_dict().items()
     with pytest.raises(UsageError, match="damaged"):
-        store_schema.unpack_outcome(kept[:-9])
+        schema.unpack_outcome(kept[:-9])
 
 
 def test_a_source_is_kept_once_whoever_hands_it_in(tmp_path: Path) -> None:
@@ -286,7 +285,7 @@ def test_pruning_takes_what_was_chosen_and_gives_the_room_back(tmp_path: Path) -
 def test_the_log_beside_the_file_stays_short_and_a_long_reader_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_schema, "LOG", 100_000)
+    monkeypatch.setattr(schema, "LOG", 100_000)
     store, log = Store(tmp_path / "g.sqlite"), tmp_path / "g.sqlite-wal"
     for sample in range(2):
         store.put(f"first{sample}", "p", sample, REQUEST, os.urandom(20_000), _outcome())
@@ -316,10 +315,10 @@ def test_tables_that_another_makes_between_two_reads_are_no_other_programs(tmp_p
     with closing(sqlite3.connect(path, timeout=60, isolation_level=None, factory=Between)) as db:
         with pytest.raises(UsageError, match="locked"), pytest.MonkeyPatch.context() as patch:
             # Who reads holds the new file: the other waits. It would wait for ever here, in one thread.
-            patch.setattr(store_schema, "connect", lambda p: sqlite3.connect(p, timeout=0, isolation_level=None))
-            patch.setattr(store_schema.time, "sleep", lambda _: None)
-            store_schema._version(db, path)
-        assert store_schema._version(db, path) == 0, "nothing of the other's is seen by halves"
+            patch.setattr(schema, "connect", lambda p: sqlite3.connect(p, timeout=0, isolation_level=None))
+            patch.setattr(schema.time, "sleep", lambda _: None)
+            schema._version(db, path)
+        assert schema._version(db, path) == 0, "nothing of the other's is seen by halves"
 
 
 MIXED = """

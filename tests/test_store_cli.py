@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kbx_env import store_cli
 from kbx_env.__main__ import main
+from kbx_env.cli import store as store_cli
 from kbx_env.outcome import Cases, CaseTime, Fault, Outcome, Stage, Timing, Verdict
 from kbx_env.store import Store, request_key
 

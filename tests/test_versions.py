@@ -15,13 +15,15 @@ def test_the_environment_names_what_decides_a_verdict() -> None:
 
 
 def test_the_digest_follows_the_graders_code_and_nothing_else(tmp_path: Path) -> None:
-    for name in ("grading/judge/close.py", "sandbox/runner.py", "backends/cost/data/h200.json", "prompt.py"):
+    for name in ("grading/judge/close.py", "sandbox/runner.py", "backends/cost/data/h200.json", "envs/prompt.py", "envs/answer.py",
+                 "protocol/wire.py", "device/driver.py", "spec/task.py"):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
-    for name in ("answer.py", "outcome.py", "task.py", "truth.py", "wire.py"):
+    for name in ("outcome.py", "confinement.py"):
         (tmp_path / name).write_text("1")
     seen = [code_digest.__wrapped__(tmp_path)]
-    for name in ("prompt.py", "grading/judge/close.py", "sandbox/runner.py", "backends/cost/data/h200.json", "wire.py"):
+    for name in ("envs/prompt.py", "grading/judge/close.py", "sandbox/runner.py", "backends/cost/data/h200.json",
+                 "protocol/wire.py", "device/driver.py", "spec/task.py", "envs/answer.py"):  # fmt: skip
         (tmp_path / name).write_text("2")
         seen.append(code_digest.__wrapped__(tmp_path))
-    assert seen[0] == seen[1] and len(set(seen)) == 5
+    assert seen[0] == seen[1] and len(set(seen)) == 8

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kbx_env import wire
+from kbx_env.protocol import wire
 
 
 def _round(value):

@@ -37,8 +37,8 @@ from kbx_env.eval import plot_style
 from kbx_env.rewards.compose import load_preset
 from kbx_env.train import reward_curves, reward_report, settings
 
-from kbx_env.catalog import load_tasks
 from kbx_env.errors import KbxError, UsageError
+from kbx_env.spec.catalog import load_tasks
 
 LEARNER = Path(__file__).resolve().parent / "grpo.py"
 RECORD, LOCK, SAID = "experiment.json", ".lock", "output"

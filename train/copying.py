@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from kbx_env.train.tokens import parameter_names
 from kbx_env.train.vary import with_contract
 
-from kbx_env.catalog import expert_source, load_tasks
-from kbx_env.task import Task
+from kbx_env.spec.catalog import expert_source, load_tasks
+from kbx_env.spec.task import Task
 
 PARAMETERS = 0.7
 """Of the copies, how many have other parameters too: names that other tasks' parameters have."""

@@ -32,13 +32,13 @@ from kbx_env.train.settings import MISSING, command, save
 from kbx_env.train.vary import variations as varied
 
 from kbx_env import versions
-from kbx_env.catalog import expert_source, load_tasks, splits
+from kbx_env.envs.prompt import feedback
 from kbx_env.errors import UnknownName, UsageError
-from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane, Request
+from kbx_env.executor import Executor, InlinePool, ProcessPool, Request, WorkerPool
 from kbx_env.outcome import Fault, Outcome, Verdict
-from kbx_env.prompt import feedback
+from kbx_env.spec.catalog import expert_source, load_tasks, splits
+from kbx_env.spec.task import Task
 from kbx_env.store import Store
-from kbx_env.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -172,13 +172,13 @@ def graded(
         for t, _, text in asked
     ]
     with contextlib.ExitStack() as stack:
-        lane: Lane
+        lane: WorkerPool
         if grade is not None:
-            lane = InlineLane(grade)
+            lane = InlinePool(grade)
         elif store is not None and all(store.get(r.key) for r in requests):
-            lane = InlineLane(_nothing_to_do)  # all is known: no worker need start
+            lane = InlinePool(_nothing_to_do)  # all is known: no worker need start
         else:
-            lane = ProcessLane(min(workers, max(1, len(requests))))
+            lane = ProcessPool(min(workers, max(1, len(requests))))
         return stack.enter_context(Executor(lane, store=store, capacity=sys.maxsize)).grade_many(requests, progress)
 
 

@@ -30,12 +30,12 @@ from kbx_env.train.compact import compact
 from kbx_env.train.rows import about, message, write
 from kbx_env.train.settings import command
 
-from kbx_env.catalog import expert_source, splits
+from kbx_env.envs.prompt import feedback
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.outcome import Outcome, Verdict
-from kbx_env.prompt import feedback
+from kbx_env.spec.catalog import expert_source, splits
+from kbx_env.spec.task import Task
 from kbx_env.store import Store
-from kbx_env.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -16,9 +16,9 @@ from kbx_env.train.judge import Judge
 from kbx_env.train.runs import adapter_of as adapter_of
 from kbx_env.train.runs import on_cpu, trainer_config
 
-from kbx_env.catalog import load_tasks
 from kbx_env.errors import UnknownName, UsageError
-from kbx_env.task import CATEGORIES, Task
+from kbx_env.spec.catalog import load_tasks
+from kbx_env.spec.task import CATEGORIES, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

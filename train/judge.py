@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kbx_env import prompt, versions
-from kbx_env.answer import strip_fences
-from kbx_env.catalog import load_task
+from kbx_env import versions
 from kbx_env.deadlines import deadline_of
+from kbx_env.envs import prompt
+from kbx_env.envs.answer import strip_fences
 from kbx_env.errors import UnknownName, UsageError
-from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane, Request
+from kbx_env.executor import Executor, InlinePool, ProcessPool, Request, WorkerPool
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
+from kbx_env.spec.catalog import load_task
 from kbx_env.store import Store
 
 EXECUTORS = ("process", "ray")
@@ -109,9 +110,9 @@ class Judge:
         self.gradings, self.seconds = 0, 0.0
         self._stack = contextlib.ExitStack()
         try:
-            lane: Lane
+            lane: WorkerPool
             if executor == "ray" and grade is None:
-                from kbx_env.ray_lane import open_ray
+                from kbx_env.executor.pools.ray_pool import open_ray
 
                 lane, device = open_ray(backend, ray_address, workers, per_gpu, timing)
                 self._stack.callback(lane.close)
@@ -123,7 +124,7 @@ class Judge:
                 timed = self.backend == "cuda" and timing
                 self._about = versions.environment(self.backend)
                 many = workers or workers_here(self.backend)
-                lane = InlineLane(grade, many) if grade else ProcessLane(many, env=_own_gpu())
+                lane = InlinePool(grade, many) if grade else ProcessPool(many, env=_own_gpu())
             self.timed = timed
             self._options: dict[str, Any] = {
                 "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing, "split": split,

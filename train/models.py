@@ -19,9 +19,9 @@ from kbx_env.train.compact import HEAD, compact
 from kbx_env.train.settings import MISSING
 from kbx_env.train.tokens import lines_tokenizer, only_used, shortening
 
-from kbx_env.catalog import expert_source, load_tasks, splits
+from kbx_env.envs.prompt import instruction
 from kbx_env.errors import UnknownName, UsageError
-from kbx_env.prompt import instruction
+from kbx_env.spec.catalog import expert_source, load_tasks, splits
 
 DTYPES = ("float32", "bfloat16", "float16")
 END, PAD = "<|im_end|>", "<|endoftext|>"

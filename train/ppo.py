@@ -32,11 +32,11 @@ from kbx_env.train.ppo_run import Progress
 from kbx_env.train.schedule_export import ExportSettings, best_of, export
 from kbx_env.train.schedule_policy import CHECKPOINTS, About, ScheduleAgent, newest
 
-from kbx_env import ray_session
+from kbx_env.envs.schedule import find_idle
+from kbx_env.envs.schedule_env import ScheduleEnv
 from kbx_env.errors import KbxError, SandboxError, UsageError
+from kbx_env.executor.pools import ray_session
 from kbx_env.outcome import Outcome
-from kbx_env.schedule import find_idle
-from kbx_env.schedule_env import ScheduleEnv
 
 MAY_CHANGE = ("iterations", "gradings", "minutes", "workers", "save_every", "store")
 """Settings that a resumed run may have otherwise than it began."""
@@ -266,7 +266,7 @@ def _idle(s: PPOSettings, env: ScheduleEnv, out: Path) -> dict[str, tuple[str, .
     from kbx_env.baselines.search.screen import Compiler
     from rich.console import Console
 
-    from kbx_env.catalog import load_task
+    from kbx_env.spec.catalog import load_task
 
     compiler, found = Compiler(), {}
     try:

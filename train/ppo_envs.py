@@ -16,9 +16,9 @@ from gymnasium.vector import SyncVectorEnv
 from kbx_env.train.judge import workers_here
 
 from kbx_env.deadlines import deadline_of
-from kbx_env.executor import Executor, InlineLane, Lane, ProcessLane
+from kbx_env.envs.schedule_env import ScheduleEnv
+from kbx_env.executor import Executor, InlinePool, ProcessPool, WorkerPool
 from kbx_env.outcome import Outcome
-from kbx_env.schedule_env import ScheduleEnv
 
 MOST = 64
 """Envs side by side: each keeps the features of the tasks that it has seen."""
@@ -87,7 +87,11 @@ class Together(SyncVectorEnv):
         super().__init__([lambda: Recorded(ScheduleEnv(**options, grade=self._graded), file, self._count)] * envs)
         backend = self._envs()[0].backend
         width = workers or workers_here(backend)
-        lane: Lane = InlineLane(lambda task, source, **o: grade(task, source.decode(), **o), width) if grade else ProcessLane(width)
+        lane: WorkerPool
+        if grade:
+            lane = InlinePool(lambda task, source, **o: grade(task, source.decode(), **o), width)
+        else:
+            lane = ProcessPool(width)
         timed = backend == "cuda" and options.get("timing", True)
         self._executor = Executor(lane, deadline=deadline_of(timed, options.get("wall", 30.0)), capacity=sys.maxsize)
 

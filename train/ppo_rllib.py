@@ -19,7 +19,7 @@ from ray.rllib.core.rl_module.apis import ValueFunctionAPI
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
 
-from kbx_env.schedule import SLOTS
+from kbx_env.envs.schedule import SLOTS
 
 
 class ScheduleModule(TorchRLModule, ValueFunctionAPI):

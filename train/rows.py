@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kbx_env.catalog import splits, task_ids
+from kbx_env.envs.prompt import instruction
 from kbx_env.errors import UnknownName, UsageError
-from kbx_env.prompt import instruction
-from kbx_env.task import CATEGORIES, Task
+from kbx_env.spec.catalog import splits, task_ids
+from kbx_env.spec.task import CATEGORIES, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

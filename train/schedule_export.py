@@ -11,9 +11,9 @@ from typing import Any
 from kbx_env.baselines.search.knobs import with_knobs
 from kbx_env.train.schedule_policy import ScheduleAgent, newest
 
-from kbx_env.catalog import expert_source, load_tasks
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.grading.sizes import SIZES
+from kbx_env.spec.catalog import expert_source, load_tasks
 
 STATE = "state.json"
 """Of a checkpoint: counts, and the best schedules seen."""

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from kbx_env import schedule_features as features
 from kbx_env.backends import cost
-from kbx_env.catalog import load_task
+from kbx_env.envs import schedule_features as features
+from kbx_env.envs.schedule import MIDDLE, MOVES, REACHES, SLOTS, Template, template
 from kbx_env.errors import UsageError
-from kbx_env.schedule import MIDDLE, MOVES, REACHES, SLOTS, Template, template
+from kbx_env.spec.catalog import load_task
 
 WEIGHTS, ABOUT, FORMAT = "policy.npz", "policy.json", 1
 CHECKPOINTS = "checkpoints"

@@ -23,8 +23,8 @@ from kbx_env.train import models, rows
 from kbx_env.train.runs import adapter_of, checkpoint_of, on_cpu, train, trainer_config
 from kbx_env.train.settings import MISSING, command, save
 
-from kbx_env.catalog import splits
 from kbx_env.errors import UsageError
+from kbx_env.spec.catalog import splits
 
 if TYPE_CHECKING:
     from datasets import Dataset

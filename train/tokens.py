@@ -16,9 +16,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kbx_env.catalog import load_tasks
-from kbx_env.prompt import instruction
-from kbx_env.task import Task
+from kbx_env.envs.prompt import instruction
+from kbx_env.spec.catalog import load_tasks
+from kbx_env.spec.task import Task
 
 WORDS = r"[A-Za-z]+|[0-9]+|_+| +|\n+|[^\sA-Za-z0-9_]|[^\S \n]+"
 """Pieces of one kind of letter each: merges of the first stage never join two kinds."""

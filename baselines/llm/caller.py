@@ -18,7 +18,7 @@ from kbx_env.baselines.llm.ledger import Ledger
 from kbx_env.baselines.llm.log import Place, Spent, key_of, spent_on
 
 from kbx_env.errors import ModelError, UsageError
-from kbx_env.scripts import ScriptResult
+from kbx_env.grading.runtime.policy_script import ScriptResult
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState

@@ -10,7 +10,7 @@ from typing import Any
 
 from kbx_env.baselines.llm.chat import Finish, Reply
 
-from kbx_env.answer import strip_fences
+from kbx_env.envs.answer import strip_fences
 from kbx_env.errors import NoAnswer
 
 _THINKING = re.compile(r"<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)

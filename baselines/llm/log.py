@@ -16,7 +16,7 @@ from typing import Any
 from kbx_env.baselines.llm.chat import Ask, CallFailed, Finish, Reply
 
 from kbx_env.errors import UsageError
-from kbx_env.scripts import ScriptResult
+from kbx_env.grading.runtime.policy_script import ScriptResult
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (

@@ -13,8 +13,8 @@ from kbx_env.baselines.llm.extract import kernel_in
 from kbx_env.baselines.llm.log import Spent
 from kbx_env.baselines.policy import Needs
 
-from kbx_env.catalog import load_task
 from kbx_env.errors import UsageError
+from kbx_env.spec.catalog import load_task
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import functools
 import re
 from typing import Any
 
-from kbx_env.catalog import expert_source, load_task, splits
 from kbx_env.errors import UsageError
+from kbx_env.spec.catalog import expert_source, load_task, splits
 
 _WORD = re.compile(r"[A-Za-z][a-z]+|[A-Z]+|[a-z]+|\d+")
 

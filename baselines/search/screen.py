@@ -17,7 +17,7 @@ from typing import Any
 
 from kbx_env.errors import KbxError
 from kbx_env.outcome import Build
-from kbx_env.task import Case, Task
+from kbx_env.spec.task import Case, Task
 
 TARGET = "sm_90"
 SECONDS = 10.0
@@ -82,20 +82,20 @@ class Compiler:
 
     def __call__(self, task: Task, source: str) -> Report:
         """The report on a source; never an exception of the source's."""
-        from kbx_env.grading.claims import Stopped
+        from kbx_env.grading.runtime.untrusted import GradingAborted
 
         begin = time.perf_counter()
         try:
             self.start()
             made = self._report(task, source)
-        except Stopped as e:
+        except GradingAborted as e:
             made = Report(failure=f"{e.verdict}: {e.message}"[:300], fatal=str(e.verdict) != "infra_fault")
         except KbxError as e:  # the sandbox's trouble says nothing about the source
             made = Report(failure=str(e)[:300])
         return replace(made, seconds=time.perf_counter() - begin)
 
     def _report(self, task: Task, source: str) -> Report:
-        from kbx_env.grading.screen import screen
+        from kbx_env.grading.static.screen import screen
 
         data = source.encode("utf-8", "surrogatepass")
         screened = screen(task, data)
@@ -136,20 +136,20 @@ class Compiler:
         return Report(tuple(builds), programs, len(launches[0]), products, same)
 
     def _talk(self, task: Task) -> Any:
-        from kbx_env.grading.calls import Talk
+        from kbx_env.grading.runtime.session import RunnerSession
 
-        return Talk(self._grader.zygote(), task, "cpu", b"compile only", "train", self.seconds)
+        return RunnerSession(self._grader.zygote(), task, "cpu", b"compile only", "train", self.seconds)
 
     def _build(self, talk: Any) -> list[Build]:
-        from kbx_env.grading.claims import build
+        from kbx_env.grading.runtime.untrusted import build
 
-        # Not Talk.build: the compiler's time counts here.
+        # Not RunnerSession.build: the compiler's time counts here.
         reply, _ = talk.ask({"op": "build", "targets": [self.target]})
         return [build(row) for row in reply["builds"]]
 
 
 def _header(task: Task, talk: Any, case: Case) -> dict[str, Any]:
-    from kbx_env.grading.guess import _sizes
+    from kbx_env.grading.timing.estimate import _sizes
 
     given: dict[str, Any] = dict(_sizes(task, case))
     given |= {n: v for n, v in case.args.items() if n not in given and n != "out"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from kbx_env.eval import study as studies
+from kbx_env.eval import report_data as studies
 from kbx_env.eval.pages.blocks import to_html, to_markdown
 from kbx_env.eval.pages.document import Material, document
 

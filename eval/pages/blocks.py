@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kbx_env.eval.pages.words import NONE
+from kbx_env.eval.pages.formatting import NONE
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from kbx_env.eval import stats
-from kbx_env.eval.pages import words
+from kbx_env.eval.pages import formatting
 from kbx_env.eval.pages.blocks import Block, Cards, Cell, Column, Heading, Section, Table, Text
+from kbx_env.eval.pages.context import ANSWERS, Material, figure, label, mean, rate, total
 from kbx_env.eval.pages.evidence import beside, fusion, portable, quantization, spent
 from kbx_env.eval.pages.findings import pairs, rounds, speed, where, why
-from kbx_env.eval.pages.material import ANSWERS, Material, figure, label, mean, rate, total
-from kbx_env.eval.study import PolicyStudy, Row
+from kbx_env.eval.report_data import PolicyStudy, Row
 
 
 def document(m: Material) -> list[Block]:
@@ -37,17 +37,17 @@ def _summary(m: Material) -> Section:
     sentences = []
     for i, p in enumerate(m.study.policies):
         r, speed = stats.rates(p), stats.speeds(p.rows)
-        tokens = dict(words.took(total(p)))
+        tokens = dict(formatting.took(total(p)))
         rows.append(
             [
                 Cell(p.name, href=f"#policy-{i}"),
                 rate(r.compiled),
                 rate(r.correct),
-                words.between(r.correct.low, r.correct.high) or words.NONE,
+                formatting.between(r.correct.low, r.correct.high) or formatting.NONE,
                 _best_pass(p),
-                Cell(words.NONE) if speed is None else mean(speed.geometric_mean),
-                words.NONE if speed is None else words.times(speed.spread.median),
-                Cell(words.NONE) if speed is None else rate(speed.slower),
+                Cell(formatting.NONE) if speed is None else mean(speed.geometric_mean),
+                formatting.NONE if speed is None else formatting.times(speed.spread.median),
+                Cell(formatting.NONE) if speed is None else rate(speed.slower),
                 tokens["LLM calls"],
                 tokens["tokens"],
                 tokens["gradings"],
@@ -76,13 +76,13 @@ def _summary(m: Material) -> Section:
 def _sentence(p: PolicyStudy, r: stats.Rates, speed: stats.Speeds | None) -> str:
     if r.correct.rate is None:
         return f"{p.name}: no answer could be judged ({r.masked} were lost to infrastructure faults)."
-    text = f"{p.name} answers {r.correct.k} of {r.correct.n} correctly ({words.percent(r.correct.rate)}"
-    text += f", 95 % {words.between(r.correct.low, r.correct.high)}); {r.compiled.k} compile"
+    text = f"{p.name} answers {r.correct.k} of {r.correct.n} correctly ({formatting.percent(r.correct.rate)}"
+    text += f", 95 % {formatting.between(r.correct.low, r.correct.high)}); {r.compiled.k} compile"
     if r.masked:
         text += f"; {r.masked} more were not judged"
     if speed is not None:
         text += f". Of {speed.n} correct kernels that were timed {speed.slower.k} are slower than eager"
-        text += f"; the geometric mean is {words.times(speed.geometric_mean.value)}"
+        text += f"; the geometric mean is {formatting.times(speed.geometric_mean.value)}"
     elif not p.timed:
         text += ". Nothing was timed on this machine"
     return text + "."
@@ -91,26 +91,29 @@ def _sentence(p: PolicyStudy, r: stats.Rates, speed: stats.Speeds | None) -> str
 def _best_pass(p: PolicyStudy) -> str:
     found = stats.pass_at(p.rows)
     k = max(found, default=1)
-    return f"pass@{k} {words.percent(found[k].value)}" if k > 1 else words.NONE
+    return f"pass@{k} {formatting.percent(found[k].value)}" if k > 1 else formatting.NONE
 
 
 def _answers(m: Material, p: PolicyStudy, index: int) -> Section:
     r = stats.rates(p)
     cards = [
         ("answers", str(r.correct.n)),
-        ("compiles", words.percent(r.compiled.rate)),
-        ("correct", words.percent(r.correct.rate)),
+        ("compiles", formatting.percent(r.compiled.rate)),
+        ("correct", formatting.percent(r.correct.rate)),
     ]
     if r.masked:
         cards.insert(1, ("not judged", str(r.masked)))
     speed = stats.speeds(p.rows)
-    cards.append(("geomean speedup", words.times(speed.geometric_mean.value if speed else None)))
+    cards.append(("geomean speedup", formatting.times(speed.geometric_mean.value if speed else None)))
     summed = {"wall time": "wall time, all answers"}  # several are asked for at a time
-    cards += [(summed.get(k, k), v) for k, v in words.took(total(p)) if v != words.NONE]
+    cards += [(summed.get(k, k), v) for k, v in formatting.took(total(p)) if v != formatting.NONE]
     passes = stats.pass_at(p.rows)
-    texts = [Text(line, quiet=True) for line in (words.manifest_line(p.manifest), words.about_line(p.about)) if line]
+    texts = [Text(line, quiet=True) for line in (formatting.manifest_line(p.manifest), formatting.about_line(p.about)) if line]
     if len(passes) > 1:
-        told = (f"pass@{k} {words.percent(v.value)} ({words.between(v.low, v.high) or 'no interval'})" for k, v in passes.items())
+        told = (
+            f"pass@{k} {formatting.percent(v.value)} ({formatting.between(v.low, v.high) or 'no interval'})"
+            for k, v in passes.items()
+        )
         texts.append(Text(", ".join(told)))
     names = (
         ("task", ""),
@@ -143,24 +146,24 @@ def _answer(m: Material, r: Row) -> list[Cell | str]:
     raw = r.raw
     c, e = raw.get("cases"), raw.get("evidence") or {}
     seconds = (raw.get("seconds") or {}).get("total")
-    told = dict(words.took(r.spent))
+    told = dict(formatting.took(r.spent))
     return [
         Cell(label(r), href=m.pages.get(r.task)),
         Cell(r.verdict.replace("_", " "), style=f"v {r.verdict}"),
-        f"{c['passed']}/{c['total']}" if c else words.NONE,
-        words.size(e.get("moved_bytes")),
-        words.size(e.get("ideal_bytes")),
-        words.NONE if r.traffic is None else f"{r.traffic:.2f}",
-        words.NONE if r.launches is None else str(r.launches),
-        Cell(words.NONE)
+        f"{c['passed']}/{c['total']}" if c else formatting.NONE,
+        formatting.size(e.get("moved_bytes")),
+        formatting.size(e.get("ideal_bytes")),
+        formatting.NONE if r.traffic is None else f"{r.traffic:.2f}",
+        formatting.NONE if r.launches is None else str(r.launches),
+        Cell(formatting.NONE)
         if r.speedup is None
-        else Cell(words.times(r.speedup), title=f"95 %: {words.between(r.low, r.high, words.times)}"),
-        words.NONE if seconds is None else f"{seconds:.2f}",
+        else Cell(formatting.times(r.speedup), title=f"95 %: {formatting.between(r.low, r.high, formatting.times)}"),
+        formatting.NONE if seconds is None else f"{seconds:.2f}",
         told["LLM calls"],
         told["tokens"],
         told["gradings"],
         told["wall time"],
-        Cell(words.reason(r.message, r.correct), style="why"),
+        Cell(formatting.reason(r.message, r.correct), style="why"),
     ]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kbx_env.eval import stats
-from kbx_env.eval.pages import words
+from kbx_env.eval.pages import formatting
 from kbx_env.eval.pages.blocks import Cell, Column, Heading, Section, Table, Text
-from kbx_env.eval.pages.material import ANSWERS, Material, figure, label, total
+from kbx_env.eval.pages.context import ANSWERS, Material, figure, label, total
 
 _STAGES = ("scale", "rounding", "packed operands", "integer product", "result")
 
@@ -17,7 +17,7 @@ def fusion(m: Material) -> Section | None:
         for c in m.study.categories:
             t = stats.traffic(p, c)
             if t.ratio is not None:
-                launches = words.NONE if t.launches.median is None else f"{t.launches.median:.1f}"
+                launches = formatting.NONE if t.launches.median is None else f"{t.launches.median:.1f}"
                 rows.append([p.name, c, str(t.ratios.n), f"{t.ratio:.2f}", f"{t.ratios.median:.2f}", launches])
     if not rows:
         return None
@@ -46,11 +46,11 @@ def quantization(m: Material) -> Section | None:
 def spent(m: Material) -> Section | None:
     """Calls, tokens, dollars, own tests, gradings and wall time of policies that ask a model."""
     rows = [
-        [p.name, *(v for _, v in words.took(total(p)))] for p in m.study.policies if any(r.spent.get("calls") for r in p.rows)
+        [p.name, *(v for _, v in formatting.took(total(p)))] for p in m.study.policies if any(r.spent.get("calls") for r in p.rows)
     ]
     if not rows:
         return None
-    columns = [Column(n, i > 0) for i, n in enumerate(("policy", *(k for k, _ in words.took(total(m.study.policies[0])))))]
+    columns = [Column(n, i > 0) for i, n in enumerate(("policy", *(k for k, _ in formatting.took(total(m.study.policies[0])))))]
     return Section("spent", [Heading("What it took"), Table(columns, rows), *figure(m, "cost"), *figure(m, "pass_at_k")])
 
 
@@ -77,15 +77,15 @@ def portable(m: Material) -> Section | None:
             p.policy,
             p.target,
             p.category or "all",
-            words.NONE if p.portable is None else f"{p.portable} of {p.answers}",
-            words.amount(p.registers_median),
-            words.amount(p.registers_max),
-            words.amount(p.spilling),
-            words.size(p.shared_max),
-            words.size(p.shared_limit),
-            words.amount(p.over_limit),
-            words.amount(p.occupancy_median),
-            words.amount(p.occupancy_min),
+            formatting.NONE if p.portable is None else f"{p.portable} of {p.answers}",
+            formatting.amount(p.registers_median),
+            formatting.amount(p.registers_max),
+            formatting.amount(p.spilling),
+            formatting.size(p.shared_max),
+            formatting.size(p.shared_limit),
+            formatting.amount(p.over_limit),
+            formatting.amount(p.occupancy_median),
+            formatting.amount(p.occupancy_min),
         ]
         for p in m.portable
         if p.answers
@@ -113,12 +113,12 @@ def beside(m: Material) -> Section | None:
         own = "contract" if other == "paper" else "paper"
         texts.append(
             Text(
-                f"{name}: {words.percent(b['summary']['correct_rate'])} correct under the {other} grading; "
+                f"{name}: {formatting.percent(b['summary']['correct_rate'])} correct under the {other} grading; "
                 f"{len(b['differs'])} answers differ."
             )
         )
         for d in b["differs"]:
-            message = words.reason(d["message"], False)
+            message = formatting.reason(d["message"], False)
             rows.append([name, Cell(d["task"], href=m.pages.get(d["task"])), d[own], d[other], Cell(message, style="why")])
     if not texts:
         return None

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from kbx_env.eval import devices, models, stats
 from kbx_env.eval.calibration import sentence
-from kbx_env.eval.pages import words
+from kbx_env.eval.pages import formatting
 from kbx_env.eval.pages.blocks import Block, Cell, Column, Heading, Section, Table, Text
-from kbx_env.eval.pages.material import Material, evidence_of, figure, rate
-from kbx_env.eval.study import Row
+from kbx_env.eval.pages.context import Material, evidence_of, figure, rate
+from kbx_env.eval.report_data import Row
 
 
 def where(m: Material) -> Section:
@@ -53,11 +53,11 @@ def speed(m: Material) -> Section | None:
                 [
                     p.name,
                     str(s.n),
-                    words.times(s.geometric_mean.value),
-                    words.between(s.geometric_mean.low, s.geometric_mean.high, words.times) or words.NONE,
-                    words.times(s.spread.median),
-                    f"{words.times(s.spread.q1)} to {words.times(s.spread.q3)}",
-                    words.times(s.arithmetic_mean),
+                    formatting.times(s.geometric_mean.value),
+                    formatting.between(s.geometric_mean.low, s.geometric_mean.high, formatting.times) or formatting.NONE,
+                    formatting.times(s.spread.median),
+                    f"{formatting.times(s.spread.q1)} to {formatting.times(s.spread.q3)}",
+                    formatting.times(s.arithmetic_mean),
                     rate(s.slower),
                     rate(s.slower_surely),
                     rate(s.faster_surely),
@@ -83,8 +83,8 @@ def speed(m: Material) -> Section | None:
     for p in m.study.policies:
         compiled = against_compile(p.rows)
         if compiled is not None:
-            told = words.between(compiled[0].low, compiled[0].high, words.times)
-            text = f"{p.name} against torch.compile: {words.times(compiled[0].value)}{f' ({told})' if told else ''}, "
+            told = formatting.between(compiled[0].low, compiled[0].high, formatting.times)
+            text = f"{p.name} against torch.compile: {formatting.times(compiled[0].value)}{f' ({told})' if told else ''}, "
             text += f"geometric mean over the {compiled[1]} correct kernels for which it is known."
             blocks.append(Text(text))
     noise = models.noise(m.study)
@@ -96,7 +96,7 @@ def speed(m: Material) -> Section | None:
     calibrated = {id(aa): aa for p in m.study.policies if (aa := p.manifest.get("aa"))}
     blocks += [Text(sentence(aa), quiet=True) for aa in calibrated.values()]
     for a in devices.across(m.study):
-        means = ", ".join(f"{device} {words.times(mean)}" for device, mean in a.geometric_means.items())
+        means = ", ".join(f"{device} {formatting.times(mean)}" for device, mean in a.geometric_means.items())
         text = f"{a.policy} on {len(a.devices)} devices ({means}): the speedup of a task differs by a factor of {a.median:.2f} "
         text += f"in the median of {a.tasks} tasks, of {a.worst:.1f} at most ({a.worst_task}); "
         text += f"{a.mixed} are faster than eager on one and slower on another."
@@ -116,11 +116,11 @@ def rounds(m: Material) -> Section | None:
                 str(r.round + 1),
                 rate(r.compiled),
                 rate(r.correct),
-                words.NONE if r.speedup is None else words.times(r.speedup),
+                formatting.NONE if r.speedup is None else formatting.times(r.speedup),
                 str(r.rescued),
-                words.NONE if r.rescued_speedup is None else words.times(r.rescued_speedup),
+                formatting.NONE if r.rescued_speedup is None else formatting.times(r.rescued_speedup),
                 str(r.persistent),
-                words.NONE if r.persistent_speedup is None else words.times(r.persistent_speedup),
+                formatting.NONE if r.persistent_speedup is None else formatting.times(r.persistent_speedup),
             ]
             for r in found.rounds
         ]
@@ -148,7 +148,7 @@ def why(m: Material) -> Section | None:
         rows = [
             [
                 " and ".join(f.factors),
-                words.percent(f.explained),
+                formatting.percent(f.explained),
                 str(f.df),
                 f"{f.adjusted:.3f}",
                 f"{f.deviance:.1f} of {f.null:.1f}",
@@ -170,8 +170,9 @@ def why(m: Material) -> Section | None:
         p = a.permutation
         blocks.append(
             Text(
-                f"Exchanging the policies within tasks at random explains {words.percent(p.by_chance)} on average; as they are "
-                f"they explain {words.percent(p.explained)} (p {_p(p.p)}, {p.draws} draws)."
+                f"Exchanging the policies within tasks at random explains {formatting.percent(p.by_chance)} on average; as they "
+                "are "
+                f"they explain {formatting.percent(p.explained)} (p {_p(p.p)}, {p.draws} draws)."
             )
         )
     for reason in dict.fromkeys(a.reasons.values()):

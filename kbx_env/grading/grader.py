@@ -16,15 +16,15 @@ from typing import Any
 import torch
 
 from kbx_env.backends import cost
-from kbx_env.catalog import load_task
 from kbx_env.errors import SandboxError, UnknownName, UsageError
-from kbx_env.grading.defences import Defence, chosen
-from kbx_env.grading.places import Places
+from kbx_env.grading.ablations import DefenceLayer, chosen
+from kbx_env.grading.pipeline import GradingPipeline, OutcomeBuilder
+from kbx_env.grading.runtime.runner_pool import RunnerPool
+from kbx_env.grading.runtime.zygote_client import Zygote
 from kbx_env.grading.sizes import SIZES
-from kbx_env.grading.stages import Grading, Record
-from kbx_env.grading.workers import Zygote
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
-from kbx_env.task import Task
+from kbx_env.spec.catalog import load_task
+from kbx_env.spec.task import Task
 
 # A process that was forked after torch had started its OpenMP threads would wait for them forever: they are not there.
 os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
@@ -62,14 +62,14 @@ class Grader:
 
         Args:
             attempts: gradings of one source before an infrastructure fault is final.
-            without: layers of defence to leave out (``kbx_env.grading.defences``), to see what they are worth. Such
+            without: layers of defence to leave out (``kbx_env.grading.ablations``), to see what they are worth. Such
                 outcomes say so and are never paid.
         """
         self._zygote: Zygote | None = None
         self._lock = threading.Lock()
         self._attempts = attempts
         self.without = chosen(without)
-        self.places = Places()
+        self.places = RunnerPool()
 
     def __enter__(self) -> Grader:
         return self
@@ -81,7 +81,7 @@ class Grader:
         """End the zygote."""
         with self._lock:
             zygote, self._zygote = self._zygote, None
-            places, self.places = self.places, Places()
+            places, self.places = self.places, RunnerPool()
         places.close()
         if zygote is not None:
             zygote.close()
@@ -163,13 +163,13 @@ class Grader:
             raise UsageError(NEEDS_TIMES.format("compiled=True"))
         data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
         secret = secrets.token_bytes(32) if seed is None else b"fixed:%d" % seed
-        if Defence.SECRET in self.without:
+        if DefenceLayer.SECRET in self.without:
             secret = b"fixed:0"
         start = time.perf_counter()
         outcome: Outcome | None = None
         faults: list[str] = []
         for attempt in range(1, self._attempts + 1):
-            record = Record(
+            record = OutcomeBuilder(
                 task, backend, grading, hashlib.sha256(data).hexdigest(), _manifest(task, backend, seed, split)
             )
             record.manifest |= {"attempt": attempt, "torch_ops": torch_ops, "sizes": sizes}
@@ -178,7 +178,7 @@ class Grader:
             if self.without:
                 record.manifest["without"] = sorted(self.without)
             try:
-                outcome = Grading(
+                outcome = GradingPipeline(
                     self, record, chosen, split, secret, timing, wall, estimate, torch_ops, compiled, sizes
                 ).run(data)
             except SandboxError as e:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from kbx_env import laws
 from kbx_env.errors import DeclarationError
-from kbx_env.task import Case, Task, shape_of
-from kbx_env.wire import DTYPES
+from kbx_env.protocol.wire import DTYPES
+from kbx_env.spec import input_distributions as dists
+from kbx_env.spec.task import Case, Task, shape_of
 
 LARGE = 1 << 20
 """Above this size fp32 normals stand in for fp64 ones: dense enough, and four times faster for timing cases."""
@@ -100,7 +100,7 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
     return q if x.shape[-2] >= x.shape[-1] else q.mT
 
 
-def _matrix(law: laws.Law, shape: tuple[int, ...], g: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+def _matrix(law: dists.Distribution, shape: tuple[int, ...], g: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
     """Laws of whole matrices, which act on the last two axes."""
     kind = torch.complex128 if dtype.is_complex else torch.float64
     m, n = shape[-2:]
@@ -110,21 +110,21 @@ def _matrix(law: laws.Law, shape: tuple[int, ...], g: torch.Generator, dtype: to
 
     eye = torch.eye(m, n, dtype=kind, device=g.device)
     match law:
-        case laws.SPD(shift):
+        case dists.SPD(shift):
             x = normal()
             return x @ x.mH / n + shift * eye
-        case laws.Symmetric(shift, hermitian):
+        case dists.Symmetric(shift, hermitian):
             x = normal()
             return (x + (x.mH if hermitian else x.mT)) / math.sqrt(2 * n) + shift * eye
-        case laws.Dominant(shift):
+        case dists.Dominant(shift):
             return normal() / math.sqrt(n) + shift * eye
-        case laws.Triangular(upper):
+        case dists.Triangular(upper):
             x = normal() / n
             x = x.triu(1) if upper else x.tril(-1)
             return x + eye * (1 + normal().abs())
-        case laws.Orthogonal():
+        case dists.Orthogonal():
             return _unit(normal())
-        case laws.Spectrum(values, symmetric):
+        case dists.Spectrum(values, symmetric):
             k = min(m, n)
             s = torch.tensor((values * (k // len(values) + 1))[:k] if len(values) == 1 else (values + (0.0,) * k)[:k])
             u = _unit(normal(*shape[:-2], m, k))
@@ -134,10 +134,10 @@ def _matrix(law: laws.Law, shape: tuple[int, ...], g: torch.Generator, dtype: to
     raise DeclarationError(f"no way to draw {law}")
 
 
-MATRICES = (laws.SPD, laws.Symmetric, laws.Dominant, laws.Triangular, laws.Orthogonal, laws.Spectrum)
+MATRICES = (dists.SPD, dists.Symmetric, dists.Dominant, dists.Triangular, dists.Orthogonal, dists.Spectrum)
 
 
-def _values(law: laws.Law, shape: tuple[int, ...], case: Case, g: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+def _values(law: dists.Distribution, shape: tuple[int, ...], case: Case, g: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
     n = math.prod(shape)
     if n == 0:
         return torch.zeros(shape, dtype=torch.float64, device=g.device)
@@ -155,47 +155,47 @@ def _values(law: laws.Law, shape: tuple[int, ...], case: Case, g: torch.Generato
         return torch.rand(shape, generator=g, dtype=kind, device=g.device)
 
     match law:
-        case laws.Normal(mean, scale, clamp):
+        case dists.Normal(mean, scale, clamp):
             x = mean + scale * normal()
             return x.clamp(-clamp, clamp) if clamp is not None else x
-        case laws.Outlier(p, scale, clamp):
+        case dists.Outlier(p, scale, clamp):
             x = normal()
             x = torch.where(uniform() < p, x * scale, x)
             return x.clamp(-clamp, clamp) if clamp is not None else x
-        case laws.Uniform(low, high):
+        case dists.Uniform(low, high):
             return low + (high - low) * uniform()
-        case laws.HalfNormal(offset, scale):
+        case dists.HalfNormal(offset, scale):
             return offset + scale * normal().abs()
-        case laws.Literal(values):
+        case dists.Literal(values):
             return (
                 torch.tensor(values, dtype=torch.float64, device=g.device)
                 .repeat(n // len(values) + 1)[:n]
                 .reshape(shape)
             )
-        case laws.Shuffled(values):
+        case dists.Shuffled(values):
             order = torch.randperm(n, generator=g, device=g.device)
             return torch.tensor(values, dtype=torch.float64, device=g.device)[order % len(values)].reshape(shape)
-        case laws.Signed(values):
+        case dists.Signed(values):
             sign = 1.0 - 2.0 * torch.randint(0, 2, (n,), generator=g, device=g.device).to(torch.float64)
             cycle = torch.arange(n, device=g.device) % len(values)
             return (torch.tensor(values, dtype=torch.float64, device=g.device)[cycle] * sign).reshape(shape)
-        case laws.Places(size, dim):
+        case dists.Places(size, dim):
             return _places(shape, size, dim, g)
-        case laws.Linspace(low, high):
+        case dists.Linspace(low, high):
             return torch.linspace(low, high, n, dtype=torch.float64, device=g.device).reshape(shape)
-        case laws.Ints(low, high, special, p):
+        case dists.Ints(low, high, special, p):
             # Large integers differ in bits that no floating-point number holds.
             x = torch.randint(low, _bound(high, case), shape, generator=g, device=g.device)
             return torch.where(uniform() < p, special, x) if special is not None else x
-        case laws.Distinct():
+        case dists.Distinct():
             return _distinct(n, dtype, g).reshape(shape)
-        case laws.Bernoulli(p):
+        case dists.Bernoulli(p):
             return (uniform() < p).to(kind)
-        case laws.Constant(value):
+        case dists.Constant(value):
             return torch.full(shape, float(value), dtype=torch.float64, device=g.device)
-        case laws.Eye():
+        case dists.Eye():
             return torch.eye(shape[-2], shape[-1], dtype=torch.float64, device=g.device).expand(shape).clone()
-        case laws.Choice(values):
+        case dists.Choice(values):
             picks = torch.randint(0, len(values), shape, generator=g, device=g.device)
             return torch.tensor(values, dtype=torch.float64, device=g.device)[picks]
     raise DeclarationError(f"no way to draw {law}")

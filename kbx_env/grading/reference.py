@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
-from kbx_env.wire import DTYPES, assembled
+from kbx_env.protocol.wire import DTYPES, assembled
+from kbx_env.spec.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 
 HALVES = (torch.float16, torch.bfloat16)
 

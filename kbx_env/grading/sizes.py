@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from kbx_env.errors import DeclarationError
-from kbx_env.grading import floor
-from kbx_env.task import Case, Ints, Law, Literal, Places, Shuffled, Signed, Task, shape_of
+from kbx_env.grading import compulsory_work
+from kbx_env.spec.task import Case, Distribution, Ints, Literal, Places, Shuffled, Signed, Task, shape_of
 
 SIZES = ("published", "held-out")
 SHARES = (0.75, 0.875)
@@ -52,9 +52,9 @@ def held_out(task: Task) -> tuple[Case, ...]:
 
 def work(task: Task, case: Case) -> tuple[float, float]:
     """Bytes (of the inputs, or as declared) and operations of a case: to compare cases, no lower bounds."""
-    declared = floor.declared_bytes(task, case)
-    moved = float(floor.input_bytes(task, case)) if declared is None else declared
-    return moved, float(floor.operations(task, case))
+    declared = compulsory_work.declared_bytes(task, case)
+    moved = float(compulsory_work.input_bytes(task, case)) if declared is None else declared
+    return moved, float(compulsory_work.operations(task, case))
 
 
 def similar(task: Task, published: Case, other: Case) -> bool:
@@ -90,7 +90,7 @@ def resized(task: Task, case: Case, to: Mapping[int, int]) -> Case:
                 return value * new // old
         raise refuse(f"{what}={value}")
 
-    def law(given: Law) -> Law:
+    def law(given: Distribution) -> Distribution:
         if isinstance(given, Literal | Shuffled | Signed):
             raise refuse("listed values")
         if isinstance(given, Places):

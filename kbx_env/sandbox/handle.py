@@ -17,7 +17,7 @@ from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime.errors import OutOfResources
 
 from kbx_env.backends.cost.cubin import Resources, resources
-from kbx_env.sandbox.standin import SHARED_LIMIT
+from kbx_env.sandbox.fake_cuda.driver import SHARED_LIMIT
 
 _REGISTERS, _THREADS = 65536, 1024
 

@@ -26,9 +26,9 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, compute_cache_key
 
 from kbx_env.backends.cost.cubin import resources
+from kbx_env.sandbox.fake_cuda.driver import SHARED_LIMIT, TARGETS, StandInDriver
 from kbx_env.sandbox.handle import Handle, watch
 from kbx_env.sandbox.recorder import Recorder
-from kbx_env.sandbox.standin import SHARED_LIMIT, TARGETS, StandInDriver
 
 
 @dataclasses.dataclass

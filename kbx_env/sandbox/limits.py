@@ -21,23 +21,9 @@ _CLOSED = (
     "signal.pthread_kill", "code.__new__", "cpython.run_command",
 )  # fmt: skip
 _HIDDEN = (
-    "kbx_env.tasks",
-    "kbx_env.grading",
-    "kbx_env.rewards",
-    "kbx_env.baselines",
-    "kbx_env.store",
-    "kbx_env.executor",
-    "kbx_env.lanes",
-    "kbx_env.waiting",
-    "kbx_env.many",
-    "kbx_env.episode",
-    "kbx_env.scripts",
-    "kbx_env.calls_cli",
-    "kbx_env.eval",
-    "kbx_env.train",
-    "kbx_env.ray_lane",
-    "kbx_env.ray_session",
-)
+    "kbx_env.tasks", "kbx_env.grading", "kbx_env.rewards", "kbx_env.baselines", "kbx_env.store", "kbx_env.executor", "kbx_env.envs",
+    "kbx_env.cli", "kbx_env.eval", "kbx_env.train",
+)  # fmt: skip
 _FOREIGN = ("numpy.ctypeslib", "cffi", "numba", "cupy", "jax", "tensorflow", "torch.utils.cpp_extension",
             "torch._inductor", "torch._dynamo", "multiprocessing", "scipy")  # fmt: skip
 

@@ -17,8 +17,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kbx_env.backends.engine import may_copy
+from kbx_env.sandbox.fake_cuda.driver import at_home
 from kbx_env.sandbox.firewall import Log
-from kbx_env.sandbox.standin import at_home
 
 HOST_ELEMENTS = 4096
 """Constants that one call may bring from the host: sizes, offsets, seeds, small tables."""

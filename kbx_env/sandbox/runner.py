@@ -20,14 +20,15 @@ from typing import Any
 import torch
 import triton
 
-from kbx_env import wire
-from kbx_env.sandbox import calm, firewall, limits, standin
-from kbx_env.sandbox.confine import confine, unhidden
-from kbx_env.sandbox.driver import Driver
+from kbx_env.confinement import confine, unhidden
+from kbx_env.device.driver import Driver
+from kbx_env.device.ipc_runner import IpcSender
+from kbx_env.device.stopwatch import Stopwatch
+from kbx_env.protocol import wire
+from kbx_env.sandbox import firewall, limits, noop_stubs
+from kbx_env.sandbox.fake_cuda import driver
 from kbx_env.sandbox.launches import Interceptor, quick_launchers
-from kbx_env.sandbox.mail import Mail
 from kbx_env.sandbox.recorder import Ask, Recorder, install, recording
-from kbx_env.sandbox.stopwatch import Stopwatch
 
 LARGE = 64 << 20
 """Bytes from which on memory comes from the kernel as zeros, page by page when it is touched."""
@@ -68,10 +69,10 @@ class Runner:
         self.walls = firewall.install("cuda" if self.device == "cuda" else "cpu", self.log, without)
         if "lockdown" not in without:
             limits.watch(self.log, self.folder, lambda: not self.trusted and not self.interceptor.busy)
-        calm.install()
+        noop_stubs.install()
         if self.recorder is not None:
             install(self.recorder)
-            standin.install()
+            driver.install()
         # What the clock uses of torch it must hold before the submission can replace it.
         self.stopwatch = Stopwatch("cuda", guards=True) if self.device == "cuda" else None
         self.module: dict[str, Any] = {}
@@ -181,7 +182,7 @@ class Runner:
         assert self.recorder is not None
         if type(value) not in _TENSORS:
             return {"k": "other", "type": type(value).__name__}
-        if standin.real_device(value).type != "cpu" or value.layout != torch.strided or value.dtype not in wire.NAMES:
+        if driver.real_device(value).type != "cpu" or value.layout != torch.strided or value.dtype not in wire.NAMES:
             return {"k": "other", "type": f"{value.layout} {value.dtype} tensor"}
         return {"k": "view", "view": self.recorder.view(value.detach()), "requires_grad": value.requires_grad}
 
@@ -190,7 +191,7 @@ class Runner:
         return {"builds": self.interceptor.build(list(header["targets"]))}
 
     def time(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
-        """Timing commands (CUDA only); see ``sandbox/stopwatch.py``."""
+        """Timing commands (CUDA only); see ``device/stopwatch.py``."""
         watch = self.stopwatch
         if watch is None:
             raise ValueError("there is no clock on this device")
@@ -259,12 +260,12 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 """A subclass would run its own code whenever it is looked at."""
 
 
-def _mail(handle: str | None) -> Mail:
+def _mail(handle: str | None) -> IpcSender:
     """The way for large tensors; where the driver does not lend memory to another process, there is none."""
     tools = Driver()
     with contextlib.suppress(RuntimeError):
-        return Mail(tools, bytes.fromhex(handle) if handle else None)
-    return Mail(tools, None)
+        return IpcSender(tools, bytes.fromhex(handle) if handle else None)
+    return IpcSender(tools, None)
 
 
 def _results(result: Any) -> tuple[bool, list[Any]]:

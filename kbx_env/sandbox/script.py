@@ -1,4 +1,4 @@
-"""The child side of ``kbx_env.scripts``: one script that a policy wrote, confined, and the process that watches over it.
+"""The child side of ``grading/runtime/policy_script.py``: one script that a policy wrote, confined, and its watcher.
 
 Started by ``BOOT`` with its arguments: the folder of the package, a socket, the script's folder, the entry, the backend, the
 deadline (monotonic seconds) and whether namespaces may be used. The watcher runs nothing of the script's. It forks it, where the
@@ -22,9 +22,10 @@ import sys
 import time
 from typing import Any, NoReturn
 
+from kbx_env.confinement import around, confine
+from kbx_env.protocol.status import ALIVE
 from kbx_env.sandbox import limits
-from kbx_env.sandbox.confine import around, confine
-from kbx_env.sandbox.zygote import ALIVE, Children
+from kbx_env.sandbox.zygote import Children
 
 BOOT = """
 import sys

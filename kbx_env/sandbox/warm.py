@@ -10,7 +10,7 @@ import triton.language as tl
 from triton.compiler import ASTSource
 
 from kbx_env.sandbox import firewall
-from kbx_env.sandbox.standin import TARGETS
+from kbx_env.sandbox.fake_cuda.driver import TARGETS
 
 
 @triton.jit

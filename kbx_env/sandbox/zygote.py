@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-ALIVE = 1000
-"""Told instead of an exit status of a process that has not ended."""
+from kbx_env.protocol.status import ALIVE
+
 FATE_SECONDS = 0.5
 """How long a process may take to end whose socket has closed."""
 _SUBREAPER = 36

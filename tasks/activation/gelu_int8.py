@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from kbx_env.tasks._cases import pointwise, stream
 
-from kbx_env.task import Case, Choice, Cost, Ints, Linspace, Paper, T, task
-from kbx_env.truth import Exact
+from kbx_env.spec.criteria import Exact
+from kbx_env.spec.task import Case, Choice, Cost, Ints, Linspace, Paper, T, task
 
 KINDS = ({"approximate": "none"}, {"approximate": "tanh"})
 

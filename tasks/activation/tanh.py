@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import pointwise, stream
 
-from kbx_env.task import Case, Choice, Constant, Cost, Linspace, Normal, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Linspace, Normal, Paper, T, task
 
 INF, NAN = float("inf"), float("nan")
 GIVEN = {"given": ("out_tensor",), "draw": Normal(scale=2)}

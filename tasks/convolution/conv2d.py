@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from kbx_env.tasks._conv import IMAGE, READS, SMALL, conv_timed
 
-from kbx_env.task import Case, Cost, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Outlier, Paper, T, task
 
 
 @task(

@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from kbx_env.tasks._conv import TF32
 
-from kbx_env.task import Case, Cost, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Outlier, Paper, T, task
 
 SMALL = {"N": 1, "C": 3, "H": 5, "W": 5, "D": 2, "R": 3, "S": 3, "O": 2}
 IMAGE = {"N": 2, "C": 6, "H": 9, "W": 11, "D": 4, "R": 3, "S": 3, "O": 4}

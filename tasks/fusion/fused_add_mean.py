@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import stream
 
-from kbx_env.task import Case, Cost, DtypeArg, Literal, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, DtypeArg, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 BIG = {"*a": (128, 256), "*b": (128, 256)}
 F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))

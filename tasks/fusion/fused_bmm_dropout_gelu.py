@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Case, Constant, Cost, Eye, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close, Dropout
+from kbx_env.spec.criteria import Close, Dropout
+from kbx_env.spec.task import Case, Constant, Cost, Eye, Outlier, Paper, T, Uniform, task
 
 SMALL = {"B": 2, "N": 3, "M": 4, "P": 5}
 MIDDLE = {"B": 2, "N": 32, "M": 64, "P": 48}

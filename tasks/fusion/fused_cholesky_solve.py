@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import SPD, Case, Cost, Literal, Outlier, Paper, Spectrum, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import SPD, Case, Cost, Literal, Outlier, Paper, Spectrum, T, task
 
 GRADED = Spectrum(*(4 * 0.97**i for i in range(128)), symmetric=True)
 WIDE = {"A": Spectrum(*(50 * 0.9**i for i in range(40)), symmetric=True)}

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Choice, Cost, Literal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, Literal, Outlier, Paper, T, Uniform, task
 
 TOY = {"N": 1, "C": 1, "L": 5}
 MIDDLE = {"N": 4, "C": 16, "L": 256}

@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import pointwise, stream
 
-from kbx_env.task import Choice, Cost, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Choice, Cost, Paper, T, Uniform, task
 
 EDGES = Choice(0.0, -0.0, 1e4, -3e4, 1e-20, 3.14159265, 1.5707963, 1.57079625, -4.712389, 7.8539815)
 

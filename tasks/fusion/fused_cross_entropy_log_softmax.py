@@ -2,8 +2,8 @@
 
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 ROWS = {"B": 64, "C": 100}
 IGNORED = {"target": Ints(0, "C", special=-100, p=0.3)}

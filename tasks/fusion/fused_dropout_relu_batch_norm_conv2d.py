@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Case, Choice, Constant, Cost, Paper, task
-from kbx_env.truth import Close, Dropout
+from kbx_env.spec.criteria import Close, Dropout
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Paper, task
 
 
 @task(

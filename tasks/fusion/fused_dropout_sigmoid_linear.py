@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from kbx_env.tasks._linear import FLOPS, TAKES, linear_cases, linear_timed
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Case, Constant, Cost, Paper, task
-from kbx_env.truth import Close, Dropout
+from kbx_env.spec.criteria import Close, Dropout
+from kbx_env.spec.task import Case, Constant, Cost, Paper, task
 
 
 @task(

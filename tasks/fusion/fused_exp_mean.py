@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import stream
 
-from kbx_env.task import Case, Cost, DtypeArg, Linspace, Literal, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, DtypeArg, Linspace, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
 

@@ -2,8 +2,8 @@
 
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Cost, Outlier, Paper, T, task
-from kbx_env.truth import Windows
+from kbx_env.spec.criteria import Windows
+from kbx_env.spec.task import Case, Cost, Outlier, Paper, T, task
 
 SMALL = {"N": 1, "C": 1, "H": 8, "W": 8}
 MANY = {"N": 3, "C": 40, "H": 12, "W": 9}

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Bernoulli, Case, Cost, Ints, Literal, Outlier, Paper, T, task
-from kbx_env.truth import Exact
+from kbx_env.spec.criteria import Exact
+from kbx_env.spec.task import Bernoulli, Case, Cost, Ints, Literal, Outlier, Paper, T, task
 
 LONG = {"input": "i64"}
 

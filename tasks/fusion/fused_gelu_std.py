@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from kbx_env.tasks._cases import stream
 
-from kbx_env.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 TANH = {"approximate": "tanh"}
 

@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from kbx_env.tasks._cases import stream
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Case, Choice, Constant, Cost, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close, Dropout
+from kbx_env.spec.criteria import Close, Dropout
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Outlier, Paper, T, Uniform, task
 
 # For other rates than 1/2 and 3/4 no scaled value may fall on the threshold by rounding.
 GRID = Choice(*(k / 8 for k in range(-30, 0)), *(k / 8 for k in range(1, 31)))

@@ -2,8 +2,8 @@
 
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Constant, Cost, HalfNormal, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Outlier, Paper, T, task
 
 SMALL = {"N": 10, "C": 3, "*": (8, 8)}
 MIDDLE = {"N": 16, "C": 32, "*": (16, 16)}

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Choice, Cost, Ints, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, Ints, Outlier, Paper, T, task
 
 LONG = {"tensors.0": "i64", "tensors.1": "i64", "tensors.2": "i64"}
 GIVEN = ("tensors.2",)

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Bernoulli, Case, Choice, Cost, Ints, Literal, Paper, T, task
-from kbx_env.truth import Exact
+from kbx_env.spec.criteria import Exact
+from kbx_env.spec.task import Bernoulli, Case, Choice, Cost, Ints, Literal, Paper, T, task
 
 FLOATS = {"input": "f32", "other": "f32"}
 FEW = Ints(-5, 6)

@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from kbx_env.tasks._linear import FLOPS, TAKES, linear_cases, linear_timed
 
-from kbx_env.task import Cost, DtypeArg, Paper, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Cost, DtypeArg, Paper, task
 
 
 @task(

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from kbx_env.task import Bernoulli, Case, Cost, Linspace, Literal, Outlier, Paper, Shuffled, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Bernoulli, Case, Cost, Linspace, Literal, Outlier, Paper, Shuffled, T, task
 
 TANH = {"approximate": "tanh"}
 ALL = {"mask": Bernoulli(1.0)}

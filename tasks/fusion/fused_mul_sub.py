@@ -1,7 +1,7 @@
 """fusion/fused_mul_sub."""
 
-from kbx_env.task import Case, Choice, Cost, Literal, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, Literal, Outlier, Paper, T, task
 
 
 def _case(a, b, c, args=None, **more):

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Close, Dropout
+from kbx_env.spec.criteria import Close, Dropout
+from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
 
 HALF = {"input": "f16", "vec": "f16"}
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
 
 
 def _case(n, m, lead=None, args=None, **more):

@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, TAKES, TF32, conv_cases, conv_timed
 
-from kbx_env.task import Cost, Paper, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Cost, Paper, task
 
 POOLED = " * ".join((
     "N * C",

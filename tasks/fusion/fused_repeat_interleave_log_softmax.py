@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, Shuffled, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, Shuffled, T, task
 
 F32, F64 = {"dtype": DtypeArg("f32")}, {"dtype": DtypeArg("f64")}
 CYCLE = {"repeats": Shuffled(2, 0, 3, 1)}

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Constant, Cost, HalfNormal, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Outlier, Paper, T, task
 
 AFFINE = ("weight", "bias")
 FRESH = {"running_mean": Constant(0), "running_var": Constant(1)}

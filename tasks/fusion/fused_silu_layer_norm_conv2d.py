@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from kbx_env.tasks._conv import TF32, conv_cases, conv_reads, conv_timed
 
-from kbx_env.task import Cost, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Cost, Paper, T, task
 
 
 @task(

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Choice, Cost, DtypeArg, HalfNormal, Literal, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, DtypeArg, HalfNormal, Literal, Paper, T, Uniform, task
 
 SOME = HalfNormal(0.1)
 F64 = {"dtype": DtypeArg("f64")}

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, DtypeArg, Literal, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, DtypeArg, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 F64 = {"dtype": DtypeArg("f64")}
 

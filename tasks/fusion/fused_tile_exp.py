@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Choice, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 MOVED = "4 * numel(input) + 4 * copies * numel(input)"
 

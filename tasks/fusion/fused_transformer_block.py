@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
 
-from kbx_env.task import Case, Constant, Cost, Normal, Outlier, Paper, Spectrum, T, task
-from kbx_env.truth import Close, Dropout
+from kbx_env.spec.criteria import Close, Dropout
+from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, Spectrum, T, task
 
 SEEN = {"weight1": Normal(scale=0.05), "weight2": Spectrum(30.0)}
 """A multiple of an orthogonal matrix: the judge divides by it, to see which probabilities were dropped."""

@@ -1,7 +1,7 @@
 """index/index_fill_."""
 
-from kbx_env.task import Case, Cost, Ints, Literal, Outlier, Paper, T, task
-from kbx_env.truth import Exact
+from kbx_env.spec.criteria import Exact
+from kbx_env.spec.task import Case, Cost, Ints, Literal, Outlier, Paper, T, task
 
 
 def _case(shape, dim, k, value, **more):

@@ -1,7 +1,7 @@
 """index/permute_copy."""
 
-from kbx_env.task import Case, Choice, Cost, Ints, Literal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Exact
+from kbx_env.spec.criteria import Exact
+from kbx_env.spec.task import Case, Choice, Cost, Ints, Literal, Outlier, Paper, T, Uniform, task
 
 LONG = {"dtypes": {"input": "i64"}}
 

@@ -1,7 +1,7 @@
 """index/scatter."""
 
-from kbx_env.task import Case, Choice, Constant, Cost, Distinct, Ints, Literal, Outlier, Paper, Places, T, task
-from kbx_env.truth import Exact
+from kbx_env.spec.criteria import Exact
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Distinct, Ints, Literal, Outlier, Paper, Places, T, task
 
 
 def _case(x, i, dim, s=None, **more):

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import SPD, Case, Cost, Eye, Literal, Paper, Spectrum, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import SPD, Case, Cost, Eye, Literal, Paper, Spectrum, T, task
 
 UPPER = {"upper": True}
 F64, C64, C128 = ({"A": kind} for kind in ("f64", "c64", "c128"))

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, Dominant, Eye, Literal, Normal, Outlier, Paper, Symmetric, T, Uniform, task
-from kbx_env.truth import Invariant
+from kbx_env.spec.criteria import Invariant
+from kbx_env.spec.task import Case, Cost, Dominant, Eye, Literal, Normal, Outlier, Paper, Symmetric, T, Uniform, task
 
 F64 = {"A": "f64"}
 

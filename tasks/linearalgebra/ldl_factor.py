@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import SPD, Case, Choice, Cost, Literal, Paper, Spectrum, Symmetric, T, task
-from kbx_env.truth import Invariant
+from kbx_env.spec.criteria import Invariant
+from kbx_env.spec.task import SPD, Case, Choice, Cost, Literal, Paper, Spectrum, Symmetric, T, task
 
 HERMITIAN = {"hermitian": True}
 F64, C64 = {"A": "f64"}, {"A": "c64"}

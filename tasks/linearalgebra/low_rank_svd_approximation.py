@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, Literal, Paper, Spectrum, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Literal, Paper, Spectrum, T, task
 
 FALLING = Spectrum(*(8 * 0.75**i for i in range(64)))
 """Every cut falls into a gap of a quarter of the singular value."""

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, Dominant, Literal, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Invariant
+from kbx_env.spec.criteria import Invariant
+from kbx_env.spec.task import Case, Cost, Dominant, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 PLAIN = {"pivot": False}
 F64 = {"A": "f64"}

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import SPD, Case, Cost, Literal, Paper, Spectrum, Symmetric, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import SPD, Case, Cost, Literal, Paper, Spectrum, Symmetric, T, task
 
 MIXED = Spectrum(*((-1) ** i * (0.5 + 1.5 * i / 64) for i in range(64)), symmetric=True)
 """Eigenvalues of both signs, none nearer to 0 than 0.5."""

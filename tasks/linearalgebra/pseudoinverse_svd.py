@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, Dominant, Literal, Paper, Spectrum, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Dominant, Literal, Paper, Spectrum, T, task
 
 FALLING = Spectrum(*(4 * 0.95**i for i in range(64)))
 """Every singular value within a factor of 26."""

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Invariant
+from kbx_env.spec.criteria import Invariant
+from kbx_env.spec.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 REDUCED, COMPLETE, ONLY_R = {"mode": "reduced"}, {"mode": "complete"}, {"mode": "r"}
 F64 = {"A": "f64"}

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, Dominant, Literal, Orthogonal, Outlier, Paper, Spectrum, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Dominant, Literal, Orthogonal, Outlier, Paper, Spectrum, T, task
 
 FALLING = Spectrum(*(4 * 0.97**i for i in range(128)))
 """Condition numbers 1.6 (n = 16) to 48 (n = 128), and pivots all over the matrix."""

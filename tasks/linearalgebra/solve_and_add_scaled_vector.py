@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, Dominant, Literal, Outlier, Paper, T, Triangular, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Dominant, Literal, Outlier, Paper, T, Triangular, task
 
 DOUBLE = {"A": "f64", "b": "f64", "y": "f64"}
 TOY = {"A": Literal(2, 1, 0, 3), "b": Literal(5, 6, 7, 8), "y": Literal(1, 2)}

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import SPD, Case, Cost, Literal, Outlier, Paper, Spectrum, Symmetric, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import SPD, Case, Cost, Literal, Outlier, Paper, Spectrum, Symmetric, T, task
 
 HERMITIAN = {"hermitian": True}
 MIXED = Spectrum(*((-1) ** i * (0.5 + 1.5 * i / 128) for i in range(128)), symmetric=True)

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Invariant
+from kbx_env.spec.criteria import Invariant
+from kbx_env.spec.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, T, task
 
 FULL, THIN = {"full_matrices": True}, {"full_matrices": False}
 TALL = {"*": (), "m": 64, "n": 32}

@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from kbx_env.tasks._cases import stream
 
-from kbx_env.task import Bernoulli, Case, Choice, Cost, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Bernoulli, Case, Choice, Cost, Paper, T, Uniform, task
 
 NONE, SUM, MEAN = ({"reduction": r} for r in ("none", "sum", "mean"))
 HARD = {"target": Bernoulli(0.5)}

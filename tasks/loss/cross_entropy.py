@@ -2,8 +2,8 @@
 
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Cost, Ints, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Ints, Normal, Outlier, Paper, T, Uniform, task
 
 ROWS = {"B": 32, "C": 10, "*": ()}
 IMAGE = {"B": 2, "C": 10, "*": (8, 8)}

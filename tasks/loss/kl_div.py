@@ -2,8 +2,8 @@
 
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Choice, Cost, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, Outlier, Paper, T, Uniform, task
 
 NONE, SUM, MEAN, BATCH = ({"reduction": r} for r in ("none", "sum", "mean", "batchmean"))
 LOGS = {"log_target": True}

@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from kbx_env.tasks._cases import stream
 
-from kbx_env.task import Case, Cost, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
 
 NONE, SUM, MEAN = ({"reduction": r} for r in ("none", "sum", "mean"))
 

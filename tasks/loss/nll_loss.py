@@ -2,8 +2,8 @@
 
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Cost, Ints, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Ints, Outlier, Paper, T, Uniform, task
 
 NONE, SUM, MEAN = ({"reduction": r} for r in ("none", "sum", "mean"))
 IGNORED = {"target": Ints(0, "C", special=-100, p=0.3)}

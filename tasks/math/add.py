@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import broadcast, stream
 
-from kbx_env.task import Case, Choice, Cost, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, Normal, Outlier, Paper, T, task
 
 ALPHAS = ({}, {"alpha": 0.5}, {"alpha": -3})
 

@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import broadcast, stream
 
-from kbx_env.task import Bernoulli, Case, Cost, Ints, T, task
-from kbx_env.truth import Exact
+from kbx_env.spec.criteria import Exact
+from kbx_env.spec.task import Bernoulli, Case, Cost, Ints, T, task
 
 WORD = Ints(-(2**31), 2**31)
 BOOL = {"dtypes": {"input": "bool", "other": "bool"}, "draws": {"input": Bernoulli(0.6), "other": Bernoulli(0.6)}}

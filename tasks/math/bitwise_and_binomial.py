@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Choice, Cost, Ints, Normal, Paper, T, Uniform, task
-from kbx_env.truth import Sample
+from kbx_env.spec.criteria import Sample
+from kbx_env.spec.task import Case, Choice, Cost, Ints, Normal, Paper, T, Uniform, task
 
 CHANCES = {"probs": Uniform(0.05, 0.95)}
 ODD = {"input": Choice(1, 3, 5, 7), "other": Choice(1, 9, 5)}

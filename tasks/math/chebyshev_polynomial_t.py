@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import pointwise, stream
 
-from kbx_env.task import Case, Choice, Cost, Normal, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, Normal, Paper, T, Uniform, task
 
 DEGREES = ({"n": 5}, {"n": 10}, {"n": 1}, {"n": 2}, {"n": 3})
 

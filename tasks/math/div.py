@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import broadcast, stream
 
-from kbx_env.task import Case, Choice, Cost, Ints, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, Ints, Outlier, Paper, T, Uniform, task
 
 FLOOR, TRUNC = {"rounding_mode": "floor"}, {"rounding_mode": "trunc"}
 GRID = {"input": Ints(-700, 701), "other": Choice(-7.0, -3.0, -2.0, -0.25, 0.5, 3.0, 5.0, 6.0, 49.0)}

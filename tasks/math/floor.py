@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import pointwise, stream
 
-from kbx_env.task import Case, Choice, Cost, Ints, Linspace, Paper, T, Uniform, task
-from kbx_env.truth import Exact
+from kbx_env.spec.criteria import Exact
+from kbx_env.spec.task import Case, Choice, Cost, Ints, Linspace, Paper, T, Uniform, task
 
 INTS = {"dtypes": {"input": "i64"}, "draw": Ints(-(2**40), 2**40)}
 EDGES = Choice(0.0, -0.0, -4.8, 3.5, -3.0, 0.99999994, -1e-20, 8388607.5, -8388607.5, 1e10, float("inf"), float("nan"))

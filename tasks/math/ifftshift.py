@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import stream
 
-from kbx_env.task import Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Exact
+from kbx_env.spec.criteria import Exact
+from kbx_env.spec.task import Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, task
 
 LONG = {"dtypes": {"input": "i64"}, "draw": Ints(-(2**40), 2**40)}
 

@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import pointwise, stream
 
-from kbx_env.task import Case, Choice, Cost, Linspace, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, Linspace, Paper, T, Uniform, task
 
 # 1 - eps is an fp32 number: near 1 a rounding of the bound would be all that is judged.
 MARGINS = ({}, {"eps": 2**-20}, {"eps": 0.0625})

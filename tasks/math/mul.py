@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import broadcast, stream
 
-from kbx_env.task import Case, Cost, Ints, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Ints, Outlier, Paper, T, task
 
 LONG = {"input": "i64", "other": "i64"}
 COMPLEX = {"input": "c64", "other": "c64"}

@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import broadcast, stream
 
-from kbx_env.task import Case, Choice, Cost, HalfNormal, Ints, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, HalfNormal, Ints, Normal, Outlier, Paper, T, Uniform, task
 
 EDGES = {"input_tensor": Choice(0.0, 1.0, -1.0, 2.0, -3.0, 0.5, 1e10, 1e-10),
          "exponent": Choice(0.0, 1.0, 2.0, -1.0, 3.0, -2.0, 0.5, -0.5)}  # fmt: skip

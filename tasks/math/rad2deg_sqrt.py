@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import pointwise, stream
 
-from kbx_env.task import Choice, Cost, HalfNormal, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Choice, Cost, HalfNormal, Paper, T, Uniform, task
 
 EDGES = Choice(0.0, -0.0, 3.1415927, -3.1415927, -0.785, 1e-20, 1e20, -1e-20, 1e6)
 

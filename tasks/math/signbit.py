@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import pointwise, stream
 
-from kbx_env.task import Choice, Cost, Normal, T, task
-from kbx_env.truth import Exact
+from kbx_env.spec.criteria import Exact
+from kbx_env.spec.task import Choice, Cost, Normal, T, task
 
 EDGES = Choice(0.0, -0.0, 1e10, -1e10, 1e-30, -1e-30, 6e-39, -6e-39, float("inf"), float("-inf"))
 

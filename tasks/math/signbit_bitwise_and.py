@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import stream
 
-from kbx_env.task import Bernoulli, Case, Choice, Cost, Ints, Normal, Outlier, T, Uniform, task
-from kbx_env.truth import Exact
+from kbx_env.spec.criteria import Exact
+from kbx_env.spec.task import Bernoulli, Case, Choice, Cost, Ints, Normal, Outlier, T, Uniform, task
 
 BOOL = {
     "dtypes": {"other": "bool"},

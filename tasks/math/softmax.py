@@ -2,8 +2,8 @@
 
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Choice, Cost, DtypeArg, Literal, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, DtypeArg, Literal, Normal, Outlier, Paper, T, task
 
 
 @task(

@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import pointwise, stream
 
-from kbx_env.task import Case, Choice, Cost, HalfNormal, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, HalfNormal, Paper, T, Uniform, task
 
 EDGES = Choice(0.0, -0.0, 4.0, 16.0, 1e-10, 0.3, -9.0, -1e-3, 1e4)
 

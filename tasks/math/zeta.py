@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._cases import broadcast, stream
 
-from kbx_env.task import Case, Choice, Cost, HalfNormal, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, HalfNormal, Paper, T, Uniform, task
 
 HALF = {"input": HalfNormal(2.0), "other": HalfNormal(1.0)}
 EDGES = {"input": Choice(-3.0, 0.0, 0.5, 1.0, 1.125, 2.0, 3.0, 10.0, 20.0), "other": Choice(0.25, 1.0, 2.0, 5.0, 10.0)}

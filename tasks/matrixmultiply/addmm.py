@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Constant, Cost, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Constant, Cost, Outlier, Paper, T, task
 
 HALF = {"input": "f16", "mat1": "f16", "mat2": "f16"}
 

@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._matmul import matmul_cases, square
 
-from kbx_env.task import Case, Cost, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Paper, T, task
 
 HALF = {"tensor1": "f16", "tensor2": "f16"}
 

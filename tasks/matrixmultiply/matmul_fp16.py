@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._matmul import matmul_cases, square
 
-from kbx_env.task import Cost, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Cost, Paper, T, task
 
 
 @task(

@@ -1,7 +1,7 @@
 """matrixmultiply/matrix_multiply_symmetric."""
 
-from kbx_env.task import Case, Cost, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
 
 
 def _case(n, m, alpha, beta, **more):

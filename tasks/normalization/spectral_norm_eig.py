@@ -2,8 +2,21 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, Dominant, Literal, Normal, Outlier, Paper, Spectrum, T, Triangular, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import (
+    Case,
+    Cost,
+    Dominant,
+    Literal,
+    Normal,
+    Outlier,
+    Paper,
+    Spectrum,
+    T,
+    Triangular,
+    Uniform,
+    task,
+)
 
 CLAMPED = Normal(clamp=10)
 TAILS = Outlier(clamp=10)

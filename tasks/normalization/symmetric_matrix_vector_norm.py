@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, Symmetric, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, Symmetric, T, Uniform, task
 
 
 def _case(n, alpha, beta, p=None, **more):

@@ -1,7 +1,7 @@
 """optimizer/Adam."""
 
-from kbx_env.task import Case, Constant, Cost, HalfNormal, Normal, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Paper, T, task
 
 LATER = {"exp_avg": Normal(scale=0.1), "exp_avg_sq": HalfNormal(offset=0, scale=0.01)}
 FIRST = {"exp_avg": Constant(0), "exp_avg_sq": Constant(0)}

@@ -1,7 +1,7 @@
 """optimizer/Lion."""
 
-from kbx_env.task import Case, Choice, Constant, Cost, Ints, Normal, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Ints, Normal, Paper, T, task
 
 # Where beta1 * exp_avg + (1 - beta1) * grad nearly cancels, rounding would decide the sign: with integers and
 # half-integers 0.9 m + 0.1 g and 0.95 m + 0.05 g stay 0.025 away from zero, and either term may win.

@@ -1,7 +1,7 @@
 """optimizer/RMSProp."""
 
-from kbx_env.task import Case, Constant, Cost, HalfNormal, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Outlier, Paper, T, task
 
 FIRST = {"square_avg": Constant(0)}
 OTHER = {"lr": 0.05, "alpha": 0.8, "eps": 1e-3, "weight_decay": 0.3}

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Constant, Cost, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Constant, Cost, Outlier, Paper, T, task
 
 KEPT = {"given": ("momentum_buffer",)}
 OTHER = {"lr": 0.05, "momentum": 0.7, "weight_decay": 0.3, "dampening": 0.4}

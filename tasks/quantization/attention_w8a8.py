@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._schemes import int8_symmetric, jump, operand, report_slack, rounded, total
 
-from kbx_env.task import Case, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Contract
+from kbx_env.spec.criteria import QuantizationScheme
+from kbx_env.spec.task import Case, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
 
 
 def _case(b, s, d, **more):
@@ -19,7 +19,7 @@ def _eager(query, key, value):
 @task(
     difficulty=4,
     takes={"query": T("B S D"), "key": T("B S D"), "value": T("B S D")},
-    truth=Contract(operands="int8", accumulate="int32", ulps=32.0, least="4 * numel(result) * S"),
+    truth=QuantizationScheme(operands="int8", accumulate="int32", ulps=32.0, least="4 * numel(result) * S"),
     cost=Cost(flops="4 * B * S * S * D"),
     paper=Paper(cosine=0.9, l1=0.1, rmse=0.15),
     eager=_eager,

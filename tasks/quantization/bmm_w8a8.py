@@ -3,8 +3,8 @@
 import torch
 from kbx_env.tasks._schemes import int8_symmetric, operand
 
-from kbx_env.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Contract
+from kbx_env.spec.criteria import QuantizationScheme
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
 
 
 def _case(b, m, k, n, **more):
@@ -14,7 +14,7 @@ def _case(b, m, k, n, **more):
 @task(
     difficulty=3,
     takes={"input": T("B M K"), "mat2": T("B K N")},
-    truth=Contract(operands="int8", accumulate="int32", least="2 * numel(result) * K"),
+    truth=QuantizationScheme(operands="int8", accumulate="int32", least="2 * numel(result) * K"),
     cost=Cost(flops="2 * B * M * N * K"),
     paper=Paper(cosine=0.95, l1=0.05, rmse=0.1),
     eager=torch.bmm,

@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from kbx_env.tasks._schemes import int8_symmetric, operand
 
-from kbx_env.task import Case, Choice, Constant, Cost, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Contract
+from kbx_env.spec.criteria import QuantizationScheme
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Normal, Outlier, Paper, T, task
 
 IMAGE = {"N": 2, "C": 8, "H": 10, "W": 12, "O": 16, "R": 3, "S": 3}
 BIAS = ("bias",)
@@ -22,7 +22,7 @@ def _layer(n, c, size, o):
     difficulty=3,
     takes={"input": T("N C H W"), "weight": T("O C R S"), "bias": T("O", optional=True)},
     # A kernel may leave out the taps that lie in the padding: less than half of them in every case.
-    truth=Contract(operands="int8", accumulate="int32", least="numel(result) * C * R * S"),
+    truth=QuantizationScheme(operands="int8", accumulate="int32", least="numel(result) * C * R * S"),
     cost=Cost(flops="2 * N * O * H * W * C * R * S", least="2 * N * O * H * W * C"),
     paper=Paper(cosine=0.95, l1=0.05, rmse=0.1),
     eager=_eager,

@@ -5,8 +5,8 @@ import math
 import torch.nn.functional as F
 from kbx_env.tasks._schemes import int8_symmetric, operand
 
-from kbx_env.task import Case, Constant, Cost, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Contract
+from kbx_env.spec.criteria import QuantizationScheme
+from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, Uniform, task
 
 AFFINE = ("weight", "bias")
 
@@ -23,7 +23,7 @@ def _eager(input, normalized_shape, weight=None, bias=None, eps=1e-5):
 @task(
     difficulty=3,
     takes={"input": T("* *n"), "weight": T("*n", optional=True), "bias": T("*n", optional=True)},
-    truth=Contract(
+    truth=QuantizationScheme(
         operands="int8", accumulate="fp32", ulps=256.0, dots=("f32->i8", "i32->i8"), disturb="roundings",
         least="numel(input)",
     ),

@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from kbx_env.tasks._schemes import int4_symmetric, packed
 
-from kbx_env.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Contract
+from kbx_env.spec.criteria import QuantizationScheme
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
 
 BIAS = ("bias",)
 
@@ -20,7 +20,7 @@ def _eager(input, weight, bias=None):
 @task(
     difficulty=4,
     takes={"input": T("B K", "f16"), "weight": T("O K", "f16"), "bias": T("O", "f16", optional=True)},
-    truth=Contract(
+    truth=QuantizationScheme(
         operands="int4", accumulate="fp32", dots=("i4 in f16*f16->f32", "i4 in bf16*bf16->f32", "i4 in f32*f32->f32"),
         disturb="bytes", least="O * K / 2",
     ),

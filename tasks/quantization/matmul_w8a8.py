@@ -2,14 +2,14 @@
 
 from kbx_env.tasks._schemes import int8_symmetric, operand
 
-from kbx_env.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Contract
+from kbx_env.spec.criteria import QuantizationScheme
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
 
 
 @task(
     difficulty=3,
     takes={"input": T("M K"), "weight": T("K N")},
-    truth=Contract(operands="int8", accumulate="int32", least="2 * numel(result) * K"),
+    truth=QuantizationScheme(operands="int8", accumulate="int32", least="2 * numel(result) * K"),
     cost=Cost(flops="2 * M * N * K"),
     paper=Paper(cosine=0.95, l1=0.05, rmse=0.1),
     differs="Judged against the stated int8 scheme itself, with evidence of an int8 product; as published, the check "

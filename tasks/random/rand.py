@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, DeviceArg, DtypeArg, GeneratorArg, Paper, task
-from kbx_env.truth import Sample
+from kbx_env.spec.criteria import Sample
+from kbx_env.spec.task import Case, Cost, DeviceArg, DtypeArg, GeneratorArg, Paper, task
 
 SEEDED = {"generator": GeneratorArg(), "device": DeviceArg()}
 FREE = {"device": DeviceArg()}

@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 INT = {"dtypes": {"input_tensor": "i32"}, "draw": Ints(-1000, 5000)}
 F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))

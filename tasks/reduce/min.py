@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Choice, Constant, Cost, Distinct, Ints, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Exact
+from kbx_env.spec.criteria import Exact
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Distinct, Ints, Outlier, Paper, T, Uniform, task
 
 LONG = {"input_tensor": "i64"}
 INF, NAN = float("inf"), float("nan")

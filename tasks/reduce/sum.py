@@ -2,8 +2,8 @@
 
 import torch
 
-from kbx_env.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 LONG = {"dtypes": {"input": "i64"}, "draw": Ints(-(2**40), 2**40)}
 F64 = {"dtype": DtypeArg("f64")}

@@ -2,8 +2,8 @@
 
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Choice, Cost, Outlier, Paper, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Choice, Cost, Outlier, Paper, T, Uniform, task
 
 FLAT = {"N": 1, "C": 3, "*s": (4, 4), "*g": (2, 2), "D": 2}
 IMAGE = {"N": 2, "C": 3, "*s": (32, 32), "*g": (16, 16), "D": 2}

@@ -2,8 +2,8 @@
 
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Cost, Literal, Normal, Outlier, Paper, Signed, T, Uniform, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, Signed, T, Uniform, task
 
 # Maps whose positions keep clear of half-way points at the sizes of the nearest cases, where rounding would decide. Other signs
 # mirror the positions; which ones they are is a secret, or theta would not have to be read.

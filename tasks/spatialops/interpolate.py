@@ -2,8 +2,8 @@
 
 import torch.nn.functional as F
 
-from kbx_env.task import Case, Cost, Literal, Normal, Outlier, Paper, T, task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, task
 
 SMALL = {"N": 2, "C": 3, "H": 8, "W": 8}
 IMAGE = {"N": 2, "C": 5, "H": 23, "W": 31}

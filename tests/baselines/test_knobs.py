@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kbx_env.baselines.search.knobs import KINDS, knobs_of, with_knobs
 
-from kbx_env.catalog import expert_source, task_ids
 from kbx_env.errors import UnknownName, UsageError
+from kbx_env.spec.catalog import expert_source, task_ids
 
 HEAD = """# é: bytes are not characters
 import triton

@@ -11,12 +11,12 @@ import pytest
 import torch
 from kbx_env.baselines.policy import Episodic, Policy, make_policy, policies
 
-from kbx_env.catalog import load_task, task_ids
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.grading import inputs, judge
 from kbx_env.grading.judge import Answer
-from kbx_env.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
-from kbx_env.wire import assembled
+from kbx_env.protocol.wire import assembled
+from kbx_env.spec.catalog import load_task, task_ids
+from kbx_env.spec.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 
 
 def test_every_file_is_a_policy() -> None:

@@ -12,11 +12,11 @@ from kbx_env.baselines.search.knobs import knobs_of
 from kbx_env.baselines.search.screen import Compiler, Report
 from kbx_env.baselines.template_search import TemplateSearch, build
 
-from kbx_env.catalog import expert_source, load_task
-from kbx_env.episode import Episode
+from kbx_env.envs.episode import Episode
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Build, Cases, Evidence, Fault, Outcome, Stage, Verdict
-from kbx_env.task import Task
+from kbx_env.spec.catalog import expert_source, load_task
+from kbx_env.spec.task import Task
 
 TASK = load_task("math/softmax")
 SOURCE = expert_source("math/softmax") or ""

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kbx_env.eval.asking import Answer, Asker, ask_all
+from kbx_env.eval.runner import Answer, Asker, ask_all
 
-from kbx_env.catalog import load_tasks
-from kbx_env.executor import Executor, InlineLane
+from kbx_env.executor import Executor, InlinePool
 from kbx_env.outcome import Fault, Outcome, Stage, Verdict
+from kbx_env.spec.catalog import load_tasks
 from kbx_env.store import Store
 
 
@@ -28,7 +28,7 @@ def test_an_answer_takes_its_own_time_and_not_that_of_all_before_it(tmp_path: Pa
     tasks = load_tasks()[:12]
     policy = SimpleNamespace(act=lambda observation: "x = 1", name="p", concurrency=12)
     store = Store(tmp_path / "s.sqlite")
-    with contextlib.closing(store), Executor(InlineLane(slow)) as executor:
+    with contextlib.closing(store), Executor(InlinePool(slow)) as executor:
         asker = Asker("p", policy, {"backend": "cpu"}, {"device": "cpu"}, store, executor)
         answers: list[Answer] = [a for *_, a in ask_all([asker], tasks)]
     took = [a.seconds for a in answers if a.seconds is not None]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from kbx_env.eval import compare_search, curves
 
-from kbx_env.catalog import expert_source
-from kbx_env.episode import Episode, Trajectory
+from kbx_env.envs.episode import Episode, Trajectory
 from kbx_env.outcome import Cases, Estimate, Fault, Outcome, Stage, Verdict
-from kbx_env.task import Task
+from kbx_env.spec.catalog import expert_source
+from kbx_env.spec.task import Task
 
 
 def grade(task: str, source: str, **options: Any) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kbx_env.eval.devices import across
-from kbx_env.eval.study import from_reports, joined
+from kbx_env.eval.report_data import from_reports, joined
 
 
 def _report(device: str, speedups: dict[str, float | None], policy: str = "p", **more: str) -> dict:

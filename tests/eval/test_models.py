@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kbx_env.eval import models
-from kbx_env.eval.study import Study
+from kbx_env.eval.report_data import Study
 
 from kbx_env.errors import UsageError
 from tests.eval.test_stats import fast, policy, row

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from kbx_env.eval import plot_style as style
 from kbx_env.eval import plots
-from kbx_env.eval.study import Study, from_reports
+from kbx_env.eval.report_data import Study, from_reports
 
 from kbx_env.errors import UsageError
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from kbx_env.eval import study
+from kbx_env.eval import report_data
 from kbx_env.eval.portability import TARGETS, Portable, device_of, occupancy, portability
 
 from kbx_env.errors import UsageError
@@ -25,7 +25,7 @@ def _row(task: str, builds: list[Any], correct: bool = True, **more: Any) -> dic
 
 
 def _told(*rows: dict[str, Any], **more: Any) -> dict[tuple[str, str], Portable]:
-    found = portability(study.from_reports([{"policy": "p", "manifest": {}, "tasks": list(rows)}]), **more)
+    found = portability(report_data.from_reports([{"policy": "p", "manifest": {}, "tasks": list(rows)}]), **more)
     json.dumps([f.to_dict() for f in found], allow_nan=False)
     return {(f.target, f.category): f for f in found}
 

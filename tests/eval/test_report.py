@@ -14,7 +14,7 @@ from kbx_env.baselines.policy import Needs
 from kbx_env.eval import report
 
 from kbx_env import versions
-from kbx_env.episode import Trajectory
+from kbx_env.envs.episode import Trajectory
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Timing, Verdict
 

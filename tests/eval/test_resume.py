@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from kbx_env.eval import plots, report
-from kbx_env.eval.study import from_reports
+from kbx_env.eval.report_data import from_reports
 
-from kbx_env import store_schema
 from kbx_env.outcome import Cases, Outcome, Stage, Verdict
+from kbx_env.store import schema
 
 SAMPLES = 40
 
@@ -49,7 +49,7 @@ def test_stored_gradings_are_read_at_once_and_unpacked_once(tmp_path: Path, monk
         db.execute("DELETE FROM gradings WHERE sample = 7")  # as if it had been killed before
         db.commit()
     said, unpacked, graded = [], [], list[str]()
-    connect, unpack = store_schema.connect, store_schema.unpack_outcome
+    connect, unpack = schema.connect, schema.unpack_outcome
 
     def traced(path: Path) -> sqlite3.Connection:
         db = connect(path)
@@ -60,8 +60,8 @@ def test_stored_gradings_are_read_at_once_and_unpacked_once(tmp_path: Path, monk
         unpacked.append(data)
         return unpack(data)
 
-    monkeypatch.setattr(store_schema, "connect", traced)
-    monkeypatch.setattr(store_schema, "unpack_outcome", counted)
+    monkeypatch.setattr(schema, "connect", traced)
+    monkeypatch.setattr(schema, "unpack_outcome", counted)
     rows = _run(tmp_path, "--resume", calls=graded)
     assert sorted(graded) == ["math/cos", "math/softmax"], "what is missing, and nothing else"
     assert rows.count('"sample": ') == 2 * SAMPLES

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kbx_env.eval import stats
-from kbx_env.eval.study import PolicyStudy, Row, Study
+from kbx_env.eval.report_data import PolicyStudy, Row, Study
 
 import kbx_env.grading.judge
 from kbx_env.grading.judge.contract import sqnr

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kbx_env.eval import study, tables
+from kbx_env.eval import report_data, tables
+from kbx_env.eval.pages.context import Material
 from kbx_env.eval.pages.document import unbelieved
-from kbx_env.eval.pages.material import Material
 
 from kbx_env.errors import UsageError
 
@@ -22,7 +22,7 @@ def _row(**more: Any) -> dict[str, Any]:
 
 def _write(folder: Path, *rows: dict[str, Any], policy: str = "p", **manifest: Any) -> list[dict[str, str]]:
     report = {"policy": policy, "manifest": manifest, "tasks": list(rows)}
-    assert tables.write_tables(study.from_reports([report]), folder)[0] == folder / "tasks.csv"
+    assert tables.write_tables(report_data.from_reports([report]), folder)[0] == folder / "tasks.csv"
     with (folder / "tasks.csv").open(encoding="utf-8", newline="") as f:
         return list(csv.DictReader(f))
 
@@ -57,10 +57,10 @@ def test_a_time_that_is_not_believed_counts_in_no_speed_figure_and_is_listed(tmp
     timing = {"speedup": 9.0, "low": 8.0, "high": 10.0, "floor_ratio": None, "device": "NVIDIA H200", "cases": [case]}
     (r,) = _write(tmp_path, _row(timing=timing))
     assert r["correct"] == "true" and r["speedup"] == r["low"] == ""
-    told = study.from_reports([{"policy": "p", "manifest": {"timed": True}, "tasks": [_row(timing=timing), FULL]}])
+    told = report_data.from_reports([{"policy": "p", "manifest": {"timed": True}, "tasks": [_row(timing=timing), FULL]}])
     listed = str(unbelieved(Material(told)))
     assert "Times that are not believed" in listed and "math/cos: n=1: 1.0 us, eager 9.0 us, floor 1.01 us" in listed
-    assert unbelieved(Material(study.from_reports([{"policy": "p", "manifest": {}, "tasks": [FULL]}]))) is None
+    assert unbelieved(Material(report_data.from_reports([{"policy": "p", "manifest": {}, "tasks": [FULL]}]))) is None
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "  =cmd|' /C calc'!A0", "\n@x", "\uff1d1"])
@@ -103,7 +103,7 @@ def test_without_pyarrow_there_is_the_csv_alone(tmp_path: Path, monkeypatch: pyt
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="choose another folder"):
-        tables.write_tables(study.from_reports([]), tmp_path / "file")
+        tables.write_tables(report_data.from_reports([]), tmp_path / "file")
 
 
 def test_markdown_and_html_tables_take_texts_as_they_are() -> None:

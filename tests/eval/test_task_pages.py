@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kbx_env.eval import study, task_pages
+from kbx_env.eval import report_data, task_pages
 from kbx_env.eval.highlight import clip, highlight, plain
 
 from kbx_env.__main__ import _parser
-from kbx_env.catalog import load_tasks
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Build, CaseFailure, Cases, CaseTime, Fault, Outcome, Stage, Timing, Verdict
+from kbx_env.spec.catalog import load_tasks
 from kbx_env.store import Store, request_key
 
 PIECES = ["'", '"""', "f'{x!r:>{w}}'", "{{", 'f"', "\n", "  ", "(", ")", "def ", "#", "\\\n", "€", "0x", "\f", "\r",
@@ -73,7 +73,7 @@ MANIFEST = {"backend": "cpu", "grading": "paper", "torch_ops": "allow", "sizes":
             "timing": False, "split": "eval", "estimate": "h200"}  # fmt: skip
 
 
-def _run(folder: Path, answers: dict[str, list[tuple[Outcome, bytes | None]]]) -> tuple[study.Study, Path]:
+def _run(folder: Path, answers: dict[str, list[tuple[Outcome, bytes | None]]]) -> tuple[report_data.Study, Path]:
     """Policy -> its answers, in a store and in a study; several of a task are samples."""
     path, reports = folder / "gradings.sqlite", []
     store, packed = Store(path), []
@@ -88,7 +88,7 @@ def _run(folder: Path, answers: dict[str, list[tuple[Outcome, bytes | None]]]) -
         reports.append({"policy": policy, "manifest": MANIFEST, "tasks": rows})
     store.put_all(packed)
     store.close()
-    return study.from_reports(reports), path
+    return report_data.from_reports(reports), path
 
 
 class _Tags(HTMLParser):
@@ -159,7 +159,7 @@ def test_hostile_texts_do_no_harm(tmp_path: Path) -> None:
 def test_rows_that_contradict_themselves_and_missing_stores_still_make_a_page(tmp_path: Path) -> None:
     row = {**_outcome("math/cos", b"x").to_dict(), "sample": 0, "category": "math", "difficulty": 1, "compiled": True}
     row["cases"] = None
-    data = study.from_reports([{"policy": "p", "manifest": {}, "tasks": [row]}])
+    data = report_data.from_reports([{"policy": "p", "manifest": {}, "tasks": [row]}])
     for store in (None, tmp_path / "none.sqlite"):
         task_pages.write_task_pages(data, store, tmp_path)
         assert "contradicts itself" in (tmp_path / "tasks/math-cos.html").read_text()
@@ -185,11 +185,11 @@ def test_a_whole_run_of_four_policies_takes_seconds(tmp_path: Path) -> None:
 def test_of_a_thousand_answers_the_best_are_shown(tmp_path: Path) -> None:
     kept_most, few = task_pages.ANSWERS, task_pages._few
 
-    rows = study.from_reports([_many(1000)]).policies[0].rows
+    rows = report_data.from_reports([_many(1000)]).policies[0].rows
     kept = few(rows)
     assert len(kept) == kept_most and all(r.correct for r in kept) and [r.sample for r in kept] == sorted(r.sample for r in kept)
     assert max(r.speedup or 0 for r in rows) == max(r.speedup or 0 for r in kept)
-    pages = task_pages.write_task_pages(study.from_reports([_many(1000)]), None, tmp_path)
+    pages = task_pages.write_task_pages(report_data.from_reports([_many(1000)]), None, tmp_path)
     assert "all of them are in tasks.csv" in (tmp_path / pages["math/cos"]).read_text()
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from kbx_env.grading.lease import Hold
-from kbx_env.grading.mailbox import Mailbox
-from kbx_env.sandbox.driver import Driver, Seen
-from kbx_env.sandbox.mail import Mail
+from kbx_env.device.driver import Driver, Seen
+from kbx_env.device.ipc_grader import IpcReceiver
+from kbx_env.device.ipc_runner import IpcSender
+from kbx_env.device.stopwatch import Stopwatch
+from kbx_env.grading.timing.gpu_lock import GpuHold
 from kbx_env.sandbox.runner import Runner
-from kbx_env.sandbox.stopwatch import Stopwatch
 
 
 class FakeDevice(Driver):
@@ -127,17 +127,17 @@ class FakeTalk:
     def __init__(self, task: Any, device: FakeDevice, entry: Callable[..., Any], mail_bytes: int = 0) -> None:
         from contextlib import nullcontext
 
-        from kbx_env.grading.calls import Talk
+        from kbx_env.grading.runtime.session import RunnerSession
 
         self.task, self.left, self.engine = task, 0.0, None
-        self.mailbox = Mailbox(device, mail_bytes) if mail_bytes else None
+        self.mailbox = IpcReceiver(device, mail_bytes) if mail_bytes else None
         self.runner = SimpleNamespace(pid=1, mail=bool(mail_bytes))
-        self.gpu = Hold(None)
-        self._talk = Talk
+        self.gpu = GpuHold(None)
+        self._talk = RunnerSession
         me: Any = SimpleNamespace(
             stopwatch=Stopwatch("cpu", device, guards=True), interceptor=SimpleNamespace(), device="cpu",
             module={task.entry: entry}, log=SimpleNamespace(), submission=nullcontext,
-            mail=Mail(device, self.mailbox.handle if self.mailbox else None),
+            mail=IpcSender(device, self.mailbox.handle if self.mailbox else None),
         )  # fmt: skip
         me._argument = lambda d, blobs: Runner._argument(me, d, blobs)
         self.me = me

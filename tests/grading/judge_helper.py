@@ -10,7 +10,7 @@ import torch
 
 from kbx_env.grading import inputs, judge, reference
 from kbx_env.grading.judge import Answer, Ruling
-from kbx_env.task import Case, Cost, Declaration, Task, task
+from kbx_env.spec.task import Case, Cost, Declaration, Task, task
 
 NONE = Case({}, held=True)
 

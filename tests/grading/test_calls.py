@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kbx_env import wire
-from kbx_env.catalog import load_task
 from kbx_env.errors import SandboxError
-from kbx_env.grading import calls
-from kbx_env.grading.calls import Talk
-from kbx_env.grading.claims import Stopped
-from kbx_env.grading.clock import RunnerSide
+from kbx_env.grading.runtime import session
+from kbx_env.grading.runtime.session import RunnerSession
+from kbx_env.grading.runtime.untrusted import GradingAborted
+from kbx_env.grading.timing.paired import RunnerSide
 from kbx_env.outcome import Verdict
+from kbx_env.protocol import wire
+from kbx_env.spec.catalog import load_task
 
 TASK = load_task("activation/gelu_fp16")
 JSON = st.recursive(
@@ -72,8 +72,8 @@ class Puppet:
         pass
 
 
-def talk(reply: dict[str, Any], blobs: list[bytearray] | None = None) -> Talk:
-    return Talk(Puppet(reply, blobs or []), TASK, "cpu", b"secret", "eval", 30.0)  # type: ignore[arg-type]
+def talk(reply: dict[str, Any], blobs: list[bytearray] | None = None) -> RunnerSession:
+    return RunnerSession(Puppet(reply, blobs or []), TASK, "cpu", b"secret", "eval", 30.0)  # type: ignore[arg-type]
 
 
 @settings(deadline=None, max_examples=150)
@@ -88,20 +88,20 @@ def test_any_reply_is_a_claim_or_a_verdict(reply: dict[str, Any], blobs: list[by
     ):
         try:
             use(talk(reply, blobs))
-        except Stopped as stop:
+        except GradingAborted as stop:
             assert stop.verdict is not Verdict.INFRA_FAULT
 
 
 @pytest.mark.parametrize("kind", ["infra", "anything", None, 7])
 def test_a_runner_cannot_excuse_itself(kind: object) -> None:
-    with pytest.raises(Stopped) as stop:
+    with pytest.raises(GradingAborted) as stop:
         talk({"ok": False, "kind": kind, "message": "not my fault"}).load(b"")
     assert stop.value.verdict is Verdict.RUNTIME_ERROR
 
 
 @pytest.mark.parametrize("claim", [-1, 1.5, True, "7", float("nan"), 1 << 60, [3]])
 def test_counts_are_whole_numbers(claim: object) -> None:
-    with pytest.raises(Stopped, match="unreadable"):
+    with pytest.raises(GradingAborted, match="unreadable"):
         talk({"ok": True, "outputs": [], "after": {}, "is_tuple": False, "launches": claim}).call(
             TASK.cases[0], 0, "run"
         )
@@ -110,7 +110,7 @@ def test_counts_are_whole_numbers(claim: object) -> None:
 @pytest.mark.parametrize("log", [[], [["tampering", "os.kill"], 1], [None, 1], [{"a": 1}, 1]])
 def test_the_log_counts_whatever_the_reply_says(log: list[Any]) -> None:
     """What was denied has left the process already; a log that is silent or unreadable is a sign of tampering."""
-    t = Talk(Puppet({"ok": True, "entry": True, "denied": []}, [], log), TASK, "cpu", b"s", "eval", 30.0)  # type: ignore[arg-type]
+    t = RunnerSession(Puppet({"ok": True, "entry": True, "denied": []}, [], log), TASK, "cpu", b"s", "eval", 30.0)  # type: ignore[arg-type]
     t.load(b"")
     assert [rule for rule, _ in t.denied] == ["tampering"]
 
@@ -125,12 +125,12 @@ def test_a_gpu_full_of_others_is_not_held_against_a_submission(message: str, mon
         mine.engine, mine.backend = None, "cuda"
         mine.load(b"")
 
-    monkeypatch.setattr(calls, "_free_memory", lambda: 100 << 20)
+    monkeypatch.setattr(session, "_free_memory", lambda: 100 << 20)
     with pytest.raises(SandboxError, match="GPU's memory is full"):
         load()
     # With room left it has used up its own share: a submission cannot excuse itself by saying these words.
-    monkeypatch.setattr(calls, "_free_memory", lambda: 8 << 30)
-    with pytest.raises(Stopped) as stop:
+    monkeypatch.setattr(session, "_free_memory", lambda: 8 << 30)
+    with pytest.raises(GradingAborted) as stop:
         load()
     assert stop.value.verdict is Verdict.RUNTIME_ERROR
 
@@ -157,22 +157,22 @@ class Slow(Puppet):
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Talk]:
+def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], RunnerSession]:
     now = [0.0]
-    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
-    def make(seconds: float) -> Talk:
-        mine = Talk(Slow(seconds, now), TASK, "cpu", b"s", "eval", 30.0)  # type: ignore[arg-type]
+    def make(seconds: float) -> RunnerSession:
+        mine = RunnerSession(Slow(seconds, now), TASK, "cpu", b"s", "eval", 30.0)  # type: ignore[arg-type]
         mine.engine = None
         return mine
 
     return make
 
 
-def test_compilers_have_seconds_of_their_own(slow: Callable[[float], Talk]) -> None:
+def test_compilers_have_seconds_of_their_own(slow: Callable[[float], RunnerSession]) -> None:
     """One kernel for each of 21 cases took 49 s where others were at work, too."""
     mine = slow(10.0)
-    with pytest.raises(Stopped, match="unreadable"):  # it answers without a result
+    with pytest.raises(GradingAborted, match="unreadable"):  # it answers without a result
         mine.call(TASK.cases[0], 0, "ablate", quiet=True)
     for k in range(5):
         mine.compiles(TASK.cases[0], k)
@@ -182,13 +182,13 @@ def test_compilers_have_seconds_of_their_own(slow: Callable[[float], Talk]) -> N
     assert mine.left == pytest.approx(10.0), "and then the submission's"
 
 
-def test_who_was_late_is_not_asked_again(slow: Callable[[float], Talk]) -> None:
+def test_who_was_late_is_not_asked_again(slow: Callable[[float], RunnerSession]) -> None:
     """The answer to the last question came as the answer to the next: a timeout was told as an unreadable result."""
     mine = slow(70.0)
     found = mine.at_once(TASK.cases[:3], [1, 1, 1])
-    assert [type(f) for f in found] == [Stopped] and found[0].verdict is Verdict.TIMEOUT  # type: ignore[union-attr]
+    assert [type(f) for f in found] == [GradingAborted] and found[0].verdict is Verdict.TIMEOUT  # type: ignore[union-attr]
     assert mine.runner.asked == 2  # type: ignore[attr-defined]
-    with pytest.raises(Stopped, match="within 30 s of wall time beside 60 s for compilers"):
+    with pytest.raises(GradingAborted, match="within 30 s of wall time beside 60 s for compilers"):
         mine.load(b"")
 
 
@@ -203,7 +203,7 @@ def test_what_is_only_compiled_gives_no_result(monkeypatch: pytest.MonkeyPatch) 
             return super().ask(header, blobs, deadline=deadline)
 
     reply = {"ok": True, "standing": True, "outputs": [], "after": {}, "is_tuple": False}
-    mine = Talk(Listens(reply, []), TASK, "cpu", b"secret", "eval", 30.0)  # type: ignore[arg-type]
+    mine = RunnerSession(Listens(reply, []), TASK, "cpu", b"secret", "eval", 30.0)  # type: ignore[arg-type]
     mine.engine = None
     mine.compiles(TASK.cases[0], 0)
     mine.call(TASK.cases[0], 0, "run")
@@ -211,7 +211,7 @@ def test_what_is_only_compiled_gives_no_result(monkeypatch: pytest.MonkeyPatch) 
     assert asked[0]["args"] == asked[1]["args"], "what is compiled is what will be launched"
 
 
-@pytest.mark.parametrize("error", [Stopped(Verdict.RUNTIME_ERROR, "the third"), RuntimeError("ours")])
+@pytest.mark.parametrize("error", [GradingAborted(Verdict.RUNTIME_ERROR, "the third"), RuntimeError("ours")])
 def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases are asked for together there; one that fails leaves the verdicts of those before it."""
     done: list[int] = []
@@ -230,10 +230,10 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
         yield
 
     talk = SimpleNamespace(engine=None, compiles=lambda *_: None, calls=made, gpu=SimpleNamespace(using=using))
-    assert Talk.at_once(talk, TASK.cases[:5], [1] * 5) == [[0], [1], error] and done == [0, 1]  # type: ignore[arg-type]
+    assert RunnerSession.at_once(talk, TASK.cases[:5], [1] * 5) == [[0], [1], error] and done == [0, 1]  # type: ignore[arg-type]
     assert shared == ["in"]
-    monkeypatch.setattr(calls, "TURN_SECONDS", -1.0)
-    assert Talk.at_once(talk, TASK.cases[:2], [1] * 2) == [[0], [1]]  # type: ignore[arg-type]
+    monkeypatch.setattr(session, "TURN_SECONDS", -1.0)
+    assert RunnerSession.at_once(talk, TASK.cases[:2], [1] * 2) == [[0], [1]]  # type: ignore[arg-type]
     assert shared == ["in"] * 3, "others get their turn"
 
     def compiles(case: object, index: int) -> None:
@@ -241,4 +241,4 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
             raise error
 
     talk.compiles = compiles
-    assert Talk.at_once(talk, TASK.cases[:5], [1] * 5) == [[0], error]  # type: ignore[arg-type]
+    assert RunnerSession.at_once(talk, TASK.cases[:5], [1] * 5) == [[0], error]  # type: ignore[arg-type]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kbx_env import wire
-from kbx_env.grading.claims import build
+from kbx_env.grading.runtime.untrusted import build
+from kbx_env.protocol import wire
 
 ROW = {"kernel": "k", "target": "sm_90", "ok": True}
 

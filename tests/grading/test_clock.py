@@ -11,10 +11,12 @@ import pytest
 from fake_device import FakeDevice
 from test_calls import talk
 
-from kbx_env.catalog import load_task
-from kbx_env.grading import clock, inputs, sides
-from kbx_env.grading.claims import Stopped
-from kbx_env.sandbox.stopwatch import Stopwatch
+from kbx_env.device.stopwatch import Stopwatch
+from kbx_env.grading import inputs
+from kbx_env.grading.runtime.untrusted import GradingAborted
+from kbx_env.grading.timing import contestants
+from kbx_env.grading.timing import paired as clock
+from kbx_env.spec.catalog import load_task
 
 TICK_US = 0.032
 """Resolution of an H200's event clock."""
@@ -130,14 +132,14 @@ def test_a_block_of_several_calls_has_been_warmed() -> None:
     "us", [[], [0.0], [-1.0], [float("nan")], [float("inf")], [1.0, 2.0], [1e12], ["x"], None, [None]]
 )
 def test_times_that_cannot_be_are_refused(us: object) -> None:
-    with pytest.raises(Stopped):
+    with pytest.raises(GradingAborted):
         clock.RunnerSide(talk({"ok": True, "us": us}), CASE).measure([0])
 
 
 def test_work_hidden_from_the_events_shows_on_the_wall_clock(monkeypatch) -> None:
     side = clock.RunnerSide(talk({"ok": True}), CASE)
     now = [0.0]
-    monkeypatch.setattr(sides.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(contestants.time, "perf_counter", lambda: now[0])
 
     def ask(header: dict, *_: object, **__: object) -> object:
         now[0] += 17 * header["times"] * 100e-6
@@ -145,13 +147,13 @@ def test_work_hidden_from_the_events_shows_on_the_wall_clock(monkeypatch) -> Non
 
     monkeypatch.setattr(side.talk, "ask", ask)
     side.audit(90.0, 17)
-    with pytest.raises(Stopped, match="claims 50 us"):
+    with pytest.raises(GradingAborted, match="claims 50 us"):
         side.audit(50.0, 17)
 
 
 def test_an_autotuner_at_work_in_a_timed_call_ends_it(monkeypatch) -> None:
     side = clock.RunnerSide(talk({"ok": True, "us": [1.0], "tuned": 1}), CASE)
-    with pytest.raises(Stopped, match="autotuner") as stop:
+    with pytest.raises(GradingAborted, match="autotuner") as stop:
         side.measure([0])
     assert stop.value.violations[0].rule == "clock"
 
@@ -159,9 +161,9 @@ def test_an_autotuner_at_work_in_a_timed_call_ends_it(monkeypatch) -> None:
 def test_graphs_hold_a_number_of_calls_that_nobody_knows(monkeypatch) -> None:
     side = clock.RunnerSide(talk({"ok": True, "captured": True}), CASE)
     small = {side.capture(1 << 10) for _ in range(60)}
-    assert len(small) > 5 and min(small) >= sides.GRAPH_CALLS[0] and max(small) <= sides.GRAPH_CALLS[1]
-    assert {side.capture(1 << 30) for _ in range(9)} == {sides.SLOTS}, "what fits into memory"
-    assert {side.capture(1 << 10, 90_000.0) for _ in range(9)} == {sides.SLOTS}, "what takes no second of everybody's time"
+    assert len(small) > 5 and min(small) >= contestants.GRAPH_CALLS[0] and max(small) <= contestants.GRAPH_CALLS[1]
+    assert {side.capture(1 << 30) for _ in range(9)} == {contestants.SLOTS}, "what fits into memory"
+    assert {side.capture(1 << 10, 90_000.0) for _ in range(9)} == {contestants.SLOTS}, "what takes no second of everybody's time"
     assert max(side.capture(1 << 10, 9_000.0) for _ in range(60)) == 22
 
 
@@ -200,10 +202,10 @@ def test_one_interrupted_call_makes_no_other_wait() -> None:
 def test_solvers_of_small_matrices_are_judged_on_the_host_and_large_results_never() -> None:
     """One expert's six results without inputs (logspace: 512 MiB) once took a core four minutes, and everybody waited."""
     eig, logspace, rand = (load_task(t) for t in ("linearalgebra/eig", "random/logspace", "random/rand"))
-    assert sides.faster_on_host(eig, 20_000, 57_000.0) and sides.faster_on_host(eig, 200_000, 42_000.0)
-    assert not sides.faster_on_host(eig, 32 << 20, 1500.0)
-    assert not sides.faster_on_host(logspace, 512 << 20, 400.0)
-    assert not sides.faster_on_host(rand, 1000, 1e6), "statistics look at all of a result"
+    assert contestants.faster_on_host(eig, 20_000, 57_000.0) and contestants.faster_on_host(eig, 200_000, 42_000.0)
+    assert not contestants.faster_on_host(eig, 32 << 20, 1500.0)
+    assert not contestants.faster_on_host(logspace, 512 << 20, 400.0)
+    assert not contestants.faster_on_host(rand, 1000, 1e6), "statistics look at all of a result"
 
 
 def test_what_no_kernel_has_to_read_is_judged_all_the_same() -> None:

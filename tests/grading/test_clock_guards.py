@@ -15,14 +15,16 @@ import torch
 from fake_device import FakeDevice, FakeTalk
 from triton.runtime.autotuner import Autotuner
 
-from kbx_env.catalog import load_task
-from kbx_env.grading import clock, floor, lease, roofline, sides
-from kbx_env.grading.claims import Stopped
-from kbx_env.grading.telemetry import Reading
+from kbx_env.device.ipc_runner import IpcSender
+from kbx_env.device.stopwatch import Stopwatch
+from kbx_env.grading import compulsory_work
+from kbx_env.grading.runtime.untrusted import GradingAborted
+from kbx_env.grading.timing import contestants as sides
+from kbx_env.grading.timing import gpu_lock, paired, roofline
+from kbx_env.grading.timing.telemetry import Reading
 from kbx_env.outcome import Timing, Verdict
-from kbx_env.sandbox.mail import Mail
-from kbx_env.sandbox.stopwatch import Stopwatch
-from kbx_env.task import Case
+from kbx_env.spec.catalog import load_task
+from kbx_env.spec.task import Case
 
 TASK = load_task("math/reciprocal")
 NAME = next(iter(TASK.takes))
@@ -46,7 +48,7 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         return device.now_us / 1e6
 
     monkeypatch.setattr(sides, "time", SimpleNamespace(perf_counter=now))
-    monkeypatch.setattr(clock, "BUDGET", 0.0)
+    monkeypatch.setattr(paired, "BUDGET", 0.0)
     monkeypatch.setattr(roofline, "roofline", lambda *_: roofline.Roofline(4.8e12, {}, 1 << 26, "a model"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1 << 40))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a model")
@@ -54,7 +56,7 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     def run(
         make: Entry, cases: tuple[Case, ...] = CASES, task: Any = TASK, eager_us: Callable[[], float] = lambda: 3.0
     ) -> Timing:  # fmt: skip
-        monkeypatch.setattr(floor, "fitting", lambda *_: cases)
+        monkeypatch.setattr(compulsory_work, "fitting", lambda *_: cases)
         plain = task.reference
 
         def eager(**kwargs: Any) -> Any:
@@ -63,7 +65,7 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
             return result
 
         monkeypatch.setattr(sides.EagerSide, "__init__", _eager(eager))
-        return clock.time_task(task, FakeTalk(task, device, make(device), request.param))  # type: ignore[arg-type]
+        return paired.time_task(task, FakeTalk(task, device, make(device), request.param))  # type: ignore[arg-type]
 
     def _eager(function: Any) -> Any:
         def init(self: Any, task: Any, case: Case, where: str) -> None:
@@ -215,7 +217,7 @@ def short_graph(device: FakeDevice) -> Callable[..., Any]:
 )  # fmt: skip
 def test_a_trick_is_told(time: Callable[..., Timing], make: Entry, says: str) -> None:
     try:
-        with pytest.raises(Stopped, match=says) as stop:
+        with pytest.raises(GradingAborted, match=says) as stop:
             time(make)
     finally:
         torch.Tensor.copy_ = _copy  # type: ignore[method-assign]
@@ -240,9 +242,9 @@ def test_a_result_that_computes_when_it_is_looked_at_is_refused(time: Callable[.
     def iterator(device: FakeDevice) -> Callable[..., Any]:
         return lambda x: Lazy((device.new(x), device.new(x)))
 
-    with pytest.raises(Stopped):
+    with pytest.raises(GradingAborted):
         time(subclass)
-    with pytest.raises(Stopped):
+    with pytest.raises(GradingAborted):
         time(iterator)
 
 
@@ -277,7 +279,7 @@ def test_nothing_of_torch_that_can_be_replaced_is_used(time: Callable[..., Timin
     version = torch._C.TensorBase._version.__get__(watch._slots[0]["x"])  # type: ignore[attr-defined]
     with Mode():
         watch.measure({"order": [0, 1, 0], "turns": [{"x": (k, 0, 0)} for k in (9, 1, 2, 3)]})
-        reply, data = Mail(device, None).claims(watch.result(2), "cpu", False)
+        reply, data = IpcSender(device, None).claims(watch.result(2), "cpu", False)
         watch.shuffle(1)
         watch.capture([0, 1])
         watch.replay(1, {"0": {"x": (5, 0, 0)}, "1": {"x": (4, 0, 0)}})
@@ -312,7 +314,7 @@ class HeldUp:
 
     def __call__(self) -> float:
         self.made += 1
-        return 60.0 if self.made < self.calls and self.made // (clock.PAIRS * (clock.BLOCK + 1)) % 5 < 2 else 3.0
+        return 60.0 if self.made < self.calls and self.made // (paired.PAIRS * (paired.BLOCK + 1)) % 5 < 2 else 3.0
 
 
 @pytest.mark.parametrize("calls", [90, 10_000])
@@ -331,16 +333,16 @@ def test_who_works_only_while_it_is_measured_in_vain_is_found_out(
     time: Callable[..., Timing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the first attempt's calls 12 could be held, of the second's as many: here chance keeps those it has."""
-    monkeypatch.setattr(clock, "HELD", 3)
-    monkeypatch.setattr(clock, "secrets", SimpleNamespace(randbelow=lambda n: n - 1, randbits=lambda n: 7))
-    pair, measured = clock.pair, [0]
+    monkeypatch.setattr(paired, "HELD", 3)
+    monkeypatch.setattr(paired, "secrets", SimpleNamespace(randbelow=lambda n: n - 1, randbits=lambda n: 7))
+    pair, measured = paired.pair, [0]
 
     def counted(*sides: Any, **options: Any) -> Any:
         found = pair(*sides, **options)
         measured[0] += 1
         return found
 
-    monkeypatch.setattr(clock, "pair", counted)
+    monkeypatch.setattr(paired, "pair", counted)
 
     def tired(device: FakeDevice) -> Callable[..., Any]:
         def entry(x: torch.Tensor) -> torch.Tensor:
@@ -351,7 +353,7 @@ def test_who_works_only_while_it_is_measured_in_vain_is_found_out(
 
         return entry
 
-    with pytest.raises(Stopped, match="timed call"):
+    with pytest.raises(GradingAborted, match="timed call"):
         time(tired, CASES[:1], eager_us=HeldUp(90))
     assert measured[0] == 2
 
@@ -368,9 +370,9 @@ def test_noise_of_its_own_gives_nobody_a_second_try(time: Callable[..., Timing])
 
         return entry
 
-    with contextlib.suppress(Stopped):
+    with contextlib.suppress(GradingAborted):
         assert time(unsteady, CASES[:1]).notes == ()
-    assert calls[0] < 1.5 * clock.MAX_ROUNDS * clock.PAIRS * (clock.BLOCK + 1 + clock.SLOTS)
+    assert calls[0] < 1.5 * paired.MAX_ROUNDS * paired.PAIRS * (paired.BLOCK + 1 + paired.SLOTS)
 
 
 def test_a_kernel_far_slower_than_eager_is_measured_less(time: Callable[..., Timing]) -> None:
@@ -383,7 +385,7 @@ def test_a_kernel_far_slower_than_eager_is_measured_less(time: Callable[..., Tim
         return entry
 
     told = time(slow, CASES[:1])
-    assert told.high < 0.1 and told.cases[0].pairs == clock.FEW * clock.PAIRS
+    assert told.high < 0.1 and told.cases[0].pairs == paired.FEW * paired.PAIRS
 
 
 def lies_where_it_is_slow(device: FakeDevice) -> Callable[..., Any]:
@@ -405,13 +407,13 @@ def lies_where_it_is_slow(device: FakeDevice) -> Callable[..., Any]:
 
 
 def test_who_is_slow_is_audited_too(time: Callable[..., Timing]) -> None:
-    with pytest.raises(Stopped, match="claims 7 us a call"):
+    with pytest.raises(GradingAborted, match="claims 7 us a call"):
         time(lies_where_it_is_slow)
 
 
 def late(device: FakeDevice) -> Callable[..., Any]:
     """Honest for thirteen rounds, of which the second is so noisy that there are more; then it does nothing."""
-    calls, a_round = [0], clock.SLOTS + clock.PAIRS * (clock.BLOCK + 1)
+    calls, a_round = [0], paired.SLOTS + paired.PAIRS * (paired.BLOCK + 1)
 
     def entry(x: torch.Tensor) -> torch.Tensor:
         y = device.new(x)
@@ -428,14 +430,14 @@ def late(device: FakeDevice) -> Callable[..., Any]:
 
 def now_and_then(device: FakeDevice) -> Callable[..., Any]:
     """Does nothing in the first four calls of one turn in each round: the fifth was the likeliest to be looked at."""
-    calls, a_round = [0], clock.SLOTS + clock.PAIRS * (clock.BLOCK + 1)
+    calls, a_round = [0], paired.SLOTS + paired.PAIRS * (paired.BLOCK + 1)
 
     def entry(x: torch.Tensor) -> torch.Tensor:
         y = device.new(x)
         if device.capturing is None:
             calls[0] += 1
-            turn, call = divmod((calls[0] - 8) % a_round - clock.SLOTS, clock.BLOCK + 1)
-            if calls[0] > 7 and turn == clock.PAIRS - 1 and 1 <= call <= 4:
+            turn, call = divmod((calls[0] - 8) % a_round - paired.SLOTS, paired.BLOCK + 1)
+            if calls[0] > 7 and turn == paired.PAIRS - 1 and 1 <= call <= 4:
                 device.launch(lambda: None, 0.05)
                 return y
         device.launch(work(x, y))
@@ -446,9 +448,9 @@ def now_and_then(device: FakeDevice) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("make", [late, now_and_then])
 def test_who_works_only_while_it_is_watched_is_told(time: Callable[..., Timing], monkeypatch, make: Entry) -> None:
-    monkeypatch.setattr(clock, "BUDGET", 5.0)
+    monkeypatch.setattr(paired, "BUDGET", 5.0)
     for _ in range(2):
-        with pytest.raises(Stopped, match="timed call wrong"):
+        with pytest.raises(GradingAborted, match="timed call wrong"):
             time(make, CASES[:1])
 
 
@@ -509,20 +511,20 @@ def test_nothing_lies_in_memory_while_others_are_waited_for(time: Callable[..., 
         devices.append(device)
         return honest(device)
 
-    real = lease.Hold.alone
+    real = gpu_lock.GpuHold.alone
 
-    def waits(hold: lease.Hold) -> Any:
+    def waits(hold: gpu_lock.GpuHold) -> Any:
         held.append(sum(len(b) for b in devices[-1].held.values()))
         return real(hold)
 
-    monkeypatch.setattr(lease.Hold, "alone", waits)
+    monkeypatch.setattr(gpu_lock.GpuHold, "alone", waits)
     time(entry)
     assert len(held) == 1 and held[0] <= 64 << 10, "the piece that tensors travel through, at most"
 
 
 def test_disturbed_cases_are_measured_again(time: Callable[..., Timing], monkeypatch) -> None:
     readings: list[Reading] = []
-    monkeypatch.setattr(clock.Telemetry, "read", lambda _: readings.pop(0) if readings else Reading("model", reasons=0))
+    monkeypatch.setattr(paired.Telemetry, "read", lambda _: readings.pop(0) if readings else Reading("model", reasons=0))
     hot = Reading("model", reasons=0x40)
     readings[:] = [Reading("model"), hot, hot, hot, hot]
     timing = time(honest)
@@ -545,7 +547,7 @@ def test_a_time_near_the_roofline_is_measured_again_and_void(
 ) -> None:
     with_floor(monkeypatch, 2.0 * share)
     timing = time(honest, CASES[:1])
-    assert timing.void is void and len(timing.notes) == (clock.ATTEMPTS if void else 0)
+    assert timing.void is void and len(timing.notes) == (paired.ATTEMPTS if void else 0)
     assert timing.cases[0].floor_us == pytest.approx(2.0 * share, rel=1e-3)
     assert timing.roofline is not None and timing.roofline["source"] == "a model"
 
@@ -553,18 +555,18 @@ def test_a_time_near_the_roofline_is_measured_again_and_void(
 def test_a_time_that_beats_physics_is_measured_again_and_rejected(
     time: Callable[..., Timing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair, measured = clock.pair, [0]
+    pair, measured = paired.pair, [0]
 
     def counted(*sides: Any, **options: Any) -> Any:
         measured[0] += 1
         return pair(*sides, **options)
 
-    monkeypatch.setattr(clock, "pair", counted)
+    monkeypatch.setattr(paired, "pair", counted)
     with_floor(monkeypatch, 2.0 / 0.9)
-    with pytest.raises(Stopped, match="the device needs") as stop:
+    with pytest.raises(GradingAborted, match="the device needs") as stop:
         time(honest, CASES[:1])
     assert stop.value.verdict is Verdict.REJECTED and [v.rule for v in stop.value.violations] == ["impossible_speed"]
-    assert measured[0] == clock.ATTEMPTS
+    assert measured[0] == paired.ATTEMPTS
 
 
 def test_a_floor_that_eager_beats_is_wrong_and_blames_nobody(

@@ -17,14 +17,15 @@ from typing import Any
 import pytest
 import torch
 
-from kbx_env.catalog import expert_source, load_task
+from kbx_env.confinement import HIDDEN, landlock_version, unhidden
 from kbx_env.errors import UsageError
-from kbx_env.grading import compiled, stages
-from kbx_env.grading.compiled import Row, beside
-from kbx_env.grading.lease import Hold, Lease
+from kbx_env.grading import pipeline
 from kbx_env.grading.sizes import at, timed
+from kbx_env.grading.timing import compiled
+from kbx_env.grading.timing.compiled import Row, beside
+from kbx_env.grading.timing.gpu_lock import GpuHold, GpuLock
 from kbx_env.outcome import Cases, CaseTime, Outcome, Stage, Timing, Verdict
-from kbx_env.sandbox.confine import HIDDEN, landlock_version, unhidden
+from kbx_env.spec.catalog import expert_source, load_task
 
 TASK = load_task("activation/gelu_fp16")
 TIMING = Timing(
@@ -38,7 +39,7 @@ class Measures:
     def __init__(self, answer: Any = 0.5) -> None:
         self.answer, self.asked = answer, list[list[int]]()
 
-    def __call__(self, task: Any, cases: Sequence[int], gpu: Hold) -> dict[int, Row]:
+    def __call__(self, task: Any, cases: Sequence[int], gpu: GpuHold) -> dict[int, Row]:
         with gpu.alone():  # nobody holds it for us
             self.asked.append(list(cases))
         if isinstance(self.answer, Exception):
@@ -47,11 +48,11 @@ class Measures:
 
 
 @pytest.fixture
-def gpu(tmp_path: Path) -> Hold:
-    return Hold(Lease("g", tmp_path))
+def gpu(tmp_path: Path) -> GpuHold:
+    return GpuHold(GpuLock("g", tmp_path))
 
 
-def test_candidate_against_compiled_is_told_beside_eager(gpu: Hold) -> None:
+def test_candidate_against_compiled_is_told_beside_eager(gpu: GpuHold) -> None:
     told = beside(TASK, TIMING, gpu, Measures(0.5))
     assert told.compiled_speedup == pytest.approx(1.0) and {c.compiled_us for c in told.cases} == {5.0}
     assert told.notes == TIMING.notes
@@ -59,7 +60,7 @@ def test_candidate_against_compiled_is_told_beside_eager(gpu: Hold) -> None:
     assert bare == TIMING, "the speedup over eager and its interval stay as they are"
 
 
-def test_a_ratio_is_measured_once_for_all_gradings_and_again_after_many(gpu: Hold) -> None:
+def test_a_ratio_is_measured_once_for_all_gradings_and_again_after_many(gpu: GpuHold) -> None:
     wanted, measures = list(range(len(TASK.timed))), Measures(0.5)
     for _ in range(compiled.USES):
         assert beside(TASK, TIMING, gpu, measures).compiled_speedup == pytest.approx(1.0)
@@ -76,7 +77,7 @@ def test_a_ratio_is_measured_once_for_all_gradings_and_again_after_many(gpu: Hol
     assert beside(TASK, TIMING, gpu, measures).notes == TIMING.notes and measures.asked == [wanted]
 
 
-def test_a_day_later_it_is_measured_again(gpu: Hold) -> None:
+def test_a_day_later_it_is_measured_again(gpu: GpuHold) -> None:
     now, measures = [1e9], Measures(0.5)
     for later in (0.0, 3600.0, compiled.KEPT_SECONDS + 3600.0):
         now[0] = 1e9 + later
@@ -87,7 +88,7 @@ def test_a_day_later_it_is_measured_again(gpu: Hold) -> None:
     assert len(measures.asked) == 3
 
 
-def test_what_does_not_compile_is_missing_and_stays_so_for_a_day(gpu: Hold) -> None:
+def test_what_does_not_compile_is_missing_and_stays_so_for_a_day(gpu: GpuHold) -> None:
     fails, now = Measures(Row(None, "took longer than 120 s")), [1e9]
     for _ in range(compiled.USES + 2):
         told = beside(TASK, TIMING, gpu, fails, now=lambda: now[0])
@@ -105,13 +106,13 @@ def test_what_does_not_compile_is_missing_and_stays_so_for_a_day(gpu: Hold) -> N
 
 
 @pytest.mark.parametrize("answer", [Row(None, "CUDA error", again=True), OSError("no process"), RuntimeError("a bug")])
-def test_trouble_of_the_machine_is_not_remembered(gpu: Hold, answer: Any) -> None:
+def test_trouble_of_the_machine_is_not_remembered(gpu: GpuHold, answer: Any) -> None:
     told = beside(TASK, TIMING, gpu, Measures(answer))
     assert told.compiled_speedup is None and any("not measured" in n for n in told.notes)
     assert beside(TASK, TIMING, gpu, Measures(0.5)).compiled_speedup == pytest.approx(1.0)
 
 
-def test_a_case_that_was_not_reached_comes_next_time(gpu: Hold) -> None:
+def test_a_case_that_was_not_reached_comes_next_time(gpu: GpuHold) -> None:
     first = beside(TASK, TIMING, gpu, lambda task, cases, gpu: {cases[0]: Row(0.5)})
     assert first.compiled_speedup is None, "None unless all cases have it"
     assert [c.compiled_us for c in first.cases] == [5.0] + [None] * (len(TASK.timed) - 1)
@@ -123,7 +124,7 @@ def test_a_case_that_was_not_reached_comes_next_time(gpu: Hold) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"cases": {"a": 1}}', '{"cases": {"N": {"ratio": -1.0, "at": 1.0}}}'])
-def test_a_broken_file_is_as_good_as_none(gpu: Hold, text: str) -> None:
+def test_a_broken_file_is_as_good_as_none(gpu: GpuHold, text: str) -> None:
     file = compiled.kept_in(TASK, gpu)
     assert file is not None
     file.write_text(text)
@@ -131,13 +132,13 @@ def test_a_broken_file_is_as_good_as_none(gpu: Hold, text: str) -> None:
     assert set(json.loads(file.read_text())["cases"]) >= {c.case for c in TIMING.cases}
 
 
-def test_another_version_has_another_file(gpu: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_has_another_file(gpu: GpuHold, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {compiled.kept_in(TASK, gpu), compiled.kept_in(load_task("math/softmax"), gpu)}
     monkeypatch.setattr(torch, "__version__", "9.9")
     files.add(compiled.kept_in(TASK, gpu))
     assert len(files) == 3 and all(f is not None and f.name.startswith("compiled-") for f in files)
-    assert compiled.kept_in(TASK, Hold(None)) is None
-    assert beside(TASK, TIMING, Hold(None), Measures(0.5)).compiled_speedup == pytest.approx(1.0)
+    assert compiled.kept_in(TASK, GpuHold(None)) is None
+    assert beside(TASK, TIMING, GpuHold(None), Measures(0.5)).compiled_speedup == pytest.approx(1.0)
 
 
 WORKER = """
@@ -160,7 +161,7 @@ def _ask(
     tmp_path: Path, slow: int = -1, dead: int = -1, ratio: str = "0.25", limit: float = -9.0, **more: float
 ) -> dict[int, Row]:
     text = WORKER.format(slow=slow, dead=dead, ratio=ratio)
-    gpu = Hold(Lease("g", tmp_path))
+    gpu = GpuHold(GpuLock("g", tmp_path))
     return compiled.measured(TASK, [0, 1], gpu, limit=limit, command=(sys.executable, "-c", text), **more)
 
 
@@ -196,7 +197,7 @@ def test_the_worker_has_settings_of_its_own(tmp_path: Path, monkeypatch: pytest.
 
 PEEK = """
 import os, sys
-from kbx_env.sandbox.confine import confine, unhidden
+from kbx_env.confinement import confine, unhidden
 folder, secret = sys.argv[1:]
 confine(folder, unhidden(os.path.dirname(os.path.dirname(folder))))
 def reads(path):
@@ -216,7 +217,7 @@ print(reads(secret), writes(secret), reads(os.__file__), writes(folder + "/mine"
 @pytest.mark.skipif(landlock_version() == 0, reason="needs Landlock")
 def test_a_runner_neither_reads_nor_writes_what_was_compiled(tmp_path: Path) -> None:
     """Inductor's cache holds Triton kernels for the very task, and pickles that the next worker loads."""
-    runner, lease = tmp_path / "kbx-zygote" / "runner", Lease("g", tmp_path)
+    runner, lease = tmp_path / "kbx-zygote" / "runner", GpuLock("g", tmp_path)
     runner.mkdir(parents=True)
     assert unhidden(str(tmp_path)) is None, "nothing to hide yet"
     with compiled._folder(lease.folder) as folder:
@@ -232,7 +233,7 @@ def test_a_runner_neither_reads_nor_writes_what_was_compiled(tmp_path: Path) -> 
     assert not private.exists()
 
 
-def test_held_out_sizes_have_ratios_of_their_own(gpu: Hold) -> None:
+def test_held_out_sizes_have_ratios_of_their_own(gpu: GpuHold) -> None:
     cases = timed(TASK, "held-out")
     rows = tuple(replace(TIMING.cases[0], case=c.label()) for c in cases)
     measures = Measures(0.5)
@@ -246,7 +247,7 @@ def test_it_is_measured_after_the_submission_has_ended(monkeypatch: pytest.Monke
     happened: list[str] = []
 
     class Talk:
-        gpu = Hold(None)
+        gpu = GpuHold(None)
 
         def __init__(self, *_: Any) -> None: ...
 
@@ -256,7 +257,7 @@ def test_it_is_measured_after_the_submission_has_ended(monkeypatch: pytest.Monke
         def __exit__(self, *_: object) -> None:
             happened.append("submission ended")
 
-    def measures(task: Any, timing: Timing, gpu: Hold, sizes: str) -> Timing:
+    def measures(task: Any, timing: Timing, gpu: GpuHold, sizes: str) -> Timing:
         happened.append("compiled")
         return replace(timing, compiled_speedup=1.5)
 
@@ -264,15 +265,15 @@ def test_it_is_measured_after_the_submission_has_ended(monkeypatch: pytest.Monke
         happened.append("timed")
         return Outcome(TASK.id, Verdict.CORRECT, Stage.TIME, "cuda", "contract", cases=Cases(1, 1), timing=TIMING)
 
-    monkeypatch.setattr(stages, "Talk", Talk)
-    monkeypatch.setattr(stages.Grading, "_stages", verdict)
+    monkeypatch.setattr(pipeline, "RunnerSession", Talk)
+    monkeypatch.setattr(pipeline.GradingPipeline, "_stages", verdict)
     monkeypatch.setattr(compiled, "beside", measures)
     for asked, told in ((True, 1.5), (False, None)):
         happened.clear()
-        record = stages.Record(TASK, "cpu", "contract", "", {})
+        record = pipeline.OutcomeBuilder(TASK, "cpu", "contract", "", {})
         source = (expert_source(TASK.id) or "").encode()
         grader: Any = SimpleNamespace(zygote=lambda: None, places=None, without=())
-        outcome = stages.Grading(grader, record, (), "eval", b"", True, 30.0, compiled=asked).run(source)
+        outcome = pipeline.GradingPipeline(grader, record, (), "eval", b"", True, 30.0, compiled=asked).run(source)
         assert (
             outcome.timing is not None and outcome.timing.compiled_speedup == told and outcome.speedup == TIMING.speedup
         )

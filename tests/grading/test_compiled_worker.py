@@ -13,12 +13,13 @@ import torch
 from fake_device import FakeDevice
 from kbx_env.tasks import _schemes, _seams
 
-from kbx_env.catalog import load_task
-from kbx_env.grading import clock, reference
-from kbx_env.grading import compiled_worker as worker
-from kbx_env.grading.clock import Paired
-from kbx_env.grading.lease import Hold, Lease
-from kbx_env.wire import assembled
+from kbx_env.grading import reference
+from kbx_env.grading.timing import compiled_worker as worker
+from kbx_env.grading.timing import paired
+from kbx_env.grading.timing.gpu_lock import GpuHold, GpuLock
+from kbx_env.grading.timing.paired import Paired
+from kbx_env.protocol.wire import assembled
+from kbx_env.spec.catalog import load_task
 
 TASK = load_task("activation/gelu_fp16")
 
@@ -33,7 +34,7 @@ def _plain(graph: Any, examples: Any) -> Callable[..., Any]:
     return graph.forward  # type: ignore[no-any-return]
 
 
-def _free(lease: Lease) -> bool:
+def _free(lease: GpuLock) -> bool:
     """Whether somebody else could have the GPU alone now."""
     got = threading.Event()
 
@@ -53,8 +54,8 @@ def _small(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> Non
     """A task whose baseline is ``function`` of one small tensor."""
     case = SimpleNamespace(args={}, label=lambda: "N=8")
     task = SimpleNamespace(id="test/small", timed=(case,), eager=None, reference=function, written=lambda args: ())
-    monkeypatch.setattr("kbx_env.catalog.load_task", lambda name: task)
-    monkeypatch.setattr(worker.floor, "input_bytes", lambda task, case: 32)
+    monkeypatch.setattr("kbx_env.spec.catalog.load_task", lambda name: task)
+    monkeypatch.setattr(worker.compulsory_work, "input_bytes", lambda task, case: 32)
     monkeypatch.setattr(worker.inputs, "draw", lambda *_: {"x": torch.arange(8.0)})
     monkeypatch.setattr(worker, "_ring", lambda *_: [{"x": torch.arange(8.0) + i} for i in range(3)])
 
@@ -66,7 +67,7 @@ def _paired(a: Any, b: Any, **_: Any) -> Paired:
 
 
 def test_it_compiles_outside_and_measures_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    lease, seen, rows = Lease("g", tmp_path), list[tuple[str, bool]](), list[dict[str, Any]]()
+    lease, seen, rows = GpuLock("g", tmp_path), list[tuple[str, bool]](), list[dict[str, Any]]()
 
     def compile_fx(graph: Any, examples: Any) -> Callable[..., Any]:
         seen.append(("compile", _free(lease)))
@@ -82,7 +83,7 @@ def test_it_compiles_outside_and_measures_alone(monkeypatch: pytest.MonkeyPatch,
         return _paired(a, b)
 
     _small(monkeypatch, function)
-    monkeypatch.setattr(clock, "pair", pair)
+    monkeypatch.setattr(paired, "pair", pair)
     asked = _asked(lease=str(lease.folder))
     worker.measure(asked, rows.append, device="cpu", tools=FakeDevice(), compile_fx=compile_fx, memory=1 << 30)
     assert seen == [("compile", True), ("compile", True), ("pair", False)], (
@@ -96,7 +97,7 @@ def test_it_compiles_outside_and_measures_alone(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_compiled_graph_runs_only_with_the_gpu_and_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = worker.Gate(Hold(None), lambda row: None)
+    gate = worker.Gate(GpuHold(None), lambda row: None)
     task = SimpleNamespace(eager=lambda x: x.sin() + 1, reference=None)
     function = worker.baseline(task, gate, _plain)  # type: ignore[arg-type]
     x = torch.arange(4.0)
@@ -110,7 +111,7 @@ def test_a_compiled_graph_runs_only_with_the_gpu_and_is_right(monkeypatch: pytes
 
 
 def test_more_shapes_than_its_limit_of_recompilations_are_all_compiled() -> None:
-    gate = worker.Gate(Hold(None), lambda row: None)
+    gate = worker.Gate(GpuHold(None), lambda row: None)
     task = SimpleNamespace(eager=lambda x: x + 1, reference=None)
     for n in range(1, 14):
         function = worker.baseline(task, gate, _plain)  # type: ignore[arg-type]
@@ -142,8 +143,8 @@ def test_compiling_for_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_task_of_the_catalogue_goes_all_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own baseline, inputs and rings; only the clock's numbers are invented."""
     rows: list[dict[str, Any]] = []
-    monkeypatch.setattr(clock, "pair", _paired)
-    small = min(range(len(TASK.timed)), key=lambda i: worker.floor.input_bytes(TASK, TASK.timed[i]))
+    monkeypatch.setattr(paired, "pair", _paired)
+    small = min(range(len(TASK.timed)), key=lambda i: worker.compulsory_work.input_bytes(TASK, TASK.timed[i]))
     worker.measure(_asked(cases=[small]), rows.append, device="cpu", tools=FakeDevice(), compile_fx=_plain)
     assert rows[-1].get("ratio") == pytest.approx(0.5), rows[-1]
 
@@ -151,7 +152,7 @@ def test_a_task_of_the_catalogue_goes_all_the_way(monkeypatch: pytest.MonkeyPatc
 def test_what_the_compiler_measures_it_measures_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.runtime import benchmarking
 
-    lease, told, seen = Lease("g", tmp_path), list[str](), list[bool]()
+    lease, told, seen = GpuLock("g", tmp_path), list[str](), list[bool]()
 
     class Benchmarker:
         def benchmark_gpu(self, call: Callable[[], None]) -> float:
@@ -159,7 +160,7 @@ def test_what_the_compiler_measures_it_measures_alone(tmp_path: Path, monkeypatc
             return 1.5
 
     monkeypatch.setattr(benchmarking, "benchmarker", Benchmarker())
-    gate = worker.Gate(Hold(lease), lambda row: told.append(row["state"]), limit=1.0)
+    gate = worker.Gate(GpuHold(lease), lambda row: told.append(row["state"]), limit=1.0)
     worker._measures_inside(gate)
     with gate.outside():
         got = benchmarking.benchmarker.benchmark_gpu(lambda: seen.append(_free(lease)))
@@ -176,8 +177,8 @@ def test_what_the_compiler_measures_it_measures_alone(tmp_path: Path, monkeypatc
 def test_the_judges_hooks_break_no_graph(name: str) -> None:
     """With them the one is compiled again at every call, and the other in three parts."""
     task = load_task(name)
-    gate = worker.Gate(Hold(None), lambda row: None)
-    index = min(range(len(task.timed)), key=lambda i: worker.floor.input_bytes(task, task.timed[i]))
+    gate = worker.Gate(GpuHold(None), lambda row: None)
+    index = min(range(len(task.timed)), key=lambda i: worker.compulsory_work.input_bytes(task, task.timed[i]))
     hooks = dict(vars(_schemes)), dict(vars(_seams))
     with worker.unhooked():
         function = worker.baseline(task, gate, _plain)
@@ -190,5 +191,5 @@ def test_the_judges_hooks_break_no_graph(name: str) -> None:
 
 
 def test_the_lease_is_found_by_its_folder(tmp_path: Path) -> None:
-    lease = Lease("GPU-1-2", tmp_path)
+    lease = GpuLock("GPU-1-2", tmp_path)
     assert worker._lease(lease.folder).folder == lease.folder

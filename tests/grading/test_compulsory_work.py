@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from kbx_env.catalog import load_task, task_ids
 from kbx_env.errors import DeclarationError
-from kbx_env.grading import floor, fresh, inputs, reference
-from kbx_env.grading.counts import MARGIN, Sizes, Values, changes, pooled, touched
+from kbx_env.grading import compulsory_work, inputs, reference
 from kbx_env.grading.reference import Expected
-from kbx_env.task import CATEGORIES, Case, Choice, Cost, Ints, Shuffled, T, Task
-from kbx_env.task import task as declare
+from kbx_env.grading.timing import input_windows
+from kbx_env.grading.work_counts import MARGIN, Sizes, Values, changes, pooled, touched
+from kbx_env.spec.catalog import load_task, task_ids
+from kbx_env.spec.task import CATEGORIES, Case, Choice, Cost, Ints, Shuffled, T, Task
+from kbx_env.spec.task import task as declare
 
 SMALL = 4 << 20
 """Bytes of the inputs of a timed case that is small enough to be probed."""
@@ -51,7 +52,7 @@ def _changed(
     """The tensor with other values in one place of its memory."""
     law = case.draws.get(name) or task.takes[name].draw or case.draw
     value = args[name]
-    old = fresh.flat(value)[at]
+    old = input_windows.flat(value)[at]
     integer = not (value.dtype.is_floating_point or value.dtype.is_complex or value.dtype is torch.bool)
     tried: list[Any] = [not bool(old)] if value.dtype is torch.bool else []
     if isinstance(law, Ints):
@@ -78,12 +79,12 @@ def _changed(
     if integer:
         tried = [int(v) for v in tried if math.isfinite(v) and most.min <= v <= most.max]
     for new in tried:
-        flat = fresh.flat(value).clone()
+        flat = input_windows.flat(value).clone()
         flat[at] = new
         yield flat.as_strided(value.shape, value.stride())
     if isinstance(law, Shuffled):
         for other in range(value.numel()):  # no value by itself may change: the sum is published
-            flat = fresh.flat(value).clone()
+            flat = input_windows.flat(value).clone()
             flat[at], flat[other] = flat[other].clone(), flat[at].clone()
             yield flat.as_strided(value.shape, value.stride())
 
@@ -113,7 +114,7 @@ def _needed(task: Task, case: Case, args: dict[str, Any], base: Expected, rng: r
     for name, value in args.items():
         if not isinstance(value, torch.Tensor) or not value.numel():
             continue
-        places = torch.arange(len(fresh.flat(value))).as_strided(value.shape, value.stride()).reshape(-1).tolist()
+        places = torch.arange(len(input_windows.flat(value))).as_strided(value.shape, value.stride()).reshape(-1).tolist()
         told = name in (task.cost.reads or ()) or task.cost.bytes is not None
         picked = places if len(places) <= ALL else rng.sample(places, PROBED if told else FULL)
         hits = sum(_depends(task, case, args, name, at, rng, base) for at in picked)
@@ -128,12 +129,12 @@ def _needed(task: Task, case: Case, args: dict[str, Any], base: Expected, rng: r
 def _held(task: Task, seed: int = 5) -> Iterator[tuple[str, int, float, float]]:
     """Every small case and the smallest timed one: label, floor, bytes needed, variance."""
     rng = random.Random(task.id)
-    small = [c for c in task.timed if floor.input_bytes(task, c) < SMALL][:1]
+    small = [c for c in task.timed if compulsory_work.input_bytes(task, c) < SMALL][:1]
     for case in (*task.cases, *small):
         args = inputs.draw(task, case, seed)
         base = _result(task, case, args)
-        least = floor.ideal_bytes(task, case, args, base, single_call=True)
-        assert floor.ideal_bytes(task, case, args, base) <= least, "every call's bound is no higher than this call's"
+        least = compulsory_work.ideal_bytes(task, case, args, base, single_call=True)
+        assert compulsory_work.ideal_bytes(task, case, args, base) <= least, "every call's bound is no higher than this call's"
         if least:
             yield case.label(), least, *_needed(task, case, args, base, rng)
 
@@ -171,8 +172,8 @@ def test_the_probe_finds_a_floor_that_reads_everything(name: str) -> None:
 def test_operations_that_are_needed_are_no_more_than_the_plain_algorithms(name: str) -> None:
     task = load_task(name)
     for case in task.timed:
-        assert 0 <= floor.flops(task, case) <= floor.operations(task, case)
-        declared = floor.declared_bytes(task, case)
+        assert 0 <= compulsory_work.flops(task, case) <= compulsory_work.operations(task, case)
+        declared = compulsory_work.declared_bytes(task, case)
         assert (declared is None) == (task.cost.bytes is None) and (declared is None or declared > 0)
 
 
@@ -180,8 +181,8 @@ def test_half_of_causal_attention_is_not_computed() -> None:
     task = load_task("fusion/attention")
     causal, whole = task.timed[:2]
     n = causal.axes["S"]
-    assert floor.flops(task, causal) == floor.operations(task, causal) * (n + 1) // (2 * n)
-    assert floor.flops(task, whole) == floor.operations(task, whole)
+    assert compulsory_work.flops(task, causal) == compulsory_work.operations(task, causal) * (n + 1) // (2 * n)
+    assert compulsory_work.flops(task, whole) == compulsory_work.operations(task, whole)
 
 
 # --- the functions of expressions ---------------------------------------------------------------------
@@ -193,7 +194,7 @@ def _values(name: str, case: Case, single_call: bool = True, **args: Any) -> Val
 
 
 def _asked(counts: Values | Sizes, expression: str, **names: float) -> float:
-    return floor.evaluate(expression, names, {}, counts)
+    return compulsory_work.evaluate(expression, names, {}, counts)
 
 
 def test_counts_of_a_selection() -> None:
@@ -269,25 +270,25 @@ def test_one_calls_bound_for_every_call_holds_for_other_values(name: str) -> Non
     for case in task.cases:
         drawn = [inputs.draw(task, case, seed) for seed in range(8)]
         found = [(a, reference.expect(task, case, a, exact=False)) for a in drawn]
-        every = [floor.ideal_bytes(task, case, a, e) for a, e in found]
-        assert max(every) <= min(floor.ideal_bytes(task, case, a, e, single_call=True) for a, e in found)
+        every = [compulsory_work.ideal_bytes(task, case, a, e) for a, e in found]
+        assert max(every) <= min(compulsory_work.ideal_bytes(task, case, a, e, single_call=True) for a, e in found)
 
 
 def test_sizes_stand_in_where_nobody_has_values() -> None:
     task = load_task("index/index_fill_")
     case = task.timed[0]
     n = case.axes["N"] * 256
-    assert floor.declared_bytes(task, case) == 8 * case.axes["K"] + 4 * min(n, 256 * case.axes["K"])
-    assert floor.declared_bytes(load_task("math/cos"), load_task("math/cos").timed[0]) is None
+    assert compulsory_work.declared_bytes(task, case) == 8 * case.axes["K"] + 4 * min(n, 256 * case.axes["K"])
+    assert compulsory_work.declared_bytes(load_task("math/cos"), load_task("math/cos").timed[0]) is None
     rand = load_task("random/rand")
-    assert [floor.declared_bytes(rand, c) for c in rand.timed] == [4 << k for k in (23, 25, 27)]
+    assert [compulsory_work.declared_bytes(rand, c) for c in rand.timed] == [4 << k for k in (23, 25, 27)]
 
 
 def test_a_call_without_results_moves_nothing() -> None:
     task = load_task("matrixmultiply/matmul")
     case = Case({"*a": (0, 8), "*b": (8, 4), "N": 4})
     args = inputs.draw(task, case, 0)
-    assert floor.ideal_bytes(task, case, args, reference.expect(task, case, args)) == 0
+    assert compulsory_work.ideal_bytes(task, case, args, reference.expect(task, case, args)) == 0
 
 
 @pytest.mark.parametrize(
@@ -309,7 +310,7 @@ def test_what_an_expression_does_not_know_is_said(expression: str, told: str) ->
 def test_results_are_asked_for_only_where_there_are_any() -> None:
     task = load_task("random/rand")
     with pytest.raises(DeclarationError, match="needs the results"):
-        floor.ideal_bytes(task, task.cases[0], {}, None)
+        compulsory_work.ideal_bytes(task, task.cases[0], {}, None)
     with pytest.raises(DeclarationError, match="cost reads 'y'"):
 
         def reference_of(x: Any) -> Any:

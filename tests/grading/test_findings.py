@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from kbx_env.catalog import expert_source
+from kbx_env.envs.prompt import feedback
 from kbx_env.outcome import Outcome, Verdict
-from kbx_env.prompt import feedback
+from kbx_env.spec.catalog import expert_source
 
 #: Task, text of the expert, text that replaces it, kinds of which one must be found.
 OUT, RAW, CLASH, ORDER = "out_of_bounds", "uninitialised_read", "write_conflict", "order_dependent"

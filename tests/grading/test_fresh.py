@@ -9,14 +9,15 @@ import torch
 from fake_device import FakeDevice
 from triton.runtime.autotuner import Autotuner
 
-from kbx_env import laws
-from kbx_env.catalog import load_task, task_ids
-from kbx_env.grading import floor, fresh
-from kbx_env.sandbox.mail import Mail
-from kbx_env.sandbox.stopwatch import Stopwatch
-from kbx_env.task import Case, T
+from kbx_env.device.ipc_runner import IpcSender
+from kbx_env.device.stopwatch import Stopwatch
+from kbx_env.grading import compulsory_work
+from kbx_env.grading.timing import input_windows
+from kbx_env.spec import input_distributions as dists
+from kbx_env.spec.catalog import load_task, task_ids
+from kbx_env.spec.task import Case, T
 
-SEEDS = list(range(fresh.MORE))
+SEEDS = list(range(input_windows.MORE))
 
 
 @pytest.fixture(autouse=True)
@@ -40,15 +41,15 @@ class _Task:
 
 
 TASK = _Task(
-    ("w",), x=T("n m", draw=laws.Normal()), i=T("n", "i64", draw=laws.Ints(0, "n")), a=T("b k k", draw=laws.SPD()),
-    o=T("b m k", draw=laws.Spectrum(3.0, 1.0)), t=T("k k", draw=laws.Triangular()), p=T("n", "i32", draw=laws.Distinct()),
-    w=T("n", draw=laws.Constant(1.0)), c=T("n", draw=laws.Constant(2.0)), h=T("n", "bf16", draw=laws.Uniform()),
+    ("w",), x=T("n m", draw=dists.Normal()), i=T("n", "i64", draw=dists.Ints(0, "n")), a=T("b k k", draw=dists.SPD()),
+    o=T("b m k", draw=dists.Spectrum(3.0, 1.0)), t=T("k k", draw=dists.Triangular()), p=T("n", "i32", draw=dists.Distinct()),
+    w=T("n", draw=dists.Constant(1.0)), c=T("n", draw=dists.Constant(2.0)), h=T("n", "bf16", draw=dists.Uniform()),
 )  # fmt: skip
 CASE = Case({"n": 24, "m": 5, "b": 3, "k": 4}, layouts={"x": "transposed"})
 
 
-def _ring() -> fresh.Ring:
-    return fresh.Ring.draw(TASK, CASE, SEEDS)  # type: ignore[arg-type]
+def _ring() -> input_windows.InputWindows:
+    return input_windows.InputWindows.draw(TASK, CASE, SEEDS)  # type: ignore[arg-type]
 
 
 def test_values_stay_of_their_law() -> None:
@@ -94,9 +95,10 @@ def test_every_timed_input_has_a_track(name: str) -> None:
     """Small stand-ins would be other cases; the laws and layouts of the timed ones are what counts."""
     task = load_task(name)
     for case in task.timed:
-        for tensor, size in floor.numels(task, case).items():
+        for tensor, size in compulsory_work.numels(task, case).items():
             law = case.draws.get(tensor) or task.takes[tensor].draw or case.draw
-            known = (*fresh._ELEMENTWISE, *fresh._ALIKE, *fresh.inputs.MATRICES, laws.Distinct, laws.Places, laws.Shuffled)
+            whole = (dists.Distinct, dists.Places, dists.Shuffled)
+            known = (*input_windows._ELEMENTWISE, *input_windows._ALIKE, *input_windows.inputs.MATRICES, *whole)
             assert not size or isinstance(law, known), f"{tensor}: {law}"
 
 
@@ -107,6 +109,6 @@ def test_pending_conjugations_are_carried_out() -> None:
     watch.prepare(lambda slot: slot["x"].conj().clone().conj(), [{"x": x}], slots=2, turning={"x": [0, 0]})
     right, kept = x.conj().resolve_conj(), x.conj()
     watch._keep(0, kept)
-    reply, data = Mail(device, None).claims(watch.result(0), "cpu", False)
+    reply, data = IpcSender(device, None).claims(watch.result(0), "cpu", False)
     got = torch.frombuffer(bytearray(data[reply["outputs"][0]["blob"]]), dtype=torch.complex64)
     assert torch.equal(got, right)

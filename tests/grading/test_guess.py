@@ -6,10 +6,10 @@ import pytest
 from kbx_env.rewards.compose import load_preset
 
 from kbx_env.__main__ import main
-from kbx_env.catalog import expert_source
+from kbx_env.envs.prompt import feedback
 from kbx_env.errors import UnknownName
 from kbx_env.outcome import Outcome
-from kbx_env.prompt import feedback
+from kbx_env.spec.catalog import expert_source
 
 GELU = expert_source("activation/gelu_fp16") or ""
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kbx_env import laws
-from kbx_env.catalog import load_task
 from kbx_env.grading import inputs
-from kbx_env.task import Case, T
-from kbx_env.truth import Close
-from kbx_env.wire import assembled
+from kbx_env.protocol.wire import assembled
+from kbx_env.spec import input_distributions
+from kbx_env.spec.catalog import load_task
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, T
 
 KINDS = ("f32", "f64", "c64")
 
 
-def _draw(law: laws.Law, dtype: str, shape: tuple[int, ...] = (3, 8, 8)) -> torch.Tensor:
+def _draw(law: input_distributions.Distribution, dtype: str, shape: tuple[int, ...] = (3, 8, 8)) -> torch.Tensor:
     from judge_helper import make
 
     def first(A):
@@ -28,25 +28,25 @@ def _draw(law: laws.Law, dtype: str, shape: tuple[int, ...] = (3, 8, 8)) -> torc
 
 @pytest.mark.parametrize("dtype", KINDS)
 def test_matrix_laws_hold_what_they_say(dtype: str) -> None:
-    spd = _draw(laws.SPD(0.5), dtype)
+    spd = _draw(input_distributions.SPD(0.5), dtype)
     assert torch.allclose(spd, spd.mH) and float(torch.linalg.eigvalsh(spd).min()) > 0.49
-    upper = _draw(laws.Triangular(), dtype)
+    upper = _draw(input_distributions.Triangular(), dtype)
     assert bool((upper.tril(-1) == 0).all()) and float(torch.linalg.cond(upper).max()) < 50
-    assert bool((_draw(laws.Triangular(upper=False), dtype).triu(1) == 0).all())
-    assert float(torch.linalg.cond(_draw(laws.Dominant(), dtype)).max()) < 20
-    q = _draw(laws.Orthogonal(), dtype, (2, 9, 5))
+    assert bool((_draw(input_distributions.Triangular(upper=False), dtype).triu(1) == 0).all())
+    assert float(torch.linalg.cond(_draw(input_distributions.Dominant(), dtype)).max()) < 20
+    q = _draw(input_distributions.Orthogonal(), dtype, (2, 9, 5))
     assert torch.allclose(q.mH @ q, torch.eye(5, dtype=q.dtype).expand(2, 5, 5), atol=1e-5)
-    s = torch.linalg.svdvals(_draw(laws.Spectrum(4, 2, 1), dtype))
+    s = torch.linalg.svdvals(_draw(input_distributions.Spectrum(4, 2, 1), dtype))
     assert (
         torch.allclose(s[..., :3], torch.tensor([4.0, 2, 1], dtype=s.dtype), atol=1e-5)
         and float(s[..., 3:].max()) < 1e-5
     )
-    h = _draw(laws.Symmetric(), dtype)
+    h = _draw(input_distributions.Symmetric(), dtype)
     assert torch.allclose(h, h.mH)
 
 
 def test_complex_symmetric_is_not_hermitian() -> None:
-    h = _draw(laws.Symmetric(hermitian=False), "c64")
+    h = _draw(input_distributions.Symmetric(hermitian=False), "c64")
     assert torch.allclose(h, h.mT) and not torch.allclose(h, h.mH)
 
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_helper import answer, canaries_fail, draw, make, rule, tf32
 
-from kbx_env.catalog import expert_source, load_task
 from kbx_env.grading import inputs, judge, reference
-from kbx_env.task import Case, Choice, Normal, T
-from kbx_env.truth import Close, Exact
+from kbx_env.spec.catalog import expert_source, load_task
+from kbx_env.spec.criteria import Close, Exact
+from kbx_env.spec.task import Case, Choice, Normal, T
 
 
 def matmul(a, b):

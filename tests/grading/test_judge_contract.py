@@ -12,8 +12,8 @@ from kbx_env.tasks import _schemes
 
 from kbx_env.grading import judge
 from kbx_env.grading.judge import contract
-from kbx_env.task import Case, Constant, Normal, Outlier, Paper, T
-from kbx_env.truth import Contract, Invariant
+from kbx_env.spec.criteria import Invariant, QuantizationScheme
+from kbx_env.spec.task import Case, Constant, Normal, Outlier, Paper, T
 
 
 def w8a8(a, b):
@@ -22,7 +22,7 @@ def w8a8(a, b):
 
 
 PAPER = Paper(cosine=0.99, l1=0.05, rmse=5.0)
-W8A8 = make(w8a8, {"a": T("M K"), "b": T("K N")}, Contract("int8", "int32"), "2 * M * N * K", paper=PAPER)
+W8A8 = make(w8a8, {"a": T("M K"), "b": T("K N")}, QuantizationScheme("int8", "int32"), "2 * M * N * K", paper=PAPER)
 CASE = Case({"M": 33, "K": 300, "N": 65})
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from judge_helper import answer
 
-from kbx_env.catalog import load_task
 from kbx_env.grading import inputs, judge, reference
 from kbx_env.grading.judge import windows
-from kbx_env.task import Case, Task
+from kbx_env.spec.catalog import load_task
+from kbx_env.spec.task import Case, Task
 
 
 def _ruling(task: Task, case: Case, args: dict[str, Any], change: Callable[..., Any]) -> judge.Ruling:

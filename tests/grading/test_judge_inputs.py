@@ -9,19 +9,20 @@ from hypothesis import strategies as st
 from judge_helper import make
 
 from kbx_env.errors import DeclarationError
-from kbx_env.grading import floor, inputs, reference
-from kbx_env.task import (
+from kbx_env.grading import compulsory_work, inputs, reference
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import (
     Bernoulli,
     Case,
     Choice,
     Constant,
     Cost,
     Distinct,
+    Distribution,
     DtypeArg,
     Eye,
     HalfNormal,
     Ints,
-    Law,
     Linspace,
     Literal,
     Normal,
@@ -32,7 +33,6 @@ from kbx_env.task import (
     T,
     Uniform,
 )
-from kbx_env.truth import Close
 
 LAWS = (
     Normal(), Outlier(0.1, 30.0, 50.0), Uniform(-1, 3), HalfNormal(), Literal(-2, 0, 1), Linspace(-12, 12),
@@ -52,7 +52,7 @@ TWICE = make(twice, {"x": T("N M"), "bias": T("M", optional=True)}, Close(), "2 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "i32", "bool"])
 @pytest.mark.parametrize("layout", [None, "transposed", "strided", "offset"])
-def test_every_law_dtype_and_layout(law: Law, dtype: str, layout: str | None) -> None:
+def test_every_law_dtype_and_layout(law: Distribution, dtype: str, layout: str | None) -> None:
     case = Case({"N": 7, "M": 13}, draw=law, dtypes={"x": dtype}, layouts={"x": layout} if layout else {})
     if dtype == "bool" and isinstance(law, Distinct):
         with pytest.raises(DeclarationError):
@@ -68,7 +68,7 @@ def test_every_law_dtype_and_layout(law: Law, dtype: str, layout: str | None) ->
 
 
 def test_laws_mean_what_they_say() -> None:
-    def one(law: Law, dtype: str = "f64") -> torch.Tensor:
+    def one(law: Distribution, dtype: str = "f64") -> torch.Tensor:
         return inputs.draw(TWICE, Case({"N": 100, "M": 100}, draw=law, dtypes={"x": dtype}), 3)["x"]
 
     assert abs(float(one(Normal(3.0, 2.0)).mean()) - 3) < 0.2 and abs(float(one(Normal(3.0, 2.0)).std()) - 2) < 0.1
@@ -158,12 +158,12 @@ def test_missing_half_kernels_fall_back_to_fp32() -> None:
 def test_floors() -> None:
     case = Case({"N": 6, "M": 3}, given=("bias",))
     args = inputs.draw(TWICE, case, 1)
-    assert floor.flops(TWICE, case) == 2 * 18 + 2 * 6 // 3
-    assert floor.ideal_bytes(TWICE, case, args, reference.expect(TWICE, case, args)) == 4 * (18 + 3 + 18)
+    assert compulsory_work.flops(TWICE, case) == 2 * 18 + 2 * 6 // 3
+    assert compulsory_work.ideal_bytes(TWICE, case, args, reference.expect(TWICE, case, args)) == 4 * (18 + 3 + 18)
     star = make(twice, {"x": T("*b M")}, Close(), cost=Cost("b * M", bytes="3 * b + numel(x) + numel(bias)"))
     with pytest.raises(DeclarationError):
-        floor.ideal_bytes(star, Case({"*b": (2, 5), "M": 7}), {}, reference.expect(TWICE, case, args))
-    assert floor.flops(star, Case({"*b": (2, 5), "M": 7})) == 70
+        compulsory_work.ideal_bytes(star, Case({"*b": (2, 5), "M": 7}), {}, reference.expect(TWICE, case, args))
+    assert compulsory_work.flops(star, Case({"*b": (2, 5), "M": 7})) == 70
     for bad in ("__import__('os')", "x.y", "[1]", "unknown", "numel(1)", "lambda: 1", "'a' * 3"):
         with pytest.raises(DeclarationError):
-            floor.evaluate(bad, {"n": 1}, {"x": 1})
+            compulsory_work.evaluate(bad, {"n": 1}, {"x": 1})

@@ -13,8 +13,8 @@ from kbx_env.tasks import _seams
 from kbx_env.grading import judge
 from kbx_env.grading.judge import randomness, samples, windows
 from kbx_env.grading.judge.randomness import Line
-from kbx_env.task import Case, GeneratorArg, Normal, Orthogonal, T
-from kbx_env.truth import Close, Dropout, Sample
+from kbx_env.spec.criteria import Close, Dropout, Sample
+from kbx_env.spec.task import Case, GeneratorArg, Normal, Orthogonal, T
 
 
 def drop(x, p=0.5, training=True):

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from kbx_env.grading import lease as lease_module
-from kbx_env.grading.lease import PARTS, Hold, Lease
+from kbx_env.grading.timing import gpu_lock as lease_module
+from kbx_env.grading.timing.gpu_lock import PARTS, GpuHold, GpuLock
 
 HOLD = """
 import sys, time
-from kbx_env.grading.lease import PARTS, Hold, Lease
-with getattr(Lease("g", sys.argv[1]), sys.argv[2])():
+from kbx_env.grading.timing.gpu_lock import PARTS, GpuHold, GpuLock
+with getattr(GpuLock("g", sys.argv[1]), sys.argv[2])():
     print("held", flush=True)
     time.sleep(30)
 """
@@ -29,7 +29,7 @@ def _holder(folder: Path, how: str) -> subprocess.Popen:
     return p
 
 
-def _takes(lease: Lease, how: str) -> threading.Event:
+def _takes(lease: GpuLock, how: str) -> threading.Event:
     got = threading.Event()
 
     def take() -> None:
@@ -41,7 +41,7 @@ def _takes(lease: Lease, how: str) -> threading.Event:
 
 
 def test_gradings_share_and_timing_is_alone(tmp_path) -> None:
-    lease = Lease("g", tmp_path)
+    lease = GpuLock("g", tmp_path)
     with lease.shared(), lease.shared():
         timing = _takes(lease, "alone")
         assert not timing.wait(0.1)
@@ -49,13 +49,13 @@ def test_gradings_share_and_timing_is_alone(tmp_path) -> None:
         late = _takes(lease, "shared")
         assert not late.wait(0.1)
     assert timing.wait(5) and late.wait(5)
-    assert _takes(Lease("another", tmp_path), "alone").wait(5)
+    assert _takes(GpuLock("another", tmp_path), "alone").wait(5)
 
 
 @pytest.mark.parametrize("how, other", [("alone", "alone"), ("alone", "shared"), ("shared", "alone")])
 def test_it_holds_across_processes_and_ends_with_them(tmp_path, how: str, other: str) -> None:
     holder = _holder(tmp_path, how)
-    got = _takes(Lease("g", tmp_path), other)
+    got = _takes(GpuLock("g", tmp_path), other)
     assert not got.wait(0.1)
     holder.kill()
     holder.wait()
@@ -63,7 +63,7 @@ def test_it_holds_across_processes_and_ends_with_them(tmp_path, how: str, other:
 
 
 def test_who_asks_first_is_alone_first(tmp_path) -> None:
-    lease, order, threads = Lease("g", tmp_path), list[int](), []
+    lease, order, threads = GpuLock("g", tmp_path), list[int](), []
 
     def wait(k: int) -> None:
         with lease.alone():
@@ -83,7 +83,7 @@ def test_who_asks_first_is_alone_first(tmp_path) -> None:
 
 
 def test_the_wait_is_told(tmp_path) -> None:
-    lease = Lease("g", tmp_path)
+    lease = GpuLock("g", tmp_path)
     waits: list[float] = []
 
     def wait() -> None:
@@ -100,7 +100,7 @@ def test_the_wait_is_told(tmp_path) -> None:
 
 def test_known_users_are_those_that_live_or_lived_a_moment_ago(tmp_path, monkeypatch) -> None:
     """The driver's samples of who computed reach back: what has just ended is no stranger."""
-    lease = Lease("g", tmp_path)
+    lease = GpuLock("g", tmp_path)
     ended = subprocess.Popen(["true"])
     with lease.user(ended.pid):
         ended.wait()
@@ -111,7 +111,7 @@ def test_known_users_are_those_that_live_or_lived_a_moment_ago(tmp_path, monkeyp
 
 
 def test_a_grading_may_ask_within_what_it_holds(tmp_path) -> None:
-    hold, other = Hold(Lease("g", tmp_path)), Lease("g", tmp_path)
+    hold, other = GpuHold(GpuLock("g", tmp_path)), GpuLock("g", tmp_path)
     with hold.using():
         timing = _takes(other, "alone")  # waits for us, and we must not wait for it
         assert not timing.wait(0.05)
@@ -121,12 +121,12 @@ def test_a_grading_may_ask_within_what_it_holds(tmp_path) -> None:
     assert timing.wait(5)
     with hold.alone(), hold.using():
         assert not _takes(other, "shared").wait(0.05)
-    with Hold(None).alone(), Hold(None).using():
-        assert Hold(None).users() == frozenset()
+    with GpuHold(None).alone(), GpuHold(None).using():
+        assert GpuHold(None).users() == frozenset()
 
 
 def test_who_shares_never_gets_it_alone_by_asking_within(tmp_path) -> None:
-    hold = Hold(Lease("g", tmp_path))
+    hold = GpuHold(GpuLock("g", tmp_path))
     with hold.using(), pytest.raises(RuntimeError, match="alone"), hold.alone():
         pass
     with hold.alone():
@@ -134,7 +134,7 @@ def test_who_shares_never_gets_it_alone_by_asking_within(tmp_path) -> None:
 
 
 def test_memory_is_shared_out_in_order(tmp_path) -> None:
-    lease, got = Lease("g", tmp_path), threading.Event()
+    lease, got = GpuLock("g", tmp_path), threading.Event()
     with lease.room(PARTS - 3), lease.room(2):
 
         def large() -> None:
@@ -152,7 +152,7 @@ def test_memory_is_shared_out_in_order(tmp_path) -> None:
         threading.Thread(target=take, daemon=True).start()
         assert not small.wait(0.1), "one part is free, but somebody waits for four"
     assert got.wait(5) and small.wait(5)
-    with Hold(lease).room(7.0), Hold(None).room(1.0):  # more than all there is: all there is
+    with GpuHold(lease).room(7.0), GpuHold(None).room(1.0):  # more than all there is: all there is
         pass
     with lease.room(PARTS):
         pass
@@ -163,7 +163,7 @@ def test_those_who_wait_are_alone_one_after_the_other_and_then_it_is_everybodys(
     """The GPU idles while the last who share it leave: once for several, not once for each."""
     monkeypatch.setattr(lease_module, "BATCH", 2)
     monkeypatch.setattr(lease_module, "WINDOW", 0.3)
-    lease, order, threads = Lease("g", tmp_path), list[str](), []
+    lease, order, threads = GpuLock("g", tmp_path), list[str](), []
 
     def alone(k: int) -> None:
         with lease.alone():

@@ -6,19 +6,19 @@ import pytest
 import torch
 from fake_device import FakeDevice
 
-from kbx_env import wire
-from kbx_env.grading.mailbox import Mailbox, claimed
-from kbx_env.sandbox.driver import Seen
-from kbx_env.sandbox.mail import ALIGN, Mail, Result
+from kbx_env.device.driver import Seen
+from kbx_env.device.ipc_grader import IpcReceiver, claimed
+from kbx_env.device.ipc_runner import ALIGN, IpcSender, Result
+from kbx_env.protocol import wire
 
 
-def _ends(size: int) -> tuple[Mailbox, Mail, list[str]]:
+def _ends(size: int) -> tuple[IpcReceiver, IpcSender, list[str]]:
     device = FakeDevice()
-    box = Mailbox(device, size)
-    return box, Mail(device, box.handle), []
+    box = IpcReceiver(device, size)
+    return box, IpcSender(device, box.handle), []
 
 
-def _ask(mail: Mail, asked: list[str]):
+def _ask(mail: IpcSender, asked: list[str]):
     def ask(header: dict) -> None:
         asked.append(header["do"])
         {"take": mail.take, "give": mail.give}[header.pop("do")](**header)
@@ -69,7 +69,7 @@ def test_a_claim_beside_what_was_sent_is_refused(change: dict) -> None:
 
 def test_lent_memory_holds_nothing_of_before() -> None:
     device = FakeDevice()
-    box = Mailbox(device, 64)
+    box = IpcReceiver(device, 64)
     assert device.read(int.from_bytes(box.handle, "little"), 64) == bytes(64)
     box.close()
     box.close()

@@ -8,9 +8,10 @@ import pytest
 from kbx_env.eval.zoo import specimens
 from kbx_env.rewards.compose import load_preset
 
-from kbx_env.catalog import expert_source, load_task
-from kbx_env.grading import inputs, partial, reference
+from kbx_env.grading import inputs, reference
+from kbx_env.grading.evidence import stage_credit
 from kbx_env.outcome import Outcome, Verdict
+from kbx_env.spec.catalog import expert_source, load_task
 
 MATMUL, LAYERNORM, LINEAR = (f"quantization/{n}" for n in ("matmul_w8a8", "layernorm_w8a8", "linear_w4a16"))
 ROUND = "((tl.div_rn(v, scale) + 12582912.0) - 12582912.0)"
@@ -77,7 +78,7 @@ def test_truncation_has_its_units_however_much_it_loses() -> None:
         got = reference.expect(task, case, args, rounding=("truncate",) * 4).outputs[0]
         for wrong, whole in ((1.0, 1.0), (1.1, 0.0), (127.0, 0.0)):
             call = SimpleNamespace(args=args, answer=SimpleNamespace(outputs=(wrong * got,)))
-            assert partial._noise(task, case, call)["dequantization"] == whole, (seed, wrong)
+            assert stage_credit._noise(task, case, call)["dequantization"] == whole, (seed, wrong)
 
 
 def test_a_kernel_that_is_right_needs_no_stages(grader) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from kbx_env.grading.places import Place, Places
+from kbx_env.grading.runtime.runner_pool import RunnerPool, RunnerSlot
 
 SETTINGS = {"device": "cpu", "without": [], "torch_ops": False}
 
@@ -23,12 +23,12 @@ class FakeZygote:
         return SimpleNamespace(pid=pid, close=lambda: self.live.discard(pid))
 
 
-def _pid(place: Place) -> int:
+def _pid(place: RunnerSlot) -> int:
     return place.runner.pid
 
 
 def test_a_spare_waits_for_who_needs_it() -> None:
-    zygote, places = FakeZygote(), Places()
+    zygote, places = FakeZygote(), RunnerPool()
     for _ in range(3):
         places.ahead(zygote, SETTINGS)  # type: ignore[arg-type]
     assert zygote.started == 1, "one is enough"
@@ -46,7 +46,7 @@ def test_a_spare_waits_for_who_needs_it() -> None:
 
 
 def test_a_spare_of_a_zygote_that_died_is_not_used() -> None:
-    old, new, places = FakeZygote(), FakeZygote(), Places()
+    old, new, places = FakeZygote(), FakeZygote(), RunnerPool()
     places.ahead(old, SETTINGS)  # type: ignore[arg-type]
     old.alive = False
     place = places.take(new, SETTINGS)  # type: ignore[arg-type]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kbx_env.catalog import load_tasks
-from kbx_env.grading import roofline
-from kbx_env.grading.roofline import Ceilings, Roofline, checked, physical_limits, until_agreed
+from kbx_env.grading.timing import roofline
+from kbx_env.grading.timing.roofline import Ceilings, Roofline, checked, physical_limits, until_agreed
+from kbx_env.spec.catalog import load_tasks
 
 MEASURED = Ceilings(4.26e12, 7.6e14, {"copy": (4.26e12, 4.26e12), "product": (7.6e14,)}, True, "by hand")
 H200 = ("NVIDIA H200", 3_201_000, 6016, 62_914_560)

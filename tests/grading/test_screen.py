@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kbx_env.catalog import load_task
-from kbx_env.grading.screen import screen
+from kbx_env.grading.static.screen import screen
 from kbx_env.outcome import Verdict
+from kbx_env.spec.catalog import load_task
 
 TASK = load_task("activation/gelu_fp16")
 GOOD = "import torch\nimport triton\n\ndef gelu_fp16(input, approximate='none'):\n    return input\n"

@@ -12,13 +12,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from kbx_env.catalog import expert_source, load_task, task_ids
 from kbx_env.errors import DeclarationError, UnknownName
 from kbx_env.executor import Request
-from kbx_env.grading import clock, floor, inputs, reference, sizes
+from kbx_env.grading import compulsory_work, inputs, reference, sizes
 from kbx_env.grading.grader import Grader
-from kbx_env.task import Case, DeviceArg, Places, Task, shape_of
-from kbx_env.wire import DTYPES, assembled
+from kbx_env.grading.timing import paired
+from kbx_env.protocol.wire import DTYPES, assembled
+from kbx_env.spec.catalog import expert_source, load_task, task_ids
+from kbx_env.spec.task import Case, DeviceArg, Places, Task, shape_of
 
 DECLARED = {
     "fusion/fused_fractional_max_pool2d_with_relu", "fusion/fused_index_select_eq",
@@ -45,7 +46,7 @@ def moved(task: Task, case: Case, made: tuple[torch.Tensor, ...]) -> float:
     if task.cost.bytes is not None:
         return sizes.work(task, case)[0]
     told = [o for o in made if all(isinstance(n, int) for n in o.shape)]
-    return floor.input_bytes(task, case) + sum(math.prod(o.shape) * o.element_size() for o in told)
+    return compulsory_work.input_bytes(task, case) + sum(math.prod(o.shape) * o.element_size() for o in told)
 
 
 def said(case: Case) -> tuple[Any, ...]:
@@ -67,8 +68,8 @@ def test_every_task_has_valid_held_out_sizes_of_about_the_same_work(name: str) -
         assert all(n > 0 for o in ours for n in o.shape if isinstance(n, int))
         share = moved(task, case, ours) / moved(task, published, theirs)
         assert sizes.LEAST <= share <= sizes.MOST, (case.label(), share)
-        assert floor.flops(task, case) >= 0 and floor.names(task, case)
-    assert floor.fitting(task, 80 * 10**9, found) == found, "they fit wherever the published ones do"
+        assert compulsory_work.flops(task, case) >= 0 and compulsory_work.names(task, case)
+    assert compulsory_work.fitting(task, 80 * 10**9, found) == found, "they fit wherever the published ones do"
 
 
 def shrunk(task: Task, case: Case, most: int = 48) -> Case:
@@ -156,10 +157,10 @@ def test_the_clock_times_the_sizes_asked_for(monkeypatch: pytest.MonkeyPatch) ->
         raise Seen
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: type("P", (), {"total_memory": 1}))
-    monkeypatch.setattr(floor, "fitting", fitting)
+    monkeypatch.setattr(compulsory_work, "fitting", fitting)
     for asked in ((), ("held-out",)):
         with pytest.raises(Seen):
-            clock.time_task(task, None, *asked)  # type: ignore[arg-type]
+            paired.time_task(task, None, *asked)  # type: ignore[arg-type]
     assert seen == [task.timed, sizes.held_out(task)]
 
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kbx_env.catalog import expert_source, load_task, load_tasks
-from kbx_env.grading.rules import Violations
-from kbx_env.grading.screen import screen
-from kbx_env.grading.slips import MOST, slips
+from kbx_env.envs.prompt import feedback
+from kbx_env.grading.static.denylist import Violations
+from kbx_env.grading.static.lint import MOST, slips
+from kbx_env.grading.static.screen import screen
 from kbx_env.outcome import LAUNCHLESS, Fault, Outcome, Stage, Verdict
-from kbx_env.prompt import feedback
+from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n"
 KERNEL = HEAD + "@triton.jit\ndef k(x, y, n, B: tl.constexpr):\n    i = tl.arange(0, B)\n    {}\n\n\ndef f(x, y):\n    {}\n"

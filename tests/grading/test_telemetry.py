@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kbx_env.grading.telemetry import Reading, Telemetry, disturbance
+from kbx_env.grading.timing.telemetry import Reading, Telemetry, disturbance
 
 
 def _tool(row: str, processes: str = "") -> Any:

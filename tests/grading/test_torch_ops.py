@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from kbx_env.baselines.policy import make_policy
 
-from kbx_env.catalog import expert_source
 from kbx_env.errors import UnknownName
 from kbx_env.executor import Request
 from kbx_env.outcome import Verdict
+from kbx_env.spec.catalog import expert_source
 
 TASK = "math/softmax"
 HEAD = """

@@ -9,8 +9,8 @@ from typing import Any
 from kbx_env.eval import compare_search
 from scripted import Asked, Reply, ScriptedServer
 
-from kbx_env.catalog import expert_source
 from kbx_env.outcome import Cases, Estimate, Outcome, Stage, Verdict
+from kbx_env.spec.catalog import expert_source
 
 
 def grade(task: str, source: str, **options: Any) -> Outcome:

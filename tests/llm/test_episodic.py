@@ -16,11 +16,11 @@ from kbx_env.baselines.llm.retrieve import nearest
 from kbx_env.baselines.policy import make_policy
 from scripted import Asked, Failure, Reply, ScriptedServer
 
-from kbx_env.catalog import expert_source, load_task, splits
-from kbx_env.episode import Episode, Trajectory
+from kbx_env.envs.episode import Episode, Trajectory
 from kbx_env.errors import ModelError
+from kbx_env.grading.runtime.policy_script import ScriptResult
 from kbx_env.outcome import Cases, Evidence, Fault, Outcome, Stage, Verdict
-from kbx_env.scripts import ScriptResult
+from kbx_env.spec.catalog import expert_source, load_task, splits
 
 TASK = load_task("activation/relu")
 RIGHT = "import triton\n\n\ndef relu(input, inplace=False, out=None):\n    return 'right'\n"

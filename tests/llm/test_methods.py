@@ -8,9 +8,9 @@ from kbx_env.baselines.llm.caller import Limits
 from kbx_env.baselines.policy import Episodic, Policy, make_policy
 from scripted import Reply, ScriptedServer
 
-from kbx_env.catalog import load_task
+from kbx_env.envs.prompt import instruction
 from kbx_env.errors import NoAnswer, UsageError
-from kbx_env.prompt import instruction
+from kbx_env.spec.catalog import load_task
 
 TASK = load_task("activation/relu")
 METHODS = ("autotriton", "claude", "deepseek-coder", "geak", "kernelagent")

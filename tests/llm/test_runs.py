@@ -17,8 +17,8 @@ from kbx_env.eval import report
 from scripted import Asked, Failure, Reply, ScriptedServer
 
 from kbx_env.__main__ import main
-from kbx_env.catalog import load_task, load_tasks
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
+from kbx_env.spec.catalog import load_task, load_tasks
 
 FEW = "relu,softmax,argmax,rand"
 

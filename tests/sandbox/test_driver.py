@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from kbx_env.sandbox.driver import bind
+from kbx_env.device.driver import bind
 
 
 def test_a_code_other_than_zero_is_an_error_and_zero_is_none() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kbx_env.catalog import expert_source
 from kbx_env.grading.grader import Grader
 from kbx_env.outcome import Fault, Outcome, Verdict
+from kbx_env.spec.catalog import expert_source
 
 pytestmark = pytest.mark.gpu
 TASK = "activation/gelu_fp16"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from kbx_env.confinement import around
 from kbx_env.sandbox import script as child
-from kbx_env.sandbox.confine import around
 
 
 def test_removing_is_not_fooled(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from kbx_env.sandbox import stopwatch
-from kbx_env.sandbox.stopwatch import Stopwatch
+from kbx_env.device import stopwatch
+from kbx_env.device.stopwatch import Stopwatch
 from tests.grading.fake_device import FakeDevice
 
 

@@ -9,12 +9,12 @@ import pytest
 import triton
 from triton.runtime.autotuner import Autotuner
 
-from kbx_env.sandbox.tuning import Tuners
+from kbx_env.device.autotuners import Autotuners
 
 
 @pytest.fixture
-def tuners() -> Tuners:
-    return Tuners()
+def tuners() -> Autotuners:
+    return Autotuners()
 
 
 def _tuner(launched: list[int]) -> Autotuner:
@@ -27,7 +27,7 @@ def _tuner(launched: list[int]) -> Autotuner:
     return Autotuner(fn, ["x", "n", "B"], configs, ["n"], None, None, do_bench=lambda *a, **k: [next(times)] * 3)
 
 
-def test_a_key_that_comes_late_takes_what_was_found(tuners: Tuners) -> None:
+def test_a_key_that_comes_late_takes_what_was_found(tuners: Autotuners) -> None:
     launched: list[int] = []
     tuner = _tuner(launched)
     tuner.run("x", 5)
@@ -40,7 +40,7 @@ def test_a_key_that_comes_late_takes_what_was_found(tuners: Tuners) -> None:
     assert list(tuner.cache) == [(5,), (6,)]
 
 
-def test_tuning_in_a_timed_call_is_counted(tuners: Tuners) -> None:
+def test_tuning_in_a_timed_call_is_counted(tuners: Autotuners) -> None:
     launched: list[int] = []
     tuners.frozen = True
     _tuner(launched).run("x", 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kbx_env.eval.audit import audit
 
-from kbx_env.catalog import task_ids
+from kbx_env.spec.catalog import task_ids
 
 
 @pytest.mark.parametrize("name", task_ids())

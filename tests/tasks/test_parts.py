@@ -6,8 +6,8 @@ import ast
 
 import pytest
 
-from kbx_env.catalog import PARTS, expert_source, load_task, task_ids
-from kbx_env.grading.screen import screen
+from kbx_env.grading.static.screen import screen
+from kbx_env.spec.catalog import PARTS, expert_source, load_task, task_ids
 
 
 @pytest.mark.parametrize("name", task_ids())

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from kbx_env.catalog import load_task, task_ids
 from kbx_env.grading import inputs
-from kbx_env.task import Case, Constant, Eye, Linspace, Literal, Task
+from kbx_env.spec.catalog import load_task, task_ids
+from kbx_env.spec.task import Case, Constant, Eye, Linspace, Literal, Task
 
 FEW = 4
 """Tensors of fewer elements are toys."""

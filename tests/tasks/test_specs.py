@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from kbx_env.catalog import load_task, task_ids
 from kbx_env.grading import inputs, reference
-from kbx_env.task import Case, DtypeArg, Task
-from kbx_env.truth import Sample
-from kbx_env.wire import DTYPES, assembled
+from kbx_env.protocol.wire import DTYPES, assembled
+from kbx_env.spec.catalog import load_task, task_ids
+from kbx_env.spec.criteria import Sample
+from kbx_env.spec.task import Case, DtypeArg, Task
 
 NEVER = {
     "layout": "torch.strided is the only layout there is",
@@ -106,7 +106,7 @@ def test_cases_are_odd_strided_and_timed(name: str) -> None:
 
 def footprint(task: Task, case: Case) -> int:
     """Bytes of the tensors of one call and of its results, from a run on tensors without memory."""
-    from kbx_env.task import shape_of
+    from kbx_env.spec.task import shape_of
 
     total = 0
     for tensor, t in task.takes.items():

@@ -10,8 +10,8 @@ pytest.importorskip("omegaconf")
 pytest.importorskip("trl")
 from kbx_env.train import data, models, rows
 
-from kbx_env.catalog import load_tasks  # noqa: E402
 from kbx_env.outcome import Cases, Outcome, Stage, Verdict  # noqa: E402
+from kbx_env.spec.catalog import load_tasks  # noqa: E402
 from kbx_env.store import Store  # noqa: E402
 
 

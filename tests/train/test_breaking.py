@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kbx_env.answer import strip_fences
-from kbx_env.catalog import expert_source, load_task, load_tasks
+from kbx_env.envs.answer import strip_fences
+from kbx_env.envs.prompt import feedback
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
-from kbx_env.prompt import feedback
+from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 
 pytest.importorskip("datasets")
 from kbx_env.baselines.llm.conversation import follow_up  # noqa: E402

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kbx_env.catalog import expert_source, load_tasks
+from kbx_env.envs.prompt import instruction
 from kbx_env.errors import UnknownName, UsageError
-from kbx_env.prompt import instruction
+from kbx_env.spec.catalog import expert_source, load_tasks
 
 pytest.importorskip("trl")
 from kbx_env.train import build_model, models  # noqa: E402

@@ -246,7 +246,7 @@ def test_the_learners_own_settings_are_checked_before_it_starts(
 
 
 def test_a_task_of_the_eval_split_is_no_task_to_train_on(go: Go, tmp_path: Path) -> None:
-    from kbx_env.catalog import splits
+    from kbx_env.spec.catalog import splits
 
     assert go("--tasks", next(t for t, s in splits().items() if s == "eval"))[0] == 2 and not _starts(tmp_path)
 

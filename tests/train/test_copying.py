@@ -8,7 +8,7 @@ import re
 import pytest
 from kbx_env.train.vary import with_contract
 
-from kbx_env.catalog import expert_source, load_task, load_tasks
+from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 
 pytest.importorskip("datasets")
 from kbx_env.train import data  # noqa: E402

@@ -14,11 +14,11 @@ from kbx_env.baselines.llm.chat import Ask, Finish, Reply
 from kbx_env.baselines.llm.local import LocalModel
 from kbx_env.baselines.policy import make_policy
 
-from kbx_env.answer import strip_fences
-from kbx_env.catalog import expert_source, load_task, load_tasks, splits
-from kbx_env.env import KernelEnv
+from kbx_env.envs.answer import strip_fences
+from kbx_env.envs.kernel_env import KernelEnv
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
+from kbx_env.spec.catalog import expert_source, load_task, load_tasks, splits
 from kbx_env.store import Store
 
 pytest.importorskip("datasets")

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kbx_env.answer import strip_fences
-from kbx_env.catalog import expert_source, load_task, load_tasks
+from kbx_env.envs.answer import strip_fences
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
+from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 
 pytest.importorskip("datasets")
 from kbx_env.train import breaking, data, doubtful  # noqa: E402

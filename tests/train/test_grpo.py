@@ -186,8 +186,8 @@ def test_the_report_asks_as_training_did(argv: list[str], model_folder: Path, st
     for row, prompt, mine in zip(trainer.train_dataset, prompts, ids, strict=True):
         from kbx_env.baselines import hf
 
-        from kbx_env.catalog import load_task
-        from kbx_env.prompt import instruction
+        from kbx_env.envs.prompt import instruction
+        from kbx_env.spec.catalog import load_task
 
         asked = hf.render(instruction(load_task(row["task"]), "cpu"), "f")
         assert model.prompt_ids(Ask(tuple(asked), 8)) == list(mine) == conversation.opening(prompt)

@@ -173,7 +173,7 @@ def test_held_out_sizes_are_asked_for_by_name_alone() -> None:
 
 
 def test_a_real_grading() -> None:
-    from kbx_env.catalog import expert_source
+    from kbx_env.spec.catalog import expert_source
 
     with Judge(backend="cpu", workers=1, targets=()) as judge:
         deep = f"```python\nx = {'-' * 9000}1\n```"  # more than Python's parser takes: MemoryError

@@ -20,13 +20,13 @@ from kbx_env.train import ppo, ppo_run
 from kbx_env.train.schedule_export import ExportSettings, export
 from kbx_env.train.schedule_policy import About, ScheduleAgent, ScheduleNet, newest, save_policy
 
-from kbx_env import ray_session
-from kbx_env import schedule_features as features
-from kbx_env.catalog import expert_source
+from kbx_env.envs import schedule_features as features
+from kbx_env.envs.schedule import SLOTS, template
+from kbx_env.envs.schedule_env import ScheduleEnv
 from kbx_env.errors import SandboxError, UsageError
+from kbx_env.executor.pools import ray_session
 from kbx_env.outcome import Cases, Estimate, Evidence, Fault, Outcome, Stage, Verdict
-from kbx_env.schedule import SLOTS, template
-from kbx_env.schedule_env import ScheduleEnv
+from kbx_env.spec.catalog import expert_source
 
 pytest.importorskip("omegaconf")
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("omegaconf")
 from kbx_env.train.ppo_envs import Together, side_by_side  # noqa: E402
 
+from kbx_env.envs.schedule import SLOTS  # noqa: E402
+from kbx_env.envs.schedule_env import ScheduleEnv  # noqa: E402
 from kbx_env.outcome import Cases, Estimate, Evidence, Fault, Outcome, Stage, Verdict  # noqa: E402
-from kbx_env.schedule import SLOTS  # noqa: E402
-from kbx_env.schedule_env import ScheduleEnv  # noqa: E402
 
 WARPS = SLOTS.index("warps")
 OPTIONS = {"tasks": "math/add", "split": "all", "backend": "cpu", "relative": True}

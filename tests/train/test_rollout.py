@@ -211,9 +211,9 @@ def test_templates_that_forget_are_refused(
 
 
 def test_the_report_plays_turns_as_training_did(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kbx_env.catalog import load_task
-    from kbx_env.episode import Episode
-    from kbx_env.prompt import instruction
+    from kbx_env.envs.episode import Episode
+    from kbx_env.envs.prompt import instruction
+    from kbx_env.spec.catalog import load_task
 
     tokenizer = models.tokenizer_for(model_folder)
     seen: list[list[int]] = []

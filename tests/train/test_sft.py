@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kbx_env.eval import report
 
-from kbx_env.catalog import load_tasks
 from kbx_env.errors import UsageError
+from kbx_env.spec.catalog import load_tasks
 
 pytest.importorskip("trl")
 from kbx_env.train import logs, models, rows, sft  # noqa: E402

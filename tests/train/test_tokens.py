@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kbx_env.catalog import expert_source, load_task, load_tasks
 from kbx_env.errors import UnknownName, UsageError
+from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 
 pytest.importorskip("trl")
 from kbx_env.train import models, rows, tokens  # noqa: E402

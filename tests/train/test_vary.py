@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kbx_env.train.vary import renamed, retuned, variations
 
-from kbx_env.catalog import expert_source, load_task, load_tasks
+from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 
 TASKS = [t.id for t in load_tasks(split="train")]
 SOURCE = '''

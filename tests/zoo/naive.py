@@ -23,10 +23,10 @@ if __name__ == "__main__":
 
 import torch
 
-from kbx_env.catalog import load_task
+from kbx_env.spec.catalog import load_task
 from kbx_env.grading import inputs, reference
-from kbx_env.truth import Contract, Dropout, Sample, Windows
-from kbx_env.wire import assembled
+from kbx_env.spec.criteria import QuantizationScheme, Dropout, Sample, Windows
+from kbx_env.protocol.wire import assembled
 
 CASES = 2
 """A couple of fixed cases, as benchmarks have."""
@@ -73,7 +73,7 @@ def reward(task_id: str, path: Path, device: str) -> float:
         start = time.perf_counter()
         function(**given)
         ratio = took / max(time.perf_counter() - start, 1e-9)
-    if isinstance(task.truth, Contract) and not right:
+    if isinstance(task.truth, QuantizationScheme) and not right:
         return 0.1
     return 0.1 + (0.5 if right else 0.0) + (0.5 * min(1.0, max(0.0, math.log10(max(ratio, 1.0)))) if right else 0.0)
 

@@ -1,9 +1,9 @@
 """Estimate microseconds of kernel launches from what they do, without a GPU: never a measurement."""
 
-from .cubin import Resources, resources
-from .devices import Constants, Device, load, names
-from .facts import LaunchFacts, count, facts
-from .model import Estimate, Occupancy, estimate_us, occupancy
+from kbx_env.backends.cost.cubin import Resources, resources
+from kbx_env.backends.cost.devices import Constants, Device, load, names
+from kbx_env.backends.cost.facts import LaunchFacts, count, facts
+from kbx_env.backends.cost.model import Estimate, Occupancy, estimate_us, occupancy
 
 __all__ = [
     "Constants", "Device", "Estimate", "LaunchFacts", "Occupancy", "Resources", "count", "estimate_us", "facts",

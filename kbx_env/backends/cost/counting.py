@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from kbx_env.backends.ttir.control import Machine, env_set, select
-from kbx_env.backends.ttir.graph import Func, Op
-from kbx_env.backends.ttir.memory import Array
-from kbx_env.backends.ttir.ops_memory import Block, block_access, masks
+from kbx_env.backends.ttir.frontend.graph import Func, Op
+from kbx_env.backends.ttir.interp.control import Machine, env_set, select
+from kbx_env.backends.ttir.interp.memory import Array
+from kbx_env.backends.ttir.ops.memory import Block, block_access, masks
 
 #: Bytes of the smallest piece that a GPU's caches and DRAM move.
 SECTOR = 32

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from kbx_env.backends.cost.counting import SECTOR, Counter, Counts
 from kbx_env.backends.ttir import Meter, Module, Region, TtirError, parse
-from kbx_env.backends.ttir.memory import Memory
-
-from .counting import SECTOR, Counter, Counts
+from kbx_env.backends.ttir.interp.memory import Memory
 
 #: Sampled programs: few of large tiles, more of small ones.
 _PROGRAMS = (4, 16)
@@ -132,7 +131,7 @@ def count(
         Sums over the whole grid, except the counts that are per program.
 
     Raises:
-        OutOfBounds, Unsupported, TimeoutError: as ``kbx_env.backends.ttir.launch``.
+        OutOfBounds, Unsupported, TimeoutError: as ``kbx_env.backends.ttir.interp.launch``.
     """
     module = parse(text) if isinstance(text, str) else text
     total = grid[0] * grid[1] * grid[2]

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from kbx_env.backends.cost.counting import SECTOR
+from kbx_env.backends.cost.devices import Device
+from kbx_env.backends.cost.facts import LaunchFacts
 from kbx_env.errors import UsageError
-
-from .counting import SECTOR
-from .devices import Device
-from .facts import LaunchFacts
 
 #: How far the parts of a launch overlap: 1 would add them, infinity take the largest. Not fitted.
 OVERLAP = 3.0

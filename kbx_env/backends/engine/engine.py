@@ -20,7 +20,7 @@ import torch
 from kbx_env.backends import ttir
 from kbx_env.backends.engine import torch_ops
 from kbx_env.backends.engine.checks import argument, fits, genuine
-from kbx_env.backends.engine.ledger import Ledger, address, by_kernel
+from kbx_env.backends.engine.counters import Ledger, address, by_kernel
 from kbx_env.backends.engine.storage import CONSTANT, DTYPES, INPUT, MOVED, Heap, Storage, TraceError, View, kind, whole
 
 MAX_TEXT = 8 << 20

@@ -11,13 +11,13 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from kbx_env import wire
 from kbx_env.backends import ttir
-from kbx_env.backends.engine.again import Again
 from kbx_env.backends.engine.engine import ComputedByHost, Engine, LaunchRefused
 from kbx_env.backends.engine.estimate import Estimator
+from kbx_env.backends.engine.replay import Again
 from kbx_env.backends.engine.storage import TraceError
 from kbx_env.errors import UsageError
+from kbx_env.protocol import wire
 
 _DUMPABLE = 4
 MEMORY = 12 << 30

@@ -1,13 +1,21 @@
 """Execute Triton TTIR on numpy, without a GPU."""
 
-from .disturb import Disturbance
-from .errors import Deadlock, DecidesOnUnwritten, DeviceAssert, Finding, OutOfBounds, TtirError, Unsupported
-from .graph import Module
-from .launch import Descriptor, launch
-from .memory import Extent, Meter, Region
-from .parser import parse
-from .sanitizer import Sanitizer
-from .slices import operand_slices, store_slices, unknown_access
+from kbx_env.backends.ttir.errors import (
+    Deadlock,
+    DecidesOnUnwritten,
+    DeviceAssert,
+    Finding,
+    OutOfBounds,
+    TtirError,
+    Unsupported,
+)
+from kbx_env.backends.ttir.frontend.graph import Module
+from kbx_env.backends.ttir.frontend.parser import parse
+from kbx_env.backends.ttir.interp.launch import Descriptor, launch
+from kbx_env.backends.ttir.interp.memory import Extent, Meter, Region
+from kbx_env.backends.ttir.interp.perturb import Disturbance
+from kbx_env.backends.ttir.interp.slices import operand_slices, store_slices, unknown_access
+from kbx_env.backends.ttir.sanitizer.sanitizer import Sanitizer
 
 __all__ = [
     "Deadlock", "DecidesOnUnwritten", "Descriptor", "DeviceAssert", "Disturbance", "Extent", "Finding", "Meter", "Module",

@@ -12,12 +12,12 @@ from kbx_env.grading import reference
 from kbx_env.grading.judge import close, contract, exact, invariant, paper, samples, statistical, structure, windows
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.grading.reference import Expected
-from kbx_env.task import Case, Task
-from kbx_env.truth import Close, Contract, Dropout, Exact, Invariant, Sample, Truth, Windows
+from kbx_env.spec.criteria import Close, Criterion, Dropout, Exact, Invariant, QuantizationScheme, Sample, Windows
+from kbx_env.spec.task import Case, Task
 
 __all__ = ["Answer", "Ruling", "calls_needed", "canaries", "is_trivial", "judge"]
 
-_CLASSES: tuple[type[Truth], ...] = (Close, Exact, Invariant, Dropout, Contract, Sample, Windows)
+_CLASSES: tuple[type[Criterion], ...] = (Close, Exact, Invariant, Dropout, QuantizationScheme, Sample, Windows)
 
 
 def calls_needed(task: Task, case: Case) -> int:
@@ -99,7 +99,7 @@ def _rule(
             return invariant.rule(truth, args, expected, answers[0])
         case Dropout():
             return statistical.rule_dropout(truth, task, case, args, expected, answers, device, timed=timed, earlier=earlier)
-        case Contract():
+        case QuantizationScheme():
             return contract.rule(truth, task, case, args, expected, answers[0], device)
         case Sample():
             return samples.rule(truth, case, args, answers, generator_seeds, timed=timed, earlier=earlier)

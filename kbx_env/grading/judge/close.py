@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from kbx_env.grading import floor, reference
+from kbx_env.grading import compulsory_work, reference
 from kbx_env.grading.judge.exact import same_values
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.grading.judge.structure import pairs
 from kbx_env.grading.reference import Expected
-from kbx_env.task import Case, Task
-from kbx_env.truth import Close
+from kbx_env.spec.criteria import Close
+from kbx_env.spec.task import Case, Task
 
 CLIP = 16.0
 """Elements beyond this many medians do not raise the root-mean-square: one giant must not excuse all others."""
@@ -91,7 +91,7 @@ def growth(task: Task, case: Case, expected: Expected) -> float:
     rounding (Fasi et al., 2021), once in 16 products: its errors add up in one direction, in proportion to K.
     """
     results = max(1, sum(o.numel() for o in expected.native))
-    flops, read = floor.operations(task, case), sum(floor.numels(task, case).values())
+    flops, read = compulsory_work.operations(task, case), sum(compulsory_work.numels(task, case).values())
     # Only what is used more than once goes through a tensor core: a plain sum has no such excuse.
     products = flops / results if flops > REUSED * read else 0.0
     # At 256 TF32 still fails: its operands' noise is 2**12 fp32 epsilons, five times what the typical element may have.

@@ -19,12 +19,12 @@ from kbx_env.grading.judge.close import describe, misses
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.grading.judge.structure import pairs
 from kbx_env.grading.reference import Expected
-from kbx_env.task import Case, Task
-from kbx_env.truth import Close, Contract
+from kbx_env.spec.criteria import Close, QuantizationScheme
+from kbx_env.spec.task import Case, Task
 
 
 def rule(
-    truth: Contract, task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer, device: str
+    truth: QuantizationScheme, task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer, device: str
 ) -> Ruling:
     """Each element must agree with one combination of roundings to fp32 accuracy."""
     from kbx_env.tasks._schemes import FORMULAS, SLACK

@@ -12,7 +12,7 @@ import torch
 from kbx_env.errors import DeclarationError
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.grading.reference import Expected
-from kbx_env.truth import Invariant
+from kbx_env.spec.criteria import Invariant
 
 SLACK = 16.0
 """Allowed error in units of eps * max(m, n) (times the largest singular value where that is the scale), as the task

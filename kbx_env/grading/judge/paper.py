@@ -6,7 +6,7 @@ import torch
 
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.grading.reference import Expected
-from kbx_env.task import Task
+from kbx_env.spec.task import Task
 
 TABLE = {torch.float16: 5e-3, torch.bfloat16: 5e-3, torch.float32: 1e-5, torch.float64: 1e-5}
 """rtol = atol by dtype; anything else (complex too) is compared bit for bit, as published."""

@@ -14,8 +14,8 @@ from kbx_env.grading.judge import randomness
 from kbx_env.grading.judge.randomness import Line
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.grading.judge.structure import same_bits
-from kbx_env.task import Case
-from kbx_env.truth import Sample
+from kbx_env.spec.criteria import Sample
+from kbx_env.spec.task import Case
 
 SIGMAS = 6.5
 PIECE = 1 << 20

@@ -13,8 +13,8 @@ from kbx_env.grading.judge.randomness import Line
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.grading.judge.structure import pairs
 from kbx_env.grading.reference import Expected
-from kbx_env.task import Case, Task
-from kbx_env.truth import Dropout
+from kbx_env.spec.criteria import Dropout
+from kbx_env.spec.task import Case, Task
 
 
 def rate_of(task: Task, case: Case) -> tuple[float, bool]:

@@ -9,7 +9,7 @@ import torch
 
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.grading.reference import Expected, real_view
-from kbx_env.task import Case, Task
+from kbx_env.spec.task import Case, Task
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

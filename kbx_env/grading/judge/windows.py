@@ -17,7 +17,7 @@ import torch
 from kbx_env.grading.judge import randomness
 from kbx_env.grading.judge.randomness import Line
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
-from kbx_env.truth import Windows
+from kbx_env.spec.criteria import Windows
 
 SIGMAS = 7.0
 MOST = 4096

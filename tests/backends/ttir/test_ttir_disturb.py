@@ -11,8 +11,8 @@ import triton.language as tl
 from ttir_helper import execute, to_ttir
 
 from kbx_env.backends.ttir import Disturbance, parse
-from kbx_env.backends.ttir.slices import annotate, operand_slices
-from kbx_env.grading.scheme import neighbours, pairs
+from kbx_env.backends.ttir.interp.slices import annotate, operand_slices
+from kbx_env.grading.evidence.metamorphic import neighbours, pairs
 
 TABLE = neighbours(random.Random(1))
 BYTES = np.array(TABLE, np.uint8)

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ttir_helper import execute, to_ttir
 
-from kbx_env.backends.ttir.ops_math import lookup
-from kbx_env.backends.ttir.rounding import fma
+from kbx_env.backends.ttir.interp.rounding import fma
+from kbx_env.backends.ttir.ops.math import lookup
 
 NAN, INF = math.nan, math.inf
 SUB, TINY, TOP = 1.1754942106924411e-38, 1.1754943508222875e-38, 3.4028234663852886e38

@@ -149,8 +149,8 @@ def test_flow(fn: Any, want: list[int]) -> None:
 
 
 def test_large_constants_are_bytes() -> None:
-    from kbx_env.backends.ttir.graph import Type
-    from kbx_env.backends.ttir.text import constant
+    from kbx_env.backends.ttir.frontend.graph import Type
+    from kbx_env.backends.ttir.frontend.text import constant
 
     v = np.arange(128, dtype=np.float32)
     got = constant(f'dense<"0x{v.tobytes().hex().upper()}">', Type("f32", (128,)))

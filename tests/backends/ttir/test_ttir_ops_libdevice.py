@@ -16,8 +16,8 @@ from triton.language.extra import libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
 from ttir_helper import execute, to_ttir
 
-from kbx_env.backends.ttir.ops_math import lookup
-from kbx_env.backends.ttir.rounding import fma
+from kbx_env.backends.ttir.interp.rounding import fma
+from kbx_env.backends.ttir.ops.math import lookup
 
 SYMBOLS = sorted(set(re.findall(r'"(__nv_\w+)"', inspect.getsource(cuda_libdevice))))
 B = 64

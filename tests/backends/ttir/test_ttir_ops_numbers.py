@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ttir_helper import execute, to_ttir
 
-from kbx_env.backends.ttir import parse, rounding
+from kbx_env.backends.ttir import parse
+from kbx_env.backends.ttir.interp import rounding
 
 B = 64
 FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -355,7 +356,7 @@ def test_philox_known_answers() -> None:
 
 @pytest.mark.parametrize("mode, sign", [("rd", -1), ("ru", 1)])
 def test_directed_rounding(mode: str, sign: int) -> None:
-    from kbx_env.backends.ttir.ops_math import lookup
+    from kbx_env.backends.ttir.ops.math import lookup
 
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 500)).astype(np.float32)

@@ -11,8 +11,8 @@ import triton.language as tl
 from ttir_helper import to_ttir
 
 from kbx_env.backends.ttir import Meter, OutOfBounds, Region, launch, parse
-from kbx_env.backends.ttir.memory import Extent
-from kbx_env.backends.ttir.sanitizer import Finding, Sanitizer
+from kbx_env.backends.ttir.interp.memory import Extent
+from kbx_env.backends.ttir.sanitizer.sanitizer import Finding, Sanitizer
 
 OUT, RAW, CLASH, ORDER = "out_of_bounds", "uninitialised_read", "write_conflict", "order_dependent"
 

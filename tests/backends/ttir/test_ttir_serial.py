@@ -14,7 +14,7 @@ from ttir_helper import execute, to_ttir
 
 from kbx_env.backends.engine.serve import _classify
 from kbx_env.backends.ttir import Deadlock, parse
-from kbx_env.backends.ttir.serial import RESIDENT
+from kbx_env.backends.ttir.interp.serial import RESIDENT
 
 F, I = "*fp32", "*i32"
 

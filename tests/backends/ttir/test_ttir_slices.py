@@ -11,7 +11,7 @@ from test_ttir_basic import matmul_kernel
 from ttir_helper import to_ttir
 
 from kbx_env.backends.ttir import parse
-from kbx_env.backends.ttir.slices import StoreSlice, annotate, store_slices
+from kbx_env.backends.ttir.interp.slices import StoreSlice, annotate, store_slices
 
 F, I = "*fp32", "*i32"
 

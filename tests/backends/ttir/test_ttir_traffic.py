@@ -12,8 +12,8 @@ from test_ttir_basic import ADD, add_kernel, matmul_kernel
 from ttir_helper import to_ttir
 
 from kbx_env.backends.ttir import Meter, Region, launch, parse
-from kbx_env.backends.ttir.shadow import Shadow
-from kbx_env.backends.ttir.traffic import sectors
+from kbx_env.backends.ttir.interp.traffic import sectors
+from kbx_env.backends.ttir.sanitizer.shadow import Shadow
 
 F = "*fp32"
 

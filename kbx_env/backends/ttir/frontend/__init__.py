@@ -1,0 +1,1 @@
+"""From the text of a TTIR module to its graph."""

@@ -1,0 +1,1 @@
+"""Executes a parsed kernel over a grid."""

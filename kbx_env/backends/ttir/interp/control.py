@@ -1,0 +1,316 @@
+"""The interpreter: runs blocks, functions and structured control flow for a chunk of programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from kbx_env.backends.ttir.errors import Unsupported
+from kbx_env.backends.ttir.frontend.graph import Block, Func, Module, Op, Region
+from kbx_env.backends.ttir.frontend.locs import resolve
+from kbx_env.backends.ttir.interp.memory import Array, Memory, Meter
+
+Handler = Callable[["Machine", Op, list[Any]], Any]
+OPS: dict[str, Handler] = {}
+#: What a handler raises on a variant of its operation that it does not know.
+MALFORMED = (ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+
+
+def register(*names: str) -> Callable[[Handler], Handler]:
+    """Return a decorator that makes a function the handler of operations."""
+
+    def wrap(f: Handler) -> Handler:
+        for n in names:
+            OPS[n] = f
+        return f
+
+    return wrap
+
+
+def lift(mask: Array, rank: int) -> Array:
+    """Append axes of length 1 to a per-program mask."""
+    return mask.reshape(mask.shape + (1,) * (rank - 1))
+
+
+def select(mask: Array, new: Any, old: Any) -> Any:
+    """Take ``new`` for the programs of ``mask`` and ``old`` for the others."""
+    if new is old or old is None:
+        return new
+    if isinstance(new, np.ndarray):
+        return np.where(lift(mask, new.ndim), new, old)
+    if is_dataclass(new) and not isinstance(new, type):
+        parts: dict[str, Any] = {}
+        for f in fields(new):
+            a, b = getattr(new, f.name), getattr(old, f.name)
+            if isinstance(a, (list, tuple)) and a and isinstance(a[0], np.ndarray):
+                parts[f.name] = [select(mask, x, y) for x, y in zip(a, b, strict=True)]
+            else:
+                parts[f.name] = select(mask, a, b) if isinstance(a, np.ndarray) else a
+        return type(new)(**parts)
+    return new
+
+
+class Machine:
+    """State of one chunk of programs.
+
+    A value is an array with a leading program axis, which has length 1 when every program holds
+    the same value; any tensor axis may likewise have length 1 in place of its true length.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        kernel: str,
+        grid: tuple[int, int, int],
+        pids: tuple[Array, Array, Array],
+        memory: Memory,
+        meter: Meter,
+        deadline: float | None,
+    ) -> None:
+        self.module, self.kernel, self.grid, self.pids = module, kernel, grid, pids
+        self.memory, self.meter, self.deadline = memory, meter, deadline
+        self.programs = len(pids[0])
+        self.active: Array | None = None
+        self.env: list[Any] = []
+
+    # -- errors ------------------------------------------------------------------------
+    def where(self, op: Op) -> tuple[str, int]:
+        """Return the source file and line of an operation."""
+        return resolve(self.module.locs, op.loc)
+
+    def unsupported(self, op: Op, detail: str = "") -> Unsupported:
+        """Build the error for an operation that cannot be executed."""
+        file, line = self.where(op)
+        return Unsupported(op.name, line, file, detail)
+
+    def program(self, k: int) -> tuple[int, int, int]:
+        """Return the coordinates of the k-th program of the chunk."""
+        x, y, z = (int(p[k]) for p in self.pids)
+        return x, y, z
+
+    # -- masks -------------------------------------------------------------------------
+    def live(self) -> Array:
+        """Return the mask of active programs."""
+        return np.ones(self.programs, bool) if self.active is None else self.active
+
+    def count(self) -> int:
+        """Return the number of active programs."""
+        return self.programs if self.active is None else int(np.count_nonzero(self.active))
+
+    def merge(self, mask: Array, new: Any, old: Any) -> Any:
+        """Join the values that two ways gave; ``mask`` tells the programs that went the new one."""
+        return select(mask, new, old)
+
+    def of_active(self, v: Array) -> Array:
+        """Return the values that the active programs hold."""
+        return v if self.active is None or len(v) == 1 else v[self.active]
+
+    # -- execution ---------------------------------------------------------------------
+    def call(self, func: Func, args: list[Any]) -> list[Any]:
+        """Run a function and return its results."""
+        env: list[Any] = [None] * func.slots
+        return self.run_region(func.body, env, args)
+
+    def run_region(self, region: Region, env: list[Any], args: list[Any]) -> list[Any]:
+        """Run the blocks of a region and return the operands of its terminator."""
+        first = region.blocks[0]
+        env_set(env, first.args, args)
+        if len(region.blocks) == 1:
+            last = self.run_block(first, env)
+            return [env[a] for a in last.args]
+        return self.run_graph(region, env)
+
+    def run_graph(self, region: Region, env: list[Any]) -> list[Any]:
+        """Run a region of several blocks, each once for all the programs that reach it."""
+        index = {b.label: k for k, b in enumerate(region.blocks)}
+        outer = self.active
+        waiting: dict[int, Array] = {0: self.live()}
+        results: list[Any] | None = None
+        while waiting:
+            k = min(waiting)
+            mask = waiting.pop(k)
+            self.active = None if mask.all() else mask
+            block = region.blocks[k]
+            last = self.run_block(block, env)
+            if last.name == "scf.yield" or last.name.endswith("return"):
+                out = [env[a] for a in last.args]
+                results = (
+                    out if results is None else [self.merge(mask, n, o) for n, o in zip(out, results, strict=True)]
+                )
+                continue
+            if last.name == "cf.br":
+                edges = [(last.attrs["targets"][0], mask)]
+            elif last.name == "cf.cond_br":
+                cond = np.broadcast_to(env[last.args[0]], mask.shape)
+                yes, no = last.attrs["targets"]
+                edges = [(yes, mask & cond), (no, mask & ~cond)]
+            else:
+                raise self.unsupported(last)
+            # Read every operand before a block argument is overwritten.
+            moves = [(index[t], [env[a] for a in vals], m) for (t, vals), m in edges if m.any()]
+            for to, vals, m in moves:
+                if to <= k and (waiting or len(moves) > 1):
+                    raise self.unsupported(last, "divergent backward branch")
+                slots = region.blocks[to].args
+                if to in waiting:
+                    vals = [self.merge(m, v, env[s]) for v, s in zip(vals, slots, strict=True)]
+                    waiting[to] = waiting[to] | m
+                else:
+                    waiting[to] = m
+                env_set(env, slots, vals)
+        self.active = outer
+        return results or []
+
+    def run_block(self, block: Block, env: list[Any]) -> Op:
+        """Run a block up to its terminator, which is returned."""
+        for op in block.ops[:-1]:
+            self.step(op, env)
+        last = block.ops[-1]
+        if last.name in TERMINATORS:
+            return last
+        self.step(last, env)
+        return _END
+
+    def step(self, op: Op, env: list[Any]) -> None:
+        """Run one operation."""
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise TimeoutError(f"{self.kernel}: the deadline passed")
+        handler = op.run
+        if handler is None:
+            handler = _CONTROL.get(op.name) or OPS.get(op.name)
+            if handler is None:
+                raise self.unsupported(op)
+            op.run = handler
+        self.meter.ops.add(op.name)
+        args = [env[a] for a in op.args]
+        if op.regions:
+            self.env = env
+        try:
+            out = handler(self, op, args, env) if op.name in _CONTROL else handler(self, op, args)
+        except MALFORMED as e:
+            # A variant of the operation that the handler does not know: name it, do not crash.
+            raise self.unsupported(op, f"{type(e).__name__}: {e}") from e
+        if op.results:
+            if len(op.results) == 1 and not isinstance(out, (tuple, list)):
+                env[op.results[0]] = out
+            else:
+                env_set(env, op.results, out)
+        for s in op.dead:
+            env[s] = None
+
+
+class Metered(Machine):
+    """A machine whose meter learns how often each block runs; combine regions are left out."""
+
+    def run_block(self, block: Block, env: list[Any]) -> Op:
+        """Count the run of a block and run it."""
+        self.meter.ran(block, self.count())
+        return super().run_block(block, env)
+
+
+def env_set(env: list[Any], slots: list[int], values: Any) -> None:
+    """Assign values to slots."""
+    for s, v in zip(slots, values, strict=True):
+        env[s] = v
+
+
+TERMINATORS = {
+    "tt.return", "scf.yield", "scf.condition", "cf.br", "cf.cond_br",
+    "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return", "ub.unreachable",
+}  # fmt: skip
+_END = Op("scf.yield", [], [], [], [])
+
+
+def _if(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
+    cond = args[0]
+    held = m.of_active(cond)
+    outer = m.active
+    if held.all():
+        return m.run_region(op.regions[0], env, [])
+    otherwise = op.regions[1] if len(op.regions) > 1 else None
+    if not held.any():
+        return m.run_region(otherwise, env, []) if otherwise else []
+    live = m.live()
+    yes, no = live & cond, live & ~cond
+    m.active = yes
+    a = m.run_region(op.regions[0], env, [])
+    b: list[Any] = []
+    if otherwise:
+        m.active = no
+        b = m.run_region(otherwise, env, [])
+    m.active = outer
+    return [m.merge(yes, x, y) for x, y in zip(a, b, strict=True)]
+
+
+def trip_counts(op: Op, args: list[Any]) -> tuple[Array, Array, Array]:
+    """Return the lower bound, the step and the number of trips of a counted loop."""
+    lb, ub, step = args[:3]
+    lo, hi, by = (v.astype(np.int64) for v in (lb, ub, step))
+    if op.attrs["unsigned"]:
+        lo, hi, by = (v & ((1 << (8 * lb.dtype.itemsize)) - 1) for v in (lo, hi, by))
+    by = np.where(by == 0, 1, by)
+    return lo, by, np.maximum(-((lo - hi) // by), 0)
+
+
+def _for(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
+    lo, by, trips = trip_counts(op, args)
+    dtype = args[0].dtype
+    carried = list(args[3:])
+    body = op.regions[0]
+    held = m.of_active(trips)
+    if not held.size:
+        return carried
+    most, least = int(held.max()), int(held.min())
+    outer = m.active
+    for k in range(most):
+        iv = (lo + k * by).astype(dtype)
+        if k < least:
+            carried = m.run_region(body, env, [iv, *carried])
+            continue
+        mask = m.live() & (trips > k)
+        m.active = mask
+        new = m.run_region(body, env, [iv, *carried])
+        carried = [m.merge(mask, n, o) for n, o in zip(new, carried, strict=True)]
+        m.active = outer
+    return carried
+
+
+def _while(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
+    outer = m.active
+    mask = m.live()
+    values = list(args)
+    results: list[Any] | None = None
+    before, after = op.regions
+    while True:
+        env_set(env, before.blocks[0].args, values)
+        last = m.run_block(before.blocks[0], env)
+        cond = np.broadcast_to(env[last.args[0]], mask.shape) & mask
+        outs = [env[a] for a in last.args[1:]]
+        done = mask & ~cond
+        if results is None:
+            results = outs
+        elif done.any():
+            results = [m.merge(done, n, o) for n, o in zip(outs, results, strict=True)]
+        if not cond.any():
+            break
+        m.active = None if cond.all() else cond
+        new = m.run_region(after, env, outs)
+        values = new if (cond == mask).all() else [m.merge(cond, n, v) for n, v in zip(new, values, strict=True)]
+        mask = cond
+    m.active = outer
+    return results
+
+
+def _call(m: Machine, op: Op, args: list[Any]) -> list[Any]:
+    func = m.module.funcs.get(op.attrs["callee"])
+    if func is None:
+        raise m.unsupported(op, op.attrs["callee"])
+    return m.call(func, args)
+
+
+_CONTROL: dict[str, Any] = {"scf.if": _if, "scf.for": _for, "scf.while": _while}
+OPS["tt.call"] = _call

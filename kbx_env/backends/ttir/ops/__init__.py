@@ -1,0 +1,1 @@
+"""The operations of TTIR, one module a dialect."""

@@ -1,0 +1,246 @@
+"""Follow values that come out of memory which nothing has written, and stop where one decides what a program does.
+
+Such a value may be anything, on a GPU also the result of an earlier call. To compute with it is a fault of its own kind, and
+the result is judged; to branch on it, to mask with it or to go to an address made of it is never right: a kernel that does
+is correct by luck, or looks for what the memory held before. Values carry marks by lane, a dictionary from array to lanes that
+is empty until a first unwritten element is loaded. A select takes the marks of the side that it chooses, so that lanes which
+a kernel loads beyond the end and then replaces are clean.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from kbx_env.backends.ttir.errors import DecidesOnUnwritten, Finding
+from kbx_env.backends.ttir.frontend.graph import Block as Code
+from kbx_env.backends.ttir.frontend.graph import Op
+from kbx_env.backends.ttir.interp.control import OPS, Metered, lift
+from kbx_env.backends.ttir.interp.memory import Array, Memory, Region
+from kbx_env.backends.ttir.interp.serial import Program
+from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES
+from kbx_env.backends.ttir.ops.descriptor import _rows
+from kbx_env.backends.ttir.ops.memory import Block, _at, block_access, masks
+from kbx_env.backends.ttir.ops.tensor import full
+
+#: Their results are those of operations inside.
+_PASS = ("scf.if", "scf.for", "scf.while", "tt.call")
+#: Their handlers move lanes about, marks like values.
+_SHAPES = (
+    "tt.splat", "tt.unsplat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.view", "tt.trans", "tt.cat",
+    "tt.join", "tt.split",
+)  # fmt: skip
+_LANEWISE = (
+    "tt.addptr", "tt.bitcast", "tt.fp_to_fp", "tt.int_to_ptr", "tt.ptr_to_int", "tt.extern_elementwise", "tt.clampf",
+    "tt.mulhiui", "tt.precise_sqrt", "tt.precise_divf",
+)  # fmt: skip
+#: Values that hide the other operand.
+_HIDES = {"arith.andi": 0, "arith.muli": 0, "arith.ori": -1}
+#: Positions of the written value and of the mask.
+_WRITES = {"tt.store": (1, 2), "tt.atomic_rmw": (1, 2), "tt.atomic_cas": (2, 3)}
+_MANY = 4096
+
+
+class Wary(Metered):
+    """A machine that marks unwritten values; it needs a sanitizer."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        #: By identity: the value, which is kept alive as long as its identity is used, and its marked lanes.
+        self.marks: dict[int, tuple[Any, Array]] = {}
+        self.flags: Memory | None = None
+
+    # -- execution ---------------------------------------------------------------------
+    def step(self, op: Op, env: list[Any]) -> None:
+        """Run one operation, see what it decides, and pass marks on."""
+        watch = self.memory.watch
+        assert watch is not None
+        before = watch.unwritten
+        args = [env[a] for a in op.args]
+        if self.marks:
+            self.deciding(op, args)
+        super().step(op, env)
+        if op.name in _PASS or not (self.marks or watch.unwritten != before):
+            return
+        fresh = self._fresh(op, args) if watch.unwritten != before else None
+        held = [self._of(a) for a in args]
+        if fresh is None and all(h is None for h in held):
+            return
+        if op.name in STORES or op.name in ATOMICS:
+            self._spoil(op, args, held, fresh)
+        marks = self._carried(op, args, held, fresh)
+        for slot, lanes in zip(op.results, marks, strict=False):
+            out = env[slot]
+            if out is not None and lanes is not None and lanes.any():
+                if isinstance(out, np.ndarray):
+                    # An operation may hand an operand on; that one keeps its own marks.
+                    out = env[slot] = out.view()
+                self._mark(out, lanes)
+
+    def run_block(self, block: Code, env: list[Any]) -> Op:
+        """Run a block and see what its terminator decides."""
+        last = super().run_block(block, env)
+        self.leaving(last, env)
+        return last
+
+    def merge(self, mask: Array, new: Any, old: Any) -> Any:
+        """Join the values of two ways, and their marks."""
+        out = super().merge(mask, new, old)
+        a, b = self._of(new), self._of(old)
+        if out is not new and (a is not None or b is not None):
+            none = np.zeros((1,) * (out.ndim if isinstance(out, np.ndarray) else 1), bool)
+            sides = none if a is None else a, none if b is None else b
+            self._mark(out, np.where(lift(mask, none.ndim), *sides))
+        return out
+
+    # -- decisions ---------------------------------------------------------------------
+    def deciding(self, op: Op, args: list[Any]) -> None:
+        """Raise if a marked value decides a branch, a trip count, a mask or an address."""
+        name = op.name
+        if name == "scf.if":
+            self._decide(op, args[0], "a branch")
+        elif name == "scf.for":
+            for a in args[:3]:
+                self._decide(op, a, "a number of trips")
+        elif name in LOADS or name in STORES or name in ATOMICS:
+            mask_at = 1 if name == "tt.load" else _WRITES.get(name, (0, len(args)))[1]
+            mask = args[mask_at] if mask_at < len(args) else None
+            if mask is not None:
+                self._decide(op, mask, "a mask")
+            places = args[:1] if name == "tt.load" or name in _WRITES else args[: len(args) - (name not in LOADS)]
+            for a in places:
+                self._decide(op, a, "an address", mask)
+
+    def leaving(self, op: Op, env: list[Any]) -> None:
+        """Raise if a marked value decides which way a block is left."""
+        if self.marks and op.name in ("scf.condition", "cf.cond_br"):
+            self._decide(op, env[op.args[0]], "a branch")
+
+    def _decide(self, op: Op, value: Any, what: str, mask: Array | None = None) -> None:
+        lanes = self._of(value)
+        if lanes is None:
+            return
+        on = lanes & lift(self.live(), lanes.ndim)
+        if mask is not None and mask.ndim == on.ndim:
+            on = on & mask
+        if not on.any():
+            return
+        file, line = self.where(op)
+        flat = np.broadcast_to(_rowwise(on), (self.programs,))
+        program = self.program(int(np.argmax(flat)))
+        found = Finding("decides_on_unwritten", self.kernel, line, file, program, "", 0, 0, what, "decision", True)
+        assert self.memory.watch is not None
+        self.memory.watch.report(found)
+        raise DecidesOnUnwritten(found)
+
+    # -- marks -------------------------------------------------------------------------
+    def _of(self, value: Any) -> Array | None:
+        held = self.marks.get(id(value))
+        return None if held is None else held[1]
+
+    def _mark(self, value: Any, lanes: Array) -> None:
+        if len(self.marks) >= _MANY:
+            # Two references are held here: the entry's and the one being counted.
+            self.marks = {k: v for k, v in self.marks.items() if sys.getrefcount(v[0]) > 2}
+        self.marks[id(value)] = value, lanes
+
+    def _carried(self, op: Op, args: list[Any], held: list[Array | None], fresh: Array | None) -> list[Array | None]:
+        """Return the marks of each result."""
+        name, n = op.name, max(len(op.results), 1)
+        if name in LOADS or name in ATOMICS:
+            other = held[2] if name == "tt.load" and len(held) > 2 else None
+            if other is not None:
+                fresh = np.where(args[1], False if fresh is None else fresh, other)
+            return [fresh]
+        if name in _SHAPES:
+            lanes = [np.zeros((1,) * np.ndim(a), bool) if h is None else h for a, h in zip(args, held, strict=True)]
+            out = OPS[name](self, op, lanes)
+            return list(out) if isinstance(out, tuple) else [out]
+        if name == "arith.select":
+            c, a, b = (np.zeros((1,) * args[1].ndim, bool) if h is None else h for h in held)
+            lead = [lift(v, args[1].ndim) if v.ndim == 1 else v for v in (args[0], c)]
+            return [np.where(lead[0], a, b) | lead[1]]
+        if name in _HIDES:
+            clean = [~np.zeros_like(a, bool) if h is None else ~h for a, h in zip(args, held, strict=True)]
+            x, y = (k & (a == a.dtype.type(_HIDES[name])) for a, k in zip(args, clean, strict=True))
+            return [(~clean[0] & ~y) | (~clean[1] & ~x)]
+        marked = [h for h in held if h is not None]
+        if name == "tt.reduce":
+            axis = op.attrs["axis"] + 1
+            over = [full(h, t).any(axis=axis) for h, t in zip(held, op.types, strict=False) if h is not None]
+            return [np.logical_or.reduce(np.broadcast_arrays(*over))] * n
+        if name.startswith(("arith.", "math.")) or name in _LANEWISE:
+            return [np.logical_or.reduce(np.broadcast_arrays(*marked))] * n
+        whole = [_rowwise(h) for h in marked]
+        one = np.logical_or.reduce(np.broadcast_arrays(*whole))
+        return [lift(one, len(t.shape) + 1) for t in op.rtypes] or [one]
+
+    # -- memory ------------------------------------------------------------------------
+    def _place(self, op: Op, args: list[Any], mask_at: int) -> tuple[Array, Array | None]:
+        if op.name in ("tt.descriptor_gather", "tt.descriptor_scatter"):
+            t = op.rtypes[0] if op.name in LOADS else op.types[-1]
+            return _rows(args[0], args[1], args[2], t.shape[1])
+        if op.name.startswith("tt.descriptor"):
+            return _at(args[0], args[1 : 1 + len(args[0].block.shape)])
+        if isinstance(args[0], Block):
+            return block_access(args[0], op.attrs.get("boundaryCheck") or [])
+        return args[0], args[mask_at] if mask_at < len(args) else None
+
+    def _fresh(self, op: Op, args: list[Any]) -> Array | None:
+        """Return which lanes of a load hold what nothing has written; of an atomic operation, all."""
+        if op.name not in LOADS:
+            return np.ones((1,) * (len(op.rtypes[0].shape) + 1), bool) if op.rtypes else None
+        addr, mask = self._place(op, args, 1)
+        dtype = np.dtype(f"u{self._size(op, args)}")
+        set_ = np.array(int.from_bytes(b"\1" * dtype.itemsize, "little"), dtype)
+        if self.flags is None:
+            regions = self.memory.regions
+            given = [
+                np.ones(r.data.size, np.uint8) if r.initialised is None else r.initialised.view(np.uint8)
+                for r in regions
+            ]
+            self.flags = Memory([Region(r.base, g) for r, g in zip(regions, given, strict=True)])
+        out = np.asarray(self.flags.load(addr, masks(self, addr, mask), dtype, set_) != set_)
+        whole = op.name != "tt.load"
+        return lift(_rowwise(out), len(op.rtypes[0].shape) + 1) if whole else out
+
+    def _size(self, op: Op, args: list[Any]) -> int:
+        if isinstance(args[0], Block):
+            return args[0].block.dtype.itemsize
+        pointee = op.types[0].pointee
+        assert pointee
+        return pointee.dtype.itemsize
+
+    def _spoil(self, op: Op, args: list[Any], held: list[Array | None], fresh: Array | None) -> None:
+        """Call what a marked value was written to unwritten: it must not become clean by a copy."""
+        value_at, mask_at = _WRITES.get(op.name, (len(args) - 1, len(args)))
+        lanes = held[value_at]
+        if lanes is None:
+            lanes = fresh
+        if lanes is None or op.name == "tt.descriptor_reduce":
+            return
+        addr, mask = self._place(op, args, mask_at)
+        if lanes.ndim != addr.ndim or op.name.startswith("tt.descriptor"):
+            lanes = lift(_rowwise(lanes), addr.ndim)
+        on = lanes & lift(self.live(), addr.ndim)
+        on = on if mask is None else on & mask
+        addr, on = np.broadcast_arrays(addr, on)
+        flat, size, watch = addr[on], np.arange(self._size(op, args)), self.memory.watch
+        owner = np.searchsorted(self.memory.bases, flat, "right") - 1
+        for k in np.unique(owner).tolist():
+            region = self.memory.regions[k]
+            if region.initialised is not None and watch is not None:
+                region.initialised[(flat[owner == k] - region.base)[:, None] + size] = False
+                watch.raw[k] = region.initialised
+                watch.quiet.clear()
+
+
+def _rowwise(lanes: Array) -> Array:
+    """Return for each program whether any lane is marked."""
+    return np.asarray(lanes.reshape(len(lanes), -1).any(axis=1))
+
+
+class WaryProgram(Wary, Program):
+    """The same for a program that takes turns with others."""

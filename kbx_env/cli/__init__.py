@@ -1,0 +1,1 @@
+"""The commands of ``kbx`` (``python -m kbx_env``)."""

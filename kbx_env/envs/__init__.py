@@ -1,0 +1,1 @@
+"""The gymnasium environments: what an agent sees, does and is paid for."""

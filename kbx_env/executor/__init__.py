@@ -1,0 +1,6 @@
+"""Runs gradings over a pool of workers: priorities, sharing, attempts, deadlines, back-pressure, cancellation, and a store."""
+
+from kbx_env.executor.executor import Executor
+from kbx_env.executor.pools.process import GRADER, InlinePool, ProcessPool, Request, WorkerLost, WorkerPool
+
+__all__ = ["GRADER", "Executor", "InlinePool", "ProcessPool", "Request", "WorkerLost", "WorkerPool"]

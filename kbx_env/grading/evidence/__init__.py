@@ -1,0 +1,1 @@
+"""Evidence that Triton did the work, and how it is added up."""

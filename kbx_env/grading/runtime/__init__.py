@@ -1,0 +1,1 @@
+"""The grader's clients of the untrusted processes. What comes back is a claim."""

@@ -1,0 +1,1 @@
+"""What is read from a source without running it."""

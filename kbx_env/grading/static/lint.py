@@ -1,0 +1,349 @@
+"""Errors that a source will run into as soon as the line is reached, read from its text alone.
+
+A compiler stops at the first error, and only the submission's own process hears of it. What is listed here the grader finds by
+itself, all at once and without running anything: names that nobody has defined, attributes that a module does not have, calls
+that cannot be bound to what they call, kernels and host functions called from the wrong side, and statements that Triton has no
+translation for. Whatever is not certain, or may be caught, is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+import itertools
+import symtable
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from kbx_env.grading.static.aliases import Names, is_module, module_at
+from kbx_env.outcome import LAUNCHLESS
+
+MOST = 20
+"""More are not told."""
+_BUILTIN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__spec__", "__loader__", "__package__", "__builtins__",
+                                         "__qualname__", "__module__", "__class__"}  # fmt: skip
+_HIDDEN = frozenset({"_semantic", "_generator", "_builder"})
+"""Parameters that Triton's compiler fills in."""
+_JIT = frozenset({"triton.jit", "triton.runtime.jit.jit"})
+_WRAPS = frozenset({
+    "triton.autotune", "triton.heuristics", "triton.runtime.autotuner.autotune", "triton.runtime.autotuner.heuristics"
+})  # fmt: skip
+_PROBES = frozenset({"hasattr", "getattr", "dir", "find_spec", "import_module", "__version__"})
+_MOST_LETTERS = 200
+_MOST_PARAMETERS = 200
+_Found = tuple[ast.AST, str]
+
+
+def slips(tree: ast.Module, table: symtable.SymbolTable, names: Names) -> tuple[str, ...]:
+    """What is certain to fail where it is reached, in the order of the lines; each thing once.
+
+    Args:
+        tree: the source.
+        table: its names, as the compiler sees them.
+        names: what they stand for.
+    """
+    nodes = list(ast.walk(tree))
+    functions = _Functions(tree, nodes, names)
+    doubtful = _doubtful(tree)
+    found: dict[str, int] = {}
+    for node, text in itertools.chain(_undefined(nodes, table), _missing(nodes, names), functions.found()):
+        if id(node) not in doubtful:
+            line: int = getattr(node, "lineno", 1)
+            text = text[:_MOST_LETTERS]
+            found[text] = min(line, found.get(text, line))
+            if len(found) > 4 * MOST:
+                break
+    if functions.launchless:
+        found[LAUNCHLESS] = 0
+    told = sorted((line, text) for text, line in found.items())
+    return tuple(f"line {line}: {text}" if line else text for line, text in told[:MOST])
+
+
+def _doubtful(tree: ast.Module) -> set[int]:
+    """Nodes that may be there for another version: what is tried or whose errors are suppressed, and imports on any condition."""
+    found = set[int]()
+    waiting: list[tuple[ast.AST, bool, bool]] = [(tree, False, False)]
+    while waiting:
+        node, unsure, conditional = waiting.pop()
+        if isinstance(node, ast.Try | ast.TryStar):
+            unsure = unsure or bool(node.handlers)
+        elif isinstance(node, ast.With):
+            calls = [i.context_expr for i in node.items if isinstance(i.context_expr, ast.Call)]
+            unsure = unsure or any(_last(c.func) == "suppress" for c in calls)
+        elif isinstance(node, ast.If | ast.IfExp | ast.While):
+            conditional = True
+        if unsure or (conditional and isinstance(node, ast.ImportFrom)):
+            found.add(id(node))
+        waiting += ((n, unsure, conditional) for n in ast.iter_child_nodes(node))
+    return found
+
+
+# --- names and attributes -----------------------------------------------------------------------------
+
+
+def _undefined(nodes: Sequence[ast.AST], table: symtable.SymbolTable) -> Iterator[_Found]:
+    imports = [n for n in nodes if isinstance(n, ast.ImportFrom)]
+    if any(a.name == "*" for n in imports for a in n.names):
+        return
+    scopes = list(_scopes(table))
+    bound = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
+    bound |= {s.get_name() for t in scopes for s in t.get_symbols() if s.is_declared_global() and s.is_assigned()}
+    bound |= _BUILTIN
+    unbound = {
+        s.get_name() for t in scopes for s in t.get_symbols()
+        if s.is_referenced() and (s.is_global() or t is table) and s.get_name() not in bound
+    }  # fmt: skip
+    quiet = _unread(nodes)
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in unbound and id(node) not in quiet:
+            yield node, f"name {node.id!r} is not defined"
+
+
+def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    yield table
+    for child in table.get_children():
+        yield from _scopes(child)
+
+
+def _unread(nodes: Sequence[ast.AST]) -> set[int]:
+    """Annotations that nobody evaluates: all with the import from the future, and always those of local variables."""
+    postponed = any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in nodes)
+    parts: list[ast.AST | None] = []
+    if postponed:
+        parts += [getattr(n, "annotation", None) for n in nodes] + [getattr(n, "returns", None) for n in nodes]
+    else:
+        waiting = [n for f in nodes if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in f.body]
+        while waiting:
+            one = waiting.pop()
+            parts.append(one.annotation if isinstance(one, ast.AnnAssign) else None)
+            if not isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):  # their bodies are their own
+                waiting += [n for n in ast.iter_child_nodes(one) if isinstance(n, ast.stmt)]
+                waiting += [n for h in getattr(one, "handlers", ()) for n in h.body]
+                waiting += [n for c in getattr(one, "cases", ()) for n in c.body]
+    return {id(n) for part in parts if isinstance(part, ast.AST) for n in ast.walk(part)}
+
+
+def _missing(nodes: Sequence[ast.AST], names: Names) -> Iterator[_Found]:
+    """Attributes and imports that a module does not have; none where the source itself asks what there is, or makes some."""
+    if any(_last(n) in _PROBES for n in nodes if isinstance(n, ast.Name | ast.Attribute)):
+        return
+    sure, quiet = _imported_only(nodes), _unread(nodes)
+    made = {n.attr for n in nodes if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load)}
+    for node in nodes:
+        if id(node) in quiet:
+            continue
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr not in made and _root(node) in sure:
+            (path, *more) = names.paths(node.value) or [""]
+            if not more and _lacks(path, node.attr):
+                yield node, f"module {path!r} has no attribute {node.attr!r}"
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            for alias in node.names:
+                if alias.name != "*" and _lacks(node.module, alias.name):
+                    yield node, f"cannot import {alias.name!r} from {node.module!r}"
+
+
+@functools.lru_cache(1 << 14)
+def _lacks(path: str, name: str) -> bool:
+    """Whether what a path leads to is a module without such a name."""
+    parent, _, last = path.rpartition(".")
+    module, package = module_at(path), module_at(parent) if parent else None
+    if type(module) is not types.ModuleType or (package is not None and package.__dict__.get(last, module) is not module):
+        return False  # other types have attributes of their own, and a package may have something else under its module's name
+    if name in module.__dict__ or "__getattr__" in module.__dict__ or path == "__future__":
+        return False
+    return not is_module(f"{path}.{name}")
+
+
+def _bound_by(node: ast.AST) -> list[str]:
+    """The names that a node binds by anything but an import."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Name):
+        return [] if isinstance(node.ctx, ast.Load) else [node.id]
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    if isinstance(node, ast.Global | ast.Nonlocal):
+        return list(node.names)
+    if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+        return [node.name] if node.name else []
+    return [node.rest] if isinstance(node, ast.MatchMapping) and node.rest else []
+
+
+def _imported_by(node: ast.AST) -> list[str]:
+    return [a.asname or a.name.partition(".")[0] for a in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+
+
+def _imported_only(nodes: Sequence[ast.AST]) -> set[str]:
+    """Names that are bound by imports and by nothing else, in no scope."""
+    return {name for n in nodes for name in _imported_by(n)} - {name for n in nodes for name in _bound_by(n)}
+
+
+def _last(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+# --- functions ----------------------------------------------------------------------------------------
+
+
+class _Functions:
+    """Kernels and host functions of the source, and what they call.
+
+    Only functions at the top level whose names nothing else binds are looked at; one whose decorators are not known is neither a
+    kernel nor a host function.
+    """
+
+    def __init__(self, tree: ast.Module, nodes: Sequence[ast.AST], names: Names) -> None:
+        self._names, self._sure = names, _imported_only(nodes)
+        every = [n for n in nodes if isinstance(n, ast.FunctionDef)]
+        defined = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
+        bound = Counter(name for n in nodes for name in (*_bound_by(n), *_imported_by(n)))
+        self._own = {d.name: d for d in defined if bound[d.name] == 1}
+        self._kernels = {n.name for n in defined if self._is_kernel(n)}
+        decorators = {id(d) for n in defined for d in n.decorator_list}
+        by_hand = any(id(n) not in decorators and self._is_jit(n) for n in nodes)
+        self._host = set() if by_hand else {n.name for n in defined if not n.decorator_list}
+        kernels = [n for n in every if self._is_kernel(n)]  # those in factories and classes too
+        inside = {id(x) for n in kernels for x in ast.walk(n)}
+        named = {_last(x) for x in nodes if id(x) not in inside}
+        known = len(kernels) == sum(1 for n in every if n.decorator_list)
+        self.launchless = known and not by_hand and not named & {n.name for n in kernels}
+        """Whether no function but kernels so much as names a kernel."""
+        self._signatures = {n: _signature_of(self._own[n]) for n in self._own if n in self._kernels | self._host}
+
+    def _is_jit(self, node: ast.AST) -> bool:
+        may = isinstance(node, ast.Name | ast.Call) or (isinstance(node, ast.Attribute) and node.attr == "jit")
+        return may and bool(self._names.paths(node) & _JIT)  # type: ignore[arg-type]
+
+    def _is_kernel(self, node: ast.FunctionDef) -> bool:
+        paths = [self._names.paths(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list]
+        return any(p & _JIT for p in paths) and all(p & (_JIT | _WRAPS) for p in paths)
+
+    def found(self) -> Iterator[_Found]:
+        """What is certain to fail in them."""
+        for name, node in self._own.items():
+            if name not in self._kernels | self._host:
+                continue
+            for inner in _within(node):
+                if name in self._kernels and (text := _untranslated(inner)) is not None:
+                    yield inner, text
+                if isinstance(inner, ast.Call) and (text := self._call(inner, name in self._kernels)) is not None:
+                    yield inner, text
+
+    def _call(self, call: ast.Call, kernel: bool) -> str | None:
+        func = call.func
+        if isinstance(func, ast.Subscript) and isinstance(func.value, ast.Name):
+            name = func.value.id
+            if kernel or name not in self._own:
+                return None
+            if name in self._host:
+                return f"{name}[...](...) launches a function that is no kernel; it lacks @triton.jit"
+            plain = name in self._kernels and len(self._own[name].decorator_list) == 1
+            return _unbound(name, call, self._signatures[name], launch=True) if plain else None
+        if isinstance(func, ast.Name) and func.id in self._own:
+            name = func.id
+            if not kernel and name in self._kernels:
+                return f"{name} is a kernel and called without a grid: {name}[grid](...)"
+            if kernel and name in self._host:
+                return f"{name} is called in a kernel and lacks @triton.jit"
+            # Kernels may have parts that no launch reaches, for other numbers of operands.
+            return None if kernel or name not in self._host else _unbound(name, call, self._signatures[name])
+        if _root(func) not in self._sure or len(paths := self._names.paths(func)) != 1:
+            return None
+        (path,) = paths
+        if _triton(path) is None:
+            return None
+        if not kernel:
+            return f"{_dotted(func)} works in kernels alone and is called in a host function"
+        return _unbound(_dotted(func), call, _signature(path))
+
+
+def _untranslated(node: ast.AST) -> str | None:
+    """Why Triton's code generator stops at a node; ``None`` where it does not."""
+    from triton.compiler.code_generator import CodeGenerator
+
+    if isinstance(node, ast.Compare) and len(node.ops) > 1:
+        return "several comparisons in one (a < b < c) are not supported in kernels"
+    if isinstance(node, ast.stmt) and not hasattr(CodeGenerator, f"visit_{type(node).__name__}"):
+        return f"{type(node).__name__.lower()} is not supported in kernels"
+    return None
+
+
+def _dotted(node: ast.expr) -> str:
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([_last(node), *reversed(parts)])
+
+
+def _within(node: ast.FunctionDef) -> Iterator[ast.AST]:
+    """The nodes of a function's own body: what is defined in it may be anybody's."""
+    waiting: list[ast.AST] = list(node.body)
+    while waiting:
+        one = waiting.pop()
+        yield one
+        if not isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(one)
+
+
+@functools.lru_cache(1 << 12)
+def _triton(path: str) -> Callable[..., object] | None:
+    """A function of Triton's language that only kernels can call."""
+    module, _, name = path.rpartition(".")
+    if not path.startswith("triton.language.") or (found := module_at(module)) is None:
+        return None
+    value = found.__dict__.get(name)
+    if getattr(value, "__triton_builtin__", False) is True or type(value).__name__ == "JITFunction":
+        return value  # type: ignore[no-any-return]
+    return None
+
+
+@functools.lru_cache(1 << 12)
+def _signature(path: str) -> inspect.Signature | None:
+    """Of such a function, without what the compiler fills in; ``None`` where that is not known."""
+    value = _triton(path)
+    try:
+        signature = inspect.signature(getattr(value, "fn", value))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in _HIDDEN])
+
+
+def _signature_of(node: ast.FunctionDef) -> inspect.Signature | None:
+    """What ``inspect.signature`` would tell of a function, with ``None`` for all defaults; ``None`` for one with very many."""
+    a, kinds = node.args, inspect.Parameter
+    positional = [*((p, kinds.POSITIONAL_ONLY) for p in a.posonlyargs), *((p, kinds.POSITIONAL_OR_KEYWORD) for p in a.args)]
+    if len(positional) + len(a.kwonlyargs) > _MOST_PARAMETERS:
+        return None
+    first = len(positional) - len(a.defaults)
+    told = [kinds(p.arg, kind, default=kinds.empty if n < first else None) for n, (p, kind) in enumerate(positional)]
+    if a.vararg:
+        told.append(kinds(a.vararg.arg, kinds.VAR_POSITIONAL))
+    for p, default in zip(a.kwonlyargs, a.kw_defaults, strict=True):
+        told.append(kinds(p.arg, kinds.KEYWORD_ONLY, default=kinds.empty if default is None else None))
+    if a.kwarg:
+        told.append(kinds(a.kwarg.arg, kinds.VAR_KEYWORD))
+    return inspect.Signature(told)
+
+
+def _unbound(name: str, call: ast.Call, signature: inspect.Signature | None, launch: bool = False) -> str | None:
+    """Why a call does not fit a signature; ``None`` where it does or where that is not certain."""
+    if signature is None or any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
+        return None
+    given = {k.arg: None for k in call.keywords if k.arg is not None}
+    if launch:  # num_warps and the like are the launcher's own
+        given = {k: v for k, v in given.items() if k in signature.parameters}
+    try:
+        signature.bind(*[None] * len(call.args), **given)
+    except TypeError as e:
+        return f"{name}(...): {e}"
+    return None

@@ -1,0 +1,164 @@
+"""The first stage: reads the source as text, in milliseconds and without running anything.
+
+Screen and loader see the same bytes: UTF-8 without coding cookie, bounded in size and nesting. What cannot be
+screened is malformed; what names a forbidden module or door is rejected.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import re
+import symtable
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kbx_env.grading.static.denylist import Violations
+from kbx_env.grading.static.lint import slips
+from kbx_env.outcome import Verdict, Violation
+from kbx_env.spec.task import Task
+
+MAX_BYTES = 1 << 20
+MAX_NODES = 100_000
+_UTF8 = re.compile(r"utf[-_]?8(-unix)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Screened:
+    """The verdict of the screen; ``verdict`` is ``None`` when the source may go on."""
+
+    text: str = ""
+    verdict: Verdict | None = None
+    message: str = ""
+    violations: tuple[Violation, ...] = ()
+    slips: tuple[str, ...] | None = None
+    """Errors that are certain where they are reached (``slips.py``); ``None`` where the source could not be read."""
+
+
+def _bad(message: str) -> Screened:
+    return Screened(verdict=Verdict.MALFORMED, message=message)
+
+
+def screen(task: Task, source: str | bytes) -> Screened:
+    """Check the bytes, the syntax, the entry and what the source names."""
+    data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
+    if not data.strip():
+        return _bad("the source is empty")
+    if len(data) > MAX_BYTES:
+        return _bad(f"the source has {len(data)} bytes; at most {MAX_BYTES}")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        line = data[: e.start].count(b"\n") + 1
+        return _bad(f"line {line}: not UTF-8 text ({e.reason} at byte {e.start})")
+    control = re.search("[\x00\x0c]", text)
+    if control:
+        line = text[: control.start()].count("\n") + 1
+        return _bad(f"line {line}: control character")
+    # Lines as the interpreter counts them: it looks for the cookie in two of these.
+    cookies = [re.match(r"^[ \t]*#.*?coding[:=][ \t]*([-\w.]+)", line) for line in re.split("\r\n|\r|\n", text)[:2]]
+    if text.startswith("\ufeff") or any(c and not _UTF8.fullmatch(c.group(1)) for c in cookies):
+        return _bad("line 1: no byte-order mark and no coding cookie but utf-8, please: the source is read as UTF-8")
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as e:
+        return _bad(f"line {e.lineno}: syntax error: {e.msg}")
+    except (RecursionError, MemoryError, ValueError) as e:
+        return _bad(f"the source cannot be parsed: {type(e).__name__}")
+    nodes = sum(1 for _ in ast.walk(tree))
+    if nodes > MAX_NODES:
+        return _bad(f"the source has {nodes} syntax nodes; at most {MAX_NODES}")
+    try:
+        entry = _entry(task, tree)
+    except RecursionError:
+        return _bad("the source is nested too deeply")
+    if entry is not None:
+        return _bad(entry)
+    try:
+        table = symtable.symtable(text, "source", "exec")
+    except SyntaxError as e:
+        return _bad(f"line {e.lineno}: syntax error: {e.msg}")
+    except (RecursionError, MemoryError, ValueError) as e:
+        return _bad(f"the source cannot be parsed: {type(e).__name__}")
+    try:
+        looked = Violations(tree, table)
+        found = tuple(looked.found)
+    except RecursionError:
+        return _bad("the source is nested too deeply")
+    certain: tuple[str, ...] = ()
+    with contextlib.suppress(RecursionError):  # no verdict hangs on these
+        certain = slips(tree, table, looked.names)
+    if found:
+        shown = "; ".join(v.detail for v in found[:3])
+        return Screened(text, Verdict.REJECTED, shown, found, certain)
+    return Screened(text, slips=certain)
+
+
+def _entry(task: Task, tree: ast.Module) -> str | None:
+    """Why the entry is missing or has the wrong parameters, or ``None``."""
+    defined: list[ast.FunctionDef] = []
+    assigned = False
+    for node in _outside(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == task.entry:
+            defined.append(node)
+        bound = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == task.entry
+        if bound or (isinstance(node, ast.ClassDef) and node.name == task.entry):
+            assigned = True
+        if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == task.entry for a in node.names):
+            assigned = True
+    if assigned:  # whatever it is, the runner sees whether it can be called
+        return None
+    if not defined:
+        names = [n.name for n in _outside(tree) if isinstance(n, ast.FunctionDef)]
+        return f"no function named {task.entry!r} at the top level (found: {', '.join(names) or 'none'})"
+    # One of several, each under its own condition, is enough.
+    wrong = [_mismatch(task, d) for d in defined]
+    return None if None in wrong else wrong[-1]
+
+
+def _mismatch(task: Task, defined: ast.FunctionDef) -> str | None:
+    """Why a function cannot be the entry, or ``None``."""
+    if defined.decorator_list and any(_dotted(d).startswith("triton") for d in defined.decorator_list):
+        return (
+            f"line {defined.lineno}: {task.entry!r} is a Triton kernel; the entry is the host function that launches it"
+        )
+    where, wanted = f"line {defined.lineno}: {task.entry}", f"{task.entry}{task.signature}"
+    a = defined.args
+    if a.vararg and a.kwarg:
+        return None
+    have = [p.arg for p in (*a.posonlyargs, *a.args)]
+    every = have + [p.arg for p in a.kwonlyargs]
+    for name, p in task.signature.parameters.items():
+        keyword = p.kind is inspect.Parameter.KEYWORD_ONLY
+        if name in every or (a.kwarg and (keyword or not a.vararg)):
+            continue
+        return f"{where} lacks the parameter {name!r}; signature: {wanted}"
+    order = [n for n, p in task.signature.parameters.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+    if (
+        not a.vararg
+        and have[: len(order)] != order
+        and not set(order) <= {p.arg for p in a.kwonlyargs} | set(have[len(have) :])
+    ):
+        if [h for h in have if h in order] != order:
+            return f"{where} has its parameters in another order; signature: {wanted}"
+    extra = [n for n in have[: len(have) - len(a.defaults)] if n not in task.signature.parameters]
+    if extra:
+        return f"{where} demands an unknown parameter {extra[0]!r}; signature: {wanted}"
+    return None
+
+
+def _dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    if isinstance(node, ast.Call):
+        return _dotted(node.func)
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _outside(tree: ast.AST) -> Iterator[ast.AST]:
+    """What is executed on module level, in the order of the text: functions and classes are named, not entered."""
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield from _outside(node)

@@ -1,0 +1,1 @@
+"""Paired timing against torch eager, and the roofline that bounds it."""

@@ -1,0 +1,436 @@
+"""What expressions of compulsory traffic may count: sizes, and what only the values of a call tell.
+
+``Values`` counts in the tensors of one call and in its results. ``Sizes`` stands in where nobody has values: it answers with
+sizes of tensors, which is good enough to compare cases with each other and is no lower bound.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from kbx_env.errors import DeclarationError
+from kbx_env.grading import reference
+from kbx_env.grading.reference import Expected
+from kbx_env.protocol.wire import DTYPES, assembled
+from kbx_env.spec.task import Case, Task, shape_of
+
+Operand = str | float
+"""What a function of an expression is called with: the name of a tensor (or of an argument), or a number."""
+
+
+class Counts(Protocol):
+    """The functions of an expression."""
+
+    def functions(self) -> Mapping[str, Callable[..., float]]:
+        """The functions by name."""
+
+    def is_tensor(self, name: str) -> bool:
+        """Whether a name stands for a tensor (or an argument) that functions look at, not for a number."""
+
+
+def _windows(n: int, taps: int, step: int, padding: int, dilation: int, ceil: bool) -> list[set[int]]:
+    """The positions of an axis that each window looks at."""
+    room = n + 2 * padding - dilation * (taps - 1) - 1
+    windows = (-(-room // step) if ceil else room // step) + 1
+    if ceil and (windows - 1) * step >= n + padding:
+        windows -= 1  # a window that would begin behind the axis is none
+    inside = set(range(n))
+    return [{i * step - padding + dilation * tap for tap in range(taps)} & inside for i in range(windows)]
+
+
+@functools.cache
+def touched(size: float, taps: float, step: float, padding: float = 0, dilation: float = 1, ceil: float = 0) -> float:
+    """Positions along an axis that windows look at.
+
+    Args:
+        size: elements of the axis.
+        taps: elements of a window.
+        step: from one window to the next.
+        padding: positions before and behind the axis.
+        dilation: from one tap of a window to the next.
+        ceil: whether a last window may reach beyond the axis.
+    """
+    seen = _windows(int(size), int(taps), int(step), int(padding), int(dilation), bool(ceil))
+    return len(set().union(*seen))
+
+
+@functools.cache
+def pooled(
+    size: float, taps: float, step: float, padding: float, dilation: float,
+    pool_taps: float, pool_step: float, pool_padding: float, pool_dilation: float, pool_ceil: float,
+) -> float:  # fmt: skip
+    """Positions along an axis that windows look at of which other windows, laid over them, make use.
+
+    Arguments as for ``touched``: first of the windows over the axis, then of those over the windows.
+    """
+    seen = _windows(int(size), int(taps), int(step), int(padding), int(dilation), False)
+    over = _windows(len(seen), int(pool_taps), int(pool_step), int(pool_padding), int(pool_dilation), bool(pool_ceil))
+    return len(set().union(*(seen[i] for i in set().union(*over))))
+
+
+MARGIN = 4.0
+"""Standard deviations, times two: a count of n independent elements has one of sqrt(n) / 2 at most. Two calls differ by more than
+eight of them, or 5.6 times the standard deviation of their difference, once in 10**7 times."""
+
+
+MANY = 1000
+"""Units of which no law that is timed lets every one count by chance, where it need not."""
+
+
+class _Shared:
+    """Functions that need no values."""
+
+    def __init__(self, task: Task, case: Case) -> None:
+        self.task, self.case = task, case
+        self.bound = {n: p.default for n, p in task.signature.parameters.items()} | dict(case.args)
+
+    def is_tensor(self, name: str) -> bool:
+        return name == "result" or name in self.task.takes or name in self.bound
+
+    def _known(self, name: str) -> str:
+        if name.partition("[")[0] != "result" and name not in self.task.takes:
+            raise DeclarationError(
+                f"{self.task.id}: {name!r} is no tensor; tensors: result, {', '.join(self.task.takes)}"
+            )
+        return name
+
+    def functions(self) -> Mapping[str, Callable[..., float]]:
+        found: dict[str, Callable[..., float]] = {
+            "first": self.first, "second": self.second, "given": self.given, "touched": touched, "pooled": pooled,
+        }  # fmt: skip
+        for name in _COUNTED:
+            found[name] = getattr(self, name)
+        return found
+
+    def _pair(self, argument: Operand, default: Operand) -> tuple[float, float]:
+        value = self.bound.get(argument) if isinstance(argument, str) else argument
+        if value is None and isinstance(default, str):
+            value = self.bound.get(default)
+        if isinstance(value, tuple | list) and len(value) == 2:
+            return value[0], value[1]
+        if isinstance(value, tuple | list) and len(value) == 1:
+            return value[0], value[0]
+        if isinstance(value, int | float):
+            return value, value
+        raise DeclarationError(f"{self.task.id}: {argument!r} is neither a number nor a pair")
+
+    def first(self, argument: Operand, default: Operand = "") -> float:
+        """The first of a pair; of a number, the number.
+
+        Args:
+            argument: an argument.
+            default: the argument that stands in where the other is ``None``.
+        """
+        return self._pair(argument, default)[0]
+
+    def second(self, argument: Operand, default: Operand = "") -> float:
+        """The second of a pair; of a number, the number. Arguments as for ``first``."""
+        return self._pair(argument, default)[1]
+
+    def given(self, name: str) -> float:
+        """1 where a call passes the argument (or its default is not ``None``), else 0."""
+        if name in self.task.takes and name not in self.case.args:
+            return float(not self.task.takes[name].optional or name in self.case.given)
+        return float(self.bound.get(name) is not None)
+
+
+_COUNTED = ("numel", "bytes", "itemsize", "size", "overlap", "nonzero", "distinct", "differing", "above", "numbers",
+            "under", "outside", "picked", "to_nan", "changed", "used")  # fmt: skip
+"""Functions that ``Values`` and ``Sizes`` answer differently."""
+
+
+class Values(_Shared):
+    """Counts in the tensors of one call and in its results.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: the arguments of the call.
+        expected: what the reference makes of them; ``None`` where no function needs a result.
+        single_call: whether the counts are for this very call. Otherwise what depends on values is lowered by ``MARGIN``, so
+            that it also holds for other values of the same laws.
+    """
+
+    def __init__(
+        self, task: Task, case: Case, args: Mapping[str, Any], expected: Expected | None, single_call: bool = True
+    ) -> None:  # fmt: skip
+        super().__init__(task, case)
+        self.args, self.expected, self.single_call = args, expected, single_call
+
+    def _counted(self, count: torch.Tensor | float, of: float, weight: float = 1.0) -> float:
+        """A count that depends on values.
+
+        Args:
+            count: what was counted in this call.
+            of: units that were drawn independently of each other.
+            weight: elements that one of them decides.
+        """
+        found = float(count)
+        if self.single_call or (found >= of * weight and of >= MANY):
+            return found  # where so many count without exception, chance has no part in it
+        return max(0.0, found - MARGIN * weight * math.sqrt(of))
+
+    def _value(self, name: Operand) -> Any:
+        if not isinstance(name, str):
+            return name
+        base, _, place = name.partition("[")
+        if base == "result":
+            outputs = self._results().native
+            index = int(place.rstrip("]") or 0)
+            if index >= len(outputs):
+                raise DeclarationError(
+                    f"{self.task.id}: there is no {name}; the reference returns {len(outputs)} results"
+                )
+            return outputs[index]
+        return self.args.get(name, None if name in self.task.takes else self.bound.get(name))
+
+    def _results(self) -> Expected:
+        if self.expected is None:
+            raise DeclarationError(f"{self.task.id}: the expression needs the results of a call")
+        return self.expected
+
+    def _tensor(self, name: Operand) -> torch.Tensor:
+        value = self._value(name)
+        if not isinstance(value, torch.Tensor):
+            raise DeclarationError(f"{self.task.id}: {name!r} is no tensor of this call")
+        return value
+
+    def numel(self, name: str) -> float:
+        """Elements of a tensor; 0 where the call passes none."""
+        value = self._value(self._known(name))
+        return value.numel() if isinstance(value, torch.Tensor) else 0
+
+    def itemsize(self, name: str) -> float:
+        """Bytes of one element."""
+        return self._tensor(name).element_size()
+
+    def bytes(self, name: str) -> float:
+        """Bytes of a tensor; 0 where the call passes none."""
+        value = self._value(self._known(name))
+        return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+
+    def size(self, name: str, axis: float) -> float:
+        """Elements along an axis of a tensor."""
+        return self._tensor(name).shape[int(axis)]
+
+    def overlap(self, one: str, other: str) -> float:
+        """Elements that two tensors of one rank have in common where they are laid corner on corner."""
+        pairs = zip(self._tensor(one).shape, self._tensor(other).shape, strict=True)
+        return math.prod(min(pair) for pair in pairs)
+
+    def nonzero(self, name: Operand) -> float:
+        """Elements that are not zero (or ``False``); of a number 1 or 0, of an argument left out 0."""
+        value = self._value(name)
+        if not isinstance(value, torch.Tensor):
+            return float(bool(value))
+        return self._counted(value.count_nonzero(), value.numel())
+
+    def distinct(self, name: str, but: float | None = None) -> float:
+        """Different values of an integer tensor.
+
+        Args:
+            name: the tensor.
+            but: a value that does not count.
+        """
+        found = self._tensor(name).unique()
+        count = len(found) if but is None else int((found != but).sum())
+        return count if self.single_call else max(0.0, count - MARGIN * math.sqrt(count))
+
+    def differing(self, name: str, value: float) -> float:
+        """Elements that differ from a number."""
+        found = self._tensor(name)
+        return self._counted((found != value).sum(), found.numel())
+
+    def above(self, name: str, bound: float) -> float:
+        """Elements that are greater than a number."""
+        found = self._tensor(name)
+        return self._counted((found > bound).sum(), found.numel())
+
+    def numbers(self, name: str) -> float:
+        """Elements that are not NaN; 0 where the call passes no tensor."""
+        found = self._value(name)
+        if not isinstance(found, torch.Tensor):
+            return 0
+        return self._counted((~found.isnan()).sum(), found.numel())
+
+    def to_nan(self, name: str, axis: str) -> float:
+        """Elements up to the first NaN of every line along an axis, that NaN included.
+
+        Args:
+            name: the tensor.
+            axis: the argument that says along which axis.
+        """
+        found = self._tensor(name)
+        nan = found.isnan()
+        if not nan.any():
+            return found.numel()
+        seen = nan.int().cumsum(int(self.bound[axis])) - nan.int()
+        return self._counted((seen == 0).sum(), found.numel())
+
+    def _mask(self, mask: Operand, other: Operand | None = None) -> Any:
+        value = self._value(mask)
+        if other is not None:
+            value = value & self._tensor(other)
+        return value if not isinstance(value, torch.Tensor) else value != 0
+
+    def _beneath(self, name: str, mask: Any) -> float:
+        value = self._value(name)
+        if not isinstance(value, torch.Tensor):
+            return 0
+        if not isinstance(mask, torch.Tensor):
+            return value.numel() * bool(mask)
+        shape = torch.broadcast_shapes(value.shape, mask.shape)
+        found = mask.expand(shape)
+        wide = (1,) * (len(shape) - value.dim()) + tuple(value.shape)
+        for axis, (n, whole) in enumerate(zip(wide, shape, strict=True)):
+            if n != whole:
+                found = found.any(axis, keepdim=True)
+        units = min(mask.numel(), value.numel())
+        return self._counted(found.count_nonzero(), units, value.numel() / max(1, units))
+
+    def under(self, name: str, mask: Operand, other: Operand | None = None) -> float:
+        """Elements that meet an element of ``mask`` that is not zero, where both are broadcast against each other.
+
+        Args:
+            name: the tensor whose elements count; 0 where the call passes none.
+            mask: a tensor, or a number.
+            other: an integer tensor; the mask then is ``mask & other``.
+        """
+        return self._beneath(name, self._mask(mask, other))
+
+    def outside(self, name: str, mask: Operand) -> float:
+        """Elements that meet an element of ``mask`` that is zero, where both are broadcast against each other."""
+        found = self._mask(mask)
+        return self._beneath(name, ~found if isinstance(found, torch.Tensor) else not found)
+
+    def picked(self, name: str, axis: str, index: str, mask: str) -> float:
+        """Different elements of a tensor that ``torch.gather`` looks at.
+
+        Args:
+            name: the tensor that is gathered from.
+            axis: the argument that says along which axis.
+            index: the positions.
+            mask: where it is true, nothing is looked at.
+        """
+        positions = self._tensor(index)
+        kept = (~self._tensor(mask)).expand(positions.shape).int()
+        times = torch.zeros(self._tensor(name).shape, dtype=torch.int32, device=positions.device)
+        count = int(times.scatter_add_(int(self.bound[axis]), positions, kept).count_nonzero())
+        return count if self.single_call else max(0.0, count - MARGIN * math.sqrt(count))
+
+    def changed(self, name: str) -> float:
+        """Elements of a tensor written in place that a call gives another value; 0 where the call passes no such tensor."""
+        new = self._results().native_written.get(name)
+        if new is None:
+            return 0
+        return self._counted(changes(self._tensor(name), new), new.numel())
+
+    def used(self, name: str) -> float:
+        """Elements that the first result depends on, where it is a linear function of the tensor: by its gradient."""
+        mine = reference.resolve(self.args, str(self._tensor(name).device))
+        leaf = mine[name].detach().requires_grad_()
+        result = self.task.reference(**assembled(mine | {name: leaf}))
+        result = result[0] if isinstance(result, tuple) else result
+        if not result.numel():
+            return 0
+        # Random factors: no sum of weights of either sign becomes zero.
+        factors = torch.randn(result.shape, generator=torch.Generator().manual_seed(0)).to(result)
+        (gradient,) = torch.autograd.grad(result, leaf, factors)
+        return self._counted(gradient.count_nonzero(), gradient.numel())
+
+
+class Sizes(_Shared):
+    """Stands in for ``Values`` where nobody has values: every count is a size. For comparing cases only, no lower bound."""
+
+    def _numel(self, name: Operand) -> int:
+        if isinstance(name, str) and name in self.task.takes:
+            t = self.task.takes[name]
+            absent = name in self.case.args or (t.optional and name not in self.case.given)
+            return 0 if absent else math.prod(shape_of(t, self.case.axes))
+        if isinstance(name, str) and name.startswith("result"):
+            # Nobody has run the reference: the result counts as large as the largest tensor.
+            known = [self._numel(n) for n in self.task.takes]
+            sizes = [math.prod(v) if isinstance(v, tuple) else v for v in self.case.axes.values()]
+            return max(known or [*sizes, self.bound.get("steps") or 0])
+        return 0
+
+    def numel(self, name: str) -> float:
+        """Elements of a tensor."""
+        return self._numel(self._known(name))
+
+    def itemsize(self, name: str) -> float:
+        """Bytes of one element; of a result, 4."""
+        return (
+            DTYPES[self.case.dtypes.get(name, self.task.takes[name].dtype)].itemsize if name in self.task.takes else 4
+        )
+
+    def bytes(self, name: str) -> float:
+        """Bytes of a tensor."""
+        return self._numel(self._known(name)) * self.itemsize(name)
+
+    def size(self, name: str, axis: float) -> float:
+        """Elements along an axis; of a result, 1."""
+        return shape_of(self.task.takes[name], self.case.axes)[int(axis)] if name in self.task.takes else 1
+
+    def overlap(self, one: str, other: str) -> float:
+        """Elements of the smaller tensor."""
+        return min(self._numel(one), self._numel(other))
+
+    def nonzero(self, name: Operand) -> float:
+        """Elements of a tensor; of a number 1 or 0."""
+        value = self.bound.get(name) if isinstance(name, str) else name
+        return self._numel(name) or float(bool(value) if isinstance(value, int | float) else False)
+
+    def distinct(self, name: str, but: float | None = None) -> float:
+        """Elements of the tensor."""
+        return self._numel(name)
+
+    def differing(self, name: str, value: float) -> float:
+        """Elements of the tensor."""
+        return self._numel(name)
+
+    def above(self, name: str, bound: float) -> float:
+        """Elements of the tensor."""
+        return self._numel(name)
+
+    def numbers(self, name: str) -> float:
+        """Elements of the tensor."""
+        return self._numel(name)
+
+    def under(self, name: str, mask: Operand, other: Operand | None = None) -> float:
+        """Elements of the tensor."""
+        return self._numel(name)
+
+    def outside(self, name: str, mask: Operand) -> float:
+        """Elements of the tensor."""
+        return self._numel(name)
+
+    def to_nan(self, name: str, axis: str) -> float:
+        """Elements of the tensor."""
+        return self._numel(name)
+
+    def picked(self, name: str, axis: str, index: str, mask: str) -> float:
+        """Elements of the positions."""
+        return self._numel(index)
+
+    def changed(self, name: str) -> float:
+        """Elements of the tensor."""
+        return self._numel(name)
+
+    def used(self, name: str) -> float:
+        """Elements of the tensor."""
+        return self._numel(name)
+
+
+def changes(old: torch.Tensor, new: torch.Tensor) -> int:
+    """Elements in which two tensors differ; NaN equals NaN, and zeros of both signs are equal."""
+    old = old.to(new.device)
+    differs = old != new
+    if new.dtype.is_floating_point or new.dtype.is_complex:
+        differs &= ~(old.isnan() & new.isnan())
+    return int(differs.count_nonzero())

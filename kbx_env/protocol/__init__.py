@@ -1,0 +1,1 @@
+"""What both sides of the trust boundary speak."""

@@ -1,0 +1,1 @@
+"""A stand-in CUDA device for host code on a machine without a GPU."""

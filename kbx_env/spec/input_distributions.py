@@ -1,0 +1,182 @@
+"""How the values of an input are drawn: declarations only, ``grading.inputs`` draws them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How the values of an input tensor are drawn. Drawn in fp64, then rounded to the tensor's dtype."""
+
+
+@dataclass(frozen=True)
+class Normal(Distribution):
+    """mean + scale * N(0, 1), clamped to [-clamp, clamp] when given."""
+
+    mean: float = 0.0
+    scale: float = 1.0
+    clamp: float | None = None
+
+
+@dataclass(frozen=True)
+class Outlier(Distribution):
+    """N(0, 1) in which a share ``p`` of the elements is multiplied by ``scale``."""
+
+    p: float = 0.001
+    scale: float = 10.0
+    clamp: float | None = None
+
+
+@dataclass(frozen=True)
+class Uniform(Distribution):
+    """Uniform on [low, high)."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True)
+class HalfNormal(Distribution):
+    """offset + scale * |N(0, 1)|: strictly positive for offset > 0 (variances)."""
+
+    offset: float = 1e-5
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Literal(Distribution):
+    """The given values, repeated in row-major order. Known to the policy: never the only draw of a task."""
+
+    values: tuple[float, ...]
+
+    def __init__(self, *values: float) -> None:
+        object.__setattr__(self, "values", tuple(values))
+
+
+@dataclass(frozen=True)
+class Linspace(Distribution):
+    """Evenly spaced from low to high, ends included, in row-major order."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Ints(Distribution):
+    """Integers uniform on [low, high). ``high`` may name an axis. A share ``p`` is replaced by ``special``."""
+
+    low: int
+    high: int | str
+    special: int | None = None
+    p: float = 0.0
+
+
+@dataclass(frozen=True)
+class Distinct(Distribution):
+    """A random permutation of 0 .. numel-1: no ties."""
+
+
+@dataclass(frozen=True)
+class Shuffled(Distribution):
+    """The given values, repeated as by ``Literal``, in a secret order: their sum is published, their places are not."""
+
+    values: tuple[float, ...]
+
+    def __init__(self, *values: float) -> None:
+        object.__setattr__(self, "values", tuple(values))
+
+
+@dataclass(frozen=True)
+class Signed(Distribution):
+    """The given values, repeated as by ``Literal``, each with a random sign."""
+
+    values: tuple[float, ...]
+
+    def __init__(self, *values: float) -> None:
+        object.__setattr__(self, "values", tuple(values))
+
+
+@dataclass(frozen=True)
+class Places(Distribution):
+    """Positions in [0, size), different along the axis ``dim``, in a secret order for every line along it."""
+
+    size: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class Bernoulli(Distribution):
+    """1 (True) with probability p."""
+
+    p: float = 0.5
+
+
+@dataclass(frozen=True)
+class Constant(Distribution):
+    """One value everywhere."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Eye(Distribution):
+    """Identity matrices in the last two axes."""
+
+
+@dataclass(frozen=True)
+class SPD(Distribution):
+    """Symmetric (Hermitian) positive definite matrices X X^H / n + shift * I in the last two axes."""
+
+    shift: float = 0.5
+
+
+@dataclass(frozen=True)
+class Symmetric(Distribution):
+    """Symmetric matrices (X + X^T) / sqrt(2 n), plus shift * I; ``hermitian=False`` keeps complex ones symmetric."""
+
+    shift: float = 0.0
+    hermitian: bool = True
+
+
+@dataclass(frozen=True)
+class Dominant(Distribution):
+    """N(0, 1) / sqrt(n) + shift * I: for shift > 2 well-conditioned, also for elimination without pivoting."""
+
+    shift: float = 3.0
+
+
+@dataclass(frozen=True)
+class Triangular(Distribution):
+    """Well-conditioned triangular matrices: N(0, 1) / n off the diagonal, 1 + |N(0, 1)| on it, zeros elsewhere."""
+
+    upper: bool = True
+
+
+@dataclass(frozen=True)
+class Orthogonal(Distribution):
+    """Random orthogonal (unitary) matrices; columns only, where there are more rows."""
+
+
+@dataclass(frozen=True)
+class Spectrum(Distribution):
+    """U diag(s) V^T with random orthonormal U, V and the given singular values (largest first, then zeros; one alone is all of
+    them)."""
+
+    values: tuple[float, ...]
+    symmetric: bool = False
+    """V = U: the values are eigenvalues, with sign."""
+
+    def __init__(self, *values: float, symmetric: bool = False) -> None:
+        object.__setattr__(self, "values", tuple(values))
+        object.__setattr__(self, "symmetric", symmetric)
+
+
+@dataclass(frozen=True)
+class Choice(Distribution):
+    """Each element drawn uniformly from the given values (may hold inf and nan)."""
+
+    values: tuple[float, ...]
+
+    def __init__(self, *values: float) -> None:
+        object.__setattr__(self, "values", tuple(values))
