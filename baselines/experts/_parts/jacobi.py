@@ -74,14 +74,39 @@ def directions(w, square):
 
 
 @triton.jit
-def dot(a, b):
-    return tl.dot(a, b, input_precision="ieee", out_dtype=a.dtype)
+def dot(a, b, spare):
+    """a @ b in full precision. A large product is a loop over operands in memory at spare: unrolled in
+    registers it takes the compiler seconds."""
+    I: tl.constexpr = a.shape[0]
+    K: tl.constexpr = a.shape[1]
+    J: tl.constexpr = b.shape[1]
+    if I * J * K <= 8192:
+        return tl.dot(a, b, input_precision="ieee", out_dtype=a.dtype)
+    else:
+        i = tl.arange(0, I)
+        k = tl.arange(0, K)
+        j = tl.arange(0, J)
+        tl.store(spare + i[:, None] * K + k[None, :], a)
+        tl.store(spare + I * K + k[:, None] * J + j[None, :], b)
+        tl.debug_barrier()
+        y = tl.zeros((I, J), a.dtype)
+        for at in range(0, K, 2):
+            for step in tl.static_range(2):
+                u = tl.load(spare + i * K + (at + step))
+                v = tl.load(spare + I * K + (at + step) * J + j)
+                y += u[:, None] * v[None, :]
+        tl.debug_barrier()
+        return y
 
 
 def sides(A):
-    """A batch of matrices seen as tall: (batch, R, C, row stride, column stride, RP, CP, warps)."""
+    """A batch of matrices seen as tall: (batch, R, C, row stride, column stride, RP, CP, warps), and memory for dot.
+
+    Squares have tiles of their own size; other shapes share a few.
+    """
     m, n = A.shape[-2:]
     R, C, ar, ac = (m, n, n, 1) if m >= n else (n, m, 1, n)
-    RP, CP = (max(16, triton.next_power_of_2(k)) for k in (R, C))
+    RP, CP = (max(least, triton.next_power_of_2(k)) for k, least in ((R, 16 if m == n else 32), (C, 16)))
     batch = A.numel() // max(1, m * n)
-    return batch, R, C, ar, ac, RP, CP, min(16, max(1, RP * CP // 1024))
+    spare = A.new_empty((batch, 2 * RP * RP))
+    return batch, R, C, ar, ac, RP, CP, min(16, max(1, RP * CP // 1024)), spare

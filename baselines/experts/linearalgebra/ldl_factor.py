@@ -59,6 +59,10 @@ def _ldl(
         k += 1 + wide
 
 
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+_ldl_any = triton.jit(_ldl.fn, do_not_specialize=["n", "ab", "ar", "ac", "yb", "yr", "yc"])
+
+
 def ldl_factor(A, hermitian=False, out=None):
     n = A.shape[-1]
     y = target(out, A, A.shape)
@@ -68,7 +72,10 @@ def ldl_factor(A, hermitian=False, out=None):
     if y.numel():
         N, complex_ = pad(n), A.is_complex()
         (a, *sa), (f, *sf) = numbers(A), numbers(factor)
-        _ldl[(f.shape[0],)](
+        kernel = _ldl
+        if a.shape[0] < 64 and (complex_ or n % 16 or sa[1:] != [n, 1] or sf[1:] != [1, n]):
+            kernel, N = _ldl_any, max(32 if complex_ else 16, N)
+        kernel[(f.shape[0],)](
             a, f, pivots, n, *sa, *sf, CPLX=complex_, HERM=bool(hermitian) and complex_, N=N,
             num_warps=warps((1 + complex_) * N * N),
         )  # fmt: skip

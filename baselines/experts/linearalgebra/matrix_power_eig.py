@@ -11,11 +11,12 @@ def _exponent(k_high, k_low, like):
     return tl.zeros_like(like) + (k_high.to(like.dtype) + k_low.to(like.dtype))
 
 
-@triton.jit
-def _power(a, out, flag, n, k_high, k_low, N: tl.constexpr):
+@triton.jit(do_not_specialize=["n"])
+def _power(a, out, flag, spare, n, k_high, k_low, N: tl.constexpr):
     """One symmetric matrix per program: sum of w^k u u^T over the eigenpairs."""
     batch = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, N)
+    spare += batch * (2 * N * N)
     a += batch * n * n
     x, scale = tall(a, cols, cols, n, n, n, 1)
     # Singular vectors of A + shift are eigenvectors of A if the shift makes every eigenvalue positive; twice the bound
@@ -27,25 +28,29 @@ def _power(a, out, flag, n, k_high, k_low, N: tl.constexpr):
     w, square = orthogonalise(x, cols, flag + batch, N, N)
     u = directions(w, square)
     # Many rotations have let lengths and angles drift by a few roundings.
-    u = 1.5 * u - 0.5 * dot(dot(u, tl.trans(u)), u)
+    u = 1.5 * u - 0.5 * dot(dot(u, tl.trans(u), spare), u, spare)
     # A is read again rather than kept in registers through all the rotations.
     x, scale = tall(a, cols, cols, n, n, n, 1)
     # u A u^T is diagonal up to rounding. What is left beside the diagonal enters the power by its first-order term,
     # times the difference quotient of w^k, or the derivative where two eigenvalues are close.
-    g = dot(dot(u, x), tl.trans(u))
+    g = dot(dot(u, x, spare), tl.trans(u), spare)
     value = tl.sum(tl.where(eye, g, 0.0), 1)
     other = tl.sum(tl.where(eye, g, 0.0), 0)
     real = (cols[:, None] < n) & (cols[None, :] < n)
-    k = _exponent(k_high, k_low, value)
-    power, power_of_other = libdevice.pow(value, k), libdevice.pow(other, _exponent(k_high, k_low, other))
+    # Few numbers are raised to a power, in one place: that is long code.
+    k = _exponent(k_high, k_low, other)
+    power_of_other = libdevice.pow(other, k)
+    slope_of_other = tl.where(
+        other == 0, tl.where(k == 1, 1.0, 0.0), k * power_of_other / tl.where(other == 0, 1.0, other)
+    )
+    power = tl.sum(tl.where(eye, power_of_other[None, :], 0.0), 1)
+    slope = tl.sum(tl.where(eye, slope_of_other[None, :], 0.0), 1)
     gap = value[:, None] - other[None, :]
     apart = tl.abs(gap) > 1e-3 * (tl.abs(value)[:, None] + tl.abs(other)[None, :])
     quotient = (power[:, None] - power_of_other[None, :]) / tl.where(apart, gap, 1.0)
-    middle = tl.where(real, 0.5 * (value[:, None] + other[None, :]), 1.0)
-    near = _exponent(k_high, k_low, middle)
-    quotient = tl.where(apart, quotient, near * libdevice.pow(middle, near - 1.0))
+    quotient = tl.where(apart, quotient, 0.5 * (slope[:, None] + slope_of_other[None, :]))
     core = tl.where(eye, power[:, None], quotient * g)
-    y = dot(dot(tl.trans(u), tl.where(real, core, 0.0)), u)
+    y = dot(dot(tl.trans(u), tl.where(real, core, 0.0), spare), u, spare)
     y = tl.where(k_high == 0, tl.where(eye, 1.0, 0.0).to(x.dtype), y)
     # A was divided by a power of two.
     factor = libdevice.pow(scale, _exponent(k_high, k_low, scale))
@@ -55,11 +60,11 @@ def _power(a, out, flag, n, k_high, k_low, N: tl.constexpr):
 def matrix_power_eig(A, k, *, out=None):
     x = A.contiguous()
     y = torch.empty_like(x) if out is None or not out.is_contiguous() else out
-    B, n, _, _, _, N, _, warps = sides(x)
+    B, n, _, _, _, N, _, warps, spare = sides(x)
     if x.numel():
         flag = torch.empty(B, dtype=torch.int32, device=A.device)
         # Not a constant of the kernel: it would be compiled anew for every exponent, for two seconds each.
         spread = float(k) * (2.0**29 + 1.0)
         high = spread - (spread - float(k))
-        _power[(B,)](x, y, flag, n, high, float(k) - high, N=N, num_warps=warps)
+        _power[(B,)](x, y, flag, spare, n, high, float(k) - high, N=N, num_warps=warps)
     return y if out is None or y is out else out.copy_(y)

@@ -4,25 +4,30 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
-def _pinv(a, out, flag, R, C, ar, ac, RCOND: tl.constexpr, RP: tl.constexpr, CP: tl.constexpr):
+@triton.jit(do_not_specialize=["R", "C", "ar", "ac"])
+def _pinv(a, out, flag, spare, R, C, ar, ac, rcond, RP: tl.constexpr, CP: tl.constexpr, SQUARE: tl.constexpr):
     """One matrix per program: T S^-2 U^T with T = A^T U = V S, over the singular values above the cut-off."""
     batch = tl.program_id(0).to(tl.int64)
     rows = tl.arange(0, RP)
     cols = tl.arange(0, CP)
+    spare += batch * (2 * RP * RP)
+    if SQUARE:
+        ac = 1
     x, scale = tall(a + batch * R * C, rows, cols, R, C, ar, ac)
     w, square = orthogonalise(x, cols, flag + batch, RP, CP)
     s = tl.sqrt(square)
-    kept = s > RCOND * tl.max(s, 0)
+    kept = s > rcond * tl.max(s, 0)
     u = tl.where(kept[:, None], directions(w, square), 0.0)
     # A is read again rather than kept in registers through all the rotations.
     x, scale = tall(a + batch * R * C, rows, cols, R, C, ar, ac)
-    t = dot(x, tl.trans(u))
+    t = dot(x, tl.trans(u), spare)
     # The rounding of many rotations has left u and t not quite orthogonal; (I + e)^-1 = I - e takes that out.
     inverse = tl.where(kept, 1.0 / tl.where(kept, tl.sum(t * t, 0), 1.0), 0.0)
     eye = cols[:, None] == cols[None, :]
-    middle = tl.where(eye, 2.0 * inverse[None, :], 0.0) - inverse[:, None] * dot(tl.trans(t), t) * inverse[None, :]
-    y = dot(t, dot(middle, 2.0 * u - dot(dot(u, tl.trans(u)), u)))
+    middle = (
+        tl.where(eye, 2.0 * inverse[None, :], 0.0) - inverse[:, None] * dot(tl.trans(t), t, spare) * inverse[None, :]
+    )
+    y = dot(t, dot(middle, 2.0 * u - dot(dot(u, tl.trans(u), spare), u, spare), spare), spare)
     # The pseudoinverse of a tall (R, C) matrix is (C, R); that of a wide one is its transpose, in either case A's
     # strides with the axes exchanged.
     where = cols[:, None].to(tl.int64) * (R if ac == 1 else 1) + rows[None, :].to(tl.int64) * (1 if ac == 1 else C)
@@ -32,8 +37,8 @@ def _pinv(a, out, flag, R, C, ar, ac, RCOND: tl.constexpr, RP: tl.constexpr, CP:
 def pseudoinverse_svd(A, full_matrices=True, rcond=1e-15, out=None):
     x = A.contiguous()
     y = x.new_empty(x.mT.shape) if out is None or not out.is_contiguous() else out
-    B, R, C, ar, ac, RP, CP, warps = sides(x)
+    B, R, C, ar, ac, RP, CP, warps, spare = sides(x)
     if x.numel():
         flag = torch.empty(B, dtype=torch.int32, device=A.device)
-        _pinv[(B,)](x, y, flag, R, C, ar, ac, RCOND=rcond, RP=RP, CP=CP, num_warps=warps)
+        _pinv[(B,)](x, y, flag, spare, R, C, ar, ac, rcond, RP=RP, CP=CP, SQUARE=R == C, num_warps=warps)
     return y if out is None or y is out else out.copy_(y)

@@ -73,6 +73,12 @@ def _solve_symmetric(
     store(y + batch * yb, at, z, zi, (rows[:, None] < n) & (cols[None, :] < width), CPLX)
 
 
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+_solve_any = triton.jit(
+    _solve_symmetric.fn, do_not_specialize=["n", "width", "ab", "ar", "ac", "bb", "br", "bc", "yb", "yr", "yc"]
+)
+
+
 def solve_symmetric_ldl(A, b, hermitian=False, out=None):
     y = target(out, A, b.shape)
     if y.numel():
@@ -81,7 +87,10 @@ def solve_symmetric_ldl(A, b, hermitian=False, out=None):
         n, width, N = A.shape[-1], c.shape[2], pad(A.shape[-1])
         W = min(32, pad(width))
         complex_, mixed = A.is_complex(), A.is_complex() and not b.is_complex()
-        _solve_symmetric[(a.shape[0], triton.cdiv(width, W))](
+        kernel = _solve_symmetric
+        if a.shape[0] < 64 and (complex_ or n % 16 or width > 1 or sa[1:] != [n, 1] or sc[1] != 1):
+            kernel, N, W = _solve_any, max(32 if complex_ else 16, N), 8 if width <= 8 else 32
+        kernel[(a.shape[0], triton.cdiv(width, W))](
             a, c, z, n, width, *sa, *sc, *sz, CPLX=complex_, MIXED=mixed, HERM=complex_ and bool(hermitian), N=N, W=W,
             num_warps=warps((1 + complex_) * N * N, (1 + complex_) * N * W),
         )  # fmt: skip

@@ -20,118 +20,93 @@ def _log2(n):
     return n.bit_length() - 1
 
 
-@triton.constexpr_function
-def _reversed(k, n):
-    """k < n with its bits in reverse order."""
-    bits = n.bit_length() - 1
-    return int(f"{k:0{bits}b}"[::-1], 2) if bits else 0
-
-
 @triton.jit
-def _times(c, d, K: tl.constexpr, N: tl.constexpr):
-    """(c + i d) exp(-2 pi i K / N)."""
-    if K == 0:
-        return c, d
-    elif 4 * K == N:
-        return d, -c
+def _twiddled(re, im, H: tl.constexpr):
+    """Multiply entry p of axis 1, of H, by exp(-pi i p / H). The roots are constants wherever p is a register's number."""
+    if H == 1:
+        return re, im
     else:
-        return c * _cosine(K, N) + d * _sine(K, N), d * _cosine(K, N) - c * _sine(K, N)
+        p = tl.arange(0, H)
+        c, s = tl.full((H,), 1.0, tl.float32), tl.full((H,), 0.0, tl.float32)
+        for q in tl.static_range(1, H):
+            c, s = tl.where(p == q, _cosine(q, 2 * H), c), tl.where(p == q, _sine(q, 2 * H), s)
+        c, s, p = c[None, :, None], s[None, :, None], p[None, :, None]
+        re2 = tl.where(p == 0, re, tl.where(2 * p == H, im, re * c + im * s))
+        im2 = tl.where(p == 0, im, tl.where(2 * p == H, -re, im * c - re * s))
+        return re2, im2
 
 
 @triton.jit
-def _butterflies(re, im, R: tl.constexpr):
-    """DFT over the R entries of two tuples of tensors, R a power of two: everything stays in registers."""
+def _halves(x, E: tl.constexpr, L: tl.constexpr, D: tl.constexpr):
+    return tl.split(tl.permute(tl.reshape(x, (E, 2, L // 2, D)), (0, 2, 3, 1)))
+
+
+@triton.jit
+def _stacked(x, y, E: tl.constexpr, H: tl.constexpr, D: tl.constexpr):
+    return tl.reshape(tl.permute(tl.join(x, y), (0, 1, 3, 2)), (E, H, 2 * D))
+
+
+@triton.jit
+def _butterflies(re, im, E: tl.constexpr, R: tl.constexpr):
+    """DFT along the second axis of (E, R) tensors, R a power of two: everything stays in registers, whole tensors at a
+    time, as an operation for each number would be much for the compiler."""
+    re, im = tl.reshape(re, (E, R, 1)), tl.reshape(im, (E, R, 1))
     for level in tl.static_range(_log2(R)):
-        re2, im2 = (), ()
-        for p in tl.static_range(R):
-            if p & (R >> (level + 1)) == 0:
-                re2 = re2 + (re[p] + re[p + (R >> (level + 1))],)
-                im2 = im2 + (im[p] + im[p + (R >> (level + 1))],)
-            else:
-                c, d = _times(
-                    re[p - (R >> (level + 1))] - re[p], im[p - (R >> (level + 1))] - im[p],
-                    p % (R >> (level + 1)), R >> level,
-                )  # fmt: skip
-                re2, im2 = re2 + (c,), im2 + (d,)
-        re, im = re2, im2
-    re2, im2 = (), ()
-    for k in tl.static_range(R):
-        re2, im2 = re2 + (re[_reversed(k, R)],), im2 + (im[_reversed(k, R)],)
-    return re2, im2
+        # (E, points left, results): each level halves the points and doubles the results.
+        a, b = _halves(re, E, R >> level, 1 << level)
+        c, d = _halves(im, E, R >> level, 1 << level)
+        u, v = _twiddled(a - b, c - d, R >> (level + 1))
+        re = _stacked(a + b, u, E, R >> (level + 1), 1 << level)
+        im = _stacked(c + d, v, E, R >> (level + 1), 1 << level)
+    return tl.reshape(re, (E, R)), tl.reshape(im, (E, R))
 
 
 @triton.jit
-def _turn(re, im, first, step, M, angle, R: tl.constexpr):
+def _anchor(phase, M, angle):
+    turn = tl.where(2 * phase > M, phase - M, phase).to(tl.float32) * angle
+    return tl.cos(turn), -tl.sin(turn)
+
+
+@triton.jit
+def _turn(re, im, first, step, M, angle, E: tl.constexpr, R: tl.constexpr):
     """Multiply entry k by exp(-2 pi i (first + k step) / M); angle = 2 pi / M.
 
     Sine and cosine only of first and of the powers of two, whose integer phases are exact, and products of them.
     """
-    wr, wi = (), ()
-    re2, im2 = (), ()
-    for k in tl.static_range(R):
-        if k & (k - 1) == 0:
-            phase = first if k == 0 else step * k
-            turn = tl.where(2 * phase > M, phase - M, phase).to(tl.float32) * angle
-            c, s = tl.cos(turn), -tl.sin(turn)
-            if k == 0:
-                wr, wi = wr + (c,), wi + (s,)
-                anchors_r, anchors_i = (c,), (s,)
-            else:
-                anchors_r, anchors_i = anchors_r + (c,), anchors_i + (s,)
-                wr, wi = wr + (c * wr[0] - s * wi[0],), wi + (c * wi[0] + s * wr[0],)
-        else:
-            c, s = anchors_r[_log2(k & -k) + 1], anchors_i[_log2(k & -k) + 1]
-            u, v = wr[k & (k - 1)], wi[k & (k - 1)]
-            wr, wi = wr + (c * u - s * v,), wi + (c * v + s * u,)
-        re2, im2 = re2 + (re[k] * wr[k] - im[k] * wi[k],), im2 + (re[k] * wi[k] + im[k] * wr[k],)
-    return re2, im2
-
-
-@triton.jit
-def _gathered(x, E: tl.constexpr, R: tl.constexpr):
-    """R tensors over E as one over (E, R): a renaming of registers."""
+    c, s = _anchor(first, M, angle)
+    wr, wi = c[:, None], s[:, None]
     for level in tl.static_range(_log2(R)):
-        y = ()
-        for i in tl.static_range(R >> (level + 1)):
-            y = y + (tl.join(x[i], x[i + (R >> (level + 1))]),)
-        x = y
-    return tl.reshape(x[0], (E, R))
-
-
-@triton.jit
-def _spread(z, E: tl.constexpr, R: tl.constexpr):
-    """The reverse: a tensor over (E, R) as R tensors."""
-    x = (z,)
-    for level in tl.static_range(_log2(R)):
-        y, late = (), ()
-        for i in tl.static_range(1 << level):
-            a, b = tl.split(tl.reshape(x[i], (E, R >> (level + 1), 2)))
-            y, late = y + (a,), late + (b,)
-        x = y + late
-    y = ()
-    for k in tl.static_range(R):
-        y = y + (tl.reshape(x[k], (E,)),)
-    return y
+        c, s = _anchor(step * (R >> (level + 1)), M, angle)
+        c, s = c[:, None], s[:, None]
+        wr, wi = (
+            tl.reshape(tl.join(wr, c * wr - s * wi), (E, 2 << level)),
+            tl.reshape(tl.join(wi, c * wi + s * wr), (E, 2 << level)),
+        )
+    return re * wr - im * wi, re * wi + im * wr
 
 
 @triton.jit
 def _exchange(x, A: tl.constexpr, B: tl.constexpr, R: tl.constexpr, R2: tl.constexpr, FLIP: tl.constexpr):
-    """R tensors over (A, R2, B) to R2 tensors over (A, R, B), with FLIP over (B, A, R): entries and lanes swap.
+    """(A * R2 * B, R) to (A * R * B, R2), with FLIP (B * A * R, R2): entries and lanes swap.
 
     The one step that moves data between threads.
     """
-    z = tl.reshape(_gathered(x, A * R2 * B, R), (A, R2, B, R))
+    z = tl.reshape(x, (A, R2, B, R))
     if FLIP:
         z = tl.permute(z, (2, 0, 3, 1))
     else:
         z = tl.permute(z, (0, 3, 2, 1))
-    return _spread(tl.reshape(z, (A * R * B, R2)), A * R * B, R2)
+    return tl.reshape(z, (A * R * B, R2))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["columns", "S", "KI", "LI", "M"])
 def _fast(x, y, columns, S, KI, LI, M, angle, scale, R1: tl.constexpr, R2: tl.constexpr, C: tl.constexpr,
           REAL: tl.constexpr, TURN: tl.constexpr, COLS_IN: tl.constexpr, COLS_OUT: tl.constexpr):  # fmt: skip
     """C transforms of n = R1 R2 points by one program, each thread with R1 or R2 of them; see _passes."""
+    if not COLS_IN:
+        S = 1
+    if not COLS_OUT:
+        KI = 1
     n: tl.constexpr = R1 * R2
     A: tl.constexpr = 1 if COLS_IN else C
     B: tl.constexpr = C // A
@@ -150,24 +125,24 @@ def _fast(x, y, columns, S, KI, LI, M, angle, scale, R1: tl.constexpr, R2: tl.co
     else:
         z = tl.load(x + 2 * source[:, :, None] + pair, mask=inside[:, :, None], other=0.0)
         re, im = tl.split(tl.permute(z, (1, 0, 2)))
-    re, im = _butterflies(_spread(re, R2 * C, R1), _spread(im, R2 * C, R1), R1)
-    re, im = _turn(re, im, t * 0, t, n, 6.283185307179586 / n, R1)
+    re, im = _butterflies(re, im, R2 * C, R1)
+    re, im = _turn(re, im, t * 0, t, n, 6.283185307179586 / n, R2 * C, R1)
     FLIP: tl.constexpr = COLS_IN and not COLS_OUT
-    re, im = _butterflies(_exchange(re, A, B, R1, R2, FLIP), _exchange(im, A, B, R1, R2, FLIP), R2)
+    re, im = _butterflies(_exchange(re, A, B, R1, R2, FLIP), _exchange(im, A, B, R1, R2, FLIP), R1 * C, R2)
     e = tl.arange(0, R1 * C)
     q = e // C if COLS_OUT else e % R1
     g = tl.program_id(0) * C + (e % C if COLS_OUT else e // R1)
     m = g % S
     block = m // KI
     if TURN:
-        re, im = _turn(re, im, block * q, block * R1, M, angle, R2)
+        re, im = _turn(re, im, block * q, block * R1, M, angle, R1 * C, R2)
     target = (g // S).to(tl.int64) * S * n + block * KI * n + m % KI + q * KI
     target = target[None, :] + tl.arange(0, R2)[:, None] * (R1 * KI)
-    z = tl.permute(tl.join(_gathered(re, R1 * C, R2), _gathered(im, R1 * C, R2)), (1, 0, 2))
+    z = tl.permute(tl.join(re, im), (1, 0, 2))
     tl.store(y + 2 * target[:, :, None] + pair, z * scale, mask=(g < columns)[None, :, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["columns", "S", "KI", "LI", "M", "n"])
 def _direct(x, y, columns, S, KI, LI, M, angle, scale, n, BLOCK: tl.constexpr, C: tl.constexpr, REAL: tl.constexpr,
             TURN: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """The same for any n: BLOCK results of C transforms by one program, as a product with the matrix of roots."""
@@ -205,11 +180,17 @@ def _direct(x, y, columns, S, KI, LI, M, angle, scale, n, BLOCK: tl.constexpr, C
     tl.store(y + 2 * target[:, :, None] + pair, tl.join(re * scale, im * scale), mask=inside[:, :, None])
 
 
-def _factors(n):
-    """n as a product: powers of two from 32 to 1024 for _fast, anything else for _direct, small where that goes."""
+def _factors(n, small):
+    """n as a product: powers of two from 32 to 1024 for _fast, anything else for _direct, small where that goes.
+
+    A small transform waits for the compiler rather than for memory: its powers of two are all 32.
+    """
     bits = (n & -n).bit_length() - 1
     found, rest = [], n
-    if bits >= 5:
+    if small:
+        found = [32] * (bits // 5)
+        rest >>= bits // 5 * 5
+    elif bits >= 5:
         rest >>= bits
         count = triton.cdiv(bits, 10)
         found = [1 << (bits + i) // count for i in range(count)]
@@ -233,13 +214,13 @@ def _passes(x, outer, length, n, inner, scale, last):
     pass transforms f numbers at distance S = inner n / f, turns result k of block t by exp(-2 pi i t k / (n / K)) and
     stores it f times closer together, so that the last pass leaves everything in order. inner only multiplies K.
     """
-    done = 1
-    for f in _factors(n):
+    done, small = 1, outer * n * inner < 1 << 17
+    for f in _factors(n, small):
         final = done * f == n
         y = last if final else None
         if y is None:
             y = torch.empty(outer * n * inner, dtype=torch.complex64, device=x.device)
-        real, turn = not x.is_complex(), not final
+        real, turn = not x.is_complex(), small or not final  # the last pass turns by 1
         S, KI, M = n // f * inner, done * inner, n // done
         columns = outer * S
         parts = (x if real else torch.view_as_real(x), torch.view_as_real(y))
@@ -249,8 +230,9 @@ def _passes(x, outer, length, n, inner, scale, last):
             R1, R2 = 1 << (bits + 1) // 2, 1 << bits // 2
             C = 128 // R2
             _fast[(triton.cdiv(columns, C),)](
-                *parts, *numbers, R1=R1, R2=R2, C=C, REAL=real, TURN=turn, COLS_IN=S > 1, COLS_OUT=KI > 1, num_warps=4
-            )
+                *parts, *numbers, R1=R1, R2=R2, C=C, REAL=real, TURN=turn, COLS_IN=small or S > 1,
+                COLS_OUT=small or KI > 1, num_warps=4,
+            )  # fmt: skip
         else:
             BLOCK = 16 if f <= 16 else 32
             _direct[(triton.cdiv(columns, 32), triton.cdiv(f, BLOCK))](
