@@ -436,18 +436,18 @@ def _judge(task: Task, one: _Measured, held: Sequence[tuple[Window, Fetched]]) -
     mine, gpu = one.side, one.side.talk.gpu
     hosted = faster_on_host(task, one.needs.tensor_bytes, one.paired.a_us)
     left = random.Random(secrets.randbits(64)).sample(held, len(held))
-    judged, start = 0, time.monotonic()
-    while left and (judged < JUDGE_LEAST or time.monotonic() - start < JUDGE_SECONDS):
+    judged, spent = 0, 0.0  # waiting for the GPU is not judging: a busy machine must not look at fewer results
+    while left and (judged < JUDGE_LEAST or spent < JUDGE_SECONDS):
         # On the host nobody is kept from the GPU; on the GPU several results are judged in one turn.
         with contextlib.nullcontext() if hosted else gpu.using():
-            began = time.monotonic()
-            while left and (judged < JUDGE_LEAST or time.monotonic() - start < JUDGE_SECONDS):
+            began, before = time.monotonic(), spent
+            while left and (judged < JUDGE_LEAST or spent < JUDGE_SECONDS):
                 turn, fetched = left.pop()
                 with gpu.using():
                     given = one.ring.args(turn)
                 mine.rule(task, given, fetched, hosted)
-                judged += 1
-                if time.monotonic() - began > JUDGE_TURN:
+                judged, spent = judged + 1, before + time.monotonic() - began
+                if spent - before > JUDGE_TURN:
                     break
 
 
