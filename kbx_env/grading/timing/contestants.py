@@ -45,7 +45,7 @@ JUDGED, JUDGED_BYTES = 3, 64 << 20
 """Captured calls that are judged, and results up to which all are."""
 AUDITS = 3
 """Attempts at the audit; one that fits is enough."""
-AUDIT_US, AGAIN_US = 30_000.0, 100_000.0
+AUDIT_US, AGAIN_US = 15_000.0, 100_000.0
 """Length of the back-to-back run, and when it is repeated: long beside the milliseconds that one command to a runner takes."""
 ROOM = 1 << 20
 """Bytes beside those of the tensors, for where they begin."""

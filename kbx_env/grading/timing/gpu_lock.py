@@ -217,6 +217,10 @@ class GpuLock:
                     file.unlink()
         return frozenset(found)
 
+    def living(self) -> frozenset[int]:
+        """The known processes that live now."""
+        return frozenset(pid for pid in self.users() if Path(f"/proc/{pid}").exists())
+
 
 class GpuHold:
     """One grading's use of a lease, which may be asked for within itself; without a GPU there is nothing to wait for.
@@ -281,6 +285,10 @@ class GpuHold:
     def users(self) -> frozenset[int]:
         """See ``GpuLock.users``."""
         return frozenset() if self._lease is None else self._lease.users()
+
+    def living(self) -> frozenset[int]:
+        """See ``GpuLock.living``."""
+        return frozenset() if self._lease is None else self._lease.living()
 
 
 @functools.cache

@@ -44,8 +44,10 @@ PAIRS = 2
 """Pairs of blocks in one round."""
 MIN_ROUNDS, MAX_ROUNDS = 6, 24
 CLEAR, FEW, WIDE, QUIET = math.log(2.0), 4, 0.015, 0.005
-"""Stop after FEW rounds if the half-width of the interval is below QUIET (log units), or below WIDE where the interval lies wholly
-beyond a factor of two from eager, on either side."""
+"""Stop after FEW rounds if the half-width of the interval is below QUIET (log units). Where the interval lies wholly beyond a
+factor of two from eager, on either side, below WIDE or below SMALL of the log-ratio is enough."""
+SMALL = 0.01
+"""Rewards are logarithms of the speedup: one per cent of a kernel's own."""
 HELD, HELD_BYTES = 24, 256 << 20
 """Results of timed calls that are judged, for each case: at most, and together, but never fewer than three."""
 BUDGET = 1.0
@@ -56,6 +58,9 @@ COMPILING, MEASURING, JUDGING = 10, 24, 20
 """Times its inputs that each step of timing a case takes of the device's memory at most: laying out the values to compile for,
 measuring (per side two draws, three slots, and room to move them), judging. Compiling itself keeps some three times, and holds
 no room: a compiler may take minutes, and the next one who needs much room would keep everybody else waiting behind it."""
+CONTEXT_BYTES = 1400 << 20
+"""Of the device's memory that each process takes for its CUDA context and the kernels that torch loads (1.2 to 1.4 GiB on an
+H200); graders and runners each have one, and none of it is anybody's to give away."""
 SHARE = 0.3
 """Of the device's memory, for all who compile for timing or judge what was timed. Who measures is alone and has the rest."""
 SLOW_US = 20_000.0
@@ -133,10 +138,10 @@ def pair(
             ratios.append(math.log(middle(got_a) / middle(got_b)))
         rounds.append(middle(ratios))
         if len(rounds) >= FEW:
-            _, low, high = interval(rounds, math.inf)
+            centre, low, high = interval(rounds, math.inf)
             _, least, most = interval(rounds, min(*all_a, *all_b))
             clear = most < -CLEAR or least > CLEAR
-            if (high - low) / 2 < (WIDE if clear else QUIET):
+            if (high - low) / 2 < (max(WIDE, SMALL * abs(centre)) if clear else QUIET):
                 break
         block, pairs = _calls(both), 1 if both > LONG_US else PAIRS
         if on_turn:
@@ -179,6 +184,8 @@ def time_task(task: Task, talk: RunnerSession, sizes: str = "published") -> Timi
     """
     memory = torch.cuda.get_device_properties(0).total_memory
     cases = compulsory_work.fitting(task, memory, timed(task, sizes))
+    # Which cases are timed must not depend on who else is there; what is shared out does.
+    memory = max(memory // 2, memory - CONTEXT_BYTES * len(talk.gpu.living()))
     # Of a task without inputs the results count.
     needed = [max(compulsory_work.input_bytes(task, c), int(compulsory_work.declared_bytes(task, c) or 0)) for c in cases]
     largest = max(needed)
