@@ -15,7 +15,6 @@ The exit status is 0 if every grading is correct and none is void, otherwise 1.
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import fnmatch
 import json
 import math
@@ -25,7 +24,9 @@ import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -54,6 +55,31 @@ from kbx_env.spec.catalog import expert_source, task_ids
 LONG_SECONDS = 40.0
 """A grading that takes longer shows where it is."""
 PHASED = "benchmarks.experts_timed:PhasedGrader"
+
+
+@contextmanager
+def stacks_of_long_work(seconds: float, out: Any) -> Iterator[None]:
+    """Write the caller's Python stack to an open text file every so many seconds.
+
+    ``faulthandler.dump_traceback_later`` does the same without the interpreter's lock: on a busy machine it read frames that had
+    just changed, and killed two gradings.
+    """
+    done, watched, began = threading.Event(), threading.get_ident(), time.monotonic()
+
+    def watch() -> None:
+        while not done.wait(seconds):
+            frame = sys._current_frames().get(watched)
+            stack = "".join(traceback.format_stack(frame)) if frame else "(ended)"
+            out.write(f"after {time.monotonic() - began:.0f} s:\n{stack}\n")
+            out.flush()
+
+    thread = threading.Thread(target=watch, name="stacks", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 class PhasedGrader(Grader):
@@ -97,11 +123,8 @@ class PhasedGrader(Grader):
         """Grade; see ``Grader.grade``."""
         self._phases.take()
         self._locks.clear()
-        faulthandler.dump_traceback_later(LONG_SECONDS, repeat=True, file=self._stalls)
-        try:
+        with stacks_of_long_work(LONG_SECONDS, self._stalls):
             outcome = super().grade(*args, **options)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
         outcome.manifest["phases"] = self._phases.take()  # type: ignore[index]
         outcome.manifest["locks"] = {k: dict(v) for k, v in self._locks.items()}  # type: ignore[index]
         return outcome

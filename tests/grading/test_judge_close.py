@@ -335,14 +335,14 @@ def test_results_may_have_tolerances_of_their_own() -> None:
 def test_chance_does_not_make_an_element_of_a_product_look_calm() -> None:
     """Of 7 x 10**7 elements one was 1.07 times off on an H200: its eight draws of noise happened to be small."""
     draw = torch.Generator().manual_seed(5)
-    noise = 1.0 + torch.arange(16).reshape(16, 1) / 16  # rows of different size
-    squares = torch.zeros(16, 1 << 16, dtype=torch.float64)
+    noise = 1.0 + torch.arange(512).reshape(512, 1) / 512  # rows of different size
+    squares = torch.zeros(512, 2048, dtype=torch.float64)
     for _ in range(reference.DRAWS):
-        squares += (noise * torch.randn(16, 1 << 16, generator=draw, dtype=torch.float64)).square()
+        squares += (noise * torch.randn(512, 2048, generator=draw, dtype=torch.float64)).square()
     moved = (squares / reference.DRAWS).sqrt()
     assert float((moved / noise).min()) < 0.2
     mended = close.without_luck(moved)
-    assert float((mended / noise).min()) > 0.35
+    assert float((mended / noise).min()) > 0.3
     # What is calm by itself stays calm: no draw is off by more than chance can be.
     moved[3, 7] = 1e-6
     assert float(close.without_luck(moved)[3, 7]) <= close.LUCK * 1e-6
