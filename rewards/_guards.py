@@ -1,4 +1,4 @@
-"""What every partial credit asks of an outcome first."""
+"""The condition that every partial credit checks first."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from kbx_env.outcome import Outcome, Verdict
 
 
 def earnest(outcome: Outcome) -> bool:
-    """Whether all cases ran, something was launched, no rule was broken and nothing was denied.
+    """Check that a submission is eligible for partial credit.
 
-    A constant, or a copy of an input, breaks a rule or passes no telling case; terms ask for telling cases, or for what the
-    grader saw of the work itself.
+    A constant, or a copy of an input, breaks a rule or passes no telling case. The terms therefore count telling cases
+    only, or work that the grader observed itself.
+
+    Args:
+        outcome: the graded submission.
+
+    Returns:
+        True if all cases ran, at least one kernel was launched, no rule was broken and no torch operator was denied.
     """
     if outcome.violations or outcome.verdict not in (Verdict.CORRECT, Verdict.INCORRECT):
         return False

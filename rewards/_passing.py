@@ -1,4 +1,4 @@
-"""Shared by the terms on fusion: they look at telling cases that passed, because only there is little work a merit."""
+"""Shared by the terms on fusion: they count telling cases that passed, since little work for a wrong result is no merit."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from kbx_env.outcome import Outcome, Passing
 
 
 def in_passing(outcome: Outcome, share: Callable[[Passing], float]) -> float | None:
-    """``share`` of what the passing cases did, times the share of telling cases that passed.
+    """Weigh a measure of the work in passing cases by the share of telling cases that passed.
 
-    ``None`` where the CPU tier has not executed the kernel.
+    Args:
+        outcome: the graded submission.
+        share: maps the work of the passing cases to a number, which is clamped to [0, 1].
+
+    Returns:
+        A number in [0, 1]; 0 without a telling case that passed; ``None`` where the CPU tier has not executed the
+        kernel.
     """
     if not earnest(outcome):
         return 0.0

@@ -1,4 +1,4 @@
-"""Shared by the terms on quantization: what the grader saw hold of the scheme (``kbx_env/grading/evidence/stage_credit.py``)."""
+"""Shared by the terms on quantization: credit for stages of a scheme (``grading/evidence/stage_credit.py``)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from kbx_env.outcome import Outcome
 
 
 def held(outcome: Outcome, stage: str) -> float | None:
-    """Share of the telling cases that are wrong and hold the stage, as far as the grader looked; 1 for a correct kernel.
+    """Return the credit for one stage of the quantization scheme, counted over the wrong telling cases.
 
-    What passes is paid by ``cases``, and more, so that a case set right always raises the reward. ``None`` where the scheme has no
-    such stage or nobody could look.
+    Cases that pass are paid by the term ``cases``, which pays more: correcting a case always raises the reward.
+
+    Args:
+        outcome: the graded submission.
+        stage: a key of ``Evidence.stages``, such as ``scale``.
+
+    Returns:
+        The stage's share (``Evidence.stages``, a mean over some wrong cases) times the share of telling cases that are
+        wrong, in [0, 1]; 1 for a correct kernel; ``None`` where the scheme has no such stage or the grader could not
+        observe it.
     """
     if outcome.correct:
         return 1.0

@@ -1,4 +1,4 @@
-"""What a reward term is: a function from an Outcome to a number, or ``None`` where it cannot be known."""
+"""A reward term: a function from an Outcome to a number, or ``None`` where it cannot be known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TermFunction = Callable[[Outcome], float | None]
 
 @dataclass(frozen=True)
 class Term:
-    """A named term with its range; ``pays`` says in one line what it pays for."""
+    """A named term with its range [``low``, ``high``]; ``pays`` is the first line of the function's docstring."""
 
     name: str
     low: float
@@ -20,7 +20,7 @@ class Term:
     pays: str
     function: TermFunction
     backends: tuple[str, ...] = ("cpu", "cuda")
-    """Where it can be known."""
+    """Backends on which the term can be known."""
 
     def __call__(self, outcome: Outcome) -> float | None:
         value = self.function(outcome)
@@ -30,7 +30,16 @@ class Term:
 
 
 def term(low: float, high: float, backends: tuple[str, ...] = ("cpu", "cuda")) -> Callable[[TermFunction], Term]:
-    """Declare a reward term; its name is the function's, its first docstring line says what it pays for."""
+    """Declare a reward term. It is named after the decorated function, and ``pays`` is the first line of its docstring.
+
+    Args:
+        low: smallest value of the term; a smaller result raises ``ValueError``.
+        high: largest value of the term; a larger result raises ``ValueError``.
+        backends: backends on which the term can be known.
+
+    Returns:
+        A decorator from the function to the term.
+    """
 
     def declare(function: TermFunction) -> Term:
         pays = (function.__doc__ or "").strip().splitlines()[0]

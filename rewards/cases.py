@@ -10,9 +10,14 @@ from kbx_env.outcome import Outcome
 def cases(outcome: Outcome) -> float:
     """Pays the share of telling cases passed, nothing once a rule is broken or nothing was launched.
 
-    An empty result, or one where zeros are right, is passed by doing nothing and therefore pays nothing.
+    A case whose result is empty or all zeros is passed by doing nothing; it is not a telling case and pays nothing. A
+    submission that stops half-way (crash, timeout) earns nothing, because its remaining cases are unknown.
 
-    A submission that stops half-way (crash, timeout) earns nothing here: its other cases are unknown.
+    Args:
+        outcome: the graded submission.
+
+    Returns:
+        The share, in [0, 1].
     """
     if not earnest(outcome) or outcome.cases is None:
         return 0.0

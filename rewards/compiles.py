@@ -1,4 +1,4 @@
-"""Reward term: the kernels compile."""
+"""Reward term: kernels compile."""
 
 from kbx_env.rewards._term import term
 

@@ -20,13 +20,13 @@ _NO_TERMS = ("compose", "shaping")
 class Reward:
     """A weighted sum of terms, and, for wrong kernels only, of shaping terms.
 
-    Shaping never pays a right kernel, and together it weighs less than lies between the best wrong and the worst right
-    kernel: right ones beat wrong ones, and are ordered among themselves as without it.
+    Shaping never pays a right kernel, and its weights together are smaller than the difference between the best wrong
+    and the worst right kernel. Right kernels therefore earn more than wrong ones, and keep the order that they have
+    without shaping.
 
-    A masked outcome has no reward (``None``), and is never counted as 0: an infrastructure fault, or a time that is too good to be
-    believed (``void``).
-    A term that is ``None`` (speed, where there is no GPU) is left out of the sum, so rewards of the CPU and
-    the CUDA backend have different ranges and must not be compared or mixed in one batch.
+    A masked outcome has no reward (``None``), which is not 0: an infrastructure fault, or a time that is faster than
+    physically possible (``void``). A term that is ``None`` (speed, where there is no GPU) is left out of the sum, so
+    rewards of the CPU and the CUDA backend have different ranges and must not be compared or mixed in one batch.
     """
 
     name: str
@@ -39,16 +39,16 @@ class Reward:
     """The shaping terms."""
 
     def __call__(self, outcome: Outcome) -> float | None:
-        """The reward, or ``None`` for a masked outcome and for a grading that left out a layer of defence."""
+        """Return the reward, or ``None`` for a masked outcome and for a grading that left out a layer of defence."""
         base, hint = self.base(outcome), self.potential(outcome)
         return base if base is None or hint is None or outcome.correct else base + hint
 
     def base(self, outcome: Outcome) -> float | None:
-        """The reward without shaping; ``None`` as above."""
+        """Return the reward without shaping; ``None`` as for a call of this object."""
         return self._sum(outcome, self.weights, self.parts)
 
     def potential(self, outcome: Outcome) -> float | None:
-        """The shaping terms alone, of right kernels too: Phi of ``rewards/shaping.py``; ``None`` as above."""
+        """Return Phi of ``rewards/shaping.py``, the weighted shaping terms, also for right kernels; ``None`` as ``base``."""
         return self._sum(outcome, self.shaping, self.hints)
 
     @staticmethod
@@ -59,20 +59,33 @@ class Reward:
         return float(sum(weights[k] * v for k, v in values if v is not None))
 
     def terms(self, outcome: Outcome) -> dict[str, float | None]:
-        """Every term, unweighted, those of the shaping included."""
+        """Return every term by name, unweighted, including the shaping terms; all ``None`` for a masked outcome."""
         if outcome.masked:
             return {t.name: None for t in (*self.parts, *self.hints)}
         return {t.name: t(outcome) for t in (*self.parts, *self.hints)}
 
     def range(self, backend: str) -> tuple[float, float]:
-        """Smallest and largest reward on a backend (``cpu`` or ``cuda``); shaping lies within, as it pays wrong kernels only."""
+        """Return the smallest and largest reward on a backend.
+
+        Args:
+            backend: ``cpu`` or ``cuda``.
+
+        Returns:
+            (low, high). Shaping stays within this range, because it pays wrong kernels only.
+        """
         parts = [t for t in self.parts if backend in t.backends]
         low = sum(min(self.weights[t.name] * t.low, self.weights[t.name] * t.high) for t in parts)
         return low, sum(max(self.weights[t.name] * t.low, self.weights[t.name] * t.high) for t in parts)
 
 
 def load_term(name: str) -> Term:
-    """The term declared in ``rewards/<name>.py``.
+    """Load the term declared in ``rewards/<name>.py``.
+
+    Args:
+        name: the file's and the function's name.
+
+    Returns:
+        The term.
 
     Raises:
         UnknownName: no such term.
@@ -85,12 +98,18 @@ def load_term(name: str) -> Term:
 
 
 def presets() -> tuple[str, ...]:
-    """Names of the presets, sorted."""
+    """List the names of the presets, sorted."""
     return tuple(sorted(p.stem for p in (_HERE / "presets").glob("*.py") if not p.stem.startswith("_")))
 
 
 def load_preset(name: str) -> Reward:
-    """The preset declared in ``rewards/presets/<name>.py``.
+    """Load the preset declared in ``rewards/presets/<name>.py``.
+
+    Args:
+        name: the file's name.
+
+    Returns:
+        The reward, with its terms and shaping terms loaded.
 
     Raises:
         UnknownName: no such preset; names the nearest ones.
@@ -101,5 +120,6 @@ def load_preset(name: str) -> Reward:
     weights: Mapping[str, float] = preset.WEIGHTS
     shaping: Mapping[str, float] = getattr(preset, "SHAPING", {})
     return Reward(
-        name, weights, tuple(map(load_term, weights)), getattr(preset, "ESTIMATE", None), shaping, tuple(map(load_term, shaping))
-    )
+        name, weights, tuple(map(load_term, weights)), getattr(preset, "ESTIMATE", None), shaping,
+        tuple(map(load_term, shaping)),
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Reward term: everything is right and honest."""
+"""Reward term: the verdict is "correct"."""
 
 from kbx_env.rewards._term import term
 

@@ -7,15 +7,22 @@ from kbx_env.rewards._term import term
 from kbx_env.outcome import Outcome
 
 DECADES = 2.0
-"""Shares of the roofline below 10 to the minus this earn nothing."""
+"""A share of the roofline below 10 ** -DECADES earns nothing."""
 
 
 @term(0.0, 1.0, ("cpu",))
 def estimated(outcome: Outcome) -> float | None:
     """Pays 1 at the estimated roofline, 0 at a hundredth of it, evenly in between on a logarithmic scale.
 
-    ``None`` where nothing was estimated. A model's guess, not a measurement: good for ordering a policy's own
-    attempts at one task, not for comparing policies.
+    The cost model's estimate is not a measurement: it can order the attempts of one policy at one task, not compare
+    policies.
+
+    Args:
+        outcome: the graded submission.
+
+    Returns:
+        A number in [0, 1]: 1 + log10(share of the roofline) / ``DECADES``, clamped; 0 for a wrong kernel; ``None``
+        where nothing was estimated.
     """
     if not outcome.correct:
         return 0.0

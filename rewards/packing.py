@@ -8,5 +8,5 @@ from kbx_env.outcome import Outcome
 
 @term(0.0, 1.0)
 def packing(outcome: Outcome) -> float | None:
-    """Pays the share of operands in cases whose result is made of as many unpacked bytes as demanded; wrong cases only."""
+    """Pays the share of operands in cases whose result uses as many unpacked bytes as required; wrong cases only."""
     return held(outcome, "packing")

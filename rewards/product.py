@@ -8,5 +8,5 @@ from kbx_env.outcome import Outcome
 
 @term(0.0, 1.0)
 def product(outcome: Outcome) -> float | None:
-    """Pays the share of operands in cases whose result is made of as many int8 products as demanded; wrong cases only."""
+    """Pays the share of operands in cases whose result uses as many int8 products as required; wrong cases only."""
     return held(outcome, "product")

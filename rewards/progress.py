@@ -1,4 +1,4 @@
-"""Reward term: how far a submission that breaks no rule gets."""
+"""Reward term: the stage that a submission reaches without breaking a rule."""
 
 from kbx_env.rewards._term import term
 from kbx_env.rewards.compiles import compiles
@@ -6,15 +6,16 @@ from kbx_env.rewards.compiles import compiles
 from kbx_env.outcome import Outcome, Stage, Verdict
 
 READ, COMPILED = 0.3, 0.8
-"""For a source that defines what is asked for, and for one with kernels that compile, if it stopped after that. That a kernel
-reached the compiler and failed there only the submission's process knows, whose word is not taken."""
+"""Values for a source that defines the entry, and for one with kernels that compile, where the submission stopped after
+that stage. There is no value for a kernel that reached the compiler and failed there: only the untrusted process could
+report that."""
 
 
 @term(0.0, 1.0)
 def progress(outcome: Outcome) -> float:
     """Pays for each stage reached: a source that can be read, kernels that compile, an end."""
     denied = outcome.evidence is not None and outcome.evidence.denied_ops
-    late = outcome.stage is Stage.TIME and outcome.verdict is not Verdict.CORRECT  # wrong only while it was timed
+    late = outcome.stage is Stage.TIME and outcome.verdict is not Verdict.CORRECT  # wrong only when timed
     if outcome.violations or denied or late or outcome.verdict in (Verdict.MALFORMED, Verdict.REJECTED):
         return 0.0
     if compiles(outcome) != 1.0:

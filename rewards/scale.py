@@ -8,5 +8,5 @@ from kbx_env.outcome import Outcome
 
 @term(0.0, 1.0)
 def scale(outcome: Outcome) -> float | None:
-    """Pays the share of quantized operands whose integers have the scheme's scales, rounded well or not; wrong cases only."""
+    """Pays the share of quantized operands that have the scheme's scales, whatever the rounding; wrong cases only."""
     return held(outcome, "scale")

@@ -1,4 +1,4 @@
-"""Reward term: few errors that are certain, in a source that does not compile."""
+"""Reward term: few statically certain errors in a source that does not compile."""
 
 from kbx_env.rewards._term import term
 from kbx_env.rewards.compiles import compiles
@@ -10,10 +10,16 @@ STOPPED = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR)
 
 @term(0.0, 1.0)
 def sound(outcome: Outcome) -> float | None:
-    """Pays 1 / (1 + errors that the grader finds certain by reading), where ``compiles`` pays nothing and a kernel is named.
+    """Pays 1 / (1 + statically certain errors) where ``compiles`` pays nothing and the source names a kernel.
 
-    Once that pays it is worth more than this term, and what was submitted is judged by what it does. A source that names no
-    kernel has nothing to be sound. ``None`` for outcomes of before such errors were looked for.
+    ``compiles`` pays more than this term, so a source that leaves out what does not compile gains nothing. A source
+    that names no kernel has no errors to count and earns 0.
+
+    Args:
+        outcome: the graded submission.
+
+    Returns:
+        A number in [0, 1]; ``None`` for a stored outcome that is older than the search for such errors.
     """
     denied = outcome.evidence is not None and outcome.evidence.denied_ops
     if outcome.violations or denied or outcome.verdict not in STOPPED or compiles(outcome) == 1.0:

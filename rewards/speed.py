@@ -14,8 +14,14 @@ CAP = 4.0
 def speed(outcome: Outcome) -> float | None:
     """Pays log2 of the lower bound of the speedup, capped by the physical floor; ``None`` where nothing was timed.
 
-    A kernel whose interval reaches down to 1 is inside the noise and earns 0, as a slower one does. A time that is not believed
-    (``void``) gives ``None``: the whole outcome is masked.
+    A kernel whose interval contains 1 is inside the noise and earns 0, as a slower kernel does.
+
+    Args:
+        outcome: the graded submission.
+
+    Returns:
+        log2 of the speedup over eager, in [0, ``CAP``]; 0 for a wrong kernel; ``None`` where nothing was timed, and
+        where a time is faster than physically possible (``void``), which masks the whole outcome.
     """
     if not outcome.correct:
         return 0.0

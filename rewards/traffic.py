@@ -8,5 +8,5 @@ from kbx_env.outcome import Outcome
 
 @term(0.0, 1.0)
 def traffic(outcome: Outcome) -> float | None:
-    """Pays ideal over moved bytes (as requested, caches left aside), in telling cases that passed, times their share."""
+    """Pays ideal over moved bytes (as requested, without caches), in telling cases that passed, times their share."""
     return in_passing(outcome, lambda p: p.ideal_bytes / p.moved_bytes)

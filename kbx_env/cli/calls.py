@@ -1,4 +1,4 @@
-"""Command line of the record of model calls: ``python -m kbx_env calls FILE``, one JSON object a line."""
+"""The command ``kbx calls FILE``: prints recorded calls of language models, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from kbx_env.errors import UsageError
 
 
 def add_parser(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``calls`` to the command line."""
+    """Add the command ``calls`` to a parser."""
     c = sub.add_parser("calls", help="print the recorded calls of language models (calls.sqlite), one JSON object a line")
     c.add_argument("path", help="the file, such as runs/report/calls.sqlite")
-    c.add_argument("--policy", help="of this policy only")
-    c.add_argument("--task", default="*", help="of tasks that match this glob only, such as 'math/*'")
-    c.add_argument("--failures", action="store_true", help="the attempts that failed instead")
-    c.add_argument("--total", action="store_true", help="only what all calls took")
+    c.add_argument("--policy", help="only calls of this policy")
+    c.add_argument("--task", default="*", help="only calls for tasks that match this glob, such as 'math/*'")
+    c.add_argument("--failures", action="store_true", help="print failed attempts instead")
+    c.add_argument("--total", action="store_true", help="print only the totals of all calls")
 
 
 def command(a: argparse.Namespace) -> int:
-    """Run ``calls``; returns the exit status.
+    """Run ``calls``.
+
+    Args:
+        a: the parsed arguments.
+
+    Returns:
+        The exit status, 0.
 
     Raises:
         UsageError: no such file, or one of another kind.

@@ -1,4 +1,4 @@
-"""What this machine can grade, and what is missing."""
+"""Checks what this machine can grade, and what is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def examine() -> list[dict[str, Any]]:
-    """Rows of {name, ok, found, remedy}; ``ok`` False names what the remedy is for."""
+    """Return one row for each check: ``name``, ``ok``, ``found`` and, where ``ok`` is false, the ``remedy``."""
     rows: list[dict[str, Any]] = []
 
     def add(name: str, ok: bool, found: str, remedy: str = "") -> None:

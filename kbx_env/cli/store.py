@@ -1,4 +1,4 @@
-"""Command line of the store: ``python -m kbx_env store show | export | prune``."""
+"""The command ``kbx store show | export | prune``: prints, exports or deletes stored gradings."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from kbx_env.errors import UnknownName, UsageError
 from kbx_env.outcome import Fault, Verdict
 from kbx_env.store import Row, Store
 
-_BATCH, _BATCH_BYTES = 5_000, 32 << 20  # rows and bytes of sources of a row group: what an export holds in memory
+_BATCH, _BATCH_BYTES = 5_000, 32 << 20
+"""Rows, and bytes of their sources, of a Parquet row group: an export holds one in memory."""
 
 
 def add_parser(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``store`` to the command line."""
+    """Add the command ``store`` to a parser."""
     store = sub.add_parser("store", help="show, export to Parquet or prune a file of gradings (gradings.sqlite)")
     what = store.add_subparsers(dest="action", required=True)
     s = what.add_parser("show", help="count gradings by policy and verdict, then list them")
     s.add_argument("path", help="the file, such as runs/report/gradings.sqlite")
-    s.add_argument("--policy", help="of this policy only")
-    s.add_argument("--task", help="of tasks that match this glob only, such as 'math/*'")
-    s.add_argument("--verdict", help="of this verdict only: " + ", ".join(Verdict))
+    s.add_argument("--policy", help="only gradings of this policy")
+    s.add_argument("--task", help="only gradings of tasks that match this glob, such as 'math/*'")
+    s.add_argument("--verdict", help="only gradings with this verdict: " + ", ".join(Verdict))
     s.add_argument("--limit", type=int, default=20, help="list at most so many gradings (default 20; 0: counts only)")
     s.add_argument("--json", action="store_true", help="print one JSON object")
     e = what.add_parser("export", help="write a Parquet file, one row a grading (needs pyarrow)")
@@ -38,17 +39,23 @@ def add_parser(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     e.add_argument("--overwrite", action="store_true", help="replace an earlier export")
     p = what.add_parser("prune", help="delete gradings that match every condition given, and shrink the file")
     p.add_argument("path", help="the file of gradings")
-    p.add_argument("--older-than", type=float, metavar="DAYS", help="graded more than so many days ago")
-    p.add_argument("--policy", help="of this policy only")
-    p.add_argument("--infra", action="store_true", help="infrastructure faults only")
-    p.add_argument("--dry-run", action="store_true", help="only say how many would go")
+    p.add_argument("--older-than", type=float, metavar="DAYS", help="only gradings more than so many days old")
+    p.add_argument("--policy", help="only gradings of this policy")
+    p.add_argument("--infra", action="store_true", help="only infrastructure faults")
+    p.add_argument("--dry-run", action="store_true", help="only print how many would be deleted")
 
 
 def command(a: argparse.Namespace) -> int:
-    """Run ``store``; returns the exit status.
+    """Run ``store``.
+
+    Args:
+        a: the parsed arguments.
+
+    Returns:
+        The exit status, 0.
 
     Raises:
-        UsageError: no such file, no store, or arguments that choose nothing.
+        UsageError: no such file, no store, an unknown name, or a missing condition.
     """
     if not Path(a.path).is_file():
         raise UsageError(
@@ -98,17 +105,24 @@ def _show(store: Store, a: argparse.Namespace) -> None:
         cases = "-" if f["cases_total"] is None else f"{f['cases_passed']}/{f['cases_total']}"
         speedup = "-" if f["speedup"] is None else f"{f['speedup']:.3f}"
         cells = (row.policy, row.task, str(row.sample), f"{f['created']:%Y-%m-%d %H:%M}", f["verdict"], cases, speedup)
-        table.add_row(*map(Text, cells), Text(f["message"][:100]))  # Text: a kernel's words are no markup
+        table.add_row(*map(Text, cells), Text(f["message"][:100]))  # Text: a message of a kernel must not be read as markup
     console.print(table)
     if total > a.limit:
         console.print(f"{total - a.limit:,} more; see --limit, --policy, --task, --verdict", style="dim")
 
 
 def flat(row: Row) -> dict[str, Any]:
-    """One grading in flat columns. What is not known is ``None``: whether it is correct after an infrastructure fault,
-    cases that were not run, times that were not taken. ``low`` and ``high``: 95 % interval of the speedup over eager."""
+    """Return a grading in flat columns.
+
+    Args:
+        row: the grading.
+
+    Returns:
+        Values by column. Unknown values are ``None``: ``correct`` after an infrastructure fault, cases that were not run, times
+        that were not measured. ``low`` and ``high`` are the 95 % interval of the speedup over eager.
+    """
     o = row.outcome
-    about = {**row.settings, **o.manifest}
+    context = {**row.settings, **o.manifest}
     return {
         "policy": row.policy, "task": row.task, "sample": row.sample, "created": datetime.fromtimestamp(row.created, UTC),
         "verdict": str(o.verdict), "stage": str(o.stage), "fault": str(o.fault) if o.fault else None,
@@ -116,8 +130,8 @@ def flat(row: Row) -> dict[str, Any]:
         "cases_passed": o.cases.passed if o.cases else None, "cases_total": o.cases.total if o.cases else None,
         "speedup": o.speedup, "low": o.timing.low if o.timing else None, "high": o.timing.high if o.timing else None,
         "backend": o.backend, "grading": o.grading,
-        **{name: about.get(name) for name in ("torch_ops", "split", "device", "torch", "triton", "kbx_env")},
-        "source_sha256": row.sha, "message": o.message, "sizes": about.get("sizes") or "published",
+        **{name: context.get(name) for name in ("torch_ops", "split", "device", "torch", "triton", "kbx_env")},
+        "source_sha256": row.sha, "message": o.message, "sizes": context.get("sizes") or "published",
     }  # fmt: skip
 
 
@@ -134,12 +148,15 @@ def _schema(pa: Any, sources: bool) -> Any:
 
 
 def export(store: Store, out: Path, *, sources: bool = False) -> int:
-    """Write a Parquet file, some thousand rows at a time; returns how many rows.
+    """Write a Parquet file, some thousand rows at a time.
 
     Args:
         store: the gradings.
-        out: the file; it appears when it is whole.
-        sources: add the text of the source; bytes that are no UTF-8 are shown as \\xNN.
+        out: the file; it appears under this name when it is complete.
+        sources: add the text of the source; bytes that are not UTF-8 are written as \\xNN.
+
+    Returns:
+        The number of rows.
 
     Raises:
         UsageError: pyarrow is not installed, or the file cannot be written.

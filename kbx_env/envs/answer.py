@@ -1,4 +1,4 @@
-"""What a model answers: prose and a fenced block, or the source alone."""
+"""Extracts the source from a model's answer: prose with a fenced block, or the source alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _FENCE = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILI
 
 
 def strip_fences(text: str) -> str:
-    """The largest fenced block that parses as Python, else the largest block, else the text as it is."""
+    """Return the largest fenced block that parses as Python, else the largest block, else the whole text."""
     blocks = [m.group(1) for m in _FENCE.finditer(text)]
     if not blocks and "```" in text:
         # An answer cut off at the length limit opens a fence and never closes it.
@@ -17,7 +17,7 @@ def strip_fences(text: str) -> str:
     for block in sorted(blocks, key=len, reverse=True):
         try:
             ast.parse(block)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last one: nested too deep for the parser
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: nested too deeply for the parser
             continue
         return block
     return max(blocks, key=len) if blocks else text

@@ -1,4 +1,4 @@
-"""One task, many submissions: what an episodic policy drives, and the record of what it did."""
+"""An episode of an episodic policy: one task, many submissions, and the record of them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from kbx_env.outcome import Outcome
 from kbx_env.spec.task import Task
 
 Submit = Callable[[Sequence[str]], list[Outcome]]
-"""Grades sources, all at once if it can, and returns the outcomes in their order."""
+"""Grades sources, at the same time where it can, and returns the outcomes in their order."""
 
 
 @dataclass(frozen=True)
 class Turn:
     """One graded submission of an episode.
 
-    ``label`` is the policy's own name for the moment, such as ``round 1, slot 0``; ``round`` counts from 0; ``sha`` is the
-    SHA-256 of the source; ``reward`` is ``None`` where the grading is masked.
+    Attributes:
+        label: the policy's own name for it, such as ``round 1, slot 0``.
+        round: the policy's round, from 0.
+        sha: SHA-256 of the source in hexadecimal.
+        verdict: the outcome's verdict.
+        compiled: whether the term ``compiles`` is 1.
+        correct: whether it passed all cases.
+        speedup: over eager; ``None`` where it was not timed.
+        reward: ``None`` where the grading is masked.
     """
 
     label: str
@@ -34,38 +41,38 @@ class Turn:
     reward: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the fields as plain JSON types."""
         return dict(vars(self))
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What an episodic policy hands in: its final source, or why there is none, and the submissions on the way."""
+    """The result of an episodic policy: its final source, or the reason why there is none, and all its submissions."""
 
     source: str | None
     reason: str = ""
     turns: tuple[Turn, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What the method wants to be known of this episode, plain JSON."""
+    """Further facts about the episode from the method, plain JSON."""
 
 
 class Episode:
-    """A task as an episodic policy meets it: it may submit sources and, if it needs to, run scripts of its own.
+    """The interface of a task for an episodic policy, which may submit sources and run its own scripts.
 
-    A verdict tells no hidden input, but it is an oracle: a report shows how many gradings each policy used.
+    Verdicts reveal no hidden input, but they are an oracle: a report shows how many gradings each policy used.
     """
 
     def __init__(
         self, task: Task, backend: str, submit: Submit, *, sample: int = 0, reward: Callable[[Outcome], float | None] | None = None
     ) -> None:
-        """An episode.
+        """Begin an episode.
 
         Args:
-            task: what is to be solved.
+            task: the task to solve.
             backend: ``cpu`` or ``cuda``.
-            submit: grades sources in order.
-            sample: which of several independent answers this is.
-            reward: from an outcome to a number, ``None`` where it is masked; the default preset if not given.
+            submit: grades sources.
+            sample: number of this one of several independent answers, from 0.
+            reward: returns an outcome's reward, ``None`` where it is masked; by default the preset ``default``.
         """
         if reward is None:
             from kbx_env.rewards.compose import load_preset
@@ -75,21 +82,24 @@ class Episode:
         self.prompt = prompt.instruction(task, backend)
         self.turns: list[Turn] = []
         self.scripts = 0
-        """Scripts of its own that the policy has run."""
+        """Number of scripts that the policy has run."""
         self._submit, self._reward = submit, reward
 
     @property
     def observation(self) -> dict[str, Any]:
-        """What ``Policy.act`` is shown at the beginning."""
+        """The argument of ``Policy.act`` at the beginning of the episode."""
         return {"task": self.task.id, "prompt": self.prompt, "feedback": "", "turn": len(self.turns), "sample": self.sample}
 
     def grade(self, sources: Sequence[str], *, round: int, labels: Sequence[str] | None = None) -> list[Outcome]:
-        """Grade some sources at once; the outcomes in their order.
+        """Grade sources, and record them as turns.
 
         Args:
             sources: submissions, each a whole module.
-            round: the policy's round, counted from 0.
-            labels: a name for each, for the record.
+            round: the policy's round, from 0.
+            labels: a name for each, for the record; by default round and position.
+
+        Returns:
+            The outcomes, in the order of the sources.
         """
         from kbx_env.rewards.compose import load_term
 
@@ -106,16 +116,19 @@ class Episode:
 
     @staticmethod
     def feedback(outcome: Outcome) -> str:
-        """The verdict in words, bounded, as ``KernelEnv`` shows it."""
+        """Return the verdict as text of bounded length, the same as ``KernelEnv`` shows."""
         return prompt.feedback(outcome)
 
     def run_script(self, files: Mapping[str, str], entry: str, wall: float = 30.0) -> ScriptResult:
-        """Run a script of the policy's own (a test that it wrote) in the sandbox, away from the grader.
+        """Run a script that the policy wrote, such as a test, in the sandbox and apart from the grader.
 
         Args:
-            files: name -> text, put into a private folder.
-            entry: which of them is run by Python.
-            wall: seconds before it is ended.
+            files: text by name; the files are put into a private folder.
+            entry: name of the file that Python runs.
+            wall: seconds after which it is ended.
+
+        Returns:
+            Its exit status and output.
         """
         self.scripts += 1
         return run_script(files, entry, backend=self.backend, wall=wall)

@@ -1,4 +1,7 @@
-"""What a policy reads: the instruction for a task, and the feedback on a verdict. Bounded; leaks no hidden input."""
+"""The texts for a policy: the instruction for a task, and the feedback on a verdict.
+
+Their length is bounded, and they reveal no hidden input.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,15 @@ Rules
 
 
 def instruction(task: Task, backend: str) -> str:
-    """The instruction text of an episode."""
+    """Write the instruction for a task.
+
+    Args:
+        task: the task.
+        backend: ``cpu`` or ``cuda``: the text says whether kernels are timed.
+
+    Returns:
+        The text with signature, contract and rules.
+    """
     judged = (
         "Graded on hidden inputs of many shapes, layouts and value ranges against an fp64 reference; correct kernels "
         + ("are then timed against torch eager on this GPU." if backend == "cuda" else "are not timed on this machine.")
@@ -42,9 +53,7 @@ ADVICE = {
     Verdict.INFRA_FAULT: "This was not judged: the grader could not run it. Nothing is held against it.",
 }
 HALTED = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR)
-"""Something stopped the kernel, and what comes after it is not known."""
-
-
+"""Verdicts of a kernel that stopped at an error, so that later errors are not known from running it."""
 KINDS = {
     "out_of_bounds": "Out of bounds",
     "uninitialised_read": "Read before written",
@@ -56,16 +65,24 @@ KINDS = {
 
 
 def feedback(outcome: Outcome, limit: int = 4000) -> str:
-    """What failed, where, by how much, and what to do; at most ``limit`` characters."""
+    """Describe a verdict: what failed, where, by how much, and what to do.
+
+    Args:
+        outcome: the outcome.
+        limit: largest number of characters.
+
+    Returns:
+        The text, one fact a line; if it is too long, the end is cut but not the advice.
+    """
     lines = [f"Verdict: {outcome.verdict} (stage: {outcome.stage})"]
     if outcome.cases is not None:
         lines.append(f"Cases passed: {outcome.cases.passed} of {outcome.cases.total}")
     if outcome.verdict in HALTED and outcome.slips:
-        # A compiler tells the first error; these are all that can be told without it. Before its own words, which may be long.
+        # A compiler reports the first error only; these are found without it. They come before its message, which may be long.
         others = [s for s in outcome.slips if s == LAUNCHLESS or s.partition(": ")[2] not in outcome.message]
         lines += [f"Also fails where it is reached: {s}" for s in others[:8]]
-    told = {f"{f.case}: {f.reason}" for f in outcome.cases.failures} if outcome.cases else set()
-    if outcome.message and not outcome.correct and outcome.message not in told:
+    listed = {f"{f.case}: {f.reason}" for f in outcome.cases.failures} if outcome.cases else set()
+    if outcome.message and not outcome.correct and outcome.message not in listed:
         lines.append(f"Reason: {outcome.message}")
     if outcome.cases is not None:
         lines += [f"- {f.case}: {f.reason}" for f in outcome.cases.failures]
@@ -91,6 +108,6 @@ def feedback(outcome: Outcome, limit: int = 4000) -> str:
         ]
     advice = "\n" + ADVICE[outcome.verdict] if outcome.verdict in ADVICE else ""
     text, room = "\n".join(lines), max(0, limit - len(advice))
-    # A long reason is cut, never the advice: what to do is the part that a policy can act on.
+    # The advice is never cut: it is the part that a policy can act on.
     cut = text if len(text) <= room else text[: max(0, room - 4)] + "\n..."
     return (cut + advice)[:limit]

@@ -1,1 +1,1 @@
-"""What both sides of the trust boundary speak."""
+"""The messages that both sides of the trust boundary exchange."""

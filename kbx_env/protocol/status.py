@@ -1,4 +1,4 @@
-"""Numbers that a zygote answers with."""
+"""Process states in a zygote's answers."""
 
 ALIVE = 1000
-"""Instead of an exit status, of a process that has not ended."""
+"""Stands for the exit status of a process that has not ended; larger than any exit status."""

@@ -1,7 +1,7 @@
-"""The neutral messages between the grader and a runner: length-prefixed JSON and raw bytes, never pickles.
+"""The messages between the grader and a runner: length-prefixed JSON and raw bytes, never pickles.
 
-A frame is ``magic, header length, blob count, blob lengths, header, blobs``. Everything a runner says is a
-claim: the decoder checks every length, dtype, shape and stride before it builds a tensor.
+A frame is ``magic, header length, blob count, blob lengths, header, blobs``. A runner's messages are untrusted claims:
+the decoder checks every length, dtype, shape and stride before it builds a tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_HEADER = 8 << 20
 MAX_BLOBS = 256
 MAX_BYTES = 1 << 30
 MAX_DEPTH = 32
-"""Lists and objects inside each other; the deepest honest message has six. Whoever walks over a message may recurse."""
+"""Deepest nesting of lists and objects, so that code may recurse over a message; the deepest honest message has six."""
 
 DTYPES: Mapping[str, torch.dtype] = {
     "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64,
@@ -38,7 +38,7 @@ _CONTROL = {c: f"\\x{c:02x}" for c in [*range(32), *range(127, 160)] if chr(c) n
 
 
 def clean(value: Any) -> Any:
-    """What a runner said, printable: its texts without lone surrogates and control characters, at any depth."""
+    """Return a value from a runner in printable form: texts, at any depth, without surrogates and control characters."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode().translate(_CONTROL)
     if isinstance(value, list):
@@ -49,19 +49,19 @@ def clean(value: Any) -> Any:
 
 
 def assembled(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as the entry takes them: ``x.0``, ``x.1`` become the list ``x``. Everything else works on flat names."""
-    whole: dict[str, Any] = {}
+    """Return arguments as the entry takes them: flat names ``x.0``, ``x.1`` become the list ``x``."""
+    grouped: dict[str, Any] = {}
     for name, value in args.items():
         base, dot, _ = name.partition(".")
         if dot:
-            whole.setdefault(base, []).append(value)
+            grouped.setdefault(base, []).append(value)
         else:
-            whole[name] = value
-    return whole
+            grouped[name] = value
+    return grouped
 
 
 class WireError(Exception):
-    """The other side is gone, too slow, or said something that is not a frame."""
+    """The other side is gone, too slow, or has sent something that is no frame."""
 
 
 class Late(WireError):
@@ -69,11 +69,17 @@ class Late(WireError):
 
 
 class Gone(WireError):
-    """The other side has closed the connection: it ended, or hung up."""
+    """The other side has closed the connection."""
 
 
 def parse(text: str | bytes | bytearray) -> Any:
-    """The value of a JSON text that somebody untrusted wrote.
+    """Parse a JSON text from an untrusted process.
+
+    Args:
+        text: the JSON.
+
+    Returns:
+        Its value.
 
     Raises:
         WireError: no JSON, or nested deeper than ``MAX_DEPTH``.
@@ -96,8 +102,14 @@ def send(
 ) -> None:
     """Send one frame.
 
+    Args:
+        sock: the connection.
+        header: plain JSON types.
+        blobs: raw bytes that follow the header.
+        deadline: in ``time.monotonic`` seconds; ``None`` to wait for ever.
+
     Raises:
-        Late: ``deadline`` (``time.monotonic`` seconds) passed: the other side does not read.
+        Late: the deadline passed: the other side does not read.
         Gone: the other side has closed the connection.
     """
     text = json.dumps(header).encode()
@@ -143,10 +155,18 @@ def _exactly(sock: socket.socket, n: int, deadline: float | None) -> bytearray:
 def receive(
     sock: socket.socket, *, deadline: float | None = None, max_bytes: int = MAX_BYTES
 ) -> tuple[dict[str, Any], list[bytearray]]:
-    """Receive one frame of at most ``max_bytes`` of blobs.
+    """Receive one frame.
+
+    Args:
+        sock: the connection.
+        deadline: in ``time.monotonic`` seconds; ``None`` to wait for ever.
+        max_bytes: at most so many bytes of blobs.
+
+    Returns:
+        The header and the blobs.
 
     Raises:
-        Late: ``deadline`` (``time.monotonic`` seconds) passed.
+        Late: the deadline passed.
         Gone: the connection is closed.
         WireError: malformed frame.
     """
@@ -166,13 +186,32 @@ def receive(
 
 
 def raw_bytes(t: torch.Tensor, count: int | None = None) -> bytes:
-    """The bytes of a CPU tensor's storage from its first element (contiguous tensors: its content)."""
+    """Return bytes of a CPU tensor's storage from the tensor's first element on.
+
+    Args:
+        t: the tensor.
+        count: how many bytes; by default as many as a contiguous tensor of this shape has.
+
+    Returns:
+        The content of a contiguous tensor; of another one also what lies between its elements.
+    """
     nbytes = t.numel() * t.element_size() if count is None else count
     return ctypes.string_at(t.data_ptr(), nbytes) if nbytes else b""
 
 
 def encode(value: Any, blobs: list[bytes]) -> dict[str, Any]:
-    """Encode one argument. Tensors keep their strides and the part of their storage that they span."""
+    """Encode one argument. Tensors keep their strides and the part of their storage that they span.
+
+    Args:
+        value: a tensor on the CPU, a tuple or list, a dtype, a number, a text or ``None``.
+        blobs: the bytes of tensors are appended here.
+
+    Returns:
+        The argument as plain JSON types; ``k`` is its kind.
+
+    Raises:
+        TypeError: a value of another type.
+    """
     if isinstance(value, torch.Tensor):
         span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
         blobs.append(raw_bytes(value, span * value.element_size()))
@@ -194,12 +233,27 @@ def encode(value: Any, blobs: list[bytes]) -> dict[str, Any]:
 
 
 def span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first of a tensor to the last, with what lies between them."""
+    """Return the number of storage elements that a tensor spans.
+
+    Args:
+        shape: its sizes.
+        stride: its strides, in elements.
+
+    Returns:
+        Elements from the first to the last one, with those between them that do not belong to the tensor; 0 if it is empty.
+    """
     return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
 
 
 def layout(d: Mapping[str, Any], max_elements: int = 1 << 30) -> tuple[torch.dtype, list[int], list[int], int, int]:
-    """Dtype, shape, strides, offset of the first element and number of elements of a claim.
+    """Read and check the layout of a tensor claim.
+
+    Args:
+        d: the claim.
+        max_elements: largest number of elements.
+
+    Returns:
+        Dtype, shape, strides, offset of the first element (all in elements) and number of elements.
 
     Raises:
         WireError: they make no tensor.
@@ -219,6 +273,14 @@ def layout(d: Mapping[str, Any], max_elements: int = 1 << 30) -> tuple[torch.dty
 
 def decode_tensor(d: Mapping[str, Any], blobs: Sequence[bytearray], max_elements: int = 1 << 30) -> torch.Tensor:
     """Rebuild a CPU tensor from a claim.
+
+    Args:
+        d: the claim, with the index of its blob.
+        blobs: the blobs of the frame.
+        max_elements: largest number of elements.
+
+    Returns:
+        A tensor with the claimed dtype, shape, strides and bytes.
 
     Raises:
         WireError: dtype, shape, strides and bytes do not fit together.
@@ -240,7 +302,18 @@ def decode_tensor(d: Mapping[str, Any], blobs: Sequence[bytearray], max_elements
 
 
 def decode(d: Mapping[str, Any], blobs: Sequence[bytearray]) -> Any:
-    """The inverse of ``encode``."""
+    """Decode an argument: the inverse of ``encode``.
+
+    Args:
+        d: the encoded argument.
+        blobs: the blobs of the frame.
+
+    Returns:
+        The argument.
+
+    Raises:
+        WireError: a tensor's dtype, shape, strides and bytes do not fit together.
+    """
     kind = d["k"]
     if kind == "tensor":
         return decode_tensor(d, blobs)

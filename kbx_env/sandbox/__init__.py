@@ -1,1 +1,1 @@
-"""Untrusted: where submissions run. Imports only kbx_env.protocol.wire and the launch executor."""
+"""Untrusted code: the processes in which submissions run."""

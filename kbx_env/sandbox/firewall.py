@@ -2,7 +2,7 @@
 
 Every ``aten`` kernel outside the allow-list is replaced by one that records the operation and raises. This
 catches getattr, exec, operators, tensor methods, torch.ops and TorchScript alike, because all of them end in
-the dispatcher. What does not end there (numpy, DLPack, Python lists) is held back by the host read budget.
+the dispatcher. Ways out that do not (numpy, DLPack, Python lists) are limited by the host read budget.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ constant_pad_nd pad random_
 
 KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA", "QuantizedCPU", "QuantizedCUDA",
         "NestedTensorCPU", "NestedTensorCUDA", "MkldnnCPU")  # fmt: skip
-"""Dispatch keys whose kernels compute; on a machine without a GPU those of CUDA have none."""
+"""Dispatch keys whose kernels compute; on a machine without a GPU the CUDA keys have no kernels."""
 SEED_ELEMENTS = 16
-"""``random_`` may draw this many numbers at once: a seed for tl.rand, not the samples."""
+"""Numbers that ``random_`` may draw at once: enough for a seed of tl.rand, too few for the samples."""
 HOST_READS = 64
 """Scalars that one call may read back to the host."""
 
 
 class PolicyViolation(RuntimeError):
-    """The submission did what it may not do; recorded even when the submission catches it."""
+    """The submission did something forbidden; it is recorded even if the submission catches this exception."""
 
     def __init__(self, rule: str, detail: str) -> None:
         super().__init__(f"{rule}: {detail}")
@@ -51,42 +51,62 @@ class PolicyViolation(RuntimeError):
 
 
 class Log:
-    """What was denied and how much was read back, for one runner.
+    """The denied operations and the host reads of one runner.
 
     Args:
         reads: values that one call may read back.
-        channel: a pipe to the grader. What was denied leaves the process before the exception is raised, so that no
-            submission can take it back.
+        channel: file descriptor of a pipe to the grader. A denial is written to it before the exception is raised, so
+            that no submission can take it back.
+
+    Attributes:
+        denied: pairs of rule and detail, the first hundred.
+        host_reads: values read back in this call.
     """
 
     def __init__(self, reads: float = HOST_READS, channel: int | None = None) -> None:
         self.denied: list[tuple[str, str]] = []
-        self.host_reads, self.most = 0, reads
+        self.host_reads, self._max_reads = 0, reads
         self._channel = channel
-        self._told = 0
+        self._served = 0
 
     def deny(self, rule: str, detail: str) -> PolicyViolation:
-        """Record a violation; returns the exception to raise."""
+        """Record a violation.
+
+        Args:
+            rule: the broken rule, such as ``torch_compute``.
+            detail: what the submission did; the grader gets the first 300 characters.
+
+        Returns:
+            The exception for the caller to raise.
+        """
         if len(self.denied) < 100:
             self.denied.append((rule, detail))
-            self._tell([rule, detail[:300]])
+            self._send([rule, detail[:300]])
         return PolicyViolation(rule, detail)
 
     def served(self) -> None:
-        """Tell the grader that one more command was served: silence would be a sign of tampering."""
-        self._told += 1
-        self._tell(self._told)
+        """Send the grader the number of commands served so far; a gap in these numbers counts as tampering."""
+        self._served += 1
+        self._send(self._served)
 
-    def _tell(self, what: Any) -> None:
+    def _send(self, value: Any) -> None:
         if self._channel is not None:
             with contextlib.suppress(OSError):
-                os.write(self._channel, json.dumps(what).encode() + b"\n")
+                os.write(self._channel, json.dumps(value).encode() + b"\n")
 
     def read(self, count: int, how: str) -> None:
-        """Count values that left the device for the host."""
+        """Count values that leave the device for the host.
+
+        Args:
+            count: how many are read now.
+            how: the operation that reads them, for the message.
+
+        Raises:
+            PolicyViolation: one call has read more than the limit.
+        """
         self.host_reads += count
-        if self.host_reads > self.most:
-            raise self.deny("host_traffic", f"{how}: more than {self.most} values read back in one call")
+        if self.host_reads > self._max_reads:
+            raise self.deny("host_traffic", f"{how}: more than {self._max_reads} values read back in one call")
 
 
 def _blocker(log: Log, op: str) -> Callable[..., Any]:
@@ -97,12 +117,15 @@ def _blocker(log: Log, op: str) -> Callable[..., Any]:
 
 
 def install(device: str, log: Log, without: Collection[str] = ()) -> list[Any]:
-    """Replace the kernels of this process. Returns handles that must stay alive.
+    """Replace the kernels of this process.
 
     Args:
-        device: ``cpu`` or ``cuda``; on CUDA both sides are closed.
+        device: ``cpu`` or ``cuda``; on CUDA the kernels of both are closed.
         log: receives every denied operation.
-        without: ``firewall`` and ``host`` leave out these layers, to see what they are worth.
+        without: ``firewall`` and ``host`` leave out these layers, for ablations.
+
+    Returns:
+        Library handles; when they are freed, torch puts the original kernels back.
     """
     handles: list[Any] = []
     if "firewall" not in without:
@@ -115,7 +138,7 @@ def install(device: str, log: Log, without: Collection[str] = ()) -> list[Any]:
 
 @functools.cache
 def _computing(device: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """By dispatch key the operations to close: the same in every fork, so the zygote asks once for all."""
+    """Return the operations to close by dispatch key: the same in every fork, so the zygote computes them once."""
     keys = [k for k in KEYS if device == "cuda" or "CUDA" not in k]
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")]
@@ -135,7 +158,7 @@ def _computing(device: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def warm() -> None:
-    """Find out once what every fork needs."""
+    """Compute the operations to close once, before runners are forked."""
     for device in ("cpu", "cuda"):
         _computing(device)
 
@@ -151,7 +174,7 @@ def _closed(device: str, log: Log) -> list[Any]:
 
 
 def _guards(device: str, log: Log) -> list[Any]:
-    """Checks in front of operations that are allowed within bounds."""
+    """Install checks in front of operations that are allowed up to a limit."""
     aten = torch.ops.aten
     below = torch._C._AutoDispatchBelowAutograd
 
@@ -200,7 +223,7 @@ def _guards(device: str, log: Log) -> list[Any]:
 
 
 def _host_side(log: Log) -> None:
-    """Close the doors from a tensor to host memory that do not pass the dispatcher."""
+    """Close the ways from a tensor to host memory that do not pass the dispatcher."""
 
     def closed(name: str) -> Callable[..., Any]:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -217,11 +240,11 @@ def _host_side(log: Log) -> None:
         return plain(self)
 
     torch.Tensor.tolist = tolist  # type: ignore[assignment,method-assign]
-    # Other ways to compile and run code of one's own.
-    doors: list[tuple[Any, str]] = [(torch, "from_numpy"), (torch, "compile"), (torch, "from_dlpack")]
-    doors += [(torch._C, n) for n in ("_cuda_jiterator_compile_and_launch_kernel", "_te", "_jit_script_compile")]
-    doors += [(torch.cuda, n) for n in ("jiterator", "_compile_kernel")]
-    for module, name in doors:
+    # Other ways to compile and run code.
+    closed_functions: list[tuple[Any, str]] = [(torch, "from_numpy"), (torch, "compile"), (torch, "from_dlpack")]
+    closed_functions += [(torch._C, n) for n in ("_cuda_jiterator_compile_and_launch_kernel", "_te", "_jit_script_compile")]
+    closed_functions += [(torch.cuda, n) for n in ("jiterator", "_compile_kernel")]
+    for module, name in closed_functions:
         if not hasattr(module, name):
             continue
 

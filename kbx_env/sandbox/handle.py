@@ -1,8 +1,8 @@
-"""What ``kernel.warmup()`` and ``kernel[grid]()`` return: a compiled kernel that tells its resources and can be launched.
+"""The result of ``kernel.warmup()`` and ``kernel[grid]()``: a compiled kernel that knows its resources and can be launched.
 
-Host code sizes persistent grids by the registers and the shared memory of a kernel, and launches the very object that it
-asked. On the CPU tier that object is a stand-in, and its numbers are the compiler's; on CUDA it is Triton's own. Either
-way its launch is one like any other: counted, recorded, left out where launches are left out.
+Host code sizes persistent grids by the registers and the shared memory of a kernel, and then launches the same object.
+On the CPU tier that object is a stand-in whose numbers come from the compiler; on CUDA it is Triton's own. Its launch is
+treated as any other: counted, recorded, and left out where launches are left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Specialised(Protocol):
 
 
 def size_of(grid: Sequence[int]) -> tuple[int, int, int]:
-    """The grid of a compiled kernel, which takes three numbers and completes none."""
+    """Return the grid of a compiled kernel, which must have three numbers: none is filled in."""
     return int(grid[0]), int(grid[1]), int(grid[2])
 
 
@@ -41,9 +41,9 @@ class Handle:
     """The stand-in for a compiled kernel.
 
     Args:
-        compiled: the kernel.
-        target: what it is compiled for, when somebody asks for the result.
-        launch: launches it on a grid with all its arguments by name.
+        compiled: the specialised kernel.
+        target: the GPU that it is compiled for, on the first use of the result.
+        launch: takes a grid and all arguments by name, and launches the kernel.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class Handle:
 
     @property
     def n_regs(self) -> int:
-        """32-bit registers per thread."""
+        """Registers per thread, of 32 bits."""
         return self._used.registers
 
     @property
     def n_spills(self) -> int:
-        """32-bit words of local memory per thread."""
+        """Words of local memory per thread, of 32 bits."""
         return self._used.local_bytes // 4
 
     @property
     def n_max_threads(self) -> int:
-        """Threads that one block may have."""
+        """Largest number of threads of one block."""
         return min(_THREADS, _REGISTERS // max(1, self.n_regs))
 
     def _init_handles(self) -> None:
@@ -86,7 +86,7 @@ class Handle:
             raise OutOfResources(self._kernel.metadata.shared, limit, "shared memory")
 
     def __getattr__(self, name: str) -> Any:
-        # Metadata and the texts of each stage, which only the compiler knows.
+        # Metadata and the texts of each compilation stage.
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._kernel, name)
@@ -104,10 +104,10 @@ class Handle:
 
 
 def watch(launched: Callable[[CompiledKernel], bool]) -> None:
-    """Have launches of Triton's own compiled kernels counted (CUDA).
+    """Replace ``CompiledKernel.__getitem__`` to watch launches of Triton's own compiled kernels (CUDA).
 
     Args:
-        launched: is told of each one, and whether it may go on.
+        launched: called with the kernel before each launch; the launch happens if it returns true.
     """
     plain = CompiledKernel.__getitem__
 

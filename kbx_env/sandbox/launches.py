@@ -1,7 +1,7 @@
-"""Captures every Triton launch of a submission: compiles it ahead of time, hands it on or leaves it out.
+"""Intercepts every Triton launch of a submission: compiles it ahead of time, and passes it on or leaves it out.
 
-``JITFunction.run`` is replaced. On the CPU tier a stand-in driver with a target takes the GPU's place: the launch is
-specialised exactly as on the device and compiled to TTIR, and the recorder hands the TTIR to the engine that executes
+``JITFunction.run`` is replaced. On the CPU tier a stand-in driver with a target replaces the GPU: the launch is
+specialised exactly as on the device and compiled to TTIR, and the recorder passes the TTIR to the engine, which executes
 it. On CUDA the launch goes through unchanged, but is recorded.
 """
 
@@ -33,7 +33,7 @@ from kbx_env.sandbox.recorder import Recorder
 
 @dataclasses.dataclass
 class Launch:
-    """One launch as recorded: what was launched and what it moved."""
+    """One launch as recorded: the kernel's name, its grid (zeros on CUDA) and its warps (0 on CUDA)."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -54,12 +54,19 @@ class _Compiled:
 
 
 class Interceptor:
-    """Owns the replaced ``JITFunction.run`` of this process.
+    """The replacement of ``JITFunction.run`` in this process.
 
     Args:
-        device: ``cpu`` hands the TTIR to the recorder; ``cuda`` lets the launch through.
+        device: ``cpu`` passes the TTIR to the recorder; ``cuda`` lets the launch through.
         recorder: takes the launches of the CPU tier.
-        target: what the CPU tier specialises for.
+        target: the GPU that the CPU tier specialises for, a key of ``TARGETS``.
+
+    Attributes:
+        mode: ``run``; ``ablate`` to leave launches out; ``time`` to let them through without a record.
+        launches: the launches of the current call.
+        kernels: the kernels seen so far, by name.
+        built: pairs of kernel and target that ``build`` has compiled.
+        busy: whether the compiler is at work and not the submission's code.
     """
 
     def __init__(self, device: str, recorder: Recorder | None = None, target: str = "sm_90") -> None:
@@ -76,15 +83,16 @@ class Interceptor:
 
     def install(self) -> None:
         """Replace ``JITFunction.run`` and keep autotuners from measuring while launches are left out."""
-        me = self
+        interceptor = self
 
         def run(fn: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
             hooks = fn.pre_run_hooks
-            with me.compiling(True):
+            with interceptor.compiling(True):
                 try:
-                    # Grids and hooks are the submission's code, called from the compiler's side.
-                    fn.pre_run_hooks = [me._armed(h) for h in hooks]
-                    return me._run(fn, args, me._armed(grid) if callable(grid) else grid, warmup, kwargs)
+                    # Grids and hooks are the submission's code, which the compiler calls.
+                    fn.pre_run_hooks = [interceptor._armed(h) for h in hooks]
+                    size = interceptor._armed(grid) if callable(grid) else grid
+                    return interceptor._run(fn, args, size, warmup, kwargs)
                 finally:
                     fn.pre_run_hooks = hooks
 
@@ -92,11 +100,11 @@ class Interceptor:
         tune = Autotuner.run
 
         def autotune(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
-            if me.mode != "ablate":
+            if interceptor.mode != "ablate":
                 return tune(tuner, *args, **kwargs)
-            # A launch that does nothing must not leave its "timings" behind.
+            # Launches are left out now, so the autotuner must not cache timings of them.
             kept, bench = dict(tuner.cache), tuner._do_bench
-            # Called once, every configuration is compiled: later, when they are measured, nobody waits for that.
+            # Each configuration is called once and so compiled: later measurements need not wait for that.
             tuner._do_bench = lambda call, quantiles=None, **k: [1.0, 1.0, 1.0] if call() is None else [1.0, 1.0, 1.0]
             tuner.__dict__.pop("do_bench", None)
             try:
@@ -106,12 +114,12 @@ class Interceptor:
                 tuner.__dict__.pop("do_bench", None)
 
         Autotuner.run = autotune  # type: ignore[method-assign]
-        if me.device == "cuda":
-            watch(me._again)
+        if interceptor.device == "cuda":
+            watch(interceptor._again)
 
     @contextlib.contextmanager
     def compiling(self, busy: bool) -> Iterator[None]:
-        """Say who is at work within the block: the compiler, which may do what a submission may not, or the submission."""
+        """Set ``busy`` within the block: true while the compiler is at work, whose actions the audit hook allows."""
         was, self.busy = self.busy, busy
         try:
             yield
@@ -126,7 +134,7 @@ class Interceptor:
         return call
 
     def reset(self, mode: str) -> None:
-        """Start a new call: forget the launches."""
+        """Start a new call in a mode: forget the launches."""
         self.mode, self.launches = mode, []
 
     def _run(self, fn: JITFunction, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any]) -> Any:
@@ -177,8 +185,9 @@ class Interceptor:
             self.kernels[fn.__name__] = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(kwargs, fn))
         kernel = self._original(fn, *args, grid=grid, warmup=warmup or ablate, **kwargs)
         if ablate and kernel is not None:
-            # Before Triton 3.7 gcc makes a launcher a signature, kept in the cache: the first launch would, with others waiting.
-            with contextlib.suppress(Exception):  # the launch itself tells what is wrong
+            # Before Triton 3.7 the first launch of each signature runs gcc to build a launcher, while others wait for the GPU.
+            # Build it now; Triton caches it.
+            with contextlib.suppress(Exception):  # the launch itself reports an error
                 triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
         if self.mode != "time" and not warmup:
             if self.mode == "run" and kernel is not None and not self.kernels[fn.__name__].dots:
@@ -187,7 +196,7 @@ class Interceptor:
         return kernel
 
     def _again(self, kernel: Any) -> bool:
-        """A kernel compiled before is launched (CUDA); false where launches are left out."""
+        """Record the launch of a compiled kernel object (CUDA); return false where launches are left out."""
         name = kernel.src.fn.__name__
         if self.mode != "time":
             if self.mode == "run" and name in self.kernels and not self.kernels[name].dots:
@@ -196,12 +205,19 @@ class Interceptor:
         return self.mode != "ablate"
 
     def dots(self) -> list[str]:
-        """Kinds of matrix products compiled into the launches of this call (CUDA; the engine knows its own)."""
+        """Return the kinds of matrix products in the kernels of this call (CUDA; on the CPU tier the engine knows them)."""
         used = {launch.kernel for launch in self.launches}
         return sorted(set().union(*(self.kernels[k].dots for k in used if k in self.kernels), set()))
 
     def build(self, targets: list[str]) -> list[dict[str, Any]]:
-        """Compile every kernel seen so far that has not been built yet, for each target."""
+        """Compile every kernel seen so far for targets that it has not been built for.
+
+        Args:
+            targets: keys of ``TARGETS``.
+
+        Returns:
+            One row for each new pair of kernel and target: ``ok``, resources, seconds, and ``error`` where it failed.
+        """
         rows = []
         for name, compiled in list(self.kernels.items()):
             for target in targets:
@@ -212,15 +228,14 @@ class Interceptor:
 
 
 def quick_launchers() -> None:
-    """Have gcc compile what Triton asks of it with little optimisation: Triton's own -O3 takes twice as long, for a few
-    lines that hand arguments on."""
+    """Make Triton run gcc with -O1: its own -O3 takes twice as long, for a few lines of C that pass arguments on."""
     real = build._build
     if "ccflags" not in inspect.signature(real).parameters:
         return
 
     def quick(*args: Any, **kwargs: Any) -> str:
         given = inspect.signature(real).bind(*args, **kwargs)
-        given.arguments["ccflags"] = [*given.arguments["ccflags"], "-O1"]  # of several the last one holds
+        given.arguments["ccflags"] = [*given.arguments["ccflags"], "-O1"]  # the last of several levels applies
         return real(*given.args, **given.kwargs)
 
     build._build = quick
@@ -255,7 +270,7 @@ def _grid(grid: Any, bound: Mapping[str, Any]) -> tuple[int, int, int]:
 def _arguments(
     bound: Mapping[str, Any], signature: Mapping[str, str], recorder: Recorder
 ) -> tuple[list[Any], list[str]]:
-    """Runtime values in the order of the compiled function, and their names; pointers are addresses."""
+    """Return the runtime values in the order of the compiled function, and their names; pointers are addresses."""
     values: list[Any] = []
     names: list[str] = []
 
@@ -274,7 +289,7 @@ def _arguments(
             shape, strides = [int(n) for n in value.shape], [int(n) for n in value.strides]
             padding = str(getattr(value, "padding", "zero"))
             put(name, {"base": value.base.data_ptr(), "shape": shape, "strides": strides, "padding": padding})
-            # The compiled function takes them once more, as integers.
+            # The compiled function takes shape and strides again, as integers.
             for k, n in enumerate((*shape, *strides)):
                 put(f"{name}[{k}]", n)
         elif hasattr(value, "data_ptr"):
@@ -289,7 +304,7 @@ def _arguments(
 
 
 def dot_kinds(ttir: str) -> frozenset[str]:
-    """Kinds of ``tt.dot`` in a TTIR text, as ``i8*i8->i32``."""
+    """Return the kinds of ``tt.dot`` in a TTIR text, as ``i8*i8->i32``."""
     pattern = (
         r"tt\.dot .*?: tensor<[\dx]*x([a-z]\w*)[^>]*> \* tensor<[\dx]*x([a-z]\w*)[^>]*> -> tensor<[\dx]*x([a-z]\w*)"
     )
@@ -315,7 +330,7 @@ def _build(name: str, compiled: _Compiled, target: str) -> dict[str, Any]:
         row["ok"] = row["shared"] <= SHARED_LIMIT[target]
         if not row["ok"]:
             row["error"] = f"needs {row['shared']} bytes of shared memory, {target} has {SHARED_LIMIT[target]}"
-    except Exception as e:  # whatever the compiler raises is the submission's result on this target
+    except Exception as e:  # any exception of the compiler is the submission's result on this target
         row["error"] = f"{type(e).__name__}: {e}"[:500]
     row["seconds"] = round(time.perf_counter() - start, 4)
     return row

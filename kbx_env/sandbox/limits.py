@@ -1,4 +1,4 @@
-"""What a runner may not do to its host: an audit hook that cannot be removed, and resource limits."""
+"""Protects a runner's host: an audit hook that cannot be removed, and resource limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kbx_env.sandbox.firewall import Log  # imports torch, which who only sets limits need not wait for
+    from kbx_env.sandbox.firewall import Log  # imports torch, which takes seconds; scripts of policies only set limits
 
 _TOOLS = {"ptxas", "ptxas-blackwell", "ld.lld", "gcc", "cc", "clang", "ldconfig", "uname", "file"}
 _CLOSED = (
@@ -26,26 +26,28 @@ _HIDDEN = (
 )  # fmt: skip
 _FOREIGN = ("numpy.ctypeslib", "cffi", "numba", "cupy", "jax", "tensorflow", "torch.utils.cpp_extension",
             "torch._inductor", "torch._dynamo", "multiprocessing", "scipy")  # fmt: skip
-
+_CTYPES = ("ctypes.dlopen", "ctypes.dlsym", "ctypes.addressof", "ctypes.string_at")
+_Check = Callable[[str, tuple[Any, ...]], None]
+"""Raises if an audit event, given by name and arguments, is refused."""
 
 WRITES = 64
-"""Files that a submission may open for writing, of at most ``FILE_BYTES`` each: together less than a disk."""
+"""Files that a submission may open for writing, of at most ``FILE_BYTES`` each; together they must not fill a disk."""
 FILE_BYTES = 16 << 20
 MEMORY = 6 << 30
 """Bytes that a CPU submission may grow by."""
 GPU_MEMORY = 24 << 30
-"""The same on CUDA, counted without what the driver reserves."""
+"""The same on CUDA, without the address space that the driver reserves."""
 DEVICE_MEMORY, DEVICE_SHARE = 48 << 30, 0.8
-"""Bytes of a GPU that a submission may have, and the share of a small one: others are at work beside it."""
+"""Bytes of GPU memory that a submission may have, at most this share of the GPU: other runners use it as well."""
 
 
 def limit(device: str) -> None:
-    """Set resource limits of this process."""
+    """Set the resource limits of this process; ``device`` is ``cpu`` or ``cuda``."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NPROC, (4096, 4096))
-    # The driver reserves address space by the hundred gigabytes: there the writable private pages are counted.
+    # The CUDA driver reserves hundreds of gigabytes of address space: there the limit counts writable private pages.
     kind, field, more = (resource.RLIMIT_DATA, 5, GPU_MEMORY) if device == "cuda" else (resource.RLIMIT_AS, 0, MEMORY)
     with open("/proc/self/statm") as f:
         most = int(f.read().split()[field]) * os.sysconf("SC_PAGE_SIZE") + more
@@ -53,9 +55,9 @@ def limit(device: str) -> None:
 
 
 def start_cuda() -> None:
-    """Start the driver and bound this process's share of the GPU.
+    """Start the driver and limit this process's share of the GPU.
 
-    Before a process is confined: the driver's first steps reach files that no submission needs to write.
+    To be called before the process is confined: the driver starts by writing files that no submission needs to write.
     """
     import torch
 
@@ -63,7 +65,7 @@ def start_cuda() -> None:
     torch.zeros(1, device="cuda")
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(DEVICE_SHARE, DEVICE_MEMORY / total))
-    torch.cuda.device_count()  # asks a library once and keeps the answer
+    torch.cuda.device_count()  # torch asks a library once and caches the answer
 
 
 def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
@@ -74,16 +76,40 @@ def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
         folder: the only folder that may be written.
         armed: false while the runner itself works (set up, compile, answer).
     """
-    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    from_triton = _triton_test()
+    checks: dict[str, _Check] = {
+        "open": _write_check(log, folder, from_triton),
+        "import": _import_check(log, from_triton),
+        "compile": _compile_check(log, from_triton),
+        "subprocess.Popen": _process_check(log, folder, from_triton),
+        **dict.fromkeys(_CTYPES, _ctypes_check(log, from_triton)),
+    }
+    closed = _closed_check(log, from_triton)
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        check = checks.get(event) or (closed if event.startswith(_CLOSED) else None)
+        if check is not None and armed():
+            check(event, args)
+
+    sys.addaudithook(hook)
+
+
+# The checks are closures and not methods: a submission cannot replace a function that no module and no class names. Only
+# the hook calls them, so that the audited call is always the same number of frames away.
+
+
+def _triton_test() -> Callable[[], bool]:
+    """Return a test whether Triton made the audited call, for use in checks."""
     triton_root = os.path.dirname(sys.modules["triton"].__file__ or "") + os.sep
     standard = os.path.dirname(os.__file__) + os.sep
     packages = os.path.dirname(os.path.dirname(triton_root)) + os.sep
     testing = triton_root + "testing.py"
 
     def from_triton() -> bool:
-        # subprocess and importlib call on behalf of the compiler: the nearest frame of anybody else tells who asked. Code
-        # that a submission makes under another file's name is refused where it is made ("code.__new__", "compile").
-        frame: Any = sys._getframe(2)
+        # subprocess and importlib make calls for the compiler, so their frames are skipped: the nearest frame of other
+        # code decides. Code that a submission makes under another file's name is refused where it is made
+        # ("code.__new__", "compile").
+        frame: Any = sys._getframe(3)  # this test, the check, the hook, the audited call
         while frame is not None:
             name = frame.f_code.co_filename
             if name.startswith(triton_root):
@@ -93,48 +119,89 @@ def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
             frame = frame.f_back
         return False
 
+    return from_triton
+
+
+def _write_check(log: Log, folder: str, from_triton: Callable[[], bool]) -> _Check:
+    """Refuse to open files for writing outside the folder, and more than ``WRITES`` inside."""
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     written = 0
 
-    def tool(executable: Any) -> bool:
-        # By full path: a file of this name that a submission has written is no compiler.
+    def check(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal written
+        path, mode, flags = (*args, None, 0)[:3]
+        by_flags = isinstance(flags, int) and flags & writing
+        by_mode = isinstance(mode, str) and set(mode) & set("wax+")
+        if not (by_flags or by_mode) or from_triton():
+            return
+        full = os.path.realpath(os.fspath(path)) if isinstance(path, str | bytes | os.PathLike) else ""
+        full = full.decode() if isinstance(full, bytes) else full
+        if not full.startswith(folder + os.sep) and full != "/dev/null":
+            raise log.deny("file_access", f"write to {full or path}")
+        written += 1
+        if written > WRITES:
+            raise log.deny("file_access", f"more than {WRITES} files opened for writing")
+
+    return check
+
+
+def _import_check(log: Log, from_triton: Callable[[], bool]) -> _Check:
+    """Refuse imports of the grader, and of libraries that compute or reach memory."""
+
+    def check(event: str, args: tuple[Any, ...]) -> None:
+        name = str(args[0])
+        if name.startswith(_HIDDEN) or (name.startswith(_FOREIGN) and not from_triton()):
+            raise log.deny("forbidden_import", name)
+
+    return check
+
+
+def _compile_check(log: Log, from_triton: Callable[[], bool]) -> _Check:
+    """Refuse to compile code under the name of a file."""
+
+    def check(event: str, args: tuple[Any, ...]) -> None:
+        if sys._getframe(2).f_code.co_filename.startswith("<frozen importlib"):
+            return
+        # The name is None for a syntax tree, which only Triton compiles; namedtuple and dataclasses compile "<string>".
+        if args[1] is not None and str(args[1]) not in ("<string>", "<stdin>") and not from_triton():
+            raise log.deny("tampering", f"compiles code under the name {args[1]}")
+
+    return check
+
+
+def _process_check(log: Log, folder: str, from_triton: Callable[[], bool]) -> _Check:
+    """Refuse to start programs, except Triton's tools when Triton starts them."""
+
+    def is_tool(executable: Any) -> bool:
         name = str(executable)
         if os.path.basename(name) not in _TOOLS:
             return False
+        # By full path: a file of this name that the submission has written is no compiler.
         found = name if os.sep in name else shutil.which(name) or ""
         return not os.path.realpath(found).startswith(folder + os.sep)
 
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal written
-        if event == "open":
-            path, mode, flags = (*args, None, 0)[:3]
-            if not (isinstance(flags, int) and flags & writing) and not (
-                isinstance(mode, str) and set(mode) & set("wax+")
-            ):
-                return
-            if not armed() or from_triton():
-                return
-            full = os.path.realpath(os.fspath(path)) if isinstance(path, str | bytes | os.PathLike) else ""
-            full = full.decode() if isinstance(full, bytes) else full
-            if not full.startswith(folder + os.sep) and full != "/dev/null":
-                raise log.deny("file_access", f"write to {full or path}")
-            written += 1
-            if written > WRITES:
-                raise log.deny("file_access", f"more than {WRITES} files opened for writing")
-        elif event == "import" and armed():
-            name = str(args[0])
-            if name.startswith(_HIDDEN) or (name.startswith(_FOREIGN) and not from_triton()):
-                raise log.deny("forbidden_import", name)
-        elif event == "compile" and armed() and not sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
-            # None: a syntax tree, which namedtuple and dataclasses do not use, nor does anybody but the compiler.
-            if args[1] is not None and str(args[1]) not in ("<string>", "<stdin>") and not from_triton():
-                raise log.deny("tampering", f"compiles code under the name {args[1]}")
-        elif event == "subprocess.Popen" and armed():
-            if not tool(args[0]) or not from_triton():
-                raise log.deny("subprocess", str(args[0]))
-        elif event in ("ctypes.dlopen", "ctypes.dlsym", "ctypes.addressof", "ctypes.string_at", "ctypes.cdata"):
-            if armed() and not from_triton() and event != "ctypes.cdata":
-                raise log.deny("ctypes", f"{event} {args[0] if args else ''}")
-        elif event.startswith(_CLOSED) and armed() and not from_triton():
+    def check(event: str, args: tuple[Any, ...]) -> None:
+        if not is_tool(args[0]) or not from_triton():
+            raise log.deny("subprocess", str(args[0]))
+
+    return check
+
+
+def _ctypes_check(log: Log, from_triton: Callable[[], bool]) -> _Check:
+    """Refuse to load libraries and to reach memory by ``ctypes``."""
+
+    def check(event: str, args: tuple[Any, ...]) -> None:
+        if not from_triton():
+            raise log.deny("ctypes", f"{event} {args[0] if args else ''}")
+
+    return check
+
+
+def _closed_check(log: Log, from_triton: Callable[[], bool]) -> _Check:
+    """Refuse the events of ``_CLOSED``."""
+
+    def check(event: str, args: tuple[Any, ...]) -> None:
+        if not from_triton():
             raise log.deny("tampering", event)
 
-    sys.addaudithook(hook)
+    return check

@@ -1,7 +1,7 @@
-"""What host code calls to be watched or compiled, not to compute: harmless in every runner, because it does nothing there.
+"""No-op stubs for functions that host code calls and that compute nothing.
 
-Ranges for a profiler, marks for ``torch.compile``, timings that choose between variants. Some of them would import torch's
-compiler, some would dispatch an operation of their own, some need a GPU that the CPU tier does not have.
+These are profiler ranges, marks for ``torch.compile``, and timings that choose between variants. Some of the originals
+import torch's compiler, some dispatch an operation of their own, some need a GPU that the CPU tier does not have.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from triton.runtime.autotuner import Autotuner
 
 
 class Range(contextlib.ContextDecorator):
-    """A named range that nobody records."""
+    """A profiler range that records nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.name = args[0] if args else kwargs.get("name", "")
@@ -29,12 +29,12 @@ class Range(contextlib.ContextDecorator):
 
 
 def _as_it_is(fn: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """A decorator that changes nothing, with or without arguments."""
+    """Decorate a function without changing it; the decorator may be used with or without arguments."""
     return fn if fn is not None else _as_it_is
 
 
 def install() -> None:
-    """Marks for the compiler, which would import it, and the profiler's ranges, in a runner of either device."""
+    """Replace compiler marks, which would import torch's compiler, and profiler ranges, in runners of both devices."""
     for name in ("disable", "allow_in_graph", "assume_constant_result"):
         setattr(torch.compiler, name, _as_it_is)
     torch.compiler.cudagraph_mark_step_begin = lambda: None  # type: ignore[assignment]
@@ -43,23 +43,23 @@ def install() -> None:
 
 
 def _tied(*args: Any, quantiles: Any = None, return_mode: str = "mean", **kwargs: Any) -> Any:
-    """Nothing can be timed without a GPU: whatever is measured takes one millisecond, and is not run for it."""
+    """Return one millisecond for any measurement, without running it: nothing can be timed without a GPU."""
     times = [1.0] * len(quantiles) if quantiles is not None else [1.0]
     return times if len(times) > 1 or (quantiles is None and return_mode == "all") else times[0]
 
 
 class _Untimed:
-    """``Autotuner.do_bench`` when every configuration ties, so that the first one is taken."""
+    """Descriptor for ``Autotuner.do_bench``: all configurations tie, so the first one is chosen."""
 
     def __get__(self, tuner: Any, owner: Any = None) -> Callable[..., Any]:
         return _tied
 
     def __set__(self, tuner: Any, value: Any) -> None:
-        """Whatever the submission, or ``use_cuda_graph``, would time with."""
+        """Ignore the function that the submission, or ``use_cuda_graph``, would time with."""
 
 
 def untimed() -> None:
-    """On the CPU tier nothing is timed: not by autotuners, however they would measure, and not by the host code."""
+    """Replace the timing functions of autotuners and of host code on the CPU tier, where nothing can be timed."""
     Autotuner.do_bench = _Untimed()  # type: ignore[assignment]
     for name in ("do_bench", "do_bench_cudagraph"):
         setattr(triton.testing, name, _tied)

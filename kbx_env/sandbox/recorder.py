@@ -1,8 +1,8 @@
-"""Writes down what the host code of a submission does with memory: allocations, fills, copies, launches.
+"""Records what the host code of a submission does with memory: allocations, fills, copies, launches.
 
 On the CPU tier nothing is computed in a submission's process. Its tensors have the right shapes and addresses but not
-the inputs' values; what it asks for is recorded here and executed by the engine on the grader's side, and the few
-scalars that it may read back come from there. A wrong record only asks for something else: nothing here is trusted.
+the inputs' values. The recorded steps are executed by the engine on the grader's side, which also answers the few scalars
+that a submission may read back. The record is not trusted: a wrong one only makes the engine execute other steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kbx_env.sandbox.fake_cuda.driver import at_home
 from kbx_env.sandbox.firewall import Log
 
 HOST_ELEMENTS = 4096
-"""Constants that one call may bring from the host: sizes, offsets, seeds, small tables."""
+"""Constants that one call may create on the host: sizes, offsets, seeds, small tables."""
 _PURE = frozenset("""
 empty empty_like empty_strided empty_permuted new_empty new_empty_strided
 alias view _unsafe_view _reshape_alias as_strided expand permute transpose t squeeze unsqueeze select slice narrow
@@ -37,10 +37,23 @@ _COPIES = {"clone", "_to_copy", "lift_fresh_copy", "contiguous"}
 _HOST = {"lift_fresh", "lift", "scalar_tensor", "random_", "randint"}
 
 Ask = Callable[[dict[str, Any]], Any]
+"""Sends a request to the engine through the grader, and returns the values of the answer."""
 
 
 class Recorder(TorchDispatchMode):
-    """Records while it is entered; ``ask`` sends what is recorded so far and brings a value back."""
+    """Records operations while it is entered as a context manager.
+
+    Args:
+        log: receives denied operations and host reads.
+        ask: sends the steps recorded so far and returns values from the engine.
+        allow: also record torch operations that compute, which the engine then repeats.
+
+    Attributes:
+        live: false in calls that are not recorded.
+        steps: the steps recorded since the last ``take``, in the form that the engine reads.
+        kernels: key to TTIR of kernels that the engine has not got yet.
+        inputs: name of each tensor argument to the address of its storage.
+    """
 
     def __init__(self, log: Log, ask: Ask, allow: bool = False) -> None:
         super().__init__()
@@ -49,7 +62,7 @@ class Recorder(TorchDispatchMode):
         self.steps: list[list[Any]] = []
         self._freed: list[int] = []
         self.kernels: dict[str, dict[str, Any]] = {}
-        self._told: set[str] = set()
+        self._sent: set[str] = set()
         self._known: dict[int, Any] = {}
         self._weak: dict[int, StorageWeakRef] = {}
         self.inputs: dict[str, int] = {}
@@ -57,12 +70,17 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch would import its compiler here, to keep it out of a function that nobody compiles.
+        # torch would import its compiler here, to exclude a function that is never compiled.
         return False
 
     # -- a call ------------------------------------------------------------------------------------
     def begin(self, live: bool, tensors: dict[str, torch.Tensor]) -> None:
-        """Start a call: forget storages that are gone; ``live`` is false when nothing is to be recorded."""
+        """Start a call: forget storages that have been freed.
+
+        Args:
+            live: false if nothing is to be recorded.
+            tensors: the call's tensor arguments by name.
+        """
         self.live = live
         self._host = 0
         self._known.clear()
@@ -75,19 +93,26 @@ class Recorder(TorchDispatchMode):
             storage = t.untyped_storage()
             if storage.nbytes():
                 self.inputs[name] = base = storage.data_ptr()
-                if base in self._weak:  # the same address again: what was there is gone
+                if base in self._weak:  # the address is used again: the storage before was freed
                     self._freed.append(base)
                 self._known[base], self._weak[base] = storage, StorageWeakRef(storage)
 
     def take(self) -> dict[str, Any]:
-        """What was recorded since the last time."""
+        """Return, and forget, the freed storages, steps and kernels since the last time, with this call's inputs."""
         steps, self.steps = self.steps, []
         kernels, self.kernels = self.kernels, {}
         freed, self._freed = self._freed, []
         return {"free": freed, "inputs": self.inputs, "steps": steps, "kernels": kernels}
 
     def view(self, t: torch.Tensor) -> list[Any]:
-        """A tensor as the engine understands it; makes its storage known."""
+        """Return a tensor as the engine reads it, and record the allocation of a storage that is new.
+
+        Args:
+            t: any strided tensor.
+
+        Returns:
+            Address of the storage, dtype, offset in bytes, shape, strides.
+        """
         storage = t.untyped_storage()
         base = storage.data_ptr()
         if base not in self._known and storage.nbytes():
@@ -101,7 +126,7 @@ class Recorder(TorchDispatchMode):
         return [base, name, t.storage_offset() * t.element_size(), list(t.shape), list(t.stride())]
 
     def read(self, t: torch.Tensor) -> list[Any]:
-        """The values of a tensor, row-major, from the engine; zeros when nothing is recorded."""
+        """Return the values of a tensor, row-major, from the engine; zeros while nothing is recorded."""
         if not self.live:
             return [0] * t.numel()
         if not t.numel():
@@ -111,16 +136,24 @@ class Recorder(TorchDispatchMode):
     def launch(
         self, key: str, kernel: dict[str, Any], grid: tuple[int, ...], args: list[Any], names: list[str]
     ) -> None:
-        """One launch."""
+        """Record a launch.
+
+        Args:
+            key: identifies the compiled kernel; its text is sent once.
+            kernel: TTIR and options.
+            grid: number of programs in each dimension.
+            args: runtime values in the order of the compiled function; addresses for pointers.
+            names: the names of ``args``.
+        """
         if self.live:
-            if key not in self._told:
-                self._told.add(key)
+            if key not in self._sent:
+                self._sent.add(key)
                 self.kernels[key] = kernel
             self.steps.append(["launch", key, list(grid), args, names])
 
     # -- operations --------------------------------------------------------------------------------
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do an operation on the stand-ins, and write down what it means."""
+        """Perform an operation on the stand-in tensors, and record its effect."""
         kwargs = {k: at_home(v) for k, v in (kwargs or {}).items()}
         name = func._schema.name.removeprefix("aten::")
         if name == "_local_scalar_dense":
@@ -132,10 +165,15 @@ class Recorder(TorchDispatchMode):
         if name == "copy_" or name in _COPIES:
             self._check(args[0] if name == "copy_" else kwargs.get("dtype"), args[1] if name == "copy_" else args[0])
         out = func(*args, **kwargs)
-        if not self.live or name in _PURE and not isinstance(out, torch.Tensor):
-            return out
+        if self.live:
+            self._note(func, name, args, kwargs, out)
+        return out
+
+    def _note(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
+        """Record the effect of an operation that has been performed with result ``out``."""
         if name in _PURE:
-            self.view(out)
+            if isinstance(out, torch.Tensor):
+                self.view(out)
         elif name in _CONSTANT:
             self._fill(out, _CONSTANT[name])
         elif name in _VALUE:
@@ -153,10 +191,9 @@ class Recorder(TorchDispatchMode):
             raise self.log.deny(
                 "torch_compute", f"torch operation {name} is not one of allocation, view, copy and fill"
             )
-        return out
 
     def _compute(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
-        """An operation that the engine repeats on the real values."""
+        """Record an operation that the engine repeats on the real values."""
 
         def encode(x: Any) -> Any:
             if isinstance(x, torch.Tensor):
@@ -213,7 +250,7 @@ class Recorder(TorchDispatchMode):
             self.steps.append(["host", self.view(t), bytes(dense.untyped_storage())[: dense.numel()].hex()])
 
     def _resize(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
-        """A view where the storage suffices. Where it must grow it moves, and what it held is copied."""
+        """Resize in place if the storage is large enough; else move to a new storage and copy the old content."""
         t: torch.Tensor = args[0]
         size = list(args[1].shape if isinstance(args[1], torch.Tensor) else args[1])
         storage = t.untyped_storage()
@@ -221,7 +258,7 @@ class Recorder(TorchDispatchMode):
         if need <= held or min(size, default=0) < 0:
             out: torch.Tensor = func(*args, **kwargs)
         else:
-            # torch would free the old memory while the call goes on: a new storage, so that no address means two things.
+            # torch would free the old memory during the call, and an address would have two meanings: hence a new storage.
             kept, fresh = torch.empty(0, dtype=torch.uint8).set_(storage), torch.empty(need, dtype=torch.uint8)
             order = kwargs.get("memory_format") or torch.contiguous_format
             stride = torch.empty(size, device="meta", memory_format=order).stride()
@@ -233,7 +270,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _pad(self, t: torch.Tensor, pad: list[int], value: Any = 0) -> torch.Tensor:
-        """``constant_pad_nd`` is a fill and a copy."""
+        """Perform ``constant_pad_nd`` as a fill and a copy."""
         if len(pad) % 2 or len(pad) > 2 * t.dim():
             raise ValueError(f"padding of {len(pad)} numbers for a tensor of {t.dim()} dimensions")
         before, after = [0] * t.dim(), [0] * t.dim()
@@ -263,7 +300,7 @@ def _nested(values: list[Any], shape: tuple[int, ...]) -> Any:
 
 
 def install(recorder: Recorder) -> None:
-    """``tolist`` reads memory past the dispatcher; here it asks the engine."""
+    """Replace ``Tensor.tolist``, which reads memory past the dispatcher, by a request to the engine."""
 
     def tolist(self: torch.Tensor) -> Any:
         recorder.log.read(self.numel(), ".tolist()")
@@ -275,7 +312,7 @@ def install(recorder: Recorder) -> None:
 
 @contextlib.contextmanager
 def recording(recorder: Recorder | None) -> Iterator[None]:
-    """Record within the block; nothing on a device that executes for itself."""
+    """Record within the block; without a recorder (CUDA, where launches are executed directly) do nothing."""
     if recorder is None:
         yield
     else:

@@ -1,6 +1,6 @@
-"""One submission in one process: loads it, calls it with the grader's inputs, returns raw outputs.
+"""Runs one submission in one process: loads it, calls it with the grader's inputs, returns raw outputs.
 
-Runs in a fork of the zygote and never serves a second submission. Everything it says is a claim.
+The process is a fork of the zygote and never serves a second submission. The grader trusts none of its replies.
 """
 
 from __future__ import annotations
@@ -31,11 +31,21 @@ from kbx_env.sandbox.launches import Interceptor, quick_launchers
 from kbx_env.sandbox.recorder import Ask, Recorder, install, recording
 
 LARGE = 64 << 20
-"""Bytes from which on memory comes from the kernel as zeros, page by page when it is touched."""
+"""From this size in bytes memory comes from the operating system as zeros, page by page on first use."""
 
 
 class Runner:
-    """The command loop. ``settings`` come from the grader: device and folder; ``ask`` reads values from the engine."""
+    """Serves the grader's commands for one submission.
+
+    Args:
+        settings: from the grader: device, folder, layers to leave out.
+        ask: reads values from the engine.
+        channel: file descriptor of the pipe for denied operations.
+
+    Attributes:
+        trusted: 0 while the submission's code runs, else at least 1; the audit hook is armed at 0.
+        module: the names of the submission's module.
+    """
 
     def __init__(self, settings: Mapping[str, Any], ask: Ask, channel: int | None = None) -> None:
         self.device = str(settings.get("device", "cpu"))
@@ -45,20 +55,20 @@ class Runner:
         self.folder = os.path.realpath(settings["folder"])
         os.environ["TRITON_CACHE_DIR"] = os.path.join(self.folder, "triton")
         triton.knobs.cache.dir = os.environ["TRITON_CACHE_DIR"]
-        # Compilers and CUDA keep what they write where they may.
+        # Compilers and CUDA write their files in the only writable folder.
         os.environ["TMPDIR"] = tempfile.tempdir = self.folder
         os.environ["CUDA_CACHE_PATH"] = os.path.join(self.folder, "cuda")
         os.chdir(self.folder)
         if self.device == "cuda":
             limits.start_cuda()
             quick_launchers()
-            # Triton has gcc build its driver on first use: a runner that waits for its submission has the time.
-            with contextlib.suppress(Exception):  # the first launch tells what is wrong
+            # Triton runs gcc to build its driver on first use; do it now, while the runner waits for its submission.
+            with contextlib.suppress(Exception):  # the first launch reports an error
                 _ = triton.runtime.driver.active.utils
-            # Before it is confined as well: processes meet through sockets that nobody reaches from inside.
+            # Also before confinement: CUDA IPC connects through sockets that a confined process cannot reach.
             self.mail = _mail(settings.get("mail"))
         if "kernel" not in without:
-            # Of folders of the grader's own: the zygote's, and below it this runner's.
+            # The folder of this runner lies in a folder of its zygote, which lies in the one of the grader.
             confine(self.folder, unhidden(os.path.dirname(os.path.dirname(self.folder))))
         limits.limit(self.device)
         allow = settings.get("torch_ops") is True
@@ -73,28 +83,36 @@ class Runner:
         if self.recorder is not None:
             install(self.recorder)
             driver.install()
-        # What the clock uses of torch it must hold before the submission can replace it.
+        # The stopwatch takes its torch functions now, before the submission can replace them.
         self.stopwatch = Stopwatch("cuda", guards=True) if self.device == "cuda" else None
         self.module: dict[str, Any] = {}
         self.generator: torch.Generator | None = None
         self.generator_state: torch.Tensor | None = None
-        self._theirs: BaseException | None = None
+        self._submission_error: BaseException | None = None
 
     @contextlib.contextmanager
     def submission(self) -> Iterator[None]:
-        """The submission has the floor: the audit hook is armed, and what it does with memory is recorded."""
+        """Run the submission's code within the block: the audit hook is armed, and memory operations are recorded."""
         self.trusted -= 1
         try:
             with recording(self.recorder):
                 yield
         except BaseException as e:
-            self._theirs = e
+            self._submission_error = e
             raise
         finally:
             self.trusted += 1
 
     def load(self, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
-        """Execute the source as a module; the file exists because Triton reads kernels' source text."""
+        """Execute the source as a module. It is written to a file because Triton reads the source text of kernels.
+
+        Args:
+            header: ``entry``, the name of the entry function.
+            blobs: the source.
+
+        Returns:
+            ``entry``: whether the module has such a function.
+        """
         path = os.path.join(self.folder, "submission.py")
         source = bytes(blobs[0])
         with open(path, "wb") as f:
@@ -117,7 +135,7 @@ class Runner:
         if d["k"] == "blank":
             span = 1 + sum((n - 1) * s for n, s in zip(d["shape"], d["stride"], strict=True)) if all(d["shape"]) else 0
             dtype, count = wire.DTYPES[d["dtype"]], d["shift"] + span if span else 0
-            # What the host reads of it the grader answers; timed sizes have gigabytes, which nothing touches.
+            # The engine answers host reads of it. Timed sizes have gigabytes, which nothing touches.
             base = (torch.zeros if count * dtype.itemsize < LARGE else torch.empty)(count, dtype=dtype)
             return base.as_strided(d["shape"], d["stride"], d["shift"] if span else 0)
         if "mail" in d:
@@ -130,7 +148,13 @@ class Runner:
         return value
 
     def _generator(self, seed: int, turn: str) -> torch.Generator:
-        """``again``: the generator of the last call once more; ``copy``: a new one in the state it had then."""
+        """Return a generator on this device.
+
+        Args:
+            seed: for a new generator.
+            turn: ``again`` for the generator of the last call; ``copy`` for a new one in the state in which the last
+                ``again`` found it; else a new one.
+        """
         if turn == "again" and self.generator is not None:
             self.generator_state = self.generator.get_state()
             return self.generator
@@ -140,7 +164,15 @@ class Runner:
         return self.generator
 
     def call(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
-        """Call the entry once: ``mode`` run or ablate."""
+        """Call the entry once.
+
+        Args:
+            header: arguments, and ``mode``: ``run`` or ``ablate``.
+            blobs: the bytes of tensor arguments.
+
+        Returns:
+            The reply and the bytes of its tensors. On the CPU tier the reply has the recorded steps and no bytes.
+        """
         named = {name: self._argument(d, blobs) for name, d in header["args"].items()}
         tensors = {k: v for k, v in named.items() if isinstance(v, torch.Tensor)}
         kwargs = wire.assembled(named)
@@ -168,7 +200,7 @@ class Runner:
     def _record(
         self, header: Mapping[str, Any], positional: list[Any], kwargs: dict[str, Any], tensors: dict[str, torch.Tensor]
     ) -> dict[str, Any]:
-        """Call the entry on stand-ins; the reply says what is to be done, and which views are the results."""
+        """Call the entry on stand-in tensors; the reply has the recorded steps and the views that are the results."""
         assert self.recorder is not None
         self.recorder.begin(header["mode"] == "run" or self.recorder.allow, tensors)
         with self.submission():
@@ -187,31 +219,37 @@ class Runner:
         return {"k": "view", "view": self.recorder.view(value.detach()), "requires_grad": value.requires_grad}
 
     def build(self, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
-        """Compile the kernels seen so far for the targets."""
+        """Compile the kernels seen so far.
+
+        Args:
+            header: ``targets``.
+            blobs: none.
+
+        Returns:
+            ``builds``: one row for each kernel and target.
+        """
         return {"builds": self.interceptor.build(list(header["targets"]))}
 
     def time(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
-        """Timing commands (CUDA only); see ``device/stopwatch.py``."""
+        """Serve a timing command (CUDA only), as ``device/stopwatch.py`` describes them.
+
+        Args:
+            header: the command in ``do``, and its parameters.
+            blobs: the bytes of tensor arguments.
+
+        Returns:
+            The reply and the bytes of its tensors.
+
+        Raises:
+            ValueError: the device is not CUDA.
+        """
         watch = self.stopwatch
         if watch is None:
-            raise ValueError("there is no clock on this device")
+            raise ValueError("there is no stopwatch on this device")
         self.interceptor.mode = "ablate" if header["do"] == "dry" else "time"
         match header["do"]:
             case "prepare":
-                slots = [{name: self._argument(d, blobs) for name, d in slot.items()} for slot in header["slots"]]
-                entry, names, assembled = self.module[header["entry"]], header["positional"], wire.assembled
-
-                def call(slot: dict[str, Any]) -> Any:
-                    whole = assembled(slot)
-                    given = [whole.pop(n) for n in names]
-                    self.log.host_reads = 0
-                    with self.submission():
-                        return entry(*given, **whole)
-
-                several = {"slots": int(header.get("count", 0)), "written": header.get("written", ())}
-                reply = watch.prepare(call, slots, turning=header.get("turning"), warm=False, **several)
-                self.mail.empty()
-                return reply, []
+                return self._prepare(watch, header, blobs), []
             case "dry":
                 return watch.dry(), []
             case "release":
@@ -234,8 +272,32 @@ class Runner:
         found = watch.result(int(header["call"]), bool(header.get("captured")))
         return self.mail.claims(found, self.device, header.get("mailed") is True, header.get("inputs") is not False)
 
+    def _prepare(self, watch: Stopwatch, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
+        slots = [{name: self._argument(d, blobs) for name, d in slot.items()} for slot in header["slots"]]
+        entry, names, assembled = self.module[header["entry"]], header["positional"], wire.assembled
+
+        def call(slot: dict[str, Any]) -> Any:
+            kwargs = assembled(slot)
+            positional = [kwargs.pop(n) for n in names]
+            self.log.host_reads = 0
+            with self.submission():
+                return entry(*positional, **kwargs)
+
+        several = {"slots": int(header.get("count", 0)), "written": header.get("written", ())}
+        reply = watch.prepare(call, slots, turning=header.get("turning"), warm=False, **several)
+        self.mail.empty()
+        return reply
+
     def answer(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
-        """Serve one command; an exception becomes a classified error, never a traceback of ours."""
+        """Serve one command; an exception becomes a classified error, never a traceback of the runner.
+
+        Args:
+            header: the command in ``op``, and its parameters.
+            blobs: bytes that go with it.
+
+        Returns:
+            The reply, with ``ok``, denied operations and seconds, and the bytes that go with it.
+        """
         start = time.perf_counter()
         data: list[bytes] = []
         try:
@@ -246,10 +308,10 @@ class Runner:
         except BaseException as e:  # the submission may raise anything, SystemExit included
             self.trusted = max(self.trusted, 1)
             reply = {"ok": False, **_classify(e, self.folder)}
-            if e is not self._theirs and isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
+            if e is not self._submission_error and isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
                 reply["kind"] = "infra"
         reply["denied"] = [list(d) for d in self.log.denied[:20]]
-        # The probe takes 20 ms: between the commands of one measurement it would only blur the grader's clock.
+        # The probe takes 20 ms: between the commands of one measurement it would disturb the timing.
         reply["standing"] = header["op"] == "time" and header["do"] != "result" or firewall.probe(self.log)
         reply["seconds"] = time.perf_counter() - start
         self.log.served()
@@ -257,11 +319,11 @@ class Runner:
 
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
-"""A subclass would run its own code whenever it is looked at."""
+"""Subclasses are refused: they would run their own code when the runner inspects them."""
 
 
 def _mail(handle: str | None) -> IpcSender:
-    """The way for large tensors; where the driver does not lend memory to another process, there is none."""
+    """Return the transport for large tensors, closed where the driver cannot share memory with another process."""
     tools = Driver()
     with contextlib.suppress(RuntimeError):
         return IpcSender(tools, bytes.fromhex(handle) if handle else None)
@@ -269,7 +331,7 @@ def _mail(handle: str | None) -> IpcSender:
 
 
 def _results(result: Any) -> tuple[bool, list[Any]]:
-    """What a call returned, taken apart without running code of the submission: it may be a tuple of its own kind."""
+    """Return whether a result is a sequence, and its items, without running code of the submission's tuple subclasses."""
     for kind in (tuple, list):
         if issubclass(type(result), kind):
             return True, list(kind.__iter__(result))
@@ -326,7 +388,7 @@ def _classify(e: BaseException, folder: str) -> dict[str, Any]:
     elif name in ("OutOfResources", "PTXASError"):
         kind = "compile"
     if isinstance(e, CompilationError):
-        # Triton nests one error per inlined function; the innermost says what is wrong.
+        # Triton nests one error per inlined function; the innermost has the cause.
         inner: BaseException = e
         while inner.__cause__ is not None:
             inner = inner.__cause__
@@ -336,7 +398,13 @@ def _classify(e: BaseException, folder: str) -> dict[str, Any]:
 
 
 def serve(sock: socket.socket, settings: Mapping[str, Any], channel: int | None = None) -> None:
-    """Run until the grader hangs up. Never returns to the zygote's code."""
+    """Serve commands until the grader closes the connection, then end the process.
+
+    Args:
+        sock: the connection to the grader.
+        settings: from the grader, for ``Runner``.
+        channel: file descriptor of the pipe for denied operations.
+    """
     code = 0
     try:
         null = os.open(os.devnull, os.O_RDWR)
@@ -351,7 +419,7 @@ def serve(sock: socket.socket, settings: Mapping[str, Any], channel: int | None 
         runner = Runner(settings, ask, channel)
         wire.send(sock, {"ok": True, "ready": True, "mail": runner.device == "cuda" and runner.mail.open})
         while True:
-            header, blobs = wire.receive(sock, max_bytes=16 << 30)  # from the grader, who is trusted
+            header, blobs = wire.receive(sock, max_bytes=16 << 30)  # from the grader, which is trusted
             reply, data = runner.answer(header, blobs)
             wire.send(sock, reply, data)
     except wire.WireError:

@@ -1,10 +1,10 @@
-"""The child side of ``grading/runtime/policy_script.py``: one script that a policy wrote, confined, and its watcher.
+"""The child side of ``grading/runtime/policy_script.py``: runs one script that a policy wrote, confined, under a watcher.
 
-Started by ``BOOT`` with its arguments: the folder of the package, a socket, the script's folder, the entry, the backend, the
-deadline (monotonic seconds) and whether namespaces may be used. The watcher runs nothing of the script's. It forks it, where the
-system allows as part of a process namespace, which ends all of its processes at once however fast they multiply; elsewhere it
-adopts whoever loses its parent, as the zygote does. When the script ends, for whatever reason, everything that it started
-ends with it, and its folder goes.
+Started by ``BOOT`` with its arguments: the folder of the package, a socket, the script's folder, the entry, the backend,
+the deadline (monotonic seconds) and whether namespaces may be used. The watcher executes no code of the script. It forks
+the script's process, where the system allows it in a process namespace, which ends all processes at once however fast
+they multiply; elsewhere the watcher adopts orphans, as the zygote does. When the script ends, for whatever reason, all
+processes that it started are ended and its folder is removed.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ sys.modules["kbx_env"] = kbx_env
 from kbx_env.sandbox.script import main
 exec(compile(*main()))
 """
-"""The package itself is not imported: a script needs nothing of it, and it would take longer than the script's set-up."""
+"""Python code of the child. It does not import the package itself, which would take longer than the script's set-up."""
 FILES = "files"
-"""Where in its folder the script's files lie; its home and its caches are beside them."""
+"""Subfolder with the script's files; its home and its caches are beside it."""
 THREADS = 256
-"""Threads that all processes of a script may have together."""
+"""Threads that all processes of a script may have together, as the watcher counts them."""
 PIDS = 320
-"""The same, held by the kernel where it can: a watcher may see too late how fast processes multiply."""
+"""The same limit in the operating system's kernel, where it has one: a watcher may be too slow for a fork bomb."""
 DISK, NAMES = 1 << 30, 10_000
 """Bytes and files that its folder may hold: more could not be removed in time."""
 _ETC = ("alternatives", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf",
@@ -67,11 +67,15 @@ _FAILED = "failed "
 
 
 class _Script(Exception):
-    """Takes the script's process out of the watcher's code: it ends like any Python, exit handlers included."""
+    """Leaves the watcher's code in the script's process, so that it ends like any Python, exit handlers included."""
 
 
 def main() -> tuple[bytes, str, str, int, bool]:
-    """Watch over a script until all of it has ended; returns in the script's process only, what it is to compile."""
+    """Start the script and watch it until all of its processes have ended.
+
+    Returns:
+        The arguments of ``compile`` for the script: this returns in the script's process alone, never in the watcher.
+    """
     _, fd, folder, entry, backend, deadline, namespaces = sys.argv[1:]
     try:
         _watch(socket.socket(fileno=int(fd)), folder, backend, float(deadline), namespaces == "yes")
@@ -94,23 +98,23 @@ def _watch(control: socket.socket, folder: str, backend: str, deadline: float, n
     children, libc = Children(), ctypes.CDLL(None, use_errno=True)
     apart = namespaces and _unshare(libc)
     with contextlib.suppress(OSError):
-        # Where it is allowed to, the watcher waits for nobody whom it watches; what it forks is not so.
+        # Where it is allowed, the watcher gets a real-time priority, so that the script cannot slow it; forks do not inherit it.
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    heard, told = os.pipe()
+    reader, writer = os.pipe()
 
     def script() -> None:
         try:
             control.close()
-            os.close(heard)
+            os.close(reader)
             libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
             if apart:
-                _first(libc, told)
+                _first(libc, writer)
                 os.setsid()
                 libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
             _confined(folder, backend)
-            os.close(told)
+            os.close(writer)
         except BaseException as e:  # never back into the watcher's code
-            os.write(told, f"{_FAILED}{type(e).__name__}: {e}"[:1000].encode())
+            os.write(writer, f"{_FAILED}{type(e).__name__}: {e}"[:1000].encode())
             os._exit(1)
         raise _Script
 
@@ -118,20 +122,20 @@ def _watch(control: socket.socket, folder: str, backend: str, deadline: float, n
     try:
         if time.monotonic() < deadline:
             pid = children.fork(script)
-            os.close(told)
+            os.close(writer)
             answer = _waited(control, children, pid, folder, backend, deadline)
     except OSError as e:
         answer = {"error": str(e)}
     if not apart:
         _kill_below()
     children.end_all(KILL_SECONDS)
-    os.set_blocking(heard, False)
+    os.set_blocking(reader, False)
     with contextlib.suppress(OSError):
-        said = os.read(heard, 4096).decode()
-        if said.startswith(_FAILED):
-            answer = {"error": said[len(_FAILED) :]}
+        report = os.read(reader, 4096).decode()
+        if report.startswith(_FAILED):
+            answer = {"error": report[len(_FAILED) :]}
         elif apart and answer.get("status") is not None and "note" not in answer:
-            answer["status"] = int(said) if said else -signal.SIGKILL
+            answer["status"] = int(report) if report else -signal.SIGKILL
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
     remove(folder)
@@ -141,7 +145,11 @@ def _watch(control: socket.socket, folder: str, backend: str, deadline: float, n
 
 
 def _unshare(libc: ctypes.CDLL) -> bool:
-    """Have later children in a process namespace of their own; with no privileges, inside a user namespace."""
+    """Put later children into a new process namespace; without privileges, inside a new user namespace.
+
+    Returns:
+        Whether the system allowed it.
+    """
     if libc.unshare(_NEWPID) == 0:
         return True
     user, group = os.getuid(), os.getgid()
@@ -153,9 +161,14 @@ def _unshare(libc: ctypes.CDLL) -> bool:
     return True
 
 
-def _first(libc: ctypes.CDLL, told: int) -> None:
-    """Be the first process of a namespace, with which all others end; returns in the second one, the script's."""
-    # Where it may be had, /proc shows the namespace only: nobody else's environment or command line.
+def _first(libc: ctypes.CDLL, writer: int) -> None:
+    """Be the first process of a namespace, with which all others end; returns in a second one, the script's process.
+
+    Args:
+        libc: the C library.
+        writer: file descriptor for the exit status of the script.
+    """
+    # Where the system allows it, /proc shows the namespace only: no environment or command line of other processes.
     if libc.unshare(_NEWNS) == 0 and libc.mount(None, b"/", None, ctypes.c_ulong(_PRIVATE), None) == 0:
         if libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(_PLAIN), None) == 0 and _own_pids():
             with contextlib.suppress(OSError), open("/proc/sys/kernel/pid_max", "w") as f:
@@ -167,21 +180,21 @@ def _first(libc: ctypes.CDLL, told: int) -> None:
     ended = status = 0
     while ended != pid:
         ended, status = os.wait()
-    os.write(told, str(os.waitstatus_to_exitcode(status)).encode())
+    os.write(writer, str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
 
 
 def _own_pids() -> bool:
-    """Whether the kernel surely (from Linux 6.15) counts process numbers for each namespace: on others the limit is the host's."""
+    """Whether ``pid_max`` belongs to the namespace, as from Linux 6.15 on; before that it may be the limit of the host."""
     version = [int(n) if n.isdigit() else 0 for n in os.uname().release.replace("-", ".").split(".")[:2]]
     return version >= [6, 15]
 
 
 def _confined(folder: str, backend: str) -> None:
-    """Confine this process, which is to run the script."""
+    """Confine this process, which will run the script."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
-        f.write("1000")  # when memory runs out, this one goes first
+        f.write("1000")  # when memory runs out, the kernel ends this process first
     os.chdir(os.path.join(folder, FILES))
     if backend == "cuda":
         limits.start_cuda()
@@ -190,7 +203,10 @@ def _confined(folder: str, backend: str) -> None:
 
 
 def _readable() -> list[str]:
-    """The system's libraries and Python's; nobody's home, and of this project nothing: its experts solve the tasks."""
+    """Return the readable folders: the system's and Python's libraries.
+
+    Home folders are left out, and all of this project: its expert kernels solve the tasks.
+    """
     package = os.path.realpath(sys.argv[1])
     clone = os.path.dirname(package)
     hidden = clone if os.path.exists(os.path.join(clone, "pyproject.toml")) else package
@@ -204,31 +220,35 @@ def _readable() -> list[str]:
 def _waited(
     control: socket.socket, children: Children, pid: int, folder: str, backend: str, deadline: float
 ) -> dict[str, Any]:
-    """How the script ended: by itself, at the deadline, or because it took too much."""
+    """Wait until the script ends, the deadline passes, or the script exceeds a limit.
+
+    Returns:
+        ``status``: the exit status, minus the signal, or ``None`` at the deadline; and ``note`` for an exceeded limit.
+    """
     memory = limits.GPU_MEMORY if backend == "cuda" else limits.MEMORY
-    look, hung_up = 0.0, select.poll()
+    next_look, hung_up = 0.0, select.poll()
     hung_up.register(control, select.POLLIN)
     while True:
         now = time.monotonic()
         if now >= deadline:
             return {"status": None}
-        # Only its end is ever heard on this socket: then nobody is there to be told.
+        # The grader sends nothing: input on the socket means that it is gone and needs no answer.
         if hung_up.poll(1000 * min(0.02, deadline - now)):
             return {"status": None}
         status = children.fate(pid)
         if status != ALIVE:
             return {"status": status}
         now = time.monotonic()
-        if now >= look:
+        if now >= next_look:
             note = _excess(memory) or _heavy(folder)
             if note:
                 return {"status": -int(signal.SIGKILL), "note": note}
-            # On a host with thousands of processes a look takes its time: a tenth of a core at most.
-            look = now + max(0.1, 10 * (time.monotonic() - now))
+            # On a host with thousands of processes one look takes long: use at most a tenth of a core.
+            next_look = now + max(0.1, 10 * (time.monotonic() - now))
 
 
 def _below() -> list[tuple[int, int, int]]:
-    """Number, threads and resident pages of each process below this one."""
+    """Return process id, threads and resident pages of each descendant of this process."""
     below: dict[int, list[tuple[int, int, int]]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -244,7 +264,7 @@ def _below() -> list[tuple[int, int, int]]:
 
 
 def _excess(memory: int) -> str:
-    """What the processes below this one have too much of together."""
+    """Return which limit all descendants of this process together exceed; empty if none."""
     rows = _below()
     if sum(threads for _, threads, _ in rows) > THREADS:
         return f"more than {THREADS} processes and threads"
@@ -253,7 +273,7 @@ def _excess(memory: int) -> str:
 
 
 def _kill_below() -> None:
-    """Kill whoever is below, and not only whom a killed parent leaves here: in the meantime they would have children."""
+    """Kill all descendants and not just adopted orphans, which would have more children in the meantime."""
     until = time.monotonic() + KILL_SECONDS
     while time.monotonic() < until and (rows := _below()):
         for kill in (os.killpg, os.kill):
@@ -266,7 +286,7 @@ def _kill_below() -> None:
 
 
 def _heavy(folder: str) -> str:
-    """What a folder has too much of."""
+    """Return which limit the content of a folder exceeds; empty if none."""
     names = size = 0
     todo = [folder]
     while todo:
@@ -281,16 +301,16 @@ def _heavy(folder: str) -> str:
                         if entry.is_dir(follow_symlinks=False):
                             todo.append(entry.path)
         except OSError as e:
-            # Removed meanwhile, or closed to everybody; but a path that is too long hides any number of others.
+            # Removed in the meantime, or without permissions: skip it. A path that is too long may hide any number of files.
             if not isinstance(e, FileNotFoundError | PermissionError | NotADirectoryError):
                 return f"a folder that cannot be looked into: {os.strerror(e.errno or 0)}"
     return f"more than {DISK >> 30} GB of files" if size > DISK else ""
 
 
 def remove(folder: str) -> None:
-    """Remove a folder that nobody uses any more, however deep it is and whatever its permissions.
+    """Remove a folder that no process uses any more, however deep it is and whatever its permissions.
 
-    ``shutil.rmtree`` recurses, which a thousand folders inside one another stop; here they are moved up one by one.
+    ``shutil.rmtree`` is recursive and fails on a thousand nested folders; here inner folders are moved up one by one.
     """
     token, count, again = secrets.token_hex(8), itertools.count(), True
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""One small compilation before any runner is forked: what a process does once is then done for all of them."""
+"""Compiles one small kernel before runners are forked, so that one-time work of a process is done for all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _nothing(x, n, BLOCK: tl.constexpr):
 
 
 def warm(target: str = "sm_90") -> None:
-    """Compile a kernel to the end; takes half a second and touches no GPU."""
+    """Compile a kernel for a target (a key of ``TARGETS``) through every stage; half a second, without a GPU."""
     firewall.warm()
     torch.broadcast_shapes((1,), (1,))  # half of all kernels call it, and it imports 500 modules
     kept = triton.knobs.cache.dir

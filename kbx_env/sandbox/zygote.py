@@ -1,7 +1,7 @@
-"""The warm parent of all runners: has torch and triton imported, forks one runner per request.
+"""The warm parent of all runners (the zygote): it has torch and triton imported and forks one runner per request.
 
-Started as ``python -m kbx_env.sandbox.zygote FD FOLDER``. It never touches CUDA, so its forks may. Whatever a submission
-leaves behind when its runner ends becomes the zygote's child, which kills it.
+Started as ``python -m kbx_env.sandbox.zygote FD FOLDER``. It never initialises CUDA, so its forks may. Processes that a
+submission leaves behind when its runner ends become children of the zygote, which kills them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ from typing import Any
 from kbx_env.protocol.status import ALIVE
 
 FATE_SECONDS = 0.5
-"""How long a process may take to end whose socket has closed."""
+"""Seconds that a process may take to end after its socket has closed."""
 _SUBREAPER = 36
 
 
 class Children:
-    """The processes forked here, and those that they left behind."""
+    """The processes forked here, and orphans of theirs, which this process adopts (a subreaper).
+
+    Attributes:
+        live: the process ids of forks that have not been ended.
+    """
 
     def __init__(self) -> None:
         self.live: set[int] = set()
@@ -36,7 +40,7 @@ class Children:
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
     def fork(self, serve: Callable[[], Any]) -> int:
-        """Fork a process that runs ``serve``, which must not return."""
+        """Fork a process that runs ``serve``, and return its process id."""
         pid = os.fork()
         if pid == 0:
             os.setsid()
@@ -46,7 +50,7 @@ class Children:
         return pid
 
     def reap(self) -> None:
-        """Collect who has ended, and kill who is nobody's child any more."""
+        """Collect ended children, and kill orphans that were adopted."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -60,7 +64,15 @@ class Children:
                     kill(pid, signal.SIGKILL)
 
     def fate(self, pid: int, seconds: float = 0.0) -> int:
-        """Exit status, minus the signal, or ``ALIVE``."""
+        """Return how a process ended.
+
+        Args:
+            pid: a process forked here.
+            seconds: how long to wait for it to end.
+
+        Returns:
+            Its exit status, minus the number of the signal that killed it, or ``ALIVE`` if it has not ended.
+        """
         until = time.monotonic() + seconds
         while True:
             self.reap()
@@ -71,13 +83,13 @@ class Children:
             time.sleep(0.005)
 
     def end(self, pid: int) -> int:
-        """Kill a process and its group; returns what had become of it before."""
+        """Kill a process and its group, and return its ``fate`` from before."""
         fate = self.fate(pid)
         if pid in self.live and fate == ALIVE:
             for kill in (os.killpg, os.kill):
                 with contextlib.suppress(OSError):
                     kill(pid, signal.SIGKILL)
-            # Usually it is gone at once, and what it leaves behind appears here; a GPU's context may take longer.
+            # Usually it ends at once and its orphans appear here; freeing a GPU context may take longer.
             self.fate(pid, 0.05)
         self.live.discard(pid)
         self._ended.pop(pid, None)
@@ -85,7 +97,7 @@ class Children:
         return fate
 
     def end_all(self, seconds: float = 3.0) -> None:
-        """Leave nobody behind."""
+        """Kill all forks, then their orphans for at most some seconds."""
         until = time.monotonic() + seconds
         for pid in list(self.live):
             self.end(pid)
@@ -118,7 +130,7 @@ def main() -> None:
     from kbx_env.sandbox import runner, warm  # imports triton
 
     warm.warm()
-    # What is there now stays: no collection in a fork looks at it, and so copies its pages, again.
+    # Objects that exist now are excluded from garbage collection: a collection in a fork would copy their pages.
     gc.collect()
     gc.freeze()
 
@@ -150,7 +162,7 @@ def main() -> None:
             children.reap()
             try:
                 answer = children.fork(serve)
-            except OSError as e:  # no memory for one more process; those that are there go on
+            except OSError as e:  # no memory for one more process; the others continue
                 answer = -(e.errno or errno.EAGAIN)
         for fd in fds:
             os.close(fd)
@@ -160,7 +172,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except OSError:  # the grader is gone, and nobody else is there to be told
+    except OSError:  # the grader is gone, so there is no one to report to
         pass
     finally:
         shutil.rmtree(sys.argv[2], ignore_errors=True)

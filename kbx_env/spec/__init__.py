@@ -1,1 +1,1 @@
-"""What a task declares: inputs, criteria, costs; and the catalog that finds the declarations."""
+"""Declarations of tasks: inputs, criteria, costs; and the catalog that finds them."""

@@ -1,4 +1,4 @@
-"""Finds tasks, experts, reward presets and policies by listing folders: adding one is adding one file."""
+"""Finds tasks and expert kernels by listing folders: to add one, add one file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _folder(package: str) -> pathlib.Path:
 
 @functools.cache
 def task_ids() -> tuple[str, ...]:
-    """Every declared task, sorted by id (``category/name``)."""
+    """Return the ids (``category/name``) of all declared tasks, sorted."""
     root = _folder("tasks")
     found = [p.relative_to(root).with_suffix("").as_posix() for c in CATEGORIES for p in (root / c).glob("*.py")]
     return tuple(sorted(t for t in found if not t.rsplit("/", 1)[-1].startswith("_")))
@@ -33,13 +33,19 @@ def task_ids() -> tuple[str, ...]:
 
 @functools.cache
 def _shared_maths() -> bytes:
-    # A fingerprint that left the shared quantization maths out would let the store serve stale verdicts.
+    # Part of every fingerprint: without the shared quantization maths in it the store would return stale verdicts.
     return b"".join(p.read_bytes() for p in sorted(_folder("tasks").glob("_*.py")))
 
 
 @functools.cache
 def load_task(task_id: str) -> Task:
-    """The task with this id (``category/name``, or the bare name where it is unique).
+    """Load a task.
+
+    Args:
+        task_id: ``category/name``, or the bare name where it is unique.
+
+    Returns:
+        The task; always the same object for one id.
 
     Raises:
         UnknownName: no such task; names the nearest ones.
@@ -68,15 +74,24 @@ def load_task(task_id: str) -> Task:
 
 @functools.cache
 def splits() -> Mapping[str, str]:
-    """Task id -> ``train`` or ``eval``, fixed in ``tasks/splits.json``."""
+    """Return the split of every task id, ``train`` or ``eval``, as fixed in ``tasks/splits.json``."""
     return json.loads((_folder("tasks") / "splits.json").read_text())["split"]
 
 
 def load_tasks(*, category: str | None = None, split: str = "all", pattern: str = "*") -> list[Task]:
-    """Tasks by category, split and glob over ids.
+    """Load tasks by category, split and name.
+
+    Args:
+        category: in any case of letters; ``None`` for all categories.
+        split: ``train``, ``eval`` or ``all``.
+        pattern: globs over ids or bare names, separated by commas.
+
+    Returns:
+        At least one task, sorted by id.
 
     Raises:
         UnknownName: no such category, split, or nothing matches the pattern.
+        UsageError: the category has no task in the split.
     """
     if category is not None and category.lower() not in CATEGORIES:
         raise UnknownName("category", category, CATEGORIES)
@@ -98,9 +113,15 @@ def load_tasks(*, category: str | None = None, split: str = "all", pattern: str 
 
 @functools.cache
 def expert_source(task_id: str) -> str | None:
-    """The project's own kernel for a task, as one self-contained source; ``None`` where there is none yet.
+    """Return the project's own kernel for a task as one self-contained source.
 
     An expert whose first line is ``# parts: a, b`` begins with the text of ``experts/_parts/a.py`` and ``b.py``.
+
+    Args:
+        task_id: ``category/name``.
+
+    Returns:
+        The source, or ``None`` for a task without an expert.
     """
     root = _folder("baselines") / "experts"
     path = root / f"{task_id}.py"

@@ -1,4 +1,4 @@
-"""What "right" means for a task. Declarations only: the judges that act on them are in ``grading/judge``."""
+"""Declares when a result of a task is correct. The judges that apply these declarations are in ``grading/judge``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Criterion:
-    """Base: the kinds of truth below are matched by type."""
+    """Base class of the criteria; ``grading/judge`` selects a judge by the type."""
 
     judge: ClassVar[str]
-    """Name of the judge that decides it, as lists of tasks show it."""
+    """Name of the judge, as lists of tasks show it."""
 
 
 @dataclass(frozen=True)
 class Close(Criterion):
-    """Floating point: |y - y64| <= max(floor, k * error that torch itself makes in this dtype).
+    """Floating point: |y - y64| <= max(floor, k * error of torch's own result in this dtype).
 
     ``floor`` is in units of the result dtype's epsilon times the local scale (max of |y64| and the
     root-mean-square of the result, unless ``scale`` says ``element``).
@@ -28,8 +28,8 @@ class Close(Criterion):
     ulps: float = 4.0
     """Floor in units of eps(dtype) * scale, per output dtype; for 16-bit results 2 at most (``judge/close.py``)."""
     of: tuple[float, ...] = ()
-    """``ulps`` of each result, where they differ; tensors written in place come in the same order. As a task's own truth only: the
-    truths that contain a ``Close`` do not look at it."""
+    """``ulps`` of each result, where they differ; tensors written in place come in the same order. It has an effect only
+    where ``Close`` is the task's criterion itself, not where another criterion contains it."""
     scale: str = "tensor"
     """``tensor``: scale = max(|y64|, rms(y64)); ``element``: |y64| only (plus the smallest normal number)."""
 
@@ -43,7 +43,7 @@ class Exact(Criterion):
 
 @dataclass(frozen=True)
 class Invariant(Criterion):
-    """What a factorisation promises; ``kind`` names the checker in ``grading/judge/invariant.py``."""
+    """The defining properties of a factorisation; ``kind`` names the checker in ``grading/judge/invariant.py``."""
 
     judge = "invariant"
 
@@ -52,15 +52,15 @@ class Invariant(Criterion):
 
 @dataclass(frozen=True)
 class Dropout(Criterion):
-    """An elementwise mask somewhere before the output: each element equals the kept or the dropped value.
+    """Dropout with an elementwise mask before the output: each element equals the kept or the dropped value.
 
-    The reference reads its mask through ``kbx_env.tasks._seams.dropout``, so the judge can ask it for the
-    all-kept and the all-dropped result. ``rate`` and ``active`` name the parameters that hold the drop
-    probability and the training switch.
+    The reference reads its mask through ``kbx_env.tasks._seams.dropout``, so the judge can compute the all-kept and the
+    all-dropped result with it. ``rate`` and ``active`` name the parameters with the drop probability and the training switch.
 
-    ``behind``: the parameter that multiplies what was dropped, a square invertible matrix wherever chance decides. The judge
-    divides by it, reads the mask off, and asks the reference for its result. ``by_row``: then ``added`` is added and every row of
-    the sum is normalised; its mean and deviation are found with the mask.
+    ``behind`` names a parameter that multiplies the dropped values: a square invertible matrix in every call where dropout is
+    active. The judge divides by it, recovers the mask, and computes the reference's result for that mask. With ``by_row``
+    the parameter ``added`` is then added and every row of the sum is normalised; the judge recovers the row's mean and
+    deviation together with the mask.
     """
 
     judge = "dropout"
@@ -76,10 +76,10 @@ class Dropout(Criterion):
 
 @dataclass(frozen=True)
 class Windows(Criterion):
-    """Fractional max pooling (Graham, 2014): every plane has pseudo-random windows of its own, any fair ones will do.
+    """Fractional max pooling (Graham, 2014): every plane has its own pseudo-random windows, and any valid ones are accepted.
 
-    ``tensor`` is the image, ``kernel`` the parameter with the window's size; output 0 holds the maxima of max(x, 0), output
-    1, where there is one, their flat positions.
+    ``tensor`` names the image, ``kernel`` the parameter with the window's size. Output 0 holds the maxima of max(x, 0);
+    output 1, if there is one, their flat positions.
     """
 
     judge = "windows"
@@ -90,9 +90,10 @@ class Windows(Criterion):
 
 @dataclass(frozen=True)
 class Sample(Criterion):
-    """Independent draws of a named distribution; ``generator`` names the parameter that holds the seed.
+    """Independent draws of a distribution; ``generator`` names the parameter that holds the seed.
 
-    Laws: ``uniform01``; ``binomial``, each element (input & other) * Binomial(total_count, probs or sigmoid(logits)).
+    ``law`` is the distribution: ``uniform01``, or ``binomial`` for elements (input & other) * Binomial(total_count, probs or
+    sigmoid(logits)).
     """
 
     judge = "sample"
@@ -103,10 +104,10 @@ class Sample(Criterion):
 
 @dataclass(frozen=True)
 class QuantizationScheme(Criterion):
-    """Quantization: the ideal result of the stated scheme, and evidence that it was used.
+    """Quantization: the ideal result of the stated scheme, and evidence that the scheme was used.
 
-    Roundings on which two honest formulas differ are enumerated by ``kbx_env.tasks._schemes``: an element is
-    right if it is within ``ulps`` fp32 epsilons (times the absolute sum of the products) of one of them.
+    Where two valid formulas round differently, ``kbx_env.tasks._schemes`` enumerates the results: an element is correct if
+    it is within ``ulps`` fp32 epsilons (times the absolute sum of the products) of one of them.
     """
 
     judge = "contract"
@@ -115,12 +116,11 @@ class QuantizationScheme(Criterion):
     accumulate: str
     ulps: float = 8.0
     dots: tuple[str, ...] = ("i8*i8->i32",)
-    """What must lie on the way to the output, one of: a kind of matrix product; ``i4 in f16*f16->f32``, a product whose
-    operand came out of halves of bytes; ``f32->i8``, a rounding to int8."""
+    """Operations of which the output must depend on one: a kind of matrix product; ``i4 in f16*f16->f32``, a product with an
+    operand unpacked from halves of bytes; ``f32->i8``, a rounding to int8."""
     disturb: str = "products"
-    """Which integers are exchanged for others when a call is executed once more, and the result must follow as
-    ``_schemes.operand``, ``rounding`` or ``packed`` says: ``products``, ``roundings`` or ``bytes``, see
-    ``backends/ttir/interp/perturb.py``."""
+    """Which integers are changed when a call is executed again: ``products``, ``roundings`` or ``bytes``, see
+    ``backends/ttir/interp/perturb.py``. The result must then change as ``_schemes.operand``, ``rounding`` or ``packed`` says."""
     least: str = "0"
-    """What must be done with these integers at least, in operations of the products, elements rounded, or bytes loaded; an
-    expression as in ``Cost``, ``numel(result)`` included."""
+    """Least amount of work on these integers: operations of the products, elements rounded, or bytes loaded. An expression
+    as in ``Cost``, which may use ``numel(result)``."""

@@ -1,4 +1,4 @@
-"""How the values of an input are drawn: declarations only, ``grading.inputs`` draws them."""
+"""Declares how the values of inputs are distributed; ``grading.inputs`` draws them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Distribution:
-    """How the values of an input tensor are drawn. Drawn in fp64, then rounded to the tensor's dtype."""
+    """Base class: the distribution of an input tensor's values, drawn in fp64 and rounded to the tensor's dtype."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class HalfNormal(Distribution):
 
 @dataclass(frozen=True)
 class Literal(Distribution):
-    """The given values, repeated in row-major order. Known to the policy: never the only draw of a task."""
+    """The given values, repeated in row-major order. Policies know them, so no task has this distribution alone."""
 
     values: tuple[float, ...]
 
@@ -79,7 +79,7 @@ class Distinct(Distribution):
 
 @dataclass(frozen=True)
 class Shuffled(Distribution):
-    """The given values, repeated as by ``Literal``, in a secret order: their sum is published, their places are not."""
+    """The given values, repeated as by ``Literal``, in a secret order: their sum is public, their positions are not."""
 
     values: tuple[float, ...]
 
@@ -99,7 +99,7 @@ class Signed(Distribution):
 
 @dataclass(frozen=True)
 class Places(Distribution):
-    """Positions in [0, size), different along the axis ``dim``, in a secret order for every line along it."""
+    """Distinct positions in [0, size) along the axis ``dim``, in a secret order of its own for every line along it."""
 
     size: int
     dim: int
@@ -155,13 +155,15 @@ class Triangular(Distribution):
 
 @dataclass(frozen=True)
 class Orthogonal(Distribution):
-    """Random orthogonal (unitary) matrices; columns only, where there are more rows."""
+    """Random orthogonal (unitary) matrices; with more rows than columns, the columns are orthonormal."""
 
 
 @dataclass(frozen=True)
 class Spectrum(Distribution):
-    """U diag(s) V^T with random orthonormal U, V and the given singular values (largest first, then zeros; one alone is all of
-    them)."""
+    """U diag(s) V^T with random orthonormal U and V and the given singular values.
+
+    The values come largest first and are followed by zeros; a single value stands for all of them.
+    """
 
     values: tuple[float, ...]
     symmetric: bool = False
@@ -174,7 +176,7 @@ class Spectrum(Distribution):
 
 @dataclass(frozen=True)
 class Choice(Distribution):
-    """Each element drawn uniformly from the given values (may hold inf and nan)."""
+    """Each element drawn uniformly from the given values, which may include inf and nan."""
 
     values: tuple[float, ...]
 

@@ -1,8 +1,8 @@
-"""What a task is: a frozen declaration without torch, without I/O and without seeds.
+"""Declares tasks: frozen declarations without torch, without I/O and without seeds.
 
-A task file under ``tasks/<category>/<name>.py`` holds one decorated function. The function is the
-reference (its signature is the published signature, its docstring the published contract) and the
-decorator says which inputs it takes, what "right" means, and what it must cost.
+A task file under ``tasks/<category>/<name>.py`` holds one decorated function. The function is the reference: its signature
+is the published signature, its docstring the published contract. The decorator declares its inputs, the criterion of a
+correct result, and the compulsory work.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CATEGORIES = (
 )  # fmt: skip
 
 
-# --- arguments that only exist on the other side ------------------------------------------------------
+# --- arguments that only exist in the runner ----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class T:
     axes: str
     dtype: str = "f32"
     draw: Distribution | None = None
-    """The tensor's own law; ``None`` takes the law of the case."""
+    """The tensor's own distribution; ``None`` for that of the case."""
     optional: bool = False
-    """Left out unless a case names it in ``given``."""
+    """Passed only by cases that name it in ``given``."""
 
 
 def _frozen(mapping: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -99,16 +99,16 @@ def _frozen(mapping: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One call: axis sizes, non-tensor arguments, laws, dtypes, memory layouts."""
+    """One call: axis sizes, non-tensor arguments, distributions, dtypes, memory layouts."""
 
     axes: Mapping[str, Any]
     """Axis name -> int, or -> tuple for an axis that starts with ``*``."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Non-tensor arguments, by parameter name; a tensor parameter named here gets this value (a number) instead."""
     draw: Distribution = Normal()
-    """Law of every tensor that has none of its own."""
+    """Distribution of every tensor that has none of its own."""
     draws: Mapping[str, Distribution] = field(default_factory=dict)
-    """Law by tensor; wins over everything."""
+    """Distribution by tensor; takes precedence over all others."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
     """Dtype by tensor, where it differs from the declaration."""
     layouts: Mapping[str, str] = field(default_factory=dict)
@@ -119,14 +119,14 @@ class Case:
     out: bool = False
     """Pass a poisoned ``out=`` tensor, which must be filled and returned."""
     held: bool = False
-    """Only in evaluation: a shape no training episode ever sees."""
+    """Used in evaluation only: no training episode has this shape."""
 
     def __post_init__(self) -> None:
         for name in ("axes", "args", "draws", "dtypes", "layouts"):
             object.__setattr__(self, name, _frozen(getattr(self, name)))
 
     def label(self) -> str:
-        """A short name for feedback: sizes and arguments, never values."""
+        """Return a short name for feedback: sizes and arguments, never values of tensors."""
         parts = [f"{k}={v}" for k, v in self.axes.items()]
         parts += [f"{k}={v.name if isinstance(v, DtypeArg) else v}" for k, v in self.args.items()
                   if not isinstance(v, GeneratorArg | DeviceArg)]  # fmt: skip
@@ -146,17 +146,17 @@ class Cost:
     flops: str = "0"
     """Operations of the plain algorithm."""
     bytes: str | None = None
-    """Traffic that no right kernel can do without, where ``None`` would be wrong: every input is read once, every result is
-    written once, and of a tensor written in place what changes."""
+    """Memory traffic in bytes that every correct kernel needs. ``None``: every input is read once, every result is written
+    once, and of a tensor written in place the elements that change."""
     reads: Mapping[str, str] | None = None
-    """By tensor: elements that every right kernel reads, where that may be fewer than all."""
+    """By tensor: elements that every correct kernel reads, where that may be fewer than all."""
     least: str | None = None
-    """Operations that no known algorithm can do without; ``None``: ``flops``."""
+    """Operations that every known algorithm needs; ``None``: ``flops``."""
 
 
 @dataclass(frozen=True)
 class Paper:
-    """How the paper judged: allclose by dtype, or the three quantization thresholds."""
+    """The paper's tolerances: allclose by dtype, or the three quantization thresholds."""
 
     rtol: float | None = None
     atol: float | None = None
@@ -176,7 +176,7 @@ class Task:
     signature: inspect.Signature
     reference: Callable[..., Any]
     takes: Mapping[str, T]
-    """By parameter; the tensors of a parameter that is a list of tensors are ``name.0``, ``name.1``, ..."""
+    """Tensors by parameter; the tensors of a list parameter are ``name.0``, ``name.1``, ..."""
     truth: Criterion
     cost: Cost
     cases: tuple[Case, ...]
@@ -186,27 +186,27 @@ class Task:
     """Parameter that is written in place -> ``always`` or the boolean argument that switches it on."""
     paper: Paper
     differs: str
-    """What differs from the published task and why; empty when nothing does."""
+    """Differences from the published task, with reasons; empty if there are none."""
     moves: bool = False
-    """Only moves values: torch may copy whole tensors in their own order, and nothing else."""
+    """The task only moves values: torch may copy whole tensors in their own order, and nothing else."""
     picks: bool = False
-    """Only picks slices, or puts something in their place: torch may move whole tensors in any order, but no part of one."""
+    """The task only selects or replaces slices: torch may move whole tensors in any order, but no part of one."""
     eager: Callable[..., Any] | None = None
-    """What a torch user would call, where the reference is written for exactness instead; timed as baseline."""
+    """The call of a torch user, timed as baseline, where the reference is written for exactness instead."""
     held_timed: tuple[Case, ...] = ()
-    """Timed in evaluation only, one for each of ``timed``; empty where ``grading/sizes.py`` can derive them."""
+    """Cases that are timed in evaluation only, one for each of ``timed``; empty where ``grading/sizes.py`` derives them."""
     fingerprint: str = ""
-    """SHA-256 over the task's file and the shared maths it uses."""
+    """SHA-256 over the task's file and the shared maths."""
 
     def written(self, args: Mapping[str, Any]) -> tuple[str, ...]:
-        """The parameters that a call with these arguments must (and may) change in place."""
+        """Return the parameters that a call with these arguments must (and may) change in place."""
         bound = {n: p.default for n, p in self.signature.parameters.items()} | dict(args)
         return tuple(n for n, flag in self.writes.items() if flag == "always" or bound.get(flag) is True)
 
 
 @dataclass(frozen=True, eq=False)
 class Declaration:
-    """What ``@task`` leaves behind for the catalog, which adds id and category from the path."""
+    """The result of ``@task``; the catalog adds id and category from the path."""
 
     reference: Callable[..., Any]
     fields: Mapping[str, Any]
@@ -228,7 +228,25 @@ def task(
     picks: bool = False,
     eager: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Declaration]:
-    """Declare the decorated reference as a task; see ``Task`` for the fields.
+    """Declare the decorated reference as a task.
+
+    Args:
+        difficulty: 1 (easy) to 5; a curriculum sorts by it.
+        takes: tensors by parameter.
+        truth: the criterion of a correct result.
+        cost: compulsory work of one call.
+        cases: calls for correctness; some ``held`` for evaluation, some not.
+        timed: calls for timing.
+        held_timed: calls for timing in evaluation.
+        writes: parameters written in place.
+        paper: the paper's tolerances.
+        differs: differences from the published task.
+        moves: the task only moves values.
+        picks: the task only selects or replaces slices.
+        eager: the baseline, if it is not the reference.
+
+    Returns:
+        A decorator, which checks the declaration.
 
     Raises:
         DeclarationError: a case names a tensor, axis, argument or dtype that the task does not have.
@@ -266,7 +284,14 @@ def task(
 
 
 def shape_of(t: T, axes: Mapping[str, Any]) -> tuple[int, ...]:
-    """Bind the axis names of ``t`` to sizes.
+    """Return the shape of a tensor in a case.
+
+    Args:
+        t: the declaration of the tensor.
+        axes: axis name to size, or to a tuple for an axis that starts with ``*``.
+
+    Returns:
+        The sizes.
 
     Raises:
         DeclarationError: the case gives no size for an axis.
@@ -284,7 +309,18 @@ def shape_of(t: T, axes: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def pow2(axis: str, low: int, high: int, step: int = 1, **case: Any) -> tuple[Case, ...]:
-    """Cases in which ``axis`` runs over 2**low ... 2**high (an axis that starts with ``*`` gets a 1-tuple)."""
+    """Return cases in which one axis has the sizes 2**low ... 2**high.
+
+    Args:
+        axis: its name; an axis that starts with ``*`` gets a 1-tuple.
+        low: the first exponent.
+        high: the last exponent.
+        step: between two exponents.
+        **case: further fields of every case.
+
+    Returns:
+        One case for each exponent.
+    """
     fixed = case.pop("axes", {})
     return tuple(
         Case({**fixed, axis: (2**k,) if axis.startswith("*") else 2**k}, **case) for k in range(low, high + 1, step)

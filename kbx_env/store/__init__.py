@@ -1,4 +1,4 @@
-"""Every grading kept, in SQLite: the store, and the names of its columns."""
+"""The store: keeps every grading in an SQLite file."""
 
 from kbx_env.store.store import Row, Store, request_key
 

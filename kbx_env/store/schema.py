@@ -1,4 +1,4 @@
-"""The file behind the store: its tables, how texts are packed in them, and the way from older files to today's."""
+"""The store's file format: its tables, the compression of texts, and the upgrade of older files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from kbx_env.errors import UsageError
 
 VERSION = 1
-"""Of the tables, as ``PRAGMA user_version``. 0 is the first kind of file: one table, nothing packed."""
+"""Version of the tables, in ``PRAGMA user_version``. Version 0 has one table and compresses nothing."""
 APPLICATION = 0x6B627831
-"""``PRAGMA application_id``: tells a store of ours from any other SQLite file."""
+"""``PRAGMA application_id``: distinguishes a store from other SQLite files."""
 LOG = 64 << 20
-"""Bytes of the write-ahead log from which on a writer empties it."""
+"""Size in bytes of the write-ahead log at which a writer empties it."""
 
 _TABLES = """
 CREATE TABLE sources (id INTEGER PRIMARY KEY, sha BLOB NOT NULL UNIQUE, data BLOB NOT NULL);
@@ -34,7 +34,8 @@ CREATE INDEX by_source ON gradings (source, settings);
 _NAMES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
 _FIRST = ["key", "policy", "task", "sample", "created", "infra", "request", "source", "outcome"]
 
-# What outcomes have in common, for zlib: it halves a packed outcome. Files in the field need it, letter by letter.
+# A dictionary for zlib with texts that many outcomes contain: it halves a packed outcome. Existing files were packed with
+# it, so that not one letter of it may change.
 _COMMON = (
     b'{"kind": "out_of_bounds", "kernel": "write_conflict", "line": 1, "file": "uninitialised_read", "program": [0, 0, 0], '
     b'"tensor": "x", "index": null, "by": null, "detail": "", "access": "load"}, {"device": "NVIDIA H200", "before": null, '
@@ -64,13 +65,19 @@ T = TypeVar("T")
 
 
 def pack_outcome(text: str) -> bytes:
-    """An outcome's JSON as it is kept."""
+    """Compress an outcome's JSON for the file."""
     packer = zlib.compressobj(3, zdict=_COMMON)
     return packer.compress(text.encode()) + packer.flush()
 
 
 def unpack_outcome(data: bytes) -> dict[str, Any]:
-    """The inverse of ``pack_outcome``, parsed.
+    """Decompress and parse an outcome: the inverse of ``pack_outcome``.
+
+    Args:
+        data: a value of the column ``outcome``.
+
+    Returns:
+        The argument of ``Outcome.from_dict``.
 
     Raises:
         UsageError: the file is damaged here.
@@ -84,12 +91,18 @@ def unpack_outcome(data: bytes) -> dict[str, Any]:
 
 
 def pack_source(source: bytes) -> bytes:
-    """A source as it is kept."""
+    """Compress a source for the file."""
     return zlib.compress(source, 3)
 
 
 def unpack_source(data: bytes) -> bytes:
-    """The inverse of ``pack_source``.
+    """Decompress a source: the inverse of ``pack_source``.
+
+    Args:
+        data: a value of the column ``data``.
+
+    Returns:
+        The source.
 
     Raises:
         UsageError: the file is damaged here.
@@ -101,7 +114,7 @@ def unpack_source(data: bytes) -> bytes:
 
 
 def packed_key(key: str) -> bytes:
-    """A key as it is kept: SHA-256 in hexadecimal takes half the room as bytes; any other text stays as it is."""
+    """Return a key in the form of the file: SHA-256 in hexadecimal as bytes, half as long; any other text unchanged."""
     try:
         data = bytes.fromhex(key) if len(key) == 64 else b""
     except ValueError:
@@ -110,30 +123,65 @@ def packed_key(key: str) -> bytes:
 
 
 def canonical(request: Mapping[str, Any]) -> str:
-    """The one spelling of a request: sorted keys, tuples as lists."""
+    """Return the one JSON text for a request: sorted keys, tuples as lists."""
     return json.dumps(dict(request), sort_keys=True, default=str)
 
 
 def settings_of(request: Mapping[str, Any], policy: object, sample: object) -> str:
-    """The part of a request that says how was graded, not whose answer: the same for thousands of rows."""
-    whose = {"policy": policy, "sample": sample}
-    return canonical({k: v for k, v in request.items() if k not in whose or v != whose[k]})
+    """Return the part of a request that does not depend on the policy: the same for thousands of rows.
+
+    Args:
+        request: the whole request.
+        policy: left out of it.
+        sample: left out of it.
+
+    Returns:
+        JSON text.
+    """
+    left_out = {"policy": policy, "sample": sample}
+    return canonical({k: v for k, v in request.items() if k not in left_out or v != left_out[k]})
 
 
 def id_of(db: sqlite3.Connection, table: str, column: str, value: str | bytes) -> int | None:
-    """The row of a source (by ``sha``) or of settings (by ``text``), ``None`` when it is not there."""
+    """Find a source (by ``sha``) or settings (by ``text``).
+
+    Args:
+        db: the file.
+        table: ``sources`` or ``settings``.
+        column: ``sha`` or ``text``.
+        value: of this column.
+
+    Returns:
+        The row's id, or ``None`` if there is none.
+    """
     row = db.execute(f"SELECT id FROM {table} WHERE {column} = ?", (value,)).fetchone()
     return row[0] if row else None
 
 
 def keep_settings(db: sqlite3.Connection, text: str) -> int:
-    """The id of settings, kept on first sight. Inside of a writing transaction."""
+    """Return the id of settings, and insert them if they are new; to be called in a writing transaction.
+
+    Args:
+        db: the file.
+        text: from ``settings_of``.
+
+    Returns:
+        The row's id.
+    """
     found = id_of(db, "settings", "text", text)
     return found or int(db.execute("INSERT INTO settings (text) VALUES (?) RETURNING id", (text,)).fetchone()[0])
 
 
 def keep_source(db: sqlite3.Connection, source: bytes | None) -> int | None:
-    """The id of a source, kept on first sight; ``None`` for no answer. Inside of a writing transaction."""
+    """Return the id of a source, and insert it if it is new; to be called in a writing transaction.
+
+    Args:
+        db: the file.
+        source: ``None`` where the policy had no answer.
+
+    Returns:
+        The row's id; ``None`` for ``None``.
+    """
     if source is None:
         return None
     sha = hashlib.sha256(source).digest()
@@ -147,23 +195,29 @@ def keep_source(db: sqlite3.Connection, source: bytes | None) -> int | None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a file for one object; statements wait up to 60 s for other writers. Transactions are begun by hand."""
+    """Open a file; statements wait up to 60 s for other writers. The caller begins transactions explicitly."""
     return sqlite3.connect(str(path), timeout=60, check_same_thread=False, isolation_level=None)
 
 
 def prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Make the tables of a new file, bring an older one up to date, refuse what is no store. Safe with several at once.
+    """Create the tables of a new file, upgrade an older file, refuse a file that is no store.
+
+    Several processes may call it at once.
+
+    Args:
+        db: the file, opened.
+        path: for error messages.
 
     Raises:
         UsageError: a database of another program, or of a newer kbx_env.
         sqlite3.DatabaseError: no database at all, or it cannot be written.
     """
-    _patiently(lambda: _version(db, path))
-    _patiently(lambda: db.execute("PRAGMA journal_mode=WAL"))
+    _retry_while_locked(lambda: _version(db, path))
+    _retry_while_locked(lambda: db.execute("PRAGMA journal_mode=WAL"))
     db.execute("PRAGMA synchronous=NORMAL")
-    if _patiently(lambda: _version(db, path)) == VERSION:
+    if _retry_while_locked(lambda: _version(db, path)) == VERSION:
         return
-    db.execute("BEGIN IMMEDIATE")  # one of several processes gets here first; the others find the work done
+    db.execute("BEGIN IMMEDIATE")  # one of several processes is first; the others then find a current version
     try:
         if _version(db, path) < VERSION:
             first = bool(_columns(db))
@@ -183,10 +237,18 @@ def prepare(db: sqlite3.Connection, path: Path) -> None:
 
 
 def shorten_log(db: sqlite3.Connection, path: Path, limit: int) -> int:
-    """Empty the write-ahead log when it is longer than ``limit`` bytes; returns the limit for the next call.
+    """Empty the write-ahead log if it is too long.
 
-    Many busy writers would let it grow for good: SQLite starts it anew only when everything in it is in the file, and
-    meanwhile somebody has written again.
+    With many busy writers it would grow for ever: SQLite starts it again only when all of it has been copied to the file, and
+    in the meantime another process has written.
+
+    Args:
+        db: the file, opened.
+        path: the file.
+        limit: in bytes.
+
+    Returns:
+        The limit for the next call: twice the size if the log was in use, else ``LOG``.
     """
     try:
         size = path.with_name(path.name + "-wal").stat().st_size
@@ -194,7 +256,7 @@ def shorten_log(db: sqlite3.Connection, path: Path, limit: int) -> int:
         return LOG
     if size <= limit:
         return limit
-    db.execute("PRAGMA busy_timeout = 1000")  # a long export may be reading it: never wait for that
+    db.execute("PRAGMA busy_timeout = 1000")  # a long export may be reading it: do not wait for that
     try:
         busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
     except sqlite3.OperationalError:
@@ -205,7 +267,7 @@ def shorten_log(db: sqlite3.Connection, path: Path, limit: int) -> int:
 
 
 def _version(db: sqlite3.Connection, path: Path) -> int:
-    """The format of a file, seen at one moment: between two reads another process may make its tables."""
+    """Return the version of a file, read in one transaction: another process may be creating its tables."""
     if db.in_transaction:
         return _version_now(db, path)
     db.execute("BEGIN")
@@ -244,8 +306,8 @@ def _upgrade(db: sqlite3.Connection) -> None:
     db.execute("DROP TABLE first_gradings")
 
 
-def _patiently(act: Callable[[], T]) -> T:
-    # Switching a new file to WAL needs it alone for a moment, and there SQLite does not honour the busy timeout.
+def _retry_while_locked(act: Callable[[], T]) -> T:
+    # Switching a new file to WAL needs exclusive access for a moment, for which SQLite ignores the busy timeout.
     for _ in range(200):
         try:
             return act()

@@ -1,4 +1,4 @@
-"""Every grading kept: SQLite, content-addressed, safe with several writers, resumable after a kill."""
+"""Keeps every grading in SQLite: content-addressed, safe with several writers, resumable after a kill."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ from kbx_env.store.schema import canonical, settings_of
 
 
 def request_key(request: Mapping[str, Any], source: bytes | None) -> str:
-    """SHA-256 over everything that decides a verdict: task and its fingerprint, source, grading, device, versions."""
+    """Return the key of a grading.
+
+    Args:
+        request: everything besides the source that decides a verdict: task, fingerprint, grading, device, versions.
+        source: ``None`` where the policy had no answer.
+
+    Returns:
+        SHA-256 in hexadecimal.
+    """
     text = canonical(request).encode()
     return hashlib.sha256(text + b"\0" + (source if source is not None else b"\0none")).hexdigest()
 
@@ -29,8 +37,15 @@ def request_key(request: Mapping[str, Any], source: bytes | None) -> str:
 class Row:
     """One stored grading.
 
-    ``created`` is in seconds since 1970; ``settings`` what was asked for besides policy and sample; ``sha`` the SHA-256
-    of the source in hexadecimal, ``None`` where the policy had no answer; ``source`` ``None`` unless asked for.
+    Attributes:
+        policy: name of the policy.
+        task: id of the task.
+        sample: number of the policy's answer, from 0.
+        created: seconds since 1970.
+        settings: the request without policy and sample.
+        sha: SHA-256 of the source in hexadecimal; ``None`` where the policy had no answer.
+        source: ``None`` unless it was requested.
+        outcome: the result.
     """
 
     policy: str
@@ -44,9 +59,12 @@ class Row:
 
 
 class Store:
-    """Gradings by content. One object may be used by several threads, one file by several processes.
+    """Gradings by content. Several threads may use one object, several processes one file.
 
-    A file written by an earlier version is brought up to date when it is opened.
+    A file of an earlier version is upgraded when it is opened.
+
+    Args:
+        path: the file; it is created if there is none.
 
     Raises:
         UsageError: the file cannot be opened, is no database, or one of another program or of a newer version.
@@ -68,19 +86,23 @@ class Store:
             raise UsageError(f"cannot keep gradings in {path}: {e}; delete that file or choose another folder") from e
 
     def get(self, key: str) -> Outcome | None:
-        """The outcome stored under a key; an infrastructure fault is no answer and is graded again."""
+        """Return the outcome stored under a key; ``None`` if there is none or it is an infrastructure fault."""
         return self._one("key = ?", (schema.packed_key(key),))
 
     def find(self, request: Mapping[str, Any]) -> Outcome | None:
-        """The verdict of a request whatever the source was: for policies that never answer alike twice."""
+        """Return the outcome of a request with any source, for policies whose answers are never the same twice."""
         policy, sample = request["policy"], request["sample"]
         where = "policy = ? AND task = ? AND sample = ? AND settings = (SELECT id FROM settings WHERE text = ?)"
         return self._one(where, (policy, request["task"], sample, settings_of(request, policy, sample)))
 
     def find_all(self, request: Mapping[str, Any]) -> Iterator[tuple[int, Outcome]]:
-        """``find`` for every sample of a policy and task at once: (sample, verdict), in order of samples.
+        """Do ``find`` for every sample of a policy and task at once.
 
-        Outcomes of the same machine and versions share one ``manifest``.
+        Args:
+            request: that of any one sample.
+
+        Yields:
+            Sample and outcome, in order of samples. Outcomes with equal manifests share one ``manifest`` object.
         """
         policy, task = request["policy"], request["task"]
         query = (
@@ -91,14 +113,22 @@ class Store:
         last = None
         with contextlib.closing(schema.connect(self._path)) as db:  # see records
             for sample, packed in db.execute(query, (policy, task, settings_of(request, policy, request["sample"]))):
-                if sample != last:  # the first verdict stands
+                if sample != last:  # of several outcomes of a sample the first is valid
                     last = sample
                     data = schema.unpack_outcome(packed)
                     made = data.get("manifest", {})
                     yield sample, Outcome.from_dict({**data, "manifest": manifests.setdefault(repr(made), made)})
 
     def same(self, request: Mapping[str, Any], source: bytes) -> Outcome | None:
-        """The verdict of the same source under the same settings, whichever policy and sample it was graded for."""
+        """Find an outcome of the same source under the same settings, for any policy and sample.
+
+        Args:
+            request: the settings; its policy and sample are ignored.
+            source: the source.
+
+        Returns:
+            The first outcome; ``None`` if there is none but infrastructure faults.
+        """
         text = settings_of(request, request.get("policy"), request.get("sample"))
         where = (
             "source = (SELECT id FROM sources WHERE sha = ?) AND settings = (SELECT id FROM settings WHERE text = ?)"
@@ -115,11 +145,20 @@ class Store:
     def put(
         self, key: str, policy: str, sample: int, request: Mapping[str, Any], source: bytes | None, outcome: Outcome
     ) -> None:
-        """Keep an outcome. The first verdict under a key stands; it replaces an infrastructure fault, never vice versa."""
+        """Store an outcome. It replaces an infrastructure fault under the same key, and no other outcome.
+
+        Args:
+            key: from ``request_key``.
+            policy: name of the policy.
+            sample: number of the policy's answer, from 0.
+            request: from which the key was made.
+            source: ``None`` where the policy had no answer.
+            outcome: the result.
+        """
         self.put_all([(key, policy, sample, request, source, outcome)])
 
     def put_all(self, rows: Iterable[tuple[str, str, int, Mapping[str, Any], bytes | None, Outcome]]) -> None:
-        """``put`` of each of some rows, all or none of them."""
+        """Do ``put`` for several rows in one transaction; the fields of a row are the arguments of ``put``."""
         packed = [
             (
                 (schema.packed_key(key), policy, outcome.task, sample, time.time(), int(outcome.fault is Fault.INFRA)),
@@ -131,17 +170,17 @@ class Store:
         fresh = ", ".join(f"{p}=excluded.{p}" for p in parts)
         with self._lock, _writing(self._db):
             for start, verdict, text, source, data in packed:
-                asked, handed_in = schema.keep_settings(self._db, text), schema.keep_source(self._db, source)
+                settings_id, source_id = schema.keep_settings(self._db, text), schema.keep_source(self._db, source)
                 self._db.execute(
                     "INSERT INTO gradings VALUES (NULL,?,?,?,?,?,?,?,?,?,?) "
                     f"ON CONFLICT (key) DO UPDATE SET {fresh} WHERE gradings.infra",
-                    (*start, verdict, asked, handed_in, data),
+                    (*start, verdict, settings_id, source_id, data),
                 )
         with self._lock:
             self._log_limit = schema.shorten_log(self._db, self._path, self._log_limit)
 
     def rows(self, policy: str | None = None) -> Iterator[tuple[str, str, int, Outcome]]:
-        """(policy, task, sample, outcome), sorted."""
+        """Yield policy, task, sample and outcome of all gradings, or of one policy's, sorted."""
         for row in self.records(policy=policy or None):
             yield row.policy, row.task, row.sample, row.outcome
 
@@ -149,41 +188,48 @@ class Store:
         self, *, policy: str | None = None, task: str | None = None, verdict: str | None = None,
         limit: int | None = None, sources: bool = False,
     ) -> Iterator[Row]:  # fmt: skip
-        """Gradings in full, sorted by policy, task and sample, read as they are needed from one state of the file.
+        """Read gradings in full, one by one, all from one state of the file.
 
         Args:
-            policy: of this policy only.
-            task: of tasks that match this glob only, case-sensitive.
-            verdict: of this verdict only.
+            policy: only this policy; ``None`` for all.
+            task: only tasks that match this glob, case-sensitive.
+            verdict: only this verdict.
             limit: at most so many.
-            sources: read the sources too.
+            sources: also read the sources.
+
+        Yields:
+            The gradings, sorted by policy, task and sample.
         """
         where, values = _where(policy, task, verdict)
         text = "s.data" if sources else "NULL"
-        # By the index: the planner may else sort all packed outcomes first, which takes their size in temporary files.
+        # INDEXED BY: otherwise the planner may sort all packed outcomes first, in temporary files of their size.
         query = (
             f"SELECT policy, task, sample, created, settings, s.sha, {text}, outcome FROM gradings INDEXED BY by_policy "
             f"LEFT JOIN sources s ON s.id = source {where} ORDER BY policy, task, sample LIMIT ?"
         )
         settings: dict[int, Mapping[str, Any]] = {}
-        # A connection of its own: a long export keeps no other thread waiting and sees one state of the file.
+        # A connection of its own: a long export does not block other threads and sees one state of the file.
         with contextlib.closing(schema.connect(self._path)) as db:
-            for name, on, sample, created, asked, sha, data, outcome in db.execute(
+            for name, task_id, sample, created, settings_id, sha, data, outcome in db.execute(
                 query, (*values, -1 if limit is None else limit)
             ):
-                if asked not in settings:
-                    (found,) = db.execute("SELECT text FROM settings WHERE id = ?", (asked,)).fetchone()
-                    settings[asked] = json.loads(found)
+                if settings_id not in settings:
+                    (found,) = db.execute("SELECT text FROM settings WHERE id = ?", (settings_id,)).fetchone()
+                    settings[settings_id] = json.loads(found)
                 yield Row(
-                    name, on, sample, created, settings[asked], sha.hex() if sha is not None else None,
+                    name, task_id, sample, created, settings[settings_id], sha.hex() if sha is not None else None,
                     schema.unpack_source(data) if data is not None else None,
                     Outcome.from_dict(schema.unpack_outcome(outcome)),
                 )  # fmt: skip
 
     def sources(self, policy: str) -> Generator[tuple[str, str, bytes], None, None]:
-        """(task, SHA-256 in hexadecimal, packed source) of a policy's gradings, by task and sample, as ``records`` reads them.
+        """Read the packed sources of a policy's gradings, as ``records`` does, without unpacking them.
 
-        ``store_schema.unpack_source`` unpacks: who wants a few of many spares the others.
+        Args:
+            policy: name of the policy.
+
+        Yields:
+            Task, SHA-256 in hexadecimal and packed source (for ``store.schema.unpack_source``), by task and sample.
         """
         query = (
             "SELECT task, s.sha, s.data FROM gradings INDEXED BY by_policy JOIN sources s ON s.id = source "
@@ -196,7 +242,16 @@ class Store:
     def counts(
         self, *, policy: str | None = None, task: str | None = None, verdict: str | None = None
     ) -> list[tuple[str, str, int]]:
-        """(policy, verdict, gradings), sorted; the arguments are those of ``records``."""
+        """Count gradings by policy and verdict.
+
+        Args:
+            policy: only this policy; ``None`` for all.
+            task: only tasks that match this glob, case-sensitive.
+            verdict: only this verdict.
+
+        Returns:
+            Policy, verdict and number of gradings, sorted.
+        """
         where, values = _where(policy, task, verdict)
         query = f"SELECT policy, verdict, count(*) FROM gradings INDEXED BY by_policy {where} GROUP BY policy, verdict"
         with self._lock:
@@ -205,20 +260,23 @@ class Store:
     def prune(
         self, *, before: float | None = None, policy: str | None = None, infra: bool = False, dry_run: bool = False
     ) -> int:
-        """Delete gradings, and the sources that no other grading needs, and give the room back; returns how many.
+        """Delete gradings, with the sources that no other grading needs, and shrink the file.
 
         Args:
-            before: only what was graded before this time, in seconds since 1970.
-            policy: only of this policy.
+            before: only gradings before this time, in seconds since 1970.
+            policy: only this policy.
             infra: only infrastructure faults.
-            dry_run: count only.
+            dry_run: only count them.
+
+        Returns:
+            The number of gradings that match all conditions.
 
         Raises:
-            UsageError: no argument chooses anything; or another process kept the file from shrinking.
+            UsageError: no condition was given; or another process prevented the file from shrinking.
         """
         if before is None and policy is None and not infra:
             raise UsageError(
-                "prune needs a choice: an age (--older-than DAYS), a policy or infra; to lose all, delete the file"
+                "prune needs a condition: an age (--older-than DAYS), a policy or infra; to delete everything, delete the file"
             )
         chosen: list[tuple[str, float | str | None]] = [("created < ?", before), ("policy = ?", policy)]
         where = " AND ".join([p for p, v in chosen if v is not None] + ["infra"] * infra)
@@ -227,7 +285,7 @@ class Store:
             if dry_run:
                 return int(self._db.execute(f"SELECT count(*) FROM gradings WHERE {where}", values).fetchone()[0])
             with _writing(self._db):
-                gone = self._db.execute(f"DELETE FROM gradings WHERE {where}", values).rowcount
+                deleted = self._db.execute(f"DELETE FROM gradings WHERE {where}", values).rowcount
                 used = "SELECT source FROM gradings WHERE source IS NOT NULL"
                 self._db.execute(f"DELETE FROM sources WHERE id NOT IN ({used})")
                 self._db.execute("DELETE FROM settings WHERE id NOT IN (SELECT settings FROM gradings)")
@@ -236,9 +294,9 @@ class Store:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             except sqlite3.OperationalError as e:
                 raise UsageError(
-                    f"{gone} gradings are gone, but the file did not shrink: {e}; run it again when nothing else uses it"
+                    f"{deleted} gradings deleted, but the file did not shrink: {e}; run it again when nothing else uses it"
                 ) from e
-        return gone
+        return deleted
 
     def close(self) -> None:
         """Close the file."""
@@ -255,7 +313,7 @@ def _where(policy: str | None, task: str | None, verdict: str | None) -> tuple[s
 
 @contextlib.contextmanager
 def _writing(db: sqlite3.Connection) -> Iterator[None]:
-    # IMMEDIATE: a transaction that reads first and then writes would fail at once where another one has written meanwhile.
+    # IMMEDIATE: a transaction that reads and then writes would fail at once if another one has written in between.
     db.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -1,1 +1,1 @@
-"""What is read from a source without running it."""
+"""Static analysis: reads a source without running it."""

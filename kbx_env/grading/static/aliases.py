@@ -1,8 +1,8 @@
-"""What the names of a source stand for: paths into the modules it imports, through aliases and assignments.
+"""Resolves the names of a source to module paths, through imports, aliases and assignments.
 
-A module leads to every module that it imports itself (``logging.os``), so a list of allowed imports is worth what is
-known of the paths through them. Modules are looked up in this process, where they are the same as in a runner;
-attributes are read from their dictionaries, and nothing of the source runs.
+Every module gives access to the modules that it imports itself (``logging.os``), so a list of allowed imports needs the
+paths through them as well. Modules are looked up in this process, where they are the same as in a runner. Attributes are
+read from the modules' dictionaries; nothing of the source runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ triton.language.extra.cuda.libdevice triton.language.math triton.language.standa
 triton.runtime triton.runtime.jit triton.runtime.autotuner triton.runtime.driver triton.runtime.errors triton.tools
 triton.testing triton.tools.tensor_descriptor triton.compiler triton.compiler.errors triton.errors
 """.split())  # fmt: skip
-"""What may be imported."""
+"""Modules that a source may import."""
 _REACHED = frozenset("""
 torch.accelerator torch.ao torch.autograd.functional torch.autograd.profiler torch.backends torch.cpu torch.cuda.graphs
 torch.cuda.memory torch.cuda.profiler torch.cuda.random torch.cuda.streams torch.distributions torch.fft torch.func
@@ -37,12 +37,12 @@ torch.functional torch.linalg torch.masked torch.mps torch.mtia torch.nested tor
 torch.random torch.return_types torch.signal torch.sparse torch.special torch.torch_version torch.xpu
 triton.compiler.compiler
 """.split())  # fmt: skip
-"""What may be named on the way: nothing there leads further than the functions that the firewall knows."""
+"""Modules that a path may pass through: they give access to nothing but functions that the firewall checks."""
 _FAMILIES = ("triton.language.", "torch.nn.", "torch.backends.", "torch.optim.", "torch.distributions.")
 GETATTR, ATTRGETTER, METHODCALLER = "builtins.getattr", "operator.attrgetter", "operator.methodcaller"
 _NAMED = frozenset(("getattr", "setattr", "delattr"))
-_met: set[str] = set()
-"""Names of modules that paths have led to."""
+_seen_modules: set[str] = set()
+"""Names of modules that a path has resolved to in this process."""
 
 
 def allowed(module: str) -> bool:
@@ -53,28 +53,37 @@ def allowed(module: str) -> bool:
 
 @functools.lru_cache(1 << 14)
 def module_at(path: str) -> types.ModuleType | None:
-    """The module of a path, if that is what it leads to; only allowed ones are looked into."""
+    """Return the module at a path, or ``None`` for anything else and for modules that are not allowed."""
     if allowed(path):
-        with contextlib.suppress(Exception):  # not installed, or not on this platform: the runner will say so
+        with contextlib.suppress(Exception):  # not installed, or not on this platform: the runner reports it
             return importlib.import_module(path)
     return None
 
 
 def step(path: str, name: str) -> str:
-    """One attribute further; a module is called by its own name, however it was reached."""
+    """Return the path of an attribute of the object at a path.
+
+    Args:
+        path: the path of a module.
+        name: the attribute.
+
+    Returns:
+        A module's own name, by whatever path it was reached; else the module's name and the attribute. Empty if ``path``
+        is no allowed module.
+    """
     module = module_at(path)
     if module is None:
         return ""
     value = module.__dict__.get(name)
     if isinstance(value, types.ModuleType):
-        _met.add(value.__name__)
+        _seen_modules.add(value.__name__)
         return value.__name__
     return f"{module.__name__}.{name}"
 
 
 def is_module(path: str) -> bool:
-    """Whether a path leads to a module, imported here or not yet."""
-    return path in _met or module_at(path) is not None or _to_be_imported(path)
+    """Whether a path leads to a module, already imported in this process or not."""
+    return path in _seen_modules or module_at(path) is not None or _to_be_imported(path)
 
 
 @functools.lru_cache(1 << 14)
@@ -94,12 +103,15 @@ def forbidden(path: str) -> bool:
 
 
 class Names:
-    """The paths that names and expressions of a source may stand for: rather too many than too few.
+    """The paths that names and expressions of a source may stand for; in doubt rather too many than too few.
 
     Args:
         tree: the source.
-        bound: pairs of what is bound and what it is bound to.
-        folding: knows strings.
+        bound: pairs of a target and the value assigned to it.
+        folding: the values of string expressions.
+
+    Attributes:
+        imported: the modules that the source imports.
     """
 
     def __init__(self, tree: ast.AST, bound: Iterable[tuple[ast.expr, ast.expr]], folding: Folding) -> None:
@@ -136,7 +148,7 @@ class Names:
             self.imported.add(path)
 
     def paths(self, node: ast.expr) -> set[str]:
-        """Where an expression may lead; empty where the text does not say."""
+        """Return the paths that an expression may stand for; empty where the text does not say."""
         return self._paths(node) - {""}
 
     def _paths(self, node: ast.expr) -> set[str]:
@@ -157,7 +169,7 @@ class Names:
         return set()
 
     def _walk(self, base: ast.expr | None, name: str) -> set[str]:
-        """Where a dotted name leads, from an expression or else from any imported module."""
+        """Return where a dotted name leads from an expression, or from any imported module if that is ``None``."""
         here = self.imported if base is None else self.paths(base)
         found = set()
         for part in name.split("."):
@@ -166,7 +178,11 @@ class Names:
         return found
 
     def fetched(self, node: ast.Call) -> list[tuple[ast.expr | None, str]]:
-        """The names that a call fetches by a string, and from what: ``None`` when the text does not say."""
+        """Return the attributes that a call reads by a string (``getattr``, ``attrgetter``, ``methodcaller``).
+
+        Returns:
+            Pairs of an object, ``None`` where the text does not name it, and the dotted name of the attribute.
+        """
         called = self.paths(node.func)
         if called & {f"builtins.{n}" for n in _NAMED} and len(node.args) >= 2:
             return [(node.args[0], s) for s in self._folding.strings(node.args[1])]

@@ -1,6 +1,7 @@
-"""The strings that an expression may be, where the text alone says so: pieces put together hide no name from the screen.
+"""Evaluates constant string expressions, so that a forbidden name in several pieces is still visible to the screen.
 
-Nothing is executed: a few pure operations on short strings are done here, on at most a handful of values for each name.
+The source is not executed: a few pure operations on short strings are done here, on at most ``MAX_VALUES`` values for
+each name.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-MOST, LONGEST = 32, 256
+MAX_VALUES, MAX_LENGTH = 32, 256
+"""Values of an expression that are followed; characters of a string, items of a join, terms of a sum."""
 _METHODS = frozenset("lower upper strip lstrip rstrip replace removeprefix removesuffix swapcase title".split())
 Value = str | int
 
 
 def assignments(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Pairs of what is bound and what it is bound to, wherever a text shows both."""
+    """Yield pairs of a target and the value that is assigned to it, wherever the text shows both."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             for target in node.targets:
@@ -48,35 +50,39 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.ex
 
 
 def elements(node: ast.expr) -> list[ast.expr]:
-    """The items of a display of values, which an index may choose."""
+    """Return the items of a tuple, list, set or dict display, any of which an index may choose; else nothing."""
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
         return node.elts
     return node.values if isinstance(node, ast.Dict) else []
 
 
 class Folding:
-    """What expressions of one source may be, as strings or small integers."""
+    """The values of the constant expressions of one source, as strings or small integers.
+
+    Args:
+        bound: pairs of a target and the value assigned to it (``assignments``).
+    """
 
     def __init__(self, bound: Iterable[tuple[ast.expr, ast.expr]]) -> None:
         self._names: dict[str, set[Value]] = defaultdict(set)
         self._memo: dict[ast.expr, set[Value]] = {}
         pairs = [(t.id, v) for t, v in bound if isinstance(t, ast.Name)]
-        for _ in range(3):  # names of names of names
+        for _ in range(3):  # follows chains of up to three assignments
             for name, value in pairs:
                 self._names[name] |= self.values(value)
-                self._names[name] = set(itertools.islice(self._names[name], MOST))
+                self._names[name] = set(itertools.islice(self._names[name], MAX_VALUES))
             self._memo.clear()
 
     def strings(self, node: ast.expr) -> list[str]:
-        """The strings that the expression may be."""
+        """Return the strings that an expression may be, sorted."""
         return sorted(v for v in self.values(node) if isinstance(v, str))
 
     def values(self, node: ast.expr) -> set[Value]:
-        """The strings and integers that the expression may be; empty where the text does not say."""
+        """Return the strings and integers that an expression may be; empty where the text does not say."""
         if node not in self._memo:
-            self._memo[node] = set()  # a name that is made of itself
-            short = (v for v in self._fold(node) if not isinstance(v, str) or len(v) <= LONGEST)
-            self._memo[node] = set(itertools.islice(short, MOST))
+            self._memo[node] = set()  # ends the recursion of a name that is built from itself
+            short = (v for v in self._fold(node) if not isinstance(v, str) or len(v) <= MAX_LENGTH)
+            self._memo[node] = set(itertools.islice(short, MAX_VALUES))
         return self._memo[node]
 
     def _fold(self, node: ast.expr) -> Iterable[Value]:
@@ -103,19 +109,19 @@ class Folding:
         return self.values(node)
 
     def _joined(self, between: str, parts: list[set[Value]]) -> Iterable[Value]:
-        if len(parts) > LONGEST:
+        if len(parts) > MAX_LENGTH:
             return ()
-        some = itertools.islice(itertools.product(*parts), MOST)
+        some = itertools.islice(itertools.product(*parts), MAX_VALUES)
         return [between.join(map(str, p)) for p in some]
 
     def _sum(self, node: ast.BinOp) -> Iterable[Value]:
-        """All terms at once: a long sum nests as deep as it is long."""
+        """Return the values of a sum, without recursion over its terms: a sum nests as deep as it is long."""
         terms: list[ast.expr] = []
         left: ast.expr = node
-        while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Add) and len(terms) < LONGEST:
+        while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Add) and len(terms) < MAX_LENGTH:
             terms.append(left.right)
             left = left.left
-        if len(terms) == LONGEST:
+        if len(terms) == MAX_LENGTH:
             return ()
         parts = [{v for v in self.values(t) if isinstance(v, str)} for t in (left, *reversed(terms))]
         return self._joined("", list(parts))  # type: ignore[arg-type]
@@ -130,7 +136,7 @@ class Folding:
         if isinstance(node.op, ast.Mod):
             return _filled(left, "%s", [right])
         if isinstance(node.op, ast.Mult):
-            return [a * b for a in left for b in right if isinstance(a, str) and isinstance(b, int) and b < LONGEST]
+            return [a * b for a in left for b in right if isinstance(a, str) and isinstance(b, int) and b < MAX_LENGTH]
         return ()
 
     def _indexed(self, node: ast.Subscript) -> Iterable[Value]:
@@ -167,7 +173,7 @@ class Folding:
             return ()
         out = []
         for text in self.strings(f.value):
-            for args in itertools.islice(itertools.product(*given), MOST):
+            for args in itertools.islice(itertools.product(*given), MAX_VALUES):
                 try:
                     out.append(getattr(text, f.attr)(*args))
                 except TypeError:
@@ -185,12 +191,12 @@ class Folding:
 
 
 def _filled(texts: Iterable[Value], field: str, parts: list[set[Value]]) -> Iterable[Value]:
-    """Text with its plain fields filled; one with widths or other formats says nothing."""
+    """Return texts with their plain fields filled; nothing for a text with widths or other format options."""
     out: list[Value] = []
     for text in texts:
         if not isinstance(text, str) or re.search(r"[%{}]", re.sub(field, "", text)):
             continue
-        for args in itertools.islice(itertools.product(*parts), MOST):
+        for args in itertools.islice(itertools.product(*parts), MAX_VALUES):
             try:
                 out.append(text % args if field == "%s" else text.format(*args))
             except (TypeError, ValueError, IndexError):

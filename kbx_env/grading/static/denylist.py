@@ -1,7 +1,7 @@
-"""What a source may not name: modules, doors out of a runner, builtins that execute text.
+"""Finds the names that a source may not use: modules, attributes that lead out of a runner, builtins that execute text.
 
-Reading text keeps nobody out who builds names at run time; it tells everybody else early and with a line, and leaves
-those few to the layers behind.
+A source can build names at run time that its text does not show; the layers behind the screen stop those. The screen
+reports all others early and with a line.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 import re
 import symtable
-from collections.abc import Iterator
 
 from kbx_env.grading.static.aliases import MODULES, Names, forbidden, is_module, step
 from kbx_env.grading.static.constant_folding import Folding, assignments
+from kbx_env.grading.static.scopes import FunctionNode, ScopeKey, inner_tables, key_of, names_read
 from kbx_env.outcome import Violation
 
 NAMES = frozenset("""
@@ -27,38 +27,33 @@ get_type_hints ForwardRef get_field vformat bltns _python_dispatch
 CUDAPluggableAllocator change_current_allocator _create_jit_fn _create_multi_output_jit_fn
 """.split())  # fmt: skip
 FIELDS = frozenset({"_C"})
-"""Attributes that a class may have for itself: the channels of (N, C, L)."""
+"""Forbidden attributes that a class of the source may define for its own instances: the channels of (N, C, L)."""
 DUNDERS = frozenset(a for a in ATTRIBUTES if a.startswith("__"))
 CHAINS = frozenset("""
 torch.ops torch.library torch.jit torch.compile torch.utils torch.hub torch.load torch.save torch.multiprocessing
 torch.distributed torch.classes torch.package torch.fx torch.export torch.onnx torch.compiler.compile
 torch.autograd.inference_mode string.Formatter
 """.split())  # fmt: skip
-_MOST = 20
+_MAX_VIOLATIONS = 20
 _FORMATTED = re.compile(r"\{[^{}]*[.\[](__\w+__)")
 _DOTTED = re.compile(r"[\w.\[\]]+")
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-_SCOPES: dict[type[ast.AST], str] = {
-    ast.FunctionDef: "", ast.AsyncFunctionDef: "", ast.ClassDef: "", ast.Lambda: "lambda", ast.ListComp: "listcomp",
-    ast.SetComp: "setcomp", ast.DictComp: "dictcomp", ast.GeneratorExp: "genexpr",
-}  # fmt: skip
 
 
 class Violations:
-    """Everything that a source names and may not.
+    """The forbidden names of a source.
 
     Args:
         tree: the source.
-        table: which names are whose, as the compiler sees it.
+        table: the compiler's symbol table of the same source.
 
     Attributes:
         found: the violations, at most twenty.
-        names: what the source's names stand for.
+        names: the module paths that names of the source stand for.
     """
 
     def __init__(self, tree: ast.Module, table: symtable.SymbolTable) -> None:
         self.found: list[Violation] = []
-        self._told: set[tuple[int, str]] = set()
+        self._reported: set[tuple[int, str]] = set()
         bound = list(assignments(tree))
         self._folding = Folding(bound)
         self.names = Names(tree, bound, self._folding)
@@ -69,44 +64,50 @@ class Violations:
 
     def _add(self, rule: str, node: ast.AST, detail: str) -> None:
         line = getattr(node, "lineno", 0)
-        if len(self.found) < _MOST and (line, detail) not in self._told:
-            self._told.add((line, detail))
+        if len(self.found) < _MAX_VIOLATIONS and (line, detail) not in self._reported:
+            self._reported.add((line, detail))
             self.found.append(Violation(rule, f"line {line or '?'}: {detail}"))
 
     def _look(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name not in MODULES:
-                    self._add(
-                        "forbidden_import",
-                        node,
-                        f"import {alias.name} (allowed: torch, triton, math, random, typing, ...)",
-                    )
+            self._look_at_import(node)
         elif isinstance(node, ast.ImportFrom):
-            self._look_from(node)
+            self._look_at_import_from(node)
         elif isinstance(node, ast.Attribute):
-            if node.attr in ATTRIBUTES and node not in self._fields:
-                self._add("forbidden_name", node, f".{node.attr}")
-            elif node.attr == "__dict__" and any(map(is_module, self.names.paths(node.value))):
-                self._add("forbidden_name", node, "the __dict__ of a module")
-            else:
-                self._look_at_paths(node)
+            self._look_at_attribute(node)
         elif isinstance(node, ast.Name):
             if node in self._free:
                 self._add("forbidden_name", node, f"{node.id}")
             self._look_at_paths(node)
         elif isinstance(node, ast.Call):
-            for _, name in self.names.fetched(node):
-                for part in set(name.split(".")) & ATTRIBUTES:
-                    self._add("forbidden_name", node, f".{part}, by a string")
-            self._look_at_paths(node)
+            self._look_at_call(node)
         if isinstance(node, ast.expr):
             self._look_at_strings(node)
         for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if annotation is not None:
                 self._look_at_annotation(annotation)
 
-    def _look_from(self, node: ast.ImportFrom) -> None:
+    def _look_at_import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if alias.name not in MODULES:
+                allowed = "allowed: torch, triton, math, random, typing, ..."
+                self._add("forbidden_import", node, f"import {alias.name} ({allowed})")
+
+    def _look_at_attribute(self, node: ast.Attribute) -> None:
+        if node.attr in ATTRIBUTES and node not in self._fields:
+            self._add("forbidden_name", node, f".{node.attr}")
+        elif node.attr == "__dict__" and any(map(is_module, self.names.paths(node.value))):
+            self._add("forbidden_name", node, "the __dict__ of a module")
+        else:
+            self._look_at_paths(node)
+
+    def _look_at_call(self, node: ast.Call) -> None:
+        for _, name in self.names.fetched(node):
+            for part in set(name.split(".")) & ATTRIBUTES:
+                self._add("forbidden_name", node, f".{part}, by a string")
+        self._look_at_paths(node)
+
+    def _look_at_import_from(self, node: ast.ImportFrom) -> None:
         module = node.module or ""
         if node.level or (module not in MODULES and not module.startswith("triton.language")):
             self._add("forbidden_import", node, f"from {'.' * node.level}{module} import ...")
@@ -122,14 +123,14 @@ class Violations:
                 self._add("forbidden_name", node, path)
 
     def _look_at_strings(self, node: ast.expr) -> None:
-        """Double-underscore names alone in a string, however it is put together, and in the fields of a format."""
+        """Check for forbidden double-underscore names in strings: the whole text, or the fields of a format."""
         for text in self._folding.strings(node):
             parts = set(re.split(r"[.\[\]]", text)) if _DOTTED.fullmatch(text) else set(_FORMATTED.findall(text))
             for part in sorted(parts & DUNDERS):
                 self._add("forbidden_name", node, f"{part!r} in a string")
 
     def _look_at_annotation(self, node: ast.expr) -> None:
-        """An annotation in quotes is code as well: some library functions evaluate it."""
+        """Check annotations in quotes: they are code as well, which some library functions evaluate."""
         for text in self._folding.strings(node):
             try:
                 inner = ast.parse(text, mode="eval").body
@@ -145,12 +146,12 @@ class Violations:
 
 
 def _own_fields(tree: ast.AST) -> set[ast.AST]:
-    """Attributes of ``self`` that its class stores, or keeps a slot for, and that have the name of a door elsewhere."""
+    """Return the attribute nodes that use a name of ``FIELDS`` on ``self`` in a class that assigns it itself."""
     own: set[ast.AST] = set()
     for cls in (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)):
         seen: list[ast.Attribute] = []
         kept: set[str] = set()
-        for method in (n for n in cls.body if isinstance(n, _Function)):
+        for method in (n for n in cls.body if isinstance(n, FunctionNode)):
             args = [*method.args.posonlyargs, *method.args.args]
             inside = list(ast.walk(method))
             if not args or any(
@@ -165,54 +166,16 @@ def _own_fields(tree: ast.AST) -> set[ast.AST]:
     return own
 
 
-def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    for child in table.get_children():
-        yield child
-        yield from _tables(child)
-
-
 def _builtins_used(tree: ast.Module, table: symtable.SymbolTable) -> set[ast.AST]:
-    """Where names of forbidden builtins mean these: not the parameters and locals of a function.
+    """Return the nodes where the name of a forbidden builtin means the builtin, not a parameter or local of a function.
 
     A local that is not bound is an error, and so is a cell; a global, or a name of a class, falls back to the builtin.
     """
-    bound: dict[tuple[str, int], set[str]] = {}
-    for scope in _tables(table):
+    bound: dict[ScopeKey, set[str]] = {}
+    for scope in inner_tables(table):
         local = scope.get_type() == "function"
         own = {s.get_name() for s in scope.get_symbols() if s.is_free() or (local and s.is_local())}
-        key = (scope.get_name(), scope.get_lineno())
+        key = key_of(scope)
         # Two lambdas of one line cannot be told apart: a name must be bound in both.
         bound[key] = bound[key] & own if key in bound else own
-    used: set[ast.AST] = set()
-    work: list[tuple[ast.AST, set[str]]] = [(tree, set())]
-    while work:
-        node, own = work.pop()
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in NAMES - own:
-            used.add(node)
-        if type(node) not in _SCOPES:
-            work += [(child, own) for child in ast.iter_child_nodes(node)]
-            continue
-        name = _SCOPES[type(node)] or str(getattr(node, "name", ""))
-        inner = bound.get((name, int(getattr(node, "lineno", 0))), set())
-        outside = _evaluated_outside(node)
-        work += [(child, own) for child in outside]
-        work += [(child, inner) for child in _evaluated_inside(node) if child not in outside]
-    return used
-
-
-def _evaluated_outside(node: ast.AST) -> list[ast.AST]:
-    """Parts of a scope that the scope around it evaluates: decorators, defaults, annotations, bases, the first iterable."""
-    if isinstance(node, ast.ClassDef):
-        return [*node.decorator_list, *node.bases, *node.keywords]
-    if isinstance(node, ast.Lambda):
-        return [node.args]
-    if isinstance(node, _Function):
-        return [*node.decorator_list, node.args, *([node.returns] if node.returns else [])]
-    return [node.generators[0].iter]  # type: ignore[attr-defined]
-
-
-def _evaluated_inside(node: ast.AST) -> list[ast.AST]:
-    inside: list[ast.AST] = []
-    for child in ast.iter_child_nodes(node):
-        inside += ast.iter_child_nodes(child) if isinstance(child, ast.comprehension) else [child]
-    return inside
+    return {node for node, own in names_read(tree, bound, set()) if node.id in NAMES - own}

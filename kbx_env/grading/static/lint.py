@@ -1,9 +1,13 @@
-"""Errors that a source will run into as soon as the line is reached, read from its text alone.
+"""Finds errors that are certain as soon as their line is reached, from a source's text alone.
 
-A compiler stops at the first error, and only the submission's own process hears of it. What is listed here the grader finds by
-itself, all at once and without running anything: names that nobody has defined, attributes that a module does not have, calls
-that cannot be bound to what they call, kernels and host functions called from the wrong side, and statements that Triton has no
-translation for. Whatever is not certain, or may be caught, is left out.
+A compiler stops at the first error. The grader lists these errors all at once and runs nothing: undefined names,
+attributes that a module does not have, calls that fit no signature, kernels and host functions called from the wrong
+side, and statements that Triton cannot translate. An error that is not certain, or that the source may catch, is left out.
+
+Undefined names come from ``symtable``, the compiler's own scope analysis, and not from pyflakes: pyflakes follows the order
+of the statements, so it reports names that an earlier pass of a loop has bound; it is recursive, so a sum of 400 terms
+exhausts the stack; and on some sources it takes time quadratic in their length (25 s for 40 kB). Where pyflakes is
+installed, ``tests/grading/test_lint.py`` compares the two: pyflakes must report every name that is reported here.
 """
 
 from __future__ import annotations
@@ -15,55 +19,65 @@ import inspect
 import itertools
 import symtable
 import types
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from kbx_env.grading.static.aliases import Names, is_module, module_at
+from kbx_env.grading.static.scopes import ScopeKey, inner_tables, key_of, names_read
 from kbx_env.outcome import LAUNCHLESS
 
-MOST = 20
-"""More are not told."""
+MAX_SLIPS = 20
+"""At most this many errors are returned."""
 _BUILTIN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__spec__", "__loader__", "__package__", "__builtins__",
-                                         "__qualname__", "__module__", "__class__"}  # fmt: skip
+                                         "__qualname__", "__module__", "__class__", "__annotations__"}  # fmt: skip
 _HIDDEN = frozenset({"_semantic", "_generator", "_builder"})
-"""Parameters that Triton's compiler fills in."""
+"""Parameters that Triton's compiler fills in itself."""
 _JIT = frozenset({"triton.jit", "triton.runtime.jit.jit"})
 _WRAPS = frozenset({
     "triton.autotune", "triton.heuristics", "triton.runtime.autotuner.autotune", "triton.runtime.autotuner.heuristics"
 })  # fmt: skip
 _PROBES = frozenset({"hasattr", "getattr", "dir", "find_spec", "import_module", "__version__"})
-_MOST_LETTERS = 200
-_MOST_PARAMETERS = 200
+"""A source that uses one of these may ask which attributes there are before it uses them."""
+_MAX_LETTERS = 200
+_MAX_PARAMETERS = 200
 _Found = tuple[ast.AST, str]
 
 
 def slips(tree: ast.Module, table: symtable.SymbolTable, names: Names) -> tuple[str, ...]:
-    """What is certain to fail where it is reached, in the order of the lines; each thing once.
+    """List the errors that are certain where they are reached.
 
     Args:
         tree: the source.
-        table: its names, as the compiler sees them.
-        names: what they stand for.
+        table: the compiler's symbol table of the same source.
+        names: the module paths that names of the source stand for.
+
+    Returns:
+        At most ``MAX_SLIPS`` texts of the form ``line N: error``, by line, each error once with its first line. A source
+        that launches no kernel has ``LAUNCHLESS`` first, without a line.
     """
     nodes = list(ast.walk(tree))
     functions = _Functions(tree, nodes, names)
     doubtful = _doubtful(tree)
     found: dict[str, int] = {}
-    for node, text in itertools.chain(_undefined(nodes, table), _missing(nodes, names), functions.found()):
+    for node, text in itertools.chain(_undefined(tree, nodes, table), _missing(nodes, names), functions.found()):
         if id(node) not in doubtful:
             line: int = getattr(node, "lineno", 1)
-            text = text[:_MOST_LETTERS]
+            text = text[:_MAX_LETTERS]
             found[text] = min(line, found.get(text, line))
-            if len(found) > 4 * MOST:
+            if len(found) > 4 * MAX_SLIPS:
                 break
     if functions.launchless:
         found[LAUNCHLESS] = 0
-    told = sorted((line, text) for text, line in found.items())
-    return tuple(f"line {line}: {text}" if line else text for line, text in told[:MOST])
+    ordered = sorted((line, text) for text, line in found.items())
+    return tuple(f"line {line}: {text}" if line else text for line, text in ordered[:MAX_SLIPS])
 
 
 def _doubtful(tree: ast.Module) -> set[int]:
-    """Nodes that may be there for another version: what is tried or whose errors are suppressed, and imports on any condition."""
+    """Return the ids of nodes whose failure may be intended.
+
+    These are nodes in a ``try`` with handlers or under ``contextlib.suppress``, and conditional imports: they may be
+    there for another version of a library.
+    """
     found = set[int]()
     waiting: list[tuple[ast.AST, bool, bool]] = [(tree, False, False)]
     while waiting:
@@ -84,32 +98,31 @@ def _doubtful(tree: ast.Module) -> set[int]:
 # --- names and attributes -----------------------------------------------------------------------------
 
 
-def _undefined(nodes: Sequence[ast.AST], table: symtable.SymbolTable) -> Iterator[_Found]:
+def _undefined(tree: ast.Module, nodes: Sequence[ast.AST], table: symtable.SymbolTable) -> Iterator[_Found]:
+    """Names that no scope around them binds anywhere, in whatever order, under whatever condition."""
     imports = [n for n in nodes if isinstance(n, ast.ImportFrom)]
     if any(a.name == "*" for n in imports for a in n.names):
         return
-    scopes = list(_scopes(table))
-    bound = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
-    bound |= {s.get_name() for t in scopes for s in t.get_symbols() if s.is_declared_global() and s.is_assigned()}
-    bound |= _BUILTIN
-    unbound = {
-        s.get_name() for t in scopes for s in t.get_symbols()
-        if s.is_referenced() and (s.is_global() or t is table) and s.get_name() not in bound
-    }  # fmt: skip
+    scopes = list(inner_tables(table))
+    defined = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
+    defined |= {s.get_name() for t in scopes for s in t.get_symbols() if s.is_declared_global() and s.is_assigned()}
+    defined |= _BUILTIN
+    unbound = {s.get_name() for t in scopes for s in t.get_symbols() if s.is_referenced() and s.is_global()} - defined
+    unbound |= {s.get_name() for s in table.get_symbols() if s.is_referenced()} - defined
+    bound: dict[ScopeKey, set[str]] = defaultdict(set)
+    for t in scopes:  # scopes that cannot be told apart bind together
+        bound[key_of(t)] |= {s.get_name() for s in t.get_symbols() if s.is_free() or s.is_local()}
     quiet = _unread(nodes)
-    for node in nodes:
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in unbound and id(node) not in quiet:
+    for node, own in names_read(tree, bound, unbound):
+        if node.id in unbound and node.id not in own and id(node) not in quiet:
             yield node, f"name {node.id!r} is not defined"
 
 
-def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    yield table
-    for child in table.get_children():
-        yield from _scopes(child)
-
-
 def _unread(nodes: Sequence[ast.AST]) -> set[int]:
-    """Annotations that nobody evaluates: all with the import from the future, and always those of local variables."""
+    """Return the ids of nodes in annotations that Python does not evaluate.
+
+    With any import from ``__future__`` these are all annotations; otherwise the annotations of local variables.
+    """
     postponed = any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in nodes)
     parts: list[ast.AST | None] = []
     if postponed:
@@ -117,17 +130,20 @@ def _unread(nodes: Sequence[ast.AST]) -> set[int]:
     else:
         waiting = [n for f in nodes if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in f.body]
         while waiting:
-            one = waiting.pop()
-            parts.append(one.annotation if isinstance(one, ast.AnnAssign) else None)
-            if not isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):  # their bodies are their own
-                waiting += [n for n in ast.iter_child_nodes(one) if isinstance(n, ast.stmt)]
-                waiting += [n for h in getattr(one, "handlers", ()) for n in h.body]
-                waiting += [n for c in getattr(one, "cases", ()) for n in c.body]
+            statement = waiting.pop()
+            parts.append(statement.annotation if isinstance(statement, ast.AnnAssign) else None)
+            if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):  # scopes of their own
+                waiting += [n for n in ast.iter_child_nodes(statement) if isinstance(n, ast.stmt)]
+                waiting += [n for h in getattr(statement, "handlers", ()) for n in h.body]
+                waiting += [n for c in getattr(statement, "cases", ()) for n in c.body]
     return {id(n) for part in parts if isinstance(part, ast.AST) for n in ast.walk(part)}
 
 
 def _missing(nodes: Sequence[ast.AST], names: Names) -> Iterator[_Found]:
-    """Attributes and imports that a module does not have; none where the source itself asks what there is, or makes some."""
+    """Yield attributes and imports that a module does not have.
+
+    Nothing is yielded for a source that itself asks which attributes there are, nor for attributes that it assigns.
+    """
     if any(_last(n) in _PROBES for n in nodes if isinstance(n, ast.Name | ast.Attribute)):
         return
     sure, quiet = _imported_only(nodes), _unread(nodes)
@@ -147,7 +163,7 @@ def _missing(nodes: Sequence[ast.AST], names: Names) -> Iterator[_Found]:
 
 @functools.lru_cache(1 << 14)
 def _lacks(path: str, name: str) -> bool:
-    """Whether what a path leads to is a module without such a name."""
+    """Whether a path leads to a module that lacks an attribute or submodule of this name."""
     parent, _, last = path.rpartition(".")
     module, package = module_at(path), module_at(parent) if parent else None
     if type(module) is not types.ModuleType or (package is not None and package.__dict__.get(last, module) is not module):
@@ -158,7 +174,7 @@ def _lacks(path: str, name: str) -> bool:
 
 
 def _bound_by(node: ast.AST) -> list[str]:
-    """The names that a node binds by anything but an import."""
+    """Return the names that a node binds; imports are left out."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
     if isinstance(node, ast.Name):
@@ -177,7 +193,7 @@ def _imported_by(node: ast.AST) -> list[str]:
 
 
 def _imported_only(nodes: Sequence[ast.AST]) -> set[str]:
-    """Names that are bound by imports and by nothing else, in no scope."""
+    """Return the names that imports bind and no other statement of the source binds, in any scope."""
     return {name for n in nodes for name in _imported_by(n)} - {name for n in nodes for name in _bound_by(n)}
 
 
@@ -195,10 +211,10 @@ def _root(node: ast.expr) -> str:
 
 
 class _Functions:
-    """Kernels and host functions of the source, and what they call.
+    """Kernels and host functions of a source, and the errors in their calls.
 
-    Only functions at the top level whose names nothing else binds are looked at; one whose decorators are not known is neither a
-    kernel nor a host function.
+    Only functions at the top level whose names nothing else binds are checked. A function with an unknown decorator is
+    neither a kernel nor a host function.
     """
 
     def __init__(self, tree: ast.Module, nodes: Sequence[ast.AST], names: Names) -> None:
@@ -209,14 +225,14 @@ class _Functions:
         self._own = {d.name: d for d in defined if bound[d.name] == 1}
         self._kernels = {n.name for n in defined if self._is_kernel(n)}
         decorators = {id(d) for n in defined for d in n.decorator_list}
-        by_hand = any(id(n) not in decorators and self._is_jit(n) for n in nodes)
-        self._host = set() if by_hand else {n.name for n in defined if not n.decorator_list}
-        kernels = [n for n in every if self._is_kernel(n)]  # those in factories and classes too
+        jit_called = any(id(n) not in decorators and self._is_jit(n) for n in nodes)
+        self._host = set() if jit_called else {n.name for n in defined if not n.decorator_list}
+        kernels = [n for n in every if self._is_kernel(n)]  # also in factories and classes
         inside = {id(x) for n in kernels for x in ast.walk(n)}
         named = {_last(x) for x in nodes if id(x) not in inside}
         known = len(kernels) == sum(1 for n in every if n.decorator_list)
-        self.launchless = known and not by_hand and not named & {n.name for n in kernels}
-        """Whether no function but kernels so much as names a kernel."""
+        self.launchless = known and not jit_called and not named & {n.name for n in kernels}
+        """Whether no code outside kernels mentions a kernel's name."""
         self._signatures = {n: _signature_of(self._own[n]) for n in self._own if n in self._kernels | self._host}
 
     def _is_jit(self, node: ast.AST) -> bool:
@@ -228,7 +244,7 @@ class _Functions:
         return any(p & _JIT for p in paths) and all(p & (_JIT | _WRAPS) for p in paths)
 
     def found(self) -> Iterator[_Found]:
-        """What is certain to fail in them."""
+        """Yield the nodes of these functions that are certain to fail, each with the error."""
         for name, node in self._own.items():
             if name not in self._kernels | self._host:
                 continue
@@ -254,7 +270,7 @@ class _Functions:
                 return f"{name} is a kernel and called without a grid: {name}[grid](...)"
             if kernel and name in self._host:
                 return f"{name} is called in a kernel and lacks @triton.jit"
-            # Kernels may have parts that no launch reaches, for other numbers of operands.
+            # Calls between kernels are not checked: a branch on a constexpr may be for another number of operands.
             return None if kernel or name not in self._host else _unbound(name, call, self._signatures[name])
         if _root(func) not in self._sure or len(paths := self._names.paths(func)) != 1:
             return None
@@ -267,7 +283,7 @@ class _Functions:
 
 
 def _untranslated(node: ast.AST) -> str | None:
-    """Why Triton's code generator stops at a node; ``None`` where it does not."""
+    """Return why Triton's code generator fails at a node, or ``None``."""
     from triton.compiler.code_generator import CodeGenerator
 
     if isinstance(node, ast.Compare) and len(node.ops) > 1:
@@ -286,18 +302,18 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _within(node: ast.FunctionDef) -> Iterator[ast.AST]:
-    """The nodes of a function's own body: what is defined in it may be anybody's."""
+    """Yield the nodes of a function's own body, without the bodies of functions and classes that are defined in it."""
     waiting: list[ast.AST] = list(node.body)
     while waiting:
-        one = waiting.pop()
-        yield one
-        if not isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            waiting += ast.iter_child_nodes(one)
+        inner = waiting.pop()
+        yield inner
+        if not isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(inner)
 
 
 @functools.lru_cache(1 << 12)
 def _triton(path: str) -> Callable[..., object] | None:
-    """A function of Triton's language that only kernels can call."""
+    """Return the function at a path if it belongs to Triton's language and only kernels can call it, else ``None``."""
     module, _, name = path.rpartition(".")
     if not path.startswith("triton.language.") or (found := module_at(module)) is None:
         return None
@@ -309,7 +325,7 @@ def _triton(path: str) -> Callable[..., object] | None:
 
 @functools.lru_cache(1 << 12)
 def _signature(path: str) -> inspect.Signature | None:
-    """Of such a function, without what the compiler fills in; ``None`` where that is not known."""
+    """Return the signature of such a function without the parameters that the compiler fills in; ``None`` if unknown."""
     value = _triton(path)
     try:
         signature = inspect.signature(getattr(value, "fn", value))  # type: ignore[arg-type]
@@ -319,28 +335,33 @@ def _signature(path: str) -> inspect.Signature | None:
 
 
 def _signature_of(node: ast.FunctionDef) -> inspect.Signature | None:
-    """What ``inspect.signature`` would tell of a function, with ``None`` for all defaults; ``None`` for one with very many."""
+    """Return the signature that ``inspect.signature`` would give, with ``None`` for all defaults.
+
+    Returns:
+        ``None`` for a function with more than ``_MAX_PARAMETERS`` parameters: to check all its calls would take time
+        quadratic in the length of the source.
+    """
     a, kinds = node.args, inspect.Parameter
     positional = [*((p, kinds.POSITIONAL_ONLY) for p in a.posonlyargs), *((p, kinds.POSITIONAL_OR_KEYWORD) for p in a.args)]
-    if len(positional) + len(a.kwonlyargs) > _MOST_PARAMETERS:
+    if len(positional) + len(a.kwonlyargs) > _MAX_PARAMETERS:
         return None
     first = len(positional) - len(a.defaults)
-    told = [kinds(p.arg, kind, default=kinds.empty if n < first else None) for n, (p, kind) in enumerate(positional)]
+    parameters = [kinds(p.arg, kind, default=kinds.empty if n < first else None) for n, (p, kind) in enumerate(positional)]
     if a.vararg:
-        told.append(kinds(a.vararg.arg, kinds.VAR_POSITIONAL))
+        parameters.append(kinds(a.vararg.arg, kinds.VAR_POSITIONAL))
     for p, default in zip(a.kwonlyargs, a.kw_defaults, strict=True):
-        told.append(kinds(p.arg, kinds.KEYWORD_ONLY, default=kinds.empty if default is None else None))
+        parameters.append(kinds(p.arg, kinds.KEYWORD_ONLY, default=kinds.empty if default is None else None))
     if a.kwarg:
-        told.append(kinds(a.kwarg.arg, kinds.VAR_KEYWORD))
-    return inspect.Signature(told)
+        parameters.append(kinds(a.kwarg.arg, kinds.VAR_KEYWORD))
+    return inspect.Signature(parameters)
 
 
 def _unbound(name: str, call: ast.Call, signature: inspect.Signature | None, launch: bool = False) -> str | None:
-    """Why a call does not fit a signature; ``None`` where it does or where that is not certain."""
+    """Return why a call does not fit a signature, or ``None`` where it fits or where that is not certain."""
     if signature is None or any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
         return None
     given = {k.arg: None for k in call.keywords if k.arg is not None}
-    if launch:  # num_warps and the like are the launcher's own
+    if launch:  # num_warps and the like go to the launcher
         given = {k: v for k, v in given.items() if k in signature.parameters}
     try:
         signature.bind(*[None] * len(call.args), **given)

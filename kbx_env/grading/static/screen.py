@@ -1,7 +1,7 @@
-"""The first stage: reads the source as text, in milliseconds and without running anything.
+"""The first stage: reads the source as text, in milliseconds and without running it.
 
-Screen and loader see the same bytes: UTF-8 without coding cookie, bounded in size and nesting. What cannot be
-screened is malformed; what names a forbidden module or door is rejected.
+Screen and loader see the same bytes: UTF-8 without coding cookie, bounded in size and nesting. A source that cannot be
+screened is malformed; a source that uses a forbidden name is rejected.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import contextlib
 import inspect
 import re
 import symtable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kbx_env.grading.static.denylist import Violations
 from kbx_env.grading.static.lint import slips
@@ -21,82 +22,111 @@ from kbx_env.spec.task import Task
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
+_Parsed = TypeVar("_Parsed")
 _UTF8 = re.compile(r"utf[-_]?8(-unix)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Screened:
-    """The verdict of the screen; ``verdict`` is ``None`` when the source may go on."""
+    """The result of the screen.
+
+    Attributes:
+        text: the decoded source; empty if it is malformed.
+        verdict: ``None`` if the source may be compiled.
+        message: why it may not.
+        violations: the forbidden names.
+        slips: errors that are certain where they are reached (``lint.slips``); ``None`` if the source is malformed.
+    """
 
     text: str = ""
     verdict: Verdict | None = None
     message: str = ""
     violations: tuple[Violation, ...] = ()
     slips: tuple[str, ...] | None = None
-    """Errors that are certain where they are reached (``slips.py``); ``None`` where the source could not be read."""
 
 
-def _bad(message: str) -> Screened:
-    return Screened(verdict=Verdict.MALFORMED, message=message)
+class _Malformed(Exception):
+    """The source cannot be screened; the text says why."""
 
 
 def screen(task: Task, source: str | bytes) -> Screened:
-    """Check the bytes, the syntax, the entry and what the source names."""
-    data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
-    if not data.strip():
-        return _bad("the source is empty")
-    if len(data) > MAX_BYTES:
-        return _bad(f"the source has {len(data)} bytes; at most {MAX_BYTES}")
+    """Check the bytes, the syntax, the entry function and the names of a source.
+
+    Args:
+        task: declares the entry function.
+        source: the submission as it came; text is encoded as UTF-8.
+
+    Returns:
+        The verdict, with the decoded text if the source is not malformed.
+    """
     try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as e:
-        line = data[: e.start].count(b"\n") + 1
-        return _bad(f"line {line}: not UTF-8 text ({e.reason} at byte {e.start})")
-    control = re.search("[\x00\x0c]", text)
-    if control:
-        line = text[: control.start()].count("\n") + 1
-        return _bad(f"line {line}: control character")
-    # Lines as the interpreter counts them: it looks for the cookie in two of these.
-    cookies = [re.match(r"^[ \t]*#.*?coding[:=][ \t]*([-\w.]+)", line) for line in re.split("\r\n|\r|\n", text)[:2]]
-    if text.startswith("\ufeff") or any(c and not _UTF8.fullmatch(c.group(1)) for c in cookies):
-        return _bad("line 1: no byte-order mark and no coding cookie but utf-8, please: the source is read as UTF-8")
-    try:
-        tree = ast.parse(text)
-    except SyntaxError as e:
-        return _bad(f"line {e.lineno}: syntax error: {e.msg}")
-    except (RecursionError, MemoryError, ValueError) as e:
-        return _bad(f"the source cannot be parsed: {type(e).__name__}")
-    nodes = sum(1 for _ in ast.walk(tree))
-    if nodes > MAX_NODES:
-        return _bad(f"the source has {nodes} syntax nodes; at most {MAX_NODES}")
-    try:
-        entry = _entry(task, tree)
-    except RecursionError:
-        return _bad("the source is nested too deeply")
-    if entry is not None:
-        return _bad(entry)
-    try:
-        table = symtable.symtable(text, "source", "exec")
-    except SyntaxError as e:
-        return _bad(f"line {e.lineno}: syntax error: {e.msg}")
-    except (RecursionError, MemoryError, ValueError) as e:
-        return _bad(f"the source cannot be parsed: {type(e).__name__}")
-    try:
-        looked = Violations(tree, table)
-        found = tuple(looked.found)
-    except RecursionError:
-        return _bad("the source is nested too deeply")
+        text = _decode(source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source)
+        tree, table = _parse(task, text)
+        try:
+            checked = Violations(tree, table)
+        except RecursionError:
+            raise _Malformed("the source is nested too deeply") from None
+    except _Malformed as e:
+        return Screened(verdict=Verdict.MALFORMED, message=str(e))
     certain: tuple[str, ...] = ()
-    with contextlib.suppress(RecursionError):  # no verdict hangs on these
-        certain = slips(tree, table, looked.names)
+    with contextlib.suppress(RecursionError):  # no verdict depends on these
+        certain = slips(tree, table, checked.names)
+    found = tuple(checked.found)
     if found:
         shown = "; ".join(v.detail for v in found[:3])
         return Screened(text, Verdict.REJECTED, shown, found, certain)
     return Screened(text, slips=certain)
 
 
+def _decode(data: bytes) -> str:
+    """Return the text of a source that has nothing but UTF-8 in it, of a bounded size."""
+    if not data.strip():
+        raise _Malformed("the source is empty")
+    if len(data) > MAX_BYTES:
+        raise _Malformed(f"the source has {len(data)} bytes; at most {MAX_BYTES}")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        line = data[: e.start].count(b"\n") + 1
+        raise _Malformed(f"line {line}: not UTF-8 text ({e.reason} at byte {e.start})") from None
+    control = re.search("[\x00\x0c]", text)
+    if control:
+        line = text[: control.start()].count("\n") + 1
+        raise _Malformed(f"line {line}: control character")
+    # Lines as the interpreter counts them: it looks for the cookie in two of these.
+    cookies = [re.match(r"^[ \t]*#.*?coding[:=][ \t]*([-\w.]+)", line) for line in re.split("\r\n|\r|\n", text)[:2]]
+    if text.startswith("\ufeff") or any(c and not _UTF8.fullmatch(c.group(1)) for c in cookies):
+        raise _Malformed("line 1: no byte-order mark and no coding cookie but utf-8, please: the source is read as UTF-8")
+    return text
+
+
+def _parse(task: Task, text: str) -> tuple[ast.Module, symtable.SymbolTable]:
+    """Return the syntax tree and the symbol table of a source that defines the task's entry."""
+    tree = _compiled(lambda: ast.parse(text))
+    nodes = sum(1 for _ in ast.walk(tree))
+    if nodes > MAX_NODES:
+        raise _Malformed(f"the source has {nodes} syntax nodes; at most {MAX_NODES}")
+    try:
+        entry = _entry(task, tree)
+    except RecursionError:
+        raise _Malformed("the source is nested too deeply") from None
+    if entry is not None:
+        raise _Malformed(entry)
+    return tree, _compiled(lambda: symtable.symtable(text, "source", "exec"))
+
+
+def _compiled(parse: Callable[[], _Parsed]) -> _Parsed:
+    """Run a part of Python's compiler on the source; whatever it refuses is malformed."""
+    try:
+        return parse()
+    except SyntaxError as e:
+        raise _Malformed(f"line {e.lineno}: syntax error: {e.msg}") from None
+    except (RecursionError, MemoryError, ValueError) as e:
+        raise _Malformed(f"the source cannot be parsed: {type(e).__name__}") from None
+
+
 def _entry(task: Task, tree: ast.Module) -> str | None:
-    """Why the entry is missing or has the wrong parameters, or ``None``."""
+    """Return why the entry is missing or has the wrong parameters, or ``None``."""
     defined: list[ast.FunctionDef] = []
     assigned = False
     for node in _outside(tree):
@@ -107,18 +137,18 @@ def _entry(task: Task, tree: ast.Module) -> str | None:
             assigned = True
         if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == task.entry for a in node.names):
             assigned = True
-    if assigned:  # whatever it is, the runner sees whether it can be called
+    if assigned:  # the text does not say what it is; the runner finds out whether it can be called
         return None
     if not defined:
         names = [n.name for n in _outside(tree) if isinstance(n, ast.FunctionDef)]
         return f"no function named {task.entry!r} at the top level (found: {', '.join(names) or 'none'})"
-    # One of several, each under its own condition, is enough.
+    # Of several definitions, each under its own condition, one that fits is enough.
     wrong = [_mismatch(task, d) for d in defined]
     return None if None in wrong else wrong[-1]
 
 
 def _mismatch(task: Task, defined: ast.FunctionDef) -> str | None:
-    """Why a function cannot be the entry, or ``None``."""
+    """Return why a function cannot be the entry, or ``None``."""
     if defined.decorator_list and any(_dotted(d).startswith("triton") for d in defined.decorator_list):
         return (
             f"line {defined.lineno}: {task.entry!r} is a Triton kernel; the entry is the host function that launches it"
@@ -135,13 +165,9 @@ def _mismatch(task: Task, defined: ast.FunctionDef) -> str | None:
             continue
         return f"{where} lacks the parameter {name!r}; signature: {wanted}"
     order = [n for n, p in task.signature.parameters.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-    if (
-        not a.vararg
-        and have[: len(order)] != order
-        and not set(order) <= {p.arg for p in a.kwonlyargs} | set(have[len(have) :])
-    ):
-        if [h for h in have if h in order] != order:
-            return f"{where} has its parameters in another order; signature: {wanted}"
+    by_keyword = set(order) <= {p.arg for p in a.kwonlyargs}
+    if not a.vararg and not by_keyword and [h for h in have if h in order] != order:
+        return f"{where} has its parameters in another order; signature: {wanted}"
     extra = [n for n in have[: len(have) - len(a.defaults)] if n not in task.signature.parameters]
     if extra:
         return f"{where} demands an unknown parameter {extra[0]!r}; signature: {wanted}"
@@ -157,7 +183,7 @@ def _dotted(node: ast.AST) -> str:
 
 
 def _outside(tree: ast.AST) -> Iterator[ast.AST]:
-    """What is executed on module level, in the order of the text: functions and classes are named, not entered."""
+    """Yield the nodes that run on module level, in the order of the text: not the bodies of functions and classes."""
     for node in ast.iter_child_nodes(tree):
         yield node
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):

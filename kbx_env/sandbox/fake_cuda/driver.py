@@ -1,7 +1,7 @@
-"""A GPU for host code to talk to on a machine without one: Triton's driver, ``torch.cuda``, and ``"cuda"`` as a device.
+"""A fake GPU for host code on a machine without one: Triton's driver, ``torch.cuda``, and ``"cuda"`` as a device.
 
-Host code asks for devices, asserts ``x.is_cuda``, sizes grids by the number of multiprocessors. None of that is
-computation, and on a GPU it works; so that a verdict here is the verdict there, it works here as well.
+Host code asks for devices, asserts ``x.is_cuda``, and sizes grids by the number of multiprocessors. None of that is
+computation, and on a GPU it works. It works here as well, so that both machines give the same verdict.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ SHARED_LIMIT = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "sm_120": 10
 """Bytes of shared memory that one block may use."""
 MULTIPROCESSORS = 132
 NAME = "NVIDIA H200"
-"""A real card's name: no submission shall know by it which tier it is on."""
+"""The name of a real GPU: a submission must not learn from it which tier it runs on."""
 MEMORY = 143_156 << 20
 CUDA_VERSION = "13.0"
 HOST = torch.device("cpu")
 CUDA_KIND, CUDA = torch.device("cuda"), torch.device("cuda", 0)
 real_device: Callable[[torch.Tensor], torch.device] = torch.Tensor.device.__get__  # type: ignore[attr-defined]
-"""Where a tensor really is, whatever ``Tensor.device`` says."""
+"""Returns the true device of a tensor, whatever the replaced ``Tensor.device`` says."""
 
 
 class _Utils:
     def get_device_properties(self, device: int = 0) -> dict[str, int]:
-        """What Triton's own utilities tell of the device (an H200)."""
+        """Return the device properties that Triton's utilities would (an H200)."""
         return {
             "max_shared_mem": SHARED_LIMIT["sm_90"], "max_num_regs": 65536, "multiprocessor_count": MULTIPROCESSORS,
             "warpSize": 32, "sm_clock_rate": 1980000, "mem_clock_rate": 3201000, "mem_bus_width": 6144,
@@ -44,52 +44,52 @@ class _Utils:
 
 
 class StandInDriver:
-    """Answers what Triton asks of a driver."""
+    """Implements the interface of a Triton driver."""
 
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
         self.utils = _Utils()
 
     def get_current_target(self) -> GPUTarget:
-        """The target that launches are specialised for."""
+        """Return the target that launches are specialised for."""
         return self.target
 
     def get_current_device(self) -> int:
-        """There is one pretended device."""
+        """Return 0: there is one fake device."""
         return 0
 
     def set_current_device(self, device: int) -> None:
-        """There is only one."""
+        """Do nothing: there is one fake device."""
 
     def get_current_stream(self, device: int) -> int:
-        """The stream that the host code has chosen."""
+        """Return the stream that the host code has chosen."""
         return streams.current().cuda_stream
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int]:
-        """As ``torch.cuda`` tells it."""
+        """Return the compute capability, the same as ``torch.cuda`` does."""
         return (9, 0)
 
     def get_active_torch_device(self) -> torch.device:
-        """Where submissions believe their tensors to be."""
+        """Return the device that submissions see on their tensors."""
         return CUDA
 
     def get_device_interface(self) -> Any:
-        """What autotuners ask for; never used to time anything here."""
+        """Return the module that autotuners ask for; nothing is timed with it here."""
         return torch.cuda
 
     def get_benchmarker(self) -> Callable[..., list[float]]:
-        """Nothing can be timed without a GPU: every configuration ties, so the first one is taken."""
+        """Return a benchmark in which all configurations tie, so that the first one is chosen: nothing can be timed."""
         return lambda call, quantiles=None, **kwargs: [1.0, 1.0, 1.0]
 
     def get_empty_cache_for_benchmark(self) -> None:
-        """No cache to flush."""
+        """Return ``None``: there is no cache to flush."""
 
     def clear_cache(self, cache: Any) -> None:
-        """No cache to flush."""
+        """Do nothing: there is no cache to flush."""
 
 
 def at_home(value: Any) -> Any:
-    """A device argument that names the GPU, as the host; anything else unchanged."""
+    """Return the host device for an argument that names the GPU, and any other argument unchanged."""
     if isinstance(value, torch.device):
         return HOST if value.type == "cuda" else value
     if isinstance(value, str) and value.partition(":")[0] == "cuda":
@@ -98,12 +98,12 @@ def at_home(value: Any) -> Any:
 
 
 def _placed(value: Any) -> Any:
-    """The same where nothing but a device can stand: a number is a GPU's."""
+    """Do the same for an argument that can only be a device, where a number means a GPU."""
     return HOST if isinstance(value, int) and not isinstance(value, bool) else at_home(value)
 
 
 def _homing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A factory whose tensors stay here, in memory that need not be pinned."""
+    """Wrap a factory function so that its tensors are in host memory, not pinned."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -116,7 +116,7 @@ def _homing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _moving(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``Tensor.to``, whose first argument may be a GPU's number."""
+    """Wrap ``Tensor.to``, whose first argument may be the number of a GPU."""
     home = _homing(function)
 
     @functools.wraps(function)
@@ -127,7 +127,7 @@ def _moving(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _type(real: Any, make: Callable[..., Any]) -> Any:
-    """A type in the place of one that cannot be derived from: it makes and recognises objects of the real one."""
+    """Return a type that replaces one that cannot be subclassed: it makes and recognises objects of the real type."""
 
     class Meta(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -170,14 +170,14 @@ _METHODS = "new_empty new_empty_strided new_zeros new_ones new_full new_tensor".
 
 
 def install() -> None:
-    """Let this process believe in one CUDA device. Tensors stay in host memory."""
+    """Make one CUDA device visible in this process. Tensors stay in host memory."""
     _cuda()
     _tensors()
     noop_stubs.untimed()
 
 
 def _cuda() -> None:
-    """The module ``torch.cuda``, and what else tells which GPU there is."""
+    """Replace functions of ``torch.cuda``, and other places that describe the GPU."""
     none: Callable[..., None] = lambda *args, **kwargs: None  # noqa: E731
     zero: Callable[..., int] = lambda *args, **kwargs: 0  # noqa: E731
     yes: Callable[..., bool] = lambda *args, **kwargs: True  # noqa: E731
@@ -216,7 +216,7 @@ def _cuda() -> None:
 
 
 def _tensors() -> None:
-    """Where tensors are, and where they are made and moved."""
+    """Replace the device of tensors, and the functions that create and move them."""
     tensor: Any = torch.Tensor
     tensor.device = property(lambda self: CUDA)
     tensor.is_cuda = property(lambda self: True)
@@ -224,7 +224,7 @@ def _tensors() -> None:
     tensor.get_device = lambda self: 0
     tensor.to = _moving(tensor.to)
     tensor.cuda = lambda self, *args, **kwargs: self
-    # A copy, as pinning is; streams need not be told here who still uses which memory.
+    # Pinning makes a copy. Streams need not know here which memory is still in use.
     tensor.pin_memory = lambda self, device=None: self.clone()
     tensor.record_stream = lambda self, stream: None
     for name in _METHODS:

@@ -12,7 +12,7 @@ _numbers = itertools.count(1)
 
 
 class Stream:
-    """A stream; whatever is put into it is done at once, which every order of waiting allows."""
+    """A stream that does its work at once, which is a valid order for any synchronisation."""
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         self.device, self.priority = torch.device("cuda", 0), priority
@@ -21,20 +21,20 @@ class Stream:
         self._outer: list[Stream] = []
 
     def synchronize(self) -> None:
-        """Nothing is ever pending."""
+        """Do nothing: no work is ever pending."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing is ever pending."""
+        """Do nothing: no work is ever pending."""
 
     def wait_event(self, event: Any) -> None:
-        """Nothing is ever pending."""
+        """Do nothing: no work is ever pending."""
 
     def record_event(self, event: Event | None = None) -> Event:
-        """An event that has happened."""
+        """Return the event, or a new one; it has already happened."""
         return event if event is not None else Event()
 
     def query(self) -> bool:
-        """Whether all is done."""
+        """Return true: all work is done."""
         return True
 
     def __enter__(self) -> Stream:
@@ -47,7 +47,7 @@ class Stream:
 
 
 class ExternalStream(Stream):
-    """A stream that somebody else made."""
+    """A stream made outside torch, such as the default stream."""
 
     def __init__(self, stream_ptr: int, device: Any = None, **kwargs: Any) -> None:
         super().__init__(device)
@@ -55,31 +55,31 @@ class ExternalStream(Stream):
 
 
 class Event:
-    """An event; it has always happened."""
+    """An event that has always happened."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, **kwargs: Any) -> None:
         self.device, self.cuda_event, self.enable_timing = torch.device("cuda", 0), next(_numbers), enable_timing
 
     def record(self, stream: Any = None) -> None:
-        """It has happened."""
+        """Do nothing: the event has already happened."""
 
     def wait(self, stream: Any = None) -> None:
-        """It has happened."""
+        """Do nothing: the event has already happened."""
 
     def query(self) -> bool:
-        """Whether it has happened."""
+        """Return true: the event has already happened."""
         return True
 
     def synchronize(self) -> None:
-        """It has happened."""
+        """Do nothing: the event has already happened."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds; nothing can be timed here, so all intervals are alike."""
+        """Return one millisecond for any interval: nothing can be timed here."""
         return 1.0
 
 
 class Guard(contextlib.AbstractContextManager["Guard"]):
-    """``torch.cuda.device`` and its like: there is one device, and it stays the current one."""
+    """Replaces ``torch.cuda.device`` and similar guards: the one device stays the current one."""
 
     def __init__(self, device: Any = None) -> None:
         self.idx = self.prev_idx = 0
@@ -93,16 +93,16 @@ _current: list[Stream] = [DEFAULT]
 
 
 def current(device: Any = None) -> Stream:
-    """The stream of the innermost ``with``."""
+    """Return the current stream."""
     return _current[0]
 
 
 def choose(stream: Stream | None) -> None:
-    """``torch.cuda.set_stream``."""
+    """Set the current stream, as ``torch.cuda.set_stream`` does; ``None`` changes nothing."""
     if stream is not None:
         _current[0] = stream
 
 
 def within(stream: Stream | None) -> contextlib.AbstractContextManager[Any]:
-    """``torch.cuda.stream``."""
+    """Return a context in which a stream is current, as ``torch.cuda.stream`` does."""
     return contextlib.nullcontext() if stream is None else stream
