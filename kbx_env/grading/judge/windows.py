@@ -237,13 +237,14 @@ def rule(
         The ruling.
     """
     x = args[truth.tensor].clamp_min(0)
-    size = args[truth.kernel]
-    kernel = (size, size) if isinstance(size, int) else tuple(size)
+    kernel = args[truth.kernel]
+    kernel = (kernel, kernel) if isinstance(kernel, int) else tuple(kernel)
     y = answers[0].outputs[0]
     if not y.numel():
         return PASSED
     planes = x.reshape(-1, *x.shape[-2:])
-    axes = _Planes(tuple(x.shape[-2:]), tuple(y.shape[-2:]), kernel, planes.device)
+    size, count = (x.shape[-2], x.shape[-1]), (y.shape[-2], y.shape[-1])
+    axes = _Planes(size, count, kernel, planes.device)
     picked = []
     for answer in answers[: 1 if timed else None]:
         found, wrong = _explained(axes, planes, answer)
