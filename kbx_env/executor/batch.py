@@ -22,7 +22,7 @@ def grade_many(
         workers: gradings at a time; by default the number of cores, less two where kernels are timed. Timed gradings share the
             GPU through its lock.
         progress: show a bar on stderr, if that is a terminal.
-        options: fields of ``kbx_env.options.GradeOptions``, the same for all.
+        **options: fields of ``kbx_env.options.GradeOptions``, the same for all.
 
     Returns:
         The outcomes in the order given.

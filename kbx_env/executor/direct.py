@@ -30,6 +30,9 @@ def numbered(outcome: Outcome, attempt: int, faults: list[str]) -> Outcome:
         outcome: of this attempt.
         attempt: its number, from 1.
         faults: messages of earlier attempts; that of this one is appended if it is lost too.
+
+    Returns:
+        The outcome with ``attempt``, and ``faults`` if there were any, in its manifest.
     """
     manifest = {**outcome.manifest, "attempt": attempt}
     if faults:
@@ -45,6 +48,9 @@ def retrying(grade: Callable[..., Outcome], attempts: int = ATTEMPTS) -> Callabl
     Args:
         grade: makes one attempt, such as ``Grader.grade``.
         attempts: at most so many.
+
+    Returns:
+        A function with the same arguments.
     """
 
     @functools.wraps(grade)
@@ -68,7 +74,7 @@ def grade(task_id: str, source: str | bytes, **options: Any) -> Outcome:
     Args:
         task_id: ``category/name``.
         source: the submission, text or raw bytes.
-        options: fields of ``kbx_env.options.GradeOptions``.
+        **options: fields of ``kbx_env.options.GradeOptions``.
 
     Returns:
         The outcome. An infrastructure fault is tried once more before it is returned.

@@ -114,6 +114,9 @@ class GradingContext:
     def open_session(self) -> RunnerSession:
         """Start the session with a runner.
 
+        Returns:
+            The session, which ``close`` ends.
+
         Raises:
             SandboxError: no process can be started.
         """
@@ -180,6 +183,9 @@ class GradingContext:
         Args:
             ablation: whether results went wrong without launches, ``None`` if that was not tried.
             accumulator: totals over all calls; ``None`` if the grading ended before.
+
+        Returns:
+            The evidence. On CUDA the facts of the CPU tier take the place of those that a GPU cannot give.
         """
         session = self.session
         mine = Evidence(
@@ -207,6 +213,9 @@ def is_telling(task: Task, index: int) -> bool:
     Args:
         task: the task.
         index: number of the case in ``task.cases``.
+
+    Returns:
+        Whether passing the case says anything about the kernel.
     """
     case = task.cases[index]
     return not judges.is_trivial(task, case, inputs.draw(task, case, 2**32 + index))

@@ -57,6 +57,9 @@ class Grader:
     def zygote(self) -> Zygote:
         """Return the warm zygote, started on first use and again when it died.
 
+        Returns:
+            The zygote.
+
         Raises:
             SandboxError: it does not start.
         """
@@ -68,7 +71,7 @@ class Grader:
         Args:
             task_id: ``category/name``.
             source: the submission, text or raw bytes.
-            options: fields of ``GradeOptions``.
+            **options: fields of ``GradeOptions``.
 
         Returns:
             The outcome.

@@ -158,6 +158,9 @@ class ProveWork:
 def constant_result(context: GradingContext) -> list[Violation]:
     """Find results that depend on no input (CPU tier): such a result is no kernel's work, whatever it launched.
 
+    Args:
+        context: of this grading.
+
     Returns:
         At most one violation.
     """

@@ -21,7 +21,10 @@ class SandboxProcesses:
         self.runner_pool = RunnerPool()
 
     def zygote(self) -> Zygote:
-        """Return the warm zygote.
+        """Start the zygote if there is none that lives.
+
+        Returns:
+            The warm zygote.
 
         Raises:
             SandboxError: it does not start.

@@ -78,6 +78,9 @@ def settings_of(backend: str, without: Collection[DefenceLayer], torch_ops: bool
         backend: ``cpu`` or ``cuda``.
         without: layers of defence to leave out.
         torch_ops: whether the wrapper may compute in torch.
+
+    Returns:
+        The keyword arguments of ``Zygote.spawn``.
     """
     return {"device": backend, "without": sorted(without), "torch_ops": torch_ops}
 
@@ -464,6 +467,9 @@ class RunnerSession:
             index: its number among the graded cases.
             count: number of calls.
             mode: ``run`` or ``ablate``.
+
+        Returns:
+            One result for each call.
         """
         return [self.call(case, index, mode, repeat) for repeat in range(count)]
 
@@ -509,6 +515,9 @@ class RunnerSession:
         Args:
             case: the case.
             claimed: the call.
+
+        Returns:
+            Bytes of compulsory memory traffic (``grading.compulsory_work``).
         """
         expected = reference.expect(self.task, case, claimed.args, "cpu", exact=False)
         return compulsory_work.ideal_bytes(self.task, case, claimed.args, expected, single_call=True)
