@@ -124,7 +124,10 @@ class GradeOptions:
         return cls(**options)
 
     def resolved(self) -> GradeOptions:
-        """Return the options for this machine: with its backend instead of ``auto``.
+        """Choose the backend of this machine instead of ``auto``, and check what depends on it.
+
+        Returns:
+            The options that a grader uses.
 
         Raises:
             UsageError: ``cuda`` without a GPU, or ``compiled`` where nothing is timed.
