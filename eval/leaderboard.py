@@ -18,15 +18,14 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
 if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kbx_env.eval import pages, stats, tables  # noqa: E402
-from kbx_env.eval.highlight import plain  # noqa: E402
+from kbx_env.eval import stats  # noqa: E402
 from kbx_env.eval.pages import formatting  # noqa: E402
+from kbx_env.eval.pages.render import render  # noqa: E402
 from kbx_env.eval.report import pass_at, spending, summarise  # noqa: E402
 from kbx_env.eval.report_data import FILE, PUBLISHED, PolicyStudy, read  # noqa: E402
 
@@ -344,20 +343,18 @@ def _cells(e: Entry) -> dict[str, str]:
 
 
 def markdown(board: Board) -> str:
-    """The board as Markdown."""
-    notes = "\n".join(f"- {tables.unmarked(n)}" for n in (*board.notes, _READ))
-    return f"# Leaderboard\n\n{tables.unmarked(_about(board))}\n\n{tables.markdown([*map(_cells, board.entries)])}\n\n{notes}\n"
+    """Return the board as Markdown."""
+    return render("leaderboard.md.j2", **_values(board))
 
 
 def page(board: Board) -> str:
-    """The board as one HTML page in the report's colours, without scripts and external resources."""
-    template = (Path(pages.__file__).parent / "report.html").read_text(encoding="utf-8")
-    table = tables.markup([*map(_cells, board.entries)], ("policy", "needs", "pass", "model", "device", "report"))
-    notes = "".join(f"<li>{plain(n)}</li>" for n in (*board.notes, _READ))
-    body = f'<details open><summary>Ranking</summary><div class="wide"><table>{table}</table></div></details>'
-    head = template.replace("kbx_env report", "kbx_env leaderboard")
-    about = f'<p class="manifest">{plain(_about(board))}</p>'
-    return Template(head).substitute(body=f'{about}{body}<ul class="manifest">{notes}</ul>', title=f"{len(board.entries)} policies")
+    """Return the board as one HTML page in the report's colours, without scripts and external resources."""
+    return render("leaderboard.html.j2", texts=("policy", "needs", "pass", "model", "device", "report"), **_values(board))
+
+
+def _values(board: Board) -> dict[str, Any]:
+    """Return the variables that both templates show."""
+    return {"about": _about(board), "rows": [*map(_cells, board.entries)], "notes": (*board.notes, _READ)}
 
 
 def _about(board: Board) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import html
 import importlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kbx_env.eval.highlight import plain, visible
+from kbx_env.eval.pages.render import environment
 from kbx_env.eval.report_data import PolicyStudy, Row, Study
 
 from kbx_env.errors import UsageError
@@ -58,24 +57,28 @@ def write_tables(study: Study, folder: str | Path) -> list[Path]:
 
 
 def markdown(cells: Sequence[Mapping[str, str]]) -> str:
-    """A table in Markdown, one mapping of column to text a row; the texts are no markup."""
-    lines = ["| " + " | ".join(cells[0]) + " |", "|---" * len(cells[0]) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(map(unmarked, r.values())) + " |" for r in cells)])
+    """Return texts as a Markdown table.
 
+    Args:
+        cells: a mapping of column to text for each row; at least one.
 
-def unmarked(text: str) -> str:
-    """A text of one line that Markdown and terminals take as it is."""
-    kept = html.escape(visible(" ".join(text.split())), quote=False)
-    return "".join(f"\\{c}" if c in "|[]`*\\" else c for c in kept)
+    Returns:
+        The table. Texts are escaped, names of columns are not.
+    """
+    return str(environment().get_template("cells.md.j2").module.table(cells))  # type: ignore[attr-defined]
 
 
 def markup(cells: Sequence[Mapping[str, str]], texts: Collection[str]) -> str:
-    """The same as the rows of an HTML table; columns other than ``texts`` are numbers and stand to the right."""
-    style = {k: "" if k in texts else ' class="num"' for k in cells[0]}
-    head = "".join(f"<th{style[k]}>{plain(k)}</th>" for k in cells[0])
-    return f"<tr>{head}</tr>" + "".join(
-        "<tr>" + "".join(f"<td{style[k]}>{plain(v)}</td>" for k, v in r.items()) + "</tr>" for r in cells
-    )  # fmt: skip
+    """Return texts as the rows of an HTML table.
+
+    Args:
+        cells: a mapping of column to text for each row; at least one.
+        texts: names of columns that hold texts; the others hold numbers and are aligned to the right.
+
+    Returns:
+        The ``tr`` elements, everything escaped.
+    """
+    return str(environment().get_template("cells.html.j2").module.table(cells, texts))  # type: ignore[attr-defined]
 
 
 def rows(study: Study) -> Iterator[dict[str, Any]]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from kbx_env.eval import report_data as studies
-from kbx_env.eval.pages.blocks import to_html, to_markdown
 from kbx_env.eval.pages.document import Material, document
+from kbx_env.eval.pages.render import render
 
 from kbx_env.errors import UsageError
 
@@ -60,9 +58,8 @@ def write(
     step("report.html")
     blocks = document(material)
     title = " · ".join(p.name for p in study.policies)
-    template = Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
-    _replace(out / "report.md", ["# kbx_env report\n\n", to_markdown(blocks), "\n"])
-    _replace(out / "report.html", [template.substitute(body=to_html(blocks), title=html.escape(title[:200]))])
+    _replace(out / "report.md", [render("report.md.j2", blocks=blocks)])
+    _replace(out / "report.html", [render("report.html.j2", blocks=blocks, title=title[:200])])
 
 
 def remove(out: Path) -> None:
