@@ -11,7 +11,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,62 +87,117 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
     return flat[: x.numel()].view(x.shape)
 
 
+_Make = Callable[[int, torch.Tensor], torch.Tensor]
+"""Makes an output from its index and the right one."""
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A case with drawn inputs and the right outputs."""
+
+    task: Task
+    case: Case
+    index: int
+    args: Args
+    expected: Expected
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The arguments that are tensors."""
+        return {k: v for k, v in self.args.items() if isinstance(v, torch.Tensor)}
+
+    def with_inputs(self, changed: Args) -> Expected:
+        """Return the right outputs for other inputs."""
+        return _expect(self.task, self.case, {**self.args, **changed})
+
+
+def _constant(value: float) -> _Make:
+    return lambda i, o: torch.full_like(o, value)
+
+
+def _outputs_of(other: Expected) -> _Make:
+    """Answer with the right outputs for other inputs, with zeros where they do not fit."""
+    every = [*other.native, *other.native_written.values()]
+    return lambda i, o: every[i] if every[i].shape == o.shape and every[i].dtype == o.dtype else torch.zeros_like(o)
+
+
+def _inexact(x: torch.Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def _nan(d: _Drawn) -> list[_Make]:
+    if not any(map(_inexact, d.expected.native)):
+        return []
+    return [lambda i, o: torch.full_like(o, float("nan") if _inexact(o) else 0)]
+
+
+def _means(d: _Drawn) -> list[_Make]:
+    # The mean of a single number would be the right answer.
+    if not any(o.numel() > 1 for o in d.expected.native):
+        return []
+    return [lambda i, o: _mean(o) if o.numel() > 1 else torch.zeros_like(o)]
+
+
+def _previous(d: _Drawn) -> list[_Make]:
+    return [_outputs_of(_expect(d.task, d.case, inputs.draw(d.task, d.case, 5000 + d.index)))] if d.tensors else []
+
+
+def _lower_precision(d: _Drawn) -> list[_Make]:
+    if not any(map(_inexact, d.tensors.values())):
+        return []
+    try:
+        low = _outputs_of(d.with_inputs({k: _low(v) for k, v in d.tensors.items()}))
+    except RuntimeError:  # torch.linalg refuses the rounded matrix
+        return [_constant(0.0)]
+    return [lambda i, o: _low(low(i, o))]
+
+
+def _first_half(d: _Drawn) -> list[_Make]:
+    right = _outputs_of(d.expected)
+    return [lambda i, o: _half(right(i, o))]
+
+
+def _contiguous_only(d: _Drawn) -> list[_Make]:
+    tensors = d.tensors
+    if not tensors:
+        return []
+    if all(v.is_contiguous() for v in tensors.values()):
+        return [_outputs_of(d.expected)]
+    dense = {k: _dense(v) for k, v in tensors.items()}
+    # The memory between strided elements is NaN, which LAPACK does not survive, or an index out of range.
+    if not any(bool(v.isnan().any()) for k, v in dense.items() if not bool(tensors[k].isnan().any())):
+        try:
+            return [_outputs_of(d.with_inputs(dense))]
+        except (RuntimeError, IndexError):
+            pass
+    return [_constant(0.0)]
+
+
+_MAKERS: Mapping[str, Callable[[_Drawn], list[_Make]]] = {
+    "zeros": lambda d: [_constant(0.0)], "ones": lambda d: [_constant(1.0)], "nan": _nan, "mean": _means,
+    "copy of an input": lambda d: [functools.partial(_copied, v) for v in d.tensors.values()],
+    "previous output": _previous, "lower precision": _lower_precision, "first half": _first_half,
+    "contiguous only": _contiguous_only,
+}  # fmt: skip
+"""Kind of cheap answer -> the answers of that kind for a case, none where the kind makes no sense."""
+
+
 def cheap(task: Task, case: Case, index: int, kind: str) -> Iterator[Any]:
-    """(arguments, answer) of a kind for one case; none where the kind makes no sense there."""
+    """Yield cheap answers of a kind for one case, none where the kind makes no sense.
+
+    Args:
+        task: the task.
+        case: one of its cases.
+        index: of the case; it seeds the inputs.
+        kind: one of ``KINDS``.
+
+    Yields:
+        (arguments, answer).
+    """
     args = inputs.draw(task, case, 1000 + index)
-    expected = _expect(task, case, args)
-
-    def flat(value: float) -> Callable[[int, torch.Tensor], torch.Tensor]:
-        return lambda i, o: torch.full_like(o, value)
-
-    def like(other: Expected) -> Callable[[int, torch.Tensor], torch.Tensor]:
-        every = [*other.native, *other.native_written.values()]
-        return lambda i, o: every[i] if every[i].shape == o.shape and every[i].dtype == o.dtype else torch.zeros_like(o)
-
-    def of(changed: Args) -> Expected:
-        return _expect(task, case, {**args, **changed})
-
-    tensors = {k: v for k, v in args.items() if isinstance(v, torch.Tensor)}
-    made: list[Callable[[int, torch.Tensor], torch.Tensor]] = []
-    if kind in ("zeros", "ones"):
-        made = [flat(0.0 if kind == "zeros" else 1.0)]
-    elif kind == "nan":
-        if any(o.is_floating_point() or o.is_complex() for o in expected.native):
-            made = [lambda i, o: torch.full_like(o, float("nan") if o.is_floating_point() or o.is_complex() else 0)]
-    elif kind == "mean":
-        # The mean of a single number would be the right answer.
-        if any(o.numel() > 1 for o in expected.native):
-            made = [lambda i, o: _mean(o) if o.numel() > 1 else torch.zeros_like(o)]
-    elif kind == "copy of an input":
-        made = [functools.partial(_copied, v) for v in tensors.values()]
-    elif kind == "previous output":
-        made = [like(_expect(task, case, inputs.draw(task, case, 5000 + index)))] if tensors else []
-    elif kind == "lower precision":
-        if any(v.is_floating_point() or v.is_complex() for v in tensors.values()):
-            try:
-                low = like(of({k: _low(v) for k, v in tensors.items()}))
-                made = [lambda i, o: _low(low(i, o))]
-            except RuntimeError:  # torch.linalg refuses the rounded matrix
-                made = [flat(0.0)]
-    elif kind == "first half":
-        whole = like(expected)
-        made = [lambda i, o: _half(whole(i, o))]
-    elif kind == "contiguous only":
-        if not tensors:
-            made = []
-        elif not all(v.is_contiguous() for v in tensors.values()):
-            made = [flat(0.0)]
-            dense = {k: _dense(v) for k, v in tensors.items()}
-            # What lies between strided elements is NaN, which LAPACK does not survive, or an index out of nowhere.
-            if not any(bool(v.isnan().any()) for k, v in dense.items() if not bool(tensors[k].isnan().any())):
-                try:
-                    made = [like(of(dense))]
-                except (RuntimeError, IndexError):
-                    pass
-        else:
-            made = [like(expected)]
-    for make in made:
-        yield args, answer(task, case, args, expected, make)
+    drawn = _Drawn(task, case, index, args, _expect(task, case, args))
+    for make in _MAKERS[kind](drawn):
+        yield args, answer(task, case, args, drawn.expected, make)
 
 
 def _copied(v: torch.Tensor, i: int, o: torch.Tensor) -> torch.Tensor:

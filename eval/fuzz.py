@@ -31,6 +31,7 @@ if __package__ in (None, ""):
 
 from rich.progress import Progress
 
+from kbx_env import jsonl
 from kbx_env.executor import Executor, ProcessPool, Request
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome
 from kbx_env.spec.catalog import expert_source, load_task, task_ids
@@ -198,13 +199,7 @@ def _row(number: int, task: str, how: str, outcome: Outcome) -> dict[str, Any]:
 def _known(path: Path | None, seed: int) -> list[dict[str, Any]]:
     if path is None or not path.exists():
         return []
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:  # the line that was being written
-            continue
-    return [r for r in rows if r.get("seed") == seed]
+    return [r for r in jsonl.read(path, skip_broken=True) if r.get("seed") == seed]  # a kill may have cut a line off
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -237,7 +232,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = {"backend": "cpu", "targets": [], "wall": a.wall}
     todo = (n for n in range(a.count) if n not in known)
     flight: dict[Future[Outcome], tuple[int, str, str]] = {}
-    file = a.json.open("a") if a.json else None
     with Executor(ProcessPool(a.workers), attempts=1) as executor, Progress() as bar:
         line = bar.add_task("fuzzing", total=a.count, completed=len(known))
 
@@ -252,15 +246,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 n, task, how = flight.pop(job)
                 row = _row(n, task, how, job.result()) | {"seed": a.seed}
                 rows.append(row)
-                if file:
-                    file.write(json.dumps(row) + "\n")
-                    file.flush()
+                if a.json:
+                    jsonl.append(a.json, row)
                 if row["problem"] in ("crash", "silent"):
                     bar.console.print(f"{row['problem']} {n} {task} {how}: {row['message']}", markup=False)
                 bar.advance(line)
                 feed(1)
-    if file:
-        file.close()
     told = summary([r for r in rows if r["number"] < a.count])
     print(json.dumps(told, indent=1, ensure_ascii=False))
     return 1 if told["problems"]["crash"] or told["problems"]["silent"] else 0

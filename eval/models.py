@@ -352,7 +352,7 @@ class Paired(Result):
 
 def paired(a: PolicyStudy, b: PolicyStudy, seed: int = 0) -> Paired:
     """Compare two policies task by task."""
-    from scipy.stats import binom
+    from scipy.stats import binomtest
 
     rows = [{t: [r for r in p.judged if r.task == t] for t in {r.task for r in p.judged}} for p in (a, b)]
     tasks = sorted(rows[0].keys() & rows[1].keys())
@@ -366,7 +366,7 @@ def paired(a: PolicyStudy, b: PolicyStudy, seed: int = 0) -> Paired:
         flips = np.random.default_rng(seed).choice([-1.0, 1.0], (DRAWS, len(gap))) @ gap
         p = (1 + int((abs(flips) >= abs(gap.sum()) - 1e-9).sum())) / (1 + DRAWS)
     else:
-        p = min(1.0, 2 * float(binom.cdf(min(only_a, only_b), only_a + only_b, 0.5)))
+        p = float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
     mine, theirs = ({**p.manifest, "sizes": p.sizes} for p in (a, b))
     differ = tuple(k for k in _SETTINGS if mine.get(k) != theirs.get(k))
     apart = "device" in differ or "sizes" in differ

@@ -16,6 +16,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -216,38 +217,42 @@ def _folder(a: argparse.Namespace) -> Path:
     return out
 
 
-def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
-    """Grade and write; returns the folder. ``grade`` stands in for the real grader in tests."""
-    import torch
-    from kbx_env.baselines.policy import make_policy
-    from kbx_env.eval import report_data
-    from rich.console import Console
+@dataclass(frozen=True)
+class _Choices:
+    """The checked choices of a command line; ``backend`` is empty on Ray, where the cluster decides."""
 
+    tasks: list[Task]
+    targets: list[str]
+    backend: str
+    workers: int
+    uuids: Sequence[str]
+
+
+def _checked(a: argparse.Namespace) -> _Choices:
+    """Check the command line before anything is started.
+
+    Raises:
+        UsageError: options that are unknown, out of range, or do not fit together.
+    """
     from kbx_env.backends import cost
     from kbx_env.errors import UnknownName
-    from kbx_env.grading.grader import BACKENDS, GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
+    from kbx_env.grading.grader import BACKENDS, GRADINGS, TARGETS, TORCH_OPS, resolve_backend
     from kbx_env.grading.sizes import SIZES
 
     tasks = load_tasks(split=a.split, pattern=a.tasks)
-    if a.executor not in EXECUTORS:
-        raise UnknownName("executor", a.executor, EXECUTORS)
+    targets = [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
+    targets = list(TARGETS) if targets == ["all"] else targets
+    choices = [
+        ("executor", a.executor, EXECUTORS), ("backend", a.backend, BACKENDS), ("grading", a.grading, GRADINGS),
+        ("torch policy", a.torch_ops, TORCH_OPS), ("sizes", a.sizes, SIZES), *(("target", t, TARGETS) for t in targets),
+    ]  # fmt: skip
+    for kind, value, accepted in choices:
+        if value not in accepted:
+            raise UnknownName(kind, value, accepted)
     on_ray = a.executor == "ray"
     for name, value in (("--ray-address", a.ray_address), ("--per-gpu", a.per_gpu)):
         if value is not None and not on_ray:
             raise UsageError(f"{name} is for --executor ray; add that, or leave {name} out")
-    if a.backend not in BACKENDS:
-        raise UnknownName("backend", a.backend, BACKENDS)
-    if a.grading not in GRADINGS:
-        raise UnknownName("grading", a.grading, GRADINGS)
-    if a.torch_ops not in TORCH_OPS:
-        raise UnknownName("torch policy", a.torch_ops, TORCH_OPS)
-    if a.sizes not in SIZES:
-        raise UnknownName("sizes", a.sizes, SIZES)
-    targets = [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
-    targets = list(TARGETS) if targets == ["all"] else targets
-    for t in targets:
-        if t not in TARGETS:
-            raise UnknownName("target", t, TARGETS)
     if a.estimate is not None:
         cost.load(a.estimate)
         if a.backend == "cuda":
@@ -260,35 +265,80 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     backend = "" if on_ray else resolve_backend(a.backend)
     if a.gpus is not None and (on_ray or backend == "cpu" or a.gpus < 1):
         raise UsageError(f"--gpus is {a.gpus}; at least 1, with --executor process and --backend cuda (Ray takes all that it has)")
-    uuids = uuids_of(a.gpus or 0)
+    return _Choices(tasks, targets, backend, workers, uuids_of(a.gpus or 0))
+
+
+def _local_pool(choices: _Choices, stack: contextlib.ExitStack) -> WorkerPool:
+    """Return the worker pool of this machine; ``stack`` closes what the pool does not close itself."""
+    from kbx_env.grading.grader import Grader
+
+    if len(choices.uuids) > 1:
+        return gpu_pool(len(choices.uuids), choices.workers, uuids=choices.uuids)
+    if choices.workers == 1:
+        return InlinePool(stack.enter_context(Grader()).grade)
+    return ProcessPool(choices.workers)
+
+
+def _policies(a: argparse.Namespace, given: access.Access, stack: contextlib.ExitStack) -> list[tuple[str, Any]]:
+    """Return (spec, policy) of each policy of the command line; ``stack`` closes them."""
+    from kbx_env.baselines.policy import make_policy
+
+    policies = []
+    for spec in dict.fromkeys(a.policy):
+        policies.append((spec, policy := make_policy(spec, given)))
+        if callable(close := getattr(policy, "close", None)):
+            stack.callback(close)
+    return policies
+
+
+def _grade_settings(a: argparse.Namespace, backend: str, targets: Sequence[str]) -> dict[str, Any]:
+    """Return the options of ``grade``, which are part of each grading's key in the store."""
+    return {
+        "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
+        "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops, "estimate": a.estimate,
+        "sizes": a.sizes,
+        **({"compiled": True} if a.compiled else {}),  # absent otherwise: gradings of earlier runs keep their keys
+    }  # fmt: skip
+
+
+def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
+    """Grade the policies and write the report.
+
+    Args:
+        a: the command line.
+        grade: replaces the real grader in tests.
+
+    Returns:
+        The folder of the report.
+
+    Raises:
+        UsageError: the command line asks for something that cannot be done.
+    """
+    import torch
+    from kbx_env.eval import report_data
+    from rich.console import Console
+
+    choices = _checked(a)
+    tasks = choices.tasks
     given = access.from_args(a)
     compare = [report_data.read(folder) for folder in a.compare]
     with contextlib.ExitStack() as stack:
-        policies = []
-        for spec in dict.fromkeys(a.policy):
-            policies.append((spec, policy := make_policy(spec, given)))
-            if callable(close := getattr(policy, "close", None)):
-                stack.callback(close)
-        lane: WorkerPool
+        policies = _policies(a, given, stack)
+        pool: WorkerPool | None = None
+        backend, on_ray = choices.backend, a.executor == "ray"
         if on_ray:
-            lane, device = open_ray(a.backend, a.ray_address, a.workers, a.per_gpu, timing=not a.no_timing)
-            stack.callback(lane.close)
+            pool, device = open_ray(a.backend, a.ray_address, a.workers, a.per_gpu, timing=not a.no_timing)
+            stack.callback(pool.close)
             backend = "cpu" if device == "cpu" else "cuda"
         else:
             device = torch.cuda.get_device_name(0) if backend == "cuda" else "cpu"
         timed = backend == "cuda" and not a.no_timing
-        if a.aa and not timed:
-            raise UsageError("--aa needs a run that times kernels: --backend cuda, without --no-timing")
-        if a.compiled and not timed:
-            raise UsageError("--compiled needs a run that times kernels: --backend cuda, without --no-timing")
+        for name, asked_for in (("--aa", a.aa), ("--compiled", a.compiled)):
+            if asked_for and not timed:
+                raise UsageError(f"{name} needs a run that times kernels: --backend cuda, without --no-timing")
         out = _folder(a)
         environment = versions.environment("cpu" if on_ray else backend) | ({"device": device} if on_ray else {})
-        settings = {
-            "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
-            "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops, "estimate": a.estimate,
-            "sizes": a.sizes,
-            **({"compiled": True} if a.compiled else {}),  # absent otherwise: gradings of earlier runs keep their keys
-        }  # fmt: skip
+        settings = _grade_settings(a, backend, choices.targets)
         manifest = {**environment, **settings, "timed": timed, "tasks": len(tasks), "task_split": a.split,
                     "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
         store = stack.enter_context(contextlib.closing(Store(out / "gradings.sqlite")))
@@ -296,33 +346,29 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
             given.ledger.keep(out / access.CALLS)
             stack.callback(given.ledger.close)
         if grade is not None:
-            lane = InlinePool(grade)
-        elif len(uuids) > 1:
-            lane = gpu_pool(len(uuids), workers, uuids=uuids)
-        elif not on_ray and workers == 1:
-            lane = InlinePool(stack.enter_context(Grader()).grade)
-        elif not on_ray:
-            lane = ProcessPool(workers)
-        # Everything is submitted at once: the bars then know how many there are.
+            pool = InlinePool(grade)
+        elif pool is None:
+            pool = _local_pool(choices, stack)
+        # All answers are submitted at once, so that the progress bars know their number.
         deadline = deadline_of(timed, compiled=a.compiled)
-        with Executor(lane, store=store, deadline=deadline, capacity=sys.maxsize) as executor:
+        with Executor(pool, store=store, deadline=deadline, capacity=sys.maxsize) as executor:
             askers = [Asker(s, p, settings, environment, store, executor) for s, p in policies]
-            found = _ask_all(askers, tasks)
-            other = grade_beside(askers, tasks, found) if a.beside else {}
+            answers = _ask_all(askers, tasks)
+            other = grade_beside(askers, tasks, answers) if a.beside else {}
         if a.aa:
             manifest["aa"] = calibrate(a.aa)
-        # What a policy's rows are made of goes with them: all of it twice would be most of the memory.
+        # pop(): the answers of a policy are freed once its rows are made, else memory would hold both.
         reports = [
-            report_of(spec, policy, tasks, found.pop(spec), manifest, other.pop(spec, None)) for spec, policy in policies
+            report_of(spec, policy, tasks, answers.pop(spec), manifest, other.pop(spec, None)) for spec, policy in policies
         ]
     with Console(stderr=True).status("writing") as status:
-        store_path, tell = out / "gradings.sqlite", functools.partial(_tell, status)
-        pages.write(out, reports, compare=compare, store=store_path, step=tell)
+        store_path, on_step = out / "gradings.sqlite", functools.partial(_show_step, status)
+        pages.write(out, reports, compare=compare, store=store_path, step=on_step)
     return out
 
 
-def _tell(status: Status, what: str) -> None:
-    status.update(f"writing {what}")
+def _show_step(status: Status, step: str) -> None:
+    status.update(f"writing {step}")
 
 
 def _ask_all(askers: Sequence[Asker], tasks: Sequence[Task]) -> dict[str, dict[tuple[str, int], Answer]]:

@@ -178,30 +178,45 @@ def _sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+_Ended = tuple[Asker, str, int, Answer | BaseException]
+"""(asker, task, sample, answer or error)."""
+
+
+def _work(
+    asker: Asker, todo: queue.SimpleQueue[tuple[Task, int]], ended: queue.SimpleQueue[_Ended], stop: threading.Event
+) -> None:  # fmt: skip
+    """Ask one policy until no question is left or ``stop`` is set; a thread's main function."""
+
+    def settle(task: str, sample: int, result: Answer | BaseException) -> None:
+        if isinstance(result, BaseException):
+            stop.set()  # the error ends the run: no policy is asked again
+        ended.put((asker, task, sample, result))
+
+    while not stop.is_set():
+        try:
+            task, sample = todo.get_nowait()
+        except queue.Empty:
+            return
+        asker.answer(task, sample, functools.partial(settle, task.id, sample))
+
+
 def ask_all(askers: Sequence[Asker], tasks: Sequence[Task]) -> Iterator[tuple[Asker, str, int, Answer]]:
-    """(asker, task, sample, answer) as they end; of each policy as many questions at a time as it allows (``concurrency``).
+    """Ask all policies all tasks; each policy as many questions at a time as it allows (``concurrency``).
 
     The threads are daemons: an answer that takes minutes does not keep an interrupted program from ending.
+
+    Args:
+        askers: the policies.
+        tasks: the tasks.
+
+    Yields:
+        (asker, task, sample, answer) in the order in which answers are graded; answers of an earlier run first.
 
     Raises:
         UsageError: a policy raised, or no request to its model can succeed.
     """
-    ended: queue.SimpleQueue[tuple[Asker, str, int, Answer | BaseException]] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
     stop = threading.Event()
-
-    def settle(asker: Asker, task: str, sample: int, result: Answer | BaseException) -> None:
-        if isinstance(result, BaseException):
-            stop.set()  # it ends the run: nobody is asked any more
-        ended.put((asker, task, sample, result))
-
-    def work(asker: Asker, todo: queue.SimpleQueue[tuple[Task, int]]) -> None:
-        while not stop.is_set():
-            try:
-                task, sample = todo.get_nowait()
-            except queue.Empty:
-                return
-            asker.answer(task, sample, functools.partial(settle, asker, task.id, sample))
-
     asked = 0
     try:
         for asker in askers:
@@ -216,7 +231,7 @@ def ask_all(askers: Sequence[Asker], tasks: Sequence[Task]) -> Iterator[tuple[As
                     todo.put((task, sample))
             asked += todo.qsize()
             for _ in range(min(getattr(asker.policy, "concurrency", 1), todo.qsize())):
-                threading.Thread(target=work, args=(asker, todo), name=f"ask {asker.spec}", daemon=True).start()
+                threading.Thread(target=_work, args=(asker, todo, ended, stop), name=f"ask {asker.spec}", daemon=True).start()
         for _ in range(asked):
             by, name, number, result = ended.get()
             if isinstance(result, BaseException):

@@ -20,11 +20,12 @@ ROOT = Path(__file__).resolve().parent.parent
 if __package__ in (None, ""):
     sys.path.insert(0, str(ROOT))
 
-from kbx_env.baselines.replay import lines_of, source_of
+from kbx_env.baselines.replay import source_of
 from kbx_env.eval.zoo import specimens
 from kbx_env.rewards.compose import load_preset
 from rich.progress import track
 
+from kbx_env import jsonl
 from kbx_env.grading.grader import Grader
 from kbx_env.outcome import Verdict
 from kbx_env.spec.catalog import expert_source, task_ids
@@ -50,8 +51,7 @@ BREAKS: tuple[tuple[str, str, str], ...] = (
 def answers(replays: Sequence[Path], categories: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
     """(source of the answer, its name, task, text)."""
     for path in replays:
-        for i, line in enumerate(filter(str.strip, lines_of(path))):
-            row = json.loads(line)
+        for i, row in enumerate(jsonl.read(path)):
             if row["task"].split("/")[0] in categories:
                 yield path.stem, f"{row['task']} {i}", row["task"], source_of(row)
     for task in task_ids():

@@ -145,8 +145,69 @@ class _Gpu:
             self.together += 1
 
 
+class _Simulation:
+    """A run in progress: a heap of events (seconds, number, slot, step), the GPUs, and the job that each slot holds.
+
+    A slot is a worker of a GPU; slot ``s`` belongs to GPU ``s % gpus``.
+    """
+
+    def __init__(self, jobs: Sequence[Job], shape: Shape) -> None:
+        self.shape = shape
+        self.needs = [(j.core, j.shared, j.alone, j.slot) for j in jobs]
+        self.gpus = [_Gpu(shape.cores) for _ in range(shape.gpus)]
+        self.slots = shape.gpus * shape.workers
+        self.holds = [0] * self.slots
+        self.taken, self.ended = [0.0] * len(jobs), [0.0] * len(jobs)
+        self.events: list[tuple[float, int, int, int]] = []
+        self.dispatcher_free = 0.0
+        self.next_job = self.pushed = 0
+
+    def run(self) -> None:
+        """Play until no event is left."""
+        # The first worker of every GPU, then the second of every GPU: few requests are spread over all GPUs.
+        for slot in range(min(self.slots, len(self.needs))):
+            self.fetch(0.0, slot)
+        while self.events:
+            now, _, slot, step = heapq.heappop(self.events)
+            if _CORE <= step < _SLOT:
+                for other, begun in self.gpus[slot % self.shape.gpus].free(step):
+                    self.push(now + self.needs[self.holds[other]][begun], other, begun)
+            self.advance(now, slot, step + 1)
+
+    def push(self, now: float, slot: int, step: int) -> None:
+        """Add the end of a step."""
+        heapq.heappush(self.events, (now, self.pushed, slot, step))  # the number keeps the order of simultaneous events
+        self.pushed += 1
+
+    def fetch(self, now: float, slot: int) -> None:
+        """Let the dispatcher hand the next job to a slot."""
+        if self.next_job < len(self.needs):
+            self.holds[slot], self.taken[self.next_job] = self.next_job, max(now, self.dispatcher_free)
+            self.dispatcher_free = self.taken[self.next_job] + self.shape.dispatch
+            self.next_job += 1
+            self.push(self.dispatcher_free, slot, _CORE - 1)
+
+    def advance(self, now: float, slot: int, step: int) -> None:
+        """Begin a slot's next step, or its wait for a core or the GPU, or its next job."""
+        need = self.needs[self.holds[slot]]
+        while step < _DONE and not need[step]:
+            step += 1
+        if step == _DONE:
+            self.ended[self.holds[slot]] = now
+            self.fetch(now, slot)
+        elif step == _SLOT or self.gpus[slot % self.shape.gpus].take(step, slot):
+            self.push(now + need[step], slot, step)
+
+
 def play(jobs: Sequence[Job], shape: Shape) -> Course:
-    """Run the jobs, all waiting in the queue from the start, over a cluster; the same arguments give the same course.
+    """Simulate jobs that all wait in the queue from the start.
+
+    Args:
+        jobs: in the order of the queue.
+        shape: the cluster.
+
+    Returns:
+        The course of the run; the same for the same arguments.
 
     Raises:
         UsageError: a cluster without GPUs, workers or cores, or a negative time.
@@ -155,47 +216,9 @@ def play(jobs: Sequence[Job], shape: Shape) -> Course:
         raise UsageError(f"{shape}: gpus, workers and cores are at least 1, dispatch is not negative")
     if any(min(j.core, j.shared, j.alone, j.slot) < 0 for j in jobs):
         raise UsageError("a recorded time is negative")
-    needs = [(j.core, j.shared, j.alone, j.slot) for j in jobs]
-    gpus = [_Gpu(shape.cores) for _ in range(shape.gpus)]
-    many = shape.gpus * shape.workers
-    holds = [0] * many
-    taken, ended = [0.0] * len(jobs), [0.0] * len(jobs)
-    events: list[tuple[float, int, int, int]] = []
-    dispatcher, following, made = 0.0, 0, 0
-
-    def push(now: float, slot: int, step: int) -> None:
-        nonlocal made
-        heapq.heappush(events, (now, made, slot, step))  # the number keeps the order of events at the same moment
-        made += 1
-
-    def fetch(now: float, slot: int) -> None:
-        nonlocal dispatcher, following
-        if following < len(jobs):
-            holds[slot], taken[following] = following, max(now, dispatcher)
-            dispatcher = taken[following] + shape.dispatch
-            following += 1
-            push(dispatcher, slot, _CORE - 1)
-
-    def advance(now: float, slot: int, step: int) -> None:
-        need = needs[holds[slot]]
-        while step < _DONE and not need[step]:
-            step += 1
-        if step == _DONE:
-            ended[holds[slot]] = now
-            fetch(now, slot)
-        elif step == _SLOT or gpus[slot % shape.gpus].take(step, slot):
-            push(now + need[step], slot, step)
-
-    # One worker of every GPU, then the second of every GPU: few requests are spread over all GPUs.
-    for slot in range(min(many, len(jobs))):
-        fetch(0.0, slot)
-    while events:
-        now, _, slot, step = heapq.heappop(events)
-        if _CORE <= step < _SLOT:
-            for other, wanted in gpus[slot % shape.gpus].free(step):
-                push(now + needs[holds[other]][wanted], other, wanted)
-        advance(now, slot, step + 1)
-    return Course(max(ended, default=0.0), sum(j.judged for j in jobs), taken, ended)
+    simulation = _Simulation(jobs, shape)
+    simulation.run()
+    return Course(max(simulation.ended, default=0.0), sum(j.judged for j in jobs), simulation.taken, simulation.ended)
 
 
 def bounds(jobs: Sequence[Job], shape: Shape) -> dict[str, float]:

@@ -53,7 +53,22 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def wilson(k: float, n: float, level: float = LEVEL) -> tuple[float, float] | None:
-    """The score interval of a share (Wilson 1927); ``None`` for n = 0."""
+    """Return the score interval of a share (Wilson 1927).
+
+    Not scipy's (``binomtest``): it takes whole numbers only, and ``rate`` passes an effective sample size. Not statsmodels'
+    (``proportion_confint``), which agrees: reports and leaderboards need this without the extra ``report``.
+
+    Args:
+        k: successes; may be a fraction.
+        n: trials; may be a fraction.
+        level: of the interval.
+
+    Returns:
+        Lower and upper end; ``None`` for n = 0.
+
+    Raises:
+        ValueError: k is not between 0 and n.
+    """
     from scipy.special import ndtri
 
     if not 0 <= k <= n:
@@ -81,7 +96,19 @@ class Mean(Result):
 
 
 def mean(sums: Sequence[float], counts: Sequence[float] | None = None, seed: int = 0, level: float = LEVEL) -> Mean | None:
-    """sum / count with a percentile bootstrap that draws tasks (Efron 1979), never without the point; ``None`` for no task."""
+    """Return the mean over all answers with a percentile bootstrap interval that draws tasks (Efron 1979).
+
+    Args:
+        sums: the sum of the values of each task.
+        counts: the number of values of each task; by default one.
+        seed: of the bootstrap's draws.
+        level: of the interval.
+
+    Returns:
+        The mean, always within its interval; ``None`` for no task.
+    """
+    from scipy.stats import bootstrap
+
     s = np.asarray(sums, dtype=float)
     c = np.ones_like(s) if counts is None else np.asarray(counts, dtype=float)
     if not len(s):
@@ -89,9 +116,15 @@ def mean(sums: Sequence[float], counts: Sequence[float] | None = None, seed: int
     point = float(s.sum() / c.sum())
     if np.ptp(s / c) == 0:
         return Mean(point, None, None, len(s))
-    at = np.random.default_rng(seed).integers(0, len(s), (DRAWS, len(s)))
-    low, high = np.quantile(s[at].sum(1) / c[at].sum(1), [(1 - level) / 2, (1 + level) / 2])
-    return Mean(point, min(float(low), point), max(float(high), point), len(s))
+
+    def ratio(s: np.ndarray, c: np.ndarray, axis: int) -> np.ndarray:
+        return s.sum(axis) / c.sum(axis)  # type: ignore[no-any-return]
+
+    found = bootstrap(
+        (s, c), ratio, n_resamples=DRAWS, paired=True, vectorized=True, confidence_level=level, method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval  # fmt: skip
+    return Mean(point, min(float(found.low), point), max(float(found.high), point), len(s))
 
 
 @dataclass(frozen=True)

@@ -214,8 +214,7 @@ def other_clocks() -> list[dict[str, Any]]:
     return rows
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print JSON; exit 1 where something failed, 2 without a GPU, 130 when interrupted."""
+def _parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--aa", type=int, default=200)
     p.add_argument("--retest", type=int, default=30)
@@ -224,58 +223,90 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after so long")
     p.add_argument("--clocks", action=argparse.BooleanOptionalAction, default=True, help="the other clocks too")
     p.add_argument("--json", type=Path, metavar="FILE", help="also where it is interrupted")
-    a = p.parse_args(argv)
+    return p
+
+
+class _Measurement:
+    """A measurement in progress: rows of timings, failures and the other clocks' times so far."""
+
+    def __init__(self, a: argparse.Namespace) -> None:
+        self.a, self.began = a, time.monotonic()
+        self.todo = jobs(a.aa, a.retest, a.slowed)
+        self.rows: list[dict[str, Any]] = []
+        self.failed: list[str] = []
+        self.clocks: list[dict[str, Any]] | None = None
+
+    def time_all(self, pool: ProcessPoolExecutor) -> None:
+        """Time all pairs in the pool, or as many as begin within ``--seconds``."""
+        with Progress(*COLUMNS, console=Console(stderr=True)) as bar:
+            line = bar.add_task("timing", total=len(self.todo))
+            # A few at a time, so that few are still running when the time is up.
+            left, running = deque(self.todo), set[Future[dict[str, Any]]]()
+            while running or (left and self.in_time):
+                while left and len(running) < 2 * self.a.workers and self.in_time:
+                    running.add(pool.submit(compared, left.popleft()))
+                ended, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    self.keep(future)
+                    bar.advance(line)
+
+    @property
+    def in_time(self) -> bool:
+        """Whether a new pair may begin."""
+        return bool(time.monotonic() - self.began <= self.a.seconds)
+
+    def keep(self, future: Future[dict[str, Any]]) -> None:
+        """Keep a result, or the failure of one pair, which does not end the others."""
+        try:
+            self.rows.append(future.result())
+        except BrokenExecutor:  # a process died: the caller reports it
+            raise
+        except Exception as e:
+            self.failed.append(_line(e))
+
+    def write(self, interrupted: bool) -> None:
+        """Print the summary, and write all to ``--json``."""
+        import torch
+        import triton
+
+        report = {
+            "device": torch.cuda.get_device_name(0), "torch": torch.__version__, "triton": triton.__version__,
+            "date": time.strftime("%Y-%m-%d"), "seconds": time.monotonic() - self.began, "planned": len(self.todo),
+            "failed": self.failed, "interrupted": interrupted, "summary": summary(self.rows), "other_clocks": self.clocks,
+            "rows": self.rows,
+        }  # fmt: skip
+        print(json.dumps({k: v for k, v in report.items() if k != "rows"}, indent=1))
+        if self.a.json:
+            self.a.json.write_text(json.dumps(report))
+
+
+def _line(e: Exception) -> str:
+    return f"{type(e).__name__}: {e}"[:300]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print JSON; exit 1 where something failed, 2 without a GPU, 130 when interrupted."""
+    a = _parser().parse_args(argv)
     try:
         resolve_backend("cuda")
     except UsageError as e:
         print(f"timing_quality: {e}", file=sys.stderr)
         return 2
-    import torch
-    import triton
-
-    began, rows, failed = time.monotonic(), list[dict[str, Any]](), list[str]()
-    todo = jobs(a.aa, a.retest, a.slowed)
-    clocks: list[dict[str, Any]] | None = None
-
-    def write(interrupted: bool) -> None:
-        told = {
-            "device": torch.cuda.get_device_name(0), "torch": torch.__version__, "triton": triton.__version__,
-            "date": time.strftime("%Y-%m-%d"), "seconds": time.monotonic() - began, "planned": len(todo), "failed": failed,
-            "interrupted": interrupted, "summary": summary(rows), "other_clocks": clocks, "rows": rows,
-        }  # fmt: skip
-        print(json.dumps({k: v for k, v in told.items() if k != "rows"}, indent=1))
-        if a.json:
-            a.json.write_text(json.dumps(told))
-
+    m = _Measurement(a)
     pool, interrupted = ProcessPoolExecutor(a.workers, multiprocessing.get_context("spawn")), False
     try:
-        with Progress(*COLUMNS, console=Console(stderr=True)) as bar:
-            line = bar.add_task("timing", total=len(todo))
-            # A few at a time, so that little is left to wait for when the time is up.
-            left, running = deque(todo), set[Future[dict[str, Any]]]()
-            while running or (left and time.monotonic() - began <= a.seconds):
-                while left and len(running) < 2 * a.workers and time.monotonic() - began <= a.seconds:
-                    running.add(pool.submit(compared, left.popleft()))
-                ended, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    try:
-                        rows.append(future.result())
-                    except BrokenExecutor:  # a process died: told below
-                        raise
-                    except Exception as e:  # one that fails is told, and costs no other
-                        failed.append(f"{type(e).__name__}: {e}"[:300])
-                    bar.advance(line)
+        m.time_all(pool)
         if a.clocks:
-            clocks = other_clocks()
+            m.clocks = other_clocks()
     except KeyboardInterrupt:
         interrupted = True
         for process in list(getattr(pool, "_processes", {}).values()):
-            process.kill()  # what it has begun takes seconds, and nobody waits for it
-    except Exception as e:  # what was measured until then is not lost
-        failed.append(f"{type(e).__name__}: {e}"[:300])
+            process.kill()  # a pair that has begun takes seconds, and its result is not needed
+    except Exception as e:  # keep the measurements so far
+        m.failed.append(_line(e))
     pool.shutdown(wait=not interrupted, cancel_futures=True)
-    write(interrupted)
-    return 130 if interrupted else 1 if failed else 0
+    m.write(interrupted)
+    return 130 if interrupted else 1 if m.failed else 0
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from kbx_env.baselines import replay
 from kbx_env.eval.zoo import specimens
 
+from kbx_env import jsonl
 from kbx_env.errors import UsageError
 from kbx_env.spec.catalog import expert_source, task_ids
 
@@ -37,12 +37,10 @@ def rows_of(file: Path) -> tuple[list[Piece], int]:
             f"no workload file {str(file)!r}; expected JSON lines with task and predict, or task and source"
         )
     found, left_out = [], 0
-    for line in replay.lines_of(file):
-        if not line.strip():
-            continue
+    for number, line in jsonl.numbered(file):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = jsonl.parse(file, number, line)
+        except jsonl.NotJson:
             row = None
         text = row.get("source", row.get("predict")) if isinstance(row, dict) else None
         task = replay.task_of(row) if isinstance(text, str) else None
