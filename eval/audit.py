@@ -1,7 +1,7 @@
-"""Cheap answers against every task: python eval/audit.py [--tasks GLOB] [--json FILE].
+"""Gives cheap answers to every task: python eval/audit.py [--tasks GLOB] [--json FILE].
 
-An answer that nobody worked for must not pass all cases of any task. Needs no GPU and runs no submission: the answers are
-made from the reference and go straight to the judge.
+A cheap answer must not pass all cases of any task. The audit needs no GPU and runs no submission: answers are made from
+the reference and go straight to the judge.
 """
 
 from __future__ import annotations
@@ -43,7 +43,18 @@ LISTED: Mapping[tuple[str, str], str] = {
 def answer(
     task: Task, case: Case, args: Args, expected: Expected, make: Callable[[int, torch.Tensor], torch.Tensor]
 ) -> Any:
-    """An answer that leaves the inputs alone; ``make(i, native)`` gives what stands in place of result i."""
+    """Return an answer that leaves the inputs unchanged.
+
+    Args:
+        task: the task.
+        case: one of its cases.
+        args: the inputs.
+        expected: the right outputs.
+        make: returns output i from i and the right output.
+
+    Returns:
+        The answer, as the judge takes it.
+    """
     changed = task.written(case.args)
     after = {k: v for k, v in args.items() if isinstance(v, torch.Tensor)}
     outputs = tuple(make(i, o) for i, o in enumerate(expected.native))
@@ -62,7 +73,7 @@ def _expect(task: Task, case: Case, args: Args) -> Expected:
 
 
 def _low(x: torch.Tensor) -> torch.Tensor:
-    """As if read with the next lower precision: TF32 for fp32, fp32 for fp64, half of the mantissa for 16 bits."""
+    """Round to the next lower precision: TF32 for fp32, fp32 for fp64, half of the mantissa bits for 16-bit types."""
     if x.is_complex():
         return torch.view_as_complex(_low(torch.view_as_real(x.resolve_conj())).contiguous())
     if x.dtype is torch.float64:
@@ -77,7 +88,7 @@ def _low(x: torch.Tensor) -> torch.Tensor:
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
-    """What a kernel reads that takes the memory as if it were dense."""
+    """Return the values that a kernel reads if it takes a tensor's memory as dense."""
     if not x.numel() or x.is_contiguous():
         return x
     span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
@@ -220,7 +231,7 @@ def _half(o: torch.Tensor) -> torch.Tensor:
 
 
 def passes(task: Task, kind: str) -> bool:
-    """Whether one cheap answer of this kind is right in every case in which it makes sense."""
+    """Return whether a cheap answer of a kind is right in every case in which it makes sense."""
     alive: dict[int, bool] = {}
     looked = False
     order = sorted(range(len(task.cases)), key=lambda i: bool(task.cases[i].args or task.cases[i].layouts))
@@ -244,7 +255,7 @@ def _right(task: Task, case: Case, args: Args, made: Any) -> bool:
 
 
 def audit(task_id: str) -> list[str]:
-    """The kinds of cheap answers that pass a task and are not listed."""
+    """Return the kinds of cheap answers that pass a task and are not listed."""
     task = load_task(task_id)
     if isinstance(task.truth, Sample):
         task = replace(task, cases=tuple(c for c in task.cases if c.axes))
@@ -252,7 +263,7 @@ def audit(task_id: str) -> list[str]:
 
 
 def main() -> int:
-    """Print a line a task that some cheap answer passes, and the totals by kind."""
+    """Print each task that a cheap answer passes, and the totals; return exit status 1 if there is one."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     p.add_argument("--tasks", default="*", help="glob over task ids")
     p.add_argument("--json", type=Path)

@@ -1,4 +1,4 @@
-"""The figures of a report: each is drawn where its data is there, and left out where it is not."""
+"""The figures of a report. A figure is left out if a study has no data for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kbx_env.eval.report_data import PolicyStudy, Row, Study
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A policy with its looks, the same in every figure."""
+    """A policy with its colour and label, the same in every figure."""
 
     study: PolicyStudy
     label: str
@@ -28,15 +28,23 @@ class _Drawn:
 
     @property
     def judged(self) -> tuple[Row, ...]:
+        """The judged answers."""
         return self.study.judged
 
     @property
     def timed(self) -> list[Row]:
+        """The correct answers with a time."""
         return [r for r in self.judged if r.correct and r.speedup]
 
 
 def figures(study: Study) -> dict[str, Any]:
-    """The figures that the data supports, by name, in the order of a report.
+    """Draw all figures for which a study has data.
+
+    Args:
+        study: the answers.
+
+    Returns:
+        Name -> figure, in the order of a report.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -51,14 +59,30 @@ def figures(study: Study) -> dict[str, Any]:
 
 
 def save(figures: Mapping[str, Any], folder: str | Path) -> list[Path]:
-    """Write each figure as PNG and SVG; returns the files. ``UsageError`` where the folder cannot be written."""
+    """Write each figure as PNG and SVG.
+
+    Args:
+        figures: name -> figure.
+        folder: of the files.
+
+    Returns:
+        The files.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
     return [file for name, figure in figures.items() for file in style.write(figure, Path(folder), name)]
 
 
 def inline_svg(figure: Any, prefix: str = "kbx") -> str:
-    """A self-contained ``<svg>`` for an HTML page, as wide as its place; it takes the colour of the text around it.
+    """Return a figure as a self-contained ``<svg>`` for an HTML page: as wide as its place, in the page's text colour.
 
-    ``prefix`` begins the ids in it: give another one where a page shows the same figure of two studies.
+    Args:
+        figure: matplotlib figure.
+        prefix: of its ids; a page that shows the same figure of two studies needs two prefixes.
+
+    Returns:
+        The markup.
     """
     return style.svg(figure, f"{prefix}-{figure.get_label()}-", inline=True)
 
@@ -191,7 +215,7 @@ def _fast_p(ps: Sequence[_Drawn]) -> Any:
 
 
 def _measured(row: Row, value: Callable[[Mapping[str, Any]], float]) -> float | None:
-    """Geometric mean over the timed cases that tell it."""
+    """Return the geometric mean of a value over the timed cases that have it; ``None`` for no case."""
     cases = (row.raw.get("timing") or {}).get("cases") or ()
     found = [v for c in cases if c.get("candidate_us") and (v := value(c))]
     return style.geomean(found) if row.correct and found else None
@@ -263,7 +287,7 @@ def _ceiling(ps: Sequence[_Drawn]) -> Any:
 
 
 def _by_round(p: _Drawn) -> tuple[list[list[float]], bool]:
-    """Shares compiled and correct and the mean best speedup by each round, and whether any speedup was told."""
+    """Return shares compiled, shares correct and mean best speedups by round, and whether any speedup is known."""
     rounds = 1 + max((int(t["round"]) for r in p.judged for t in r.turns), default=-1)
     curves: list[list[float]] = [[], [], []]
     for k in range(rounds):

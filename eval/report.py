@@ -1,9 +1,9 @@
-"""The benchmark report: grades a policy over tasks and says what it can do.
+"""Writes the benchmark report: grades policies over tasks, and summarises the results.
 
     python eval/report.py --policy expert --backend cpu --split all --out runs/expert
     python eval/report.py --policy replay:answers.jsonl --out runs/answers --resume
 
-Every grading is kept in ``gradings.sqlite`` as it ends; a killed run goes on with ``--resume``.
+Every grading is stored in ``gradings.sqlite`` as soon as it ends; ``--resume`` continues a killed run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _OURS = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     p = argparse.ArgumentParser(prog="report.py", description="Grade policies and write a report.")
     p.add_argument(
         "--policy", action="append", required=True,
@@ -87,11 +87,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]:
-    """Counts and rates over gradings; infrastructure faults are left out and counted apart. Missing is ``None``.
+    """Return counts and rates over gradings. Infrastructure faults are left out and counted separately.
 
     Args:
         outcomes: the gradings.
         timed: whether correct kernels were timed; without timing, both speed figures are unknown, not 0.
+
+    Returns:
+        The ``summary`` of ``report.json``; ``None`` for what is not known.
     """
     from kbx_env.rewards.compose import load_term
 
@@ -124,9 +127,15 @@ def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]
 
 
 def pass_at(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """pass@k over tasks for k = 1, 2, 4, ... up to the least number of judged samples of a task; empty for no outcome.
+    """Return unbiased pass@k, the mean over tasks (Chen et al. 2021).
 
-    Unbiased: the probability that of k samples drawn without replacement one is correct (Chen et al. 2021).
+    pass@k is the probability that at least one of k samples, drawn without replacement, is correct.
+
+    Args:
+        outcomes: judged gradings.
+
+    Returns:
+        k -> pass@k for k = 1, 2, 4, ... up to the smallest number of judged samples of a task; empty for no grading.
     """
     by_task: dict[str, list[bool]] = {}
     for o in outcomes:
@@ -139,12 +148,32 @@ def pass_at(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """The probability that of ``k`` out of ``n`` samples at least one is among the ``correct`` ones."""
+    """Return the probability that at least one of ``k`` samples drawn without replacement is correct.
+
+    Args:
+        n: number of samples.
+        correct: number of correct samples.
+        k: number of samples drawn.
+
+    Returns:
+        1 - C(n - correct, k) / C(n, k).
+    """
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 def pass_curve(n: int, correct: int, most: int) -> list[float]:
-    """``pass_at_k`` for k = 1 to ``most``, each from the one before: a binomial coefficient of thousands takes milliseconds."""
+    """Return ``pass_at_k`` for k = 1 to ``most``.
+
+    Each value is computed from the one before: a binomial coefficient of thousands takes milliseconds.
+
+    Args:
+        n: number of samples.
+        correct: number of correct samples.
+        most: the largest k.
+
+    Returns:
+        One probability for each k.
+    """
     missed, chances = 1.0, []
     for drawn in range(most):
         missed *= max(0, n - correct - drawn) / (n - drawn)
@@ -153,7 +182,14 @@ def pass_curve(n: int, correct: int, most: int) -> list[float]:
 
 
 def spending(answers: Sequence[Answer]) -> dict[str, Any]:
-    """What answers took: calls, tokens, dollars (``None`` where no server told), own scripts, gradings, and wall seconds."""
+    """Return the resources that answers took.
+
+    Args:
+        answers: the answers.
+
+    Returns:
+        Calls, tokens, dollars (``None`` if no server reported them), own scripts, gradings, and seconds of wall time.
+    """
     spent = [a.spent for a in answers if a.spent is not None]
     told: dict[str, Any] = {
         name: sum(s[name] for s in spent) if spent else None
@@ -169,7 +205,19 @@ def report_of(
     spec: str, policy: Any, tasks: Sequence[Task], answers: Mapping[tuple[str, int], Answer], manifest: Mapping[str, Any],
     other: Mapping[tuple[str, int], Outcome] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The JSON report of one policy; ``answers`` by task and sample, ``other`` their verdicts under the other grading."""
+    """Return the JSON report of one policy.
+
+    Args:
+        spec: the policy's name on the command line.
+        policy: the policy.
+        tasks: the tasks.
+        answers: by task and sample.
+        manifest: of the run: device, versions, settings.
+        other: gradings of the same answers under the other grading, by task and sample.
+
+    Returns:
+        Plain JSON types.
+    """
     from kbx_env.rewards.compose import load_preset, load_term
 
     reward, compiles = load_preset("default"), load_term("compiles")
@@ -230,6 +278,12 @@ class _Choices:
 
 def _checked(a: argparse.Namespace) -> _Choices:
     """Check the command line before anything is started.
+
+    Args:
+        a: the command line.
+
+    Returns:
+        The choices.
 
     Raises:
         UsageError: options that are unknown, out of range, or do not fit together.
@@ -386,7 +440,7 @@ def _ask_all(askers: Sequence[Asker], tasks: Sequence[Task]) -> dict[str, dict[t
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 when the report is written, 2 on bad usage, 130 when interrupted."""
+    """Write the report; return 0 when it is written, 2 on bad usage, 130 when interrupted."""
     a = parser().parse_args(argv)
     try:
         out = run(a)

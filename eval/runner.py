@@ -1,4 +1,4 @@
-"""Puts tasks to policies and grades what they hand in: many answers at a time, nothing lost, nothing asked twice."""
+"""Asks policies for answers to tasks and grades the answers: many at a time, none lost, none asked for twice."""
 
 from __future__ import annotations
 
@@ -26,11 +26,16 @@ from kbx_env.store import Store
 
 @dataclass(frozen=True)
 class Answer:
-    """One graded answer of a policy, with what it took.
+    """One graded answer of a policy, with the resources that it took.
 
-    ``gradings`` counts verdicts that the policy saw or was given, the final one included; ``spent`` is ``None`` for policies
-    that ask no model; ``seconds`` is wall time from the question to the answer, with what it waited for on the way, and of the
-    final grading, without its place in the queue (all answers stand there at once); ``None`` for one of an earlier run.
+    Attributes:
+        outcome: the grading.
+        gradings: verdicts that the policy received, the final one included.
+        seconds: wall time from the question to the answer, including waits on the way, plus the final grading without
+            its time in the queue (all answers are queued at once); ``None`` for an answer of an earlier run.
+        spent: calls, tokens and dollars; ``None`` for policies that ask no model.
+        turns: submissions before the answer.
+        notes: of the policy.
     """
 
     outcome: Outcome
@@ -43,9 +48,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Asker:
-    """One policy in a run.
+    """Asks one policy and grades its answers.
 
-    ``options`` are those of ``grade``; ``about`` joins them in the store's key (device, versions).
+    Attributes:
+        spec: the policy's name on the command line.
+        policy: the policy.
+        options: of ``grade``.
+        about: device and versions, which are part of the store's key.
+        store: of gradings.
+        executor: of gradings.
     """
 
     spec: str
@@ -56,10 +67,16 @@ class Asker:
     executor: Executor
 
     def samples(self, task: Task) -> int:
-        """How many answers to a task are graded.
+        """Return the number of answers to a task that are graded.
+
+        Args:
+            task: the task.
+
+        Returns:
+            At least 1.
 
         Raises:
-            UsageError: the policy says something that is no number.
+            UsageError: the policy returns something else.
         """
         count = getattr(self.policy, "samples", None)
         samples = count(task.id) if callable(count) else 1
@@ -68,13 +85,19 @@ class Asker:
         return samples
 
     def known(self, task: Task) -> Iterator[tuple[int, Answer]]:
-        """(sample, answer) of what the store answers without the policy being asked, read at once."""
+        """Yield (sample, answer) of each answer in the store for which the policy need not be asked."""
         if not getattr(self.policy, "repeatable", False):
             for sample, stored in self.store.find_all(self._request(task, b"", 0).record):
                 yield sample, Answer(stored, 1)
 
     def answer(self, task: Task, sample: int, done: Callable[[Answer | BaseException], None]) -> None:
-        """Ask, and call ``done`` with the graded answer, perhaps later and from another thread."""
+        """Ask for one answer and grade it.
+
+        Args:
+            task: the task.
+            sample: number of the answer, from 0.
+            done: called with the graded answer or an error, perhaps later and from another thread.
+        """
         try:
             self._answer(task, sample, done)
         except BaseException as e:

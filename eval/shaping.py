@@ -1,10 +1,11 @@
-"""What the shaped presets pay beside ``default``: replayed answers, broken copies of our own kernels, and the zoo.
+"""Compares the rewards of the shaped presets with those of ``default``.
 
     python eval/shaping.py [--replays FILE.jsonl ...] [--category fusion|quantization] [--json FILE]
 
-Grades on the CPU backend and prints, for each source of answers, how many distinct rewards the failing ones get, and every attack
-that a shaped preset pays more than ``default`` does (none should be), with whether the grader saw through it. Exit status 1 if
-there is one, or if a wrong kernel earns as much as a right one.
+Grades replayed answers, broken copies of our own kernels, and the zoo on the CPU backend. Prints, for each source of
+answers, the number of distinct rewards of failing answers, and every attack to which a shaped preset gives more reward
+than ``default`` (there should be none), with its verdict. Exit status 1 if there is one, or if a wrong kernel gets as
+much reward as a right one.
 """
 
 from __future__ import annotations
@@ -49,7 +50,15 @@ BREAKS: tuple[tuple[str, str, str], ...] = (
 
 
 def answers(replays: Sequence[Path], categories: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
-    """(source of the answer, its name, task, text)."""
+    """Yield the answers to grade.
+
+    Args:
+        replays: files of recorded answers.
+        categories: of tasks.
+
+    Yields:
+        (source of the answer, its name, task, text).
+    """
     for path in replays:
         for i, row in enumerate(jsonl.read(path)):
             if row["task"].split("/")[0] in categories:
@@ -67,7 +76,18 @@ def answers(replays: Sequence[Path], categories: Sequence[str]) -> Iterator[tupl
 
 
 def row(grader: Grader, group: str, name: str, task: str, text: str) -> dict[str, Any]:
-    """One answer graded once and paid under both presets."""
+    """Grade one answer, and compute its reward under both presets.
+
+    Args:
+        grader: the grader.
+        group: source of the answer.
+        name: of the answer.
+        task: the task.
+        text: source code.
+
+    Returns:
+        The row of the result.
+    """
     outcome = grader.grade(task, text, backend="cpu", targets=(), wall=15.0)
     default, shaped = load_preset("default"), load_preset(task.split("/")[0])
     return {
@@ -78,7 +98,7 @@ def row(grader: Grader, group: str, name: str, task: str, text: str) -> dict[str
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Levels of reward among failing answers, by category and group."""
+    """Return a text table of the levels of reward among failing answers, by category and group."""
     lines = ["| category | answers | failing | masked | levels, default | levels, shaped | paid more | most more | highest wrong |",
              "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for category in CATEGORIES:
@@ -99,7 +119,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def misjudged(rows: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """What a shaped preset should not pay as it does, each with the reason."""
+    """Return (reason, row) of each answer to which a shaped preset gives the wrong reward."""
     right = min((r["shaped"] for r in rows if r["verdict"] == "correct"), default=1.0)
     found = list[tuple[str, dict[str, Any]]]()
     for r in rows:
@@ -111,7 +131,7 @@ def misjudged(rows: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Grade and compare."""
+    """Grade and compare, as the top of this file describes; return the exit status."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--replays", nargs="*", type=Path, default=[])
     p.add_argument("--category", choices=CATEGORIES)

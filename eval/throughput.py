@@ -1,16 +1,17 @@
-"""How many kernels a machine grades in a second, where the time goes, and what a cluster would do.
+"""Measures how many kernels a machine grades in a second and where the time goes, and simulates clusters.
 
     python eval/throughput.py [--workload FILE.jsonl ...] [--experts SHARE] [--count N] [--each R] [--gpus N]
                               [--workers W] [--no-timing] [--json FILE] [--trace FILE.png]
     python eval/throughput.py --simulate RESULT.json [--gpus 1,2,4,8] [--workers-per-gpu W] [--cores-per-gpu C]
     python eval/throughput.py --check REAL.json... [--simulate RESULT.json]
 
-Rows of a workload are ``{"task", "predict"}`` (a model's answer) or ``{"task", "source"}``; without files, it is our experts,
-the zoo's honest kernels and the recorded samples. Every request has inputs of its own, fixed by ``--seed`` and its number.
-``--gpus 0`` is the CPU backend. Overhead is the share of the workers' time (wall x workers) that is neither compilation nor
-device time (correct, evidence and time stages). ``--simulate`` replays the recorded stage times over clusters of other
-sizes; ``--check`` compares simulated with measured rates, with the run's own times or those of ``--simulate``, and runs with
-each other: with ``--each R`` R GPUs together have R times the kernels that one GPU had without it, in the same order.
+Rows of a workload are ``{"task", "predict"}`` (a model's answer) or ``{"task", "source"}``. Without files, the workload
+is our experts, the zoo's honest kernels and the recorded samples. Every request has inputs of its own, fixed by
+``--seed`` and its number. ``--gpus 0`` is the CPU backend. Overhead is the share of the workers' time (wall x workers)
+that is neither compilation nor device time (correct, evidence and time stages). ``--simulate`` replays the recorded
+stage times over clusters of other sizes. ``--check`` compares simulated with measured rates, with the run's own times
+or those of ``--simulate``, and runs with each other: with ``--each R``, R GPUs together grade R times the kernels that
+one GPU grades without it, in the same order.
 """
 
 from __future__ import annotations
@@ -55,25 +56,28 @@ def _memory(watch: meters.GpuWatch) -> dict[str, Any]:
 
 
 def measure(
-    pieces: Sequence[Piece], lanes: GpuPool, options: Mapping[str, Any], *, seed: int = 0, warm: int = 0,
+    pieces: Sequence[Piece], pools: GpuPool, options: Mapping[str, Any], *, seed: int = 0, warm: int = 0,
     deadline: float = deadline_of(timed=False), watch: meters.GpuWatch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Grade all pieces over the lanes and say how it went; Ctrl-C ends it early, with what has ended until then.
+    """Grade all pieces over the worker pools; Ctrl-C ends the run early and keeps the gradings so far.
 
     Args:
         pieces: the workload.
-        lanes: where; closed at the end.
-        options: of ``grade``; every request gets a ``seed`` of its own, so that equal kernels are graded each.
-        seed: the first one.
-        warm: gradings of one cheap expert before the clock starts, so that every process is there.
+        pools: the worker pools; closed at the end.
+        options: of ``grade``; every request gets a ``seed`` of its own, so that equal kernels are all graded.
+        seed: of the first request.
+        warm: gradings of one cheap expert before the clock starts, so that every process has started.
         deadline: seconds for one grading.
-        watch: the GPUs.
+        watch: samples the GPUs.
+
+    Returns:
+        The result as plain JSON types.
     """
     watch = watch or meters.GpuWatch([])
     ended: dict[int, tuple[float, Outcome]] = {}
     submitted: dict[int, float] = {}
     spans: dict[int, list[tuple[int, int, float, float]]] = defaultdict(list)  # of every attempt: GPU, worker, begin, end
-    lanes.told = lambda request, *span: spans[request.sample].append(span)
+    pools.told = lambda request, *span: spans[request.sample].append(span)
     failed: list[BaseException] = []
     over = threading.Event()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -83,7 +87,7 @@ def measure(
 
     interrupted, start = False, time.perf_counter()
     with (
-        Executor(lanes, deadline=deadline, capacity=sys.maxsize) as executor,
+        Executor(pools, deadline=deadline, capacity=sys.maxsize) as executor,
         Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress,
     ):
         bar = progress.add_task("grading", total=len(pieces))
@@ -127,7 +131,7 @@ def measure(
         r["gpu"] = r["gpu"] if watch.busy() else None
     # Until the last verdict: closing the bar and a join are no grading.
     wall = stop - start if interrupted else max((r["end"] for r in rows), default=0.0)
-    return meters.summary(rows, wall, lanes.width) | {
+    return meters.summary(rows, wall, pools.width) | {
         "interrupted": interrupted, "asked": len(pieces), "gpu_busy": watch.busy() or None,
         "dispatch_ms": 1000 * used / len(rows) if used is not None and rows else None,
         "cores_busy": (cores_after - (cores_before or 0)) / (stop - start) if cores_after is not None else None,
@@ -150,7 +154,7 @@ def _row(
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--workload", nargs="+", type=Path, default=[], metavar="FILE.jsonl", help="recorded kernels")
     p.add_argument("--experts", type=float, metavar="SHARE", help="share of our own experts in the mix, 0 to 1")
@@ -186,7 +190,14 @@ def _versions() -> dict[str, str]:
 
 
 def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
-    """Measure; ``grader`` (``module:class``) stands in for the real one in tests.
+    """Measure.
+
+    Args:
+        a: the command line.
+        grader: ``module:class``, replaces the real one in tests.
+
+    Returns:
+        The result as plain JSON types.
 
     Raises:
         UsageError: an option that cannot be met.
@@ -226,10 +237,10 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
     }  # fmt: skip
     options = {"backend": backend, "targets": targets, "timing": timing, "wall": a.wall}
     deadline = deadline_of(timing, a.wall)
-    lanes = gpu_pool(gpus, a.workers, grader, uuids)
-    result["cores_of_gpus"] = lanes.cores
+    pools = gpu_pool(gpus, a.workers, grader, uuids)
+    result["cores_of_gpus"] = pools.cores
     return result | measure(
-        pieces, lanes, options, seed=a.seed, warm=warm, deadline=deadline, watch=meters.GpuWatch(uuids)
+        pieces, pools, options, seed=a.seed, warm=warm, deadline=deadline, watch=meters.GpuWatch(uuids)
     )
 
 
@@ -244,10 +255,16 @@ def _whole(name: str, text: str, least: int) -> int:
 
 
 def loaded(file: Path) -> dict[str, Any]:
-    """A saved result.
+    """Read a saved result.
+
+    Args:
+        file: of ``--json``.
+
+    Returns:
+        The result.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the file holds no result.
     """
     try:
         data = json.loads(file.read_text())
@@ -259,7 +276,14 @@ def loaded(file: Path) -> dict[str, Any]:
 
 
 def run_simulation(a: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Plans and checks; prints a table for each.
+    """Simulate clusters and check simulations, and print a table of each.
+
+    Args:
+        a: the command line.
+        console: where to print.
+
+    Returns:
+        The result as plain JSON types.
 
     Raises:
         UsageError: a file that is no result, or an impossible cluster.
@@ -309,7 +333,16 @@ def run_simulation(a: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None, grader: str = GRADER) -> int:
-    """Exit 0 when it is told, 2 on bad usage, 130 when interrupted (what was measured is told all the same)."""
+    """Measure or simulate; the command line's main function.
+
+    Args:
+        argv: arguments; by default those of the process.
+        grader: replaces the real one in tests.
+
+    Returns:
+        Exit status: 0 on success, 2 on bad usage, 130 when interrupted (the measurements so far are reported all the
+        same).
+    """
     a = parser().parse_args(argv)
     console, interrupted = Console(), False
     try:

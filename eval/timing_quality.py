@@ -1,12 +1,13 @@
-"""How far a measured speedup can be trusted: kernels against themselves, again, slowed on purpose, and by other clocks.
+"""Measures the precision of speedups: kernels against themselves, repeated, slowed on purpose, and by other clocks.
 
     python eval/timing_quality.py [--aa N] [--retest N] [--slowed N] [--workers W] [--seconds S]
                                   [--no-clocks] [--json FILE]
 
-Needs a GPU. ``--aa`` times a kernel against itself in two fresh processes: the ratio must be 1 and the interval hold it.
-``--retest`` times kernels against eager again and again, each time in fresh processes. ``--slowed`` times a kernel against one
-that does 2 % more of the same work. Last come Triton's ``do_bench`` and the profiler's device time of the same kernels. Each
-for calls of about 5, 20 to 70 and more than 200 us. Work is prepared in parallel and timed alone, as in every grading.
+Needs a GPU. ``--aa`` times a kernel against itself in two fresh processes: the ratio must be 1, and the interval must
+contain 1. ``--retest`` times kernels against eager repeatedly, each time in fresh processes. ``--slowed`` times a
+kernel against one that does 2 % more of the same work. Last come Triton's ``do_bench`` and the profiler's device time
+of the same kernels. All are done for calls of about 5, 20 to 70 and more than 200 us. Work is prepared in parallel and
+timed alone, as in every grading.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def relu(input, inplace=False):
 
 
 def case_of(task: Task, size: str) -> Case:
-    """A timed case of the task with other axes."""
+    """Return a timed case of a task with the axes of a size."""
     axes = KERNELS[task.id][SIZES.index(size)]
     return replace(task.timed[0], axes={**task.timed[0].axes, **axes})
 
@@ -88,7 +89,14 @@ _grader: Grader | None = None
 
 
 def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
-    """Time two sides, each in a fresh process: ``first`` is a source, or ``None`` for eager."""
+    """Time two kernels against each other, each in a fresh process.
+
+    Args:
+        job: (kind, task, size, first source or ``None`` for eager, second source, number of the repetition).
+
+    Returns:
+        A row of the result.
+    """
     global _grader
     _grader = _grader or Grader()
     kind, task_id, size, first, second, repeat = job
@@ -129,7 +137,16 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
 
 
 def jobs(aa: int, retest: int, slowed: int) -> list[tuple[str, str, str, str | None, str, int]]:
-    """What to time, sizes and tasks in turns."""
+    """Return the pairs to time, sizes and tasks in turns.
+
+    Args:
+        aa: kernels against themselves.
+        retest: kernels against eager.
+        slowed: kernels against slower copies.
+
+    Returns:
+        Arguments of `compared`.
+    """
     found: list[tuple[str, str, str, str | None, str, int]] = []
     places = [(t, s) for s in SIZES for t in KERNELS]
     for k in range(aa):
@@ -146,7 +163,7 @@ def jobs(aa: int, retest: int, slowed: int) -> list[tuple[str, str, str, str | N
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per kind, task and size: how the ratios lie."""
+    """Return the spread of the ratios by kind, task and size."""
     told = []
     for kind, task, size in dict.fromkeys((r["kind"], r["task"], r["size"]) for r in rows):
         mine = [r for r in rows if (r["kind"], r["task"], r["size"]) == (kind, task, size)]
@@ -167,7 +184,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def other_clocks() -> list[dict[str, Any]]:
-    """The same kernels by our stopwatch, by ``triton.testing.do_bench`` and by the profiler, in this process (us, median)."""
+    """Time the same kernels in this process with our stopwatch, ``triton.testing.do_bench`` and the profiler (us, median)."""
     import importlib.util
 
     import torch
@@ -285,7 +302,7 @@ def _line(e: Exception) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print JSON; exit 1 where something failed, 2 without a GPU, 130 when interrupted."""
+    """Measure and print JSON; return 1 if something failed, 2 without a GPU, 130 when interrupted, else 0."""
     a = _parser().parse_args(argv)
     try:
         resolve_backend("cuda")

@@ -1,4 +1,4 @@
-"""Draws who did what when: a line for each worker, the stages of its gradings over time."""
+"""Draws a run of gradings: a line for each worker, with the stages of its gradings over time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ _COLOURS = {
 
 
 def pieces(row: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Stage, begin and length of what one request did, laid out in the stages' order from its begin.
+    """Return the stages of one request, one after the other from its begin, in the stages' order.
 
-    A stage that a grading enters twice is drawn once, with both its parts. What is in no stage comes last, as ``other``.
+    A stage that a grading enters twice is drawn once, with both parts. Time in no stage comes last, as ``other``.
+
+    Args:
+        row: of ``requests`` in a result of ``eval/throughput.py``.
+
+    Returns:
+        (stage, begin, length), in seconds.
     """
     at, found = float(row["begin"]), []
     for stage in meters.STAGES:
@@ -34,7 +40,11 @@ def pieces(row: Mapping[str, Any]) -> list[tuple[str, float, float]]:
 
 
 def draw(result: Mapping[str, Any], file: Path) -> None:
-    """Write the picture of a run: one line for each worker, its requests' stages over time.
+    """Draw a run: a line for each worker, with its requests' stages over time.
+
+    Args:
+        result: of ``eval/throughput.py``.
+        file: the picture.
 
     Raises:
         UsageError: matplotlib is not installed, or the file cannot be written.
@@ -77,7 +87,7 @@ def draw(result: Mapping[str, Any], file: Path) -> None:
 
 
 def check() -> None:
-    """Find out before a long run whether its picture can be drawn.
+    """Check before a long run that its picture can be drawn.
 
     Raises:
         UsageError: matplotlib is not installed.

@@ -19,7 +19,13 @@ SAMPLES = Path(replay.__file__).resolve().parent / "samples" / "replay.jsonl"
 
 @dataclass(frozen=True)
 class Piece:
-    """One kernel of a workload; ``kind`` says where it comes from."""
+    """One kernel of a workload.
+
+    Attributes:
+        task: the task.
+        source: its bytes.
+        kind: where it comes from.
+    """
 
     task: str
     source: bytes
@@ -27,7 +33,13 @@ class Piece:
 
 
 def rows_of(file: Path) -> tuple[list[Piece], int]:
-    """The kernels of a file of JSON lines, and how many rows were left out: no JSON, no text, an unknown task.
+    """Read the kernels of a file of JSON lines.
+
+    Args:
+        file: the file.
+
+    Returns:
+        The kernels, and the number of rows that were left out: no JSON, no text, or an unknown task.
 
     Raises:
         UsageError: no such file.
@@ -55,14 +67,17 @@ def rows_of(file: Path) -> tuple[list[Piece], int]:
 def workload(
     files: Sequence[Path], experts: float | None, count: int | None, seed: int, backend: str
 ) -> tuple[list[Piece], int]:
-    """The kernels to grade, in a random order that ``seed`` fixes, and how many rows were left out.
+    """Return the kernels to grade.
 
     Args:
-        files: recorded kernels; none: experts, honest kernels of the zoo and the recorded samples.
-        experts: share of experts; ``None``: none where files are given, otherwise as many as there are.
-        count: how many; the kernels are repeated as often as needed. Default: each once.
+        files: recorded kernels; without any: experts, honest kernels of the zoo and the recorded samples.
+        experts: share of experts; ``None``: none if there are files, otherwise all of them.
+        count: number of kernels; they are repeated as often as needed. Default: each once.
         seed: of the choice and the order.
-        backend: the zoo's kernels that need a GPU are left out elsewhere.
+        backend: kernels of the zoo that need a GPU are left out on ``cpu``.
+
+    Returns:
+        The kernels in a random order, and the number of rows that were left out.
 
     Raises:
         UsageError: a share outside 0 to 1, a count below 1, or nothing to grade.

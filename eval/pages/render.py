@@ -18,7 +18,7 @@ def render(name: str, **values: Any) -> str:
 
     Args:
         name: file name in ``templates/``.
-        values: the variables that the comment at the top of the template lists.
+        **values: the variables that the comment at the top of the template lists.
 
     Returns:
         The text. HTML templates escape every value that is no ``Markup``.
@@ -28,11 +28,10 @@ def render(name: str, **values: Any) -> str:
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """Return the environment: a variable that is not given is an error, and ``*.html.j2`` escape by default.
+    """Return the Jinja2 environment: a missing variable is an error, and ``*.html.j2`` escape by default.
 
-    Its filters are ``visible`` (content of an HTML element, hidden characters
-    marked), ``visible_plain`` (the same without a mark, for the title), ``highlight`` (Python source as HTML) and
-    ``markdown`` (text of one line of Markdown).
+    Its filters are ``visible`` (content of an HTML element, hidden characters marked), ``visible_plain`` (without a
+    mark, for the title), ``highlight`` (Python source as HTML) and ``markdown`` (text of one line of Markdown).
     """
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
