@@ -226,7 +226,7 @@ def _half(o: torch.Tensor) -> torch.Tensor:
     out = torch.zeros_like(o).reshape(-1)
     n = (o.numel() + 1) // 2
     out[:n] = o.reshape(-1)[:n]
-    # One element has no second half; a wrong sign bit is what is missing of it.
+    # A single element has no second half; zero is then the wrong answer.
     return out.view(o.shape) if o.numel() > 1 else torch.zeros_like(o)
 
 
@@ -250,7 +250,7 @@ def _right(task: Task, case: Case, args: Args, made: Any) -> bool:
     try:
         count = judge.calls_needed(task, case)
         return judge.judge(task, case, args, [made] * count, timed=False).passed
-    except RuntimeError:  # a factor that no library can follow is no right answer
+    except RuntimeError:  # an answer from which no library can compute on is wrong
         return False
 
 

@@ -25,12 +25,12 @@ def calibrate(runs: int) -> dict[str, Any]:
     for job in track(timing_quality.jobs(runs, 0, 0), "kernels against themselves"):
         try:
             rows.append(timing_quality.compared(job))
-        except Exception as e:  # a calibration that fails takes no report with it, and says so
+        except Exception as e:  # the report is written all the same, with the error
             failed.append(f"{type(e).__name__}: {e}"[:200])
-    told = timing_quality.summary(rows)
+    summary = timing_quality.summary(rows)
     return {
-        "runs": len(rows), "failed": failed, "within": sum(t["within_bound"] for t in told),
-        "holds": sum(t["interval_holds_truth"] for t in told), "worst": max((r["ratio"] for r in rows), key=_far, default=None),
+        "runs": len(rows), "failed": failed, "within": sum(t["within_bound"] for t in summary),
+        "holds": sum(t["interval_holds_truth"] for t in summary), "worst": max((r["ratio"] for r in rows), key=_far, default=None),
     }  # fmt: skip
 
 

@@ -173,14 +173,14 @@ def one_run(policy: Episodic, spec: str, task: Task, seed: int, backend: str, bu
     env = Episode(task, backend, budget.submit, sample=seed)
     try:
         made = policy.run(task, env)
-    except ModelError as e:  # the budget is spent, or a model's server failed: what was graded stays
+    except ModelError as e:  # the budget is spent, or a model's server failed: keep the gradings so far
         made = Trajectory(None, str(e), tuple(env.turns))
     except KbxError:
         raise
     except Exception as e:  # a policy is a plug-in
         raise UsageError(f"policy {spec!r} failed on {task.id}: {type(e).__name__}: {e}") from e
     seconds = budget.seconds
-    # A source that was never graded has no known worth: to grade it now would be one more than the budget.
+    # A source that was never graded has no known value: grading it now would exceed the budget.
     handed = budget.values.get(made.source) if made.source is not None else None
     for r, turn in zip(budget.rows, env.turns, strict=False):
         r["label"] = turn.label
@@ -272,7 +272,7 @@ def _folder(a: argparse.Namespace) -> Path:
         raise UsageError(f"--out {a.out!r} is a file; give a folder")
     if (out / "compare.json").exists() and not a.overwrite:
         raise UsageError(f"{out} holds a comparison; use --overwrite, or another --out")
-    for end in ("", "-wal", "-shm"):  # answers from an earlier record would cost no time
+    for end in ("", "-wal", "-shm"):  # a model's answers from an earlier record would take no time
         (out / f"{access.CALLS}{end}").unlink(missing_ok=True)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -330,7 +330,7 @@ def main(argv: Sequence[str] | None = None, grade: GradeFunction | None = None) 
                 result = compare(a, grader.grade, out)
         if result["runs"]:
             tell(result)
-            # First the figures, then the picture: a picture that fails takes no measurement with it.
+            # The table comes first, so that it is there if the picture fails.
             if not a.no_figure:
                 curves.draw(result, out / "compare.png")
     except (KbxError, OSError) as e:

@@ -19,14 +19,14 @@ from rich.table import Table
 from kbx_env.outcome import Outcome, Stage
 
 STAGES = ("screen", "proof", "compile", "correct", "evidence", "time", "estimate")
-"""In the order in which a grading begins them."""
+"""Stages, in the order in which a grading begins them."""
 ON_CPU_TIER = "executed on the CPU tier: "
-"""Begins the message of a CUDA grading that ended in its proof."""
+"""How the message of a CUDA grading that ended in its proof begins."""
 DEVICE = (Stage.CORRECT, Stage.EVIDENCE, Stage.TIME)
 """Stages in which the device works for the submission; on the CPU backend, the CPU tier is the device."""
 
 GPU = ("waited", "shared", "alone")
-"""Beside the stages: seconds of waiting for the GPU, of using it next to others, and alone. Stages hold no waiting."""
+"""Keys besides the stages: seconds of waiting for the GPU, of using it next to others, and alone. Stages contain no waits."""
 
 Sample = tuple[float | None, float | None]
 """GPU utilisation (0 to 1) and memory in use (MB)."""
@@ -145,10 +145,10 @@ def beside(first: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
 def core_seconds(stat: Path = Path("/proc/stat")) -> float | None:
     """Return the seconds that this process' cores have been busy since the machine started; ``None`` if not known."""
     with contextlib.suppress(OSError, ValueError):
-        mine = {f"cpu{k}" for k in os.sched_getaffinity(0)}
+        own = {f"cpu{k}" for k in os.sched_getaffinity(0)}
         rows = [line.split() for line in stat.read_text().splitlines()]
         # user, nice, system, then idle and waiting for a disk, then interrupts
-        ticks = [sum(map(int, [*r[1:4], *r[6:8]])) for r in rows if r and r[0] in mine]
+        ticks = [sum(map(int, [*r[1:4], *r[6:8]])) for r in rows if r and r[0] in own]
         return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
     return None
 

@@ -23,10 +23,13 @@ from kbx_env.errors import UsageError
 FEW = 10
 """Fewer answers than this are not modelled."""
 DRAWS = 2000
+"""Draws of a permutation or sign-flip test."""
 _Z = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution."""
 _SETTINGS = ("backend", "device", "grading", "torch_ops", "split", "sizes")
+"""Settings that a comparison of two policies names if they differ."""
 _SD = (0.01, 12.0)
-"""Between these the random effect's standard deviation is looked for."""
+"""Bounds of the random effect's standard deviation."""
 
 
 class _Cannot(Exception):
@@ -209,9 +212,9 @@ def analyse(data: Answers, seed: int = 0, draws: int = DRAWS) -> Analysis:
 
 
 def _test(factor: str, given: str | None, chi2: float, df: int) -> Test:
-    from scipy.stats import chi2 as law
+    from scipy.stats import chi2 as distribution
 
-    return Test(factor, given, max(0.0, chi2), df, float(law.sf(max(0.0, chi2), df)))
+    return Test(factor, given, max(0.0, chi2), df, float(distribution.sf(max(0.0, chi2), df)))
 
 
 def _checked(data: Answers, *factors: str) -> tuple[list[np.ndarray], np.ndarray]:
@@ -350,15 +353,15 @@ def mixed(data: Answers) -> Mixed:
     if (np.diag(cover) <= 0).any():
         raise _Cannot("the likelihood has no clear maximum")
 
-    def told(c: np.ndarray) -> tuple[float, float, float]:
+    def interval(c: np.ndarray) -> tuple[float, float, float]:
         centre, half = float(c @ best.x[: len(names)]), _Z * math.sqrt(c @ cover[: len(names), : len(names)] @ c)
         return centre, centre - half, centre + half
 
     unit, top, half = np.eye(len(names)), int(np.argmax(share)), 0.0 if flat else _Z * math.sqrt(cover[-1, -1])
     return Mixed(
         len(k), (0.0, None, None) if flat else (sd, sd * math.exp(-half), sd * math.exp(half)),
-        {m: told(unit[i]) for i, m in enumerate(names)}, names[top],
-        {m: told(unit[i] - unit[top]) for i, m in enumerate(names) if i != top}, left_out,
+        {m: interval(unit[i]) for i, m in enumerate(names)}, names[top],
+        {m: interval(unit[i] - unit[top]) for i, m in enumerate(names) if i != top}, left_out,
     )  # fmt: skip
 
 
@@ -387,14 +390,14 @@ def permuted(data: Answers, seed: int = 0, draws: int = DRAWS) -> Permutation:
         return 1 - _bernoulli(x.sum(0), of) / null
 
     rng, found = np.random.default_rng(seed), np.empty(draws)
-    places = np.argsort(~there, axis=1, kind="stable")  # a task's methods first
+    present_first = np.argsort(~there, axis=1, kind="stable")  # by task, the methods that answered it come first
     for i in range(draws):
         order = np.argsort(np.where(there, rng.random(there.shape), 2.0), axis=1)
         dealt = np.zeros_like(share)
-        np.put_along_axis(dealt, places, np.take_along_axis(share, order, 1), 1)
+        np.put_along_axis(dealt, present_first, np.take_along_axis(share, order, 1), 1)
         found[i] = explained(dealt)
-    mine = explained(share)
-    return Permutation(mine, float(found.mean()), (1 + int((found >= mine - 1e-9).sum())) / (1 + draws), draws)
+    observed = explained(share)
+    return Permutation(observed, float(found.mean()), (1 + int((found >= observed - 1e-9).sum())) / (1 + draws), draws)
 
 
 @dataclass(frozen=True)
@@ -480,8 +483,8 @@ def paired(a: PolicyStudy, b: PolicyStudy, seed: int = 0) -> Paired:
         p = (1 + int((abs(flips) >= abs(gap.sum()) - 1e-9).sum())) / (1 + DRAWS)
     else:
         p = float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
-    mine, theirs = ({**p.manifest, "sizes": p.sizes} for p in (a, b))
-    differ = tuple(k for k in _SETTINGS if mine.get(k) != theirs.get(k))
+    first, second = ({**p.manifest, "sizes": p.sizes} for p in (a, b))
+    differ = tuple(k for k in _SETTINGS if first.get(k) != second.get(k))
     apart = "device" in differ or "sizes" in differ
     shared = [logs[0][t] - logs[1][t] for t in tasks if t in logs[0] and t in logs[1]] if not apart else []
     speed = mean(shared, seed=seed)

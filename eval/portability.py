@@ -16,9 +16,9 @@ from kbx_env.errors import UsageError
 from kbx_env.outcome import Build
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
-"""As `kbx_env.grading.grader.TARGETS`, which would bring torch with it."""
+"""The same as `kbx_env.grading.grader.TARGETS`, whose import would import torch."""
 WARPS = 4
-"""Warps of a program where Triton is not told otherwise: taken for builds of before they were recorded."""
+"""Triton's default number of warps of a program, assumed for builds from before warps were recorded."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ def portability(study: Study, targets: Sequence[str] = TARGETS, warps: int = WAR
         others = sorted({b.target for _, builds in rows for b in builds} - set(targets))
         for target in (*targets, *others):
             for category in ("", *study.categories):
-                mine = [builds for c, builds in rows if category in ("", c)]
-                found.append(_told(Portable(p.name, target, category, len(mine), warps=warps), mine))
+                chosen = [builds for c, builds in rows if category in ("", c)]
+                found.append(_counted(Portable(p.name, target, category, len(chosen), warps=warps), chosen))
     return found
 
 
@@ -176,7 +176,7 @@ def _build(raw: Any) -> Build | None:
     return build if sound else None
 
 
-def _told(empty: Portable, answers: Iterable[Sequence[Build]]) -> Portable:
+def _counted(empty: Portable, answers: Iterable[Sequence[Build]]) -> Portable:
     mine = [m for builds in answers if (m := [b for b in builds if b.target == empty.target])]
     kernels = [b for m in mine for b in m]
     if not kernels:

@@ -67,13 +67,13 @@ def differences(
         Rows sorted by task; masked answers are left out.
     """
     rows = []
-    for (task, sample), theirs in sorted(other.items()):
-        ours = answers[task, sample].outcome
-        if _masked(theirs) or ours.correct == theirs.correct:
+    for (task, sample), second in sorted(other.items()):
+        first = answers[task, sample].outcome
+        if _masked(second) or first.correct == second.correct:
             continue
-        failed = theirs if ours.correct else ours
+        failed = second if first.correct else first
         rows.append({
-            "task": task, "sample": sample, ours.grading: str(ours.verdict), theirs.grading: str(theirs.verdict),
+            "task": task, "sample": sample, first.grading: str(first.verdict), second.grading: str(second.verdict),
             "message": failed.message,
         })  # fmt: skip
     return rows

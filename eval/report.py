@@ -45,11 +45,13 @@ if TYPE_CHECKING:
 
 GradeFunction = Callable[..., Outcome]
 EXECUTORS = ("process", "ray")
+"""Where gradings run: in processes of this machine, or on a Ray cluster."""
 _DATABASES = ("gradings.sqlite", access.CALLS)
 _OURS = (
     *(d + end for d in _DATABASES for end in ("", "-wal", "-shm")), "report.json", "report.md", "report.html", "tasks.csv",
     "tasks.parquet",
 )  # fmt: skip
+"""Files of a report in its folder."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -191,14 +193,14 @@ def spending(answers: Sequence[Answer]) -> dict[str, Any]:
         Calls, tokens, dollars (``None`` if no server reported them), own scripts, gradings, and seconds of wall time.
     """
     spent = [a.spent for a in answers if a.spent is not None]
-    told: dict[str, Any] = {
+    sums: dict[str, Any] = {
         name: sum(s[name] for s in spent) if spent else None
         for name in ("calls", "prompt_tokens", "completion_tokens", "untold", "scripts")
     }
     dollars = [s["dollars"] for s in spent if s["dollars"] is not None]
     seconds = [a.seconds for a in answers if a.seconds is not None]
     more = {"dollars": sum(dollars) if dollars else None, "model_seconds": sum(s["seconds"] for s in spent) if spent else None}
-    return {**told, **more, "gradings": sum(a.gradings for a in answers), "seconds": sum(seconds) if seconds else None}
+    return {**sums, **more, "gradings": sum(a.gradings for a in answers), "seconds": sum(seconds) if seconds else None}
 
 
 def report_of(
@@ -224,7 +226,7 @@ def report_of(
     timed = bool(manifest.get("timed"))
     by_id = {t.id: t for t in tasks}
     rows = []
-    shared: dict[str, Any] = {}  # what thousands of rows say alike is in memory once
+    shared: dict[str, Any] = {}  # values that are equal in thousands of rows are in memory once
     for (name, sample), a in sorted(answers.items()):
         t = by_id[name]
         more = {"sample": sample, "category": t.category, "difficulty": t.difficulty, "reward": reward(a.outcome),
@@ -253,7 +255,7 @@ def _folder(a: argparse.Namespace) -> Path:
     if a.overwrite and a.resume:
         raise UsageError("--overwrite and --resume exclude each other: start anew, or go on")
     if a.overwrite:
-        for name in _OURS:  # only what a report wrote: the folder may hold other things
+        for name in _OURS:  # only files of a report: the folder may contain others
             (out / name).unlink(missing_ok=True)
         pages.remove(out)
     elif out.is_dir() and any(out.iterdir()) and not a.resume:

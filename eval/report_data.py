@@ -13,7 +13,7 @@ from kbx_env.errors import UsageError
 
 FILE = "report.json"
 PUBLISHED = "published"
-"""The timed sizes of reports that do not say any: they are older than the held-out ones."""
+"""The timed sizes of reports that do not state any: such reports are older than the held-out sizes."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Row:
         traffic: moved / ideal bytes.
         launches: of kernels.
         message: of the grading.
-        turns: submissions before the answer.
+        turns: submissions on the way to the answer.
         spent: resources that the answer took.
         raw: the row of ``report.json``.
     """
@@ -186,7 +186,7 @@ def joined(studies: Sequence[Study]) -> Study:
 
 def _row(raw: Mapping[str, Any]) -> Row:
     t, e = raw.get("timing") or {}, raw.get("evidence") or {}
-    # A time that is not believed tells nothing of speed; the kernel is right all the same.
+    # A time that is not believed does not count as a speed; the kernel is correct all the same.
     t = {} if any(c.get("void") for c in t.get("cases") or ()) else t
     correct, masked = bool(raw["correct"]), raw.get("fault") == "infra"
     moved, ideal = e.get("moved_bytes"), e.get("ideal_bytes")

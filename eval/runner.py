@@ -114,7 +114,7 @@ class Asker:
         except NoAnswer as e:
             source, trajectory, seconds = None, None, None
             known = self._unanswered(task, Verdict.MALFORMED, f"the policy has no answer: {e}")
-        except ModelError as e:  # nobody knows what the model would have said: not held against it
+        except ModelError as e:  # the model's answer is not known, which is no fault of the policy
             source, trajectory, seconds = None, None, None
             known = self._unanswered(task, Verdict.INFRA_FAULT, str(e))
         if known is None and source is None:
@@ -176,7 +176,7 @@ class Asker:
 
     def _submit(self, task: Task, sample: int) -> Callable[[Sequence[str]], list[Outcome]]:
         def submit(sources: Sequence[str]) -> list[Outcome]:
-            # Rows of their own in the store: the report counts answers, not the way to them.
+            # A name of their own in the store: the report counts answers, not submissions on the way.
             jobs = [
                 self.executor.submit(self._request(task, s.encode("utf-8", "surrogatepass"), sample, f"{self.spec} (on the way)"))
                 for s in sources
@@ -189,8 +189,8 @@ class Asker:
         spent = getattr(self.policy, "spent", None)
         found = spent(task.id, sample) if callable(spent) else None
         to_dict = getattr(found, "to_dict", None)
-        told: Mapping[str, Any] | None = to_dict() if callable(to_dict) else found
-        return told
+        as_dict: Mapping[str, Any] | None = to_dict() if callable(to_dict) else found
+        return as_dict
 
     def _unanswered(self, task: Task, verdict: Verdict, text: str) -> Outcome:
         fault = Fault.INFRA if verdict is Verdict.INFRA_FAULT else Fault.POLICY

@@ -27,9 +27,9 @@ from kbx_env.errors import UsageError
 from kbx_env.outcome import Verdict
 
 DISPATCH_MS = 1.0
-"""Milliseconds that the dispatcher spends on a request where nothing was measured."""
+"""Milliseconds of the dispatcher for a request if they were not measured."""
 ROUNDS = 50
-"""Requests for each worker of a simulated cluster: enough that the last ones, which leave workers idle, weigh little."""
+"""Requests for each worker of a simulated cluster: enough that the idle time at the end weighs little."""
 _CORE, _SHARED, _ALONE, _SLOT, _DONE = range(5)
 
 
@@ -120,7 +120,7 @@ class _Gpu:
                 return True
             self.for_core.append(slot)
             return False
-        # Whoever wants to share does not overtake one that waits to be alone: timing would never begin.
+        # A slot that wants to share does not overtake one that waits to be alone, else timing might never begin.
         if self.for_gpu or not self._open(step):
             self.for_gpu.append((slot, step))
             return False
@@ -273,12 +273,12 @@ def job_of(row: Mapping[str, Any], backend: str, dispatch: float) -> Job:
     held = float(row["end"]) - float(row["begin"])
     total = seconds.pop("total", 0.0)
     on_gpu = backend == "cuda"
-    # What a grading waited for the GPU depends on who else was there: the simulation finds its own waits.
+    # Waits for the GPU depend on the other gradings: the simulation has its own.
     waited = seconds.get("waited", 0.0)
     alone = seconds.get("alone", 0.0) if on_gpu else 0.0
     shared = seconds.get("shared", 0.0) if on_gpu else 0.0
     core = max(total - waited - alone - shared, 0.0)
-    # Outside the grader: the way there and back, or a grading that was lost and whose stages nobody knows.
+    # Outside the grader: the way there and back, or a lost grading, whose stages are not known.
     slot = max(held - core - shared - alone - waited - dispatch, 0.0)
     return Job(core, shared, alone, slot, row["verdict"] != Verdict.INFRA_FAULT)
 

@@ -99,15 +99,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--wall", type=float, default=3.0)
     p.add_argument("--json", type=Path, metavar="FILE")
     a = p.parse_args(argv)
-    # Temporary files of others must not be counted.
+    # Temporary files of other processes must not be counted.
     with tempfile.TemporaryDirectory(prefix="soak-") as folder, Grader() as grader, Progress() as bar:
         tempfile.tempdir = folder
-        given, verdicts, course = sources(a.seed), Counter[str](), []
+        workload, verdicts, course = sources(a.seed), Counter[str](), []
         line = bar.add_task("soaking", total=a.warm + a.count)
         for k in range(a.warm + a.count):
             if k == a.warm:
                 start, began = measured(grader), time.perf_counter()
-            task, data = given[k % len(given)]
+            task, data = workload[k % len(workload)]
             outcome = grader.grade(task, data, backend="cpu", targets=(), wall=a.wall)
             verdicts[str(outcome.verdict)] += 1
             if k >= a.warm and (k - a.warm + 1) % max(1, a.count // 10) == 0:
@@ -117,13 +117,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         tempfile.tempdir = None
     kept = ("descriptors", "processes", "shm", "temporary", "runner_folders")
     grown = {k: end[k] - start[k] for k in start}
-    told = {
+    result = {
         "gradings": a.count, "seconds": round(seconds, 1), "start": start, "end": end, "grown": grown,
         "verdicts": dict(verdicts), "course": course,
     }  # fmt: skip
-    print(json.dumps(told, indent=1))
+    print(json.dumps(result, indent=1))
     if a.json:
-        a.json.write_text(json.dumps(told, indent=1))
+        a.json.write_text(json.dumps(result, indent=1))
     return 1 if any(grown[k] > 0 for k in kept) else 0
 
 

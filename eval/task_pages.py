@@ -1,7 +1,7 @@
-"""One HTML page for each task of a report: what was asked, what every policy answered, what the grader said of it.
+"""Writes an HTML page for each task of a report: the task, each policy's answers, and their gradings.
 
-A page needs nothing but itself: no script, no font, no picture. What models wrote is text on it and nothing else. Every source
-lies beside the pages as it was handed in, byte by byte, so that one command grades it again.
+A page needs no other file: no script, no font, no picture. Texts of models are only ever text on it. Every source is
+written beside the pages byte by byte as it was submitted, so that one command grades it again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from kbx_env.store import Store
 from kbx_env.store.schema import unpack_source
 
 PAGES, SOURCES = "tasks", "sources"
+"""Subfolders of the report."""
 ANSWERS = 8
-"""Answers of one policy on a page at most: a thousand samples make a page that nobody opens."""
+"""The most answers of one policy on a page: a page of a thousand samples is too long to read."""
 _ROWS = 60
-"""Lines of one table at most."""
+"""The most rows of one table."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,14 @@ def write_task_pages(study: Study, store_path: str | Path | None, folder: str | 
 
     Args:
         study: the answers.
-        store_path: the run's ``gradings.sqlite``; ``None``, or a file that is not there: pages without sources.
+        store_path: the run's ``gradings.sqlite``; for ``None`` or a file that does not exist, pages have no sources.
         folder: of the report.
 
     Returns:
         Task -> its page, relative to the folder.
 
     Raises:
-        UsageError: the store is none, or the folder cannot be written.
+        UsageError: the file is no store, or the folder cannot be written.
     """
     out, written = Path(folder), {}
     try:
@@ -70,12 +71,15 @@ def write_task_pages(study: Study, store_path: str | Path | None, folder: str | 
 
 
 def command(row: Row, manifest: Mapping[str, Any], file: str) -> str:
-    """The shell command that grades a source again with the options of the run.
+    """Return the shell command that grades a source again with the options of the run.
 
     Args:
         row: the answer.
         manifest: of the run.
-        file: the source, as seen from where the command is run.
+        file: the source, relative to the folder in which the command is run.
+
+    Returns:
+        The command, quoted for a shell.
     """
 
     def said(key: str) -> Any:
@@ -97,13 +101,13 @@ def command(row: Row, manifest: Mapping[str, Any], file: str) -> str:
 
 
 def _by_task(study: Study, store_path: str | Path | None) -> Generator[tuple[str, list[_Answer]], None, None]:
-    """Tasks in order, with the sources of one task at a time: those of a large run do not fit into memory."""
+    """Yield tasks in order with their answers. Only one task's sources are in memory: a large run's do not fit."""
     rows: dict[str, list[tuple[PolicyStudy, Row]]] = {}
     for p in study.policies:
-        mine: dict[str, list[Row]] = {}
+        by_task: dict[str, list[Row]] = {}
         for r in p.rows:
-            mine.setdefault(r.task, []).append(r)
-        for task, answers in mine.items():
+            by_task.setdefault(r.task, []).append(r)
+        for task, answers in by_task.items():
             rows.setdefault(task, []).extend((p, r) for r in _few(answers))
     with contextlib.ExitStack() as stack:
         reads: dict[str, _Sources] = {}
@@ -118,7 +122,7 @@ def _by_task(study: Study, store_path: str | Path | None) -> Generator[tuple[str
 
 
 def _few(rows: Sequence[Row]) -> list[Row]:
-    """At most ``ANSWERS``, in their order: the correct ones first, the fastest of them before all."""
+    """Return at most ``ANSWERS`` answers in their order: correct ones before others, fast ones first."""
     best = sorted(rows, key=lambda r: (not r.correct, -(r.speedup or 0.0), r.sample))[:ANSWERS]
     return sorted(best, key=lambda r: r.sample)
 
@@ -128,14 +132,22 @@ def _sha(row: Row) -> str:
 
 
 class _Sources:
-    """The sources of one policy, task by task in the store's own order: each row of the file is read once."""
+    """Reads the sources of one policy task by task, in the store's own order, so that each row of the file is read once."""
 
     def __init__(self, store: Store, policy: str) -> None:
         self._read = store.sources(policy)
         self._next = next(self._read, None)
 
     def of(self, task: str, wanted: Container[str]) -> dict[str, bytes]:
-        """SHA-256 -> source. By content: a file may hold other gradings of the same policy, task and sample."""
+        """Return sources of a task, found by content: a store may hold other gradings of the same policy and sample.
+
+        Args:
+            task: the task; not before an earlier one in the store's order.
+            wanted: SHA-256 digests.
+
+        Returns:
+            SHA-256 -> source.
+        """
         found: dict[str, bytes] = {}
         goal = task.encode("utf-8", "surrogatepass")
         while self._next is not None and (on := self._next[0]).encode("utf-8", "surrogatepass") <= goal:
@@ -146,12 +158,12 @@ class _Sources:
         return found
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the reader."""
         self._read.close()
 
 
 def _slug(text: str) -> str:
-    """A name that is a file's name everywhere and leads nowhere else; unlike names stay unlike."""
+    """Return a file name for a text that is valid everywhere and has no folders; different texts get different names."""
     if re.fullmatch(r"[a-z0-9]+/[A-Za-z0-9_]+", text):  # a task
         return text.replace("/", "-")
     kept = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip(".-")[:80] or "x"

@@ -94,7 +94,7 @@ def measure(
 
         def done(k: int, job: Future[Outcome]) -> None:
             if over.is_set() or job.cancelled():
-                return  # what was cut off by the end of the run says nothing
+                return  # cut off by the end of the run
             error = job.exception()
             if error is not None:
                 failed.append(error)
@@ -129,7 +129,7 @@ def measure(
     rows = [_row(k, pieces[k], *ended[k], submitted[k], spans[k], start) for k in sorted(ended)]
     for r in rows:
         r["gpu"] = r["gpu"] if watch.busy() else None
-    # Until the last verdict: closing the bar and a join are no grading.
+    # Until the last verdict, without closing the bar and the executor.
     wall = stop - start if interrupted else max((r["end"] for r in rows), default=0.0)
     return meters.summary(rows, wall, pools.width) | {
         "interrupted": interrupted, "asked": len(pieces), "gpu_busy": watch.busy() or None,
@@ -170,7 +170,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--wall", type=float, default=30.0, help="wall limit of one submission in seconds")
     p.add_argument("--warm", type=int, metavar="K", help="gradings before the clock starts (default: one a worker)")
     p.add_argument("--json", type=Path, metavar="FILE")
-    p.add_argument("--trace", type=Path, metavar="FILE.png", help="draw who did what when (needs matplotlib)")
+    p.add_argument("--trace", type=Path, metavar="FILE.png", help="draw the stages of each worker over time (needs matplotlib)")
     p.add_argument("--simulate", type=Path, metavar="RESULT.json", help="replay its stage times over other clusters")
     p.add_argument("--workers-per-gpu", type=int, metavar="W", help="simulated; default: as recorded")
     p.add_argument("--cores-per-gpu", type=int, metavar="C", help="simulated; default: as recorded")
@@ -206,7 +206,7 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
 
     from kbx_env.grading.grader import TARGETS
 
-    gpus = _whole("--gpus", a.gpus, 0) if a.gpus is not None else int(torch.cuda.is_available())
+    gpus = _integer("--gpus", a.gpus, 0) if a.gpus is not None else int(torch.cuda.is_available())
     uuids = uuids_of(gpus)
     if a.workers < 1:
         raise UsageError(f"--workers is {a.workers}; at least 1")
@@ -244,7 +244,7 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
     )
 
 
-def _whole(name: str, text: str, least: int) -> int:
+def _integer(name: str, text: str, least: int) -> int:
     try:
         number = int(text)
     except ValueError:
@@ -299,7 +299,7 @@ def run_simulation(a: argparse.Namespace, console: Console) -> dict[str, Any]:
         dispatch = simulate.dispatch_of(source, a.dispatch_ms)
         recorded = simulate.shape_of(source, dispatch, a.cores_per_gpu)
         shape = simulate.Shape(1, a.workers_per_gpu or recorded.workers, recorded.cores, dispatch)
-        gpus = [_whole("--gpus", t.strip(), 1) for t in a.gpus.split(",")] if a.gpus else [2**k for k in range(11)]
+        gpus = [_integer("--gpus", t.strip(), 1) for t in a.gpus.split(",")] if a.gpus else [2**k for k in range(11)]
         rows = simulate.plan(simulate.jobs_of(source, dispatch), gpus, shape, a.count, a.seed)
         told["simulated"] = {
             "workers": shape.workers,

@@ -52,6 +52,7 @@ KERNELS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 """By task the axes of a tiny, a middle and a large case."""
 SLOWER = 1.02
+"""Work of the slowed kernel, relative to the plain one."""
 COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
 COPY = '''
@@ -103,18 +104,18 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
     task = load_task(task_id)
     case, secret = case_of(task, size), b"quality %d" % repeat
     began = time.perf_counter()
-    talks = [RunnerSession(_grader.zygote(), task, "cuda", secret, "eval", 60.0) for _ in range(1 if first is None else 2)]
+    sessions = [RunnerSession(_grader.zygote(), task, "cuda", secret, "eval", 60.0) for _ in range(1 if first is None else 2)]
     try:
-        talks[-1].gpu = talks[0].gpu  # one use of the GPU
-        for talk, source in zip(talks, [second] if first is None else [first, second], strict=True):
-            talk.load(source.encode())
-        gpu, eager = talks[0].gpu, None
+        sessions[-1].gpu = sessions[0].gpu  # both share one lock of the GPU
+        for session, source in zip(sessions, [second] if first is None else [first, second], strict=True):
+            session.load(source.encode())
+        gpu, eager = sessions[0].gpu, None
         with gpu.using():
             ring = InputWindows.draw(
                 task, case, [inputs.case_seed(secret, task.id, "quality", 0, k) for k in range(input_windows.MORE)], "cuda"
             )
-        mine = [clock.RunnerSide(t, case) for t in talks]
-        for side in mine:
+        runners = [clock.RunnerSide(s, case) for s in sessions]
+        for side in runners:
             side.prepare(ring)
         if first is None:
             eager = contestants.EagerSide(task, case)
@@ -122,13 +123,13 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
                 eager.prepare(ring)
         with gpu.alone():
             start = time.perf_counter()
-            paired = clock.pair(eager or mine[0], mine[-1], ring=ring)
+            paired = clock.pair(eager or runners[0], runners[-1], ring=ring)
             alone = time.perf_counter() - start
         if eager is not None:
             eager.watch.close()
     finally:
-        for talk in talks:
-            talk.__exit__()
+        for session in sessions:
+            session.__exit__()
     return {
         "kind": kind, "task": task_id, "size": size, "us": paired.b_us, "ratio": math.exp(paired.log_ratio),
         "low": math.exp(paired.low), "high": math.exp(paired.high), "pairs": paired.pairs, "alone_seconds": alone,
@@ -148,13 +149,13 @@ def jobs(aa: int, retest: int, slowed: int) -> list[tuple[str, str, str, str | N
         Arguments of `compared`.
     """
     found: list[tuple[str, str, str, str | None, str, int]] = []
-    places = [(t, s) for s in SIZES for t in KERNELS]
+    cases = [(t, s) for s in SIZES for t in KERNELS]
     for k in range(aa):
-        task, size = places[k % len(places)]
+        task, size = cases[k % len(cases)]
         source = expert_source(task) or ""
         found.append(("aa", task, size, source, source, k))
     for k in range(retest):
-        task, size = places[k % len(places)]
+        task, size = cases[k % len(cases)]
         found.append(("retest", task, size, None, expert_source(task) or "", k))
     for k in range(slowed):
         plain, slow = COPY.replace("MORE", "0"), COPY.replace("MORE", f"{SLOWER - 1:g}")
@@ -166,19 +167,19 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the spread of the ratios by kind, task and size."""
     told = []
     for kind, task, size in dict.fromkeys((r["kind"], r["task"], r["size"]) for r in rows):
-        mine = [r for r in rows if (r["kind"], r["task"], r["size"]) == (kind, task, size)]
-        logs = [math.log(r["ratio"]) for r in mine]
+        runs = [r for r in rows if (r["kind"], r["task"], r["size"]) == (kind, task, size)]
+        logs = [math.log(r["ratio"]) for r in runs]
         truth = {"aa": 1.0, "slowed": SLOWER}.get(kind)
-        middle = statistics.median(r["us"] for r in mine)
+        middle = statistics.median(r["us"] for r in runs)
         bound = 0.01 if middle >= 20 else 0.03
         told.append({
-            "kind": kind, "task": task, "size": size, "runs": len(mine), "us": middle,
+            "kind": kind, "task": task, "size": size, "runs": len(runs), "us": middle,
             "ratio": math.exp(statistics.mean(logs)), "sd": statistics.stdev(logs) if len(logs) > 1 else None,
-            "half_interval": statistics.mean(math.log(r["high"] / r["low"]) / 2 for r in mine),
+            "half_interval": statistics.mean(math.log(r["high"] / r["low"]) / 2 for r in runs),
             "within_bound": sum(abs(x) <= bound for x in logs) if kind == "aa" else None, "bound": bound if kind == "aa" else None,
-            "interval_holds_truth": None if truth is None else sum(r["low"] <= truth <= r["high"] for r in mine),
-            "interval_excludes_1": sum(not r["low"] <= 1 <= r["high"] for r in mine),
-            "alone_seconds": statistics.mean(r["alone_seconds"] for r in mine),
+            "interval_holds_truth": None if truth is None else sum(r["low"] <= truth <= r["high"] for r in runs),
+            "interval_excludes_1": sum(not r["low"] <= 1 <= r["high"] for r in runs),
+            "alone_seconds": statistics.mean(r["alone_seconds"] for r in runs),
         })  # fmt: skip
     return told
 
@@ -220,9 +221,9 @@ def other_clocks() -> list[dict[str, Any]]:
                         torch.empty(128 << 20, dtype=torch.float32, device="cuda").fill_(float(k))  # evicts L2
                         call(draws[k % 3])
                     torch.cuda.synchronize()
-                ours_not = ("fill", "elementwise")
+                other_kernels = ("fill", "elementwise")
                 device = [e.device_time for e in seen.events()
-                          if e.device_time > 0 and not any(n in e.name.lower() for n in ours_not)]  # fmt: skip
+                          if e.device_time > 0 and not any(n in e.name.lower() for n in other_kernels)]  # fmt: skip
                 rows.append({
                     "task": task_id, "size": size, "stopwatch_us": ours, "do_bench_us": bench,
                     "profiler_us": statistics.median(device) if device else None,

@@ -54,21 +54,21 @@ def draw(result: Mapping[str, Any], file: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    lanes = sorted({(r["gpu"], r["worker"]) for r in result["requests"]}, key=lambda x: (x[0] or 0, x[1]))
-    height = min(max(1.6 + 0.45 * len(lanes), 2.6), 40)
+    workers = sorted({(r["gpu"], r["worker"]) for r in result["requests"]}, key=lambda x: (x[0] or 0, x[1]))
+    height = min(max(1.6 + 0.45 * len(workers), 2.6), 40)
     figure = Figure(figsize=(14, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     seen = set()
-    for y, lane in enumerate(lanes):
-        for row in (r for r in result["requests"] if (r["gpu"], r["worker"]) == lane):
+    for y, worker in enumerate(workers):
+        for row in (r for r in result["requests"] if (r["gpu"], r["worker"]) == worker):
             for stage, begin, length in pieces(row):
                 seen.add(stage)
                 axes.broken_barh([(begin, length)], (y - 0.36, 0.72), facecolors=_COLOURS[stage], linewidth=0)
             # The frame shows where one request ends and the next begins.
             axes.broken_barh([(row["begin"], row["end"] - row["begin"])], (y - 0.36, 0.72), facecolors="none",
                              edgecolors="black", linewidth=0.4)  # fmt: skip
-    axes.set_yticks(range(len(lanes)), [f"worker {w}" if g is None else f"GPU {g}, worker {w}" for g, w in lanes])
+    axes.set_yticks(range(len(workers)), [f"worker {w}" if g is None else f"GPU {g}, worker {w}" for g, w in workers])
     axes.invert_yaxis()
     axes.set_xlim(0, max([r["end"] for r in result["requests"]], default=1.0))
     axes.set_xlabel("seconds")

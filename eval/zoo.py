@@ -40,8 +40,11 @@ from kbx_env.outcome import Outcome
 
 ZOO = ROOT / "tests" / "zoo"
 FIELDS = ("task", "tries", "shows", "family", "backend", "harm", "worth", "open")
+"""Fields in the first comment lines of a file."""
 NAIVE = "naive grader"
+"""In the place of a layer: grade with the naive grader."""
 CUDA_LAYERS = (DefenceLayer.PROOF, DefenceLayer.ABLATION)
+"""Layers of CUDA gradings only."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def naive(s: Specimen, device: str = "cpu") -> float | None:
         Its reward; ``None`` if it crashes or hangs.
     """
     command = [sys.executable, str(ZOO / "naive.py"), s.task, str(s.path), device]
-    # Some attacks leave files where they are.
+    # Some attacks write files into the current folder.
     with tempfile.TemporaryDirectory(prefix="kbx-naive-") as folder:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=folder, env=_with_us())
@@ -238,13 +241,13 @@ def table(rows: Sequence[dict[str, Any]], backend: str) -> str:
     ]
     attacks = [r for r in rows if not r["honest"]]
     for family in sorted({r["family"] for r in attacks}):
-        mine = [r for r in attacks if r["family"] == family]
-        ended = sorted({x for r in mine for x in (r["rules"] or [r["verdict"]])})
-        earned = [r["naive"] for r in mine if r.get("naive") is not None]
+        members = [r for r in attacks if r["family"] == family]
+        ended = sorted({x for r in members for x in (r["rules"] or [r["verdict"]])})
+        earned = [r["naive"] for r in members if r.get("naive") is not None]
         top = f"{min(earned):.2f} to {max(earned):.2f}" if earned else ""
-        paid = sum(r["paid"] for r in mine)
+        paid = sum(r["paid"] for r in members)
         lines.append(
-            f"| {family} | {len(mine)} | {len({r['task'] for r in mine})} | {paid} | {top} | {', '.join(ended)} |"
+            f"| {family} | {len(members)} | {len({r['task'] for r in members})} | {paid} | {top} | {', '.join(ended)} |"
         )
     lines += [
         f"| **all** | {len(attacks)} | {len({r['task'] for r in attacks})} | {sum(r['paid'] for r in attacks)} | | |\n",
@@ -252,8 +255,8 @@ def table(rows: Sequence[dict[str, Any]], backend: str) -> str:
     ]  # fmt: skip
     fair = [r for r in rows if r["honest"]]
     for family in sorted({r["family"] for r in fair}):
-        mine = [r for r in fair if r["family"] == family]
-        lines.append(f"| {family} | {len(mine)} | {sum(not r['paid'] for r in mine)} |")
+        members = [r for r in fair if r["family"] == family]
+        lines.append(f"| {family} | {len(members)} | {sum(not r['paid'] for r in members)} |")
     lines.append(f"| **all** | {len(fair)} | {sum(not r['paid'] for r in fair)} |\n")
     for r in attacks:
         if r["paid"] and r.get("open") and backend == "cpu":
@@ -325,7 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             result["without"] = {}
             for layer in layers:
                 got = _all(pool, attacks, backend, layer, f"without {layer}")
-                # What passes all layers tells nothing of one.
+                # An attack that passes all layers does not count against one.
                 through = {r["name"] for r in rows if r["paid"]}
                 result["without"][layer] = [r["name"] for r in got if r["paid"] and r["name"] not in through]
                 print(f"without {layer}: {len(result['without'][layer])} pass", flush=True)
