@@ -250,7 +250,7 @@ def _right(task: Task, case: Case, args: Args, made: Any) -> bool:
     try:
         count = judge.calls_needed(task, case)
         return judge.judge(task, case, args, [made] * count, timed=False).passed
-    except RuntimeError:  # an answer from which no library can compute on is wrong
+    except RuntimeError:  # a factor with which no library can compute on is wrong
         return False
 
 

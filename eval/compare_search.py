@@ -209,10 +209,10 @@ def compare(a: argparse.Namespace, grade: GradeFunction, out: Path) -> dict[str,
     options: dict[str, Any] = {"backend": backend, "targets": ["sm_90"], "split": "train"}
     if backend == "cpu":
         options["estimate"] = a.gpu
-    given = access.from_args(a)
-    policies = {spec: _policy(spec, a.evals, given) for spec in dict.fromkeys(a.policy)}
+    model_access = access.from_args(a)
+    policies = {spec: _policy(spec, a.evals, model_access) for spec in dict.fromkeys(a.policy)}
     if any(hasattr(p, "spent") for p in policies.values()):
-        given.ledger.keep(out / access.CALLS)
+        model_access.ledger.keep(out / access.CALLS)
     result: dict[str, Any] = {
         "backend": backend, "evals": a.evals, "seeds": a.seeds, "device": a.gpu if backend == "cpu" else None,
         "value": f"log(own kernel's estimate / best estimate), {a.gpu}" if backend == "cpu" else "log(measured speedup)",
@@ -247,8 +247,8 @@ def compare(a: argparse.Namespace, grade: GradeFunction, out: Path) -> dict[str,
     return result
 
 
-def _policy(spec: str, evals: int, given: access.Access) -> Episodic:
-    policy: Any = make_policy(spec, given)
+def _policy(spec: str, evals: int, model_access: access.Access) -> Episodic:
+    policy: Any = make_policy(spec, model_access)
     if not callable(getattr(policy, "run", None)):
         raise UsageError(f"policy {spec!r} is not episodic: it has no run(task, env); for one answer a task use eval/report.py")
     # A policy that plans its gradings is told how many there are.

@@ -103,17 +103,17 @@ def summary(runs: Sequence[Mapping[str, Any]], evals: int) -> dict[str, Any]:
     names = list(dict.fromkeys(r["policy"] for r in runs))
     done = {n: {(r["task"], r["seed"]) for r in runs if r["policy"] == n} for n in names}
     shared = set.intersection(*done.values()) if done else set()
-    # What an interruption leaves of one policy alone would compare unlike with unlike.
+    # After an interruption only runs (task, seed) of all policies are compared.
     of = {n: [r for r in runs if r["policy"] == n and (r["task"], r["seed"]) in shared] for n in names}
     names = [n for n in names if of[n]]
     spans = {n: _mean([r["seconds"] for r in of[n]]) for n in names}
     longest, common = max(spans.values(), default=0.0), min(spans.values(), default=0.0)
     seconds = [longest * k / POINTS for k in range(1, POINTS + 1)]
-    told: dict[str, Any] = {
+    summarised: dict[str, Any] = {
         "common_seconds": common, "tasks": len({t for t, _ in shared}), "seeds": len({k for _, k in shared}), "policies": {},
     }  # fmt: skip
     for n in names:
-        told["policies"][n] = {
+        summarised["policies"][n] = {
             "by_gradings": curve(of[n], "number", range(1, evals + 1)),
             "by_seconds": curve(of[n], "seconds", seconds),
             "at_common_seconds": mean_of(of[n], lambda r: best_so_far(r["gradings"], "seconds", common)),
@@ -123,7 +123,7 @@ def summary(runs: Sequence[Mapping[str, Any]], evals: int) -> dict[str, Any]:
             "correct_share": _share([g["correct"] for r in of[n] for g in r["gradings"]]),
             "seconds": spans[n],
         }
-    return told
+    return summarised
 
 
 def _share(found: Sequence[bool]) -> float | None:

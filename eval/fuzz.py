@@ -269,9 +269,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                     bar.console.print(f"{row['problem']} {n} {task} {how}: {row['message']}", markup=False)
                 bar.advance(line)
                 feed(1)
-    told = summary([r for r in rows if r["number"] < a.count])
-    print(json.dumps(told, indent=1, ensure_ascii=False))
-    return 1 if told["problems"]["crash"] or told["problems"]["silent"] else 0
+    totals = summary([r for r in rows if r["number"] < a.count])
+    print(json.dumps(totals, indent=1, ensure_ascii=False))
+    return 1 if totals["problems"]["crash"] or totals["problems"]["silent"] else 0
 
 
 if __name__ == "__main__":

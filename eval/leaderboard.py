@@ -177,8 +177,8 @@ def leaderboard(paths: Sequence[str | Path], speedups: bool = True) -> Board:
         study = read(path)
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
-            told = [r.get("summary") for r in data.get("policies") or [data]]
-            found += [_counted(p, claimed) for p, claimed in zip(study.policies, told)]
+            claims = [r.get("summary") for r in data.get("policies") or [data]]
+            found += [_counted(p, claimed) for p, claimed in zip(study.policies, claims)]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
             raise UsageError(f"{file} is no report of this project ({type(e).__name__}: {e}); write it anew with --resume") from e
     return _ranked(found, speedups)
@@ -259,8 +259,8 @@ def _outcome(raw: Mapping[str, Any]) -> tuple[Outcome, str]:
 def _spent(p: PolicyStudy) -> dict[str, Any]:
     """Sum the resources of answers as `spending` does; ``None`` for a number that no answer has."""
     rows = [r.spent for r in p.rows]
-    told = {k: [v for r in rows if isinstance(v := r.get(k), int | float) and math.isfinite(v)] for k in spending([])}
-    return {k: sum(v) if v else None for k, v in told.items()}
+    known = {k: [v for r in rows if isinstance(v := r.get(k), int | float) and math.isfinite(v)] for k in spending([])}
+    return {k: sum(v) if v else None for k, v in known.items()}
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -304,22 +304,22 @@ def _refuse(found: Sequence[_Read], speedups: bool) -> None:
     versions = {t: _groups(found, [f.versions.get(t, ()) for f in found]) for t in sorted(set().union(*sets))}
     changed = [t for t, groups in versions.items() if len(groups) > 1]
     if changed:
-        told = _difference("task versions", versions[changed[0]])
-        differences.append(told.replace("task versions:", f"task versions of {_some(changed)}: {changed[0]} is", 1))
+        text = _difference("task versions", versions[changed[0]])
+        differences.append(text.replace("task versions:", f"task versions of {_some(changed)}: {changed[0]} is", 1))
     largest = max(sets, key=len)
     for f, tasks in zip(found, sets):
         lacks, more = largest - tasks, tasks - largest
         what = [f"lacks {_some(lacks)}"] * bool(lacks) + [f"has {_some(more)} besides"] * bool(more)
         if what:
-            told = f"{f.name}, {len(tasks)} tasks (split {f.study.manifest.get('task_split', UNSAID)}), {' and '.join(what)}"
-            differences.append(f"task set: {told}; {_REMEDY['task set']}")
+            text = f"{f.name}, {len(tasks)} tasks (split {f.study.manifest.get('task_split', UNSAID)}), {' and '.join(what)}"
+            differences.append(f"task set: {text}; {_REMEDY['task set']}")
     if differences:
         raise Incomparable("these reports do not compare:\n" + "\n".join(f"  - {d}" for d in differences))
 
 
 def _difference(name: str, groups: Mapping[str, Sequence[str]]) -> str:
-    told = "; ".join(f"{value!r} in {', '.join(names[:4])}{' ...' * (len(names) > 4)}" for value, names in groups.items())
-    return f"{name}: {told}; {_REMEDY[name]}"
+    groups_text = "; ".join(f"{value!r} in {', '.join(names[:4])}{' ...' * (len(names) > 4)}" for value, names in groups.items())
+    return f"{name}: {groups_text}; {_REMEDY[name]}"
 
 
 def _some(names: Iterable[str], most: int = 3) -> str:
@@ -333,18 +333,18 @@ def _apart(found: Sequence[_Read]) -> list[str]:
     for key, what in _MAY_DIFFER.items():
         groups = _groups(found, [[f.study.manifest.get(key, UNSAID)] for f in found])
         if len(groups) > 1:
-            told = "; ".join(f"{v[:40]} in {', '.join(names)}" for v, names in groups.items())
-            notes.append(f"different {what}: {told}" + "; the tasks are the same" * (key in ("kbx_env", "grader")))
+            groups_text = "; ".join(f"{v[:40]} in {', '.join(names)}" for v, names in groups.items())
+            notes.append(f"different {what}: {groups_text}" + "; the tasks are the same" * (key in ("kbx_env", "grader")))
     if any(UNSAID in said for f in found for said in f.versions.values()):
         notes.append("the reports do not say which version of the tasks they graded")
     return notes
 
 
 def _needs(f: _Read) -> tuple[str, ...] | None:
-    told = f.study.about.get("needs") or {}
+    needs = f.study.about.get("needs") or {}
     # The rows count, not only the policy's own statement: a policy that received verdicts may have used them.
-    reads = told.get("grader_feedback") or any(r.turns for r in f.study.rows)
-    tests = told.get("own_tests") or any((r.spent.get("scripts") or 0) > 0 for r in f.study.rows)
+    reads = needs.get("grader_feedback") or any(r.turns for r in f.study.rows)
+    tests = needs.get("own_tests") or any((r.spent.get("scripts") or 0) > 0 for r in f.study.rows)
     if not f.study.about and not reads and not tests:
         return None
     return ("reads verdicts",) * bool(reads) + ("own tests",) * bool(tests)

@@ -94,10 +94,10 @@ def shares(rows: Sequence[Mapping[str, Any]], wall: float, workers: int) -> dict
         spent["waited"] += seconds.get("waited", 0.0)
         spent["grader"] += max(total - sum(seconds.get(s, 0.0) for s in (*STAGES, "waited")), 0.0)
         spent["between"] += max(held - total, 0.0)
-    whole = wall * workers
-    told: dict[str, float | None] = {k: v / whole for k, v in spent.items()}
-    idle = 1 - sum(spent.values()) / whole
-    return {"overhead": 1 - (spent["compile"] + spent["device"]) / whole, **told, "idle": idle}
+    available = wall * workers
+    parts: dict[str, float | None] = {k: v / available for k, v in spent.items()}
+    idle = 1 - sum(spent.values()) / available
+    return {"overhead": 1 - (spent["compile"] + spent["device"]) / available, **parts, "idle": idle}
 
 
 def summary(rows: Sequence[Mapping[str, Any]], wall: float, workers: int) -> dict[str, Any]:

@@ -444,14 +444,14 @@ class Paired(Result):
             return f"{x} and {y} solve the same {self.both} of {self.tasks} tasks{end}"
         start = f"{x} solves {i} task{'s' * (i != 1)} that {y} does not, {y} {j} the other way"
         start = f"{x} beside {y} on {self.tasks} tasks with several answers" if self.several else start
-        told = f"the difference of {100 * abs(d.value):.1f} points"
+        difference = f"the difference of {100 * abs(d.value):.1f} points"
         if d.low is not None and d.high is not None:
             low, high = sorted((sign * d.low, sign * d.high))
-            told += f" (95 % {100 * low:.1f} to {100 * high:.1f})"
+            difference += f" (95 % {100 * low:.1f} to {100 * high:.1f})"
             if low <= 0 <= high:
-                return f"{start}; {told} may be chance{end}"
+                return f"{start}; {difference} may be chance{end}"
         said = "is clear of zero" if self.p < 1 - LEVEL else f"is not settled: the test has p = {self.p:.2f}"
-        return f"{start}; {told} {said}{end}"
+        return f"{start}; {difference} {said}{end}"
 
 
 def paired(a: PolicyStudy, b: PolicyStudy, seed: int = 0) -> Paired:

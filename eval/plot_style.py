@@ -486,9 +486,9 @@ def svg(figure: Any, prefix: str = "", inline: bool = False) -> str:
     own = {"id": ("", prefix), "href": ("#", f"#{prefix}"), "clip-path": ("(#", f"(#{prefix}"), "style": (TEXT, "currentColor")}
     for element in root.iter():
         element.tag = element.tag.rsplit("}", 1)[-1]
-        given = [(name.rsplit("}", 1)[-1], value) for name, value in element.attrib.items()]
+        attributes = [(name.rsplit("}", 1)[-1], value) for name, value in element.attrib.items()]
         element.attrib.clear()
-        for name, value in given:
+        for name, value in attributes:
             old, new = own.get(name, ("", ""))
             value = value.replace(old, new) if old else new + value
             element.set(name, value.replace(f"'{_FONT}'", "system-ui, sans-serif"))

@@ -234,9 +234,9 @@ def _roofline(ps: Sequence[_Drawn]) -> Any:
         ("TFLOP/s" + peak.format("fp16 "), peaks and peaks[2], rate("flops", 1e-6)),
         ("share of the device's measured roofline, % (line: no kernel can be faster)", 100.0, rate("floor_us", 100)),
     ]
-    told = [[[(v, _void(r)) for r in p.judged if (v := _measured(r, value))] for p in ps] for _, _, value in kinds]
-    panels = [(text, line, found) for (text, line, _), found in zip(kinds, told, strict=True) if any(found)]
-    panels = panels[:-1] if len(panels) > 1 else panels  # the share stands in where bytes are not told
+    measured = [[[(v, _void(r)) for r in p.judged if (v := _measured(r, value))] for p in ps] for _, _, value in kinds]
+    panels = [(text, line, found) for (text, line, _), found in zip(kinds, measured, strict=True) if any(found)]
+    panels = panels[:-1] if len(panels) > 1 else panels  # the share stands in where bytes are not measured
     if not panels:
         return None
     figure = style.sheet("roofline", 0.5 + len(panels) * (0.65 + 0.48 * len(ps)))
@@ -305,12 +305,12 @@ def _trajectory(ps: Sequence[_Drawn]) -> Any:
     found = [(p, *_by_round(p)) for p in ps if any(r.turns for r in p.judged)]
     if not found:
         return None
-    names = ["compiled so far", "correct so far", *(["best speedup so far"] if any(told for *_, told in found) else [])]
+    names = ["compiled so far", "correct so far"] + ["best speedup so far"] * any(has_speedup for *_, has_speedup in found)
     each = max(1.75, 0.5 + style.LINE * len(found))
     figure = style.sheet("trajectory", 0.5 + each * len(names))
     panels = figure.subplots(len(names), 1, sharex=True)
     for k, (axes, name) in enumerate(zip(panels, names, strict=True)):
-        shown = [(p, curves[k]) for p, curves, told in found if k < 2 or told]
+        shown = [(p, curves[k]) for p, curves, has_speedup in found if k < 2 or has_speedup]
         for p, y in shown:
             axes.plot(range(1, len(y) + 1), y, color=p.colour, marker=p.marker, markersize=4.5, linewidth=1.6, clip_on=False)
         most = max(len(curves[0]) for _, curves, _ in found)
@@ -356,18 +356,18 @@ def _pass_at_k(ps: Sequence[_Drawn]) -> Any:
 
 
 def _traffic(ps: Sequence[_Drawn]) -> Any:
-    def told(value: Callable[[Row], float | None]) -> list[list[tuple[str, float]]]:
+    def values(value: Callable[[Row], float | None]) -> list[list[tuple[str, float]]]:
         return [[(r.category, v) for r in p.judged if r.correct and (v := value(r))] for p in ps]
 
     # The evidence counts launches over all cases.
-    calls = told(lambda r: (r.launches or 0) / ((r.raw.get("cases") or {}).get("total") or math.inf))
-    panels = [("moved / ideal bytes", told(lambda r: r.traffic)), ("launches for a call (mean over cases)", calls)]
+    calls = values(lambda r: (r.launches or 0) / ((r.raw.get("cases") or {}).get("total") or math.inf))
+    panels = [("moved / ideal bytes", values(lambda r: r.traffic)), ("launches for a call (mean over cases)", calls)]
     if not any(panels[0][1]):
         return None
     panels = [panel for panel in panels if any(panel[1])]
     held = [k for k in range(len(ps)) if any(found[k] for _, found in panels)]
     names = sorted({c for _, found in panels for of in found for c, _ in of})
-    lane = 0.84 / len(held)
+    lane_height = 0.84 / len(held)
     figure = style.sheet("traffic", 0.95 + len(names) * max(0.3, 0.085 * len(held) + 0.1))
     for axes, (text, found) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
         style.logarithmic(axes, "x", [1.0, *(v for of in found for _, v in of)], most=7)
@@ -379,8 +379,8 @@ def _traffic(ps: Sequence[_Drawn]) -> Any:
         for rank, k in enumerate(held):
             for y, name in enumerate(names):
                 at = [v for c, v in found[k] if c == name]
-                middle = y - 0.42 + lane * (rank + 0.5)
-                offsets = style.swarm(at, axes.get_xlim(), 0.4 * lane, 3.0)
+                middle = y - 0.42 + lane_height * (rank + 0.5)
+                offsets = style.swarm(at, axes.get_xlim(), 0.4 * lane_height, 3.0)
                 style.dots(axes, at, [middle + o for o in offsets], ps[k].colour, size=4.0 if len(held) < 4 else 3.2)
     style.key(figure, [(ps[k].label, {"color": ps[k].colour}) for k in held])
     return figure
@@ -391,9 +391,9 @@ def _cost(ps: Sequence[_Drawn]) -> Any:
     for p in ps:
         if p.judged:
             keys = ("calls", "prompt_tokens", "completion_tokens", "gradings", "untold")
-            told = [[v for r in p.judged if (v := r.spent.get(key)) is not None] for key in keys]
-            calls, asked, said, gradings, untold = (sum(of) if of else None for of in told)
-            tokens = asked + (said or 0) if asked is not None and (untold or 0) < (calls or 1) else None
+            known = [[v for r in p.judged if (v := r.spent.get(key)) is not None] for key in keys]
+            calls, prompt, completion, gradings, untold = (sum(of) if of else None for of in known)
+            tokens = prompt + (completion or 0) if prompt is not None and (untold or 0) < (calls or 1) else None
             found.append((p, [v and v / len(p.judged) for v in (calls, tokens, gradings)], bool(untold)))
     names = ("LLM calls an answer", "tokens an answer", "gradings an answer")
     panels = [k for k in range(3) if any(values[k] for _, values, _ in found)]

@@ -170,28 +170,28 @@ def _build(raw: Any) -> Build | None:
         build = Build(**raw)
     except TypeError:
         return None  # of another version: not known
-    whole = (build.registers, build.spills, build.shared, build.shared_limit, build.warps)
-    sound = all(v is None or (type(v) is int and v >= 0) for v in whole) and isinstance(build.target, str)
+    numbers = (build.registers, build.spills, build.shared, build.shared_limit, build.warps)
+    sound = all(v is None or (type(v) is int and v >= 0) for v in numbers) and isinstance(build.target, str)
     sound = sound and (build.warps is None or 1 <= build.warps <= 32)
     return build if sound else None
 
 
 def _counted(empty: Portable, answers: Iterable[Sequence[Build]]) -> Portable:
-    mine = [m for builds in answers if (m := [b for b in builds if b.target == empty.target])]
-    kernels = [b for m in mine for b in m]
+    compiled = [m for builds in answers if (m := [b for b in builds if b.target == empty.target])]
+    kernels = [b for m in compiled for b in m]
     if not kernels:
         return empty
     registers, shared = _known(b.registers for b in kernels), _known(b.shared for b in kernels)
     spills, limits = _known(b.spills for b in kernels), _known(b.shared_limit for b in kernels)
     over = [b.shared > b.shared_limit for b in kernels if b.shared is not None and b.shared_limit is not None]
-    told = [(b, s) for b in kernels if (s := occupancy(b, empty.warps)) is not None]
-    shares = [s for _, s in told]
+    occupancies = [(b, s) for b in kernels if (s := occupancy(b, empty.warps)) is not None]
+    shares = [s for _, s in occupancies]
     bounds = [most for b in kernels if (most := _bound(b)) is not None]
     device = device_of(empty.target)
     pressed = [b for b in (_pressed(k, empty.warps) for k in kernels) if b is not None]
     return dataclasses.replace(
         empty,
-        answers=len(mine), portable=sum(all(b.ok for b in m) for m in mine),
+        answers=len(compiled), portable=sum(all(b.ok for b in m) for m in compiled),
         kernels=len(kernels), built=sum(b.ok for b in kernels), told=len(registers),
         registers_median=statistics.median(registers) if registers else None, registers_max=max(registers, default=None),
         spilling=sum(s > 0 for s in spills) if spills else None, pressed=sum(pressed) if pressed else None,
@@ -202,7 +202,7 @@ def _counted(empty: Portable, answers: Iterable[Sequence[Build]]) -> Portable:
         occupancy_min=min((s for s, _ in shares), default=None),
         occupancy_bound=statistics.median(bounds) if bounds else None,
         shared_bound=sum(by == "shared memory" for _, by in shares) if shares else None,
-        assumed=sum(b.warps is None for b, _ in told) if told else None,
+        assumed=sum(b.warps is None for b, _ in occupancies) if occupancies else None,
     )  # fmt: skip
 
 

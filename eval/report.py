@@ -118,7 +118,7 @@ def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]
         "compile_rate": rate(sum(compiles(o) == 1.0 for o in known)),
         "correct_rate": rate(sum(o.correct for o in known)),
         "solved_rate": rate(len({o.task for o in known if o.correct}), len(tasks)),
-        # Faster means beyond the noise: the whole 95 % interval lies above 1.
+        # A kernel counts as faster if its whole 95 % interval lies above 1.
         "faster_than_eager_rate": rate(sum(t.low > 1 for t in timings)) if timed else None,
         "geomean_speedup": math.exp(sum(math.log(t.speedup) for t in timings) / len(timings)) if timings else None,
         "geomean_compiled_speedup": math.exp(statistics.fmean(map(math.log, compiled))) if compiled else None,
@@ -335,13 +335,13 @@ def _local_pool(choices: _Choices, stack: contextlib.ExitStack) -> WorkerPool:
     return ProcessPool(choices.workers)
 
 
-def _policies(a: argparse.Namespace, given: access.Access, stack: contextlib.ExitStack) -> list[tuple[str, Any]]:
+def _policies(a: argparse.Namespace, model_access: access.Access, stack: contextlib.ExitStack) -> list[tuple[str, Any]]:
     """Return (spec, policy) of each policy of the command line; ``stack`` closes them."""
     from kbx_env.baselines.policy import make_policy
 
     policies = []
     for spec in dict.fromkeys(a.policy):
-        policies.append((spec, policy := make_policy(spec, given)))
+        policies.append((spec, policy := make_policy(spec, model_access)))
         if callable(close := getattr(policy, "close", None)):
             stack.callback(close)
     return policies
@@ -376,10 +376,10 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
 
     choices = _checked(a)
     tasks = choices.tasks
-    given = access.from_args(a)
+    model_access = access.from_args(a)
     compare = [report_data.read(folder) for folder in a.compare]
     with contextlib.ExitStack() as stack:
-        policies = _policies(a, given, stack)
+        policies = _policies(a, model_access, stack)
         pool: WorkerPool | None = None
         backend, on_ray = choices.backend, a.executor == "ray"
         if on_ray:
@@ -399,8 +399,8 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
                     "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
         store = stack.enter_context(contextlib.closing(Store(out / "gradings.sqlite")))
         if any(hasattr(policy, "spent") for _, policy in policies):
-            given.ledger.keep(out / access.CALLS)
-            stack.callback(given.ledger.close)
+            model_access.ledger.keep(out / access.CALLS)
+            stack.callback(model_access.ledger.close)
         if grade is not None:
             pool = InlinePool(grade)
         elif pool is None:

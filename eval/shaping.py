@@ -103,16 +103,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
              "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for category in CATEGORIES:
         for group in dict.fromkeys(r["group"] for r in rows):
-            mine = [r for r in rows if r["group"] == group and r["task"].startswith(category)]
-            wrong = [r for r in mine if r["default"] is not None and r["verdict"] != "correct"]
-            masked = sum(r["default"] is None for r in mine)
-            if not mine:
+            members = [r for r in rows if r["group"] == group and r["task"].startswith(category)]
+            wrong = [r for r in members if r["default"] is not None and r["verdict"] != "correct"]
+            masked = sum(r["default"] is None for r in members)
+            if not members:
                 continue
             levels = [len({round(r[k], 4) for r in wrong}) for k in ("default", "shaped")]
             more = [r["shaped"] - r["default"] for r in wrong if r["shaped"] > r["default"]]
             top = max((r["shaped"] for r in wrong), default=0.0)
             lines.append(
-                f"| {category} | {len(mine)} {group} | {len(wrong)} | {masked} | {levels[0]} | {levels[1]} | {len(more)} "
+                f"| {category} | {len(members)} {group} | {len(wrong)} | {masked} | {levels[0]} | {levels[1]} | {len(more)} "
                 f"| {max(more, default=0.0):.3f} | {top:.3f} |"
             )
     return "\n".join(lines)

@@ -324,7 +324,7 @@ def pass_at(rows: Sequence[Row], seed: int = 0) -> dict[int, Mean]:
     Returns:
         k -> mean, for k = 1, 2, 4, ... up to the smallest number of judged answers of a task.
     """
-    from kbx_env.eval.report import pass_at_k  # it may import this module
+    from kbx_env.eval.report import pass_at_k  # imported here, because it imports this module
 
     sums, counts = by_task([r for r in rows if not r.masked], lambda r: float(r.correct))
     least = min(counts, default=0)
@@ -424,8 +424,8 @@ def traffic(policy: PolicyStudy, category: str | None = None) -> Traffic:
     """Return traffic and launches of a policy, or of one of its categories, as the CPU tier counted them."""
     rows = [r for r in policy.judged if r.correct and category in (None, r.category)]
     ratios = [r.traffic for r in rows if r.traffic]
-    told = [(e, r.raw["cases"]["total"]) for r in rows if (e := r.raw.get("evidence") or {}).get("moved_bytes") is not None]
-    calls = [sum(k["launches"] for k in e.get("kernels") or ()) / n for e, n in told if n]
+    known = [(e, r.raw["cases"]["total"]) for r in rows if (e := r.raw.get("evidence") or {}).get("moved_bytes") is not None]
+    calls = [sum(k["launches"] for k in e.get("kernels") or ()) / n for e, n in known if n]
     return Traffic(policy.name, category, _geomean(ratios), spread(ratios), spread(calls))
 
 
@@ -572,11 +572,11 @@ def scheme(row: Row) -> Scheme | None:
     broken = any(v["rule"] == "contract" for v in row.raw.get("violations") or ())
     shown = row.correct and evidence.get("moved_bytes") is not None  # executed on the CPU tier, so tested with other integers
     right = bool(cases.get("total")) and cases["passed"] == cases["total"]
-    asked = {"products": "integer product", "roundings": "rounding", "bytes": "packed operands"}[truth.disturb]
-    idle = asked == "integer product" and evidence.get("launches") and not any("i8*i8" in d for d in evidence.get("dots") or ())
+    tested = {"products": "integer product", "roundings": "rounding", "bytes": "packed operands"}[truth.disturb]
+    idle = tested == "integer product" and evidence.get("launches") and not any("i8*i8" in d for d in evidence.get("dots") or ())
     reached = dict.fromkeys(("scale", "rounding", "packed operands", "integer product"), None) | {
-        "scale": right or None, "rounding": (right or None) if asked == "integer product" else None,
-        asked: True if shown else False if broken or idle else None, "result": right,
+        "scale": right or None, "rounding": (right or None) if tested == "integer product" else None,
+        tested: True if shown else False if broken or idle else None, "result": right,
     }  # fmt: skip
     db = re.search(r"(\S+) dB of signal .* has (\S+) dB", next((f["reason"] for f in cases.get("failures") or ()), ""))
     noise, ideal = (float(x) if math.isfinite(float(x)) else None for x in db.groups()) if db else (None, None)

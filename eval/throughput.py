@@ -288,7 +288,7 @@ def run_simulation(a: argparse.Namespace, console: Console) -> dict[str, Any]:
     Raises:
         UsageError: a file that is no result, or an impossible cluster.
     """
-    told: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     source = loaded(a.simulate) if a.simulate else None
     if a.dispatch_ms is not None and a.dispatch_ms < 0:
         raise UsageError(f"--dispatch-ms is {a.dispatch_ms:g}; at least 0")
@@ -301,7 +301,7 @@ def run_simulation(a: argparse.Namespace, console: Console) -> dict[str, Any]:
         shape = simulate.Shape(1, a.workers_per_gpu or recorded.workers, recorded.cores, dispatch)
         gpus = [_integer("--gpus", t.strip(), 1) for t in a.gpus.split(",")] if a.gpus else [2**k for k in range(11)]
         rows = simulate.plan(simulate.jobs_of(source, dispatch), gpus, shape, a.count, a.seed)
-        told["simulated"] = {
+        result["simulated"] = {
             "workers": shape.workers,
             "cores": shape.cores,
             "dispatch_ms": 1000 * dispatch,
@@ -328,8 +328,8 @@ def run_simulation(a: argparse.Namespace, console: Console) -> dict[str, Any]:
                           meters.shown(r["simulated"], ".4g"), meters.shown(r["error"], "+.1%"),
                           meters.shown(r["of_first"], ".3f"))  # fmt: skip
         console.print(table)
-        told["checked"] = rows
-    return told
+        result["checked"] = rows
+    return result
 
 
 def main(argv: Sequence[str] | None = None, grader: str = GRADER) -> int:
@@ -347,16 +347,16 @@ def main(argv: Sequence[str] | None = None, grader: str = GRADER) -> int:
     console, interrupted = Console(), False
     try:
         if a.simulate or a.check:
-            told = run_simulation(a, console)
+            result = run_simulation(a, console)
         else:
-            told = run(a, grader)
-            interrupted = told["interrupted"]
-            meters.tell(told, console)
-        # First the figures, then the picture: a picture that fails takes no measurement with it.
+            result = run(a, grader)
+            interrupted = result["interrupted"]
+            meters.tell(result, console)
+        # The numbers are written first, so that they are there if the picture fails.
         if a.json:
-            a.json.write_text(json.dumps(told, indent=1))
-        if a.trace and "requests" in told:
-            trace.draw(told, a.trace)
+            a.json.write_text(json.dumps(result, indent=1))
+        if a.trace and "requests" in result:
+            trace.draw(result, a.trace)
     except (UsageError, OSError) as e:
         print(f"throughput: {e}", file=sys.stderr)
         return 2

@@ -165,14 +165,14 @@ def jobs(aa: int, retest: int, slowed: int) -> list[tuple[str, str, str, str | N
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the spread of the ratios by kind, task and size."""
-    told = []
+    found = []
     for kind, task, size in dict.fromkeys((r["kind"], r["task"], r["size"]) for r in rows):
         runs = [r for r in rows if (r["kind"], r["task"], r["size"]) == (kind, task, size)]
         logs = [math.log(r["ratio"]) for r in runs]
         truth = {"aa": 1.0, "slowed": SLOWER}.get(kind)
         middle = statistics.median(r["us"] for r in runs)
         bound = 0.01 if middle >= 20 else 0.03
-        told.append({
+        found.append({
             "kind": kind, "task": task, "size": size, "runs": len(runs), "us": middle,
             "ratio": math.exp(statistics.mean(logs)), "sd": statistics.stdev(logs) if len(logs) > 1 else None,
             "half_interval": statistics.mean(math.log(r["high"] / r["low"]) / 2 for r in runs),
@@ -181,7 +181,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "interval_excludes_1": sum(not r["low"] <= 1 <= r["high"] for r in runs),
             "alone_seconds": statistics.mean(r["alone_seconds"] for r in runs),
         })  # fmt: skip
-    return told
+    return found
 
 
 def other_clocks() -> list[dict[str, Any]]:

@@ -109,7 +109,7 @@ def workload(
         pool = others if files else others + own
         return draw(pool, count or len(pool)), left_out
     total = count or (len(own) if experts == 1 else max(1, round(len(others) / (1 - experts))))
-    mine = round(total * experts)
-    mixed = draw(own, mine) + draw(others, total - mine)
+    from_experts = round(total * experts)
+    mixed = draw(own, from_experts) + draw(others, total - from_experts)
     rng.shuffle(mixed)
     return mixed, left_out

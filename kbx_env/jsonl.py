@@ -14,8 +14,13 @@ from kbx_env.errors import UsageError
 class NotJson(UsageError):
     """A line that holds no JSON value.
 
+    Args:
+        path: the file.
+        number: of the line, from 1.
+        reason: what is wrong with the line, without file and number.
+
     Attributes:
-        reason: what is wrong with it, without the file and the line.
+        reason: as given.
     """
 
     def __init__(self, path: str | Path, number: int, reason: str) -> None:
@@ -30,6 +35,9 @@ def encode(value: Any, *, ensure_ascii: bool = True, allow_nan: bool = True) -> 
         value: of plain JSON types.
         ensure_ascii: write other characters as escape sequences.
         allow_nan: write NaN and infinities, which other readers of JSON may refuse.
+
+    Returns:
+        The line.
 
     Raises:
         ValueError: a NaN or an infinity without ``allow_nan``.
@@ -90,6 +98,9 @@ def parse(path: str | Path, number: int, line: str) -> Any:
         number: of the line, for the error.
         line: the text.
 
+    Returns:
+        The value.
+
     Raises:
         NotJson: the line holds no JSON value, or one that is nested too deep.
     """
@@ -106,9 +117,12 @@ def read(path: str | Path, *, skip_broken: bool = False) -> list[Any]:
         path: the file.
         skip_broken: leave out lines that hold no JSON value, such as one that was cut off.
 
+    Returns:
+        The values, in order.
+
     Raises:
         OSError: the file cannot be read.
-        NotJson: a line holds no JSON value; it is named.
+        NotJson: a line holds no JSON value; the error names it.
     """
     found = []
     for number, line in numbered(path):

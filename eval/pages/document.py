@@ -110,11 +110,11 @@ def _answers(m: Material, p: PolicyStudy, index: int) -> Section:
     passes = stats.pass_at(p.rows)
     texts = [Text(line, quiet=True) for line in (formatting.manifest_line(p.manifest), formatting.about_line(p.about)) if line]
     if len(passes) > 1:
-        told = (
+        intervals = (
             f"pass@{k} {formatting.percent(v.value)} ({formatting.between(v.low, v.high) or 'no interval'})"
             for k, v in passes.items()
         )
-        texts.append(Text(", ".join(told)))
+        texts.append(Text(", ".join(intervals)))
     names = (
         ("task", ""),
         ("verdict", ""),
@@ -146,7 +146,7 @@ def _answer(m: Material, r: Row) -> list[Cell | str]:
     raw = r.raw
     c, e = raw.get("cases"), raw.get("evidence") or {}
     seconds = (raw.get("seconds") or {}).get("total")
-    told = dict(formatting.took(r.spent))
+    resources = dict(formatting.took(r.spent))
     return [
         Cell(label(r), href=m.pages.get(r.task)),
         Cell(r.verdict.replace("_", " "), style=f"v {r.verdict}"),
@@ -159,10 +159,10 @@ def _answer(m: Material, r: Row) -> list[Cell | str]:
         if r.speedup is None
         else Cell(formatting.times(r.speedup), title=f"95 %: {formatting.between(r.low, r.high, formatting.times)}"),
         formatting.NONE if seconds is None else f"{seconds:.2f}",
-        told["LLM calls"],
-        told["tokens"],
-        told["gradings"],
-        told["wall time"],
+        resources["LLM calls"],
+        resources["tokens"],
+        resources["gradings"],
+        resources["wall time"],
         Cell(formatting.reason(r.message, r.correct), style="why"),
     ]
 

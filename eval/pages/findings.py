@@ -90,8 +90,8 @@ def speed(m: Material) -> Section | None:
     for p in m.study.policies:
         compiled = against_compile(p.rows)
         if compiled is not None:
-            told = formatting.between(compiled[0].low, compiled[0].high, formatting.times)
-            text = f"{p.name} against torch.compile: {formatting.times(compiled[0].value)}{f' ({told})' if told else ''}, "
+            interval = formatting.between(compiled[0].low, compiled[0].high, formatting.times)
+            text = f"{p.name} against torch.compile: {formatting.times(compiled[0].value)}{f' ({interval})' if interval else ''}, "
             text += f"geometric mean over the {compiled[1]} correct kernels for which it is known."
             blocks.append(Text(text))
     noise = models.noise(m.study)

@@ -84,8 +84,8 @@ def about_line(about: Mapping[str, Any]) -> str:
     uses = [
         w for k, w in (("grader_feedback", "reads the grader's verdicts"), ("own_tests", "runs tests of its own")) if needs[k]
     ]
-    told = [f"model: {about['model']}", *(f"{k.replace('_', ' ')}: {v}" for k, v in sampling.items() if v is not None)]
-    return " · ".join([*told, f"policy seed: {about['policy_seed']}", "; ".join(uses) or "sees the task only"])
+    settings = [f"model: {about['model']}", *(f"{k.replace('_', ' ')}: {v}" for k, v in sampling.items() if v is not None)]
+    return " · ".join([*settings, f"policy seed: {about['policy_seed']}", "; ".join(uses) or "sees the task only"])
 
 
 def manifest_line(manifest: Mapping[str, Any]) -> str:
