@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from kbx_env.baselines.llm.access import Access
 
+from kbx_env import jsonl
 from kbx_env.envs.answer import strip_fences
 from kbx_env.errors import UsageError
 from kbx_env.spec.catalog import task_ids
@@ -42,12 +42,6 @@ def source_of(row: Mapping[str, Any]) -> str:
     return source
 
 
-def lines_of(file: Path) -> list[str]:
-    """The lines of a file of JSON lines."""
-    # Not splitlines(): it also breaks at U+2028 and form feeds, which JSON allows inside a string.
-    return file.read_text(encoding="utf-8-sig", errors="replace").split("\n")
-
-
 class Replay:
     """Answers a task with the rows of the file, in order; a task without a row has no answer."""
 
@@ -60,19 +54,18 @@ class Replay:
             raise UsageError(f"no replay file {path!r}; expected JSON lines with task (or file) and predict")
         self.warnings: list[str] = []
         self.sources: dict[str, list[str]] = {}
-        for number, line in enumerate(lines_of(file), 1):
-            if line.strip():
-                self._add(number, line)
+        for number, line in jsonl.numbered(file):
+            self._add(file, number, line)
         for warning in self.warnings:
             print(f"{path}: {warning}", file=sys.stderr)
         if not self.sources:
             raise UsageError(f"replay file {path!r} has no usable row")
 
-    def _add(self, number: int, line: str) -> None:
+    def _add(self, file: Path, number: int, line: str) -> None:
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as e:
-            self.warnings.append(f"line {number}: not JSON ({e})")
+            row = jsonl.parse(file, number, line)
+        except jsonl.NotJson as e:
+            self.warnings.append(f"line {number}: not JSON ({e.reason})")
             return
         if not isinstance(row, dict) or not isinstance(row.get("predict"), str):
             self.warnings.append(f"line {number}: no text under 'predict'")

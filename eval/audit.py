@@ -1,7 +1,7 @@
-"""Cheap answers against every task: python eval/audit.py [--tasks GLOB] [--json FILE].
+"""Gives cheap answers to every task: python eval/audit.py [--tasks GLOB] [--json FILE].
 
-An answer that nobody worked for must not pass all cases of any task. Needs no GPU and runs no submission: the answers are
-made from the reference and go straight to the judge.
+A cheap answer must not pass all cases of any task. The audit needs no GPU and runs no submission: answers are made from
+the reference and go straight to the judge.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,18 @@ LISTED: Mapping[tuple[str, str], str] = {
 def answer(
     task: Task, case: Case, args: Args, expected: Expected, make: Callable[[int, torch.Tensor], torch.Tensor]
 ) -> Any:
-    """An answer that leaves the inputs alone; ``make(i, native)`` gives what stands in place of result i."""
+    """Return an answer that leaves the inputs unchanged.
+
+    Args:
+        task: the task.
+        case: one of its cases.
+        args: the inputs.
+        expected: the right outputs.
+        make: returns output i from i and the right output.
+
+    Returns:
+        The answer, as the judge takes it.
+    """
     changed = task.written(case.args)
     after = {k: v for k, v in args.items() if isinstance(v, torch.Tensor)}
     outputs = tuple(make(i, o) for i, o in enumerate(expected.native))
@@ -62,7 +73,7 @@ def _expect(task: Task, case: Case, args: Args) -> Expected:
 
 
 def _low(x: torch.Tensor) -> torch.Tensor:
-    """As if read with the next lower precision: TF32 for fp32, fp32 for fp64, half of the mantissa for 16 bits."""
+    """Round to the next lower precision: TF32 for fp32, fp32 for fp64, half of the mantissa bits for 16-bit types."""
     if x.is_complex():
         return torch.view_as_complex(_low(torch.view_as_real(x.resolve_conj())).contiguous())
     if x.dtype is torch.float64:
@@ -77,7 +88,7 @@ def _low(x: torch.Tensor) -> torch.Tensor:
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
-    """What a kernel reads that takes the memory as if it were dense."""
+    """Return the values that a kernel reads if it takes a tensor's memory as dense."""
     if not x.numel() or x.is_contiguous():
         return x
     span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
@@ -87,62 +98,117 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
     return flat[: x.numel()].view(x.shape)
 
 
+_Make = Callable[[int, torch.Tensor], torch.Tensor]
+"""Makes an output from its index and the right one."""
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A case with drawn inputs and the right outputs."""
+
+    task: Task
+    case: Case
+    index: int
+    args: Args
+    expected: Expected
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The arguments that are tensors."""
+        return {k: v for k, v in self.args.items() if isinstance(v, torch.Tensor)}
+
+    def with_inputs(self, changed: Args) -> Expected:
+        """Return the right outputs for other inputs."""
+        return _expect(self.task, self.case, {**self.args, **changed})
+
+
+def _constant(value: float) -> _Make:
+    return lambda i, o: torch.full_like(o, value)
+
+
+def _outputs_of(other: Expected) -> _Make:
+    """Answer with the right outputs for other inputs, with zeros where they do not fit."""
+    every = [*other.native, *other.native_written.values()]
+    return lambda i, o: every[i] if every[i].shape == o.shape and every[i].dtype == o.dtype else torch.zeros_like(o)
+
+
+def _inexact(x: torch.Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def _nan(d: _Drawn) -> list[_Make]:
+    if not any(map(_inexact, d.expected.native)):
+        return []
+    return [lambda i, o: torch.full_like(o, float("nan") if _inexact(o) else 0)]
+
+
+def _means(d: _Drawn) -> list[_Make]:
+    # The mean of a single number would be the right answer.
+    if not any(o.numel() > 1 for o in d.expected.native):
+        return []
+    return [lambda i, o: _mean(o) if o.numel() > 1 else torch.zeros_like(o)]
+
+
+def _previous(d: _Drawn) -> list[_Make]:
+    return [_outputs_of(_expect(d.task, d.case, inputs.draw(d.task, d.case, 5000 + d.index)))] if d.tensors else []
+
+
+def _lower_precision(d: _Drawn) -> list[_Make]:
+    if not any(map(_inexact, d.tensors.values())):
+        return []
+    try:
+        low = _outputs_of(d.with_inputs({k: _low(v) for k, v in d.tensors.items()}))
+    except RuntimeError:  # torch.linalg refuses the rounded matrix
+        return [_constant(0.0)]
+    return [lambda i, o: _low(low(i, o))]
+
+
+def _first_half(d: _Drawn) -> list[_Make]:
+    right = _outputs_of(d.expected)
+    return [lambda i, o: _half(right(i, o))]
+
+
+def _contiguous_only(d: _Drawn) -> list[_Make]:
+    tensors = d.tensors
+    if not tensors:
+        return []
+    if all(v.is_contiguous() for v in tensors.values()):
+        return [_outputs_of(d.expected)]
+    dense = {k: _dense(v) for k, v in tensors.items()}
+    # The memory between strided elements is NaN, which LAPACK does not survive, or an index out of range.
+    if not any(bool(v.isnan().any()) for k, v in dense.items() if not bool(tensors[k].isnan().any())):
+        try:
+            return [_outputs_of(d.with_inputs(dense))]
+        except (RuntimeError, IndexError):
+            pass
+    return [_constant(0.0)]
+
+
+_MAKERS: Mapping[str, Callable[[_Drawn], list[_Make]]] = {
+    "zeros": lambda d: [_constant(0.0)], "ones": lambda d: [_constant(1.0)], "nan": _nan, "mean": _means,
+    "copy of an input": lambda d: [functools.partial(_copied, v) for v in d.tensors.values()],
+    "previous output": _previous, "lower precision": _lower_precision, "first half": _first_half,
+    "contiguous only": _contiguous_only,
+}  # fmt: skip
+"""Kind of cheap answer -> the answers of that kind for a case, none where the kind makes no sense."""
+
+
 def cheap(task: Task, case: Case, index: int, kind: str) -> Iterator[Any]:
-    """(arguments, answer) of a kind for one case; none where the kind makes no sense there."""
+    """Yield cheap answers of a kind for one case, none where the kind makes no sense.
+
+    Args:
+        task: the task.
+        case: one of its cases.
+        index: of the case; it seeds the inputs.
+        kind: one of ``KINDS``.
+
+    Yields:
+        (arguments, answer).
+    """
     args = inputs.draw(task, case, 1000 + index)
-    expected = _expect(task, case, args)
-
-    def flat(value: float) -> Callable[[int, torch.Tensor], torch.Tensor]:
-        return lambda i, o: torch.full_like(o, value)
-
-    def like(other: Expected) -> Callable[[int, torch.Tensor], torch.Tensor]:
-        every = [*other.native, *other.native_written.values()]
-        return lambda i, o: every[i] if every[i].shape == o.shape and every[i].dtype == o.dtype else torch.zeros_like(o)
-
-    def of(changed: Args) -> Expected:
-        return _expect(task, case, {**args, **changed})
-
-    tensors = {k: v for k, v in args.items() if isinstance(v, torch.Tensor)}
-    made: list[Callable[[int, torch.Tensor], torch.Tensor]] = []
-    if kind in ("zeros", "ones"):
-        made = [flat(0.0 if kind == "zeros" else 1.0)]
-    elif kind == "nan":
-        if any(o.is_floating_point() or o.is_complex() for o in expected.native):
-            made = [lambda i, o: torch.full_like(o, float("nan") if o.is_floating_point() or o.is_complex() else 0)]
-    elif kind == "mean":
-        # The mean of a single number would be the right answer.
-        if any(o.numel() > 1 for o in expected.native):
-            made = [lambda i, o: _mean(o) if o.numel() > 1 else torch.zeros_like(o)]
-    elif kind == "copy of an input":
-        made = [functools.partial(_copied, v) for v in tensors.values()]
-    elif kind == "previous output":
-        made = [like(_expect(task, case, inputs.draw(task, case, 5000 + index)))] if tensors else []
-    elif kind == "lower precision":
-        if any(v.is_floating_point() or v.is_complex() for v in tensors.values()):
-            try:
-                low = like(of({k: _low(v) for k, v in tensors.items()}))
-                made = [lambda i, o: _low(low(i, o))]
-            except RuntimeError:  # torch.linalg refuses the rounded matrix
-                made = [flat(0.0)]
-    elif kind == "first half":
-        whole = like(expected)
-        made = [lambda i, o: _half(whole(i, o))]
-    elif kind == "contiguous only":
-        if not tensors:
-            made = []
-        elif not all(v.is_contiguous() for v in tensors.values()):
-            made = [flat(0.0)]
-            dense = {k: _dense(v) for k, v in tensors.items()}
-            # What lies between strided elements is NaN, which LAPACK does not survive, or an index out of nowhere.
-            if not any(bool(v.isnan().any()) for k, v in dense.items() if not bool(tensors[k].isnan().any())):
-                try:
-                    made = [like(of(dense))]
-                except (RuntimeError, IndexError):
-                    pass
-        else:
-            made = [like(expected)]
-    for make in made:
-        yield args, answer(task, case, args, expected, make)
+    drawn = _Drawn(task, case, index, args, _expect(task, case, args))
+    for make in _MAKERS[kind](drawn):
+        yield args, answer(task, case, args, drawn.expected, make)
 
 
 def _copied(v: torch.Tensor, i: int, o: torch.Tensor) -> torch.Tensor:
@@ -160,12 +226,12 @@ def _half(o: torch.Tensor) -> torch.Tensor:
     out = torch.zeros_like(o).reshape(-1)
     n = (o.numel() + 1) // 2
     out[:n] = o.reshape(-1)[:n]
-    # One element has no second half; a wrong sign bit is what is missing of it.
+    # A single element has no second half; zero is then the wrong answer.
     return out.view(o.shape) if o.numel() > 1 else torch.zeros_like(o)
 
 
 def passes(task: Task, kind: str) -> bool:
-    """Whether one cheap answer of this kind is right in every case in which it makes sense."""
+    """Return whether a cheap answer of a kind is right in every case in which it makes sense."""
     alive: dict[int, bool] = {}
     looked = False
     order = sorted(range(len(task.cases)), key=lambda i: bool(task.cases[i].args or task.cases[i].layouts))
@@ -184,12 +250,12 @@ def _right(task: Task, case: Case, args: Args, made: Any) -> bool:
     try:
         count = judge.calls_needed(task, case)
         return judge.judge(task, case, args, [made] * count, timed=False).passed
-    except RuntimeError:  # a factor that no library can follow is no right answer
+    except RuntimeError:  # a factor with which no library can compute on is wrong
         return False
 
 
 def audit(task_id: str) -> list[str]:
-    """The kinds of cheap answers that pass a task and are not listed."""
+    """Return the kinds of cheap answers that pass a task and are not listed."""
     task = load_task(task_id)
     if isinstance(task.truth, Sample):
         task = replace(task, cases=tuple(c for c in task.cases if c.axes))
@@ -197,7 +263,7 @@ def audit(task_id: str) -> list[str]:
 
 
 def main() -> int:
-    """Print a line a task that some cheap answer passes, and the totals by kind."""
+    """Print each task that a cheap answer passes, and the totals; return exit status 1 if there is one."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     p.add_argument("--tasks", default="*", help="glob over task ids")
     p.add_argument("--json", type=Path)

@@ -1,4 +1,4 @@
-"""How well this run's machine tells two equal kernels apart: kernels timed against themselves, in the run that reports speedups."""
+"""Measures the noise of a report's timings: the run that reports speedups also times kernels against themselves."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from rich.progress import track
 def calibrate(runs: int) -> dict[str, Any]:
     """Time the project's own kernels against themselves, each time in two fresh processes, sizes of 5 to 300 us in turns.
 
+    Args:
+        runs: how many comparisons.
+
     Returns:
-        ``runs`` that ended and ``failed`` ones; of the former, ``within``: ratio within 1 % (3 % below 20 us), and ``holds``:
-        the 95 % interval holds 1; ``worst``: the ratio farthest from 1.
+        ``runs``, the number of comparisons that ended; ``failed``, the errors of the others; ``within``, how many
+        ratios are within 1 % of 1 (3 % below 20 us); ``holds``, how many 95 % intervals contain 1; ``worst``, the ratio
+        farthest from 1.
     """
     from kbx_env.eval import timing_quality
 
@@ -21,12 +25,12 @@ def calibrate(runs: int) -> dict[str, Any]:
     for job in track(timing_quality.jobs(runs, 0, 0), "kernels against themselves"):
         try:
             rows.append(timing_quality.compared(job))
-        except Exception as e:  # a calibration that fails takes no report with it, and says so
+        except Exception as e:  # the report is written all the same, with the error
             failed.append(f"{type(e).__name__}: {e}"[:200])
-    told = timing_quality.summary(rows)
+    summary = timing_quality.summary(rows)
     return {
-        "runs": len(rows), "failed": failed, "within": sum(t["within_bound"] for t in told),
-        "holds": sum(t["interval_holds_truth"] for t in told), "worst": max((r["ratio"] for r in rows), key=_far, default=None),
+        "runs": len(rows), "failed": failed, "within": sum(t["within_bound"] for t in summary),
+        "holds": sum(t["interval_holds_truth"] for t in summary), "worst": max((r["ratio"] for r in rows), key=_far, default=None),
     }  # fmt: skip
 
 
@@ -35,7 +39,7 @@ def _far(ratio: float) -> float:
 
 
 def sentence(found: dict[str, Any]) -> str:
-    """In words."""
+    """Describe a result of `calibrate` in words, for the report."""
     if not found["runs"]:
         why = f" ({found['failed'][0]})" if found["failed"] else ""
         return f"Kernels against themselves: none of {len(found['failed'])} runs ended{why}."

@@ -1,16 +1,18 @@
-"""Compares searches at equal budgets, by gradings and by seconds.
+r"""Compares searches at equal budgets, by gradings and by seconds.
 
-    python eval/compare_search.py --policy template-search:random --policy template-search:halving \\
+    python eval/compare_search.py --policy template-search:random --policy template-search:halving \
         --tasks 'math/*' --evals 12 --backend cpu --seeds 3 --out runs/search
     ... --policy geak --model NAME --base-url URL         # refinement by a language model, at the same budgets
 
-Every policy drives the same tasks, once a seed. On the CPU backend a grading's worth is log(estimated time of the project's
-own kernel / estimated time of the source): the cost model is the yardstick, which no policy gets to see, and no measurement.
-On CUDA it is the log of the measured speedup over eager. A policy's clock runs while it thinks and while it is graded, not while
-the yardstick estimates. Who asks for more than ``--evals`` gradings is told that the budget is spent, and ended.
+Every policy searches on the same tasks, once for each seed. The value of a grading on the CPU backend is log(estimated
+time of the project's own kernel / estimated time of the source). The estimate is the cost model's, not a measurement,
+and no policy sees it. On CUDA the value is the log of the measured speedup over eager. A policy's clock runs while the
+policy computes and while its sources are graded, but not while the cost model estimates. A policy that asks for more
+than ``--evals`` gradings is told that the budget is spent, and its run ends.
 
-The curves show the best that was graded; ``handed_in`` is the worth of what the policy itself chose at the end.
-``compare.json`` is written after every run, ``compare.png`` at the end; Ctrl-C ends early and keeps what there is.
+The curves show the best value among the gradings so far; ``handed_in`` is the value of the source that the policy chose
+at the end. ``compare.json`` is written after every run, ``compare.png`` at the end; Ctrl-C ends early and keeps the
+results so far.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ GradeFunction = Callable[..., Outcome]
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--policy", action="append", required=True, metavar="SPEC", help="an episodic policy; repeatable")
     p.add_argument("--tasks", default="*", help="glob over task ids, comma-separated")
@@ -64,7 +66,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Yardstick:
-    """What a grading is worth; ``None`` where it is not correct, or not known."""
+    """Computes the value of a grading: ``None`` if it is not correct, or its time is not known.
+
+    Args:
+        backend: ``cpu`` or ``cuda``.
+        task: the task, for the error.
+        expert: grading of the project's own kernel; needed on the CPU backend.
+
+    Raises:
+        UsageError: the CPU backend has no estimate of the project's own kernel.
+    """
 
     def __init__(self, backend: str, task: str, expert: Outcome | None) -> None:
         self.backend = backend
@@ -75,7 +86,7 @@ class Yardstick:
             raise UsageError(f"{task}: nothing to compare with: the project's own kernel: {why[:200]}; leave it out with --tasks")
 
     def __call__(self, outcome: Outcome) -> float | None:
-        """The logarithm: 0 is as fast as the project's own kernel (CPU) or as eager (CUDA)."""
+        """Return the value: the log of a ratio of times, 0 for the project's own kernel (CPU) or for eager (CUDA)."""
         if self.backend == "cuda":
             void = outcome.timing is not None and any(c.void for c in outcome.timing.cases)
             return math.log(outcome.speedup) if outcome.speedup is not None and not void else None
@@ -85,7 +96,20 @@ class Yardstick:
 
 
 class Budget:
-    """Grades for one run: counts, keeps the clock, and hides the yardstick."""
+    """Grades for one run: counts gradings, keeps the policy's clock, and hides the estimates from the policy.
+
+    Args:
+        grade: grades a source.
+        worth: values a grading.
+        evals: gradings of the run.
+
+    Attributes:
+        rows: one for each grading.
+        values: source -> value.
+        begin: start of the run, in ``time.perf_counter`` seconds.
+        aside: seconds that do not count as the policy's.
+        cut: whether the policy asked for more gradings than there are.
+    """
 
     def __init__(self, grade: Callable[[str], Outcome], worth: Yardstick, evals: int) -> None:
         self._grade, self._worth, self._evals = grade, worth, evals
@@ -96,14 +120,20 @@ class Budget:
 
     @property
     def seconds(self) -> float:
-        """The policy's own time so far."""
+        """Seconds of the policy's clock so far."""
         return time.perf_counter() - self.begin - self.aside
 
     def submit(self, sources: Sequence[str]) -> list[Outcome]:
-        """Grade in order.
+        """Grade sources in order.
+
+        Args:
+            sources: the sources.
+
+        Returns:
+            Their gradings, without estimates.
 
         Raises:
-            BudgetSpent: more sources than gradings left; those that fit were graded.
+            BudgetSpent: more sources than gradings left; the sources that fit were graded.
         """
         outcomes = []
         for source in sources:
@@ -124,7 +154,18 @@ class Budget:
 
 
 def one_run(policy: Episodic, spec: str, task: Task, seed: int, backend: str, budget: Budget) -> dict[str, Any]:
-    """Let a policy drive one task.
+    """Let a policy search on one task.
+
+    Args:
+        policy: the policy.
+        spec: its name on the command line.
+        task: the task.
+        seed: of the run.
+        backend: ``cpu`` or ``cuda``.
+        budget: grades for the run.
+
+    Returns:
+        The run as a row of ``compare.json``.
 
     Raises:
         UsageError: the policy raised an exception of its own.
@@ -132,14 +173,14 @@ def one_run(policy: Episodic, spec: str, task: Task, seed: int, backend: str, bu
     env = Episode(task, backend, budget.submit, sample=seed)
     try:
         made = policy.run(task, env)
-    except ModelError as e:  # the budget is spent, or a model's server failed: what was graded stays
+    except ModelError as e:  # the budget is spent, or a model's server failed: keep the gradings so far
         made = Trajectory(None, str(e), tuple(env.turns))
     except KbxError:
         raise
     except Exception as e:  # a policy is a plug-in
         raise UsageError(f"policy {spec!r} failed on {task.id}: {type(e).__name__}: {e}") from e
     seconds = budget.seconds
-    # A source that was never graded has no known worth: to grade it now would be one more than the budget.
+    # A source that was never graded has no known value: grading it now would exceed the budget.
     handed = budget.values.get(made.source) if made.source is not None else None
     for r, turn in zip(budget.rows, env.turns, strict=False):
         r["label"] = turn.label
@@ -150,20 +191,28 @@ def one_run(policy: Episodic, spec: str, task: Task, seed: int, backend: str, bu
 
 
 def compare(a: argparse.Namespace, grade: GradeFunction, out: Path) -> dict[str, Any]:
-    """All runs; seeds outermost, so that what an interruption leaves compares.
+    """Run every policy on every task with every seed; seeds in the outer loop, so that an interrupted comparison is balanced.
+
+    Args:
+        a: the command line.
+        grade: the grader.
+        out: folder of ``compare.json``, which is written after every run.
+
+    Returns:
+        The content of ``compare.json``.
 
     Raises:
-        UsageError: a policy that is not episodic, or a task without a yardstick.
+        UsageError: a policy that is not episodic, or a task whose gradings cannot be valued.
     """
     tasks = load_tasks(split=a.split, pattern=a.tasks)
     backend = resolve_backend(a.backend)
     options: dict[str, Any] = {"backend": backend, "targets": ["sm_90"], "split": "train"}
     if backend == "cpu":
         options["estimate"] = a.gpu
-    given = access.from_args(a)
-    policies = {spec: _policy(spec, a.evals, given) for spec in dict.fromkeys(a.policy)}
+    model_access = access.from_args(a)
+    policies = {spec: _policy(spec, a.evals, model_access) for spec in dict.fromkeys(a.policy)}
     if any(hasattr(p, "spent") for p in policies.values()):
-        given.ledger.keep(out / access.CALLS)
+        model_access.ledger.keep(out / access.CALLS)
     result: dict[str, Any] = {
         "backend": backend, "evals": a.evals, "seeds": a.seeds, "device": a.gpu if backend == "cpu" else None,
         "value": f"log(own kernel's estimate / best estimate), {a.gpu}" if backend == "cpu" else "log(measured speedup)",
@@ -198,8 +247,8 @@ def compare(a: argparse.Namespace, grade: GradeFunction, out: Path) -> dict[str,
     return result
 
 
-def _policy(spec: str, evals: int, given: access.Access) -> Episodic:
-    policy: Any = make_policy(spec, given)
+def _policy(spec: str, evals: int, model_access: access.Access) -> Episodic:
+    policy: Any = make_policy(spec, model_access)
     if not callable(getattr(policy, "run", None)):
         raise UsageError(f"policy {spec!r} is not episodic: it has no run(task, env); for one answer a task use eval/report.py")
     # A policy that plans its gradings is told how many there are.
@@ -209,7 +258,7 @@ def _policy(spec: str, evals: int, given: access.Access) -> Episodic:
 
 
 def _write(result: dict[str, Any], evals: int, out: Path) -> None:
-    """Write all of it, or leave what was there."""
+    """Replace ``compare.json`` with the result so far."""
     if result["runs"]:
         result["summary"] = curves.summary(result["runs"], evals)
     new = out / "compare.json.new"
@@ -223,7 +272,7 @@ def _folder(a: argparse.Namespace) -> Path:
         raise UsageError(f"--out {a.out!r} is a file; give a folder")
     if (out / "compare.json").exists() and not a.overwrite:
         raise UsageError(f"{out} holds a comparison; use --overwrite, or another --out")
-    for end in ("", "-wal", "-shm"):  # answers from an earlier record would cost no time
+    for end in ("", "-wal", "-shm"):  # a model's answers from an earlier record would take no time
         (out / f"{access.CALLS}{end}").unlink(missing_ok=True)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -233,7 +282,7 @@ def _folder(a: argparse.Namespace) -> Path:
 
 
 def tell(result: dict[str, Any]) -> None:
-    """The end points as a table."""
+    """Print the end points as a table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -254,7 +303,15 @@ def _shown(row: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None, grade: GradeFunction | None = None) -> int:
-    """Exit 0 when all ran, 2 on bad usage, 130 when interrupted; ``grade`` stands in for the grader in tests."""
+    """Compare; the command line's main function.
+
+    Args:
+        argv: arguments; by default those of the process.
+        grade: replaces the grader in tests.
+
+    Returns:
+        Exit status: 0 when all ran, 2 on bad usage, 130 when interrupted.
+    """
     a = parser().parse_args(argv)
     try:
         for name in ("evals", "seeds"):
@@ -273,7 +330,7 @@ def main(argv: Sequence[str] | None = None, grade: GradeFunction | None = None) 
                 result = compare(a, grader.grade, out)
         if result["runs"]:
             tell(result)
-            # First the figures, then the picture: a picture that fails takes no measurement with it.
+            # The table comes first, so that it is there if the picture fails.
             if not a.no_figure:
                 curves.draw(result, out / "compare.png")
     except (KbxError, OSError) as e:

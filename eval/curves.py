@@ -20,22 +20,34 @@ _COLOURS = ("#3182bd", "#e6550d", "#31a354", "#756bb1", "#636363", "#c51b8a")
 
 
 def best_so_far(gradings: Sequence[Mapping[str, Any]], axis: str, at: float) -> float | None:
-    """The best value among the gradings up to a point; ``None`` where none of them was correct.
+    """Return the best value among the gradings up to a point.
 
     Args:
         gradings: rows with ``value`` (``None``: not correct, or not known), ``number`` (from 1) and ``seconds``.
         axis: ``number`` or ``seconds``.
-        at: the point.
+        at: the point on that axis.
+
+    Returns:
+        The largest value; ``None`` if no grading up to there has one.
     """
     values = [g["value"] for g in gradings if g[axis] <= at and g["value"] is not None]
     return max(values, default=None)
 
 
 def mean_of(runs: Sequence[Mapping[str, Any]], value: Callable[[Mapping[str, Any]], float | None]) -> dict[str, Any]:
-    """Mean over tasks of the mean over seeds, its 95 % interval, and how many runs have a value.
+    """Return the mean over tasks of the mean over seeds, with its 95 % interval.
 
-    The interval is a bootstrap that draws tasks, then seeds of each task, with replacement; ``None`` for a single run.
-    Runs without a value are left out and counted: a mean over few runs flatters.
+    The interval is a nested bootstrap: it draws tasks, then seeds of each drawn task, with replacement. scipy's
+    bootstrap draws on one level only.
+
+    Args:
+        runs: rows of ``compare.json`` of one policy.
+        value: the value of a run, ``None`` if it has none. Such runs are left out and counted, because a mean over few
+            runs flatters.
+
+    Returns:
+        ``mean``, ``low`` and ``high`` (``None`` for a single run), ``known``, the runs with a value, and ``runs``, all
+        of them.
     """
     tasks: dict[str, list[float]] = {}
     for r in runs:
@@ -62,30 +74,46 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def curve(runs: Sequence[Mapping[str, Any]], axis: str, points: Sequence[float]) -> list[dict[str, Any]]:
-    """One row of ``mean_of`` for each point."""
+    """Return the best-so-far curve of one policy.
+
+    Args:
+        runs: rows of ``compare.json`` of the policy.
+        axis: ``number`` or ``seconds``.
+        points: on that axis.
+
+    Returns:
+        A row of `mean_of` for each point, with the point in ``at``.
+    """
     return [{"at": p} | mean_of(runs, lambda r, p=p: best_so_far(r["gradings"], axis, p)) for p in points]  # type: ignore[misc]
 
 
 def summary(runs: Sequence[Mapping[str, Any]], evals: int) -> dict[str, Any]:
-    """Curves and end points of every policy.
+    """Return curves and end points of every policy.
 
-    Seconds are compared up to the time at which the first of the policies ends on average: beyond, one of them would stand
-    still because its gradings are spent, not because it is worse.
+    Seconds are compared up to the time at which the first policy ends on average. Beyond it that policy's curve would
+    be flat because its gradings are spent, not because it is worse.
+
+    Args:
+        runs: rows of ``compare.json``.
+        evals: gradings of each run.
+
+    Returns:
+        The ``summary`` of ``compare.json``.
     """
     names = list(dict.fromkeys(r["policy"] for r in runs))
     done = {n: {(r["task"], r["seed"]) for r in runs if r["policy"] == n} for n in names}
     shared = set.intersection(*done.values()) if done else set()
-    # What an interruption leaves of one policy alone would compare unlike with unlike.
+    # After an interruption only runs (task, seed) of all policies are compared.
     of = {n: [r for r in runs if r["policy"] == n and (r["task"], r["seed"]) in shared] for n in names}
     names = [n for n in names if of[n]]
     spans = {n: _mean([r["seconds"] for r in of[n]]) for n in names}
     longest, common = max(spans.values(), default=0.0), min(spans.values(), default=0.0)
     seconds = [longest * k / POINTS for k in range(1, POINTS + 1)]
-    told: dict[str, Any] = {
+    summarised: dict[str, Any] = {
         "common_seconds": common, "tasks": len({t for t, _ in shared}), "seeds": len({k for _, k in shared}), "policies": {},
     }  # fmt: skip
     for n in names:
-        told["policies"][n] = {
+        summarised["policies"][n] = {
             "by_gradings": curve(of[n], "number", range(1, evals + 1)),
             "by_seconds": curve(of[n], "seconds", seconds),
             "at_common_seconds": mean_of(of[n], lambda r: best_so_far(r["gradings"], "seconds", common)),
@@ -95,7 +123,7 @@ def summary(runs: Sequence[Mapping[str, Any]], evals: int) -> dict[str, Any]:
             "correct_share": _share([g["correct"] for r in of[n] for g in r["gradings"]]),
             "seconds": spans[n],
         }
-    return told
+    return summarised
 
 
 def _share(found: Sequence[bool]) -> float | None:
@@ -103,7 +131,7 @@ def _share(found: Sequence[bool]) -> float | None:
 
 
 def check() -> None:
-    """Find out before a long run whether its picture can be drawn.
+    """Check before a long run that its picture can be drawn.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -112,7 +140,11 @@ def check() -> None:
 
 
 def draw(result: Mapping[str, Any], file: Path) -> None:
-    """Write the picture: best so far against gradings and against seconds, with intervals.
+    """Draw the best value so far against gradings and against seconds, with intervals.
+
+    Args:
+        result: content of ``compare.json``.
+        file: the picture.
 
     Raises:
         UsageError: matplotlib is not installed, or the file cannot be written.

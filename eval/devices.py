@@ -1,4 +1,4 @@
-"""How far the speedup of one policy depends on the device: reports of several devices beside one another."""
+"""Compares the speedups of one policy on several devices."""
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ from kbx_env.eval.stats import Result
 class Across(Result):
     """Largest over smallest speedup of a task's kernels on several devices (paper Sec. 4: median 2.15, worst 21.4).
 
-    ``tasks``: solved and timed on all of them; ``worst_task`` has the largest ratio; ``mixed``: tasks faster than eager on one
-    device and slower on another; ``geometric_means`` by device, over these tasks.
+    Attributes:
+        policy: the policy.
+        devices: their names.
+        tasks: number of tasks that are solved and timed on all devices.
+        median: of the ratios.
+        worst: the largest ratio.
+        worst_task: the task that has it.
+        mixed: tasks that are faster than eager on one device and slower on another.
+        geometric_means: of the speedups over these tasks, by device.
     """
 
     policy: str
@@ -30,7 +37,7 @@ class Across(Result):
 
 
 def across(study: Study) -> list[Across]:
-    """One for each policy that was timed on several devices; the same policy is one of the same spec, timed on the same sizes."""
+    """Return a comparison for each policy (same spec, same timed sizes) that was timed on several devices."""
     found: dict[tuple[str, str], dict[str, PolicyStudy]] = {}
     for p in study.policies:
         if p.timed:
@@ -50,7 +57,7 @@ def across(study: Study) -> list[Across]:
 
 
 def _logs(p: PolicyStudy) -> dict[str, float]:
-    """Log-speedup of each task, the mean over its correct answers."""
+    """Return the log-speedup of each task, the mean over its correct answers."""
     found: dict[str, list[float]] = {}
     for r in p.judged:
         if r.correct and r.speedup:

@@ -1,11 +1,11 @@
-"""Random and mutated sources against the grader: whatever the text, it must give a verdict with a reason and never fail.
+"""Feeds random and mutated sources to the grader: it must give each a verdict with a reason, and never fail.
 
     python eval/fuzz.py [--count N] [--workers N] [--seed N] [--wall SECONDS] [--json FILE]
 
-Mutations of the experts and of the zoo (lines and tokens deleted, doubled, swapped; constants changed; functions of two
-files put together; stray unicode; the text cut off), and soups of random tokens. Each source depends on seed and number
-alone. ``FILE`` gets one JSON object a line; a run that was interrupted goes on where its file ends. Exit status 1 when the
-grader failed, or gave a verdict without a reason.
+Sources are mutations of the experts and of the zoo (lines and tokens deleted, doubled, swapped; constants changed;
+functions of two files put together; stray Unicode; the text cut off), and random sequences of tokens. Each source
+depends on seed and number alone. ``FILE`` gets one JSON object a line; an interrupted run goes on where its file ends.
+Exit status 1 if the grader failed, or gave a verdict without a reason.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if __package__ in (None, ""):
 
 from rich.progress import Progress
 
+from kbx_env import jsonl
 from kbx_env.executor import Executor, ProcessPool, Request
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome
 from kbx_env.spec.catalog import expert_source, load_task, task_ids
@@ -48,7 +49,7 @@ tl.load tl.store tl.arange tl.program_id tl.constexpr tl.sum tl.dot tl.where tl.
 
 @cache
 def seeds() -> tuple[tuple[str, str], ...]:
-    """Task and text of every expert and of every file of the zoo."""
+    """Return (task, text) of every expert and of every file of the zoo."""
     found = [(task, text) for task in task_ids() if (text := expert_source(task))]
     for path in sorted(ZOO.glob("*/*.py")):
         text = path.read_text()
@@ -59,7 +60,7 @@ def seeds() -> tuple[tuple[str, str], ...]:
 
 
 def _tokens(text: str) -> list[tokenize.TokenInfo]:
-    """The tokens that stand for themselves, up to the first that cannot be read."""
+    """Return a text's names, numbers, operators and strings of one line, up to the first token that cannot be read."""
     kinds = (tokenize.NAME, tokenize.NUMBER, tokenize.OP, tokenize.STRING)
     found: list[tokenize.TokenInfo] = []
     try:
@@ -113,13 +114,13 @@ def _constant(rng: random.Random, text: str) -> str:
 
 
 def _name(rng: random.Random, text: str) -> str:
-    """One name for another of the same text: usually still a program."""
+    """Replace a name by another name of the text, which usually leaves a program."""
     found = [t for t in _tokens(text) if t.type == tokenize.NAME]
     return _replace(text, rng.choice(found), rng.choice(found).string) if found else text
 
 
 def _splice(rng: random.Random, text: str) -> str:
-    """A function of another file, before or after."""
+    """Add a function of another file, before or after."""
     _, other = rng.choice(seeds())
     parts = re.split(r"(?m)^(?=@triton|def )", other)
     part = rng.choice(parts)
@@ -139,7 +140,7 @@ def _cut(rng: random.Random, text: str) -> str:
 
 
 def _deep(rng: random.Random, text: str) -> str:
-    """Nesting that parsers and everybody who walks over a tree recurse over."""
+    """Add a deeply nested expression: parsers and code that walks over the tree recurse over it."""
     n = rng.choice((50, 95, 150, 1000, 5000))
     a, b = rng.choice((("(", ")"), ("[", "]"), ("-", ""), ("not ", ""), ("lambda: ", ""), ("x.", "x"), ("1+", "")))
     return f"{text}\nz = {a * n}1{b * n}\n"
@@ -151,7 +152,15 @@ MUTATIONS: tuple[tuple[Callable[[random.Random, str], str], int], ...] = (
 
 
 def soup(rng: random.Random, entry: str) -> str:
-    """Random tokens; half of the time as the body of the entry."""
+    """Return random tokens, half of the time as the body of a function.
+
+    Args:
+        rng: draws them.
+        entry: name of the function.
+
+    Returns:
+        The source.
+    """
     text = " ".join(rng.choice(WORDS) for _ in range(rng.randint(0, 120))).replace("\\n", "\n").replace("\\x20", " ")
     if rng.random() < 0.5:
         body = "\n".join("    " + line.strip() for line in text.split("\n"))
@@ -160,7 +169,15 @@ def soup(rng: random.Random, entry: str) -> str:
 
 
 def source(seed: int, number: int) -> tuple[str, str, str]:
-    """Task, text and the names of what was done to it."""
+    """Return one source.
+
+    Args:
+        seed: of the run.
+        number: of the source in the run.
+
+    Returns:
+        Task, text, and the names of the mutations, joined by ``+``.
+    """
     rng = random.Random(f"{seed}:{number}")
     task, text = rng.choice(seeds())
     if rng.random() < 0.08:
@@ -174,12 +191,12 @@ def source(seed: int, number: int) -> tuple[str, str, str]:
 
 
 def encoded(text: str) -> bytes:
-    """As a policy's file would hold it: lone surrogates are bytes that are no UTF-8."""
+    """Return a text as the bytes of a policy's file; lone surrogates become bytes that are not UTF-8."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def problem(outcome: Outcome) -> str:
-    """What is wrong with a verdict: ``crash``, ``silent``, ``infra``, or nothing."""
+    """Return the kind of problem with a verdict: ``crash``, ``silent``, ``infra``, or empty for none."""
     if outcome.fault is Fault.INFRA:
         lost = (GRADER_FAILED, "the grading process died", "no verdict within")
         return "crash" if outcome.message.startswith(lost) else "infra"
@@ -198,17 +215,11 @@ def _row(number: int, task: str, how: str, outcome: Outcome) -> dict[str, Any]:
 def _known(path: Path | None, seed: int) -> list[dict[str, Any]]:
     if path is None or not path.exists():
         return []
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:  # the line that was being written
-            continue
-    return [r for r in rows if r.get("seed") == seed]
+    return [r for r in jsonl.read(path, skip_broken=True) if r.get("seed") == seed]  # a kill may have cut a line off
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts, and every problem with its message."""
+    """Return counts of the gradings, and every problem with its message."""
     return {
         "sources": len(rows), "verdicts": dict(Counter(r["verdict"] for r in rows).most_common()),
         "seconds_per_source": round(sum(r["seconds"] for r in rows) / max(1, len(rows)), 3),
@@ -219,7 +230,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Grade; see the head of this file."""
+    """Grade, as the top of this file describes; return the exit status."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--count", type=int, default=10_000)
     p.add_argument("--workers", type=int, default=2)
@@ -237,11 +248,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = {"backend": "cpu", "targets": [], "wall": a.wall}
     todo = (n for n in range(a.count) if n not in known)
     flight: dict[Future[Outcome], tuple[int, str, str]] = {}
-    file = a.json.open("a") if a.json else None
     with Executor(ProcessPool(a.workers), attempts=1) as executor, Progress() as bar:
         line = bar.add_task("fuzzing", total=a.count, completed=len(known))
 
         def feed(count: int) -> None:
+            """Submit the next sources, at most so many."""
             for n in islice(todo, count):
                 task, text, how = source(a.seed, n)
                 flight[executor.submit(Request(task, encoded(text), options))] = n, task, how
@@ -252,18 +263,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 n, task, how = flight.pop(job)
                 row = _row(n, task, how, job.result()) | {"seed": a.seed}
                 rows.append(row)
-                if file:
-                    file.write(json.dumps(row) + "\n")
-                    file.flush()
+                if a.json:
+                    jsonl.append(a.json, row)
                 if row["problem"] in ("crash", "silent"):
                     bar.console.print(f"{row['problem']} {n} {task} {how}: {row['message']}", markup=False)
                 bar.advance(line)
                 feed(1)
-    if file:
-        file.close()
-    told = summary([r for r in rows if r["number"] < a.count])
-    print(json.dumps(told, indent=1, ensure_ascii=False))
-    return 1 if told["problems"]["crash"] or told["problems"]["silent"] else 0
+    totals = summary([r for r in rows if r["number"] < a.count])
+    print(json.dumps(totals, indent=1, ensure_ascii=False))
+    return 1 if totals["problems"]["crash"] or totals["problems"]["silent"] else 0
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""One ranking out of the reports of several people; refuses what does not compare.
+"""Ranks the policies of several people's reports; refuses reports that cannot be compared.
 
     python eval/leaderboard.py runs/expert friend/report.json --out leaderboard.html
 
-The order is by correct rate, then by geometric-mean speedup. Rates are means over tasks, so that more samples of easy tasks
-buy nothing; the Wilson interval counts tasks, since samples of one task are not independent. Everything is counted from the
-rows, and the rows are held against themselves; the reports' own sums are never believed.
+The order is by correct rate, then by geometric-mean speedup. Rates are means over tasks, so that more samples of easy
+tasks do not raise them. The Wilson interval counts tasks, since samples of one task are not independent. All numbers
+are counted from the rows, and rows are checked for contradictions; the reports' own sums are not trusted.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
 if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kbx_env.eval import pages, stats, tables  # noqa: E402
-from kbx_env.eval.highlight import plain  # noqa: E402
+from kbx_env.eval import stats  # noqa: E402
 from kbx_env.eval.pages import formatting  # noqa: E402
+from kbx_env.eval.pages.render import render  # noqa: E402
 from kbx_env.eval.report import pass_at, spending, summarise  # noqa: E402
 from kbx_env.eval.report_data import FILE, PUBLISHED, PolicyStudy, read  # noqa: E402
 
@@ -34,11 +33,14 @@ from kbx_env.errors import UsageError  # noqa: E402
 from kbx_env.outcome import Fault, Outcome, Stage, Verdict  # noqa: E402
 
 UNSAID = "not said"
+"""A condition that a report does not state."""
 _READ = "Intervals that overlap do not say who is better. Rates are means over tasks. Policies that read verdicts are helped more."
 _KEYS = {"grading": "grading", "backend": "backend", "torch_ops": "torch_ops", "held-out cases": "split",
          "timed sizes": "sizes", "defences switched off": "without"}  # fmt: skip
+"""Conditions that must be equal -> their key in a manifest or a row."""
 _MAY_DIFFER = {"kbx_env": "versions of kbx_env", "grader": "versions of the grader's code", "torch": "versions of torch",
                "triton": "versions of triton", "seed_policy": "seeds", "machine": "kinds of machine"}  # fmt: skip
+"""Keys of a manifest that may differ -> their name in a note."""
 _REMEDY = {
     "grading": "grade all with the same --grading", "backend": "grade all with the same --backend",
     "torch_ops": "grade all with the same --torch-ops", "held-out cases": "grade all with --split eval, or all with --split train",
@@ -47,19 +49,42 @@ _REMEDY = {
     "task set": "grade all with the same --split and --tasks",
     "device of the speedups": "time all on the same kind of device, or leave speedups out with --no-speedups",
 }  # fmt: skip
+"""Difference -> what to do about it."""
 
 
 class Incomparable(UsageError):
-    """Reports that no ranking may mix: one line a difference, with its remedy."""
+    """Reports that must not be ranked together: one line for each difference, with its remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """One policy of one report; ``None`` is not known.
 
-    ``correct_rate`` (Wilson interval ``low`` to ``high``) is a mean over ``tasks`` with a judged answer; ``speedup`` the geometric
-    mean over ``timed`` correct answers, ``common_speedup`` that over the ``common`` tasks that all entries solve: who solves easy
-    tasks alone is not thereby fast. ``least``: ``calls`` and ``tokens`` are lower bounds, some told nothing.
+    Attributes:
+        rank: from 1; equal policies share a rank.
+        policy: its name.
+        report: the report's folder.
+        correct_rate: mean over tasks with a judged answer.
+        low: lower end of its Wilson interval.
+        high: upper end of its Wilson interval.
+        answers: judged answers.
+        masked: answers without a verdict.
+        correct: correct answers.
+        tasks: number of tasks with a judged answer.
+        speedup: geometric mean over the timed correct answers.
+        timed: number of timed correct answers.
+        common_speedup: geometric mean over the tasks that all entries solve, so that solving easy tasks only does not
+            look fast.
+        common: number of these tasks.
+        pass_at: k -> pass@k.
+        calls: of a language model.
+        tokens: of a language model.
+        least: whether ``calls`` and ``tokens`` are lower bounds, because some answers do not report them.
+        gradings: verdicts that the policy received.
+        needs: what it uses besides the task's text.
+        model: the language model.
+        device: of the run.
+        kbx_env: version.
     """
 
     rank: int
@@ -89,7 +114,13 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Board:
-    """The ranking; ``about`` is what all reports have in common, ``notes`` what a reader must know."""
+    """The ranking.
+
+    Attributes:
+        entries: by rank.
+        about: what all reports have in common.
+        notes: what a reader must know.
+    """
 
     entries: tuple[Entry, ...]
     about: Mapping[str, Any]
@@ -98,7 +129,7 @@ class Board:
 
 @dataclasses.dataclass(frozen=True)
 class _Read:
-    """One policy counted anew: each answer once, and its outcome."""
+    """One policy, counted from its rows: each answer once, with its outcome."""
 
     study: PolicyStudy
     outcomes: tuple[Outcome, ...]
@@ -110,7 +141,7 @@ class _Read:
 
     @functools.cached_property
     def versions(self) -> dict[str, set[str]]:
-        """Task -> its fingerprints. A wrong answer need not tell one (nobody may have looked into it), a correct one must."""
+        """Task -> its fingerprints. A correct answer must have one; a wrong answer may have none."""
         found: dict[str, set[str]] = {}
         for o in self.outcomes:
             said = o.manifest.get("task_fingerprint")
@@ -120,15 +151,22 @@ class _Read:
 
     @property
     def timings(self) -> list[tuple[str, float, str]]:
-        """(task, speedup, device) of what was timed."""
+        """(task, speedup, device) of each timed answer."""
         return [(o.task, o.timing.speedup, o.timing.device) for o in self.outcomes if o.timing is not None]
 
 
 def leaderboard(paths: Sequence[str | Path], speedups: bool = True) -> Board:
-    """Rank the policies of reports (folders, or report.json files); without ``speedups`` those of different devices compare.
+    """Rank the policies of reports.
+
+    Args:
+        paths: folders of reports, or their report.json.
+        speedups: rank speedups too; without them, reports of different devices can be compared.
+
+    Returns:
+        The ranking.
 
     Raises:
-        UsageError: a path holds no report, or is given twice; ``Incomparable`` where the reports mix what must not be mixed.
+        UsageError: a path holds no report, or is given twice; ``Incomparable`` if the reports cannot be compared.
     """
     seen, found = dict[Path, str](), list[_Read]()
     for path in map(str, paths):
@@ -139,8 +177,8 @@ def leaderboard(paths: Sequence[str | Path], speedups: bool = True) -> Board:
         study = read(path)
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
-            told = [r.get("summary") for r in data.get("policies") or [data]]
-            found += [_counted(p, claimed) for p, claimed in zip(study.policies, told)]
+            claims = [r.get("summary") for r in data.get("policies") or [data]]
+            found += [_counted(p, claimed) for p, claimed in zip(study.policies, claims)]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
             raise UsageError(f"{file} is no report of this project ({type(e).__name__}: {e}); write it anew with --resume") from e
     return _ranked(found, speedups)
@@ -151,10 +189,10 @@ def _ranked(found: Sequence[_Read], speedups: bool = True) -> Board:
         raise UsageError("the reports hold no answers; give folders that eval/report.py wrote")
     _refuse(found, speedups)
     notes = [n for f in found for n in f.notes] + _apart(found)
-    mute = [f.name for f in found if not f.study.timed]
-    every = speedups and not mute
-    if speedups and 0 < len(mute) < len(found):
-        notes.append(f"no speedups are ranked: {', '.join(mute)} was not timed")
+    untimed = [f.name for f in found if not f.study.timed]
+    every = speedups and not untimed
+    if speedups and 0 < len(untimed) < len(found):
+        notes.append(f"no speedups are ranked: {', '.join(untimed)} was not timed")
     common = set.intersection(*({t for t, _, _ in f.timings} for f in found)) if every else set()
 
     def worth(e: Entry) -> tuple[float, float]:
@@ -172,13 +210,13 @@ def _ranked(found: Sequence[_Read], speedups: bool = True) -> Board:
 
 
 def _counted(p: PolicyStudy, claimed: Any) -> _Read:
-    """Rows turned into outcomes again, which checks each against itself; then what the report says of them as a whole."""
+    """Turn rows into outcomes again, which checks each row, then check the report's own sums against them."""
     rows = {(r.task, r.sample): r for r in reversed(p.rows)}
     p, twice = dataclasses.replace(p, rows=tuple(reversed(rows.values()))), len(p.rows) - len(rows)
     checked = [_outcome(r.raw) for r in p.rows]
     outcomes = [o for o, _ in checked]
     found = _Read(p, tuple(outcomes), ())
-    _entry(found, True, set())  # what cannot be summed up is broken: said here, where the file is known
+    _entry(found, True, set())  # fails here for rows that cannot be summed, while the file is known
     notes = [f"{twice} answers occur several times and count once"] * bool(twice)
     for problem in dict.fromkeys(why for _, why in checked if why):
         bad = [o.task for o, why in checked if why == problem]
@@ -192,7 +230,7 @@ def _counted(p: PolicyStudy, claimed: Any) -> _Read:
 
 
 def _outcome(raw: Mapping[str, Any]) -> tuple[Outcome, str]:
-    """The outcome of a row, and what is wrong with the row, empty for nothing. What contradicts itself is wrong, not masked."""
+    """Return the outcome of a row, and what is wrong with it. A row that contradicts itself counts as wrong, not masked."""
     try:
         o = Outcome.from_dict(raw)
         if (o.fault is Fault.INFRA) != (o.verdict is Verdict.INFRA_FAULT) or not isinstance(o.manifest, Mapping):
@@ -219,10 +257,10 @@ def _outcome(raw: Mapping[str, Any]) -> tuple[Outcome, str]:
 
 
 def _spent(p: PolicyStudy) -> dict[str, Any]:
-    """As `spending` sums answers up; of a number that no answer tells, ``None``."""
+    """Sum the resources of answers as `spending` does; ``None`` for a number that no answer has."""
     rows = [r.spent for r in p.rows]
-    told = {k: [v for r in rows if isinstance(v := r.get(k), int | float) and math.isfinite(v)] for k in spending([])}
-    return {k: sum(v) if v else None for k, v in told.items()}
+    known = {k: [v for r in rows if isinstance(v := r.get(k), int | float) and math.isfinite(v)] for k in spending([])}
+    return {k: sum(v) if v else None for k, v in known.items()}
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -234,7 +272,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _facet(f: _Read, name: str) -> set[str]:
-    """What a report says of one of its conditions: its rows are asked, and the run's manifest. One value, if it is one run."""
+    """Return the values of a condition in a report's rows and manifest; a single run has one value."""
     key = _KEYS[name]
     judged = [o for o in f.outcomes if o.fault is not Fault.INFRA]
     own = [{**o.manifest, "grading": o.grading, "backend": o.backend}.get(key) for o in judged]
@@ -244,8 +282,16 @@ def _facet(f: _Read, name: str) -> set[str]:
 
 
 def _groups(found: Sequence[_Read], values: Iterable[Iterable[Any]]) -> dict[str, list[str]]:
-    """Value -> the reports that have it; ``values`` are those of each."""
-    pairs = [(value, f.name) for f, mine in zip(found, values) for value in sorted(set(map(str, mine)))]
+    """Group reports by the values that they have.
+
+    Args:
+        found: the reports.
+        values: the values of each report.
+
+    Returns:
+        Value -> names of the reports that have it.
+    """
+    pairs = [(value, f.name) for f, own in zip(found, values) for value in sorted(set(map(str, own)))]
     return {value: [name for v, name in pairs if v == value] for value, _ in pairs}
 
 
@@ -258,22 +304,22 @@ def _refuse(found: Sequence[_Read], speedups: bool) -> None:
     versions = {t: _groups(found, [f.versions.get(t, ()) for f in found]) for t in sorted(set().union(*sets))}
     changed = [t for t, groups in versions.items() if len(groups) > 1]
     if changed:
-        told = _difference("task versions", versions[changed[0]])
-        differences.append(told.replace("task versions:", f"task versions of {_some(changed)}: {changed[0]} is", 1))
+        text = _difference("task versions", versions[changed[0]])
+        differences.append(text.replace("task versions:", f"task versions of {_some(changed)}: {changed[0]} is", 1))
     largest = max(sets, key=len)
-    for f, mine in zip(found, sets):
-        lacks, more = largest - mine, mine - largest
+    for f, tasks in zip(found, sets):
+        lacks, more = largest - tasks, tasks - largest
         what = [f"lacks {_some(lacks)}"] * bool(lacks) + [f"has {_some(more)} besides"] * bool(more)
         if what:
-            told = f"{f.name}, {len(mine)} tasks (split {f.study.manifest.get('task_split', UNSAID)}), {' and '.join(what)}"
-            differences.append(f"task set: {told}; {_REMEDY['task set']}")
+            text = f"{f.name}, {len(tasks)} tasks (split {f.study.manifest.get('task_split', UNSAID)}), {' and '.join(what)}"
+            differences.append(f"task set: {text}; {_REMEDY['task set']}")
     if differences:
         raise Incomparable("these reports do not compare:\n" + "\n".join(f"  - {d}" for d in differences))
 
 
 def _difference(name: str, groups: Mapping[str, Sequence[str]]) -> str:
-    told = "; ".join(f"{value!r} in {', '.join(names[:4])}{' ...' * (len(names) > 4)}" for value, names in groups.items())
-    return f"{name}: {told}; {_REMEDY[name]}"
+    groups_text = "; ".join(f"{value!r} in {', '.join(names[:4])}{' ...' * (len(names) > 4)}" for value, names in groups.items())
+    return f"{name}: {groups_text}; {_REMEDY[name]}"
 
 
 def _some(names: Iterable[str], most: int = 3) -> str:
@@ -282,23 +328,23 @@ def _some(names: Iterable[str], most: int = 3) -> str:
 
 
 def _apart(found: Sequence[_Read]) -> list[str]:
-    """What differs and may: versions of this project with the same tasks, of libraries, fixed seeds."""
+    """Return notes on differences that are allowed: versions of this project with the same tasks, of libraries, seeds."""
     notes = []
     for key, what in _MAY_DIFFER.items():
         groups = _groups(found, [[f.study.manifest.get(key, UNSAID)] for f in found])
         if len(groups) > 1:
-            told = "; ".join(f"{v[:40]} in {', '.join(names)}" for v, names in groups.items())
-            notes.append(f"different {what}: {told}" + "; the tasks are the same" * (key in ("kbx_env", "grader")))
+            groups_text = "; ".join(f"{v[:40]} in {', '.join(names)}" for v, names in groups.items())
+            notes.append(f"different {what}: {groups_text}" + "; the tasks are the same" * (key in ("kbx_env", "grader")))
     if any(UNSAID in said for f in found for said in f.versions.values()):
         notes.append("the reports do not say which version of the tasks they graded")
     return notes
 
 
 def _needs(f: _Read) -> tuple[str, ...] | None:
-    told = f.study.about.get("needs") or {}
-    # The rows know better than the policy's own word: who was given verdicts may have read them.
-    reads = told.get("grader_feedback") or any(r.turns for r in f.study.rows)
-    tests = told.get("own_tests") or any((r.spent.get("scripts") or 0) > 0 for r in f.study.rows)
+    needs = f.study.about.get("needs") or {}
+    # The rows count, not only the policy's own statement: a policy that received verdicts may have used them.
+    reads = needs.get("grader_feedback") or any(r.turns for r in f.study.rows)
+    tests = needs.get("own_tests") or any((r.spent.get("scripts") or 0) > 0 for r in f.study.rows)
     if not f.study.about and not reads and not tests:
         return None
     return ("reads verdicts",) * bool(reads) + ("own tests",) * bool(tests)
@@ -344,20 +390,18 @@ def _cells(e: Entry) -> dict[str, str]:
 
 
 def markdown(board: Board) -> str:
-    """The board as Markdown."""
-    notes = "\n".join(f"- {tables.unmarked(n)}" for n in (*board.notes, _READ))
-    return f"# Leaderboard\n\n{tables.unmarked(_about(board))}\n\n{tables.markdown([*map(_cells, board.entries)])}\n\n{notes}\n"
+    """Return the board as Markdown."""
+    return render("leaderboard.md.j2", **_values(board))
 
 
 def page(board: Board) -> str:
-    """The board as one HTML page in the report's colours, without scripts and external resources."""
-    template = (Path(pages.__file__).parent / "report.html").read_text(encoding="utf-8")
-    table = tables.markup([*map(_cells, board.entries)], ("policy", "needs", "pass", "model", "device", "report"))
-    notes = "".join(f"<li>{plain(n)}</li>" for n in (*board.notes, _READ))
-    body = f'<details open><summary>Ranking</summary><div class="wide"><table>{table}</table></div></details>'
-    head = template.replace("kbx_env report", "kbx_env leaderboard")
-    about = f'<p class="manifest">{plain(_about(board))}</p>'
-    return Template(head).substitute(body=f'{about}{body}<ul class="manifest">{notes}</ul>', title=f"{len(board.entries)} policies")
+    """Return the board as one HTML page in the report's colours, without scripts and external resources."""
+    return render("leaderboard.html.j2", texts=("policy", "needs", "pass", "model", "device", "report"), **_values(board))
+
+
+def _values(board: Board) -> dict[str, Any]:
+    """Return the variables that both templates show."""
+    return {"about": _about(board), "rows": [*map(_cells, board.entries)], "notes": (*board.notes, _READ)}
 
 
 def _about(board: Board) -> str:
@@ -370,7 +414,7 @@ FORMATS: Mapping[str, Callable[[Board], str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 when the ranking is written, 2 on bad usage and on reports that do not compare."""
+    """Rank; return 0 when the ranking is written, 2 on bad usage and on reports that cannot be compared."""
     p = argparse.ArgumentParser(prog="leaderboard.py", description="Rank the policies of several reports.")
     p.add_argument("reports", nargs="+", metavar="DIR", help="the folder of a report, or its report.json")
     p.add_argument("--out", metavar="FILE", help="a file that ends in .md, .html or .json (default: Markdown to the screen)")

@@ -1,4 +1,4 @@
-"""What a run of gradings is measured with: stage seconds, shares of the workers' time, GPUs sampled."""
+"""Measures a run of gradings: seconds of each stage, shares of the workers' time, samples of the GPUs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,30 @@ from rich.table import Table
 from kbx_env.outcome import Outcome, Stage
 
 STAGES = ("screen", "proof", "compile", "correct", "evidence", "time", "estimate")
-"""In the order in which a grading begins them."""
+"""Stages, in the order in which a grading begins them."""
 ON_CPU_TIER = "executed on the CPU tier: "
-"""Begins the message of a CUDA grading that ended in its proof."""
+"""How the message of a CUDA grading that ended in its proof begins."""
 DEVICE = (Stage.CORRECT, Stage.EVIDENCE, Stage.TIME)
 """Stages in which the device works for the submission; on the CPU backend, the CPU tier is the device."""
 
 GPU = ("waited", "shared", "alone")
-"""Beside the stages: seconds of waiting for the GPU, of using it next to others, and alone. Stages hold no waiting."""
+"""Keys besides the stages: seconds of waiting for the GPU, of using it next to others, and alone. Stages contain no waits."""
 
 Sample = tuple[float | None, float | None]
 """GPU utilisation (0 to 1) and memory in use (MB)."""
 
 
 def stage_seconds(outcome: Outcome) -> dict[str, float]:
-    """Seconds of each stage and ``total``, so that the stages never sum to more than the total.
+    """Return the seconds of each stage and their ``total``; the stages never sum to more than the total.
 
-    A grading that ended in its proof carries the stages of the proof beside the whole: they are left out.
+    A grading that ended in its proof on the CPU tier also carries the stages of the proof. They are left out, because
+    ``proof`` is the time of all of them.
+
+    Args:
+        outcome: the grading.
+
+    Returns:
+        Stage -> seconds.
     """
     seconds = {k: float(v) for k, v in outcome.seconds.items()}
     if "proof" in seconds and outcome.message.startswith(ON_CPU_TIER):
@@ -44,7 +51,7 @@ def stage_seconds(outcome: Outcome) -> dict[str, float]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Sum, mean, median and 95 % quantile; ``None`` for what no value tells."""
+    """Return number, sum, mean, median and 95 % quantile of values; the last three ``None`` for no value."""
     if not values:
         return {"n": 0, "sum": 0.0, "mean": None, "p50": None, "p95": None}
     x = np.asarray(values, dtype=float)
@@ -55,20 +62,25 @@ def spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def by_stage(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """``spread`` of every stage that occurs, over the requests that reached it."""
+    """Return `spread` of every stage that occurs, over the requests that reached it."""
     found = {s: [r["seconds"][s] for r in rows if s in r["seconds"]] for s in (*STAGES, *GPU, "total")}
     return {s: spread(v) for s, v in found.items() if v}
 
 
 def shares(rows: Sequence[Mapping[str, Any]], wall: float, workers: int) -> dict[str, float | None]:
-    """What the workers' time (``wall`` seconds x ``workers``) went into.
+    """Return how the workers' time (``wall`` x ``workers``) was spent.
+
+    Args:
+        rows: requests.
+        wall: seconds of the run.
+        workers: in all.
 
     Returns:
-        ``overhead``: the part that is neither compilation (``compile``) nor ``device`` (correct, evidence and time);
-        it consists of ``screen``, ``proof``, ``estimate``, ``waited`` (for the GPU), ``grader`` (inside the grader, in no
-        stage), ``between`` (in a worker's hands, outside its grader: the way there and back, lost attempts, new
-        processes) and ``idle`` (in no worker's hands: the queue was empty, or the parent was busy). All are shares of 1;
-        ``None`` without a run.
+        Shares of 1, ``None`` without a run. ``overhead`` is the part that is neither compilation (``compile``) nor
+        ``device`` (correct, evidence and time). It consists of ``screen``, ``proof``, ``estimate``, ``waited`` (for the
+        GPU), ``grader`` (inside the grader, in no stage), ``between`` (held by a worker, outside its grader: the way
+        there and back, lost attempts, new processes) and ``idle`` (held by no worker: the queue was empty, or the
+        parent was busy).
     """
     kinds = ("compile", "device", "screen", "proof", "estimate", "waited", "grader", "between")
     if wall <= 0 or workers < 1:
@@ -82,14 +94,23 @@ def shares(rows: Sequence[Mapping[str, Any]], wall: float, workers: int) -> dict
         spent["waited"] += seconds.get("waited", 0.0)
         spent["grader"] += max(total - sum(seconds.get(s, 0.0) for s in (*STAGES, "waited")), 0.0)
         spent["between"] += max(held - total, 0.0)
-    whole = wall * workers
-    told: dict[str, float | None] = {k: v / whole for k, v in spent.items()}
-    idle = 1 - sum(spent.values()) / whole
-    return {"overhead": 1 - (spent["compile"] + spent["device"]) / whole, **told, "idle": idle}
+    available = wall * workers
+    parts: dict[str, float | None] = {k: v / available for k, v in spent.items()}
+    idle = 1 - sum(spent.values()) / available
+    return {"overhead": 1 - (spent["compile"] + spent["device"]) / available, **parts, "idle": idle}
 
 
 def summary(rows: Sequence[Mapping[str, Any]], wall: float, workers: int) -> dict[str, Any]:
-    """Rates, latencies, stages and shares of a run of ``wall`` seconds over ``workers`` in all; faults are no kernels."""
+    """Return rates, latencies, stages and shares of a run. Infrastructure faults are not counted as kernels.
+
+    Args:
+        rows: requests.
+        wall: seconds of the run.
+        workers: in all.
+
+    Returns:
+        The numbers as plain JSON types; ``None`` for what is not known.
+    """
     judged = [r for r in rows if r["verdict"] != "infra_fault"]
     rate = len(judged) / wall if wall > 0 else None
     gpus = sorted({r["gpu"] for r in rows if r["gpu"] is not None})
@@ -107,30 +128,44 @@ def summary(rows: Sequence[Mapping[str, Any]], wall: float, workers: int) -> dic
 
 
 def beside(first: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
-    """How many times as many kernels ``other`` had judged when the shorter of both runs ended; ``None`` where one had none."""
+    """Return how many times as many kernels one run judged as another, until the shorter of both ended.
+
+    Args:
+        first: a result of `summary` with its requests.
+        other: another one.
+
+    Returns:
+        Kernels of ``other`` over kernels of ``first``; ``None`` if one had none.
+    """
     until = min(r.get("wall_seconds") or 0.0 for r in (first, other))
     a, b = (sum(x["end"] <= until and x["verdict"] != "infra_fault" for x in r["requests"]) for r in (first, other))
     return b / a if a and b else None
 
 
 def core_seconds(stat: Path = Path("/proc/stat")) -> float | None:
-    """Seconds that the cores of this process have been busy since the machine started; ``None`` where the system does not say."""
+    """Return the seconds that this process' cores have been busy since the machine started; ``None`` if not known."""
     with contextlib.suppress(OSError, ValueError):
-        mine = {f"cpu{k}" for k in os.sched_getaffinity(0)}
+        own = {f"cpu{k}" for k in os.sched_getaffinity(0)}
         rows = [line.split() for line in stat.read_text().splitlines()]
         # user, nice, system, then idle and waiting for a disk, then interrupts
-        ticks = [sum(map(int, [*r[1:4], *r[6:8]])) for r in rows if r and r[0] in mine]
+        ticks = [sum(map(int, [*r[1:4], *r[6:8]])) for r in rows if r and r[0] in own]
         return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
     return None
 
 
 class GpuWatch:
-    """Samples GPUs in a thread of its own, through NVML where ``pynvml`` is installed, else through ``nvidia-smi``."""
+    """Samples GPUs in a thread, through NVML if ``pynvml`` is installed, else through ``nvidia-smi``."""
 
     def __init__(
         self, uuids: Sequence[str], period: float = 0.5, read: Callable[[], list[Sample]] | None = None
     ) -> None:
-        """A watch over the GPUs with these ids; ``read`` stands in for the driver in tests."""
+        """Make a watch.
+
+        Args:
+            uuids: ids of the GPUs.
+            period: seconds between samples.
+            read: replaces the driver in tests.
+        """
         self._uuids, self._period = list(uuids), period
         self._read = read or _reader(self._uuids)
         self._seen: list[list[Sample]] = []
@@ -138,11 +173,11 @@ class GpuWatch:
         self._thread: threading.Thread | None = None
 
     def now(self) -> list[Sample]:
-        """One look at every GPU."""
+        """Return one sample of every GPU."""
         return self._read()
 
     def start(self) -> None:
-        """Begin to sample; nothing where there is no GPU."""
+        """Begin to sample; without a GPU do nothing."""
         if self._uuids:
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
@@ -154,7 +189,7 @@ class GpuWatch:
             self._thread.join(30)
 
     def busy(self) -> list[float | None]:
-        """Mean utilisation of each GPU while sampled: the share of time in which a kernel ran, whoever's."""
+        """Return the mean utilisation of each GPU while sampled: the share of time in which a kernel of any process ran."""
         found: list[float | None] = []
         for k in range(len(self._uuids)):
             known = [u for sample in self._seen if (u := sample[k][0]) is not None]
@@ -194,7 +229,15 @@ def _from_tool(uuids: list[str]) -> list[Sample]:
 
 
 def parsed(text: str, uuids: Sequence[str]) -> list[Sample]:
-    """What ``nvidia-smi`` says (uuid, percent, MiB) of each of the GPUs; ``None`` for what it does not."""
+    """Parse the output of ``nvidia-smi`` (uuid, percent, MiB).
+
+    Args:
+        text: the output.
+        uuids: ids of the GPUs.
+
+    Returns:
+        A sample of each GPU, ``None`` for numbers that are missing.
+    """
     rows = {c[0]: c for line in text.splitlines() if len(c := [x.strip() for x in line.split(",")]) == 3}
 
     def number(uuid: str, column: int, scale: float) -> float | None:
@@ -207,12 +250,25 @@ def parsed(text: str, uuids: Sequence[str]) -> list[Sample]:
 
 
 def shown(value: Any, form: str = ".3g") -> str:
-    """A number; 'unknown' for what is not known."""
+    """Format a number.
+
+    Args:
+        value: the number.
+        form: its format.
+
+    Returns:
+        The text, 'unknown' for ``None``.
+    """
     return "unknown" if value is None else format(value, form)
 
 
 def tell(result: Mapping[str, Any], console: Console) -> None:
-    """Print a run: rates, then a line for each stage."""
+    """Print a run: rates, then a line for each stage.
+
+    Args:
+        result: of `summary`.
+        console: where.
+    """
     r, memory = result, result["memory"]
     where = f"{r['gpus']} x {r['device']}" if r["gpus"] else f"CPU backend, {r['cores']} cores"
     left = f"; {n} rows left out" if (n := r["workload"]["left_out"]) else ""

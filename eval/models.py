@@ -1,7 +1,8 @@
-"""Which factor decides whether answers are right: explained deviance as in the paper (abstract: category 9.4 %, method 3.3 %),
-with what it leaves out: degrees of freedom, tests, tasks as a random effect, a permutation test, and paired comparisons.
+"""Models of the answers: which factor, category or method, explains whether answers are correct.
 
-What cannot be fitted is ``None``, with its reason in ``reasons``.
+Explained deviance is computed as in the paper (abstract: category 9.4 %, method 3.3 %). The paper leaves out degrees of
+freedom, tests, tasks as a random effect, a permutation test, and paired comparisons, which are here. A model that
+cannot be fitted is ``None``, with the reason in ``reasons``.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from kbx_env.errors import UsageError
 FEW = 10
 """Fewer answers than this are not modelled."""
 DRAWS = 2000
+"""Draws of a permutation or sign-flip test."""
 _Z = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution."""
 _SETTINGS = ("backend", "device", "grading", "torch_ops", "split", "sizes")
+"""Settings that a comparison of two policies names if they differ."""
 _SD = (0.01, 12.0)
-"""Between these the random effect's standard deviation is looked for."""
+"""Bounds of the random effect's standard deviation."""
 
 
 class _Cannot(Exception):
-    """Why something cannot be fitted."""
+    """A model cannot be fitted; the message says why."""
 
 
 Answers = Sequence[tuple[str | None, str, str, bool]]
@@ -37,22 +41,46 @@ Answers = Sequence[tuple[str | None, str, str, bool]]
 
 
 def answers(study: Study, outcome: str = "correct") -> Answers:
-    """The judged answers of a study; ``outcome`` is ``correct`` or ``compiled``."""
+    """Return the judged answers of a study.
+
+    Args:
+        study: the answers.
+        outcome: ``correct`` or ``compiled``.
+
+    Returns:
+        (task, category, method, right) of each.
+    """
     return [(r.task, r.category, p.name, bool(getattr(r, outcome))) for p in study.policies for r in p.judged]
 
 
 def expand(counts: Mapping[Any, tuple[int, int]]) -> Answers:
-    """From published counts, ``method`` or ``(category, method)`` -> (right, of); which tasks they were is not known."""
+    """Return answers from published counts; their tasks are not known.
+
+    Args:
+        counts: ``method`` or ``(category, method)`` -> (correct, number of answers).
+
+    Returns:
+        (``None``, category, method, right) of each.
+    """
     pairs = [(key if isinstance(key, tuple) else ("", key), k, n) for key, (k, n) in counts.items()]
     return [(None, *key, i < k) for key, k, n in pairs for i in range(n)]
 
 
 @dataclass(frozen=True)
 class Fit(Result):
-    """A binomial model of single answers: ``explained`` = 1 - deviance / null.
+    """A binomial model of single answers.
 
-    That is McFadden's pseudo-R2 as well, a single answer's saturated likelihood being 1; ``adjusted`` = 1 - (log L - df) /
-    log L0 (McFadden 1974) takes off what ``df`` parameters beyond the intercept would explain by chance, and may be negative.
+    Attributes:
+        factors: of the model.
+        n: answers.
+        df: parameters beyond the intercept.
+        deviance: of the model.
+        null: deviance of the intercept alone.
+        explained: 1 - deviance / null. This is McFadden's pseudo-R2 as well, since a single answer's saturated
+            likelihood is 1.
+        mcfadden: the same.
+        adjusted: 1 - (log L - df) / log L0 (McFadden 1974); it subtracts what the parameters would explain by chance,
+            and may be negative.
     """
 
     factors: tuple[str, ...]
@@ -67,8 +95,15 @@ class Fit(Result):
 
 @dataclass(frozen=True)
 class Test(Result):
-    """A likelihood-ratio test of ``factor``, beside ``given`` or alone. It takes answers for independent, which those to one
-    task are not."""
+    """A likelihood-ratio test. It assumes independent answers, which answers to one task are not.
+
+    Attributes:
+        factor: the factor that is tested.
+        given: the factor that both models have; ``None`` for the intercept alone.
+        chi2: twice the difference of the log-likelihoods.
+        df: degrees of freedom.
+        p: of the test.
+    """
 
     factor: str
     given: str | None
@@ -81,8 +116,13 @@ class Test(Result):
 class Mixed(Result):
     """Logistic model with a normal random effect of the task: maximum likelihood, Wald intervals.
 
-    ``sd``: of the random effect, (estimate, low, high); ``log_odds`` of each method on a task of average difficulty;
-    ``against`` the ``reference``: how much lower or higher. ``left_out``: methods always or never right, of infinite odds.
+    Attributes:
+        tasks: number of tasks.
+        sd: standard deviation of the random effect, (estimate, low, high).
+        log_odds: of each method on a task of average difficulty, (estimate, low, high).
+        reference: the method with the largest share of correct answers.
+        against: difference of each other method's log-odds to the reference.
+        left_out: methods that are always or never correct, whose odds are infinite.
     """
 
     tasks: int
@@ -95,7 +135,14 @@ class Mixed(Result):
 
 @dataclass(frozen=True)
 class Permutation(Result):
-    """The methods' explained deviance, its mean when methods are exchanged within tasks, and how often it is then as large."""
+    """A permutation test of the methods' explained deviance.
+
+    Attributes:
+        explained: by the methods as they are.
+        by_chance: mean when methods are exchanged within tasks.
+        p: share of the draws with at least the explained deviance; the data counts as one draw.
+        draws: number of draws.
+    """
 
     explained: float
     by_chance: float
@@ -105,7 +152,16 @@ class Permutation(Result):
 
 @dataclass(frozen=True)
 class Analysis(Result):
-    """Everything at once; a name in ``reasons`` says why the part of that name is missing."""
+    """All models of the answers.
+
+    Attributes:
+        n: answers.
+        fits: by ``category``, ``method`` and ``both``.
+        tests: of the factors.
+        mixed: the mixed model.
+        permutation: the permutation test.
+        reasons: name of a missing part -> why it is missing.
+    """
 
     n: int
     fits: Mapping[str, Fit]
@@ -116,7 +172,15 @@ class Analysis(Result):
 
 
 def analyse(data: Answers, seed: int = 0, draws: int = DRAWS) -> Analysis:
-    """All models of the answers.
+    """Fit all models.
+
+    Args:
+        data: the answers.
+        seed: of the permutation test.
+        draws: of the permutation test.
+
+    Returns:
+        The models; parts that cannot be fitted are missing, with a reason.
 
     Raises:
         UsageError: statsmodels is not installed.
@@ -148,16 +212,23 @@ def analyse(data: Answers, seed: int = 0, draws: int = DRAWS) -> Analysis:
 
 
 def _test(factor: str, given: str | None, chi2: float, df: int) -> Test:
-    from scipy.stats import chi2 as law
+    from scipy.stats import chi2 as distribution
 
-    return Test(factor, given, max(0.0, chi2), df, float(law.sf(max(0.0, chi2), df)))
+    return Test(factor, given, max(0.0, chi2), df, float(distribution.sf(max(0.0, chi2), df)))
 
 
 def _checked(data: Answers, *factors: str) -> tuple[list[np.ndarray], np.ndarray]:
-    """Codes of the factors' levels, and what is right.
+    """Return the codes of the factors' levels, and whether each answer is correct.
+
+    Args:
+        data: the answers.
+        *factors: ``category`` or ``method``.
+
+    Returns:
+        An array of codes for each factor, and an array of booleans.
 
     Raises:
-        _Cannot: nothing varies, or there is too little.
+        _Cannot: a factor or the answers do not vary, or there are too few.
     """
     if len(data) < FEW:
         raise _Cannot(f"{len(data)} answers are too few; at least {FEW}")
@@ -171,16 +242,24 @@ def _checked(data: Answers, *factors: str) -> tuple[list[np.ndarray], np.ndarray
 
 
 def _bernoulli(k: Any, n: Any) -> float:
-    """Deviance of groups of n answers of which k are right, each at its own share."""
+    """Return the deviance of groups of n answers of which k are correct, each group at its own share."""
     from scipy.special import xlogy
 
     return float(-2 * np.sum(xlogy(k, k / n) + xlogy(n - k, (n - k) / n)))
 
 
 def deviance(data: Answers, factors: Sequence[str]) -> Fit:
-    """Binomial GLM with a logit link of the factors' main effects (statsmodels).
+    """Fit a binomial GLM with a logit link of the factors' main effects (statsmodels).
 
-    A level always or never right is fitted at infinity: it adds no deviance and leaves the fit, but keeps its parameter.
+    A level that is always or never correct is fitted at infinity: it adds no deviance and leaves the fit, but its
+    parameter counts.
+
+    Args:
+        data: the answers.
+        factors: ``category``, ``method``, or both.
+
+    Returns:
+        The fit.
 
     Raises:
         UsageError: statsmodels is not installed.
@@ -214,13 +293,13 @@ def deviance(data: Answers, factors: Sequence[str]) -> Fit:
 
 
 def _design(codes: Sequence[np.ndarray]) -> np.ndarray:
-    """An intercept, and an indicator of every level but the first of each factor."""
+    """Return the design matrix: an intercept, and an indicator of every level but the first of each factor."""
     columns = [np.ones(len(codes[0]))] + [(c == level).astype(float) for c in codes for level in np.unique(c)[1:]]
     return np.column_stack(columns)
 
 
 def _cells(data: Answers) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """(right, of) by task and method."""
+    """Return the correct answers and all answers by task and method (two matrices), and the methods' names."""
     _, right = _checked(data)
     if any(a[0] is None for a in data):
         raise _Cannot("which tasks the answers belong to is not known")
@@ -233,7 +312,11 @@ def _cells(data: Answers) -> tuple[np.ndarray, np.ndarray, list[str]]:
 
 
 def mixed(data: Answers) -> Mixed:
-    """See `Mixed`; the effect of each task is integrated out on a grid, exactly where variational fits are too narrow."""
+    """Fit a `Mixed` model.
+
+    The random effect of each task is integrated numerically on a grid. This is exact, while the intervals of
+    variational fits are too narrow.
+    """
     from scipy.optimize import minimize
     from scipy.special import expit, logsumexp
 
@@ -270,20 +353,31 @@ def mixed(data: Answers) -> Mixed:
     if (np.diag(cover) <= 0).any():
         raise _Cannot("the likelihood has no clear maximum")
 
-    def told(c: np.ndarray) -> tuple[float, float, float]:
+    def interval(c: np.ndarray) -> tuple[float, float, float]:
         centre, half = float(c @ best.x[: len(names)]), _Z * math.sqrt(c @ cover[: len(names), : len(names)] @ c)
         return centre, centre - half, centre + half
 
     unit, top, half = np.eye(len(names)), int(np.argmax(share)), 0.0 if flat else _Z * math.sqrt(cover[-1, -1])
     return Mixed(
         len(k), (0.0, None, None) if flat else (sd, sd * math.exp(-half), sd * math.exp(half)),
-        {m: told(unit[i]) for i, m in enumerate(names)}, names[top],
-        {m: told(unit[i] - unit[top]) for i, m in enumerate(names) if i != top}, left_out,
+        {m: interval(unit[i]) for i, m in enumerate(names)}, names[top],
+        {m: interval(unit[i] - unit[top]) for i, m in enumerate(names) if i != top}, left_out,
     )  # fmt: skip
 
 
 def permuted(data: Answers, seed: int = 0, draws: int = DRAWS) -> Permutation:
-    """Seeded: a task's shares right are dealt out anew among the methods that were asked it; p counts the truth as a draw."""
+    """Test the methods' explained deviance by permutations.
+
+    Each draw deals the shares of correct answers of a task anew among the methods that answered it.
+
+    Args:
+        data: the answers.
+        seed: of the draws.
+        draws: how many.
+
+    Returns:
+        The result of the test.
+    """
     k, n, names = _cells(data)
     if len(names) < 2:
         raise _Cannot("there is only one method")
@@ -296,23 +390,33 @@ def permuted(data: Answers, seed: int = 0, draws: int = DRAWS) -> Permutation:
         return 1 - _bernoulli(x.sum(0), of) / null
 
     rng, found = np.random.default_rng(seed), np.empty(draws)
-    places = np.argsort(~there, axis=1, kind="stable")  # a task's methods first
+    present_first = np.argsort(~there, axis=1, kind="stable")  # by task, the methods that answered it come first
     for i in range(draws):
         order = np.argsort(np.where(there, rng.random(there.shape), 2.0), axis=1)
         dealt = np.zeros_like(share)
-        np.put_along_axis(dealt, places, np.take_along_axis(share, order, 1), 1)
+        np.put_along_axis(dealt, present_first, np.take_along_axis(share, order, 1), 1)
         found[i] = explained(dealt)
-    mine = explained(share)
-    return Permutation(mine, float(found.mean()), (1 + int((found >= mine - 1e-9).sum())) / (1 + draws), draws)
+    observed = explained(share)
+    return Permutation(observed, float(found.mean()), (1 + int((found >= observed - 1e-9).sum())) / (1 + draws), draws)
 
 
 @dataclass(frozen=True)
 class Paired(Result):
-    """Two policies on the tasks that both were judged on; differences are ``a`` minus ``b``.
+    """Two policies on the tasks on which both were judged; differences are ``a`` minus ``b``.
 
-    ``only_a``, ``only_b``, ``both`` count tasks by the first judged answer. ``difference``: of the shares correct per task.
-    ``p``: exact McNemar test, or with several answers a task a sign-flip test of the shares. ``speed``: a's over b's, geometric
-    mean over tasks that both solved; ``None`` where not timed, or on other devices or sizes. ``differ``: settings that differ.
+    Attributes:
+        a: name of a policy.
+        b: name of the other.
+        tasks: that both were judged on.
+        both: tasks whose first judged answer is correct of both.
+        only_a: tasks whose first judged answer is correct of ``a`` only.
+        only_b: tasks whose first judged answer is correct of ``b`` only.
+        several: whether a task has several answers.
+        p: of an exact McNemar test; with several answers a task, of a sign-flip test of the shares.
+        difference: of the shares correct per task.
+        speed: speedup of ``a`` over that of ``b``, geometric mean over tasks that both solved; ``None`` if not timed,
+            or timed on different devices or sizes.
+        differ: settings in which the runs differ.
     """
 
     a: str
@@ -329,7 +433,7 @@ class Paired(Result):
 
     @property
     def sentence(self) -> str:
-        """What may be concluded about correctness; claims no more than both interval and test."""
+        """A sentence on correctness that claims no more than both the interval and the test support."""
         d = self.difference
         if d is None:
             return f"{self.a} and {self.b} have no judged task in common."
@@ -340,19 +444,31 @@ class Paired(Result):
             return f"{x} and {y} solve the same {self.both} of {self.tasks} tasks{end}"
         start = f"{x} solves {i} task{'s' * (i != 1)} that {y} does not, {y} {j} the other way"
         start = f"{x} beside {y} on {self.tasks} tasks with several answers" if self.several else start
-        told = f"the difference of {100 * abs(d.value):.1f} points"
+        difference = f"the difference of {100 * abs(d.value):.1f} points"
         if d.low is not None and d.high is not None:
             low, high = sorted((sign * d.low, sign * d.high))
-            told += f" (95 % {100 * low:.1f} to {100 * high:.1f})"
+            difference += f" (95 % {100 * low:.1f} to {100 * high:.1f})"
             if low <= 0 <= high:
-                return f"{start}; {told} may be chance{end}"
+                return f"{start}; {difference} may be chance{end}"
         said = "is clear of zero" if self.p < 1 - LEVEL else f"is not settled: the test has p = {self.p:.2f}"
-        return f"{start}; {told} {said}{end}"
+        return f"{start}; {difference} {said}{end}"
 
 
 def paired(a: PolicyStudy, b: PolicyStudy, seed: int = 0) -> Paired:
-    """Compare two policies task by task."""
-    from scipy.stats import binom
+    """Compare two policies task by task.
+
+    The McNemar test is scipy's exact binomial test. The sign-flip test is ours: scipy's ``permutation_test`` draws
+    other numbers, so that p-values of earlier reports would change.
+
+    Args:
+        a: a policy.
+        b: another policy.
+        seed: of the sign flips and the bootstrap.
+
+    Returns:
+        The comparison.
+    """
+    from scipy.stats import binomtest
 
     rows = [{t: [r for r in p.judged if r.task == t] for t in {r.task for r in p.judged}} for p in (a, b)]
     tasks = sorted(rows[0].keys() & rows[1].keys())
@@ -366,9 +482,9 @@ def paired(a: PolicyStudy, b: PolicyStudy, seed: int = 0) -> Paired:
         flips = np.random.default_rng(seed).choice([-1.0, 1.0], (DRAWS, len(gap))) @ gap
         p = (1 + int((abs(flips) >= abs(gap.sum()) - 1e-9).sum())) / (1 + DRAWS)
     else:
-        p = min(1.0, 2 * float(binom.cdf(min(only_a, only_b), only_a + only_b, 0.5)))
-    mine, theirs = ({**p.manifest, "sizes": p.sizes} for p in (a, b))
-    differ = tuple(k for k in _SETTINGS if mine.get(k) != theirs.get(k))
+        p = float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
+    first, second = ({**p.manifest, "sizes": p.sizes} for p in (a, b))
+    differ = tuple(k for k in _SETTINGS if first.get(k) != second.get(k))
     apart = "device" in differ or "sizes" in differ
     shared = [logs[0][t] - logs[1][t] for t in tasks if t in logs[0] and t in logs[1]] if not apart else []
     speed = mean(shared, seed=seed)
@@ -378,15 +494,20 @@ def paired(a: PolicyStudy, b: PolicyStudy, seed: int = 0) -> Paired:
 
 @dataclass(frozen=True)
 class Noise(Result):
-    """Half-widths of the intervals of speedups, on the log scale (0.01 is 1 %); ``covers``: of eager against itself (a policy
-    of that name), the intervals that contain 1, as 95 % should; ``None`` where there is none."""
+    """The precision of speedups.
+
+    Attributes:
+        half_widths: of the 95 % intervals on the log scale (0.01 is 1 %).
+        covers: of a policy named ``eager``, the share of intervals that contain 1, which should be 95 %; ``None`` if
+            there is none.
+    """
 
     half_widths: Spread
     covers: Rate | None
 
 
 def noise(study: Study) -> Noise | None:
-    """How well times are known; ``None`` where nothing was timed."""
+    """Return the precision of a study's speedups; ``None`` if nothing was timed."""
     timed = [(p.name, r, r.low, r.high) for p in study.policies for r in p.judged if r.correct and r.low and r.high]
     same = [r for name, r, _, _ in timed if re.match(r"eager\b", name)]
     covers = rate(same, lambda r: (r.low or 0) <= 1 <= (r.high or 0)) if same else None

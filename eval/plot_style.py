@@ -1,4 +1,4 @@
-"""How the report's figures look: colours, names, ticks, labels that keep apart, and SVG that a light or dark page takes in."""
+"""The style of the report's figures: colours, names, ticks, labels that do not overlap, and SVG for light and dark pages."""
 
 from __future__ import annotations
 
@@ -89,7 +89,11 @@ MARKS: list[tuple[str, Mapping[str, Any]]] = [
 
 
 def check(what: str = "figures need", instead: str = "") -> None:
-    """Find out, before a long run, whether figures can be drawn; ``what`` and ``instead`` are for the error.
+    """Check, before a long run, that figures can be drawn.
+
+    Args:
+        what: subject of the error message, such as "figures need".
+        instead: what to do without matplotlib, for the error message.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -102,7 +106,7 @@ def check(what: str = "figures need", instead: str = "") -> None:
 
 @contextlib.contextmanager
 def themed() -> Iterator[None]:
-    """Matplotlib's settings for the figures of the report, the user's own left as they were."""
+    """Apply matplotlib's settings for the report within the block, and restore the user's own after it."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -117,7 +121,15 @@ Strip = Sequence[tuple[float, bool]]
 
 
 def sheet(key: str, height: float) -> Any:
-    """An empty figure of the report's width."""
+    """Return an empty figure of the report's width.
+
+    Args:
+        key: name of the figure, kept as its label.
+        height: in inches.
+
+    Returns:
+        A matplotlib figure.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -128,14 +140,22 @@ def sheet(key: str, height: float) -> Any:
 
 
 def settled(figure: Any) -> Any:
-    """The figure, laid out once and for all: written twice, it is the same."""
+    """Lay a figure out once and for all, so that it is the same whenever it is written; return it."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return figure
 
 
 def shorten(text: str, width: int = NAME) -> str:
-    """At most ``width`` columns, what is too long cut out of the middle; no character that XML forbids."""
+    """Shorten a text, and remove characters that XML forbids.
+
+    Args:
+        text: the text.
+        width: the most columns.
+
+    Returns:
+        The text, without its middle if it is too long.
+    """
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split()) or "?"
     if _columns(text) <= width:
         return text
@@ -153,7 +173,15 @@ def _columns(text: str) -> int:
 
 
 def labels(names: Sequence[str], width: int = NAME) -> list[str]:
-    """Short names that stay distinct."""
+    """Shorten names so that they stay distinct.
+
+    Args:
+        names: the names.
+        width: the most columns of each.
+
+    Returns:
+        A short name for each.
+    """
     found: list[str] = []
     for name in names:
         short, k = shorten(name, width), 2
@@ -164,17 +192,17 @@ def labels(names: Sequence[str], width: int = NAME) -> list[str]:
 
 
 def geomean(values: Sequence[float]) -> float:
-    """Geometric mean."""
+    """Return the geometric mean."""
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
 def percent(value: float) -> str:
-    """A rate for people."""
+    """Format a rate."""
     return f"{100 * value:.{1 if 0 < value < 0.0995 or 0.995 <= value < 1 else 0}f} %"
 
 
 def short(value: float) -> str:
-    """A number for people, on little room."""
+    """Format a number in few characters."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{value / size:.3g}{unit}"
@@ -182,14 +210,19 @@ def short(value: float) -> str:
 
 
 def on_blocks(colour: str) -> str:
-    """Black or white, whichever is read better on an opaque block of this colour."""
+    """Return black or white, whichever is easier to read on an opaque block of a colour."""
     parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return "#ffffff" if sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True)) < 0.2 else "#1a1a1a"
 
 
 def rows(axes: Any, names: Sequence[str]) -> None:
-    """One row a name, from the top."""
+    """Set up one row for each name, from the top.
+
+    Args:
+        axes: matplotlib axes.
+        names: of the rows.
+    """
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -198,7 +231,13 @@ def rows(axes: Any, names: Sequence[str]) -> None:
 
 
 def shares(axes: Any, side: str = "x", top: float = 1.0) -> None:
-    """A linear axis of rates from 0 to ``top``."""
+    """Make an axis linear from 0 to a largest rate.
+
+    Args:
+        axes: matplotlib axes.
+        side: ``x`` or ``y``.
+        top: the largest rate.
+    """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis = getattr(axes, f"{side}axis")
@@ -208,13 +247,21 @@ def shares(axes: Any, side: str = "x", top: float = 1.0) -> None:
 
 
 def ceiling_of(values: Sequence[float]) -> float:
-    """A round rate above all of these, so that small ones can be told apart."""
+    """Return a round rate above all values, so that small rates can be told apart."""
     most = max(values, default=1.0)
     return next((t for t in (0.05, 0.1, 0.2, 0.4, 0.6) if most <= 0.95 * t), 1.0)
 
 
 def logarithmic(axes: Any, side: str, values: Sequence[float], unit: str = "", most: int = 8) -> None:
-    """A log axis around the values with ticks at round numbers; at most ``most`` of them."""
+    """Make an axis logarithmic around values, with ticks at round numbers.
+
+    Args:
+        axes: matplotlib axes.
+        side: ``x`` or ``y``.
+        values: that the axis must show.
+        unit: after the numbers.
+        most: the most ticks.
+    """
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     low, high = min(values), max(values)
@@ -229,7 +276,16 @@ def logarithmic(axes: Any, side: str, values: Sequence[float], unit: str = "", m
 
 
 def ticks(low: float, high: float, most: int = 8) -> list[float]:
-    """Round numbers from ``low`` to ``high`` for a log axis, as many as there may be."""
+    """Return round numbers for the ticks of a log axis.
+
+    Args:
+        low: lower end.
+        high: upper end.
+        most: the most ticks.
+
+    Returns:
+        The numbers, as many as there may be.
+    """
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found: list[float] = []
     if high / low < 3:  # as good as linear
@@ -247,7 +303,17 @@ def ticks(low: float, high: float, most: int = 8) -> list[float]:
 
 
 def swarm(values: Sequence[float], span: tuple[float, float], room: float = 0.34, inches: float = 5.0) -> list[float]:
-    """Offsets that keep equal values (on a log axis over ``span``) apart, at most ``room`` to either side; always the same."""
+    """Return offsets that keep equal values on a log axis apart; the same for the same values.
+
+    Args:
+        values: the values.
+        span: of the axis, (low, high).
+        room: the largest offset to either side.
+        inches: length of the axis.
+
+    Returns:
+        An offset for each value.
+    """
     low, high = (math.log(v) for v in span)
     bins = max(1, round(inches / 0.065))
     seen: dict[int, list[int]] = {}
@@ -262,7 +328,16 @@ def swarm(values: Sequence[float], span: tuple[float, float], room: float = 0.34
 
 
 def dots(axes: Any, at: Sequence[float], y: Sequence[float], colour: str, hollow: Sequence[bool] = (), size: float = 4.0) -> None:
-    """Small dots; hollow ones for what is not believed or is a bound only. Of many every n-th by value: a page must open."""
+    """Draw small dots. Of many dots only every n-th by value is drawn, so that the page opens fast.
+
+    Args:
+        axes: matplotlib axes.
+        at: positions on the x axis.
+        y: positions on the y axis.
+        colour: of the dots.
+        hollow: whether each is hollow, for a value that is not believed or only a bound.
+        size: in points.
+    """
     for empty in (False, True):
         kept = sorted((k for k in range(len(at)) if bool(hollow and hollow[k]) is empty), key=lambda k: at[k])
         kept = kept[:: 1 + len(kept) // 600]
@@ -275,7 +350,15 @@ def dots(axes: Any, at: Sequence[float], y: Sequence[float], colour: str, hollow
 
 
 def strips(axes: Any, names: Sequence[str], colours: Sequence[str], found: Sequence[Strip], line: float | None) -> None:
-    """One row of dots a policy: (value, hollow) each, with median and geometric mean; ``line`` is part of the axis."""
+    """Draw one row of dots for each policy, with median and geometric mean.
+
+    Args:
+        axes: matplotlib axes.
+        names: of the policies.
+        colours: of the policies.
+        found: (value, hollow) of each dot of a policy.
+        line: a value that the axis includes and marks.
+    """
     every = [v for of in found for v, _ in of] + ([] if line is None else [line])
     logarithmic(axes, "x", every)
     rows(axes, names)
@@ -292,12 +375,29 @@ def strips(axes: Any, names: Sequence[str], colours: Sequence[str], found: Seque
 
 
 def say(axes: Any, y: float, text: str, dim: bool = False) -> None:
-    """A text to the right of a row."""
+    """Write a text to the right of a row.
+
+    Args:
+        axes: matplotlib axes.
+        y: the row.
+        text: the text.
+        dim: whether it is in a weak colour.
+    """
     axes.text(1.03, y, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5, alpha=DIM if dim else None)
 
 
 def spread(at: Sequence[float], gap: float, low: float = 0.0, high: float = 1.0) -> list[float]:
-    """Positions at least ``gap`` apart, as near as possible (least squares) to those asked for; within bounds if they fit."""
+    """Return positions at least ``gap`` apart, as near as possible (least squares) to those wanted.
+
+    Args:
+        at: the positions wanted.
+        gap: the smallest distance.
+        low: lower bound, kept if the positions fit.
+        high: upper bound, kept if the positions fit.
+
+    Returns:
+        The positions.
+    """
     order = sorted(range(len(at)), key=lambda k: (at[k], k))
     pools: list[tuple[float, int]] = []
     for rank, k in enumerate(order):
@@ -315,7 +415,14 @@ def spread(at: Sequence[float], gap: float, low: float = 0.0, high: float = 1.0)
 
 
 def aside(axes: Any, ends: Sequence[tuple[float, str, str]], height: float, left: bool = False) -> None:
-    """Names beside the ends of curves, (value, name, colour) each, joined to them by a line; ``height`` of the axes in inches."""
+    """Write names beside the ends of curves, joined to them by a line.
+
+    Args:
+        axes: matplotlib axes.
+        ends: (value, name, colour) of each curve.
+        height: of the axes, in inches.
+        left: on the left side.
+    """
     to = axes.transAxes.inverted()
     y = [float(to.transform(axes.transData.transform((axes.get_xlim()[0], v)))[1]) for v, _, _ in ends]
     for at, text_at, (_, name, colour) in zip(y, spread(y, LINE / height, 0.0, 1.0), ends, strict=True):
@@ -328,7 +435,12 @@ def aside(axes: Any, ends: Sequence[tuple[float, str, str]], height: float, left
 
 
 def key(figure: Any, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """What marks mean, above the axes: (text, properties of a marker) each."""
+    """Explain the marks of a figure above its axes.
+
+    Args:
+        figure: matplotlib figure.
+        entries: (text, properties of the marker) of each mark.
+    """
     from matplotlib.lines import Line2D
 
     widest = max(_columns(text) for text, _ in entries) * 0.075 + 0.45
@@ -339,7 +451,7 @@ def key(figure: Any, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
 
 
 def peaks(device: str) -> tuple[str, float, float] | None:
-    """Name, GB/s and fp16 TFLOP/s by the datasheet of a device; ``None`` for unknown ones and variants with other peaks."""
+    """Return name, GB/s and fp16 TFLOP/s of a device by its datasheet; ``None`` for unknown devices and other variants."""
     from kbx_env.backends import cost
 
     words = re.split("[^a-z0-9]+", device.lower())
@@ -351,7 +463,16 @@ def peaks(device: str) -> tuple[str, float, float] | None:
 
 
 def svg(figure: Any, prefix: str = "", inline: bool = False) -> str:
-    """The figure as one ``<svg>``: ids begin with ``prefix``, colours of text are the page's."""
+    """Return a figure as one ``<svg>``; its texts take the colour of the page.
+
+    Args:
+        figure: matplotlib figure.
+        prefix: of its ids.
+        inline: leave out width and height, so that it is as wide as its place.
+
+    Returns:
+        The markup.
+    """
     called = str(figure.get_label())
     buffer = io.StringIO()
     with themed():
@@ -365,9 +486,9 @@ def svg(figure: Any, prefix: str = "", inline: bool = False) -> str:
     own = {"id": ("", prefix), "href": ("#", f"#{prefix}"), "clip-path": ("(#", f"(#{prefix}"), "style": (TEXT, "currentColor")}
     for element in root.iter():
         element.tag = element.tag.rsplit("}", 1)[-1]
-        given = [(name.rsplit("}", 1)[-1], value) for name, value in element.attrib.items()]
+        attributes = [(name.rsplit("}", 1)[-1], value) for name, value in element.attrib.items()]
         element.attrib.clear()
-        for name, value in given:
+        for name, value in attributes:
             old, new = own.get(name, ("", ""))
             value = value.replace(old, new) if old else new + value
             element.set(name, value.replace(f"'{_FONT}'", "system-ui, sans-serif"))
@@ -385,7 +506,16 @@ def svg(figure: Any, prefix: str = "", inline: bool = False) -> str:
 
 
 def write(figure: Any, folder: Path, name: str) -> list[Path]:
-    """``name.png`` and ``name.svg``."""
+    """Write ``name.png`` and ``name.svg``.
+
+    Args:
+        figure: matplotlib figure.
+        folder: of the files.
+        name: without ending.
+
+    Returns:
+        The files.
+    """
     files = [folder / f"{name}.png", folder / f"{name}.svg"]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The figures of a report: each is drawn where its data is there, and left out where it is not."""
+"""The figures of a report. A figure is left out if a study has no data for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kbx_env.eval.report_data import PolicyStudy, Row, Study
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A policy with its looks, the same in every figure."""
+    """A policy with its colour and label, the same in every figure."""
 
     study: PolicyStudy
     label: str
@@ -28,15 +28,23 @@ class _Drawn:
 
     @property
     def judged(self) -> tuple[Row, ...]:
+        """The judged answers."""
         return self.study.judged
 
     @property
     def timed(self) -> list[Row]:
+        """The correct answers with a time."""
         return [r for r in self.judged if r.correct and r.speedup]
 
 
 def figures(study: Study) -> dict[str, Any]:
-    """The figures that the data supports, by name, in the order of a report.
+    """Draw all figures for which a study has data.
+
+    Args:
+        study: the answers.
+
+    Returns:
+        Name -> figure, in the order of a report.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -51,14 +59,30 @@ def figures(study: Study) -> dict[str, Any]:
 
 
 def save(figures: Mapping[str, Any], folder: str | Path) -> list[Path]:
-    """Write each figure as PNG and SVG; returns the files. ``UsageError`` where the folder cannot be written."""
+    """Write each figure as PNG and SVG.
+
+    Args:
+        figures: name -> figure.
+        folder: of the files.
+
+    Returns:
+        The files.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
     return [file for name, figure in figures.items() for file in style.write(figure, Path(folder), name)]
 
 
 def inline_svg(figure: Any, prefix: str = "kbx") -> str:
-    """A self-contained ``<svg>`` for an HTML page, as wide as its place; it takes the colour of the text around it.
+    """Return a figure as a self-contained ``<svg>`` for an HTML page: as wide as its place, in the page's text colour.
 
-    ``prefix`` begins the ids in it: give another one where a page shows the same figure of two studies.
+    Args:
+        figure: matplotlib figure.
+        prefix: of its ids; a page that shows the same figure of two studies needs two prefixes.
+
+    Returns:
+        The markup.
     """
     return style.svg(figure, f"{prefix}-{figure.get_label()}-", inline=True)
 
@@ -191,7 +215,7 @@ def _fast_p(ps: Sequence[_Drawn]) -> Any:
 
 
 def _measured(row: Row, value: Callable[[Mapping[str, Any]], float]) -> float | None:
-    """Geometric mean over the timed cases that tell it."""
+    """Return the geometric mean of a value over the timed cases that have it; ``None`` for no case."""
     cases = (row.raw.get("timing") or {}).get("cases") or ()
     found = [v for c in cases if c.get("candidate_us") and (v := value(c))]
     return style.geomean(found) if row.correct and found else None
@@ -210,9 +234,9 @@ def _roofline(ps: Sequence[_Drawn]) -> Any:
         ("TFLOP/s" + peak.format("fp16 "), peaks and peaks[2], rate("flops", 1e-6)),
         ("share of the device's measured roofline, % (line: no kernel can be faster)", 100.0, rate("floor_us", 100)),
     ]
-    told = [[[(v, _void(r)) for r in p.judged if (v := _measured(r, value))] for p in ps] for _, _, value in kinds]
-    panels = [(text, line, found) for (text, line, _), found in zip(kinds, told, strict=True) if any(found)]
-    panels = panels[:-1] if len(panels) > 1 else panels  # the share stands in where bytes are not told
+    measured = [[[(v, _void(r)) for r in p.judged if (v := _measured(r, value))] for p in ps] for _, _, value in kinds]
+    panels = [(text, line, found) for (text, line, _), found in zip(kinds, measured, strict=True) if any(found)]
+    panels = panels[:-1] if len(panels) > 1 else panels  # the share stands in where bytes are not measured
     if not panels:
         return None
     figure = style.sheet("roofline", 0.5 + len(panels) * (0.65 + 0.48 * len(ps)))
@@ -263,7 +287,7 @@ def _ceiling(ps: Sequence[_Drawn]) -> Any:
 
 
 def _by_round(p: _Drawn) -> tuple[list[list[float]], bool]:
-    """Shares compiled and correct and the mean best speedup by each round, and whether any speedup was told."""
+    """Return shares compiled, shares correct and mean best speedups by round, and whether any speedup is known."""
     rounds = 1 + max((int(t["round"]) for r in p.judged for t in r.turns), default=-1)
     curves: list[list[float]] = [[], [], []]
     for k in range(rounds):
@@ -281,12 +305,12 @@ def _trajectory(ps: Sequence[_Drawn]) -> Any:
     found = [(p, *_by_round(p)) for p in ps if any(r.turns for r in p.judged)]
     if not found:
         return None
-    names = ["compiled so far", "correct so far", *(["best speedup so far"] if any(told for *_, told in found) else [])]
+    names = ["compiled so far", "correct so far"] + ["best speedup so far"] * any(has_speedup for *_, has_speedup in found)
     each = max(1.75, 0.5 + style.LINE * len(found))
     figure = style.sheet("trajectory", 0.5 + each * len(names))
     panels = figure.subplots(len(names), 1, sharex=True)
     for k, (axes, name) in enumerate(zip(panels, names, strict=True)):
-        shown = [(p, curves[k]) for p, curves, told in found if k < 2 or told]
+        shown = [(p, curves[k]) for p, curves, has_speedup in found if k < 2 or has_speedup]
         for p, y in shown:
             axes.plot(range(1, len(y) + 1), y, color=p.colour, marker=p.marker, markersize=4.5, linewidth=1.6, clip_on=False)
         most = max(len(curves[0]) for _, curves, _ in found)
@@ -332,18 +356,18 @@ def _pass_at_k(ps: Sequence[_Drawn]) -> Any:
 
 
 def _traffic(ps: Sequence[_Drawn]) -> Any:
-    def told(value: Callable[[Row], float | None]) -> list[list[tuple[str, float]]]:
+    def values(value: Callable[[Row], float | None]) -> list[list[tuple[str, float]]]:
         return [[(r.category, v) for r in p.judged if r.correct and (v := value(r))] for p in ps]
 
     # The evidence counts launches over all cases.
-    calls = told(lambda r: (r.launches or 0) / ((r.raw.get("cases") or {}).get("total") or math.inf))
-    panels = [("moved / ideal bytes", told(lambda r: r.traffic)), ("launches for a call (mean over cases)", calls)]
+    calls = values(lambda r: (r.launches or 0) / ((r.raw.get("cases") or {}).get("total") or math.inf))
+    panels = [("moved / ideal bytes", values(lambda r: r.traffic)), ("launches for a call (mean over cases)", calls)]
     if not any(panels[0][1]):
         return None
     panels = [panel for panel in panels if any(panel[1])]
     held = [k for k in range(len(ps)) if any(found[k] for _, found in panels)]
     names = sorted({c for _, found in panels for of in found for c, _ in of})
-    lane = 0.84 / len(held)
+    lane_height = 0.84 / len(held)
     figure = style.sheet("traffic", 0.95 + len(names) * max(0.3, 0.085 * len(held) + 0.1))
     for axes, (text, found) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
         style.logarithmic(axes, "x", [1.0, *(v for of in found for _, v in of)], most=7)
@@ -355,8 +379,8 @@ def _traffic(ps: Sequence[_Drawn]) -> Any:
         for rank, k in enumerate(held):
             for y, name in enumerate(names):
                 at = [v for c, v in found[k] if c == name]
-                middle = y - 0.42 + lane * (rank + 0.5)
-                offsets = style.swarm(at, axes.get_xlim(), 0.4 * lane, 3.0)
+                middle = y - 0.42 + lane_height * (rank + 0.5)
+                offsets = style.swarm(at, axes.get_xlim(), 0.4 * lane_height, 3.0)
                 style.dots(axes, at, [middle + o for o in offsets], ps[k].colour, size=4.0 if len(held) < 4 else 3.2)
     style.key(figure, [(ps[k].label, {"color": ps[k].colour}) for k in held])
     return figure
@@ -367,9 +391,9 @@ def _cost(ps: Sequence[_Drawn]) -> Any:
     for p in ps:
         if p.judged:
             keys = ("calls", "prompt_tokens", "completion_tokens", "gradings", "untold")
-            told = [[v for r in p.judged if (v := r.spent.get(key)) is not None] for key in keys]
-            calls, asked, said, gradings, untold = (sum(of) if of else None for of in told)
-            tokens = asked + (said or 0) if asked is not None and (untold or 0) < (calls or 1) else None
+            known = [[v for r in p.judged if (v := r.spent.get(key)) is not None] for key in keys]
+            calls, prompt, completion, gradings, untold = (sum(of) if of else None for of in known)
+            tokens = prompt + (completion or 0) if prompt is not None and (untold or 0) < (calls or 1) else None
             found.append((p, [v and v / len(p.judged) for v in (calls, tokens, gradings)], bool(untold)))
     names = ("LLM calls an answer", "tokens an answer", "gradings an answer")
     panels = [k for k in range(3) if any(values[k] for _, values, _ in found)]

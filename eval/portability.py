@@ -1,4 +1,4 @@
-"""What correct kernels become on each target: do they build, with how many registers, spills and how much shared memory."""
+"""How correct kernels compile for each target: whether they build, registers, spills and shared memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kbx_env.errors import UsageError
 from kbx_env.outcome import Build
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
-"""As `kbx_env.grading.grader.TARGETS`, which would bring torch with it."""
+"""The same as `kbx_env.grading.grader.TARGETS`, whose import would import torch."""
 WARPS = 4
-"""Warps of a program where Triton is not told otherwise: taken for builds of before they were recorded."""
+"""Triton's default number of warps of a program, assumed for builds from before warps were recorded."""
 
 
 @dataclass(frozen=True)
@@ -26,31 +26,33 @@ class Portable:
     """The builds of a policy's correct answers for one target. ``None``: not known, or nothing was compiled for it.
 
     Attributes:
-        policy: Whose answers.
-        target: Compiled for.
-        category: Of tasks; empty for all of them.
-        correct: Correct answers, compiled for the target or not.
-        answers: Of these, the ones compiled for the target. All below counts these alone.
-        portable: Answers of which every kernel builds and fits.
-        kernels: Kernels, the same kernel of two specialisations twice.
-        built: Kernels that build and fit.
-        told: Kernels of which registers are known.
-        registers_median: A thread's, over kernels that say it.
-        registers_max: The most of a thread.
-        spilling: Kernels with local memory, of those that say it. A library function's table (cos) is some too.
-        pressed: Of these, the ones at the cap of registers, on a known device: what does not fit into registers.
-        shared_median: Bytes of a program.
-        shared_max: Bytes of a program.
-        shared_limit: Bytes that the target gives a program at most.
-        over_limit: Kernels that want more than that.
-        device: The GPU whose limits give the occupancy.
-        occupancy_median: Share of the warps of an SM by registers and shared memory, at the warps that a program was
-            compiled with. A kernel that does not fit has 0.
-        occupancy_min: The least of a kernel.
-        occupancy_bound: Median of what registers alone allow, in whole programs where their warps are known: an upper bound.
-        shared_bound: Kernels whose occupancy shared memory limits.
-        warps: A program's, assumed where a build does not say.
-        assumed: Kernels for whose occupancy it was assumed.
+        policy: name of the policy.
+        target: that the answers were compiled for.
+        category: of the tasks; empty for all of them.
+        correct: correct answers, compiled for the target or not.
+        answers: correct answers compiled for the target. The attributes below are about these.
+        portable: answers of which every kernel builds and fits.
+        kernels: kernels; the same kernel of two specialisations counts twice.
+        built: kernels that build and fit.
+        told: kernels of which registers are known.
+        registers_median: of a thread, over kernels of which they are known.
+        registers_max: of a thread, over kernels of which they are known.
+        spilling: kernels with local memory, of those of which it is known. The table of a library function (cos) counts
+            as local memory too.
+        pressed: spilling kernels at the cap of registers, on a known device: they need more registers than there are.
+        shared_median: bytes of shared memory of a program.
+        shared_max: bytes of shared memory of a program.
+        shared_limit: most bytes of shared memory that the target gives a program.
+        over_limit: kernels that need more than that.
+        device: the GPU whose limits determine the occupancy.
+        occupancy_median: share of an SM's warps that registers and shared memory allow, at the warps that a program was
+            compiled with; 0 for a kernel that does not fit.
+        occupancy_min: the smallest of a kernel.
+        occupancy_bound: median of the share that registers alone allow, in whole programs if their warps are known: an
+            upper bound.
+        shared_bound: kernels whose occupancy shared memory limits.
+        warps: of a program, assumed if a build does not say.
+        assumed: kernels for whose occupancy it was assumed.
     """
 
     policy: str
@@ -79,17 +81,20 @@ class Portable:
     assumed: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         return dataclasses.asdict(self)
 
 
 def portability(study: Study, targets: Sequence[str] = TARGETS, warps: int = WARPS) -> list[Portable]:
-    """By policy, target and category, the whole first (category empty).
+    """Summarise builds by policy, target and category.
 
     Args:
         study: the answers; wrong and masked ones are left out.
-        targets: told of even where nothing was compiled for them.
-        warps: of a program, assumed where a build does not say.
+        targets: get a row even if nothing was compiled for them.
+        warps: of a program, assumed if a build does not say.
+
+    Returns:
+        A row for all categories together (category empty), then a row for each, for each policy and target.
 
     Raises:
         UsageError: no such number of warps.
@@ -105,13 +110,13 @@ def portability(study: Study, targets: Sequence[str] = TARGETS, warps: int = WAR
         others = sorted({b.target for _, builds in rows for b in builds} - set(targets))
         for target in (*targets, *others):
             for category in ("", *study.categories):
-                mine = [builds for c, builds in rows if category in ("", c)]
-                found.append(_told(Portable(p.name, target, category, len(mine), warps=warps), mine))
+                chosen = [builds for c, builds in rows if category in ("", c)]
+                found.append(_counted(Portable(p.name, target, category, len(chosen), warps=warps), chosen))
     return found
 
 
 def device_of(target: str) -> cost.Device | None:
-    """The GPU of `kbx_env.backends.cost` with the target's capability; those of one capability have the same SM."""
+    """Return the GPU of `kbx_env.backends.cost` with the target's capability; GPUs of one capability have the same SM."""
     return _devices().get(target)
 
 
@@ -122,11 +127,14 @@ def _devices() -> dict[str, cost.Device]:
 
 
 def occupancy(build: Build, warps: int = WARPS) -> tuple[float, str] | None:
-    """Share of an SM's warps that the kernel's resources allow, and what limits it; ``None`` where not known.
+    """Return the share of an SM's warps that a kernel's resources allow.
 
     Args:
-        build: for a target of NVIDIA's; of others the cost model knows no device.
-        warps: of a program, where the build does not say.
+        build: for an NVIDIA target; the cost model knows no other devices.
+        warps: of a program, if the build does not say.
+
+    Returns:
+        The share and the resource that limits it; ``None`` if not known.
     """
     device = device_of(build.target)
     if device is None or build.registers is None or build.shared is None:
@@ -139,7 +147,7 @@ def occupancy(build: Build, warps: int = WARPS) -> tuple[float, str] | None:
 
 
 def _bound(build: Build) -> float | None:
-    """What registers alone allow, without a limit on programs: whole ones, or single warps where the build does not say."""
+    """Return the share of warps that registers alone allow, in whole programs, or in warps for a build without them."""
     device = device_of(build.target)
     if device is None or build.registers is None:
         return None
@@ -150,7 +158,7 @@ def _bound(build: Build) -> float | None:
 
 
 def _pressed(build: Build, warps: int) -> bool | None:
-    """As `kbx_env.baselines.search.rank` has it for one target."""
+    """Return whether a kernel lacks registers, as `kbx_env.baselines.search.rank` decides for one target."""
     device = device_of(build.target)
     if device is None or build.spills is None or build.registers is None:
         return None
@@ -162,28 +170,28 @@ def _build(raw: Any) -> Build | None:
         build = Build(**raw)
     except TypeError:
         return None  # of another version: not known
-    whole = (build.registers, build.spills, build.shared, build.shared_limit, build.warps)
-    sound = all(v is None or (type(v) is int and v >= 0) for v in whole) and isinstance(build.target, str)
+    numbers = (build.registers, build.spills, build.shared, build.shared_limit, build.warps)
+    sound = all(v is None or (type(v) is int and v >= 0) for v in numbers) and isinstance(build.target, str)
     sound = sound and (build.warps is None or 1 <= build.warps <= 32)
     return build if sound else None
 
 
-def _told(empty: Portable, answers: Iterable[Sequence[Build]]) -> Portable:
-    mine = [m for builds in answers if (m := [b for b in builds if b.target == empty.target])]
-    kernels = [b for m in mine for b in m]
+def _counted(empty: Portable, answers: Iterable[Sequence[Build]]) -> Portable:
+    compiled = [m for builds in answers if (m := [b for b in builds if b.target == empty.target])]
+    kernels = [b for m in compiled for b in m]
     if not kernels:
         return empty
     registers, shared = _known(b.registers for b in kernels), _known(b.shared for b in kernels)
     spills, limits = _known(b.spills for b in kernels), _known(b.shared_limit for b in kernels)
     over = [b.shared > b.shared_limit for b in kernels if b.shared is not None and b.shared_limit is not None]
-    told = [(b, s) for b in kernels if (s := occupancy(b, empty.warps)) is not None]
-    shares = [s for _, s in told]
+    occupancies = [(b, s) for b in kernels if (s := occupancy(b, empty.warps)) is not None]
+    shares = [s for _, s in occupancies]
     bounds = [most for b in kernels if (most := _bound(b)) is not None]
     device = device_of(empty.target)
     pressed = [b for b in (_pressed(k, empty.warps) for k in kernels) if b is not None]
     return dataclasses.replace(
         empty,
-        answers=len(mine), portable=sum(all(b.ok for b in m) for m in mine),
+        answers=len(compiled), portable=sum(all(b.ok for b in m) for m in compiled),
         kernels=len(kernels), built=sum(b.ok for b in kernels), told=len(registers),
         registers_median=statistics.median(registers) if registers else None, registers_max=max(registers, default=None),
         spilling=sum(s > 0 for s in spills) if spills else None, pressed=sum(pressed) if pressed else None,
@@ -194,7 +202,7 @@ def _told(empty: Portable, answers: Iterable[Sequence[Build]]) -> Portable:
         occupancy_min=min((s for s, _ in shares), default=None),
         occupancy_bound=statistics.median(bounds) if bounds else None,
         shared_bound=sum(by == "shared memory" for _, by in shares) if shares else None,
-        assumed=sum(b.warps is None for b, _ in told) if told else None,
+        assumed=sum(b.warps is None for b, _ in occupancies) if occupancies else None,
     )  # fmt: skip
 
 

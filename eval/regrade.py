@@ -1,4 +1,4 @@
-"""The same answers under the other grading: what the paper's tolerances would have said, and where it differs."""
+"""Grades the same answers under the other grading: the paper's tolerances beside the task's contract, or the reverse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,17 @@ def grade_beside(
     askers: Sequence[Asker], tasks: Sequence[Task], found: Mapping[str, Mapping[tuple[str, int], Answer]],
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, dict[tuple[str, int], Outcome]]:  # fmt: skip
-    """Grade every judged answer that has a source under the other grading, untimed; by policy, task and sample."""
+    """Grade every judged answer that has a source under the other grading, untimed.
+
+    Args:
+        askers: the policies.
+        tasks: the tasks.
+        found: answers by policy, and by task and sample.
+        progress: called after each grading.
+
+    Returns:
+        Gradings by policy, and by task and sample.
+    """
     by_id = {t.id: t for t in tasks}
     jobs = {}
     for asker in askers:
@@ -47,15 +57,23 @@ def grade_beside(
 def differences(
     answers: Mapping[tuple[str, int], Answer], other: Mapping[tuple[str, int], Outcome]
 ) -> list[dict[str, Any]]:
-    """Answers that are correct under one grading and not under the other, sorted by task; masked ones are left out."""
+    """Return the answers that are correct under one grading only.
+
+    Args:
+        answers: by task and sample.
+        other: their gradings under the other grading.
+
+    Returns:
+        Rows sorted by task; masked answers are left out.
+    """
     rows = []
-    for (task, sample), theirs in sorted(other.items()):
-        ours = answers[task, sample].outcome
-        if _masked(theirs) or ours.correct == theirs.correct:
+    for (task, sample), second in sorted(other.items()):
+        first = answers[task, sample].outcome
+        if _masked(second) or first.correct == second.correct:
             continue
-        failed = theirs if ours.correct else ours
+        failed = second if first.correct else first
         rows.append({
-            "task": task, "sample": sample, ours.grading: str(ours.verdict), theirs.grading: str(theirs.verdict),
+            "task": task, "sample": sample, first.grading: str(first.verdict), second.grading: str(second.verdict),
             "message": failed.message,
         })  # fmt: skip
     return rows

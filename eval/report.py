@@ -1,9 +1,9 @@
-"""The benchmark report: grades a policy over tasks and says what it can do.
+"""Writes the benchmark report: grades policies over tasks, and summarises the results.
 
     python eval/report.py --policy expert --backend cpu --split all --out runs/expert
     python eval/report.py --policy replay:answers.jsonl --out runs/answers --resume
 
-Every grading is kept in ``gradings.sqlite`` as it ends; a killed run goes on with ``--resume``.
+Every grading is stored in ``gradings.sqlite`` as soon as it ends; ``--resume`` continues a killed run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,15 +45,17 @@ if TYPE_CHECKING:
 
 GradeFunction = Callable[..., Outcome]
 EXECUTORS = ("process", "ray")
+"""Where gradings run: in processes of this machine, or on a Ray cluster."""
 _DATABASES = ("gradings.sqlite", access.CALLS)
 _OURS = (
     *(d + end for d in _DATABASES for end in ("", "-wal", "-shm")), "report.json", "report.md", "report.html", "tasks.csv",
     "tasks.parquet",
 )  # fmt: skip
+"""Files of a report in its folder."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     p = argparse.ArgumentParser(prog="report.py", description="Grade policies and write a report.")
     p.add_argument(
         "--policy", action="append", required=True,
@@ -86,11 +89,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]:
-    """Counts and rates over gradings; infrastructure faults are left out and counted apart. Missing is ``None``.
+    """Return counts and rates over gradings. Infrastructure faults are left out and counted separately.
 
     Args:
         outcomes: the gradings.
         timed: whether correct kernels were timed; without timing, both speed figures are unknown, not 0.
+
+    Returns:
+        The ``summary`` of ``report.json``; ``None`` for what is not known.
     """
     from kbx_env.rewards.compose import load_term
 
@@ -112,7 +118,7 @@ def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]
         "compile_rate": rate(sum(compiles(o) == 1.0 for o in known)),
         "correct_rate": rate(sum(o.correct for o in known)),
         "solved_rate": rate(len({o.task for o in known if o.correct}), len(tasks)),
-        # Faster means beyond the noise: the whole 95 % interval lies above 1.
+        # A kernel counts as faster if its whole 95 % interval lies above 1.
         "faster_than_eager_rate": rate(sum(t.low > 1 for t in timings)) if timed else None,
         "geomean_speedup": math.exp(sum(math.log(t.speedup) for t in timings) / len(timings)) if timings else None,
         "geomean_compiled_speedup": math.exp(statistics.fmean(map(math.log, compiled))) if compiled else None,
@@ -123,9 +129,15 @@ def summarise(outcomes: Sequence[Outcome], timed: bool = True) -> dict[str, Any]
 
 
 def pass_at(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """pass@k over tasks for k = 1, 2, 4, ... up to the least number of judged samples of a task; empty for no outcome.
+    """Return unbiased pass@k, the mean over tasks (Chen et al. 2021).
 
-    Unbiased: the probability that of k samples drawn without replacement one is correct (Chen et al. 2021).
+    pass@k is the probability that at least one of k samples, drawn without replacement, is correct.
+
+    Args:
+        outcomes: judged gradings.
+
+    Returns:
+        k -> pass@k for k = 1, 2, 4, ... up to the smallest number of judged samples of a task; empty for no grading.
     """
     by_task: dict[str, list[bool]] = {}
     for o in outcomes:
@@ -138,12 +150,32 @@ def pass_at(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """The probability that of ``k`` out of ``n`` samples at least one is among the ``correct`` ones."""
+    """Return the probability that at least one of ``k`` samples drawn without replacement is correct.
+
+    Args:
+        n: number of samples.
+        correct: number of correct samples.
+        k: number of samples drawn.
+
+    Returns:
+        1 - C(n - correct, k) / C(n, k).
+    """
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 def pass_curve(n: int, correct: int, most: int) -> list[float]:
-    """``pass_at_k`` for k = 1 to ``most``, each from the one before: a binomial coefficient of thousands takes milliseconds."""
+    """Return ``pass_at_k`` for k = 1 to ``most``.
+
+    Each value is computed from the one before: a binomial coefficient of thousands takes milliseconds.
+
+    Args:
+        n: number of samples.
+        correct: number of correct samples.
+        most: the largest k.
+
+    Returns:
+        One probability for each k.
+    """
     missed, chances = 1.0, []
     for drawn in range(most):
         missed *= max(0, n - correct - drawn) / (n - drawn)
@@ -152,30 +184,49 @@ def pass_curve(n: int, correct: int, most: int) -> list[float]:
 
 
 def spending(answers: Sequence[Answer]) -> dict[str, Any]:
-    """What answers took: calls, tokens, dollars (``None`` where no server told), own scripts, gradings, and wall seconds."""
+    """Return the resources that answers took.
+
+    Args:
+        answers: the answers.
+
+    Returns:
+        Calls, tokens, dollars (``None`` if no server reported them), own scripts, gradings, and seconds of wall time.
+    """
     spent = [a.spent for a in answers if a.spent is not None]
-    told: dict[str, Any] = {
+    sums: dict[str, Any] = {
         name: sum(s[name] for s in spent) if spent else None
         for name in ("calls", "prompt_tokens", "completion_tokens", "untold", "scripts")
     }
     dollars = [s["dollars"] for s in spent if s["dollars"] is not None]
     seconds = [a.seconds for a in answers if a.seconds is not None]
     more = {"dollars": sum(dollars) if dollars else None, "model_seconds": sum(s["seconds"] for s in spent) if spent else None}
-    return {**told, **more, "gradings": sum(a.gradings for a in answers), "seconds": sum(seconds) if seconds else None}
+    return {**sums, **more, "gradings": sum(a.gradings for a in answers), "seconds": sum(seconds) if seconds else None}
 
 
 def report_of(
     spec: str, policy: Any, tasks: Sequence[Task], answers: Mapping[tuple[str, int], Answer], manifest: Mapping[str, Any],
     other: Mapping[tuple[str, int], Outcome] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The JSON report of one policy; ``answers`` by task and sample, ``other`` their verdicts under the other grading."""
+    """Return the JSON report of one policy.
+
+    Args:
+        spec: the policy's name on the command line.
+        policy: the policy.
+        tasks: the tasks.
+        answers: by task and sample.
+        manifest: of the run: device, versions, settings.
+        other: gradings of the same answers under the other grading, by task and sample.
+
+    Returns:
+        Plain JSON types.
+    """
     from kbx_env.rewards.compose import load_preset, load_term
 
     reward, compiles = load_preset("default"), load_term("compiles")
     timed = bool(manifest.get("timed"))
     by_id = {t.id: t for t in tasks}
     rows = []
-    shared: dict[str, Any] = {}  # what thousands of rows say alike is in memory once
+    shared: dict[str, Any] = {}  # values that are equal in thousands of rows are in memory once
     for (name, sample), a in sorted(answers.items()):
         t = by_id[name]
         more = {"sample": sample, "category": t.category, "difficulty": t.difficulty, "reward": reward(a.outcome),
@@ -204,7 +255,7 @@ def _folder(a: argparse.Namespace) -> Path:
     if a.overwrite and a.resume:
         raise UsageError("--overwrite and --resume exclude each other: start anew, or go on")
     if a.overwrite:
-        for name in _OURS:  # only what a report wrote: the folder may hold other things
+        for name in _OURS:  # only files of a report: the folder may contain others
             (out / name).unlink(missing_ok=True)
         pages.remove(out)
     elif out.is_dir() and any(out.iterdir()) and not a.resume:
@@ -216,38 +267,48 @@ def _folder(a: argparse.Namespace) -> Path:
     return out
 
 
-def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
-    """Grade and write; returns the folder. ``grade`` stands in for the real grader in tests."""
-    import torch
-    from kbx_env.baselines.policy import make_policy
-    from kbx_env.eval import report_data
-    from rich.console import Console
+@dataclass(frozen=True)
+class _Choices:
+    """The checked choices of a command line; ``backend`` is empty on Ray, where the cluster decides."""
 
+    tasks: list[Task]
+    targets: list[str]
+    backend: str
+    workers: int
+    uuids: Sequence[str]
+
+
+def _checked(a: argparse.Namespace) -> _Choices:
+    """Check the command line before anything is started.
+
+    Args:
+        a: the command line.
+
+    Returns:
+        The choices.
+
+    Raises:
+        UsageError: options that are unknown, out of range, or do not fit together.
+    """
     from kbx_env.backends import cost
     from kbx_env.errors import UnknownName
-    from kbx_env.grading.grader import BACKENDS, GRADINGS, TARGETS, TORCH_OPS, Grader, resolve_backend
+    from kbx_env.grading.grader import BACKENDS, GRADINGS, TARGETS, TORCH_OPS, resolve_backend
     from kbx_env.grading.sizes import SIZES
 
     tasks = load_tasks(split=a.split, pattern=a.tasks)
-    if a.executor not in EXECUTORS:
-        raise UnknownName("executor", a.executor, EXECUTORS)
+    targets = [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
+    targets = list(TARGETS) if targets == ["all"] else targets
+    choices = [
+        ("executor", a.executor, EXECUTORS), ("backend", a.backend, BACKENDS), ("grading", a.grading, GRADINGS),
+        ("torch policy", a.torch_ops, TORCH_OPS), ("sizes", a.sizes, SIZES), *(("target", t, TARGETS) for t in targets),
+    ]  # fmt: skip
+    for kind, value, accepted in choices:
+        if value not in accepted:
+            raise UnknownName(kind, value, accepted)
     on_ray = a.executor == "ray"
     for name, value in (("--ray-address", a.ray_address), ("--per-gpu", a.per_gpu)):
         if value is not None and not on_ray:
             raise UsageError(f"{name} is for --executor ray; add that, or leave {name} out")
-    if a.backend not in BACKENDS:
-        raise UnknownName("backend", a.backend, BACKENDS)
-    if a.grading not in GRADINGS:
-        raise UnknownName("grading", a.grading, GRADINGS)
-    if a.torch_ops not in TORCH_OPS:
-        raise UnknownName("torch policy", a.torch_ops, TORCH_OPS)
-    if a.sizes not in SIZES:
-        raise UnknownName("sizes", a.sizes, SIZES)
-    targets = [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
-    targets = list(TARGETS) if targets == ["all"] else targets
-    for t in targets:
-        if t not in TARGETS:
-            raise UnknownName("target", t, TARGETS)
     if a.estimate is not None:
         cost.load(a.estimate)
         if a.backend == "cuda":
@@ -260,69 +321,110 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     backend = "" if on_ray else resolve_backend(a.backend)
     if a.gpus is not None and (on_ray or backend == "cpu" or a.gpus < 1):
         raise UsageError(f"--gpus is {a.gpus}; at least 1, with --executor process and --backend cuda (Ray takes all that it has)")
-    uuids = uuids_of(a.gpus or 0)
-    given = access.from_args(a)
+    return _Choices(tasks, targets, backend, workers, uuids_of(a.gpus or 0))
+
+
+def _local_pool(choices: _Choices, stack: contextlib.ExitStack) -> WorkerPool:
+    """Return the worker pool of this machine; ``stack`` closes what the pool does not close itself."""
+    from kbx_env.grading.grader import Grader
+
+    if len(choices.uuids) > 1:
+        return gpu_pool(len(choices.uuids), choices.workers, uuids=choices.uuids)
+    if choices.workers == 1:
+        return InlinePool(stack.enter_context(Grader()).grade)
+    return ProcessPool(choices.workers)
+
+
+def _policies(a: argparse.Namespace, model_access: access.Access, stack: contextlib.ExitStack) -> list[tuple[str, Any]]:
+    """Return (spec, policy) of each policy of the command line; ``stack`` closes them."""
+    from kbx_env.baselines.policy import make_policy
+
+    policies = []
+    for spec in dict.fromkeys(a.policy):
+        policies.append((spec, policy := make_policy(spec, model_access)))
+        if callable(close := getattr(policy, "close", None)):
+            stack.callback(close)
+    return policies
+
+
+def _grade_settings(a: argparse.Namespace, backend: str, targets: Sequence[str]) -> dict[str, Any]:
+    """Return the options of ``grade``, which are part of each grading's key in the store."""
+    return {
+        "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
+        "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops, "estimate": a.estimate,
+        "sizes": a.sizes,
+        **({"compiled": True} if a.compiled else {}),  # absent otherwise: gradings of earlier runs keep their keys
+    }  # fmt: skip
+
+
+def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
+    """Grade the policies and write the report.
+
+    Args:
+        a: the command line.
+        grade: replaces the real grader in tests.
+
+    Returns:
+        The folder of the report.
+
+    Raises:
+        UsageError: the command line asks for something that cannot be done.
+    """
+    import torch
+    from kbx_env.eval import report_data
+    from rich.console import Console
+
+    choices = _checked(a)
+    tasks = choices.tasks
+    model_access = access.from_args(a)
     compare = [report_data.read(folder) for folder in a.compare]
     with contextlib.ExitStack() as stack:
-        policies = []
-        for spec in dict.fromkeys(a.policy):
-            policies.append((spec, policy := make_policy(spec, given)))
-            if callable(close := getattr(policy, "close", None)):
-                stack.callback(close)
-        lane: WorkerPool
+        policies = _policies(a, model_access, stack)
+        pool: WorkerPool | None = None
+        backend, on_ray = choices.backend, a.executor == "ray"
         if on_ray:
-            lane, device = open_ray(a.backend, a.ray_address, a.workers, a.per_gpu, timing=not a.no_timing)
-            stack.callback(lane.close)
+            pool, device = open_ray(a.backend, a.ray_address, a.workers, a.per_gpu, timing=not a.no_timing)
+            stack.callback(pool.close)
             backend = "cpu" if device == "cpu" else "cuda"
         else:
             device = torch.cuda.get_device_name(0) if backend == "cuda" else "cpu"
         timed = backend == "cuda" and not a.no_timing
-        if a.aa and not timed:
-            raise UsageError("--aa needs a run that times kernels: --backend cuda, without --no-timing")
-        if a.compiled and not timed:
-            raise UsageError("--compiled needs a run that times kernels: --backend cuda, without --no-timing")
+        for name, asked_for in (("--aa", a.aa), ("--compiled", a.compiled)):
+            if asked_for and not timed:
+                raise UsageError(f"{name} needs a run that times kernels: --backend cuda, without --no-timing")
         out = _folder(a)
         environment = versions.environment("cpu" if on_ray else backend) | ({"device": device} if on_ray else {})
-        settings = {
-            "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
-            "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops, "estimate": a.estimate,
-            "sizes": a.sizes,
-            **({"compiled": True} if a.compiled else {}),  # absent otherwise: gradings of earlier runs keep their keys
-        }  # fmt: skip
+        settings = _grade_settings(a, backend, choices.targets)
         manifest = {**environment, **settings, "timed": timed, "tasks": len(tasks), "task_split": a.split,
                     "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
         store = stack.enter_context(contextlib.closing(Store(out / "gradings.sqlite")))
         if any(hasattr(policy, "spent") for _, policy in policies):
-            given.ledger.keep(out / access.CALLS)
-            stack.callback(given.ledger.close)
+            model_access.ledger.keep(out / access.CALLS)
+            stack.callback(model_access.ledger.close)
         if grade is not None:
-            lane = InlinePool(grade)
-        elif len(uuids) > 1:
-            lane = gpu_pool(len(uuids), workers, uuids=uuids)
-        elif not on_ray and workers == 1:
-            lane = InlinePool(stack.enter_context(Grader()).grade)
-        elif not on_ray:
-            lane = ProcessPool(workers)
-        # Everything is submitted at once: the bars then know how many there are.
+            pool = InlinePool(grade)
+        elif pool is None:
+            pool = _local_pool(choices, stack)
+        # All answers are submitted at once, so that the progress bars know their number.
         deadline = deadline_of(timed, compiled=a.compiled)
-        with Executor(lane, store=store, deadline=deadline, capacity=sys.maxsize) as executor:
+        with Executor(pool, store=store, deadline=deadline, capacity=sys.maxsize) as executor:
             askers = [Asker(s, p, settings, environment, store, executor) for s, p in policies]
-            found = _ask_all(askers, tasks)
-            other = grade_beside(askers, tasks, found) if a.beside else {}
+            answers = _ask_all(askers, tasks)
+            other = grade_beside(askers, tasks, answers) if a.beside else {}
         if a.aa:
             manifest["aa"] = calibrate(a.aa)
-        # What a policy's rows are made of goes with them: all of it twice would be most of the memory.
+        # pop(): the answers of a policy are freed once its rows are made, else memory would hold both.
         reports = [
-            report_of(spec, policy, tasks, found.pop(spec), manifest, other.pop(spec, None)) for spec, policy in policies
+            report_of(spec, policy, tasks, answers.pop(spec), manifest, other.pop(spec, None)) for spec, policy in policies
         ]
     with Console(stderr=True).status("writing") as status:
-        store_path, tell = out / "gradings.sqlite", functools.partial(_tell, status)
-        pages.write(out, reports, compare=compare, store=store_path, step=tell)
+        store_path, on_step = out / "gradings.sqlite", functools.partial(_show_step, status)
+        pages.write(out, reports, compare=compare, store=store_path, step=on_step)
     return out
 
 
-def _tell(status: Status, what: str) -> None:
-    status.update(f"writing {what}")
+def _show_step(status: Status, step: str) -> None:
+    status.update(f"writing {step}")
 
 
 def _ask_all(askers: Sequence[Asker], tasks: Sequence[Task]) -> dict[str, dict[tuple[str, int], Answer]]:
@@ -340,7 +442,7 @@ def _ask_all(askers: Sequence[Asker], tasks: Sequence[Task]) -> dict[str, dict[t
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 when the report is written, 2 on bad usage, 130 when interrupted."""
+    """Write the report; return 0 when it is written, 2 on bad usage, 130 when interrupted."""
     a = parser().parse_args(argv)
     try:
         out = run(a)

@@ -1,4 +1,4 @@
-"""Reports as data: what figures, statistics, tables and the leaderboard are computed from."""
+"""Reports as data: the input of figures, statistics, tables and the leaderboard."""
 
 from __future__ import annotations
 
@@ -13,16 +13,32 @@ from kbx_env.errors import UsageError
 
 FILE = "report.json"
 PUBLISHED = "published"
-"""The timed sizes of reports that do not say any: they are older than the held-out ones."""
+"""The timed sizes of reports that do not state any: such reports are older than the held-out sizes."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One judged or masked answer. ``None`` is not known.
 
-    ``masked``: nobody knows what it is worth (an infrastructure fault): left out of every rate. ``compiled``, ``correct``:
-    False where masked. ``speedup`` over eager (geometric mean over sizes) with its 95 % interval ``low`` to ``high``;
-    ``traffic`` is moved / ideal bytes; ``floor_ratio`` the largest speedup that the device allows. ``raw`` is the whole row.
+    Attributes:
+        task: the task.
+        category: of the task.
+        difficulty: of the task.
+        sample: number of the answer, from 0.
+        verdict: of the grading.
+        masked: whether the grading ended in an infrastructure fault; such answers are left out of every rate.
+        compiled: whether it compiles; false if masked.
+        correct: whether it is correct; false if masked.
+        speedup: over eager, geometric mean over sizes.
+        low: lower end of the speedup's 95 % interval.
+        high: upper end of the speedup's 95 % interval.
+        floor_ratio: the largest speedup that the device allows.
+        traffic: moved / ideal bytes.
+        launches: of kernels.
+        message: of the grading.
+        turns: submissions on the way to the answer.
+        spent: resources that the answer took.
+        raw: the row of ``report.json``.
     """
 
     task: str
@@ -46,21 +62,30 @@ class Row:
 
     @property
     def void(self) -> tuple[str, ...]:
-        """Why a person has to look at this kernel's times before they count; empty where they count."""
+        """Reasons why a person has to look at this kernel's times before they count; empty if they count."""
         timing = self.raw.get("timing") or {}
         cases = [c for c in timing.get("cases") or () if c.get("void")]
         return tuple(f"{c['case']}: {c['candidate_us']} us, eager {c['eager_us']} us, floor {c.get('floor_us')} us" for c in cases)
 
     @property
     def compiled_speedup(self) -> float | None:
-        """Over the torch.compile'd baseline, where the run was asked to tell (``--compiled``)."""
+        """Speedup over the torch.compile'd baseline, if the run measured it (``--compiled``)."""
         found = (self.raw.get("timing") or {}).get("compiled_speedup")
         return float(found) if isinstance(found, int | float) and math.isfinite(found) and found > 0 else None
 
 
 @dataclass(frozen=True)
 class PolicyStudy:
-    """All answers of one policy in one run; ``name`` is for people, ``spec`` what the command line said."""
+    """All answers of one policy in one run.
+
+    Attributes:
+        name: for people.
+        manifest: of the run: device, versions, settings.
+        about: of the policy: model, sampling, what it uses besides the task's text.
+        rows: the answers.
+        source: the folder that it was read from; empty for the present run.
+        spec: the policy's name on the command line.
+    """
 
     name: str
     manifest: Mapping[str, Any]
@@ -77,29 +102,37 @@ class PolicyStudy:
 
     @property
     def sizes(self) -> str:
-        """Which sizes were timed: ``published`` (also where nobody says so), or ``held-out``."""
+        """The timed sizes: ``published`` (also for reports that do not say), or ``held-out``."""
         return str(self.manifest.get("sizes") or PUBLISHED)
 
     @property
     def judged(self) -> tuple[Row, ...]:
-        """The rows that count."""
+        """The answers that are not masked."""
         return tuple(r for r in self.rows if not r.masked)
 
 
 @dataclass(frozen=True)
 class Study:
-    """Some policies side by side."""
+    """Several policies to compare."""
 
     policies: tuple[PolicyStudy, ...]
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """Sorted."""
+        """The categories of all tasks, sorted."""
         return tuple(sorted({r.category for p in self.policies for r in p.rows}))
 
 
 def from_reports(reports: Sequence[Mapping[str, Any]], source: str = "") -> Study:
-    """From the JSON of each policy, as `kbx_env.eval.report.report_of` makes it."""
+    """Return a study from the JSON of each policy, as `kbx_env.eval.report.report_of` makes it.
+
+    Args:
+        reports: JSON of each policy.
+        source: the folder of the report.
+
+    Returns:
+        The study.
+    """
     names = [_short(r["policy"]) for r in reports]
     return Study(tuple(
         PolicyStudy(
@@ -110,7 +143,7 @@ def from_reports(reports: Sequence[Mapping[str, Any]], source: str = "") -> Stud
 
 
 def _short(spec: str) -> str:
-    """Without the folders of a path: ``replay:runs/answers.jsonl`` is ``replay:answers``."""
+    """Return a policy's name without the folders of a path: ``replay:runs/answers.jsonl`` is ``replay:answers``."""
     kind, colon, path = spec.rpartition(":")
     if "/" not in path or (colon and kind not in ("replay", "hf")):  # a model's name may hold a slash
         return spec
@@ -118,10 +151,16 @@ def _short(spec: str) -> str:
 
 
 def read(path: str | Path) -> Study:
-    """From a report's folder or its ``report.json``.
+    """Read a report.
+
+    Args:
+        path: its folder, or its ``report.json``.
+
+    Returns:
+        The study.
 
     Raises:
-        UsageError: there is none, or it is none.
+        UsageError: there is no report, or the file is none.
     """
     file = Path(path)
     file = file / FILE if file.is_dir() else file
@@ -135,7 +174,7 @@ def read(path: str | Path) -> Study:
 
 
 def joined(studies: Sequence[Study]) -> Study:
-    """All policies together; names that occur twice get their folder's name added."""
+    """Return all policies in one study; names that occur twice get the name of their folder added."""
     every = [p for s in studies for p in s.policies]
     names = [p.name for p in every]
     return Study(tuple(
@@ -147,7 +186,7 @@ def joined(studies: Sequence[Study]) -> Study:
 
 def _row(raw: Mapping[str, Any]) -> Row:
     t, e = raw.get("timing") or {}, raw.get("evidence") or {}
-    # A time that is not believed tells nothing of speed; the kernel is right all the same.
+    # A time that is not believed does not count as a speed; the kernel is correct all the same.
     t = {} if any(c.get("void") for c in t.get("cases") or ()) else t
     correct, masked = bool(raw["correct"]), raw.get("fault") == "infra"
     moved, ideal = e.get("moved_bytes"), e.get("ideal_bytes")

@@ -1,4 +1,4 @@
-"""Puts tasks to policies and grades what they hand in: many answers at a time, nothing lost, nothing asked twice."""
+"""Asks policies for answers to tasks and grades the answers: many at a time, none lost, none asked for twice."""
 
 from __future__ import annotations
 
@@ -26,11 +26,16 @@ from kbx_env.store import Store
 
 @dataclass(frozen=True)
 class Answer:
-    """One graded answer of a policy, with what it took.
+    """One graded answer of a policy, with the resources that it took.
 
-    ``gradings`` counts verdicts that the policy saw or was given, the final one included; ``spent`` is ``None`` for policies
-    that ask no model; ``seconds`` is wall time from the question to the answer, with what it waited for on the way, and of the
-    final grading, without its place in the queue (all answers stand there at once); ``None`` for one of an earlier run.
+    Attributes:
+        outcome: the grading.
+        gradings: verdicts that the policy received, the final one included.
+        seconds: wall time from the question to the answer, including waits on the way, plus the final grading without
+            its time in the queue (all answers are queued at once); ``None`` for an answer of an earlier run.
+        spent: calls, tokens and dollars; ``None`` for policies that ask no model.
+        turns: submissions before the answer.
+        notes: of the policy.
     """
 
     outcome: Outcome
@@ -43,9 +48,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Asker:
-    """One policy in a run.
+    """Asks one policy and grades its answers.
 
-    ``options`` are those of ``grade``; ``about`` joins them in the store's key (device, versions).
+    Attributes:
+        spec: the policy's name on the command line.
+        policy: the policy.
+        options: of ``grade``.
+        about: device and versions, which are part of the store's key.
+        store: of gradings.
+        executor: of gradings.
     """
 
     spec: str
@@ -56,10 +67,16 @@ class Asker:
     executor: Executor
 
     def samples(self, task: Task) -> int:
-        """How many answers to a task are graded.
+        """Return the number of answers to a task that are graded.
+
+        Args:
+            task: the task.
+
+        Returns:
+            At least 1.
 
         Raises:
-            UsageError: the policy says something that is no number.
+            UsageError: the policy returns something else.
         """
         count = getattr(self.policy, "samples", None)
         samples = count(task.id) if callable(count) else 1
@@ -68,13 +85,19 @@ class Asker:
         return samples
 
     def known(self, task: Task) -> Iterator[tuple[int, Answer]]:
-        """(sample, answer) of what the store answers without the policy being asked, read at once."""
+        """Yield (sample, answer) of each answer in the store for which the policy need not be asked."""
         if not getattr(self.policy, "repeatable", False):
             for sample, stored in self.store.find_all(self._request(task, b"", 0).record):
                 yield sample, Answer(stored, 1)
 
     def answer(self, task: Task, sample: int, done: Callable[[Answer | BaseException], None]) -> None:
-        """Ask, and call ``done`` with the graded answer, perhaps later and from another thread."""
+        """Ask for one answer and grade it.
+
+        Args:
+            task: the task.
+            sample: number of the answer, from 0.
+            done: called with the graded answer or an error, perhaps later and from another thread.
+        """
         try:
             self._answer(task, sample, done)
         except BaseException as e:
@@ -91,7 +114,7 @@ class Asker:
         except NoAnswer as e:
             source, trajectory, seconds = None, None, None
             known = self._unanswered(task, Verdict.MALFORMED, f"the policy has no answer: {e}")
-        except ModelError as e:  # nobody knows what the model would have said: not held against it
+        except ModelError as e:  # the model's answer is not known, which is no fault of the policy
             source, trajectory, seconds = None, None, None
             known = self._unanswered(task, Verdict.INFRA_FAULT, str(e))
         if known is None and source is None:
@@ -153,7 +176,7 @@ class Asker:
 
     def _submit(self, task: Task, sample: int) -> Callable[[Sequence[str]], list[Outcome]]:
         def submit(sources: Sequence[str]) -> list[Outcome]:
-            # Rows of their own in the store: the report counts answers, not the way to them.
+            # A name of their own in the store: the report counts answers, not submissions on the way.
             jobs = [
                 self.executor.submit(self._request(task, s.encode("utf-8", "surrogatepass"), sample, f"{self.spec} (on the way)"))
                 for s in sources
@@ -166,8 +189,8 @@ class Asker:
         spent = getattr(self.policy, "spent", None)
         found = spent(task.id, sample) if callable(spent) else None
         to_dict = getattr(found, "to_dict", None)
-        told: Mapping[str, Any] | None = to_dict() if callable(to_dict) else found
-        return told
+        as_dict: Mapping[str, Any] | None = to_dict() if callable(to_dict) else found
+        return as_dict
 
     def _unanswered(self, task: Task, verdict: Verdict, text: str) -> Outcome:
         fault = Fault.INFRA if verdict is Verdict.INFRA_FAULT else Fault.POLICY
@@ -178,30 +201,45 @@ def _sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+_Ended = tuple[Asker, str, int, Answer | BaseException]
+"""(asker, task, sample, answer or error)."""
+
+
+def _work(
+    asker: Asker, todo: queue.SimpleQueue[tuple[Task, int]], ended: queue.SimpleQueue[_Ended], stop: threading.Event
+) -> None:  # fmt: skip
+    """Ask one policy until no question is left or ``stop`` is set; a thread's main function."""
+
+    def settle(task: str, sample: int, result: Answer | BaseException) -> None:
+        if isinstance(result, BaseException):
+            stop.set()  # the error ends the run: no policy is asked again
+        ended.put((asker, task, sample, result))
+
+    while not stop.is_set():
+        try:
+            task, sample = todo.get_nowait()
+        except queue.Empty:
+            return
+        asker.answer(task, sample, functools.partial(settle, task.id, sample))
+
+
 def ask_all(askers: Sequence[Asker], tasks: Sequence[Task]) -> Iterator[tuple[Asker, str, int, Answer]]:
-    """(asker, task, sample, answer) as they end; of each policy as many questions at a time as it allows (``concurrency``).
+    """Ask all policies all tasks; each policy as many questions at a time as it allows (``concurrency``).
 
     The threads are daemons: an answer that takes minutes does not keep an interrupted program from ending.
+
+    Args:
+        askers: the policies.
+        tasks: the tasks.
+
+    Yields:
+        (asker, task, sample, answer) in the order in which answers are graded; answers of an earlier run first.
 
     Raises:
         UsageError: a policy raised, or no request to its model can succeed.
     """
-    ended: queue.SimpleQueue[tuple[Asker, str, int, Answer | BaseException]] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
     stop = threading.Event()
-
-    def settle(asker: Asker, task: str, sample: int, result: Answer | BaseException) -> None:
-        if isinstance(result, BaseException):
-            stop.set()  # it ends the run: nobody is asked any more
-        ended.put((asker, task, sample, result))
-
-    def work(asker: Asker, todo: queue.SimpleQueue[tuple[Task, int]]) -> None:
-        while not stop.is_set():
-            try:
-                task, sample = todo.get_nowait()
-            except queue.Empty:
-                return
-            asker.answer(task, sample, functools.partial(settle, asker, task.id, sample))
-
     asked = 0
     try:
         for asker in askers:
@@ -216,7 +254,7 @@ def ask_all(askers: Sequence[Asker], tasks: Sequence[Task]) -> Iterator[tuple[As
                     todo.put((task, sample))
             asked += todo.qsize()
             for _ in range(min(getattr(asker.policy, "concurrency", 1), todo.qsize())):
-                threading.Thread(target=work, args=(asker, todo), name=f"ask {asker.spec}", daemon=True).start()
+                threading.Thread(target=_work, args=(asker, todo, ended, stop), name=f"ask {asker.spec}", daemon=True).start()
         for _ in range(asked):
             by, name, number, result = ended.get()
             if isinstance(result, BaseException):

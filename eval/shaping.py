@@ -1,10 +1,11 @@
-"""What the shaped presets pay beside ``default``: replayed answers, broken copies of our own kernels, and the zoo.
+"""Compares the rewards of the shaped presets with those of ``default``.
 
     python eval/shaping.py [--replays FILE.jsonl ...] [--category fusion|quantization] [--json FILE]
 
-Grades on the CPU backend and prints, for each source of answers, how many distinct rewards the failing ones get, and every attack
-that a shaped preset pays more than ``default`` does (none should be), with whether the grader saw through it. Exit status 1 if
-there is one, or if a wrong kernel earns as much as a right one.
+Grades replayed answers, broken copies of our own kernels, and the zoo on the CPU backend. Prints, for each source of
+answers, the number of distinct rewards of failing answers, and every attack to which a shaped preset gives more reward
+than ``default`` (there should be none), with its verdict. Exit status 1 if there is one, or if a wrong kernel gets as
+much reward as a right one.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent
 if __package__ in (None, ""):
     sys.path.insert(0, str(ROOT))
 
-from kbx_env.baselines.replay import lines_of, source_of
+from kbx_env.baselines.replay import source_of
 from kbx_env.eval.zoo import specimens
 from kbx_env.rewards.compose import load_preset
 from rich.progress import track
 
+from kbx_env import jsonl
 from kbx_env.grading.grader import Grader
 from kbx_env.outcome import Verdict
 from kbx_env.spec.catalog import expert_source, task_ids
@@ -48,10 +50,17 @@ BREAKS: tuple[tuple[str, str, str], ...] = (
 
 
 def answers(replays: Sequence[Path], categories: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
-    """(source of the answer, its name, task, text)."""
+    """Yield the answers to grade.
+
+    Args:
+        replays: files of recorded answers.
+        categories: of tasks.
+
+    Yields:
+        (source of the answer, its name, task, text).
+    """
     for path in replays:
-        for i, line in enumerate(filter(str.strip, lines_of(path))):
-            row = json.loads(line)
+        for i, row in enumerate(jsonl.read(path)):
             if row["task"].split("/")[0] in categories:
                 yield path.stem, f"{row['task']} {i}", row["task"], source_of(row)
     for task in task_ids():
@@ -67,7 +76,18 @@ def answers(replays: Sequence[Path], categories: Sequence[str]) -> Iterator[tupl
 
 
 def row(grader: Grader, group: str, name: str, task: str, text: str) -> dict[str, Any]:
-    """One answer graded once and paid under both presets."""
+    """Grade one answer, and compute its reward under both presets.
+
+    Args:
+        grader: the grader.
+        group: source of the answer.
+        name: of the answer.
+        task: the task.
+        text: source code.
+
+    Returns:
+        The row of the result.
+    """
     outcome = grader.grade(task, text, backend="cpu", targets=(), wall=15.0)
     default, shaped = load_preset("default"), load_preset(task.split("/")[0])
     return {
@@ -78,28 +98,28 @@ def row(grader: Grader, group: str, name: str, task: str, text: str) -> dict[str
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Levels of reward among failing answers, by category and group."""
+    """Return a text table of the levels of reward among failing answers, by category and group."""
     lines = ["| category | answers | failing | masked | levels, default | levels, shaped | paid more | most more | highest wrong |",
              "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for category in CATEGORIES:
         for group in dict.fromkeys(r["group"] for r in rows):
-            mine = [r for r in rows if r["group"] == group and r["task"].startswith(category)]
-            wrong = [r for r in mine if r["default"] is not None and r["verdict"] != "correct"]
-            masked = sum(r["default"] is None for r in mine)
-            if not mine:
+            members = [r for r in rows if r["group"] == group and r["task"].startswith(category)]
+            wrong = [r for r in members if r["default"] is not None and r["verdict"] != "correct"]
+            masked = sum(r["default"] is None for r in members)
+            if not members:
                 continue
             levels = [len({round(r[k], 4) for r in wrong}) for k in ("default", "shaped")]
             more = [r["shaped"] - r["default"] for r in wrong if r["shaped"] > r["default"]]
             top = max((r["shaped"] for r in wrong), default=0.0)
             lines.append(
-                f"| {category} | {len(mine)} {group} | {len(wrong)} | {masked} | {levels[0]} | {levels[1]} | {len(more)} "
+                f"| {category} | {len(members)} {group} | {len(wrong)} | {masked} | {levels[0]} | {levels[1]} | {len(more)} "
                 f"| {max(more, default=0.0):.3f} | {top:.3f} |"
             )
     return "\n".join(lines)
 
 
 def misjudged(rows: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """What a shaped preset should not pay as it does, each with the reason."""
+    """Return (reason, row) of each answer to which a shaped preset gives the wrong reward."""
     right = min((r["shaped"] for r in rows if r["verdict"] == "correct"), default=1.0)
     found = list[tuple[str, dict[str, Any]]]()
     for r in rows:
@@ -111,7 +131,7 @@ def misjudged(rows: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Grade and compare."""
+    """Grade and compare, as the top of this file describes; return the exit status."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--replays", nargs="*", type=Path, default=[])
     p.add_argument("--category", choices=CATEGORIES)

@@ -1,12 +1,14 @@
-"""A cluster of graders in fast motion: replays the recorded stage times of real requests over any number of GPUs.
+"""Simulates a cluster of graders: replays the recorded stage times of real requests over any number of GPUs.
 
-``python eval/throughput.py --simulate RESULT.json`` and ``--check REAL.json...`` are its command line. What is modelled:
+``python eval/throughput.py --simulate RESULT.json`` and ``--check REAL.json...`` are its command line. The model:
 
-- a request is taken from the one queue by a free worker; taking it costs the one dispatcher ``dispatch`` seconds;
-- it keeps its worker all along, then needs, one after the other, a core of its GPU's share (screen, proof, compilation, the
-  judges), its GPU together with others (as long as it was seen to hold it ``shared``), its GPU ``alone`` (timing), and its
-  worker alone (the way back). Who waits is served in order of arrival;
-- correctness runs do not slow each other down, and the times are as recorded: what slowed them then is in them already.
+- a free worker takes a request from the one queue; this costs the one dispatcher ``dispatch`` seconds;
+- the request keeps its worker to the end. One after the other, it needs a core of its GPU's share (screen, proof,
+compilation, the judges), its GPU together with others (as long as it held it ``shared`` when recorded), its GPU
+``alone`` (timing), and its worker without anything else (the way back). Waiting requests are served in order of
+arrival;
+- correctness runs do not slow each other down. Times are as recorded, so that they contain the slowdown of the recorded
+run.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ from kbx_env.errors import UsageError
 from kbx_env.outcome import Verdict
 
 DISPATCH_MS = 1.0
-"""Milliseconds that the dispatcher spends on a request where nothing was measured."""
+"""Milliseconds of the dispatcher for a request if they were not measured."""
 ROUNDS = 50
-"""Requests for each worker of a simulated cluster: enough that the last ones, which leave workers idle, weigh little."""
+"""Requests for each worker of a simulated cluster: enough that the idle time at the end weighs little."""
 _CORE, _SHARED, _ALONE, _SLOT, _DONE = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one request needs, in seconds and in this order.
+    """The resources that one request needs, in seconds and in this order.
 
     Attributes:
         core: on a core.
@@ -51,7 +53,7 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """How long it takes where it waits for nothing."""
+        """Duration without any wait."""
         return self.core + self.shared + self.alone + self.slot
 
 
@@ -60,7 +62,7 @@ class Shape:
     """A cluster.
 
     Attributes:
-        gpus: how many, at least 1.
+        gpus: number of GPUs, at least 1.
         workers: for each GPU.
         cores: for each GPU.
         dispatch: seconds of the one dispatcher for a request.
@@ -74,7 +76,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class Course:
-    """How a simulated run went. ``taken`` and ``ended``: seconds from the start, by request, in the order of the queue."""
+    """A simulated run.
+
+    Attributes:
+        seconds: of the run.
+        judged: kernels with a verdict.
+        taken: for each request in the order of the queue, when a worker took it, in seconds from the start.
+        ended: for each request in the order of the queue, when it ended, in seconds from the start.
+    """
 
     seconds: float
     judged: int
@@ -83,18 +92,18 @@ class Course:
 
     @property
     def rate(self) -> float | None:
-        """Kernels judged in a second; ``None`` where the run took no time."""
+        """Kernels judged in a second; ``None`` if the run took no time."""
         return self.judged / self.seconds if self.seconds else None
 
     def latency(self, share: float) -> float | None:
-        """Quantile of the seconds from a worker's taking a request to its verdict."""
+        """Return a quantile of the seconds from the moment a worker takes a request to its verdict."""
         if not self.ended:
             return None
         return float(np.quantile(np.asarray(self.ended) - np.asarray(self.taken), share))
 
 
 class _Gpu:
-    """One GPU with its cores: who holds what and who waits for it."""
+    """One GPU with its cores: the slots that hold them, and the slots that wait for them."""
 
     __slots__ = ("alone", "cores", "for_core", "for_gpu", "together")
 
@@ -104,14 +113,14 @@ class _Gpu:
         self.for_gpu: deque[tuple[int, int]] = deque()
 
     def take(self, step: int, slot: int) -> bool:
-        """Whether a slot has got what the step needs; otherwise it waits."""
+        """Return whether a slot gets the resource that a step needs; if not, the slot waits."""
         if step == _CORE:
             if self.cores:
                 self.cores -= 1
                 return True
             self.for_core.append(slot)
             return False
-        # Whoever wants to share does not overtake one that waits to be alone: timing would never begin.
+        # A slot that wants to share does not overtake one that waits to be alone, else timing might never begin.
         if self.for_gpu or not self._open(step):
             self.for_gpu.append((slot, step))
             return False
@@ -119,7 +128,7 @@ class _Gpu:
         return True
 
     def free(self, step: int) -> list[tuple[int, int]]:
-        """Give back what a step needed; the slots and steps that begin now."""
+        """Give back the resource of a step; return the (slot, step) that begin now."""
         if step == _CORE:
             if self.for_core:
                 return [(self.for_core.popleft(), step)]
@@ -145,8 +154,69 @@ class _Gpu:
             self.together += 1
 
 
+class _Simulation:
+    """A run in progress: a heap of events (seconds, number, slot, step), the GPUs, and the job that each slot holds.
+
+    A slot is a worker of a GPU; slot ``s`` belongs to GPU ``s % gpus``.
+    """
+
+    def __init__(self, jobs: Sequence[Job], shape: Shape) -> None:
+        self.shape = shape
+        self.needs = [(j.core, j.shared, j.alone, j.slot) for j in jobs]
+        self.gpus = [_Gpu(shape.cores) for _ in range(shape.gpus)]
+        self.slots = shape.gpus * shape.workers
+        self.holds = [0] * self.slots
+        self.taken, self.ended = [0.0] * len(jobs), [0.0] * len(jobs)
+        self.events: list[tuple[float, int, int, int]] = []
+        self.dispatcher_free = 0.0
+        self.next_job = self.pushed = 0
+
+    def run(self) -> None:
+        """Play until no event is left."""
+        # The first worker of every GPU, then the second of every GPU: few requests are spread over all GPUs.
+        for slot in range(min(self.slots, len(self.needs))):
+            self.fetch(0.0, slot)
+        while self.events:
+            now, _, slot, step = heapq.heappop(self.events)
+            if _CORE <= step < _SLOT:
+                for other, begun in self.gpus[slot % self.shape.gpus].free(step):
+                    self.push(now + self.needs[self.holds[other]][begun], other, begun)
+            self.advance(now, slot, step + 1)
+
+    def push(self, now: float, slot: int, step: int) -> None:
+        """Add the end of a step."""
+        heapq.heappush(self.events, (now, self.pushed, slot, step))  # the number keeps the order of simultaneous events
+        self.pushed += 1
+
+    def fetch(self, now: float, slot: int) -> None:
+        """Let the dispatcher hand the next job to a slot."""
+        if self.next_job < len(self.needs):
+            self.holds[slot], self.taken[self.next_job] = self.next_job, max(now, self.dispatcher_free)
+            self.dispatcher_free = self.taken[self.next_job] + self.shape.dispatch
+            self.next_job += 1
+            self.push(self.dispatcher_free, slot, _CORE - 1)
+
+    def advance(self, now: float, slot: int, step: int) -> None:
+        """Begin a slot's next step, or its wait for a core or the GPU, or its next job."""
+        need = self.needs[self.holds[slot]]
+        while step < _DONE and not need[step]:
+            step += 1
+        if step == _DONE:
+            self.ended[self.holds[slot]] = now
+            self.fetch(now, slot)
+        elif step == _SLOT or self.gpus[slot % self.shape.gpus].take(step, slot):
+            self.push(now + need[step], slot, step)
+
+
 def play(jobs: Sequence[Job], shape: Shape) -> Course:
-    """Run the jobs, all waiting in the queue from the start, over a cluster; the same arguments give the same course.
+    """Simulate jobs that all wait in the queue from the start.
+
+    Args:
+        jobs: in the order of the queue.
+        shape: the cluster.
+
+    Returns:
+        The course of the run; the same for the same arguments.
 
     Raises:
         UsageError: a cluster without GPUs, workers or cores, or a negative time.
@@ -155,53 +225,22 @@ def play(jobs: Sequence[Job], shape: Shape) -> Course:
         raise UsageError(f"{shape}: gpus, workers and cores are at least 1, dispatch is not negative")
     if any(min(j.core, j.shared, j.alone, j.slot) < 0 for j in jobs):
         raise UsageError("a recorded time is negative")
-    needs = [(j.core, j.shared, j.alone, j.slot) for j in jobs]
-    gpus = [_Gpu(shape.cores) for _ in range(shape.gpus)]
-    many = shape.gpus * shape.workers
-    holds = [0] * many
-    taken, ended = [0.0] * len(jobs), [0.0] * len(jobs)
-    events: list[tuple[float, int, int, int]] = []
-    dispatcher, following, made = 0.0, 0, 0
-
-    def push(now: float, slot: int, step: int) -> None:
-        nonlocal made
-        heapq.heappush(events, (now, made, slot, step))  # the number keeps the order of events at the same moment
-        made += 1
-
-    def fetch(now: float, slot: int) -> None:
-        nonlocal dispatcher, following
-        if following < len(jobs):
-            holds[slot], taken[following] = following, max(now, dispatcher)
-            dispatcher = taken[following] + shape.dispatch
-            following += 1
-            push(dispatcher, slot, _CORE - 1)
-
-    def advance(now: float, slot: int, step: int) -> None:
-        need = needs[holds[slot]]
-        while step < _DONE and not need[step]:
-            step += 1
-        if step == _DONE:
-            ended[holds[slot]] = now
-            fetch(now, slot)
-        elif step == _SLOT or gpus[slot % shape.gpus].take(step, slot):
-            push(now + need[step], slot, step)
-
-    # One worker of every GPU, then the second of every GPU: few requests are spread over all GPUs.
-    for slot in range(min(many, len(jobs))):
-        fetch(0.0, slot)
-    while events:
-        now, _, slot, step = heapq.heappop(events)
-        if _CORE <= step < _SLOT:
-            for other, wanted in gpus[slot % shape.gpus].free(step):
-                push(now + needs[holds[other]][wanted], other, wanted)
-        advance(now, slot, step + 1)
-    return Course(max(ended, default=0.0), sum(j.judged for j in jobs), taken, ended)
+    simulation = _Simulation(jobs, shape)
+    simulation.run()
+    return Course(max(simulation.ended, default=0.0), sum(j.judged for j in jobs), simulation.taken, simulation.ended)
 
 
 def bounds(jobs: Sequence[Job], shape: Shape) -> dict[str, float]:
-    """Kernels per second that each resource allows at most, however the requests are ordered; the lowest binds.
+    """Return the kernels per second that each resource allows at most, in any order of the requests; the lowest binds.
 
-    Holds for runs whose requests are the same mix.
+    It holds for runs with the same mix of requests.
+
+    Args:
+        jobs: the requests.
+        shape: the cluster.
+
+    Returns:
+        Resource -> kernels per second.
     """
     n = len(jobs)
     share = sum(j.judged for j in jobs) / n if n else 0.0
@@ -217,12 +256,15 @@ def bounds(jobs: Sequence[Job], shape: Shape) -> dict[str, float]:
 
 
 def job_of(row: Mapping[str, Any], backend: str, dispatch: float) -> Job:
-    """What a recorded request needs.
+    """Return the resources that a recorded request needs.
 
     Args:
-        row: a row of ``requests`` in the JSON of ``eval/throughput.py``.
-        backend: where it was recorded: on ``cpu``, everything needs a core.
-        dispatch: seconds of the dispatcher, which the worker has spent waiting as well and which are not counted twice.
+        row: of ``requests`` in the JSON of ``eval/throughput.py``.
+        backend: of the recorded run: on ``cpu``, everything needs a core.
+        dispatch: seconds of the dispatcher, for which the worker waited as well and which are not counted twice.
+
+    Returns:
+        The job.
 
     Raises:
         KeyError: the row lacks ``seconds``, ``begin``, ``end`` or ``verdict``.
@@ -231,18 +273,26 @@ def job_of(row: Mapping[str, Any], backend: str, dispatch: float) -> Job:
     held = float(row["end"]) - float(row["begin"])
     total = seconds.pop("total", 0.0)
     on_gpu = backend == "cuda"
-    # What a grading waited for the GPU depends on who else was there: the simulation finds its own waits.
+    # Waits for the GPU depend on the other gradings: the simulation has its own.
     waited = seconds.get("waited", 0.0)
     alone = seconds.get("alone", 0.0) if on_gpu else 0.0
     shared = seconds.get("shared", 0.0) if on_gpu else 0.0
     core = max(total - waited - alone - shared, 0.0)
-    # Outside the grader: the way there and back, or a grading that was lost and whose stages nobody knows.
+    # Outside the grader: the way there and back, or a lost grading, whose stages are not known.
     slot = max(held - core - shared - alone - waited - dispatch, 0.0)
     return Job(core, shared, alone, slot, row["verdict"] != Verdict.INFRA_FAULT)
 
 
 def dispatch_of(result: Mapping[str, Any], given_ms: float | None = None) -> float:
-    """Seconds of the dispatcher for a request: as given, else as measured, else 1 ms."""
+    """Return the seconds of the dispatcher for a request.
+
+    Args:
+        result: of ``eval/throughput.py``.
+        given_ms: milliseconds that replace the measured ones.
+
+    Returns:
+        Seconds: as given, else as measured, else 1 ms.
+    """
     for ms in (given_ms, result.get("dispatch_ms")):
         if ms is not None:
             return float(ms) / 1000
@@ -250,7 +300,14 @@ def dispatch_of(result: Mapping[str, Any], given_ms: float | None = None) -> flo
 
 
 def jobs_of(result: Mapping[str, Any], dispatch: float) -> list[Job]:
-    """The recorded requests of a result.
+    """Return the recorded requests of a result.
+
+    Args:
+        result: of ``eval/throughput.py``.
+        dispatch: seconds of the dispatcher for a request.
+
+    Returns:
+        A job for each request.
 
     Raises:
         UsageError: it is no result of ``eval/throughput.py``, or holds no request.
@@ -265,13 +322,31 @@ def jobs_of(result: Mapping[str, Any], dispatch: float) -> list[Job]:
 
 
 def shape_of(result: Mapping[str, Any], dispatch: float, cores: int | None = None) -> Shape:
-    """The cluster on which a result was recorded; its cores are shared equally by its GPUs unless given."""
+    """Return the cluster on which a result was recorded.
+
+    Args:
+        result: of ``eval/throughput.py``.
+        dispatch: seconds of the dispatcher for a request.
+        cores: for each GPU; by default the GPUs share the machine's cores equally.
+
+    Returns:
+        The cluster.
+    """
     gpus = max(1, int(result["gpus"]))
     return Shape(gpus, int(result["workers"]), cores or max(1, int(result["cores"]) // gpus), dispatch)
 
 
 def repeated(jobs: Sequence[Job], count: int, seed: int = 0) -> list[Job]:
-    """As many jobs as asked: the recorded ones again and again, in another order each time."""
+    """Return a number of jobs: the recorded ones again and again, in another order each time.
+
+    Args:
+        jobs: the recorded ones.
+        count: how many.
+        seed: of the order.
+
+    Returns:
+        The jobs.
+    """
     rng, found = random.Random(seed), list[Job]()
     while len(found) < count:
         found += rng.sample(list(jobs), len(jobs))
@@ -281,20 +356,20 @@ def repeated(jobs: Sequence[Job], count: int, seed: int = 0) -> list[Job]:
 def plan(
     jobs: Sequence[Job], gpus: Sequence[int], shape: Shape, count: int | None = None, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """One row for every number of GPUs.
+    """Simulate clusters of several sizes.
 
     Args:
         jobs: the recorded requests.
         gpus: numbers of GPUs.
-        shape: workers and cores for each GPU, and the dispatcher; its ``gpus`` are not looked at.
-        count: requests of each simulated run; default: the recorded ones as often as it takes
-            to have 50 for each worker.
+        shape: workers and cores for each GPU, and the dispatcher; its ``gpus`` are ignored.
+        count: requests of each simulated run; by default the recorded ones as often as needed to have 50 for each
+            worker.
         seed: of their order.
 
     Returns:
-        Rows with ``gpus``, ``requests``, ``kernels_per_second``, ``efficiency`` (against as many times one GPU),
-        ``p50`` and ``p95`` (seconds from a worker's taking a request to its verdict) and ``bound`` (what the tightest of
-        ``bounds`` is).
+        A row for each number of GPUs: ``gpus``, ``requests``, ``kernels_per_second``, ``efficiency`` (relative to one
+        GPU times their number), ``p50`` and ``p95`` (seconds from the moment a worker takes a request to its verdict)
+        and ``bound`` (name of the lowest of ``bounds``).
     """
 
     def one(n: int) -> tuple[Course, dict[str, float]]:
@@ -318,16 +393,16 @@ def plan(
 
 
 def check(result: Mapping[str, Any], jobs: Sequence[Job], own: bool, shape: Shape) -> dict[str, Any]:
-    """A recorded run against its simulation.
+    """Compare a recorded run with its simulation.
 
     Args:
         result: the recorded run.
         jobs: the requests to simulate.
-        own: whether they are the run's own, in its order; otherwise they are repeated to as many as it had.
+        own: whether they are the run's own, in its order; otherwise they are repeated up to its number of requests.
         shape: of the run.
 
     Returns:
-        ``measured`` and ``simulated`` kernels per second and ``error``, the relative difference; ``None`` where unknown.
+        ``measured`` and ``simulated`` kernels per second and ``error``, the relative difference; ``None`` if unknown.
     """
     asked = len(result["requests"])
     course = play(jobs if own else repeated(jobs, asked), shape)

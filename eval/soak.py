@@ -1,10 +1,10 @@
-"""Many gradings in one process tree: what they leave behind. Memory, descriptors, processes and files must not grow.
+"""Grades many sources in one process tree, and checks that memory, descriptors, processes and files do not grow.
 
     python eval/soak.py [--count N] [--warm N] [--seed N] [--json FILE]
 
-Grades experts and files of the zoo in turns and prints, as JSON, the resident memory, file descriptors and processes of
-this process and everything below it, the entries of /dev/shm and the temporary files, before (after ``--warm`` gradings)
-and after, and what was measured every tenth of the way. Exit status 1 when descriptors, processes or files were left.
+Grades experts and files of the zoo in turns. Prints, as JSON, the resident memory, file descriptors and processes of
+this process and all below it, the entries of /dev/shm and the temporary files: before (after ``--warm`` gradings),
+after, and at every tenth of the run. Exit status 1 if descriptors, processes or files were left.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kbx_env.spec.catalog import expert_source, task_ids
 
 
 def below(pid: int) -> list[int]:
-    """A process and all that descend from it; those that have ended and wait to be collected count as well."""
+    """Return the ids of a process and all its descendants, with ended ones that are not yet collected."""
     parents: dict[int, int] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -49,7 +49,7 @@ def below(pid: int) -> list[int]:
 
 
 def resident(pid: int) -> float:
-    """Resident megabytes."""
+    """Return a process' resident memory in megabytes."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     except OSError:
@@ -57,7 +57,7 @@ def resident(pid: int) -> float:
 
 
 def descriptors(pid: int) -> int:
-    """Open file descriptors."""
+    """Return the number of a process' open file descriptors."""
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
@@ -65,7 +65,7 @@ def descriptors(pid: int) -> int:
 
 
 def measured(grader: Grader) -> dict[str, Any]:
-    """What there is now, without what a killed process still holds for a moment."""
+    """Return the present numbers, without what a killed process still holds for a moment."""
     zygote = grader.zygote()
     for _ in range(200):
         tree = below(os.getpid())
@@ -81,7 +81,7 @@ def measured(grader: Grader) -> dict[str, Any]:
 
 
 def sources(seed: int) -> list[tuple[str, bytes]]:
-    """Experts and zoo, mixed."""
+    """Return (task, source) of experts and zoo, in a random order that the seed fixes."""
     found = [(t, text.encode()) for t in task_ids() if (text := expert_source(t))]
     found += [(s.task, s.path.read_bytes()) for s in specimens() if s.backend != "cuda"]
     random.Random(seed).shuffle(found)
@@ -89,7 +89,7 @@ def sources(seed: int) -> list[tuple[str, bytes]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Grade and compare."""
+    """Grade and compare, as the top of this file describes; return the exit status."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--count", type=int, default=300)
     p.add_argument(
@@ -99,15 +99,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--wall", type=float, default=3.0)
     p.add_argument("--json", type=Path, metavar="FILE")
     a = p.parse_args(argv)
-    # Temporary files of others must not be counted.
+    # Temporary files of other processes must not be counted.
     with tempfile.TemporaryDirectory(prefix="soak-") as folder, Grader() as grader, Progress() as bar:
         tempfile.tempdir = folder
-        given, verdicts, course = sources(a.seed), Counter[str](), []
+        workload, verdicts, course = sources(a.seed), Counter[str](), []
         line = bar.add_task("soaking", total=a.warm + a.count)
         for k in range(a.warm + a.count):
             if k == a.warm:
                 start, began = measured(grader), time.perf_counter()
-            task, data = given[k % len(given)]
+            task, data = workload[k % len(workload)]
             outcome = grader.grade(task, data, backend="cpu", targets=(), wall=a.wall)
             verdicts[str(outcome.verdict)] += 1
             if k >= a.warm and (k - a.warm + 1) % max(1, a.count // 10) == 0:
@@ -117,13 +117,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         tempfile.tempdir = None
     kept = ("descriptors", "processes", "shm", "temporary", "runner_folders")
     grown = {k: end[k] - start[k] for k in start}
-    told = {
+    result = {
         "gradings": a.count, "seconds": round(seconds, 1), "start": start, "end": end, "grown": grown,
         "verdicts": dict(verdicts), "course": course,
     }  # fmt: skip
-    print(json.dumps(told, indent=1))
+    print(json.dumps(result, indent=1))
     if a.json:
-        a.json.write_text(json.dumps(told, indent=1))
+        a.json.write_text(json.dumps(result, indent=1))
     return 1 if any(grown[k] > 0 for k in kept) else 0
 
 

@@ -1,6 +1,7 @@
 """Statistics of a report, as pure functions: rates, speeds, rounds, failures. Comparisons are in `kbx_env.eval.models`.
 
-Infrastructure faults are masked: left out of every rate, and counted. ``None`` is not known, never 0. Intervals are 95 %.
+Answers that end in an infrastructure fault are masked: they are left out of every rate, and counted. ``None`` is not
+known, never 0. Intervals are 95 %.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from kbx_env.eval.report_data import PolicyStudy, Row, Study
 DRAWS = 2000
 """Bootstrap samples behind an interval."""
 LEVEL = 0.95
+"""Of all intervals."""
 GRID = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0)
-"""Where the fast_p curve is told."""
+"""Speedups at which the fast_p curve is computed."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,22 @@ class Result:
     """A frozen record of plain numbers and text."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class Spread(Result):
-    """How ``n`` numbers lie; all but the count ``None`` for none."""
+    """Quantiles of ``n`` numbers, ``None`` for no number.
+
+    Attributes:
+        n: how many numbers.
+        median: 50 %.
+        q1: 25 %.
+        q3: 75 %.
+        p90: 90 %.
+        most: the largest.
+    """
 
     n: int
     median: float | None
@@ -47,13 +58,28 @@ class Spread(Result):
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Quantiles (linear between neighbours)."""
-    at = [float(q) for q in np.quantile(values, [0.5, 0.25, 0.75, 0.9, 1.0])] if len(values) else [None] * 5
-    return Spread(len(values), *at)
+    """Return quantiles (linear between neighbours)."""
+    quantiles = [float(q) for q in np.quantile(values, [0.5, 0.25, 0.75, 0.9, 1.0])] if len(values) else [None] * 5
+    return Spread(len(values), *quantiles)
 
 
 def wilson(k: float, n: float, level: float = LEVEL) -> tuple[float, float] | None:
-    """The score interval of a share (Wilson 1927); ``None`` for n = 0."""
+    """Return the score interval of a share (Wilson 1927).
+
+    Not scipy's (``binomtest``): it takes whole numbers only, and ``rate`` passes an effective sample size. Not statsmodels'
+    (``proportion_confint``), which agrees: reports and leaderboards need this without the extra ``report``.
+
+    Args:
+        k: successes; may be a fraction.
+        n: trials; may be a fraction.
+        level: of the interval.
+
+    Returns:
+        Lower and upper end; ``None`` for n = 0.
+
+    Raises:
+        ValueError: k is not between 0 and n.
+    """
     from scipy.special import ndtri
 
     if not 0 <= k <= n:
@@ -67,7 +93,14 @@ def wilson(k: float, n: float, level: float = LEVEL) -> tuple[float, float] | No
 
 @dataclass(frozen=True)
 class Mean(Result):
-    """A mean over ``tasks`` with its interval, ``None`` where no two tasks differ: then nothing is known of their spread."""
+    """A mean with its interval.
+
+    Attributes:
+        value: the mean.
+        low: lower end; ``None`` if no two tasks differ, since their spread is then not known.
+        high: upper end, or ``None``.
+        tasks: number of tasks.
+    """
 
     value: float
     low: float | None
@@ -75,13 +108,25 @@ class Mean(Result):
     tasks: int
 
     def exp(self) -> Mean:
-        """Geometric, if this is of logarithms."""
+        """Return the geometric mean, if this is a mean of logarithms."""
         low, high = (None if v is None else math.exp(v) for v in (self.low, self.high))
         return Mean(math.exp(self.value), low, high, self.tasks)
 
 
 def mean(sums: Sequence[float], counts: Sequence[float] | None = None, seed: int = 0, level: float = LEVEL) -> Mean | None:
-    """sum / count with a percentile bootstrap that draws tasks (Efron 1979), never without the point; ``None`` for no task."""
+    """Return the mean over all answers with a percentile bootstrap interval that draws tasks (Efron 1979).
+
+    Args:
+        sums: the sum of the values of each task.
+        counts: the number of values of each task; by default one.
+        seed: of the bootstrap's draws.
+        level: of the interval.
+
+    Returns:
+        The mean, always within its interval; ``None`` for no task.
+    """
+    from scipy.stats import bootstrap
+
     s = np.asarray(sums, dtype=float)
     c = np.ones_like(s) if counts is None else np.asarray(counts, dtype=float)
     if not len(s):
@@ -89,14 +134,28 @@ def mean(sums: Sequence[float], counts: Sequence[float] | None = None, seed: int
     point = float(s.sum() / c.sum())
     if np.ptp(s / c) == 0:
         return Mean(point, None, None, len(s))
-    at = np.random.default_rng(seed).integers(0, len(s), (DRAWS, len(s)))
-    low, high = np.quantile(s[at].sum(1) / c[at].sum(1), [(1 - level) / 2, (1 + level) / 2])
-    return Mean(point, min(float(low), point), max(float(high), point), len(s))
+
+    def ratio(s: np.ndarray, c: np.ndarray, axis: int) -> np.ndarray:
+        return s.sum(axis) / c.sum(axis)  # type: ignore[no-any-return]
+
+    found = bootstrap(
+        (s, c), ratio, n_resamples=DRAWS, paired=True, vectorized=True, confidence_level=level, method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval  # fmt: skip
+    return Mean(point, min(float(found.low), point), max(float(found.high), point), len(s))
 
 
 @dataclass(frozen=True)
 class Rate(Result):
-    """``k`` of ``n`` with its Wilson interval; all but the counts ``None`` for n = 0."""
+    """A share with its Wilson interval; ``None`` for n = 0.
+
+    Attributes:
+        k: answers of the share.
+        n: all answers.
+        rate: k / n.
+        low: lower end.
+        high: upper end.
+    """
 
     k: int
     n: int
@@ -106,8 +165,19 @@ class Rate(Result):
 
 
 def rate(rows: Sequence[Row], holds: Callable[[Row], bool]) -> Rate:
-    """The share of rows that hold. Several answers to a task are not independent: the interval is then that of fewer, by the
-    design effect of the clusters (Kish 1965); where all are alike that is unknown, and there are as many as tasks."""
+    """Return the share of rows for which something holds.
+
+    Several answers to a task are not independent. The interval is then that of an effective number of answers: n
+    divided by the design effect of the clusters (Kish 1965), which scipy and statsmodels do not have. If all answers
+    are alike, the design effect is unknown, and the number of tasks is taken.
+
+    Args:
+        rows: the answers.
+        holds: whether it holds for an answer.
+
+    Returns:
+        The share with its interval.
+    """
     sums, counts = by_task(rows, lambda r: float(holds(r)))
     k, n, m = sum(sums), len(rows), len(sums)
     if not n:
@@ -121,7 +191,15 @@ def rate(rows: Sequence[Row], holds: Callable[[Row], bool]) -> Rate:
 
 
 def by_task(rows: Sequence[Row], value: Callable[[Row], float | None]) -> tuple[list[float], list[int]]:
-    """Sums and counts of the known values of each task."""
+    """Return sums and counts of the known values of each task.
+
+    Args:
+        rows: the answers.
+        value: of an answer, ``None`` if not known.
+
+    Returns:
+        Sums and counts, in the same order.
+    """
     found: dict[str, list[float]] = {}
     for r in rows:
         if (v := value(r)) is not None:
@@ -131,7 +209,16 @@ def by_task(rows: Sequence[Row], value: Callable[[Row], float | None]) -> tuple[
 
 @dataclass(frozen=True)
 class Rates(Result):
-    """Compiled and correct among the judged answers; ``category`` is ``None`` for all of them."""
+    """Compiled and correct answers among the judged ones.
+
+    Attributes:
+        policy: name of the policy.
+        category: ``None`` for all categories together.
+        tasks: number of tasks with a judged answer.
+        masked: number of masked answers.
+        compiled: share of the judged answers.
+        correct: share of the judged answers.
+    """
 
     policy: str
     category: str | None
@@ -142,7 +229,7 @@ class Rates(Result):
 
 
 def rates(policy: PolicyStudy, category: str | None = None) -> Rates:
-    """Paper Table 1, of one policy or one of its categories."""
+    """Return the rates of a policy, or of one of its categories (paper Table 1)."""
     rows = [r for r in policy.rows if category in (None, r.category)]
     known = [r for r in rows if not r.masked]
     return Rates(policy.name, category, len({r.task for r in known}), len(rows) - len(known),
@@ -150,14 +237,24 @@ def rates(policy: PolicyStudy, category: str | None = None) -> Rates:
 
 
 def rate_table(study: Study) -> tuple[Rates, ...]:
-    """Every policy: as a whole, then category by category."""
+    """Return rates of every policy: all categories together, then each category."""
     return tuple(rates(p, c) for p in study.policies for c in (None, *study.categories))
 
 
 @dataclass(frozen=True)
 class Speeds(Result):
-    """Speedups over eager of ``n`` correct, timed kernels; ``arithmetic_mean`` is the paper's. ``slower``: the speedup is
-    below 1; ``slower_surely``, ``faster_surely``: its whole interval is below, above 1."""
+    """Speedups over eager of correct, timed kernels.
+
+    Attributes:
+        n: correct kernels with a time.
+        untimed: correct kernels without one.
+        geometric_mean: with its interval.
+        spread: quantiles.
+        arithmetic_mean: the mean of the paper.
+        slower: share with a speedup below 1.
+        slower_surely: share with the whole interval below 1.
+        faster_surely: share with the whole interval above 1.
+    """
 
     n: int
     untimed: int
@@ -170,7 +267,15 @@ class Speeds(Result):
 
 
 def speeds(rows: Sequence[Row], seed: int = 0) -> Speeds | None:
-    """The paper's abstract (46.6 % of correct kernels slower than eager); ``None`` where nothing was timed."""
+    """Return the speedups of correct kernels (paper abstract: 46.6 % of them are slower than eager).
+
+    Args:
+        rows: the answers.
+        seed: of the bootstrap.
+
+    Returns:
+        The speedups; ``None`` if nothing was timed.
+    """
     correct = [r for r in rows if r.correct and not r.masked]
     timed = [r for r in correct if r.speedup]
     sure, values = [r for r in timed if r.low and r.high], [r.speedup or 0.0 for r in timed]
@@ -185,7 +290,7 @@ def speeds(rows: Sequence[Row], seed: int = 0) -> Speeds | None:
 
 
 def log_speedup(r: Row) -> float | None:
-    """Of a correct, timed kernel."""
+    """Return the log-speedup of a correct, timed kernel; ``None`` for other answers."""
     return math.log(r.speedup) if r.correct and r.speedup else None
 
 
@@ -194,16 +299,32 @@ def _geomean(values: Sequence[float]) -> float | None:
 
 
 def fast_p(policy: PolicyStudy, grid: Sequence[float] = GRID) -> tuple[tuple[float, Rate], ...] | None:
-    """KernelBench's fast_p (Ouyang et al. 2025): the share of all judged answers that are correct and faster than ``p``, for
-    p = 0 that of the correct; one without a time is not faster. ``None`` for an untimed run."""
+    """Return KernelBench's fast_p (Ouyang et al. 2025): the share of judged answers that are correct and faster than p.
+
+    Args:
+        policy: the policy.
+        grid: values of p. For p = 0 the share is that of correct answers; for larger p an answer without a time is not
+            faster.
+
+    Returns:
+        (p, share) of each p; ``None`` for an untimed run.
+    """
     if not policy.timed:
         return None
     return tuple((p, rate(policy.judged, lambda r, p=p: r.correct and (p <= 0 or (r.speedup or 0.0) > p))) for p in grid)  # type: ignore[misc]
 
 
 def pass_at(rows: Sequence[Row], seed: int = 0) -> dict[int, Mean]:
-    """Unbiased pass@k (Chen et al. 2021), mean over tasks, for k = 1, 2, 4, ... up to the least number of judged answers."""
-    from kbx_env.eval.report import pass_at_k  # it may import this module
+    """Return unbiased pass@k (Chen et al. 2021), the mean over tasks.
+
+    Args:
+        rows: the answers.
+        seed: of the bootstrap.
+
+    Returns:
+        k -> mean, for k = 1, 2, 4, ... up to the smallest number of judged answers of a task.
+    """
+    from kbx_env.eval.report import pass_at_k  # imported here, because it imports this module
 
     sums, counts = by_task([r for r in rows if not r.masked], lambda r: float(r.correct))
     least = min(counts, default=0)
@@ -213,8 +334,18 @@ def pass_at(rows: Sequence[Row], seed: int = 0) -> dict[int, Mean]:
 
 @dataclass(frozen=True)
 class Round(Result):
-    """Answers at the end of a round, by the best of all rounds so far; speedups are geometric means. ``rescued``: correct for
-    the first time in this round; ``persistent``: correct before it."""
+    """Answers at the end of a round, by the best submission of all rounds so far. Speedups are geometric means.
+
+    Attributes:
+        round: its number, from 0.
+        compiled: share of the answers.
+        correct: share of the answers.
+        speedup: of correct answers.
+        rescued: answers that are correct for the first time in this round.
+        rescued_speedup: of these.
+        persistent: answers that were correct before.
+        persistent_speedup: of these.
+    """
 
     round: int
     compiled: Rate
@@ -228,7 +359,13 @@ class Round(Result):
 
 @dataclass(frozen=True)
 class Trajectory(Result):
-    """A policy's rounds; ``unknown``: answers of whose way nothing is recorded, left out."""
+    """The rounds of a policy.
+
+    Attributes:
+        policy: name of the policy.
+        rounds: in order.
+        unknown: answers without recorded rounds, which are left out.
+    """
 
     policy: str
     rounds: tuple[Round, ...]
@@ -236,7 +373,14 @@ class Trajectory(Result):
 
 
 def trajectory(policy: PolicyStudy) -> Trajectory | None:
-    """Paper Fig. 3 (GEAK's rounds); ``None`` where no way is recorded. Who submitted nothing at all has compiled nothing."""
+    """Return a policy's rounds (paper Fig. 3, GEAK's rounds).
+
+    Args:
+        policy: the policy. An answer of which nothing was ever submitted counts as not compiled.
+
+    Returns:
+        The rounds; ``None`` if none are recorded.
+    """
     rows = [r for r in policy.judged if r.turns or r.spent.get("gradings") == 0]
     numbers = sorted({int(t["round"]) for r in rows for t in r.turns})
     if not numbers:
@@ -259,7 +403,15 @@ def trajectory(policy: PolicyStudy) -> Trajectory | None:
 
 @dataclass(frozen=True)
 class Traffic(Result):
-    """Correct kernels: moved over ideal bytes with the geometric mean, and launches of one call of a case; where known."""
+    """Memory traffic and launches of correct kernels, as far as they are known.
+
+    Attributes:
+        policy: name of the policy.
+        category: ``None`` for all categories together.
+        ratio: geometric mean of moved / ideal bytes.
+        ratios: quantiles of moved / ideal bytes.
+        launches: quantiles of the launches of one call of a case.
+    """
 
     policy: str
     category: str | None
@@ -269,11 +421,11 @@ class Traffic(Result):
 
 
 def traffic(policy: PolicyStudy, category: str | None = None) -> Traffic:
-    """As the CPU tier counted them."""
+    """Return traffic and launches of a policy, or of one of its categories, as the CPU tier counted them."""
     rows = [r for r in policy.judged if r.correct and category in (None, r.category)]
     ratios = [r.traffic for r in rows if r.traffic]
-    told = [(e, r.raw["cases"]["total"]) for r in rows if (e := r.raw.get("evidence") or {}).get("moved_bytes") is not None]
-    calls = [sum(k["launches"] for k in e.get("kernels") or ()) / n for e, n in told if n]
+    known = [(e, r.raw["cases"]["total"]) for r in rows if (e := r.raw.get("evidence") or {}).get("moved_bytes") is not None]
+    calls = [sum(k["launches"] for k in e.get("kernels") or ()) / n for e, n in known if n]
     return Traffic(policy.name, category, _geomean(ratios), spread(ratios), spread(calls))
 
 
@@ -283,10 +435,12 @@ _MALFORMED = {
     "text": r"the source is empty|line \d+: (not UTF-8|control|no byte-order)",
     "entry": r"no function named|line \d+: .*(lacks the|has its parameters|demands an|is a Triton kernel)|.* is not a function",
 }  # fmt: skip
+"""Kind of malformed answer -> how its message begins."""
 _RUNTIME = {
     "out of bounds": r".*\bout-of-bounds\b", "unwritten": r".* lets memory that nothing has written decide",
     "process": r"the submission's process|EngineError: ", "memory": r".*[Oo]ut of ?[Mm]emory",
 }  # fmt: skip
+"""Kind of runtime error -> how its message begins."""
 _WRONG = {
     "count": r"returned (a tuple of|one tensor|\d+ outputs)", "no tensor": r"returned a \w+ where", "device": r"returned a tensor ",
     "shape": r"output \d+ (has shape|is (\S+) \(.*\), expected \2 )", "dtype": r"output \d+ (has dtype|is torch\.)",
@@ -300,7 +454,9 @@ _WRONG = {
     r"(rows|columns) are dropped|(numbers|samples|a mask) of an earlier|samples outside|all samples|the (mean|variance) is|"
     r"not (uniform|zero where|\(input)|more evenly|too coarse|\d+ of \d+ successes|runs of|(some )?elements (of|go)|the windows",
 }  # fmt: skip
+"""Kind of wrong result -> how the judge's reason begins."""
 _STAGES = {"compile_error": "compile", "runtime_error": "runtime", "incorrect": "wrong"}
+"""Verdict -> stage of the taxonomy, if it has another name."""
 
 
 def _first(text: str, kinds: Mapping[str, str]) -> str | None:
@@ -308,8 +464,15 @@ def _first(text: str, kinds: Mapping[str, str]) -> str | None:
 
 
 def wrong_kind(reason: str) -> str:
-    """The class of a judge's reason: a key of ``_WRONG``, "unwritten" (a kernel left elements out), "scheme" (neither the
-    quantization scheme's result nor near it), or "other"."""
+    """Classify a judge's reason.
+
+    Args:
+        reason: the text.
+
+    Returns:
+        A key of ``_WRONG``, "unwritten" (a kernel left elements out), "scheme" (neither the quantization scheme's
+        result nor near it), or "other".
+    """
     kind = _first(reason, _WRONG) or "other"
     if kind in ("values", "not finite"):
         return "unwritten" if "were never written" in reason else "scheme" if "dB of signal to noise" in reason else kind
@@ -318,7 +481,13 @@ def wrong_kind(reason: str) -> str:
 
 @dataclass(frozen=True)
 class Failure(Result):
-    """Why an answer fails: at which stage, of which kind there, and how often the tolerance it is off (values only)."""
+    """The failure of an answer.
+
+    Attributes:
+        stage: at which it fails.
+        kind: of the failure at that stage.
+        off: deviation in tolerances, for wrong values.
+    """
 
     stage: str
     kind: str
@@ -326,13 +495,20 @@ class Failure(Result):
 
     @property
     def far(self) -> str | None:
-        """In words."""
+        """The deviation in words."""
         words = {10.0: "under 10 tolerances", 1000.0: "10 to 1000 tolerances"}
         return None if self.off is None else next((w for most, w in words.items() if self.off < most), "1000 tolerances or more")
 
 
 def failure_of(row: Row) -> Failure | None:
-    """From verdict, first violation and first failed case; ``None`` for what is correct or masked."""
+    """Classify a failure by verdict, first violation and first failed case.
+
+    Args:
+        row: the answer.
+
+    Returns:
+        The failure; ``None`` for correct and masked answers.
+    """
     if row.correct or row.masked:
         return None
     stage, text = _STAGES.get(row.verdict, row.verdict), row.message.removeprefix("executed on the CPU tier: ")
@@ -353,15 +529,22 @@ def failure_of(row: Row) -> Failure | None:
 
 
 def taxonomy(rows: Sequence[Row]) -> tuple[tuple[str, str, str | None, int], ...]:
-    """(stage, kind, how far, number of answers), most frequent first."""
+    """Return (stage, kind, deviation in words, number of answers), most frequent first."""
     found = Counter((f.stage, f.kind, f.far) for r in rows if (f := failure_of(r)))
     return tuple((*key, n) for key, n in sorted(found.items(), key=lambda x: (-x[1], *map(str, x[0]))))
 
 
 @dataclass(frozen=True)
 class Scheme(Result):
-    """What a quantized answer shows of its scheme: ``reached`` (``None``: not derivable), signal to noise in dB of the first
-    wrong case, and the scheme's own there."""
+    """The parts of a quantization scheme that an answer gets right.
+
+    Attributes:
+        task: the task.
+        sample: number of the answer.
+        reached: part -> whether it is right; ``None`` if it cannot be derived.
+        noise: signal to noise of the first wrong case, in dB.
+        ideal: signal to noise of the scheme itself in that case, in dB.
+    """
 
     task: str
     sample: int
@@ -371,8 +554,17 @@ class Scheme(Result):
 
 
 def scheme(row: Row) -> Scheme | None:
-    """From values, launched products and the test with other integers; ``None`` for a task without a scheme. Right values show
-    scale and rounding (a product of floats misses them); wrong ones tell neither to be at fault."""
+    """Derive the parts of its scheme that a quantized answer gets right.
+
+    They follow from values, launched products and the test with other integers. Right values show scale and rounding (a
+    product of floats misses them). Wrong values do not show which of the two is wrong.
+
+    Args:
+        row: the answer.
+
+    Returns:
+        The parts; ``None`` for a task without a scheme.
+    """
     truth = _contract(row.task)
     if row.masked or truth is None or row.raw.get("grading") == "paper":
         return None
@@ -380,11 +572,11 @@ def scheme(row: Row) -> Scheme | None:
     broken = any(v["rule"] == "contract" for v in row.raw.get("violations") or ())
     shown = row.correct and evidence.get("moved_bytes") is not None  # executed on the CPU tier, so tested with other integers
     right = bool(cases.get("total")) and cases["passed"] == cases["total"]
-    asked = {"products": "integer product", "roundings": "rounding", "bytes": "packed operands"}[truth.disturb]
-    idle = asked == "integer product" and evidence.get("launches") and not any("i8*i8" in d for d in evidence.get("dots") or ())
+    tested = {"products": "integer product", "roundings": "rounding", "bytes": "packed operands"}[truth.disturb]
+    idle = tested == "integer product" and evidence.get("launches") and not any("i8*i8" in d for d in evidence.get("dots") or ())
     reached = dict.fromkeys(("scale", "rounding", "packed operands", "integer product"), None) | {
-        "scale": right or None, "rounding": (right or None) if asked == "integer product" else None,
-        asked: True if shown else False if broken or idle else None, "result": right,
+        "scale": right or None, "rounding": (right or None) if tested == "integer product" else None,
+        tested: True if shown else False if broken or idle else None, "result": right,
     }  # fmt: skip
     db = re.search(r"(\S+) dB of signal .* has (\S+) dB", next((f["reason"] for f in cases.get("failures") or ()), ""))
     noise, ideal = (float(x) if math.isfinite(float(x)) else None for x in db.groups()) if db else (None, None)

@@ -1,16 +1,15 @@
-"""Answers as tables, one row an answer: ``tasks.csv``, and ``tasks.parquet`` where pyarrow is installed."""
+"""Writes answers as tables with one row each: ``tasks.csv``, and ``tasks.parquet`` if pyarrow is installed."""
 
 from __future__ import annotations
 
 import csv
-import html
 import importlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kbx_env.eval.highlight import plain, visible
+from kbx_env.eval.pages.render import environment
 from kbx_env.eval.report_data import PolicyStudy, Row, Study
 
 from kbx_env.errors import UsageError
@@ -22,25 +21,29 @@ COLUMNS: Mapping[str, type] = {
     "seconds": float, "device": str, "backend": str, "grading": str, "torch_ops": str, "torch": str, "triton": str,
     "kbx_env": str, "source_sha256": str, "message": str, "compiled_speedup": float, "sizes": str,
 }  # fmt: skip
-"""Name -> type. Names and their order are kept: notebooks of others rely on them; new ones come last.
+"""Name -> type. Names and their order never change, because users' notebooks rely on them; new ones come last.
 
-``compiled`` and ``correct`` are empty where ``masked``: nobody knows. ``speedup`` over eager with its 95 % interval ``low`` to
-``high``, at the timed ``sizes``; ``traffic`` is moved / ideal bytes; ``seconds`` of wall time for the answer and its
-grading, without the queue for a grader; ``compiled_speedup`` is over torch.compile, where a run was asked for it.
+``compiled`` and ``correct`` are empty for masked answers. ``speedup`` is over eager, with its 95 % interval ``low`` to
+``high``, at the timed ``sizes``. ``traffic`` is moved / ideal bytes. ``seconds`` is wall time for the answer and its
+grading, without the queue for a grader. ``compiled_speedup`` is over torch.compile, if the run measured it.
 """
 MESSAGE = 300
+"""Characters of a message in a table."""
 _RISKY = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""Spreadsheets take a cell that begins so for a formula, and a formula may send the table away."""
+"""Spreadsheets read a cell that begins with one of these as a formula, and a formula may send the table elsewhere."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def write_tables(study: Study, folder: str | Path) -> list[Path]:
-    """Write the tables; returns the files. What is missing is empty, never 0.
+    """Write the tables. Cells without a value are empty, never 0.
 
     Args:
         study: the answers.
-        folder: made where there is none. An earlier Parquet file goes where this one cannot be written: it would tell of
-            other answers than the CSV beside it.
+        folder: of the tables, made if it does not exist. An earlier Parquet file that cannot be replaced is removed,
+            because its answers would differ from those of the CSV file.
+
+    Returns:
+        The files.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -58,28 +61,32 @@ def write_tables(study: Study, folder: str | Path) -> list[Path]:
 
 
 def markdown(cells: Sequence[Mapping[str, str]]) -> str:
-    """A table in Markdown, one mapping of column to text a row; the texts are no markup."""
-    lines = ["| " + " | ".join(cells[0]) + " |", "|---" * len(cells[0]) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(map(unmarked, r.values())) + " |" for r in cells)])
+    """Return texts as a Markdown table.
 
+    Args:
+        cells: a mapping of column to text for each row; at least one.
 
-def unmarked(text: str) -> str:
-    """A text of one line that Markdown and terminals take as it is."""
-    kept = html.escape(visible(" ".join(text.split())), quote=False)
-    return "".join(f"\\{c}" if c in "|[]`*\\" else c for c in kept)
+    Returns:
+        The table. Texts are escaped, names of columns are not.
+    """
+    return str(environment().get_template("cells.md.j2").module.table(cells))  # type: ignore[attr-defined]
 
 
 def markup(cells: Sequence[Mapping[str, str]], texts: Collection[str]) -> str:
-    """The same as the rows of an HTML table; columns other than ``texts`` are numbers and stand to the right."""
-    style = {k: "" if k in texts else ' class="num"' for k in cells[0]}
-    head = "".join(f"<th{style[k]}>{plain(k)}</th>" for k in cells[0])
-    return f"<tr>{head}</tr>" + "".join(
-        "<tr>" + "".join(f"<td{style[k]}>{plain(v)}</td>" for k, v in r.items()) + "</tr>" for r in cells
-    )  # fmt: skip
+    """Return texts as the rows of an HTML table.
+
+    Args:
+        cells: a mapping of column to text for each row; at least one.
+        texts: names of columns that hold texts; the others hold numbers and are aligned to the right.
+
+    Returns:
+        The ``tr`` elements, everything escaped.
+    """
+    return str(environment().get_template("cells.html.j2").module.table(cells, texts))  # type: ignore[attr-defined]
 
 
 def rows(study: Study) -> Iterator[dict[str, Any]]:
-    """One mapping an answer: every column, with its type or ``None``."""
+    """Yield a mapping for each answer: every column, with its type or ``None``."""
     for p in study.policies:
         for r in p.rows:
             yield {name: _typed(value, COLUMNS[name]) for name, value in _row(p, r).items()}
@@ -103,15 +110,15 @@ def _row(p: PolicyStudy, r: Row) -> dict[str, Any]:
 
 
 def _typed(value: Any, kind: type) -> Any:
-    """The value as its column's type; ``None`` where it is none: one odd cell would spoil a column's type."""
+    """Return a value as its column's type, or ``None``: one value of another type would change the type of the column."""
     if kind is str:
         return str(value).encode("utf-8", "backslashreplace").decode() if value is not None else None
     if kind is bool:
         return value if isinstance(value, bool) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:
         return None
-    whole = kind is int and value == int(value)
-    return float(value) if kind is float else int(value) if whole else None
+    integral = kind is int and value == int(value)
+    return float(value) if kind is float else int(value) if integral else None
 
 
 def _cell(value: Any) -> str:
@@ -122,7 +129,7 @@ def _cell(value: Any) -> str:
     if not isinstance(value, str):
         return repr(value)
     text = _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", value)
-    # Spreadsheets look behind blanks too.
+    # Spreadsheets skip blanks before a formula.
     return "'" + text if text.lstrip().startswith(_RISKY) else text
 
 

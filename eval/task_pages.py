@@ -1,14 +1,13 @@
-"""One HTML page for each task of a report: what was asked, what every policy answered, what the grader said of it.
+"""Writes an HTML page for each task of a report: the task, each policy's answers, and their gradings.
 
-A page needs nothing but itself: no script, no font, no picture. What models wrote is text on it and nothing else. Every source
-lies beside the pages as it was handed in, byte by byte, so that one command grades it again.
+A page needs no other file: no script, no font, no picture. Texts of models are only ever text on it. Every source is
+written beside the pages byte by byte as it was submitted, so that one command grades it again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import html
 import re
 import shlex
 from collections.abc import Container, Generator, Mapping, Sequence
@@ -16,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kbx_env.eval import pages
-from kbx_env.eval.highlight import clip, highlight, plain
+from kbx_env.eval.escaping import clip
+from kbx_env.eval.pages.render import render
 from kbx_env.eval.report_data import PolicyStudy, Row, Study
 
 from kbx_env.envs.prompt import feedback
@@ -29,27 +28,11 @@ from kbx_env.store import Store
 from kbx_env.store.schema import unpack_source
 
 PAGES, SOURCES = "tasks", "sources"
+"""Subfolders of the report."""
 ANSWERS = 8
-"""Answers of one policy on a page at most: a thousand samples make a page that nobody opens."""
+"""The most answers of one policy on a page: a page of a thousand samples is too long to read."""
 _ROWS = 60
-"""Lines of one table at most."""
-_CSS = """
-a { color: inherit; } pre { margin: .4rem 0; padding: .7rem .8rem; overflow-x: auto; background: var(--page);
-  border: 1px solid var(--line); border-radius: .4rem; font: 12.5px/1.5 ui-monospace, Menlo, Consolas, monospace; tab-size: 4;
-  direction: ltr; unicode-bidi: isolate; }
-pre.wrap { white-space: pre-wrap; overflow-wrap: anywhere; } pre.source { max-height: 44rem; }
-details span[id] { scroll-margin-top: 4rem; }
-h3 { font-size: .95rem; margin: 1rem 0 .2rem; } .note { color: var(--dim); font-size: .83rem; margin: .3rem 0; }
-h1, summary, td { overflow-wrap: anywhere; } .short { white-space: nowrap; }
-td.long { min-width: 14rem; white-space: normal; } summary .v, summary small { margin-left: .6rem; }
-:root { --k: #8a2fa8; --s: #20703c; --c: #6a6e75; --n: #a8500f; --d: #1c57b5; --b: #0f6f80; --h: #b3261e; }
-@media (prefers-color-scheme: dark) { :root { --k: #d59bf0; --s: #8fd19e; --c: #979da5; --n: #eeb07a; --d: #8fb8ff; --b: #7fd0dd;
-  --h: #ff9a90; } }
-.k { color: var(--k); } .s { color: var(--s); } .c { color: var(--c); font-style: italic; } .n { color: var(--n); }
-.d { color: var(--d); } .b { color: var(--b); } .h { color: var(--h); border: 1px dotted; border-radius: 2px; font-size: .9em; }
-"""
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""What a browser may load for a page, were a text ever to escape its escaping: nothing."""
+"""The most rows of one table."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +47,14 @@ def write_task_pages(study: Study, store_path: str | Path | None, folder: str | 
 
     Args:
         study: the answers.
-        store_path: the run's ``gradings.sqlite``; ``None``, or a file that is not there: pages without sources.
+        store_path: the run's ``gradings.sqlite``; for ``None`` or a file that does not exist, pages have no sources.
         folder: of the report.
 
     Returns:
         Task -> its page, relative to the folder.
 
     Raises:
-        UsageError: the store is none, or the folder cannot be written.
+        UsageError: the file is no store, or the folder cannot be written.
     """
     out, written = Path(folder), {}
     try:
@@ -88,12 +71,15 @@ def write_task_pages(study: Study, store_path: str | Path | None, folder: str | 
 
 
 def command(row: Row, manifest: Mapping[str, Any], file: str) -> str:
-    """The shell command that grades a source again with the options of the run.
+    """Return the shell command that grades a source again with the options of the run.
 
     Args:
         row: the answer.
         manifest: of the run.
-        file: the source, as seen from where the command is run.
+        file: the source, relative to the folder in which the command is run.
+
+    Returns:
+        The command, quoted for a shell.
     """
 
     def said(key: str) -> Any:
@@ -115,13 +101,13 @@ def command(row: Row, manifest: Mapping[str, Any], file: str) -> str:
 
 
 def _by_task(study: Study, store_path: str | Path | None) -> Generator[tuple[str, list[_Answer]], None, None]:
-    """Tasks in order, with the sources of one task at a time: those of a large run do not fit into memory."""
+    """Yield tasks in order with their answers. Only one task's sources are in memory: a large run's do not fit."""
     rows: dict[str, list[tuple[PolicyStudy, Row]]] = {}
     for p in study.policies:
-        mine: dict[str, list[Row]] = {}
+        by_task: dict[str, list[Row]] = {}
         for r in p.rows:
-            mine.setdefault(r.task, []).append(r)
-        for task, answers in mine.items():
+            by_task.setdefault(r.task, []).append(r)
+        for task, answers in by_task.items():
             rows.setdefault(task, []).extend((p, r) for r in _few(answers))
     with contextlib.ExitStack() as stack:
         reads: dict[str, _Sources] = {}
@@ -136,7 +122,7 @@ def _by_task(study: Study, store_path: str | Path | None) -> Generator[tuple[str
 
 
 def _few(rows: Sequence[Row]) -> list[Row]:
-    """At most ``ANSWERS``, in their order: the correct ones first, the fastest of them before all."""
+    """Return at most ``ANSWERS`` answers in their order: correct ones before others, fast ones first."""
     best = sorted(rows, key=lambda r: (not r.correct, -(r.speedup or 0.0), r.sample))[:ANSWERS]
     return sorted(best, key=lambda r: r.sample)
 
@@ -146,14 +132,22 @@ def _sha(row: Row) -> str:
 
 
 class _Sources:
-    """The sources of one policy, task by task in the store's own order: each row of the file is read once."""
+    """Reads the sources of one policy task by task, in the store's own order, so that each row of the file is read once."""
 
     def __init__(self, store: Store, policy: str) -> None:
         self._read = store.sources(policy)
         self._next = next(self._read, None)
 
     def of(self, task: str, wanted: Container[str]) -> dict[str, bytes]:
-        """SHA-256 -> source. By content: a file may hold other gradings of the same policy, task and sample."""
+        """Return sources of a task, found by content: a store may hold other gradings of the same policy and sample.
+
+        Args:
+            task: the task; not before an earlier one in the store's order.
+            wanted: SHA-256 digests.
+
+        Returns:
+            SHA-256 -> source.
+        """
         found: dict[str, bytes] = {}
         goal = task.encode("utf-8", "surrogatepass")
         while self._next is not None and (on := self._next[0]).encode("utf-8", "surrogatepass") <= goal:
@@ -164,94 +158,99 @@ class _Sources:
         return found
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the reader."""
         self._read.close()
 
 
 def _slug(text: str) -> str:
-    """A name that is a file's name everywhere and leads nowhere else; unlike names stay unlike."""
+    """Return a file name for a text that is valid everywhere and has no folders; different texts get different names."""
     if re.fullmatch(r"[a-z0-9]+/[A-Za-z0-9_]+", text):  # a task
         return text.replace("/", "-")
     kept = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip(".-")[:80] or "x"
     return kept if kept == text else f"{kept}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
+@dataclass(frozen=True)
+class _Table:
+    """A table of an answer's section: headers, CSS classes of the columns, rows, and how many more rows are not shown."""
+
+    title: str
+    head: Sequence[str]
+    styles: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    more: int
+
+
+@dataclass(frozen=True)
+class _SourceView:
+    """A source, and how to grade it again."""
+
+    text: str
+    note: str
+    command: str
+    file: str
+    size: int
+    hints: str
+
+
+@dataclass(frozen=True)
+class _AnswerView:
+    """An answer as the template shows it; ``source`` is a text that says why there is none, if there is none."""
+
+    label: str
+    verdict: str
+    verdict_class: str
+    speedup: str
+    open: bool
+    source: _SourceView | str
+    feedback: str
+    tables: Sequence[_Table]
+
+
 def _page(task: str, name: str, answers: Sequence[_Answer], out: Path) -> str:
-    template = (Path(pages.__file__).parent / "report.html").read_text(encoding="utf-8")
-    style = re.search(r"<style>(.*?)</style>", template, re.S)
     several = len({a.policy.name for a in answers}) > 1
-    body = [
-        '<p class="manifest"><a href="../report.html">report</a></p>', f"<h1>{plain(task)}</h1>", _asked(task, answers),
-        _overview(answers) if len(answers) > 1 else "", *(_section(a, i, name, out, several) for i, a in enumerate(answers)),
-    ]  # fmt: skip
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{plain(task)}</title>\n'
-        f"<style>{style[1] if style else ''}{_CSS}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
-    )
+    names = [a.policy.name for a in answers]
+    description, changed = _description(task, answers)
+    return render(
+        "task.html.j2", task=task, description=description, changed=changed, crowded=max(map(names.count, names)) == ANSWERS,
+        most=ANSWERS, answers=[_view(a, name, out, opened=i == 0 or not several) for i, a in enumerate(answers)],
+    )  # fmt: skip
 
 
-def _asked(task: str, answers: Sequence[_Answer]) -> str:
+def _description(task: str, answers: Sequence[_Answer]) -> tuple[dict[str, Any] | None, bool]:
+    """Return the task's texts, ``None`` for a task that is not known, and whether the task has changed since an answer."""
     try:
         t: Task | None = load_task(task)
     except KbxError:
         t = None
     if t is None or t.id != task:
-        return '<p class="note">This version of kbx_env has no such task: its text is not known here.</p>'
-    abouts = [m for a in answers if isinstance(m := a.row.raw.get("manifest"), Mapping)]
-    graded = {m.get("task_fingerprint") for m in abouts} - {None, t.fingerprint}
-    changed = '<p class="note">The task has changed since it was graded; this is its text of today.</p>' if graded else ""
-    return (
-        f"<details open><summary>The task</summary>{changed}<pre class=\"wrap\">{highlight(f'def {t.entry}{t.signature}')}</pre>"
-        f'<pre class="wrap">{plain(t.spec)}</pre><p class="note">{plain(t.category)}, difficulty {t.difficulty}</p></details>'
-    )
+        return None, False
+    manifests = [m for a in answers if isinstance(m := a.row.raw.get("manifest"), Mapping)]
+    graded = {m.get("task_fingerprint") for m in manifests} - {None, t.fingerprint}
+    texts = {"signature": f"def {t.entry}{t.signature}", "text": t.spec, "category": t.category, "difficulty": t.difficulty}
+    return texts, bool(graded)
 
 
-def _verdict(row: Row) -> str:
-    known = row.verdict if re.fullmatch(r"[a-z_]+", row.verdict) else ""
-    return f'<span class="v {known}">{plain(row.verdict.replace("_", " "))}</span>'
-
-
-def _label(a: _Answer) -> str:
-    return f"{a.policy.name} #{a.row.sample + 1}"
-
-
-def _speed(row: Row) -> str:
-    return f"{row.speedup:.3f}x" if isinstance(row.speedup, int | float) else "–"
-
-
-def _overview(answers: Sequence[_Answer]) -> str:
-    rows = "".join(
-        f'<tr><td><a href="#a{i}">{plain(_label(a))}</a></td><td>{_verdict(a.row)}</td><td class="num">{_speed(a.row)}</td></tr>'
-        for i, a in enumerate(answers)
-    )
-    names = [a.policy.name for a in answers]
-    more = f"At most {ANSWERS} answers of a policy, correct and fast ones first; all of them are in tasks.csv."
-    note = f'<p class="note">{more}</p>' if max(map(names.count, names)) == ANSWERS else ""
-    return f'<details open><summary>Answers</summary><div class="wide"><table>{rows}</table></div>{note}</details>'
-
-
-def _section(a: _Answer, index: int, name: str, out: Path, several: bool) -> str:
+def _view(a: _Answer, name: str, out: Path, opened: bool) -> _AnswerView:
     row = a.row
     try:
         outcome = Outcome.from_dict(row.raw)
-        said, facts = feedback(outcome), [_failures(outcome), _timing(outcome), _builds(outcome)]
+        said, tables = feedback(outcome), [_failures(outcome), _timing(outcome), _builds(outcome)]
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        said, facts = f"the report's row contradicts itself: {type(e).__name__}: {e}", []
-    speed = f"<small>{_speed(row)}</small>" if row.speedup is not None else ""
-    heard = f'<h3>Feedback</h3><pre class="wrap">{plain(clip(said[:4000])[0])}</pre>'
-    parts = [_source(a, name, out), heard, *facts, _turns(row)]
-    opened = " open" if index == 0 or not several else ""
-    head = f"<summary>{plain(_label(a))}{_verdict(row)}{speed}</summary>"
-    # The mark lies inside: browsers open a closed one to show what a link points into.
-    return f'<details{opened}>{head}<span id="a{index}"></span>{"".join(parts)}</details>'
+        said, tables = f"the report's row contradicts itself: {type(e).__name__}: {e}", []
+    speedup = "" if row.speedup is None else f"{row.speedup:.3f}x" if isinstance(row.speedup, int | float) else "–"
+    return _AnswerView(
+        label=f"{a.policy.name} #{row.sample + 1}", verdict=row.verdict.replace("_", " "),
+        verdict_class=row.verdict if re.fullmatch(r"[a-z_]+", row.verdict) else "", speedup=speedup, open=opened,
+        source=_source(a, name, out), feedback=clip(said[:4000])[0],
+        tables=[t for t in (*tables, _turns(row)) if t is not None],
+    )  # fmt: skip
 
 
-def _source(a: _Answer, name: str, out: Path) -> str:
+def _source(a: _Answer, name: str, out: Path) -> _SourceView | str:
+    """Write an answer's source to its file; return its view, or why there is no source."""
     if a.source is None:
-        why = "the policy handed in none" if not _sha(a.row) else "the run's gradings.sqlite is not at hand or does not hold it"
-        return f'<p class="note">No source: {why}.</p>'
+        return "the policy handed in none" if not _sha(a.row) else "the run's gradings.sqlite is not at hand or does not hold it"
     file = f"{SOURCES}/{name}/{_slug(a.policy.name)}-{a.row.sample}.py"
     (out / file).parent.mkdir(parents=True, exist_ok=True)
     (out / file).write_bytes(a.source)
@@ -262,29 +261,22 @@ def _source(a: _Answer, name: str, out: Path) -> str:
         hints.append("inputs are drawn anew each time")
     if m.get("split") == "train":
         hints.append("the run left the held-out cases out, this command does not")
-    return (
-        f'<h3>Source</h3><pre class="source">{highlight(text)}</pre>'
-        + (f'<p class="note">{note}; the whole is in the file.</p>' if note else "")
-        + f'<h3>Grade it again</h3><pre class="wrap">{plain(command(a.row, m, file))}</pre>'
-        f'<p class="note"><a href="../{html.escape(file)}">{plain(file)}</a>, {len(a.source):,} bytes; '
-        f"run it {'; '.join(hints)}.</p>"
-    )
+    return _SourceView(text, note, command(a.row, m, file), file, len(a.source), "; ".join(hints))
 
 
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> _Table | None:
+    """Return a table of at most ``_ROWS`` rows, ``None`` for no row."""
     if not rows:
-        return ""
-    kinds = [_column(c) for c in zip(*rows)]
-    body = "".join("<tr>" + "".join(f"<td{k}>{_cell(c)}</td>" for k, c in zip(kinds, r)) + "</tr>" for r in rows[:_ROWS])
-    more = f'<p class="note">{len(rows) - _ROWS:,} more are not shown.</p>' if len(rows) > _ROWS else ""
-    heads = "".join(f"<th{k}>{h}</th>" for h, k in zip(head, kinds))
-    return f'<h3>{title}</h3><div class="wide"><table><tr>{heads}</tr>{body}</table></div>{more}'
+        return None
+    styles = [_style(c) for c in zip(*rows)]
+    return _Table(title, head, styles, [[_cell(c) for c in r] for r in rows[:_ROWS]], max(0, len(rows) - _ROWS))
 
 
-def _column(values: Sequence[Any]) -> str:
+def _style(values: Sequence[Any]) -> str:
+    """Return the CSS class of a column with these values."""
     if not any(isinstance(v, str) for v in values):
-        return ' class="num"'
-    return ' class="long"' if any(len(str(v)) > 30 for v in values) else ' class="short"'
+        return "num"
+    return "long" if any(len(str(v)) > 30 for v in values) else "short"
 
 
 def _cell(value: Any) -> str:
@@ -292,14 +284,14 @@ def _cell(value: Any) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}" if isinstance(value, float) else plain(str(value)[:600])
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}" if isinstance(value, float) else str(value)[:600]
 
 
-def _failures(o: Outcome) -> str:
+def _failures(o: Outcome) -> _Table | None:
     return _table("Failing cases", ("case", "reason"), [(f.case, f.reason) for f in (o.cases.failures if o.cases else ())])
 
 
-def _timing(o: Outcome) -> str:
+def _timing(o: Outcome) -> _Table | None:
     rows = []
     for c in o.timing.cases if o.timing else ():
         marks = [w for w, on in (("disturbed", c.disturbed), ("void", c.void)) if on]
@@ -307,16 +299,13 @@ def _timing(o: Outcome) -> str:
         how = ", ".join([c.method, *marks])
         rows.append((c.case, c.eager_us, c.candidate_us, c.speedup, low_high, c.floor_us, c.pairs, how, c.compiled_us))
     head = ("case", "eager µs", "kernel µs", "speedup", "95 % interval", "floor µs", "pairs", "how", "torch.compile µs")
+    title = f"Times on {o.timing.device}" if o.timing else "Times"
     if all(row[-1] is None for row in rows):
-        return _table(_where(o), head[:-1], [row[:-1] for row in rows])
-    return _table(_where(o), head, rows)
+        return _table(title, head[:-1], [row[:-1] for row in rows])
+    return _table(title, head, rows)
 
 
-def _where(o: Outcome) -> str:
-    return f"Times on {plain(o.timing.device)}" if o.timing else "Times"
-
-
-def _builds(o: Outcome) -> str:
+def _builds(o: Outcome) -> _Table | None:
     rows = [
         (b.kernel, b.target, b.ok, b.registers, b.spills, b.shared, b.shared_limit, b.warps, (b.error or "").split("\n")[0])
         for b in o.compile
@@ -325,6 +314,6 @@ def _builds(o: Outcome) -> str:
     return _table("Builds", head, rows)
 
 
-def _turns(row: Row) -> str:
+def _turns(row: Row) -> _Table | None:
     rows = [(t.get("label"), str(t.get("verdict")), t.get("speedup")) for t in row.turns if isinstance(t, Mapping)]
     return _table("On the way", ("turn", "verdict", "speedup"), rows)

@@ -1,16 +1,17 @@
-"""How many kernels a machine grades in a second, where the time goes, and what a cluster would do.
+"""Measures how many kernels a machine grades in a second and where the time goes, and simulates clusters.
 
     python eval/throughput.py [--workload FILE.jsonl ...] [--experts SHARE] [--count N] [--each R] [--gpus N]
                               [--workers W] [--no-timing] [--json FILE] [--trace FILE.png]
     python eval/throughput.py --simulate RESULT.json [--gpus 1,2,4,8] [--workers-per-gpu W] [--cores-per-gpu C]
     python eval/throughput.py --check REAL.json... [--simulate RESULT.json]
 
-Rows of a workload are ``{"task", "predict"}`` (a model's answer) or ``{"task", "source"}``; without files, it is our experts,
-the zoo's honest kernels and the recorded samples. Every request has inputs of its own, fixed by ``--seed`` and its number.
-``--gpus 0`` is the CPU backend. Overhead is the share of the workers' time (wall x workers) that is neither compilation nor
-device time (correct, evidence and time stages). ``--simulate`` replays the recorded stage times over clusters of other
-sizes; ``--check`` compares simulated with measured rates, with the run's own times or those of ``--simulate``, and runs with
-each other: with ``--each R`` R GPUs together have R times the kernels that one GPU had without it, in the same order.
+Rows of a workload are ``{"task", "predict"}`` (a model's answer) or ``{"task", "source"}``. Without files, the workload
+is our experts, the zoo's honest kernels and the recorded samples. Every request has inputs of its own, fixed by
+``--seed`` and its number. ``--gpus 0`` is the CPU backend. Overhead is the share of the workers' time (wall x workers)
+that is neither compilation nor device time (correct, evidence and time stages). ``--simulate`` replays the recorded
+stage times over clusters of other sizes. ``--check`` compares simulated with measured rates, with the run's own times
+or those of ``--simulate``, and runs with each other: with ``--each R``, R GPUs together grade R times the kernels that
+one GPU grades without it, in the same order.
 """
 
 from __future__ import annotations
@@ -55,25 +56,28 @@ def _memory(watch: meters.GpuWatch) -> dict[str, Any]:
 
 
 def measure(
-    pieces: Sequence[Piece], lanes: GpuPool, options: Mapping[str, Any], *, seed: int = 0, warm: int = 0,
+    pieces: Sequence[Piece], pools: GpuPool, options: Mapping[str, Any], *, seed: int = 0, warm: int = 0,
     deadline: float = deadline_of(timed=False), watch: meters.GpuWatch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Grade all pieces over the lanes and say how it went; Ctrl-C ends it early, with what has ended until then.
+    """Grade all pieces over the worker pools; Ctrl-C ends the run early and keeps the gradings so far.
 
     Args:
         pieces: the workload.
-        lanes: where; closed at the end.
-        options: of ``grade``; every request gets a ``seed`` of its own, so that equal kernels are graded each.
-        seed: the first one.
-        warm: gradings of one cheap expert before the clock starts, so that every process is there.
+        pools: the worker pools; closed at the end.
+        options: of ``grade``; every request gets a ``seed`` of its own, so that equal kernels are all graded.
+        seed: of the first request.
+        warm: gradings of one cheap expert before the clock starts, so that every process has started.
         deadline: seconds for one grading.
-        watch: the GPUs.
+        watch: samples the GPUs.
+
+    Returns:
+        The result as plain JSON types.
     """
     watch = watch or meters.GpuWatch([])
     ended: dict[int, tuple[float, Outcome]] = {}
     submitted: dict[int, float] = {}
     spans: dict[int, list[tuple[int, int, float, float]]] = defaultdict(list)  # of every attempt: GPU, worker, begin, end
-    lanes.told = lambda request, *span: spans[request.sample].append(span)
+    pools.told = lambda request, *span: spans[request.sample].append(span)
     failed: list[BaseException] = []
     over = threading.Event()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -83,14 +87,14 @@ def measure(
 
     interrupted, start = False, time.perf_counter()
     with (
-        Executor(lanes, deadline=deadline, capacity=sys.maxsize) as executor,
+        Executor(pools, deadline=deadline, capacity=sys.maxsize) as executor,
         Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress,
     ):
         bar = progress.add_task("grading", total=len(pieces))
 
         def done(k: int, job: Future[Outcome]) -> None:
             if over.is_set() or job.cancelled():
-                return  # what was cut off by the end of the run says nothing
+                return  # cut off by the end of the run
             error = job.exception()
             if error is not None:
                 failed.append(error)
@@ -125,9 +129,9 @@ def measure(
     rows = [_row(k, pieces[k], *ended[k], submitted[k], spans[k], start) for k in sorted(ended)]
     for r in rows:
         r["gpu"] = r["gpu"] if watch.busy() else None
-    # Until the last verdict: closing the bar and a join are no grading.
+    # Until the last verdict, without closing the bar and the executor.
     wall = stop - start if interrupted else max((r["end"] for r in rows), default=0.0)
-    return meters.summary(rows, wall, lanes.width) | {
+    return meters.summary(rows, wall, pools.width) | {
         "interrupted": interrupted, "asked": len(pieces), "gpu_busy": watch.busy() or None,
         "dispatch_ms": 1000 * used / len(rows) if used is not None and rows else None,
         "cores_busy": (cores_after - (cores_before or 0)) / (stop - start) if cores_after is not None else None,
@@ -150,7 +154,7 @@ def _row(
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--workload", nargs="+", type=Path, default=[], metavar="FILE.jsonl", help="recorded kernels")
     p.add_argument("--experts", type=float, metavar="SHARE", help="share of our own experts in the mix, 0 to 1")
@@ -166,7 +170,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--wall", type=float, default=30.0, help="wall limit of one submission in seconds")
     p.add_argument("--warm", type=int, metavar="K", help="gradings before the clock starts (default: one a worker)")
     p.add_argument("--json", type=Path, metavar="FILE")
-    p.add_argument("--trace", type=Path, metavar="FILE.png", help="draw who did what when (needs matplotlib)")
+    p.add_argument("--trace", type=Path, metavar="FILE.png", help="draw the stages of each worker over time (needs matplotlib)")
     p.add_argument("--simulate", type=Path, metavar="RESULT.json", help="replay its stage times over other clusters")
     p.add_argument("--workers-per-gpu", type=int, metavar="W", help="simulated; default: as recorded")
     p.add_argument("--cores-per-gpu", type=int, metavar="C", help="simulated; default: as recorded")
@@ -186,7 +190,14 @@ def _versions() -> dict[str, str]:
 
 
 def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
-    """Measure; ``grader`` (``module:class``) stands in for the real one in tests.
+    """Measure.
+
+    Args:
+        a: the command line.
+        grader: ``module:class``, replaces the real one in tests.
+
+    Returns:
+        The result as plain JSON types.
 
     Raises:
         UsageError: an option that cannot be met.
@@ -195,7 +206,7 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
 
     from kbx_env.grading.grader import TARGETS
 
-    gpus = _whole("--gpus", a.gpus, 0) if a.gpus is not None else int(torch.cuda.is_available())
+    gpus = _integer("--gpus", a.gpus, 0) if a.gpus is not None else int(torch.cuda.is_available())
     uuids = uuids_of(gpus)
     if a.workers < 1:
         raise UsageError(f"--workers is {a.workers}; at least 1")
@@ -226,14 +237,14 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
     }  # fmt: skip
     options = {"backend": backend, "targets": targets, "timing": timing, "wall": a.wall}
     deadline = deadline_of(timing, a.wall)
-    lanes = gpu_pool(gpus, a.workers, grader, uuids)
-    result["cores_of_gpus"] = lanes.cores
+    pools = gpu_pool(gpus, a.workers, grader, uuids)
+    result["cores_of_gpus"] = pools.cores
     return result | measure(
-        pieces, lanes, options, seed=a.seed, warm=warm, deadline=deadline, watch=meters.GpuWatch(uuids)
+        pieces, pools, options, seed=a.seed, warm=warm, deadline=deadline, watch=meters.GpuWatch(uuids)
     )
 
 
-def _whole(name: str, text: str, least: int) -> int:
+def _integer(name: str, text: str, least: int) -> int:
     try:
         number = int(text)
     except ValueError:
@@ -244,10 +255,16 @@ def _whole(name: str, text: str, least: int) -> int:
 
 
 def loaded(file: Path) -> dict[str, Any]:
-    """A saved result.
+    """Read a saved result.
+
+    Args:
+        file: of ``--json``.
+
+    Returns:
+        The result.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the file holds no result.
     """
     try:
         data = json.loads(file.read_text())
@@ -259,12 +276,19 @@ def loaded(file: Path) -> dict[str, Any]:
 
 
 def run_simulation(a: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Plans and checks; prints a table for each.
+    """Simulate clusters and check simulations, and print a table of each.
+
+    Args:
+        a: the command line.
+        console: where to print.
+
+    Returns:
+        The result as plain JSON types.
 
     Raises:
         UsageError: a file that is no result, or an impossible cluster.
     """
-    told: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     source = loaded(a.simulate) if a.simulate else None
     if a.dispatch_ms is not None and a.dispatch_ms < 0:
         raise UsageError(f"--dispatch-ms is {a.dispatch_ms:g}; at least 0")
@@ -275,9 +299,9 @@ def run_simulation(a: argparse.Namespace, console: Console) -> dict[str, Any]:
         dispatch = simulate.dispatch_of(source, a.dispatch_ms)
         recorded = simulate.shape_of(source, dispatch, a.cores_per_gpu)
         shape = simulate.Shape(1, a.workers_per_gpu or recorded.workers, recorded.cores, dispatch)
-        gpus = [_whole("--gpus", t.strip(), 1) for t in a.gpus.split(",")] if a.gpus else [2**k for k in range(11)]
+        gpus = [_integer("--gpus", t.strip(), 1) for t in a.gpus.split(",")] if a.gpus else [2**k for k in range(11)]
         rows = simulate.plan(simulate.jobs_of(source, dispatch), gpus, shape, a.count, a.seed)
-        told["simulated"] = {
+        result["simulated"] = {
             "workers": shape.workers,
             "cores": shape.cores,
             "dispatch_ms": 1000 * dispatch,
@@ -304,26 +328,35 @@ def run_simulation(a: argparse.Namespace, console: Console) -> dict[str, Any]:
                           meters.shown(r["simulated"], ".4g"), meters.shown(r["error"], "+.1%"),
                           meters.shown(r["of_first"], ".3f"))  # fmt: skip
         console.print(table)
-        told["checked"] = rows
-    return told
+        result["checked"] = rows
+    return result
 
 
 def main(argv: Sequence[str] | None = None, grader: str = GRADER) -> int:
-    """Exit 0 when it is told, 2 on bad usage, 130 when interrupted (what was measured is told all the same)."""
+    """Measure or simulate; the command line's main function.
+
+    Args:
+        argv: arguments; by default those of the process.
+        grader: replaces the real one in tests.
+
+    Returns:
+        Exit status: 0 on success, 2 on bad usage, 130 when interrupted (the measurements so far are reported all the
+        same).
+    """
     a = parser().parse_args(argv)
     console, interrupted = Console(), False
     try:
         if a.simulate or a.check:
-            told = run_simulation(a, console)
+            result = run_simulation(a, console)
         else:
-            told = run(a, grader)
-            interrupted = told["interrupted"]
-            meters.tell(told, console)
-        # First the figures, then the picture: a picture that fails takes no measurement with it.
+            result = run(a, grader)
+            interrupted = result["interrupted"]
+            meters.tell(result, console)
+        # The numbers are written first, so that they are there if the picture fails.
         if a.json:
-            a.json.write_text(json.dumps(told, indent=1))
-        if a.trace and "requests" in told:
-            trace.draw(told, a.trace)
+            a.json.write_text(json.dumps(result, indent=1))
+        if a.trace and "requests" in result:
+            trace.draw(result, a.trace)
     except (UsageError, OSError) as e:
         print(f"throughput: {e}", file=sys.stderr)
         return 2

@@ -1,12 +1,13 @@
-"""How far a measured speedup can be trusted: kernels against themselves, again, slowed on purpose, and by other clocks.
+"""Measures the precision of speedups: kernels against themselves, repeated, slowed on purpose, and by other clocks.
 
     python eval/timing_quality.py [--aa N] [--retest N] [--slowed N] [--workers W] [--seconds S]
                                   [--no-clocks] [--json FILE]
 
-Needs a GPU. ``--aa`` times a kernel against itself in two fresh processes: the ratio must be 1 and the interval hold it.
-``--retest`` times kernels against eager again and again, each time in fresh processes. ``--slowed`` times a kernel against one
-that does 2 % more of the same work. Last come Triton's ``do_bench`` and the profiler's device time of the same kernels. Each
-for calls of about 5, 20 to 70 and more than 200 us. Work is prepared in parallel and timed alone, as in every grading.
+Needs a GPU. ``--aa`` times a kernel against itself in two fresh processes: the ratio must be 1, and the interval must
+contain 1. ``--retest`` times kernels against eager repeatedly, each time in fresh processes. ``--slowed`` times a
+kernel against one that does 2 % more of the same work. Last come Triton's ``do_bench`` and the profiler's device time
+of the same kernels. All are done for calls of about 5, 20 to 70 and more than 200 us. Work is prepared in parallel and
+timed alone, as in every grading.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ KERNELS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 """By task the axes of a tiny, a middle and a large case."""
 SLOWER = 1.02
+"""Work of the slowed kernel, relative to the plain one."""
 COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
 COPY = '''
@@ -79,7 +81,7 @@ def relu(input, inplace=False):
 
 
 def case_of(task: Task, size: str) -> Case:
-    """A timed case of the task with other axes."""
+    """Return a timed case of a task with the axes of a size."""
     axes = KERNELS[task.id][SIZES.index(size)]
     return replace(task.timed[0], axes={**task.timed[0].axes, **axes})
 
@@ -88,25 +90,32 @@ _grader: Grader | None = None
 
 
 def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
-    """Time two sides, each in a fresh process: ``first`` is a source, or ``None`` for eager."""
+    """Time two kernels against each other, each in a fresh process.
+
+    Args:
+        job: (kind, task, size, first source or ``None`` for eager, second source, number of the repetition).
+
+    Returns:
+        A row of the result.
+    """
     global _grader
     _grader = _grader or Grader()
     kind, task_id, size, first, second, repeat = job
     task = load_task(task_id)
     case, secret = case_of(task, size), b"quality %d" % repeat
     began = time.perf_counter()
-    talks = [RunnerSession(_grader.zygote(), task, "cuda", secret, "eval", 60.0) for _ in range(1 if first is None else 2)]
+    sessions = [RunnerSession(_grader.zygote(), task, "cuda", secret, "eval", 60.0) for _ in range(1 if first is None else 2)]
     try:
-        talks[-1].gpu = talks[0].gpu  # one use of the GPU
-        for talk, source in zip(talks, [second] if first is None else [first, second], strict=True):
-            talk.load(source.encode())
-        gpu, eager = talks[0].gpu, None
+        sessions[-1].gpu = sessions[0].gpu  # both share one lock of the GPU
+        for session, source in zip(sessions, [second] if first is None else [first, second], strict=True):
+            session.load(source.encode())
+        gpu, eager = sessions[0].gpu, None
         with gpu.using():
             ring = InputWindows.draw(
                 task, case, [inputs.case_seed(secret, task.id, "quality", 0, k) for k in range(input_windows.MORE)], "cuda"
             )
-        mine = [clock.RunnerSide(t, case) for t in talks]
-        for side in mine:
+        runners = [clock.RunnerSide(s, case) for s in sessions]
+        for side in runners:
             side.prepare(ring)
         if first is None:
             eager = contestants.EagerSide(task, case)
@@ -114,13 +123,13 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
                 eager.prepare(ring)
         with gpu.alone():
             start = time.perf_counter()
-            paired = clock.pair(eager or mine[0], mine[-1], ring=ring)
+            paired = clock.pair(eager or runners[0], runners[-1], ring=ring)
             alone = time.perf_counter() - start
         if eager is not None:
             eager.watch.close()
     finally:
-        for talk in talks:
-            talk.__exit__()
+        for session in sessions:
+            session.__exit__()
     return {
         "kind": kind, "task": task_id, "size": size, "us": paired.b_us, "ratio": math.exp(paired.log_ratio),
         "low": math.exp(paired.low), "high": math.exp(paired.high), "pairs": paired.pairs, "alone_seconds": alone,
@@ -129,15 +138,24 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
 
 
 def jobs(aa: int, retest: int, slowed: int) -> list[tuple[str, str, str, str | None, str, int]]:
-    """What to time, sizes and tasks in turns."""
+    """Return the pairs to time, sizes and tasks in turns.
+
+    Args:
+        aa: kernels against themselves.
+        retest: kernels against eager.
+        slowed: kernels against slower copies.
+
+    Returns:
+        Arguments of `compared`.
+    """
     found: list[tuple[str, str, str, str | None, str, int]] = []
-    places = [(t, s) for s in SIZES for t in KERNELS]
+    cases = [(t, s) for s in SIZES for t in KERNELS]
     for k in range(aa):
-        task, size = places[k % len(places)]
+        task, size = cases[k % len(cases)]
         source = expert_source(task) or ""
         found.append(("aa", task, size, source, source, k))
     for k in range(retest):
-        task, size = places[k % len(places)]
+        task, size = cases[k % len(cases)]
         found.append(("retest", task, size, None, expert_source(task) or "", k))
     for k in range(slowed):
         plain, slow = COPY.replace("MORE", "0"), COPY.replace("MORE", f"{SLOWER - 1:g}")
@@ -146,28 +164,28 @@ def jobs(aa: int, retest: int, slowed: int) -> list[tuple[str, str, str, str | N
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per kind, task and size: how the ratios lie."""
-    told = []
+    """Return the spread of the ratios by kind, task and size."""
+    found = []
     for kind, task, size in dict.fromkeys((r["kind"], r["task"], r["size"]) for r in rows):
-        mine = [r for r in rows if (r["kind"], r["task"], r["size"]) == (kind, task, size)]
-        logs = [math.log(r["ratio"]) for r in mine]
+        runs = [r for r in rows if (r["kind"], r["task"], r["size"]) == (kind, task, size)]
+        logs = [math.log(r["ratio"]) for r in runs]
         truth = {"aa": 1.0, "slowed": SLOWER}.get(kind)
-        middle = statistics.median(r["us"] for r in mine)
+        middle = statistics.median(r["us"] for r in runs)
         bound = 0.01 if middle >= 20 else 0.03
-        told.append({
-            "kind": kind, "task": task, "size": size, "runs": len(mine), "us": middle,
+        found.append({
+            "kind": kind, "task": task, "size": size, "runs": len(runs), "us": middle,
             "ratio": math.exp(statistics.mean(logs)), "sd": statistics.stdev(logs) if len(logs) > 1 else None,
-            "half_interval": statistics.mean(math.log(r["high"] / r["low"]) / 2 for r in mine),
+            "half_interval": statistics.mean(math.log(r["high"] / r["low"]) / 2 for r in runs),
             "within_bound": sum(abs(x) <= bound for x in logs) if kind == "aa" else None, "bound": bound if kind == "aa" else None,
-            "interval_holds_truth": None if truth is None else sum(r["low"] <= truth <= r["high"] for r in mine),
-            "interval_excludes_1": sum(not r["low"] <= 1 <= r["high"] for r in mine),
-            "alone_seconds": statistics.mean(r["alone_seconds"] for r in mine),
+            "interval_holds_truth": None if truth is None else sum(r["low"] <= truth <= r["high"] for r in runs),
+            "interval_excludes_1": sum(not r["low"] <= 1 <= r["high"] for r in runs),
+            "alone_seconds": statistics.mean(r["alone_seconds"] for r in runs),
         })  # fmt: skip
-    return told
+    return found
 
 
 def other_clocks() -> list[dict[str, Any]]:
-    """The same kernels by our stopwatch, by ``triton.testing.do_bench`` and by the profiler, in this process (us, median)."""
+    """Time the same kernels in this process with our stopwatch, ``triton.testing.do_bench`` and the profiler (us, median)."""
     import importlib.util
 
     import torch
@@ -203,9 +221,9 @@ def other_clocks() -> list[dict[str, Any]]:
                         torch.empty(128 << 20, dtype=torch.float32, device="cuda").fill_(float(k))  # evicts L2
                         call(draws[k % 3])
                     torch.cuda.synchronize()
-                ours_not = ("fill", "elementwise")
+                other_kernels = ("fill", "elementwise")
                 device = [e.device_time for e in seen.events()
-                          if e.device_time > 0 and not any(n in e.name.lower() for n in ours_not)]  # fmt: skip
+                          if e.device_time > 0 and not any(n in e.name.lower() for n in other_kernels)]  # fmt: skip
                 rows.append({
                     "task": task_id, "size": size, "stopwatch_us": ours, "do_bench_us": bench,
                     "profiler_us": statistics.median(device) if device else None,
@@ -214,8 +232,7 @@ def other_clocks() -> list[dict[str, Any]]:
     return rows
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print JSON; exit 1 where something failed, 2 without a GPU, 130 when interrupted."""
+def _parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--aa", type=int, default=200)
     p.add_argument("--retest", type=int, default=30)
@@ -224,58 +241,90 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after so long")
     p.add_argument("--clocks", action=argparse.BooleanOptionalAction, default=True, help="the other clocks too")
     p.add_argument("--json", type=Path, metavar="FILE", help="also where it is interrupted")
-    a = p.parse_args(argv)
+    return p
+
+
+class _Measurement:
+    """A measurement in progress: rows of timings, failures and the other clocks' times so far."""
+
+    def __init__(self, a: argparse.Namespace) -> None:
+        self.a, self.began = a, time.monotonic()
+        self.todo = jobs(a.aa, a.retest, a.slowed)
+        self.rows: list[dict[str, Any]] = []
+        self.failed: list[str] = []
+        self.clocks: list[dict[str, Any]] | None = None
+
+    def time_all(self, pool: ProcessPoolExecutor) -> None:
+        """Time all pairs in the pool, or as many as begin within ``--seconds``."""
+        with Progress(*COLUMNS, console=Console(stderr=True)) as bar:
+            line = bar.add_task("timing", total=len(self.todo))
+            # A few at a time, so that few are still running when the time is up.
+            left, running = deque(self.todo), set[Future[dict[str, Any]]]()
+            while running or (left and self.in_time):
+                while left and len(running) < 2 * self.a.workers and self.in_time:
+                    running.add(pool.submit(compared, left.popleft()))
+                ended, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    self.keep(future)
+                    bar.advance(line)
+
+    @property
+    def in_time(self) -> bool:
+        """Whether a new pair may begin."""
+        return bool(time.monotonic() - self.began <= self.a.seconds)
+
+    def keep(self, future: Future[dict[str, Any]]) -> None:
+        """Keep a result, or the failure of one pair, which does not end the others."""
+        try:
+            self.rows.append(future.result())
+        except BrokenExecutor:  # a process died: the caller reports it
+            raise
+        except Exception as e:
+            self.failed.append(_line(e))
+
+    def write(self, interrupted: bool) -> None:
+        """Print the summary, and write all to ``--json``."""
+        import torch
+        import triton
+
+        report = {
+            "device": torch.cuda.get_device_name(0), "torch": torch.__version__, "triton": triton.__version__,
+            "date": time.strftime("%Y-%m-%d"), "seconds": time.monotonic() - self.began, "planned": len(self.todo),
+            "failed": self.failed, "interrupted": interrupted, "summary": summary(self.rows), "other_clocks": self.clocks,
+            "rows": self.rows,
+        }  # fmt: skip
+        print(json.dumps({k: v for k, v in report.items() if k != "rows"}, indent=1))
+        if self.a.json:
+            self.a.json.write_text(json.dumps(report))
+
+
+def _line(e: Exception) -> str:
+    return f"{type(e).__name__}: {e}"[:300]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print JSON; return 1 if something failed, 2 without a GPU, 130 when interrupted, else 0."""
+    a = _parser().parse_args(argv)
     try:
         resolve_backend("cuda")
     except UsageError as e:
         print(f"timing_quality: {e}", file=sys.stderr)
         return 2
-    import torch
-    import triton
-
-    began, rows, failed = time.monotonic(), list[dict[str, Any]](), list[str]()
-    todo = jobs(a.aa, a.retest, a.slowed)
-    clocks: list[dict[str, Any]] | None = None
-
-    def write(interrupted: bool) -> None:
-        told = {
-            "device": torch.cuda.get_device_name(0), "torch": torch.__version__, "triton": triton.__version__,
-            "date": time.strftime("%Y-%m-%d"), "seconds": time.monotonic() - began, "planned": len(todo), "failed": failed,
-            "interrupted": interrupted, "summary": summary(rows), "other_clocks": clocks, "rows": rows,
-        }  # fmt: skip
-        print(json.dumps({k: v for k, v in told.items() if k != "rows"}, indent=1))
-        if a.json:
-            a.json.write_text(json.dumps(told))
-
+    m = _Measurement(a)
     pool, interrupted = ProcessPoolExecutor(a.workers, multiprocessing.get_context("spawn")), False
     try:
-        with Progress(*COLUMNS, console=Console(stderr=True)) as bar:
-            line = bar.add_task("timing", total=len(todo))
-            # A few at a time, so that little is left to wait for when the time is up.
-            left, running = deque(todo), set[Future[dict[str, Any]]]()
-            while running or (left and time.monotonic() - began <= a.seconds):
-                while left and len(running) < 2 * a.workers and time.monotonic() - began <= a.seconds:
-                    running.add(pool.submit(compared, left.popleft()))
-                ended, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    try:
-                        rows.append(future.result())
-                    except BrokenExecutor:  # a process died: told below
-                        raise
-                    except Exception as e:  # one that fails is told, and costs no other
-                        failed.append(f"{type(e).__name__}: {e}"[:300])
-                    bar.advance(line)
+        m.time_all(pool)
         if a.clocks:
-            clocks = other_clocks()
+            m.clocks = other_clocks()
     except KeyboardInterrupt:
         interrupted = True
         for process in list(getattr(pool, "_processes", {}).values()):
-            process.kill()  # what it has begun takes seconds, and nobody waits for it
-    except Exception as e:  # what was measured until then is not lost
-        failed.append(f"{type(e).__name__}: {e}"[:300])
+            process.kill()  # a pair that has begun takes seconds, and its result is not needed
+    except Exception as e:  # keep the measurements so far
+        m.failed.append(_line(e))
     pool.shutdown(wait=not interrupted, cancel_futures=True)
-    write(interrupted)
-    return 130 if interrupted else 1 if failed else 0
+    m.write(interrupted)
+    return 130 if interrupted else 1 if m.failed else 0
 
 
 if __name__ == "__main__":

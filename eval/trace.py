@@ -1,4 +1,4 @@
-"""Draws who did what when: a line for each worker, the stages of its gradings over time."""
+"""Draws a run of gradings: a line for each worker, with the stages of its gradings over time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ _COLOURS = {
 
 
 def pieces(row: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Stage, begin and length of what one request did, laid out in the stages' order from its begin.
+    """Return the stages of one request, one after the other from its begin, in the stages' order.
 
-    A stage that a grading enters twice is drawn once, with both its parts. What is in no stage comes last, as ``other``.
+    A stage that a grading enters twice is drawn once, with both parts. Time in no stage comes last, as ``other``.
+
+    Args:
+        row: of ``requests`` in a result of ``eval/throughput.py``.
+
+    Returns:
+        (stage, begin, length), in seconds.
     """
     at, found = float(row["begin"]), []
     for stage in meters.STAGES:
@@ -34,7 +40,11 @@ def pieces(row: Mapping[str, Any]) -> list[tuple[str, float, float]]:
 
 
 def draw(result: Mapping[str, Any], file: Path) -> None:
-    """Write the picture of a run: one line for each worker, its requests' stages over time.
+    """Draw a run: a line for each worker, with its requests' stages over time.
+
+    Args:
+        result: of ``eval/throughput.py``.
+        file: the picture.
 
     Raises:
         UsageError: matplotlib is not installed, or the file cannot be written.
@@ -44,21 +54,21 @@ def draw(result: Mapping[str, Any], file: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    lanes = sorted({(r["gpu"], r["worker"]) for r in result["requests"]}, key=lambda x: (x[0] or 0, x[1]))
-    height = min(max(1.6 + 0.45 * len(lanes), 2.6), 40)
+    workers = sorted({(r["gpu"], r["worker"]) for r in result["requests"]}, key=lambda x: (x[0] or 0, x[1]))
+    height = min(max(1.6 + 0.45 * len(workers), 2.6), 40)
     figure = Figure(figsize=(14, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     seen = set()
-    for y, lane in enumerate(lanes):
-        for row in (r for r in result["requests"] if (r["gpu"], r["worker"]) == lane):
+    for y, worker in enumerate(workers):
+        for row in (r for r in result["requests"] if (r["gpu"], r["worker"]) == worker):
             for stage, begin, length in pieces(row):
                 seen.add(stage)
                 axes.broken_barh([(begin, length)], (y - 0.36, 0.72), facecolors=_COLOURS[stage], linewidth=0)
             # The frame shows where one request ends and the next begins.
             axes.broken_barh([(row["begin"], row["end"] - row["begin"])], (y - 0.36, 0.72), facecolors="none",
                              edgecolors="black", linewidth=0.4)  # fmt: skip
-    axes.set_yticks(range(len(lanes)), [f"worker {w}" if g is None else f"GPU {g}, worker {w}" for g, w in lanes])
+    axes.set_yticks(range(len(workers)), [f"worker {w}" if g is None else f"GPU {g}, worker {w}" for g, w in workers])
     axes.invert_yaxis()
     axes.set_xlim(0, max([r["end"] for r in result["requests"]], default=1.0))
     axes.set_xlabel("seconds")
@@ -77,7 +87,7 @@ def draw(result: Mapping[str, Any], file: Path) -> None:
 
 
 def check() -> None:
-    """Find out before a long run whether its picture can be drawn.
+    """Check before a long run that its picture can be drawn.
 
     Raises:
         UsageError: matplotlib is not installed.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from kbx_env.baselines import replay
 from kbx_env.eval.zoo import specimens
 
+from kbx_env import jsonl
 from kbx_env.errors import UsageError
 from kbx_env.spec.catalog import expert_source, task_ids
 
@@ -19,7 +19,13 @@ SAMPLES = Path(replay.__file__).resolve().parent / "samples" / "replay.jsonl"
 
 @dataclass(frozen=True)
 class Piece:
-    """One kernel of a workload; ``kind`` says where it comes from."""
+    """One kernel of a workload.
+
+    Attributes:
+        task: the task.
+        source: its bytes.
+        kind: where it comes from.
+    """
 
     task: str
     source: bytes
@@ -27,7 +33,13 @@ class Piece:
 
 
 def rows_of(file: Path) -> tuple[list[Piece], int]:
-    """The kernels of a file of JSON lines, and how many rows were left out: no JSON, no text, an unknown task.
+    """Read the kernels of a file of JSON lines.
+
+    Args:
+        file: the file.
+
+    Returns:
+        The kernels, and the number of rows that were left out: no JSON, no text, or an unknown task.
 
     Raises:
         UsageError: no such file.
@@ -37,12 +49,10 @@ def rows_of(file: Path) -> tuple[list[Piece], int]:
             f"no workload file {str(file)!r}; expected JSON lines with task and predict, or task and source"
         )
     found, left_out = [], 0
-    for line in replay.lines_of(file):
-        if not line.strip():
-            continue
+    for number, line in jsonl.numbered(file):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = jsonl.parse(file, number, line)
+        except jsonl.NotJson:
             row = None
         text = row.get("source", row.get("predict")) if isinstance(row, dict) else None
         task = replay.task_of(row) if isinstance(text, str) else None
@@ -57,14 +67,17 @@ def rows_of(file: Path) -> tuple[list[Piece], int]:
 def workload(
     files: Sequence[Path], experts: float | None, count: int | None, seed: int, backend: str
 ) -> tuple[list[Piece], int]:
-    """The kernels to grade, in a random order that ``seed`` fixes, and how many rows were left out.
+    """Return the kernels to grade.
 
     Args:
-        files: recorded kernels; none: experts, honest kernels of the zoo and the recorded samples.
-        experts: share of experts; ``None``: none where files are given, otherwise as many as there are.
-        count: how many; the kernels are repeated as often as needed. Default: each once.
+        files: recorded kernels; without any: experts, honest kernels of the zoo and the recorded samples.
+        experts: share of experts; ``None``: none if there are files, otherwise all of them.
+        count: number of kernels; they are repeated as often as needed. Default: each once.
         seed: of the choice and the order.
-        backend: the zoo's kernels that need a GPU are left out elsewhere.
+        backend: kernels of the zoo that need a GPU are left out on ``cpu``.
+
+    Returns:
+        The kernels in a random order, and the number of rows that were left out.
 
     Raises:
         UsageError: a share outside 0 to 1, a count below 1, or nothing to grade.
@@ -96,7 +109,7 @@ def workload(
         pool = others if files else others + own
         return draw(pool, count or len(pool)), left_out
     total = count or (len(own) if experts == 1 else max(1, round(len(others) / (1 - experts))))
-    mine = round(total * experts)
-    mixed = draw(own, mine) + draw(others, total - mine)
+    from_experts = round(total * experts)
+    mixed = draw(own, from_experts) + draw(others, total - from_experts)
     rng.shuffle(mixed)
     return mixed, left_out

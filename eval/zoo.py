@@ -1,11 +1,12 @@
-"""Every attack and every honest oddity of the zoo against the grader.
+"""Grades every attack and every honest oddity of the zoo.
 
     python eval/zoo.py [--backend cpu|cuda] [--only GLOB] [--naive] [--layers [NAME ...]] [--json FILE]
     python eval/zoo.py --table RESULT.json... > docs/zoo.md
 
-Prints, per family, how many attacks were paid (none should be) and how many honest kernels were rejected (none). ``--naive``
-also runs each attack against the naive grader of ``tests/zoo/naive.py``: what it would earn elsewhere. ``--layers`` leaves
-out one layer of defence after the other and tells which attacks then pass. ``--table`` makes docs/zoo.md of saved results.
+Prints, for each family, how many attacks succeed (none should) and how many honest kernels are rejected (none should
+be). ``--naive`` also runs each attack against the naive grader of ``tests/zoo/naive.py``, which shows the reward of the
+attack elsewhere. ``--layers`` leaves out one layer of defence after the other, and lists the attacks that then pass.
+``--table`` writes docs/zoo.md from saved results.
 """
 
 from __future__ import annotations
@@ -39,24 +40,27 @@ from kbx_env.outcome import Outcome
 
 ZOO = ROOT / "tests" / "zoo"
 FIELDS = ("task", "tries", "shows", "family", "backend", "harm", "worth", "open")
+"""Fields in the first comment lines of a file."""
 NAIVE = "naive grader"
+"""In the place of a layer: grade with the naive grader."""
 CUDA_LAYERS = (DefenceLayer.PROOF, DefenceLayer.ABLATION)
+"""Layers of CUDA gradings only."""
 
 
 @dataclass(frozen=True)
 class Specimen:
-    """One file of the zoo; its first comment lines say what it is.
+    """One file of the zoo, as its first comment lines describe it.
 
     Attributes:
         path: the file.
-        honest: whether it must be paid.
+        honest: whether it must be judged correct.
         task: the task it is graded as.
-        family: the kind of attack, or of oddity.
-        backend: ``any``, or ``cuda`` for what needs a GPU.
-        harm: for attacks that are not after a verdict: what they are after.
+        family: kind of attack, or of oddity.
+        backend: ``any``, or ``cuda`` if it needs a GPU.
+        harm: aim of an attack that does not aim at a verdict.
         text: what it tries or shows.
-        worth: attacks on the clock are timed: the most that the kernel in them may be said to be faster than eager.
-        open: attacks that the CPU tier cannot tell: why. They are held back on a GPU.
+        worth: for attacks on the clock, which are timed: the largest speedup over eager that its kernel may be given.
+        open: for attacks that the CPU tier cannot tell and a GPU does: the reason.
     """
 
     path: Path
@@ -76,7 +80,13 @@ class Specimen:
 
 
 def specimen(path: Path) -> Specimen:
-    """Read the head of a file.
+    """Read the head of a file of the zoo.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Its description.
 
     Raises:
         ValueError: a line is missing.
@@ -98,16 +108,32 @@ def specimen(path: Path) -> Specimen:
 
 
 def specimens(pattern: str = "*", honest: bool | None = None) -> list[Specimen]:
-    """The zoo, sorted by family."""
+    """Return the zoo, sorted by family.
+
+    Args:
+        pattern: glob over file names without ending.
+        honest: honest kernels only, attacks only, or ``None`` for both.
+
+    Returns:
+        The specimens.
+    """
     files = sorted(ZOO.glob("exploits/*.py")) + sorted(ZOO.glob("honest/*.py"))
     found = [specimen(p) for p in files if fnmatch.fnmatch(p.stem, pattern)]
     return sorted((s for s in found if honest in (None, s.honest)), key=lambda s: (s.honest, s.family, s.name))
 
 
 def naive(s: Specimen, device: str = "cpu") -> float | None:
-    """What the naive grader pays; ``None`` when it dies or hangs."""
+    """Grade with the naive grader.
+
+    Args:
+        s: the specimen.
+        device: ``cpu`` or ``cuda``.
+
+    Returns:
+        Its reward; ``None`` if it crashes or hangs.
+    """
     command = [sys.executable, str(ZOO / "naive.py"), s.task, str(s.path), device]
-    # Some attacks leave files where they are.
+    # Some attacks write files into the current folder.
     with tempfile.TemporaryDirectory(prefix="kbx-naive-") as folder:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=folder, env=_with_us())
@@ -117,13 +143,24 @@ def naive(s: Specimen, device: str = "cpu") -> float | None:
 
 
 def _with_us() -> dict[str, str]:
-    """The environment, in which this project is found from any folder."""
+    """Return the environment variables with which this project is found from any folder."""
     root = str(Path(__file__).resolve().parent.parent)
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
 def graded(grader: Grader, s: Specimen, backend: str, wall: float | None = None) -> Outcome:
-    """The default grading, with time for attacks on the clock; others get a short limit because some of them wait for it."""
+    """Grade a specimen with the default options.
+
+    Args:
+        grader: the grader.
+        s: the specimen.
+        backend: ``cpu`` or ``cuda``.
+        wall: limit in seconds; by default 30 for honest kernels and attacks on the clock, 10 for others, because some
+            wait for it.
+
+    Returns:
+        The grading.
+    """
     timing = s.worth is not None and backend == "cuda"
     return grader.grade(
         s.task,
@@ -136,14 +173,30 @@ def graded(grader: Grader, s: Specimen, backend: str, wall: float | None = None)
 
 
 def paid(s: Specimen, outcome: Outcome) -> bool:
-    """Whether it got what it was after: a right verdict, for attacks on the clock also a speed that it has not got."""
+    """Return whether a specimen reached its aim.
+
+    Args:
+        s: the specimen.
+        outcome: its grading.
+
+    Returns:
+        Whether it is judged correct; for an attack on the clock also with a speedup that it does not have.
+    """
     if not outcome.correct or s.worth is None or outcome.timing is None:
         return outcome.correct
     return outcome.timing.speedup > s.worth
 
 
 def row(s: Specimen, outcome: Outcome) -> dict[str, Any]:
-    """What is kept of one grading."""
+    """Return one grading as a row of the result.
+
+    Args:
+        s: the specimen.
+        outcome: its grading.
+
+    Returns:
+        Plain JSON types.
+    """
     return {
         "name": s.name, "family": s.family, "honest": s.honest, "task": s.task, "verdict": str(outcome.verdict),
         "stage": str(outcome.stage), "paid": paid(s, outcome), "message": outcome.message[:300],
@@ -157,7 +210,7 @@ _graders: dict[str, Grader] = {}
 
 
 def _work(job: tuple[Specimen, str, str]) -> dict[str, Any]:
-    """One grading, or a run of the naive grader, in a worker process that keeps its graders."""
+    """Grade one specimen, or run the naive grader, in a worker process that keeps its graders."""
     s, backend, layer = job
     if layer == NAIVE:
         return {"naive": naive(s, backend)}
@@ -172,7 +225,15 @@ def _all(pool: Executor, chosen: Sequence[Specimen], backend: str, layer: str, w
 
 
 def table(rows: Sequence[dict[str, Any]], backend: str) -> str:
-    """Recall and false rejections by family, and a line for each specimen."""
+    """Return Markdown tables of recall and false rejections by family, and of each attack.
+
+    Args:
+        rows: of the result.
+        backend: of the result.
+
+    Returns:
+        Markdown.
+    """
     lines = [
         f"## Attacks ({backend})\n",
         "| family | attacks | tasks | paid | naive reward | ended by |",
@@ -180,13 +241,13 @@ def table(rows: Sequence[dict[str, Any]], backend: str) -> str:
     ]
     attacks = [r for r in rows if not r["honest"]]
     for family in sorted({r["family"] for r in attacks}):
-        mine = [r for r in attacks if r["family"] == family]
-        ended = sorted({x for r in mine for x in (r["rules"] or [r["verdict"]])})
-        earned = [r["naive"] for r in mine if r.get("naive") is not None]
+        members = [r for r in attacks if r["family"] == family]
+        ended = sorted({x for r in members for x in (r["rules"] or [r["verdict"]])})
+        earned = [r["naive"] for r in members if r.get("naive") is not None]
         top = f"{min(earned):.2f} to {max(earned):.2f}" if earned else ""
-        paid = sum(r["paid"] for r in mine)
+        paid = sum(r["paid"] for r in members)
         lines.append(
-            f"| {family} | {len(mine)} | {len({r['task'] for r in mine})} | {paid} | {top} | {', '.join(ended)} |"
+            f"| {family} | {len(members)} | {len({r['task'] for r in members})} | {paid} | {top} | {', '.join(ended)} |"
         )
     lines += [
         f"| **all** | {len(attacks)} | {len({r['task'] for r in attacks})} | {sum(r['paid'] for r in attacks)} | | |\n",
@@ -194,8 +255,8 @@ def table(rows: Sequence[dict[str, Any]], backend: str) -> str:
     ]  # fmt: skip
     fair = [r for r in rows if r["honest"]]
     for family in sorted({r["family"] for r in fair}):
-        mine = [r for r in fair if r["family"] == family]
-        lines.append(f"| {family} | {len(mine)} | {sum(not r['paid'] for r in mine)} |")
+        members = [r for r in fair if r["family"] == family]
+        lines.append(f"| {family} | {len(members)} | {sum(not r['paid'] for r in members)} |")
     lines.append(f"| **all** | {len(fair)} | {sum(not r['paid'] for r in fair)} |\n")
     for r in attacks:
         if r["paid"] and r.get("open") and backend == "cpu":
@@ -209,7 +270,7 @@ def table(rows: Sequence[dict[str, Any]], backend: str) -> str:
 
 
 def page(results: Sequence[dict[str, Any]]) -> str:
-    """docs/zoo.md: the tables of each result, and what each layer of defence is worth."""
+    """Return docs/zoo.md: the tables of each result, and the attacks that each layer of defence holds back alone."""
     parts = ["# The zoo\n", "Written by `python eval/zoo.py`. An attack that passes without a layer is held back by that layer "
              "alone.\n"]  # fmt: skip
     for r in results:
@@ -231,7 +292,7 @@ def _device(backend: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Grade the zoo; the exit status is 1 when anything was paid or rejected that should not be."""
+    """Grade the zoo; return exit status 1 if an attack succeeded or an honest kernel was rejected."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--backend", default="cpu", choices=("cpu", "cuda"))
     p.add_argument("--only", default="*", metavar="GLOB", help="names of files, without ending")
@@ -267,7 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             result["without"] = {}
             for layer in layers:
                 got = _all(pool, attacks, backend, layer, f"without {layer}")
-                # What passes all layers tells nothing of one.
+                # An attack that passes all layers does not count against one.
                 through = {r["name"] for r in rows if r["paid"]}
                 result["without"][layer] = [r["name"] for r in got if r["paid"] and r["name"] not in through]
                 print(f"without {layer}: {len(result['without'][layer])} pass", flush=True)

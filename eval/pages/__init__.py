@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from kbx_env.eval import report_data as studies
-from kbx_env.eval.pages.blocks import to_html, to_markdown
 from kbx_env.eval.pages.document import Material, document
+from kbx_env.eval.pages.render import render
 
 from kbx_env.errors import UsageError
 
 FILES = "report.files.json"
-"""Lists what a report wrote into subfolders, for ``--overwrite``."""
+"""Lists the files that a report wrote into subfolders, for ``--overwrite``."""
 PAIRS = 6
-"""Comparisons of two policies: all pairs of four policies, of more each with the first."""
+"""The most comparisons of two policies: all pairs of up to four policies; of more policies, each with the first."""
 
 
 def write(
     out: Path, reports: Sequence[Mapping[str, Any]], *, compare: Sequence[studies.Study] = (), store: Path | None = None,
-    step: Callable[[str], None] = lambda what: None,
+    step: Callable[[str], None] = lambda part: None,
 ) -> None:  # fmt: skip
-    """Write everything into ``out``; each file is whole or as it was.
+    """Write a report; each file is replaced as a whole.
 
     Args:
         out: the folder.
         reports: JSON of each policy of this run.
-        compare: earlier runs to show beside them, read from their folders.
+        compare: earlier runs to show as well, read from their folders.
         store: the run's gradings, for the sources on the tasks' pages.
-        step: told what is being written.
+        step: called with the name of each part before it is written.
     """
     step("report.json")
     _replace(out / "report.json", _json(reports))
@@ -60,15 +58,17 @@ def write(
     step("report.html")
     blocks = document(material)
     title = " · ".join(p.name for p in study.policies)
-    template = Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
-    _replace(out / "report.md", ["# kbx_env report\n\n", to_markdown(blocks), "\n"])
-    _replace(out / "report.html", [template.substitute(body=to_html(blocks), title=html.escape(title[:200]))])
+    _replace(out / "report.md", [render("report.md.j2", blocks=blocks)])
+    _replace(out / "report.html", [render("report.html.j2", blocks=blocks, title=title[:200])])
 
 
 def remove(out: Path) -> None:
-    """Remove what an earlier report left in subfolders: the files on its list, and folders that are empty then.
+    """Remove the files that an earlier report left in subfolders, and folders that are then empty.
 
-    Nothing else: somebody's report may lie in a folder with a ``tasks/`` of its own.
+    Only files on the earlier report's list are removed: the folder may contain other files of the user.
+
+    Args:
+        out: the folder of the report.
     """
     try:
         listed = json.loads((out / FILES).read_text(encoding="utf-8"))
@@ -93,13 +93,18 @@ def _in(folder: Path) -> list[Path]:
 def _optional(missing: list[str], make: Callable[[], Any]) -> Any:
     try:
         return make()
-    except UsageError as e:  # a package of the extra "report" is not there
+    except UsageError as e:  # a package of the extra "report" is not installed
         missing.append(str(e))
         return None
 
 
 def _json(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The first policy's keys on top; with several, all under ``policies`` and the answers there only. One answer a line."""
+    """Yield the text of ``report.json``, with one answer a line.
+
+    The keys of the first policy are at the top. With several policies, all are under ``policies``, and answers are
+    there only. Not a single ``json.dumps``: it has no layout with one row a line, and the text of a large run does not
+    fit into memory twice.
+    """
     if len(reports) == 1:
         yield from _object(reports[0])
         return
@@ -136,7 +141,7 @@ def _figures(study: studies.Study, out: Path) -> dict[str, tuple[str, str]]:
 
     made = plots.figures(study)
     plots.save(made, out / "figures")
-    # HTML knows SVG without being told its namespace.
+    # HTML needs no namespace for SVG.
     bare = {name: re.sub(r' xmlns(?::\w+)?="[^"]*"', "", plots.inline_svg(figure)) for name, figure in made.items()}
     return {name: (svg, plots.CAPTIONS[name]) for name, svg in bare.items()}
 

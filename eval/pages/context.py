@@ -1,4 +1,4 @@
-"""What a report is written from, and the pieces that its sections share."""
+"""The input of a report's document, and cells and sums that its sections share."""
 
 from __future__ import annotations
 
@@ -12,15 +12,22 @@ from kbx_env.eval.report_data import PolicyStudy, Row, Study
 from kbx_env.eval.stats import Mean, Rate
 
 ANSWERS = 500
-"""Rows of a policy's table of answers; all of them are in tasks.csv."""
+"""The most rows of a policy's table of answers; all answers are in tasks.csv."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """What a report is written from.
+    """The input of a report's document.
 
-    ``beside`` maps a policy to what ``eval/regrade.py`` found; ``figures`` a name to (SVG, caption); ``pages`` a task to its
-    page; ``missing`` says what could not be computed, and why.
+    Attributes:
+        study: the answers.
+        beside: policy -> result of ``eval/regrade.py``.
+        figures: name -> (SVG, caption).
+        pages: task -> its page.
+        analysis: of `kbx_env.eval.models`.
+        comparisons: of two policies each.
+        portable: builds for other GPUs.
+        missing: what could not be computed, and why.
     """
 
     study: Study
@@ -34,41 +41,58 @@ class Material:
 
 
 def figure(m: Material, name: str) -> list[Block]:
-    """The figure of this name, or nothing."""
+    """Return the figure of a name as a block, or no block."""
     found = m.figures.get(name)
     return [Picture(name, *found)] if found else []
 
 
 def rate(r: Rate, style: str = "") -> Cell:
-    """A rate with its counts; the interval shows on hover."""
+    """Return a cell with a rate and its counts; the interval shows on hover.
+
+    Args:
+        r: the rate.
+        style: CSS classes.
+
+    Returns:
+        The cell.
+    """
     if r.rate is None:
         return Cell(formatting.NONE, style=style)
     return Cell(f"{formatting.percent(r.rate)} ({r.k} of {r.n})", title=f"95 %: {formatting.between(r.low, r.high)}", style=style)
 
 
 def mean(v: Mean) -> Cell:
-    """A mean speedup; the interval shows on hover."""
-    told = formatting.between(v.low, v.high, formatting.times)
-    return Cell(formatting.times(v.value), title=f"95 %: {told}" if told else "")
+    """Return a cell with a mean speedup; the interval shows on hover."""
+    interval = formatting.between(v.low, v.high, formatting.times)
+    return Cell(formatting.times(v.value), title=f"95 %: {interval}" if interval else "")
 
 
 def evidence_of(p: PolicyStudy, index: int, category: str) -> str | None:
-    """Where the page shows a policy's answers of a category; ``None`` where it does not."""
+    """Return the link to a policy's answers of a category.
+
+    Args:
+        p: the policy.
+        index: of the policy in the report.
+        category: of the tasks.
+
+    Returns:
+        The link; ``None`` if the page does not show them.
+    """
     shown = any(r.category == category for r in p.rows[:ANSWERS])
     return f"#policy-{index}-{category}" if shown else None
 
 
 def label(r: Row) -> str:
-    """An answer's task, with its number where there are several."""
+    """Return an answer's task, with the answer's number if it is not the first."""
     return r.task + (f" #{r.sample + 1}" if r.sample else "")
 
 
 def total(p: PolicyStudy) -> dict[str, Any]:
-    """Sums of what the answers took; ``None`` where no answer tells."""
+    """Return sums of the resources of answers; ``None`` for a number that no answer has."""
 
     def add(name: str) -> float | None:
-        told = [r.spent.get(name) for r in p.rows if r.spent.get(name) is not None]
-        return sum(told) if told else None  # type: ignore[arg-type]
+        known = [r.spent.get(name) for r in p.rows if r.spent.get(name) is not None]
+        return sum(known) if known else None  # type: ignore[arg-type]
 
     names = ("calls", "prompt_tokens", "completion_tokens", "untold", "scripts", "dollars", "gradings", "seconds")
     return {name: add(name) for name in names}

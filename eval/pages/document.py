@@ -1,4 +1,4 @@
-"""The report's text: which pieces in which order, from data that is computed elsewhere."""
+"""The content of a report: its blocks in order, from data that is computed elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kbx_env.eval.report_data import PolicyStudy, Row
 
 
 def document(m: Material) -> list[Block]:
-    """All of it."""
+    """Return all sections that the material supports."""
     parts = [
         _summary(m),
         where(m),
@@ -105,16 +105,16 @@ def _answers(m: Material, p: PolicyStudy, index: int) -> Section:
         cards.insert(1, ("not judged", str(r.masked)))
     speed = stats.speeds(p.rows)
     cards.append(("geomean speedup", formatting.times(speed.geometric_mean.value if speed else None)))
-    summed = {"wall time": "wall time, all answers"}  # several are asked for at a time
+    summed = {"wall time": "wall time, all answers"}  # a sum: several answers are made at a time
     cards += [(summed.get(k, k), v) for k, v in formatting.took(total(p)) if v != formatting.NONE]
     passes = stats.pass_at(p.rows)
     texts = [Text(line, quiet=True) for line in (formatting.manifest_line(p.manifest), formatting.about_line(p.about)) if line]
     if len(passes) > 1:
-        told = (
+        intervals = (
             f"pass@{k} {formatting.percent(v.value)} ({formatting.between(v.low, v.high) or 'no interval'})"
             for k, v in passes.items()
         )
-        texts.append(Text(", ".join(told)))
+        texts.append(Text(", ".join(intervals)))
     names = (
         ("task", ""),
         ("verdict", ""),
@@ -135,7 +135,7 @@ def _answers(m: Material, p: PolicyStudy, index: int) -> Section:
     more = f"; the first {ANSWERS} of {len(p.rows)}, all are in tasks.csv" if len(p.rows) > ANSWERS else ""
     shown, seen = [_answer(m, row) for row in p.rows[:ANSWERS]], set[str]()
     for row, cells in zip(p.rows, shown):
-        if row.category not in seen:  # where the tables above lead
+        if row.category not in seen:  # links of the tables above lead here
             seen.add(row.category)
             cells[1] = Cell(row.verdict.replace("_", " "), style=f"v {row.verdict}", anchor=f"policy-{index}-{row.category}")
     table = Table(columns, shown, f"Every answer{more}", open=len(m.study.policies) == 1)
@@ -146,7 +146,7 @@ def _answer(m: Material, r: Row) -> list[Cell | str]:
     raw = r.raw
     c, e = raw.get("cases"), raw.get("evidence") or {}
     seconds = (raw.get("seconds") or {}).get("total")
-    told = dict(formatting.took(r.spent))
+    resources = dict(formatting.took(r.spent))
     return [
         Cell(label(r), href=m.pages.get(r.task)),
         Cell(r.verdict.replace("_", " "), style=f"v {r.verdict}"),
@@ -159,16 +159,16 @@ def _answer(m: Material, r: Row) -> list[Cell | str]:
         if r.speedup is None
         else Cell(formatting.times(r.speedup), title=f"95 %: {formatting.between(r.low, r.high, formatting.times)}"),
         formatting.NONE if seconds is None else f"{seconds:.2f}",
-        told["LLM calls"],
-        told["tokens"],
-        told["gradings"],
-        told["wall time"],
+        resources["LLM calls"],
+        resources["tokens"],
+        resources["gradings"],
+        resources["wall time"],
         Cell(formatting.reason(r.message, r.correct), style="why"),
     ]
 
 
 def unbelieved(m: Material) -> Section | None:
-    """Kernels whose times are too good to be believed: a person has to explain them before they count."""
+    """List kernels whose times are too fast to be believed; a person has to explain them before they count."""
     lines = [f"{p.name}, {label(r)}: {why}" for p in m.study.policies for r in p.rows for why in r.void]
     if not lines:
         return None

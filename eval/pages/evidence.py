@@ -8,10 +8,11 @@ from kbx_env.eval.pages.blocks import Cell, Column, Heading, Section, Table, Tex
 from kbx_env.eval.pages.context import ANSWERS, Material, figure, label, total
 
 _STAGES = ("scale", "rounding", "packed operands", "integer product", "result")
+"""Parts of a quantization scheme, in the order of the table."""
 
 
 def fusion(m: Material) -> Section | None:
-    """Bytes and launches of correct kernels, by category: where fusion is won or lost."""
+    """Return bytes and launches of correct kernels by category: the effect of fusion."""
     rows: list[list[Cell | str]] = []
     for p in m.study.policies:
         for c in m.study.categories:
@@ -28,7 +29,7 @@ def fusion(m: Material) -> Section | None:
 
 
 def quantization(m: Material) -> Section | None:
-    """What each answer to a quantized task shows of its scheme."""
+    """Return the parts of its scheme that each answer to a quantized task gets right."""
     rows: list[list[Cell | str]] = []
     for p in m.study.policies:
         for r in p.judged:
@@ -44,7 +45,7 @@ def quantization(m: Material) -> Section | None:
 
 
 def spent(m: Material) -> Section | None:
-    """Calls, tokens, dollars, own tests, gradings and wall time of policies that ask a model."""
+    """Return calls, tokens, dollars, own tests, gradings and wall time of policies that ask a model."""
     rows = [
         [p.name, *(v for _, v in formatting.took(total(p)))] for p in m.study.policies if any(r.spent.get("calls") for r in p.rows)
     ]
@@ -55,7 +56,7 @@ def spent(m: Material) -> Section | None:
 
 
 def portable(m: Material) -> Section | None:
-    """Ahead-of-time builds for other GPUs."""
+    """Return the ahead-of-time builds for other GPUs."""
     if not m.portable:
         return None
     names = (
@@ -94,18 +95,18 @@ def portable(m: Material) -> Section | None:
         return None
     text = "Correct kernels compiled ahead of time for other GPUs, without one. Registers are a thread's; occupancy is what "
     text += "registers and shared memory allow with the warps that a program was compiled with."
-    whole_ones = [p for p in m.portable if p.answers and not p.category]
-    if assumed := sum(p.assumed or 0 for p in whole_ones):
-        builds = sum(p.kernels or 0 for p in whole_ones)
+    totals = [p for p in m.portable if p.answers and not p.category]
+    if assumed := sum(p.assumed or 0 for p in totals):
+        builds = sum(p.kernels or 0 for p in totals)
         text += f" {assumed:,} of {builds:,} builds do not say them: {m.portable[0].warps} are assumed there."
     columns = [Column(n, i > 2) for i, n in enumerate(names)]
-    whole = [r for r in rows if r[2] == "all"]
+    all_categories = [r for r in rows if r[2] == "all"]
     parts = Table(columns, [r for r in rows if r[2] != "all"], "By category", open=False)
-    return Section("portability", [Heading("On other GPUs"), Text(text), Table(columns, whole), parts])
+    return Section("portability", [Heading("On other GPUs"), Text(text), Table(columns, all_categories), parts])
 
 
 def beside(m: Material) -> Section | None:
-    """The same answers under the other grading."""
+    """Return the results of the same answers under the other grading."""
     rows: list[list[Cell | str]] = []
     texts = []
     for name, b in m.beside.items():

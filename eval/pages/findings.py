@@ -1,4 +1,4 @@
-"""Sections on where generation breaks down, how fast its kernels are, and what explains it."""
+"""Sections on failures by category, speed of correct kernels, and factors that explain correctness."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kbx_env.eval.report_data import Row
 
 
 def where(m: Material) -> Section:
-    """Correctness by category, and the kinds of failure."""
+    """Return correctness by category, and the kinds of failure."""
     blocks: list[Block] = [Heading("Where it breaks down"), *figure(m, "categories")]
     table: list[list[Cell | str]] = [
         [c, *(replace(rate(stats.rates(p, c).correct), href=evidence_of(p, i, c)) for i, p in enumerate(m.study.policies))]
@@ -33,7 +33,14 @@ def where(m: Material) -> Section:
 
 
 def against_compile(rows: Sequence[Row]) -> tuple[stats.Mean, int] | None:
-    """Geometric mean of the speedups over torch.compile of correct kernels, and of how many; ``None`` where none is known."""
+    """Return the geometric mean of the speedups over torch.compile of correct kernels.
+
+    Args:
+        rows: the answers.
+
+    Returns:
+        The mean and the number of kernels; ``None`` if no such speedup is known.
+    """
 
     def log(r: Row) -> float | None:
         return math.log(r.compiled_speedup) if r.compiled_speedup is not None else None
@@ -44,7 +51,7 @@ def against_compile(rows: Sequence[Row]) -> tuple[stats.Mean, int] | None:
 
 
 def speed(m: Material) -> Section | None:
-    """Speedups of correct kernels; nothing where nothing was timed."""
+    """Return the speedups of correct kernels; ``None`` if nothing was timed."""
     rows: list[list[Cell | str]] = []
     for p in m.study.policies:
         s = stats.speeds(p.rows)
@@ -83,8 +90,8 @@ def speed(m: Material) -> Section | None:
     for p in m.study.policies:
         compiled = against_compile(p.rows)
         if compiled is not None:
-            told = formatting.between(compiled[0].low, compiled[0].high, formatting.times)
-            text = f"{p.name} against torch.compile: {formatting.times(compiled[0].value)}{f' ({told})' if told else ''}, "
+            interval = formatting.between(compiled[0].low, compiled[0].high, formatting.times)
+            text = f"{p.name} against torch.compile: {formatting.times(compiled[0].value)}{f' ({interval})' if interval else ''}, "
             text += f"geometric mean over the {compiled[1]} correct kernels for which it is known."
             blocks.append(Text(text))
     noise = models.noise(m.study)
@@ -105,7 +112,7 @@ def speed(m: Material) -> Section | None:
 
 
 def rounds(m: Material) -> Section | None:
-    """What further rounds bring (paper Fig. 3), for policies that submit several times."""
+    """Return the effect of further rounds (paper Fig. 3), for policies that submit several times."""
     blocks: list[Block] = []
     for p in m.study.policies:
         found = stats.trajectory(p)
@@ -139,7 +146,7 @@ def rounds(m: Material) -> Section | None:
 
 
 def why(m: Material) -> Section | None:
-    """Explained deviance of category and policy, with tests (paper abstract)."""
+    """Return explained deviance of category and policy, with tests (paper abstract)."""
     a = m.analysis
     if a is None or not (a.fits or a.reasons):
         return None
@@ -186,7 +193,7 @@ def _p(p: float) -> str:
 
 
 def pairs(m: Material) -> Section | None:
-    """What may be said of two policies on the tasks they share."""
+    """Return the conclusions on two policies on their common tasks."""
     if not m.comparisons:
         return None
     return Section("pairs", [Heading("Two policies on the same tasks"), *(Text(c.sentence) for c in m.comparisons)])

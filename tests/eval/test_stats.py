@@ -55,8 +55,11 @@ def test_wilson_contains_the_point_inside_of_0_and_1(k: int, n: int, level: floa
 
 
 def test_wilson_is_statsmodels_own() -> None:
+    from scipy.stats import binomtest
     from statsmodels.stats.proportion import proportion_confint
 
+    assert stats.wilson(3.7, 11.2) == pytest.approx(proportion_confint(3.7, 11.2, method="wilson"), abs=1e-12)
+    assert stats.wilson(19, 176) == pytest.approx(tuple(binomtest(19, 176).proportion_ci(method="wilson")), abs=1e-12)
     for k, n in ((0, 176), (19, 176), (54, 176), (176, 176)):
         assert stats.wilson(k, n) == pytest.approx(proportion_confint(k, n, method="wilson"), abs=1e-12)
 
@@ -69,6 +72,18 @@ def test_a_mean_is_inside_its_interval_and_the_seed_decides(pairs: list[tuple[fl
     assert found == stats.mean(sums, counts, seed=seed) and found.tasks == len(pairs)
     assert found.value == pytest.approx(sum(sums) / sum(counts), abs=1e-9)
     assert found.low is None or found.low <= found.value <= found.high
+
+
+def test_a_mean_is_the_bootstrap_of_tasks_by_hand() -> None:
+    """The interval of reports before scipy's bootstrap: the same draws, the same quantiles."""
+    for seed in range(20):
+        rng = np.random.default_rng(100 + seed)
+        n = int(rng.integers(2, 180))
+        s, c = 3 * rng.normal(size=n), rng.integers(1, 6, n).astype(float)
+        at = np.random.default_rng(seed).integers(0, n, (stats.DRAWS, n))
+        low, high = np.quantile(s[at].sum(1) / c[at].sum(1), [0.025, 0.975])
+        found = stats.mean(list(s), list(c), seed=seed)
+        assert (found.low, found.high) == pytest.approx((min(low, found.value), max(high, found.value)), abs=1e-9)
 
 
 def test_a_mean_without_spread_has_no_interval() -> None:
