@@ -11,7 +11,7 @@ import numpy as np
 from kbx_env.backends.ttir.frontend.graph import Func, Op
 from kbx_env.backends.ttir.interp.control import Machine, env_set, select
 from kbx_env.backends.ttir.interp.memory import Array
-from kbx_env.backends.ttir.ops.memory import Block, block_access, masks
+from kbx_env.backends.ttir.ops.memory import BlockPointer, block_access, masks
 
 #: Bytes of the smallest piece that a GPU's caches and DRAM move.
 SECTOR = 32
@@ -193,9 +193,9 @@ class Counter(Machine):
         env[op.results[0]] = np.zeros((1, *(1,) * len(out.shape)), out.dtype) if acc is None else acc
 
     def _sectors(self, op: Op, a: list[Any], is_store: bool) -> None:
-        if isinstance(a[0], Block):
+        if isinstance(a[0], BlockPointer):
             offsets = a[1 : 1 + len(a[0].block.shape)] if op.name.startswith("tt.desc") else a[0].offsets
-            placed = Block(a[0].base, a[0].shape, a[0].strides, list(offsets), a[0].block)
+            placed = BlockPointer(a[0].base, a[0].shape, a[0].strides, list(offsets), a[0].block)
             addr, mask = block_access(placed, list(range(len(placed.block.shape))))
             shape = placed.block.shape
         else:

@@ -10,6 +10,7 @@ import numpy as np
 
 from kbx_env.backends.cost.counting import SECTOR, Counter, Counts
 from kbx_env.backends.ttir import Meter, Module, Region, TtirError, parse
+from kbx_env.backends.ttir.interp.launch import coordinates, scalar_argument
 from kbx_env.backends.ttir.interp.memory import Memory
 
 #: Sampled programs: few of large tiles, more of small ones.
@@ -97,15 +98,7 @@ def _values(module: Module, args: Sequence[int | float]) -> list[Any]:
     entry = module.entry.body.blocks[0]
     if len(args) != len(entry.args):
         raise TtirError(f"{module.entry.name} takes {len(entry.args)} arguments, not {len(args)}")
-    out = []
-    for v, t in zip(args, entry.arg_types, strict=True):
-        if t.elem == "ptr" or t.dtype.kind in "ib":
-            size = t.dtype.itemsize
-            bits = np.array(int(v) & ((1 << (8 * size)) - 1), f"u{size}")
-            out.append(bits.astype(t.dtype).reshape(1))
-        else:
-            out.append(np.array(float(v)).astype(t.dtype).reshape(1))
-    return out
+    return [scalar_argument(v, t) for v, t in zip(args, entry.arg_types, strict=True)]
 
 
 def count(
@@ -137,12 +130,7 @@ def count(
     total = grid[0] * grid[1] * grid[2]
     low, high = _PROGRAMS
     ids = sample_ids(total, min(max(_ELEMENTS // module.max_elements, low), high))
-    pids = (
-        (ids % grid[0]).astype(np.int32),
-        (ids // grid[0] % grid[1]).astype(np.int32),
-        (ids // (grid[0] * grid[1])).astype(np.int32),
-    )
-    machine = Counter(module, module.entry.name, grid, pids, Memory(regions), Meter(), deadline)
+    machine = Counter(module, module.entry.name, grid, coordinates(grid, ids), Memory(regions), Meter(), deadline)
     machine.num_stages = num_stages
     with np.errstate(all="ignore"):
         machine.call(module.entry, _values(module, args))

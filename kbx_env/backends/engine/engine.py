@@ -69,7 +69,7 @@ class Engine:
         self.kernels: dict[str, ttir.Module] = {}
         self.texts: dict[str, str] = {}
         self.deadline = math.inf
-        self.disturbance: ttir.Disturbance | None = None
+        self.perturbation: ttir.Perturbation | None = None
         self.begin(math.inf)
         self._steps: Mapping[str, Callable[..., None]] = {
             "alloc": self._alloc, "free": self._free, "fill": self._fill, "copy": self._copy, "host": self._host,
@@ -342,7 +342,7 @@ class Engine:
         try:
             ttir.launch(
                 module, size, values, regions, self.meter, deadline=self.deadline, names=told,
-                sanitizer=self.sanitizer if self.disturbance is None else None, disturbance=self.disturbance,
+                sanitizer=self.sanitizer if self.perturbation is None else None, perturbation=self.perturbation,
             )  # fmt: skip
         except (ttir.OutOfBounds, ttir.DeviceAssert, ttir.Deadlock, ttir.DecidesOnUnwritten, TimeoutError, MemoryError):
             raise

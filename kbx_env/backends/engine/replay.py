@@ -30,7 +30,7 @@ class Again:
         the views.
 
         Args:
-            change: ``place`` and ``table`` of a ``Disturbance``, the ``seconds`` that this may take, whether to ``count``.
+            change: ``place`` and ``table`` of a ``Perturbation``, the ``seconds`` that this may take, whether to ``count``.
             views: what to read back.
         """
         engine = Engine()
@@ -39,12 +39,12 @@ class Again:
         engine.begin(float(change["seconds"]), **flags)
         engine.meter = ttir.Meter()  # only the values are wanted: traffic and findings are known from the call itself
         seen: dict[tuple[int, int], Any] | None = {} if change.get("count") else None
-        engine.disturbance = ttir.Disturbance(str(change["place"]), change["table"], seen=seen)
+        engine.perturbation = ttir.Perturbation(str(change["place"]), change["table"], seen=seen)
         for header, blobs in self._asked:
             for base in header.get("free", []):
                 engine.heap.free(base)
             for name, base, size, offset, blob, spec in header.get("inputs", []):
                 engine.input(name, base, size, offset, blobs[blob], spec)
             engine.run(header.get("steps", []))
-        told = {"touched": engine.disturbance.touched, "seen": [v.tolist() for v in (seen or {}).values()]}
+        told = {"touched": engine.perturbation.touched, "seen": [v.tolist() for v in (seen or {}).values()]}
         return told, [engine.read(v)[1] for v in views]

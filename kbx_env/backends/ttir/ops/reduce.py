@@ -9,7 +9,6 @@ import numpy as np
 from kbx_env.backends.ttir.frontend.graph import Op
 from kbx_env.backends.ttir.interp.control import Machine, register
 from kbx_env.backends.ttir.interp.memory import Array
-from kbx_env.backends.ttir.ops import descriptor, dot  # noqa: F401  (they register)
 from kbx_env.backends.ttir.ops.arith import COMBINE
 from kbx_env.backends.ttir.ops.tensor import full
 

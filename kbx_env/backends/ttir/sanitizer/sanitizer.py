@@ -24,10 +24,10 @@ import numpy as np
 
 from kbx_env.backends.ttir.errors import Finding as Finding
 from kbx_env.backends.ttir.frontend.graph import Module, Op
-from kbx_env.backends.ttir.interp.control import Machine
-from kbx_env.backends.ttir.interp.memory import Array, Extent, LoadHook, Memory, Pick, StoreHook
+from kbx_env.backends.ttir.interp.hooks import Extent, LoadHook, Pick, ProgramChunk, StoreHook
+from kbx_env.backends.ttir.interp.memory import Memory
 from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES, accessed, unknown_access
-from kbx_env.backends.ttir.sanitizer.shadow import Shadow, bits, mark, written
+from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, bits, mark, written
 
 #: More lanes than this are data, not a lock or a counter.
 _SYNC_LANES = 4
@@ -143,7 +143,7 @@ class Watch:
         self.shadows: dict[int, Shadow] = {}
         self.bounds: dict[tuple[int, ...], tuple[Extent, ...]] = {}
         self.quiet: dict[tuple[int, ...], bool] = {}
-        self.programs: tuple[Machine | None, Array] = (None, np.zeros(0, np.int32))
+        self.programs: tuple[ProgramChunk | None, Array] = (None, np.zeros(0, np.int32))
         #: Regions with bytes that nobody wrote yet, and their masks.
         self.raw = {
             k: r.initialised for k, r in enumerate(memory.regions)
@@ -172,7 +172,7 @@ class Watch:
         return found
 
     # -- hooks -------------------------------------------------------------------------
-    def loading(self, m: Machine, op: Op, size: int) -> LoadHook | None:
+    def loading(self, m: ProgramChunk, op: Op, size: int) -> LoadHook | None:
         """Return what to call with the lanes of a load, None when there is nothing to watch."""
         args = op.attrs.get("tensors", ())
         if args:
@@ -196,7 +196,7 @@ class Watch:
 
         return hook
 
-    def storing(self, m: Machine, op: Op, size: int) -> StoreHook:
+    def storing(self, m: ProgramChunk, op: Op, size: int) -> StoreHook:
         """Return what to call with the lanes of a store."""
 
         def hook(k: int, offsets: Array, values: Array, pick: Pick) -> Callable[[], None] | None:
@@ -209,7 +209,7 @@ class Watch:
 
         return hook
 
-    def updating(self, m: Machine, op: Op, k: int, offsets: Array, programs: Array, size: int) -> None:
+    def updating(self, m: ProgramChunk, op: Op, k: int, offsets: Array, programs: Array, size: int) -> None:
         """Watch the lanes of an atomic operation; ``programs`` are positions in the chunk."""
         self.time += 1
         who = self._numbers(m)[programs]
@@ -231,8 +231,15 @@ class Watch:
         a["al"][at] = one
         a["at"][at] = self.time
 
+    def unwritten_again(self, k: int) -> None:
+        """Note that bytes of region ``k`` were overwritten with unwritten values, and that its mask says so."""
+        mask = self.memory.regions[k].initialised
+        assert mask is not None
+        self.raw[k] = mask
+        self.quiet.clear()
+
     # -- races -------------------------------------------------------------------------
-    def _load(self, m: Machine, op: Op, k: int, offsets: Array, who: Array, size: int) -> None:
+    def _load(self, m: ProgramChunk, op: Op, k: int, offsets: Array, who: Array, size: int) -> None:
         shadow = self._shadow(k)
         at = shadow.at(offsets, size)
         a = shadow.arrays
@@ -249,7 +256,7 @@ class Watch:
         _claim(a["r"], at, one)
 
     def _store(
-        self, m: Machine, op: Op, k: int, offsets: Array, values: Array, who: Array, size: int
+        self, m: ProgramChunk, op: Op, k: int, offsets: Array, values: Array, who: Array, size: int
     ) -> Callable[[], None] | None:
         shadow = self._shadow(k)
         at = shadow.at(offsets, size)
@@ -296,7 +303,7 @@ class Watch:
 
     def _check(
         self,
-        m: Machine,
+        m: ProgramChunk,
         op: Op,
         k: int,
         kind: str,
@@ -351,13 +358,13 @@ class Watch:
             found = self.shadows[k] = Shadow(self.memory.regions[k].data.size, dict.fromkeys(names, np.int32))
         return found
 
-    def _numbers(self, m: Machine) -> Array:
+    def _numbers(self, m: ProgramChunk) -> Array:
         if self.programs[0] is not m:
             x, y, z = (p.astype(np.int64) for p in m.pids)
             self.programs = m, (x + m.grid[0] * (y + m.grid[1] * z) + 1).astype(np.int32)
         return self.programs[1]
 
-    def _who(self, m: Machine, pick: Pick, lanes: int) -> Array:
+    def _who(self, m: ProgramChunk, pick: Pick, lanes: int) -> Array:
         """Return the program of each lane, -1 where one lane stands for several."""
         numbers = self._numbers(m)
         if m.programs == 1:
@@ -365,7 +372,7 @@ class Watch:
         shared = -1 if m.count() > 1 else int(numbers[np.argmax(m.live())])
         return pick(numbers, shared)
 
-    def _someone(self, m: Machine, but: int) -> int:
+    def _someone(self, m: ProgramChunk, but: int) -> int:
         active = self._numbers(m)[m.live()]
         return int(active[np.argmax(active != but)])
 
@@ -373,9 +380,9 @@ class Watch:
         return offsets + self.memory.regions[k].base
 
     def _held(self, k: int, offsets: Array, size: int, values: Array) -> Array:
-        return bits(self.memory._gather(k, offsets, values.dtype), size)
+        return bits(self.memory.gather(k, offsets, values.dtype), size)
 
-    def _uninitialised(self, m: Machine, op: Op, k: int, offsets: Array, pick: Pick, size: int, access: str) -> None:
+    def _uninitialised(self, m: ProgramChunk, op: Op, k: int, offsets: Array, pick: Pick, size: int, access: str) -> None:
         bad = ~written(self.raw[k], offsets, size)
         if bad.any():
             self.unwritten += 1
@@ -385,7 +392,7 @@ class Watch:
             self._found(m, op, k, "uninitialised_read", access, int(offsets[n]), size, q, "")
 
     def _found(
-        self, m: Machine, op: Op, k: int, kind: str, access: str, offset: int, size: int, who: int, detail: str
+        self, m: ProgramChunk, op: Op, k: int, kind: str, access: str, offset: int, size: int, who: int, detail: str
     ) -> None:
         file, line = m.where(op)
         x = who - 1

@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 
 from kbx_env.backends.ttir.errors import DecidesOnUnwritten, Finding
-from kbx_env.backends.ttir.frontend.graph import Block as Code
-from kbx_env.backends.ttir.frontend.graph import Op
-from kbx_env.backends.ttir.interp.control import OPS, Metered, lift
+from kbx_env.backends.ttir.frontend.graph import Block, Op
+from kbx_env.backends.ttir.interp.control import OPS, MeteredMachine, lift
 from kbx_env.backends.ttir.interp.memory import Array, Memory, Region
-from kbx_env.backends.ttir.interp.serial import Program
+from kbx_env.backends.ttir.interp.serial import ResumableProgram
 from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES
-from kbx_env.backends.ttir.ops.descriptor import _rows
-from kbx_env.backends.ttir.ops.memory import Block, _at, block_access, masks
+from kbx_env.backends.ttir.ops.memory import BlockPointer, block_access, descriptor_access, masks, row_access
 from kbx_env.backends.ttir.ops.tensor import full
 
 #: Their results are those of operations inside.
@@ -43,7 +41,7 @@ _WRITES = {"tt.store": (1, 2), "tt.atomic_rmw": (1, 2), "tt.atomic_cas": (2, 3)}
 _MANY = 4096
 
 
-class Wary(Metered):
+class TaintMachine(MeteredMachine):
     """A machine that marks unwritten values; it needs a sanitizer."""
 
     def __init__(self, *args: Any) -> None:
@@ -60,7 +58,7 @@ class Wary(Metered):
         before = watch.unwritten
         args = [env[a] for a in op.args]
         if self.marks:
-            self.deciding(op, args)
+            self.check_operands(op, args)
         super().step(op, env)
         if op.name in _PASS or not (self.marks or watch.unwritten != before):
             return
@@ -79,10 +77,10 @@ class Wary(Metered):
                     out = env[slot] = out.view()
                 self._mark(out, lanes)
 
-    def run_block(self, block: Code, env: list[Any]) -> Op:
+    def run_block(self, block: Block, env: list[Any]) -> Op:
         """Run a block and see what its terminator decides."""
         last = super().run_block(block, env)
-        self.leaving(last, env)
+        self.check_terminator(last, env)
         return last
 
     def merge(self, mask: Array, new: Any, old: Any) -> Any:
@@ -96,7 +94,7 @@ class Wary(Metered):
         return out
 
     # -- decisions ---------------------------------------------------------------------
-    def deciding(self, op: Op, args: list[Any]) -> None:
+    def check_operands(self, op: Op, args: list[Any]) -> None:
         """Raise if a marked value decides a branch, a trip count, a mask or an address."""
         name = op.name
         if name == "scf.if":
@@ -113,7 +111,7 @@ class Wary(Metered):
             for a in places:
                 self._decide(op, a, "an address", mask)
 
-    def leaving(self, op: Op, env: list[Any]) -> None:
+    def check_terminator(self, op: Op, env: list[Any]) -> None:
         """Raise if a marked value decides which way a block is left."""
         if self.marks and op.name in ("scf.condition", "cf.cond_br"):
             self._decide(op, env[op.args[0]], "a branch")
@@ -181,10 +179,10 @@ class Wary(Metered):
     def _place(self, op: Op, args: list[Any], mask_at: int) -> tuple[Array, Array | None]:
         if op.name in ("tt.descriptor_gather", "tt.descriptor_scatter"):
             t = op.rtypes[0] if op.name in LOADS else op.types[-1]
-            return _rows(args[0], args[1], args[2], t.shape[1])
+            return row_access(args[0], args[1], args[2], t.shape[1])
         if op.name.startswith("tt.descriptor"):
-            return _at(args[0], args[1 : 1 + len(args[0].block.shape)])
-        if isinstance(args[0], Block):
+            return descriptor_access(args[0], args[1 : 1 + len(args[0].block.shape)])
+        if isinstance(args[0], BlockPointer):
             return block_access(args[0], op.attrs.get("boundaryCheck") or [])
         return args[0], args[mask_at] if mask_at < len(args) else None
 
@@ -207,7 +205,7 @@ class Wary(Metered):
         return lift(_rowwise(out), len(op.rtypes[0].shape) + 1) if whole else out
 
     def _size(self, op: Op, args: list[Any]) -> int:
-        if isinstance(args[0], Block):
+        if isinstance(args[0], BlockPointer):
             return args[0].block.dtype.itemsize
         pointee = op.types[0].pointee
         assert pointee
@@ -233,8 +231,7 @@ class Wary(Metered):
             region = self.memory.regions[k]
             if region.initialised is not None and watch is not None:
                 region.initialised[(flat[owner == k] - region.base)[:, None] + size] = False
-                watch.raw[k] = region.initialised
-                watch.quiet.clear()
+                watch.unwritten_again(k)
 
 
 def _rowwise(lanes: Array) -> Array:
@@ -242,5 +239,5 @@ def _rowwise(lanes: Array) -> Array:
     return np.asarray(lanes.reshape(len(lanes), -1).any(axis=1))
 
 
-class WaryProgram(Wary, Program):
+class TaintProgram(TaintMachine, ResumableProgram):
     """The same for a program that takes turns with others."""
