@@ -190,7 +190,9 @@ class _Started:
         return False
 
 
-def run_in_turns(make: Callable[[int], ResumableProgram], total: int, args: list[Any], resident: int = RESIDENT) -> None:
+def run_in_turns(
+    make: Callable[[int], ResumableProgram], total: int, args: list[Any], resident: int = RESIDENT
+) -> None:
     """Run programs in a fixed order until all have ended.
 
     Args:

@@ -1,8 +1,8 @@
-"""Faults of kernels that a run on a GPU does not report: races, uninitialised reads, stray pointers.
+"""Find faults of kernels that a run on a GPU does not report: races, uninitialised reads, stray pointers.
 
-How races are found. Programs of one launch run in some order here, in none on a GPU. For each
-element of a written buffer the launch remembers who last stored, loaded and atomically updated it.
-An access by one program to what another program touched before is a race unless
+How races are found: the executor runs the programs of a launch in some order, a GPU in no fixed one. For each element of a
+written buffer the launch remembers which program last stored, loaded and atomically updated it. An access to an element that
+another program accessed before is a race unless
 
 * both only loaded it, or both only updated it atomically,
 * both stored the same value,
@@ -12,7 +12,7 @@ An access by one program to what another program touched before is a race unless
   volatile load of as few lanes counts for the program that loads.
 
 Buffers that the kernel never writes are not watched: loads of pure inputs cost nothing. In a kernel
-without atomic operations, a value that several programs stored alike may be loaded by any program.
+without atomic operations, any program may load a value if all programs that stored it stored the same one.
 """
 
 from __future__ import annotations
@@ -29,18 +29,16 @@ from kbx_env.backends.ttir.interp.memory import Memory
 from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES, accessed, unknown_access
 from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, bits, mark, written
 
-#: More lanes than this are data, not a lock or a counter.
 _SYNC_LANES = 4
+"""Largest number of lanes of an atomic operation that counts as a lock or a counter; more lanes are data."""
 _LIMIT = 20
+"""Largest number of findings that are kept."""
 _OLD = 64
+"""Largest number of locations that are searched for synchronisation after an access."""
 
 
 class Sanitizer:
-    """Collects the findings of any number of launches.
-
-    Attributes:
-        counts: How often each kept finding was seen, in the order of ``findings``.
-    """
+    """Collects the findings of any number of launches."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str, int, str], list[Any]] = {}
@@ -52,11 +50,11 @@ class Sanitizer:
 
     @property
     def counts(self) -> list[int]:
-        """How many times each finding was seen; one access of many lanes counts once."""
+        """How many times each finding was seen, in the order of ``findings``; one access of many lanes counts once."""
         return [n for _, n in self._kept.values()]
 
     def report(self, found: Finding) -> None:
-        """Keep a finding, or count it when one like it is held."""
+        """Keep a finding, or count it when a finding of its kind, kernel, line and tensor is kept already."""
         key = found.kind, found.kernel, found.line, found.tensor
         if key in self._kept:
             self._kept[key][1] += 1
@@ -69,30 +67,34 @@ class Sanitizer:
 
 
 class _Sync:
-    """Who did atomic operations where and when."""
+    """Records the atomic operations of each program: when and on which addresses.
+
+    Times are the counts of ``Watch.time``; programs are numbered from 1.
+    """
 
     def __init__(self) -> None:
         self.new: list[tuple[int, Array, Array]] = []
         self.by_program: dict[int, list[tuple[int, int]]] = {}
 
-    def add(self, time: int, places: Array, programs: Array) -> None:
-        self.new.append((time, places, programs))
+    def add(self, time: int, addresses: Array, programs: Array) -> None:
+        """Record one operation, with the address and the program of each lane: (lanes,)."""
+        self.new.append((time, addresses, programs))
 
     def ordered(self, first: int, since: int, then: int) -> bool:
-        """Return whether ``then`` synchronised with what ``first`` did at time ``since``."""
-        for time, places, programs in self.new:
-            for place, program in zip(places.tolist(), programs.tolist(), strict=True):
-                self.by_program.setdefault(program, []).append((time, place))
+        """Return whether program ``then`` synchronised with program ``first`` after time ``since``."""
+        for time, addresses, programs in self.new:
+            for address, program in zip(addresses.tolist(), programs.tolist(), strict=True):
+                self.by_program.setdefault(program, []).append((time, address))
         self.new = []
         released: dict[int, int] = {}
-        for time, place in self.by_program.get(first, ()):
+        for time, address in self.by_program.get(first, ()):
             if time > since:
-                released.setdefault(place, time)
+                released.setdefault(address, time)
                 if len(released) == _OLD:
                     break
-        for time, place in reversed(self.by_program.get(then, ())):
-            at = released.get(place)
-            # Within one operation, programs take their turns in order.
+        for time, address in reversed(self.by_program.get(then, ())):
+            at = released.get(address)
+            # Within one operation, programs run in the order of their numbers.
             if at is not None and (time > at or (time == at and then > first)):
                 return True
             if time <= since:
@@ -101,7 +103,7 @@ class _Sync:
 
 
 def _like(v: Array, at: Array | slice) -> Array:
-    """Give an array over lanes the rank of the entries of an access."""
+    """Reshape an array over lanes so that it broadcasts with the shadow entries ``at`` of an access."""
     return v if isinstance(at, slice) or at.ndim == 1 else v[:, None]
 
 
@@ -110,25 +112,46 @@ def _get(array: Array, at: Array | slice) -> Array:
 
 
 def _clashes(array: Array, at: Array | slice, wrote: Array) -> Array | None:
-    """Return which of the entries just written hold what another lane wrote, None for none."""
+    """Return which of the entries just written were overwritten by another lane of the same access, ``None`` for none."""
     if isinstance(at, slice):
         return None
     lost = np.asarray(_get(array, at) != wrote)
     return lost if lost.any() else None
 
 
-def _claim(owner: Array, at: Array | slice, who: Array) -> None:
-    """Note who touched entries; what several programs touched becomes -1."""
-    held = _get(owner, at)
-    new = np.where((held == 0) | (held == who), who, np.int32(-1)) if held.any() else np.broadcast_to(who, held.shape)
-    owner[at] = new
-    lost = _clashes(owner, at, new)
+def _record(shadow: Array, at: Array | slice, programs: Array) -> None:
+    """Record which program accessed the entries ``at`` of a shadow array; several programs become -1."""
+    before = _get(shadow, at)
+    new = (
+        np.where((before == 0) | (before == programs), programs, np.int32(-1))
+        if before.any()
+        else np.broadcast_to(programs, before.shape)
+    )
+    shadow[at] = new
+    lost = _clashes(shadow, at, new)
     if lost is not None:
-        owner[at[lost]] = -1  # type: ignore[index]
+        shadow[at[lost]] = -1  # type: ignore[index]
 
 
 class Watch:
-    """The shadow of one launch. Programs are numbered from 1 here; 0 is nobody, -1 is several."""
+    """Watches the accesses of one launch; implements ``hooks.LaunchWatch``.
+
+    Programs are numbered from 1 here; 0 stands for no program and -1 for several. The shadow of a watched region has these
+    arrays, int32, one entry per grain: ``w`` the program that stored last, ``r`` the program that loaded since then, and in
+    kernels with atomic operations ``a`` the program that updated it, ``rl`` and ``al`` the last one of several that loaded
+    and updated, ``wt``, ``rt`` and ``at`` the times of these accesses.
+
+    Args:
+        owner: Where findings are reported.
+        module: The module of the kernel.
+        memory: The memory of the launch.
+
+    Attributes:
+        time: Number of watched accesses so far.
+        timed: Whether the kernel has atomic operations.
+        watched: Indices of the regions that the kernel's text may write.
+        loaded: Indices of the regions that the kernel's text may load.
+    """
 
     def __init__(self, owner: Sanitizer, module: Module, memory: Memory) -> None:
         self.owner, self.memory, self.report = owner, memory, owner.report
@@ -144,12 +167,11 @@ class Watch:
         self.bounds: dict[tuple[int, ...], tuple[Extent, ...]] = {}
         self.quiet: dict[tuple[int, ...], bool] = {}
         self.programs: tuple[ProgramChunk | None, Array] = (None, np.zeros(0, np.int32))
-        #: Regions with bytes that nobody wrote yet, and their masks.
+        # Regions with unwritten bytes, and their masks of written ones.
         self.raw = {
             k: r.initialised for k, r in enumerate(memory.regions)
             if r.initialised is not None and not r.initialised.all()
         }  # fmt: skip
-        #: Accesses that read such bytes so far, and whether the kernel's text can read them.
         self.unwritten = 0
         self.may_read_unwritten = bool((self.loaded | self._regions(atomic)) & self.raw.keys())
 
@@ -164,7 +186,7 @@ class Watch:
 
     # -- bounds ------------------------------------------------------------------------
     def extents(self, op: Op) -> tuple[Extent, ...]:
-        """Return where an access may go, () when its pointer's origin is unknown."""
+        """Return what an access may touch, () when its pointer's origin is unknown."""
         args = op.attrs.get("tensors", ())
         found = self.bounds.get(args)
         if found is None:
@@ -173,7 +195,7 @@ class Watch:
 
     # -- hooks -------------------------------------------------------------------------
     def loading(self, m: ProgramChunk, op: Op, size: int) -> LoadHook | None:
-        """Return what to call with the lanes of a load, None when there is nothing to watch."""
+        """Return the hook for a load of elements of ``size`` bytes, ``None`` when there is nothing to watch."""
         args = op.attrs.get("tensors", ())
         if args:
             if args not in self.quiet:
@@ -187,17 +209,17 @@ class Watch:
                 self._uninitialised(m, op, k, offsets, pick, size, "load")
             if k not in self.watched or not offsets.size:
                 return
-            who = self._who(m, pick, len(offsets))
+            owners = self._program_numbers(m, pick, len(offsets))
             self.time += 1
             if volatile and len(offsets) <= _SYNC_LANES * m.programs:
-                self.sync.add(self.time, self._place(k, offsets), who)
+                self.sync.add(self.time, self._address(k, offsets), owners)
                 return
-            self._load(m, op, k, offsets, who, size)
+            self._load(m, op, k, offsets, owners, size)
 
         return hook
 
     def storing(self, m: ProgramChunk, op: Op, size: int) -> StoreHook:
-        """Return what to call with the lanes of a store."""
+        """Return the hook for a store of elements of ``size`` bytes."""
 
         def hook(k: int, offsets: Array, values: Array, pick: Pick) -> Callable[[], None] | None:
             if k in self.raw:
@@ -205,29 +227,38 @@ class Watch:
             if k not in self.watched:
                 return None
             self.time += 1
-            return self._store(m, op, k, offsets, values, self._who(m, pick, len(offsets)), size)
+            return self._store(m, op, k, offsets, values, self._program_numbers(m, pick, len(offsets)), size)
 
         return hook
 
     def updating(self, m: ProgramChunk, op: Op, k: int, offsets: Array, programs: Array, size: int) -> None:
-        """Watch the lanes of an atomic operation; ``programs`` are positions in the chunk."""
+        """Watch an atomic operation.
+
+        Args:
+            m: The programs that run together.
+            op: The operation.
+            k: Index of the region.
+            offsets: Byte offsets of the unmasked lanes: int64, (lanes,).
+            programs: Position in the chunk of each lane's program: (lanes,).
+            size: Bytes of one element.
+        """
         self.time += 1
-        who = self._numbers(m)[programs]
+        owners = self._numbers(m)[programs]
         if k in self.raw:
             if op.attrs.get("word") != "exch" or op.used:
                 self._uninitialised(m, op, k, offsets, lambda v, _: v[programs], size, "atomic")
             mark(self.raw[k], offsets, size)
         if op.rtypes[0].size <= _SYNC_LANES:
-            self.sync.add(self.time, self._place(k, offsets), who)
+            self.sync.add(self.time, self._address(k, offsets), owners)
         shadow = self._shadow(k)
         at = shadow.at(offsets, size)
         a = shadow.arrays
-        one = _like(who, at)
+        one = _like(owners, at)
         self._check(m, op, k, "write_conflict", "atomic", offsets, size, _get(a["w"], at), one, _get(a["wt"], at),
                     "one of them with an ordinary store, the other one atomically")  # fmt: skip
         self._check(m, op, k, "order_dependent", "atomic", offsets, size, _get(a["r"], at), one, _get(a["rt"], at),
                     "another program loads it", _get(a["rl"], at))  # fmt: skip
-        _claim(a["a"], at, one)
+        _record(a["a"], at, one)
         a["al"][at] = one
         a["at"][at] = self.time
 
@@ -239,11 +270,11 @@ class Watch:
         self.quiet.clear()
 
     # -- races -------------------------------------------------------------------------
-    def _load(self, m: ProgramChunk, op: Op, k: int, offsets: Array, who: Array, size: int) -> None:
+    def _load(self, m: ProgramChunk, op: Op, k: int, offsets: Array, owners: Array, size: int) -> None:
         shadow = self._shadow(k)
         at = shadow.at(offsets, size)
         a = shadow.arrays
-        one = _like(who, at)
+        one = _like(owners, at)
         detail = "another program stores to it"
         times = _get(a["wt"], at) if self.timed else None
         self._check(m, op, k, "order_dependent", "load", offsets, size, _get(a["w"], at), one, times, detail)
@@ -253,26 +284,26 @@ class Watch:
                         _get(a["al"], at))  # fmt: skip
             a["rl"][at] = one
             a["rt"][at] = self.time
-        _claim(a["r"], at, one)
+        _record(a["r"], at, one)
 
     def _store(
-        self, m: ProgramChunk, op: Op, k: int, offsets: Array, values: Array, who: Array, size: int
+        self, m: ProgramChunk, op: Op, k: int, offsets: Array, values: Array, owners: Array, size: int
     ) -> Callable[[], None] | None:
         shadow = self._shadow(k)
         at = shadow.at(offsets, size)
         a = shadow.arrays
-        one = _like(who, at)
+        one = _like(owners, at)
         before = _get(a["w"], at)
         others = one
         if before.any() and (other := (before != 0) & (before != one)).any():
             lane = other if other.ndim == 1 else other.any(axis=1)
-            same = self._held(k, offsets, size, values) == bits(values, size)
+            same = self._stored_bits(k, offsets, size, values) == bits(values, size)
             differ = _like(lane & ~same, at) & other
             times = _get(a["wt"], at) if self.timed else None
             self._check(m, op, k, "write_conflict", "store", offsets, size, np.where(differ, before, 0), one, times,
                         "the values differ")  # fmt: skip
             if not self.timed:
-                # Each of them may load it now: nobody can tell whose value it is.
+                # All of them stored the same value, so each of them may load it.
                 others = np.where(other & _like(same, at), -1, one)
         if self.timed:
             self._check(m, op, k, "write_conflict", "store", offsets, size, _get(a["a"], at), one, _get(a["at"], at) - 1,
@@ -287,16 +318,16 @@ class Watch:
         lost = _clashes(a["w"], at, others)
         if lost is None:
             return None
-        # Lanes of several programs in one store: whoever came last won.
+        # Lanes of several programs store to one element: the last lane's value stays.
         lane = lost if lost.ndim == 1 else lost.any(axis=1)
         a["w"][at[lane]] = -1  # type: ignore[index]
 
         def after() -> None:
             sub, kept = offsets[lane], values[lane]
-            differ = self._held(k, sub, size, kept) != bits(kept, size)
+            differ = self._stored_bits(k, sub, size, kept) != bits(kept, size)
             if differ.any():
                 n = int(np.argmax(differ))
-                self._found(m, op, k, "write_conflict", "store", int(sub[n]), size, int(who[lane][n]),
+                self._found(m, op, k, "write_conflict", "store", int(sub[n]), size, int(owners[lane][n]),
                             "the values differ")  # fmt: skip
 
         return after
@@ -316,22 +347,33 @@ class Watch:
         detail: str,
         last: Array | None = None,
     ) -> None:
-        """Report the first lane whose earlier access, by ``first``, was another program's.
+        """Report the first lane whose element was accessed before by another program.
 
-        ``last`` names one program where ``first`` says several; ``times`` are those of the earlier
-        access, None where nothing can have synchronised.
+        Args:
+            m: The programs that run together.
+            op: The operation.
+            k: Index of the region.
+            kind: "write_conflict" or "order_dependent".
+            access: "load", "store" or "atomic".
+            offsets: Byte offsets of the lanes: (lanes,).
+            size: Bytes of one element.
+            first: Program of the earlier access, by shadow entry: (lanes,) or (lanes, grains).
+            then: Program of each lane, broadcastable to ``first``.
+            times: Times of the earlier access, shape of ``first``; ``None`` where nothing can have synchronised.
+            detail: Text of the finding.
+            last: The last program of several, where ``first`` is -1: shape of ``first``.
         """
         if not first.any():
             return
-        # When several programs load what several updated, some of them load what others updated.
+        # When several programs load an element that several updated, some load what another program updated.
         bad = (first != 0) & (first != then if last is None else (first != then) | (then == -1))
         if kind == "order_dependent" and access == "load":
-            # Several programs that stored one value may well include the one that loads.
+            # The several programs that stored one value may include the one that loads.
             bad &= first != -1 if last is None else True
         if not bad.any():
             return
         if last is not None:
-            # Of several programs only the last is known; if that is this one, nothing can be said.
+            # Of several programs only the last is known; if it is the accessing one, the others are unknown.
             bad &= last != then
             first = np.where(first == -1, last, first)
         lanes = np.nonzero(bad)
@@ -340,14 +382,14 @@ class Watch:
             known = np.stack([first[lanes], times[lanes], chosen])
             pairs, where = np.unique(known, axis=1, return_index=True)
             for (f, t, q), n in zip(pairs.T.tolist(), where.tolist(), strict=True):
-                q = self._someone(m, f) if q < 0 else q
+                q = self._another_program(m, f) if q < 0 else q
                 if f > 0 and not self.sync.ordered(f, t, q):
                     self._found(m, op, k, kind, access, int(offsets[lanes[0][n]]), size, q, detail)
                     return
             return
         if len(chosen):
             q = int(chosen[0])
-            q = self._someone(m, int(first[lanes][0])) if q < 0 else q
+            q = self._another_program(m, int(first[lanes][0])) if q < 0 else q
             self._found(m, op, k, kind, access, int(offsets[lanes[0][0]]), size, q, detail)
 
     # -- details -----------------------------------------------------------------------
@@ -364,38 +406,42 @@ class Watch:
             self.programs = m, (x + m.grid[0] * (y + m.grid[1] * z) + 1).astype(np.int32)
         return self.programs[1]
 
-    def _who(self, m: ProgramChunk, pick: Pick, lanes: int) -> Array:
-        """Return the program of each lane, -1 where one lane stands for several."""
+    def _program_numbers(self, m: ProgramChunk, pick: Pick, lanes: int) -> Array:
+        """Return the number of each lane's program: int32, (lanes,); -1 where one lane stands for several programs."""
         numbers = self._numbers(m)
         if m.programs == 1:
             return np.full(lanes, numbers[0])
         shared = -1 if m.count() > 1 else int(numbers[np.argmax(m.live())])
         return pick(numbers, shared)
 
-    def _someone(self, m: ProgramChunk, but: int) -> int:
+    def _another_program(self, m: ProgramChunk, but: int) -> int:
+        """Return the number of an active program, another one than ``but`` if there is one."""
         active = self._numbers(m)[m.live()]
         return int(active[np.argmax(active != but)])
 
-    def _place(self, k: int, offsets: Array) -> Array:
+    def _address(self, k: int, offsets: Array) -> Array:
         return offsets + self.memory.regions[k].base
 
-    def _held(self, k: int, offsets: Array, size: int, values: Array) -> Array:
+    def _stored_bits(self, k: int, offsets: Array, size: int, values: Array) -> Array:
+        """Return the elements in memory at ``offsets`` as unsigned integers; ``values`` gives their dtype."""
         return bits(self.memory.gather(k, offsets, values.dtype), size)
 
-    def _uninitialised(self, m: ProgramChunk, op: Op, k: int, offsets: Array, pick: Pick, size: int, access: str) -> None:
+    def _uninitialised(
+        self, m: ProgramChunk, op: Op, k: int, offsets: Array, pick: Pick, size: int, access: str
+    ) -> None:
         bad = ~written(self.raw[k], offsets, size)
         if bad.any():
             self.unwritten += 1
             n = int(np.argmax(bad))
-            q = int(self._who(m, pick, len(offsets))[n])
-            q = self._someone(m, 0) if q < 0 else q
+            q = int(self._program_numbers(m, pick, len(offsets))[n])
+            q = self._another_program(m, 0) if q < 0 else q
             self._found(m, op, k, "uninitialised_read", access, int(offsets[n]), size, q, "")
 
     def _found(
-        self, m: ProgramChunk, op: Op, k: int, kind: str, access: str, offset: int, size: int, who: int, detail: str
+        self, m: ProgramChunk, op: Op, k: int, kind: str, access: str, offset: int, size: int, number: int, detail: str
     ) -> None:
         file, line = m.where(op)
-        x = who - 1
+        x = number - 1
         program = (x % m.grid[0], x // m.grid[0] % m.grid[1], x // (m.grid[0] * m.grid[1]))
         region = self.memory.regions[k]
         args = op.attrs.get("tensors", ())
