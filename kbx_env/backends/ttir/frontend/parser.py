@@ -24,6 +24,9 @@ _SAME_AS_FIRST = {"tt.addptr", "tt.advance"}
 class _Parser:
     """Parses one module.
 
+    Args:
+        text: The module.
+
     Attributes:
         locs: Location definitions by alias.
         lines: The lines that are not location definitions or comments, stripped.
@@ -275,13 +278,17 @@ class _Parser:
 
 
 def _attributes(name: str, head: str, tail: str, strings: list[str]) -> dict[str, Any]:
-    """Return the attributes of an operation without regions.
+    """Parse the attributes of an operation without regions.
 
     Args:
         name: Name of the operation.
         head: Its text before the types, with literals hidden.
         tail: The text of its types.
         strings: The contents of the literals.
+
+    Returns:
+        The attributes by name; ``word`` is the first word of the text, ``groups`` the number of values in each pair of
+        square brackets.
     """
     attrs = tx.attributes(head, strings)
     attrs["strings"] = strings
@@ -306,11 +313,14 @@ def _attributes(name: str, head: str, tail: str, strings: list[str]) -> dict[str
 
 
 def _types(name: str, tail: str) -> tuple[list[Type], list[Type]]:
-    """Return the types that an operation without regions names, and the types of its results.
+    """Parse the types of an operation without regions.
 
     Args:
         name: Name of the operation.
         tail: The text of its types.
+
+    Returns:
+        The types of the operands, as far as they are written, and the types of the results.
     """
     for arrow in ("->", " to "):
         if arrow in tail:

@@ -18,7 +18,14 @@ VALUE = re.compile(r"%[\w$.\-]+(?:#\d+)?")
 
 
 def close(s: str, i: int) -> int:
-    """Return the index of the bracket that closes the one at ``s[i]``.
+    """Find a closing bracket.
+
+    Args:
+        s: The text.
+        i: Index of the opening bracket.
+
+    Returns:
+        The index of the bracket that closes it.
 
     Raises:
         TtirError: there is none.

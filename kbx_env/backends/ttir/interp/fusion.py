@@ -26,11 +26,14 @@ def _count(block: Block, uses: dict[int, int]) -> None:
 
 
 def _product(slot: int, made: dict[int, Op]) -> tuple[Op, list[Op]] | None:
-    """Return the multiplication whose result reaches ``slot``, and the free operations on the way; ``None`` if there is none.
+    """Find the float multiplication that computes a value.
 
     Args:
-        slot: The slot of a value.
+        slot: Slot of the value.
         made: Operations of the block by the slots of their results.
+
+    Returns:
+        The multiplication and the free operations after it, ``None`` if the value is not a product.
     """
     chain: list[Op] = []
     op = made.get(slot)

@@ -68,11 +68,14 @@ def _mark(region: Region, observing: set[str], waiting: set[str]) -> bool:
 
 
 def _closure(module: Module, holds: Callable[[Region, set[str]], bool]) -> set[str]:
-    """Return the functions that have a property which a function inherits from the functions that it calls.
+    """Find the functions with a property that callers inherit from the functions that they call.
 
     Args:
         module: The module.
         holds: Whether a body has the property, given the names of functions that are known to have it.
+
+    Returns:
+        Names of the functions.
     """
     found: set[str] = set()
     while new := {f.name for f in module.funcs.values() if f.name not in found and holds(f.body, found)}:

@@ -51,12 +51,15 @@ class BadAddress(Exception):
 
 
 def _picker(shape: tuple[int, ...], mask: Array | None, here: Array | None) -> Pick:
-    """Return the ``Pick`` of an access.
+    """Build the ``Pick`` of an access.
 
     Args:
         shape: Shape of the access, (programs or 1, ...).
         mask: Its unmasked lanes, of that shape.
         here: Which of the unmasked lanes lie in the region: (unmasked lanes,).
+
+    Returns:
+        The function.
     """
 
     def pick(v: Array, shared: int) -> Array:
@@ -70,7 +73,10 @@ def _picker(shape: tuple[int, ...], mask: Array | None, here: Array | None) -> P
 
 
 class Memory:
-    """All regions of a launch; regions do not overlap.
+    """All regions of a launch.
+
+    Args:
+        regions: The regions, which do not overlap.
 
     Attributes:
         regions: The regions that are not empty, by ascending address.
@@ -105,6 +111,9 @@ class Memory:
             meter: The meter.
             size: Bytes of one element.
             then: The other hook.
+
+        Returns:
+            The hook.
         """
 
         def hook(k: int, offsets: Array, pick: Pick) -> None:

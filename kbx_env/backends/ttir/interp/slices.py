@@ -108,6 +108,9 @@ class StoreSlice:
 class _Analysis:
     """The analysis of one module.
 
+    Args:
+        module: The module.
+
     Attributes:
         accesses: Loads, stores and atomic operations by ``id``, with the arguments that their pointers come from.
         indirect: Accesses whose address or mask depends on loaded values, by ``id``.
@@ -178,13 +181,16 @@ class _Analysis:
 
     # -- operations --------------------------------------------------------------------
     def op(self, op: Op, a: list[Fact], env: dict[int, Fact], control: frozenset[int]) -> list[Fact]:
-        """Return the facts of an operation's results; if there are fewer than results, all of them hold for each result.
+        """Analyse one operation.
 
         Args:
             op: The operation.
             a: Facts of its operands.
             env: Facts by slot.
             control: Arguments whose loaded values decide whether the operation runs.
+
+        Returns:
+            Facts of its results; where there are more results than facts, the join of all facts holds for the others.
         """
         name = op.name
         if name in LOADS:

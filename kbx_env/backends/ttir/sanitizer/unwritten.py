@@ -47,7 +47,7 @@ class TaintMachine(MeteredMachine):
     """A machine that tracks unwritten values; it needs a sanitizer.
 
     Args:
-        args: As for ``Machine``.
+        *args: As for ``Machine``.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -169,13 +169,16 @@ class TaintMachine(MeteredMachine):
         self.taint[id(value)] = value, lanes
 
     def _propagate(self, op: Op, args: list[Any], held: list[Array | None], fresh: Array | None) -> list[Array | None]:
-        """Return the tainted lanes of each result.
+        """Propagate taint from operands to results.
 
         Args:
             op: The operation that has run.
             args: The values of its operands.
             held: Their tainted lanes.
             fresh: Lanes that it loaded from unwritten memory.
+
+        Returns:
+            The tainted lanes of each result.
         """
         name, n = op.name, max(len(op.results), 1)
         if name in LOADS or name in ATOMICS:
