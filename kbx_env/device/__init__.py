@@ -1,1 +1,1 @@
-"""What times and moves tensors on the device. The grader and the runner both use it; neither trusts the other's copy."""
+"""Times calls and moves tensors on the device; used by the grader and by the runner, and neither trusts the other's process."""
