@@ -1,1 +1,1 @@
-"""Times calls and moves tensors on the device; used by the grader and by the runner, and neither trusts the other's process."""
+"""Times calls and moves tensors on the device, for the grader and the runner; neither trusts the other's process."""

@@ -1,9 +1,10 @@
 """Access to the device for the stopwatch that a submission in the same process cannot tamper with.
 
-Memory is filled, copied and read, and events are recorded and read, through the CUDA driver: no name of torch, no mode and no
-kernel of the dispatcher that a submission can replace is involved, and no version counter changes. The few functions of torch
-that are needed are bound when this module is imported or a ``Driver`` is made, before the submission is loaded. Calls that
-record or enqueue keep the interpreter's lock, so that no other thread runs between the end of a call and the copy of its result.
+Memory is filled, copied and read, and events are recorded and read, through the CUDA driver: no name of torch, no mode
+and no kernel of the dispatcher that a submission can replace is involved, and no version counter changes. The few
+functions of torch that are needed are bound when this module is imported or a ``Driver`` is made, before the submission
+is loaded. Calls that record or enqueue keep the interpreter's lock, so that no other thread runs between the end of a
+call and the copy of its result.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ class ResultCopy:
     """A result as it was at the end of its call: metadata, and copies of the bytes in the driver's memory.
 
     Args:
-        values: ``TensorMetadata`` of each tensor of the result, the name of the type of anything else, and pairs of name and
-            ``TensorMetadata`` of written arguments.
+        values: ``TensorMetadata`` of each tensor of the result, the name of the type of anything else, and pairs of
+            name and ``TensorMetadata`` of written arguments.
         is_tuple: Whether the result is a tuple or a list.
     """
 
@@ -123,7 +124,7 @@ class ResultCopy:
 
 
 def is_plain_tensor(value: Any, device: str) -> bool:
-    """Return whether a value is a strided tensor on the device, and of no subclass, which may run code when it is inspected."""
+    """Return whether a value is a strided tensor on the device and of no subclass, which could run code of its own."""
     if type(value) is not _Plain:
         return False
     with _Quiet():
@@ -309,7 +310,7 @@ class Driver:
         return int(got.value)
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """Copy ``size`` bytes in stream order."""
+        """Copy ``size`` bytes between two addresses of the device, in stream order."""
         if size:
             self._copy(to, source, size, None)
 
@@ -382,7 +383,7 @@ class Driver:
         self._set_stream(stream_id=stream, device_index=index, device_type=kind)
 
     def reset_persisting_l2(self) -> None:
-        """Reset persisting lines of L2, which would survive the flush; GPUs without such lines return an error, ignored."""
+        """Reset persisting lines of L2, which would survive the flush; an error on GPUs without them is ignored."""
         self._forget()
 
     def empty_cache(self) -> None:

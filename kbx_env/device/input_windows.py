@@ -1,4 +1,4 @@
-"""Input values that no call has had before, on the device: every call gets another window of a few draws laid end to end."""
+"""New input values for every call, on the device: each call gets another window of a few draws laid end to end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from kbx_env.device.driver import Driver, TensorMetadata
 
 Window = Mapping[str, Sequence[int]]
-"""The values of one call, by tensor: first element of the window in the ring, rows and columns to roll its matrices by."""
+"""The values of one call, by tensor: first element of the window in the ring, rows and columns to roll by."""
 
 
 class DeviceWindows:

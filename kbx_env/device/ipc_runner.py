@@ -1,8 +1,9 @@
 """The runner's end of the transport of a timed case's tensors, which do not leave the device.
 
-The grader shares a piece of device memory with the runner (CUDA IPC). The grader writes inputs there and the runner copies
-them; the runner writes results there and the grader copies them. The contents are untrusted claims like every other message. No
-other memory of the grader is reachable through it. Where the driver has no IPC, the bytes go through the socket.
+The grader shares a piece of device memory with the runner (CUDA IPC). The grader writes inputs there and the runner
+copies them; the runner writes results there and the grader copies them. The contents are untrusted claims like every
+other message. No other memory of the grader is reachable through it. Where the driver has no IPC, the bytes go through
+the socket.
 """
 
 from __future__ import annotations

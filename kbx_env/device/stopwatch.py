@@ -1,8 +1,9 @@
 """Times calls on the device with events.
 
-The runner times the candidate with it and the grader times eager, so that the two times differ only by the function that was
-called. In the runner it shares a process with the submission: it binds all functions that it needs before the submission is
-loaded, gives every timed call values that no earlier call has had, and copies a call's result as it is at the end event.
+The runner times the candidate with it and the grader times eager, so that the two times differ only by the function
+that was called. In the runner it shares a process with the submission: it binds all functions that it needs before the
+submission is loaded, gives every timed call values that no earlier call has had, and copies a call's result as it is at
+the end event.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ FILLER_BYTES = 128 << 20
 MAX_POOL_BYTES = 4 << 30
 """If the pool would be larger, there is none."""
 POISON = 0xFF
-"""Every byte of a result after it was copied: NaN as a float, -1 as an integer. A submission that returns the same tensor
-again without writing it returns these."""
+"""Every byte of a result after it was copied: NaN as a float, -1 as an integer.
+
+A submission that returns the same tensor again without writing it returns these.
+"""
 SWITCH_SECONDS = 5.0
 """Seconds that other threads must wait for the interpreter's lock while a result is copied."""
 
@@ -70,7 +73,8 @@ class Stopwatch:
         self._flush = 0
         self._call: Callable[[dict[str, Any]], Any] | None = None
         self._slots: list[dict[str, Any]] = []
-        # By slot and tensor: its metadata, and its storage, which stays alive even if a call uses ``set_`` on the tensor.
+        # By slot and tensor: its metadata, and its storage, which stays alive even if a call uses ``set_`` on the
+        # tensor.
         self._slot_tensors: list[dict[str, tuple[TensorMetadata, Any]]] = []
         self._results: list[tuple[int, ResultCopy]] = []  # slot and result of every call of the last block
         self._written: tuple[str, ...] = ()
@@ -98,8 +102,9 @@ class Stopwatch:
             call: The function to time; it takes a slot.
             draws: Sets of arguments. Without ``turning`` each one is a slot.
             slots: Number of slots, with ``turning``.
-            turning: The tensors whose values change from call to call: these tensors of all draws are laid end to end, and a
-                call gets a window of them. The values are the rows and columns of the matrices in them, or two zeros.
+            turning: The tensors whose values change from call to call: these tensors of all draws are laid end to end,
+                and a call gets a window of them. The values are the rows and columns of the matrices in them, or two
+                zeros.
             written: Names of the tensors that a call changes in place; their values are part of the result.
             warm: Whether to make the warm-up calls now.
 
@@ -144,9 +149,9 @@ class Stopwatch:
                 host.append(self._now() - before)
                 self._settle()
                 total.append(self._now() - before)
-        # Before each timed call the device waits until the host has enqueued the call: the events then enclose only work of
-        # the device, not of Python. A call that reads back to the host still pays for that. The median, because one interrupted
-        # call would make all of them wait.
+        # Before each timed call the device waits until the host has enqueued the call: the events then enclose only
+        # work of the device, not of Python. A call that reads back to the host still pays for that. The median, because
+        # one interrupted call would make all of them wait.
         most = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._rings) + 2e6 * statistics.median(host))
         self._wait_us = self._most_wait_us = most
         self._freeze_autotuners(True)
@@ -226,9 +231,9 @@ class Stopwatch:
     def shuffle(self, seed: int, calls: bool = True) -> dict[str, Any]:
         """Move every input to a new address, so that the memory that a call allocates moves as well.
 
-        The time of a kernel of a few microseconds depends by 1-2 % on the addresses of its buffers; only the average over
-        several placements does not. The driver is called rarely, because a request takes milliseconds while other processes
-        start up.
+        The time of a kernel of a few microseconds depends by 1-2 % on the addresses of its buffers; only the average
+        over several placements does not. The driver is called rarely, because a request takes milliseconds while other
+        processes start up.
 
         Args:
             seed: Of the addresses.
@@ -246,8 +251,8 @@ class Stopwatch:
         if first:
             self._driver.empty_cache()
             with contextlib.suppress(RuntimeError):  # out of memory: go on without a pool
-                # Freed at once, the pool stays in torch's cache. Without a pool each slot moves to the memory of the slot that
-                # moved before it, and the first one to that of the slot that moved last.
+                # Freed at once, the pool stays in torch's cache. Without a pool each slot moves to the memory of the
+                # slot that moved before it, and the first one to that of the slot that moved last.
                 empty_bytes(pool if pool <= MAX_POOL_BYTES else 0, self.device)
         # torch keeps small and large tensors in different pools.
         filler = [empty_bytes(rng.randrange(1, 64) << bits, self.device) for bits in (18, 13) for _ in range(FILLERS)]
@@ -317,8 +322,8 @@ class Stopwatch:
         try:
             for k, ((start, end), i) in enumerate(zip(events, order, strict=True)):
                 driver.use_default_stream()
-                # The host enqueues while the device waits. The values and the flush come after the wait: work that runs early,
-                # on another stream, reads the values of the call before.
+                # The host enqueues while the device waits. The values and the flush come after the wait: work that runs
+                # early, on another stream, reads the values of the call before.
                 driver.wait(int(self._wait_us * CYCLES_PER_US))
                 before = self._now()
                 self.load(i, turns[k + 1])
@@ -335,16 +340,16 @@ class Stopwatch:
         finally:
             set_switch_interval(usual)
         self._settle()
-        # Enqueueing may have become faster since the warm-up. A call that reads back takes at least the whole wait, which the
-        # bound keeps from growing.
+        # Enqueueing may have become faster since the warm-up. A call that reads back takes at least the whole wait,
+        # which the bound keeps from growing.
         self._wait_us = min(self._most_wait_us, 100.0 + 2e6 * max(host))
         return {"us": [driver.elapsed_us(start, end) for start, end in events], "tuned": self.tuned}
 
     def _keep_result(self, slot: int, result: Any) -> None:
         """Copy a result in stream order and poison the original; work that runs after the end event is not in the copy.
 
-        The original is freed as without the stopwatch: otherwise a later call would have to ask the driver for memory, and that
-        would be timed.
+        The original is freed as without the stopwatch: otherwise a later call would have to ask the driver for memory,
+        and that would be timed.
         """
         self._results.append((slot, self._copy_of(slot, result)))
 
@@ -361,7 +366,7 @@ class Stopwatch:
         return copy
 
     def _poison(self, slot: int, result: ResultCopy) -> None:
-        """Overwrite the tensors of a result, except inputs: a submission that keeps a tensor to return it again keeps this."""
+        """Overwrite the tensors of a result, except inputs, in case the submission returns them again."""
         inputs = {tensor.storage for tensor, _ in self._slot_tensors[slot].values()}
         for value in result.values:
             if isinstance(value, TensorMetadata) and value.dense and value.storage not in inputs:
@@ -427,7 +432,8 @@ class Stopwatch:
 
         Args:
             times: How often, without ``turns``.
-            turns: New values by slot. Then the graph is replayed once; its results are poisoned before and copied after it.
+            turns: New values by slot. Then the graph is replayed once; its results are poisoned before and copied after
+                it.
 
         Returns:
             Nothing.

@@ -1,4 +1,4 @@
-"""Estimates microseconds of kernel launches from counts of their work, without a GPU; an estimate is never a measurement."""
+"""Estimates microseconds of kernel launches from counts of their work, without a GPU; these are no measurements."""
 
 from kbx_env.backends.cost.cubin import Resources, resources
 from kbx_env.backends.cost.devices import Constants, Device, load, names

@@ -34,8 +34,8 @@ _COST = {
 }  # fmt: skip
 """Cost of other operations per lane, in fp32 operations; 2 where nothing is listed.
 
-Integer and conversion units have half the width on sm_80 and sm_90; a division by a runtime integer is a sequence of about
-twenty operations.
+Integer and conversion units have half the width on sm_80 and sm_90; a division by a runtime integer is a sequence of
+about twenty operations.
 """
 _SPECIAL = {
     "arith.divf": 1, "tt.precise_divf": 1, "math.exp": 1, "math.exp2": 1, "math.log": 1, "math.log2": 1,

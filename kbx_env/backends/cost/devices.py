@@ -53,7 +53,8 @@ class Device:
         clock_mhz: Boost clock in MHz.
         dram_gbs: Peak DRAM bandwidth in GB/s.
         l2_bytes: Bytes of L2 cache.
-        tensor_tflops: Dense peak of the tensor cores by element ("f16", "tf32", "i8", ...), 10^12 operations per second.
+        tensor_tflops: Dense peak of the tensor cores by element ("f16", "tf32", "i8", ...), 10^12 operations per
+            second.
         fp32_lanes: fp32 operations per clock and SM.
         special_lanes: Special function operations per clock and SM.
         registers: 32-bit registers of an SM.

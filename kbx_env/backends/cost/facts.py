@@ -42,7 +42,8 @@ class LaunchFacts:
         special_flops: Lane operations of the special function unit (exponential, sine, reciprocal, ...).
         atomics: Lanes of atomic operations.
         atomic_lines: Distinct addresses that atomics touch, summed over programs.
-        load_rounds: Rounds of dependent global loads that one program waits for in sequence; pipelined loops wait for parts.
+        load_rounds: Rounds of dependent global loads that one program waits for in sequence; pipelined loops wait for
+            parts.
         syncs: Number of reductions, scans and matrix products of one program.
     """
 

@@ -128,8 +128,8 @@ def launch_parts(f: LaunchFacts, device: Device) -> tuple[dict[str, float], Occu
         device: The GPU.
 
     Returns:
-        Microseconds by cause (see ``Estimate.parts``), the occupancy, and the waves: programs over the programs that fit on
-        the GPU at once.
+        Microseconds by cause (see ``Estimate.parts``), the occupancy, and the waves: programs over the programs that
+        fit on the GPU at once.
 
     Raises:
         UsageError: a program does not fit on an SM.

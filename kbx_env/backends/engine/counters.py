@@ -76,8 +76,8 @@ def rows_by_kernel(launches: Sequence[LaunchTraffic]) -> list[dict[str, Any]]:
         launches: The launches of a call.
 
     Returns:
-        At most ``MAX_ROWS`` rows: the kernel, launches, programs, bytes of sectors, bytes read again, bytes (loaded, stored,
-        atomic) by tensor and operations by unit.
+        At most ``MAX_ROWS`` rows: the kernel, launches, programs, bytes of sectors, bytes read again, bytes (loaded,
+        stored, atomic) by tensor and operations by unit.
     """
     rows: dict[str, dict[str, Any]] = {}
     for r in launches:

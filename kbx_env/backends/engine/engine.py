@@ -1,9 +1,9 @@
 """Executes a trace: the host's allocations, fills and copies, and every kernel launch, on memory of its own.
 
-A submission's process never sees an input's values (except scalars that it reads back) and never holds a result. It sends the
-steps of its host code, and only these steps exist: allocate, fill with one value, copy between equal kinds of numbers, launch
-a Triton kernel. Every value in an output was therefore produced by them, and the engine observes them itself: provenance,
-traffic, launches and matrix products are facts, not claims.
+A submission's process never sees an input's values (except scalars that it reads back) and never holds a result. It
+sends the steps of its host code, and only these steps exist: allocate, fill with one value, copy between equal kinds of
+numbers, launch a Triton kernel. Every value in an output was therefore produced by them, and the engine observes them
+itself: provenance, traffic, launches and matrix products are facts, not claims.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_TENSOR = 1 << 20
 GRID = (2**31 - 1, 65535, 65535)
 """Largest grid of a CUDA device."""
 HOST_BYTES = 16 << 10
-"""Largest number of bytes that the host code may bring into a call as constants, fill values and scalar launch arguments."""
+"""Largest number of bytes of constants, fill values and scalar launch arguments of the host code in a call."""
 LENGTHS = {"alloc": 2, "free": 1, "fill": 2, "copy": 2, "host": 2, "launch": 4, "torch": 5}
 """Number of parts of a step after its name."""
 
@@ -53,8 +53,8 @@ LENGTHS = {"alloc": 2, "free": 1, "fill": 2, "copy": 2, "host": 2, "launch": 4, 
 class ComputedByHost(Exception):
     """A step would be a computation by the host.
 
-    That is a copy between kinds of numbers, a copy that moves values where moving is the task, or more constants than sizes
-    and seeds need.
+    That is a copy between kinds of numbers, a copy that moves values where moving is the task, or more constants than
+    sizes and seeds need.
 
     Args:
         message: The text for the author of the submission.
@@ -77,7 +77,7 @@ def _category(dtype: torch.dtype) -> str:
 
 
 def may_copy(source: torch.dtype, target: torch.dtype) -> bool:
-    """Return whether a host copy may convert between two dtypes: floats to floats, integers and booleans to integers."""
+    """Return whether a host copy may convert: floats to floats, integers and booleans to integers."""
     a, b = _category(source), _category(target)
     return source is target or (a, b) in (("float", "float"), ("int", "int"), ("bool", "int"), ("complex", "complex"))
 
@@ -247,8 +247,9 @@ class Engine:
             view: The view.
 
         Returns:
-            The numbers of elements (all, ``stored`` by kernels, ``moved`` by the host, ``unwritten``), whether an earlier call
-            returned the storage (``again``), and the inputs and kinds of products that the values may depend on.
+            The numbers of elements (all, ``stored`` by kernels, ``moved`` by the host, ``unwritten``), whether an
+            earlier call returned the storage (``again``), and the inputs and kinds of products that the values may
+            depend on.
         """
         count = view.numel
         flags = view.storage
@@ -263,7 +264,7 @@ class Engine:
         }  # fmt: skip
 
     def mark_returned(self, spec: Any) -> None:
-        """Mark the storage of a result as returned: a later call must not return it again, as the caller may still use it."""
+        """Mark a result's storage as returned: a later call must not return it, as the caller may still use it."""
         view = self.heap.view(spec)
         view.storage.returned = bool(view.numel) and not view.storage.argument
         self.counters.results.add(view.storage.serial)
@@ -314,7 +315,7 @@ class Engine:
         return every and view.distinct
 
     def _pads(self, target: Any, to: View, source: Any, of: View) -> bool:
-        """Return whether a copy moves a whole tensor to a whole tensor, or into a part of one without data yet (padding)."""
+        """Return whether a whole tensor is copied to a whole tensor, or into part of one without data yet (padding)."""
         all_written = self._covers(target, to) or (bool(of.storage.inputs) and not to.storage.inputs)
         return all_written and (self._covers(source, of) or not (of.storage.inputs or to.storage.inputs))
 

@@ -1,8 +1,8 @@
-"""Estimates the microseconds of a trace on a named GPU: launches are counted on a sample of their programs, not executed.
+"""Estimates the microseconds of a trace on a named GPU from a sample of each launch's programs.
 
-Registers and shared memory come from kernels that are compiled here, from the TTIR of the trace; claims of the submission's
-process about them are not used. A trace whose host code reads back a kernel's result cannot be estimated, because the value
-is unknown. Values that the host wrote itself (a seed) are known.
+Registers and shared memory come from kernels that are compiled here, from the TTIR of the trace; claims of the
+submission's process about them are not used. A trace whose host code reads back a kernel's result cannot be estimated,
+because the value is unknown. Values that the host wrote itself (a seed) are known.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class Estimator:
         """Estimate all steps so far.
 
         Returns:
-            ``estimated_us``, ``bound_by``, the number of ``launches``, the ``parts`` in microseconds, and the origin of the
-            ``constants``.
+            ``estimated_us``, ``bound_by``, the number of ``launches``, the ``parts`` in microseconds, and the origin of
+            the ``constants``.
 
         Raises:
             UsageError: a program does not fit on a multiprocessor.

@@ -42,6 +42,7 @@ def repeated(tile: bytes | bytearray | memoryview, size: int) -> np.ndarray:
     span = -(-size // page) * page
 
     def mapped(at: int | None, length: int, access: int, flags: int, fd: int) -> int:
+        """Map private pages of a file with ``mmap`` and return their address."""
         found = libc.mmap(at, length, access, mmap.MAP_PRIVATE | flags, fd, 0)
         if found in (None, ctypes.c_void_p(-1).value):
             raise MemoryError(os.strerror(ctypes.get_errno()))

@@ -33,12 +33,13 @@ class Replay:
         """Execute the call again.
 
         Args:
-            change: ``place`` and ``table`` of a ``Perturbation``, ``seconds``, the time limit, and whether to ``count``.
+            change: ``place`` and ``table`` of a ``Perturbation``, ``seconds``, the time limit, and whether to
+                ``count``.
             views: The views to read afterwards, as ``Heap.view`` takes them.
 
         Returns:
-            ``touched``, the amount of work that met other integers, ``seen``, how often each byte occurred if ``count`` is
-            set, and the bytes of the views.
+            ``touched``, the amount of work that met other integers, ``seen``, how often each byte occurred if ``count``
+            is set, and the bytes of the views.
         """
         engine = Engine()
         engine.kernels, engine.heap = self._kernels, copy.deepcopy(self._heap)

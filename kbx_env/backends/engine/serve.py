@@ -47,7 +47,8 @@ class EngineServer:
         """Answer one message.
 
         Args:
-            header: With ``estimate``, a part of an estimate; with ``again``, a replay of the last call; otherwise a part of a
+            header: With ``estimate``, a part of an estimate; with ``again``, a replay of the last call; otherwise a
+                part of a
                 call: ``inputs``, ``kernels``, ``steps`` and the views to ``read`` afterwards.
             blobs: Bytes of the inputs.
 
@@ -164,7 +165,8 @@ def serve(sock: socket.socket) -> None:
             now = int(f.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # On Linux kernels without Landlock, this keeps a runner of the same user from reading the inputs in this process.
+        # On Linux kernels without Landlock, this keeps a runner of the same user from reading the inputs in this
+        # process.
         ctypes.CDLL(None).prctl(_DUMPABLE, 0, 0, 0, 0)
         server = EngineServer()
         wire.send(sock, {"ok": True, "ready": True})

@@ -28,7 +28,7 @@ DTYPES = {name: getattr(torch, name) for name in _NAMES.split() if hasattr(torch
 UNWRITTEN = 0xFF
 """Bytes of fresh memory: NaN in every float format, -1 in every integer. On a GPU its contents are arbitrary."""
 CONSTANT, INPUT, MOVED = 1, 2, 3
-"""Origins of a byte: a fill; an argument, at its own place; a value that torch moved elsewhere or that the host computed."""
+"""Origins of a byte: a fill; an argument at its own place; a value that torch moved or that the host computed."""
 
 
 class TraceError(Exception):
@@ -43,7 +43,8 @@ class Storage:
         base: Address of the first byte, as the host code sees it.
         data: The bytes: uint8, (size,).
         initialised: Whether each byte was written: bool, (size,).
-        stored: Whether each byte was written by a Triton store of this call, or is a copy of such a byte: bool, (size,).
+        stored: Whether each byte was written by a Triton store of this call, or is a copy of such a byte: bool,
+            (size,).
         origin: Where a byte came from that no kernel stored: ``CONSTANT``, ``INPUT`` or ``MOVED``: uint8, (size,).
         kinds: The kinds of numbers that were written here, as ``kind`` names them; host copies may convert no others.
         argument: Whether this is the storage of an argument.

@@ -26,8 +26,8 @@ def run(find: Callable[[Any], View], name: Any, overload: Any, args: Any, kwargs
         find: Checks a view.
         name: Name of the operation, without ``aten::``.
         overload: ``default`` or another one.
-        args: Arguments as the recorder encodes them: ``{"t": view}``, ``{"d": dtype}``, ``{"c": [re, im]}``, lists and plain
-            values.
+        args: Arguments as the recorder encodes them: ``{"t": view}``, ``{"d": dtype}``, ``{"c": [re, im]}``, lists and
+            plain values.
         kwargs: The same by name.
         outs: Views of the results.
 

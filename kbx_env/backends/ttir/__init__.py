@@ -18,7 +18,7 @@ from kbx_env.backends.ttir.interp.slices import operand_slices, store_slices, un
 from kbx_env.backends.ttir.sanitizer.sanitizer import Sanitizer
 
 __all__ = [
-    "Deadlock", "DecidesOnUnwritten", "Descriptor", "DeviceAssert", "Perturbation", "Extent", "Finding", "Meter", "Module",
-    "OutOfBounds", "Region", "Sanitizer", "TtirError", "Unsupported", "launch", "operand_slices", "parse", "store_slices",
-    "unknown_access",
+    "Deadlock", "DecidesOnUnwritten", "Descriptor", "DeviceAssert", "Extent", "Finding", "Meter", "Module",
+    "OutOfBounds", "Perturbation", "Region", "Sanitizer", "TtirError", "Unsupported", "launch", "operand_slices",
+    "parse", "store_slices", "unknown_access",
 ]  # fmt: skip

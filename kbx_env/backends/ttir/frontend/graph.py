@@ -138,8 +138,8 @@ class Module:
         funcs: Functions by name.
         locs: Location definitions by alias.
         max_elements: Largest number of elements of any tensor, which decides how many programs run together.
-        serial: Whether programs may wait for one another (a loop reads memory with atomic operations or volatile loads);
-            then they run one at a time, see serial.py.
+        serial: Whether programs may wait for one another (a loop reads memory with atomic operations or volatile
+            loads); then they run one at a time, see serial.py.
     """
 
     funcs: dict[str, Func]

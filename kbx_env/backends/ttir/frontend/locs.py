@@ -13,8 +13,8 @@ _ALIAS = re.compile(r"#loc\d*\b")
 def resolve(locs: dict[str, str], text: str, depth: int = 0) -> tuple[str, int]:
     """Resolve a location.
 
-    For a location inside the Triton standard library the call site is returned instead: the author of a kernel cannot change
-    Triton's own files.
+    For a location inside the Triton standard library the call site is returned instead: the author of a kernel cannot
+    change Triton's own files.
 
     Args:
         locs: Location definitions by alias.

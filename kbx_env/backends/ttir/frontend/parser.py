@@ -128,6 +128,7 @@ class _Parser:
         return Region(blocks)
 
     def module(self, fp_fusion: bool) -> Module:
+        """Parse all functions and run the passes over them; ``fp_fusion`` as for ``parse``."""
         funcs: dict[str, Func] = {}
         while self.i < len(self.lines):
             line = self.lines[self.i]
@@ -144,6 +145,7 @@ class _Parser:
         return module
 
     def func(self, line: str) -> Func:
+        """Parse the function whose header is ``line``, the current line."""
         m = re.match(r"tt\.func\s+(public\s+|private\s+)?@(\"[^\"]*\"|[\w.$\-]+)\(", line)
         if not m:
             raise TtirError(f"cannot parse {line[:80]}")
@@ -198,6 +200,7 @@ class _Parser:
         return op
 
     def scf_for(self, rest: str) -> Op:
+        """Parse a counted loop; ``rest`` is its text after the name."""
         m = re.match(r"(unsigned )?(%\S+) = (%\S+) to (%\S+) step (%\S+)\s*(.*)", rest, re.S)
         if not m:
             raise TtirError(f"cannot parse scf.for {rest}")
@@ -219,6 +222,7 @@ class _Parser:
         return Op("scf.for", args, [ivt], [], rtypes, {"unsigned": bool(m.group(1))}, [body])
 
     def scf_if(self, rest: str) -> Op:
+        """Parse a branch; ``rest`` is its text after the name."""
         args = self.uses(rest.split("->")[0])
         rtypes = tx.types_in(rest.split("->", 1)[1]) if "->" in rest else []
         regions = [self.region([], [])]
@@ -229,6 +233,7 @@ class _Parser:
         return Op("scf.if", args, [], [], rtypes, {}, regions)
 
     def scf_while(self, rest: str) -> Op:
+        """Parse a loop with a condition; ``rest`` is its text after the name."""
         names, args = [], []
         if rest.startswith("("):
             end = tx.close(rest, 0)

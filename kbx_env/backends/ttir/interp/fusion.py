@@ -1,7 +1,7 @@
 """Fuse multiplications into additions, as the NVIDIA backend does by default.
 
-The GPU compiler contracts ``a * b + c`` to one instruction with one rounding. The executor does the same; otherwise sums with
-cancellation would differ from the hardware in their leading digits.
+The GPU compiler contracts ``a * b + c`` to one instruction with one rounding. The executor does the same; otherwise
+sums with cancellation would differ from the hardware in their leading digits.
 """
 
 from __future__ import annotations

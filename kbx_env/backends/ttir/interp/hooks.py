@@ -1,7 +1,7 @@
 """The interface between a launch's memory and a sanitizer that watches it.
 
-The memory, the handlers of loads and stores, and the sanitizer all import this module; none of them needs to import another
-one for its annotations.
+The memory, the handlers of loads and stores, and the sanitizer all import this module; none of them needs to import
+another one for its annotations.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from kbx_env.backends.ttir.sanitizer.shadow import Array
 Pick = Callable[[Array, int], Array]
 """Maps an array over the programs of a chunk to the lanes of an access.
 
-Called with an array of shape (programs,) and the number for a lane that stands for all programs; returns one entry per lane.
+Called with an array of shape (programs,) and the number for a lane that stands for all programs; returns one entry per
+lane.
 """
 LoadHook = Callable[[int, Array, Pick], None]
-"""Called before a load with the index of the region, the byte offsets of the unmasked lanes (int64, (lanes,)) and a ``Pick``."""
+"""Called before a load with the region's index, byte offsets of the unmasked lanes (int64, (lanes,)) and a ``Pick``."""
 StoreHook = Callable[[int, Array, Array, Pick], Callable[[], None] | None]
 """Called before a store with the index of the region, byte offsets and values of the unmasked lanes, and a ``Pick``.
 

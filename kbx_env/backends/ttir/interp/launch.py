@@ -126,21 +126,21 @@ def launch(
     Args:
         module: Result of ``parse``.
         grid: Number of programs along x, y and z.
-        args: Runtime arguments of the public function; pointers are integer addresses. As in the function's signature, a
-            descriptor is followed by its shape and strides.
+        args: Runtime arguments of the public function; pointers are integer addresses. As in the function's signature,
+            a descriptor is followed by its shape and strides.
         regions: The memory that the kernel may touch.
         meter: Counters, which the launch increases.
         max_bytes: Bound on the size of one intermediate array (one program may exceed it).
         deadline: Value of ``time.monotonic`` at which to stop.
-        sanitizer: Collects faults. With it each access must stay within the tensor that its pointer came from; without it
-            within any region.
+        sanitizer: Collects faults. With it each access must stay within the tensor that its pointer came from; without
+            it within any region.
         names: Names of the runtime arguments, by default those of the regions they point into.
         perturbation: Integers to replace on the way.
 
     Raises:
         OutOfBounds: an unmasked access is outside every region, or its tensor.
         DeviceAssert: an assertion of the kernel failed.
-        DecidesOnUnwritten: with a sanitizer: memory that nothing has written decides what a program does.
+        DecidesOnUnwritten: there is a sanitizer, and memory that nothing has written decides what a program does.
         Deadlock: programs wait for one another, and none can go on.
         Unsupported: the kernel uses an operation that is not implemented.
         TimeoutError: the deadline passed.

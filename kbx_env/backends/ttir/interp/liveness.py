@@ -1,7 +1,7 @@
 """Mark, for each operation, the values that are dead after it, and loops that may wait for other programs.
 
-Without the first, a launch would keep every intermediate array of a chunk alive. Without the second, it would run programs that
-wait for one another in lockstep, and never end.
+Without the first, a launch would keep every intermediate array of a chunk alive. Without the second, it would run
+programs that wait for one another in lockstep, and never end.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class Region:
         base: Address of the first byte.
         data: The bytes: uint8, one-dimensional, writable; may be empty.
         name: Name used in messages.
-        initialised: Whether each byte was ever written: bool, shape of ``data``; ``None`` when all were. The array belongs
-            to the caller; launches with a sanitizer read it and set the bytes that they store.
+        initialised: Whether each byte was ever written: bool, shape of ``data``; ``None`` when all were. The array
+            belongs to the caller; launches with a sanitizer read it and set the bytes that they store.
         extents: The bytes that pointer arguments into this buffer may touch, by default all.
         stored: Set where a launch stores: bool, shape of ``data``; ``None`` to leave it out.
     """
@@ -83,10 +83,10 @@ class Memory:
         bases: Addresses of their first bytes: int64, (regions,).
         ends: Addresses behind their last bytes: int64, (regions,).
         views: Views of the regions' bytes by region and dtype.
-        given: The regions as the caller gave them.
+        all_regions: All regions in the caller's order, empty ones included.
         args: Runtime arguments of the launch.
         names: Names of the runtime arguments.
-        labels: Names of the tensors that arguments point to, as far as somebody asked.
+        labels: Names of the tensors that arguments point to, filled by ``label``.
         watch: The sanitizer's watch, if there is one.
     """
 
@@ -95,10 +95,10 @@ class Memory:
         self.bases = np.array([r.base for r in self.regions], np.int64)
         self.ends = np.array([r.base + r.data.size for r in self.regions], np.int64)
         self.views: dict[tuple[int, np.dtype[Any]], Array] = {}
-        # Addresses of the data in this process, 1 where it is not contiguous. Kept because ``ctypes.data`` takes longer than
-        # a small access.
+        # Addresses of the data in this process, 1 where it is not contiguous. Kept because ``ctypes.data`` takes longer
+        # than a small access.
         self.aligned = [r.data.ctypes.data if r.data.flags.c_contiguous else 1 for r in self.regions]
-        self.given = list(regions)
+        self.all_regions = list(regions)
         self.args: Sequence[Any] = ()
         self.names: Sequence[str] = ()
         self.labels: dict[int, str] = {}
@@ -130,7 +130,7 @@ class Memory:
     # -- tensors -----------------------------------------------------------------------
     def extent(self, arg: int) -> Extent:
         """Return the bytes that a pointer argument may touch: by default the whole buffer that it points into."""
-        for r in self.given:
+        for r in self.all_regions:
             for e in r.extents:
                 if e.arg == arg:
                     return e if e.name else Extent(arg, e.start, e.size, self._named(arg, r.name))
@@ -139,7 +139,7 @@ class Memory:
         if k >= 0 and at < self.ends[k]:
             r = self.regions[k]
             return Extent(arg, r.base, r.data.size, self._named(arg, r.name))
-        empty = next((r.name for r in self.given if not r.data.size and r.base == at), "")
+        empty = next((r.name for r in self.all_regions if not r.data.size and r.base == at), "")
         return Extent(arg, at, 0, self._named(arg, empty))
 
     def _named(self, arg: int, default: str) -> str:
@@ -379,8 +379,8 @@ class Memory:
             within: If not empty, every lane must be inside one of these extents.
 
         Returns:
-            For each region: its index, a view of its elements (dtype ``dtype``), and of each lane in it the element's index
-            and the lane's number.
+            For each region: its index, a view of its elements (dtype ``dtype``), and of each lane in it the element's
+            index and the lane's number.
 
         Raises:
             BadAddress: an address is outside every region, outside every extent, or not a multiple of the element size.

@@ -1,4 +1,4 @@
-"""Replace integers where a quantization scheme requires them: a result that does not change was not computed from them."""
+"""Replace integers where a quantization scheme requires them: an unchanged result was not computed from them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class Perturbation:
         place: ``products``: the int8 operands of matrix products; ``roundings``: the results of conversions to int8;
             ``bytes``: the results of loads that are unpacked into halves of bytes.
         table: The new byte for each of the 256 bytes.
-        touched: Amount of work so far that met replaced bytes: operations of products, converted elements or loaded bytes.
-        seen: If not ``None``, how often each byte occurred before it was replaced, by operation and operand, at all three
-            kinds of operations: int64, (256,) each.
+        touched: Amount of work so far that met replaced bytes: operations of products, converted elements or loaded
+            bytes.
+        seen: If not ``None``, how often each byte occurred before it was replaced, by operation and operand, at all
+            three kinds of operations: int64, (256,) each.
     """
 
     place: str

@@ -42,7 +42,7 @@ def _to_odd(x: Array) -> Array:
 
 
 def narrow(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Round f64 to any float type, once."""
+    """Round f64 of any shape to any float type, to nearest even, with a single rounding."""
     if dtype == F64:
         return x
     if dtype.kind == "f":
@@ -51,7 +51,7 @@ def narrow(x: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def convert(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert between float types, rounding to nearest even exactly once."""
+    """Convert floats of any shape to another float type, to nearest even, with a single rounding."""
     if x.dtype == dtype:
         return x
     if x.dtype == F64:
@@ -64,7 +64,7 @@ def convert(x: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def from_int(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert integers to floats, rounding to nearest even exactly once."""
+    """Convert integers of any shape to a float type, to nearest even, with a single rounding."""
     if dtype.itemsize >= 4:
         return x.astype(dtype)
     if x.dtype.itemsize == 8:
@@ -153,16 +153,16 @@ def cast(x: Array, dtype: np.dtype[Any], mode: str) -> Array:
 
 
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return the rounded sum and its exact error."""
+    """Return the rounded sum of two arrays of one float type and its exact error (Knuth's TwoSum)."""
     s = a + b
     t = s - a
     return s, (a - (s - t)) + (b - t)
 
 
 def two_product(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return the rounded f64 product and its exact error."""
+    """Return the rounded product of two f64 arrays and its exact error (Dekker's product with Veltkamp's splitting)."""
     p = a * b
-    split = 134217729.0
+    split = 134217729.0  # 2**27 + 1 splits the 53 bits of a mantissa into halves
     ah, bh = a * split, b * split
     ah, bh = ah - (ah - a), bh - (bh - b)
     al, bl = a - ah, b - bh
@@ -170,7 +170,7 @@ def two_product(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def odd_sum(a: Array, b: Array) -> Array:
-    """Add in f64 with rounding to odd."""
+    """Return the sum of two f64 arrays, rounded to odd."""
     s, e = two_sum(a, b)
     e = np.where(np.isfinite(e), e, 0.0)
     bits = np.ascontiguousarray(s).view(np.int64)
@@ -203,8 +203,8 @@ def _fma_one(a: float, b: float, c: float) -> float:
 
 @np.errstate(all="ignore")
 def _fma_double(a: Array, b: Array, c: Array) -> Array:
-    # Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums: Proved Algorithms Using Rounding to Odd" (2008):
-    # the last addition rounds once if the low part was rounded to odd.
+    # Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums: Proved Algorithms Using Rounding to Odd"
+    # (2008): the last addition rounds once if the low part was rounded to odd.
     plain = a * b + c
     ph, pl = two_product(a, b)
     th, tl = two_sum(c, pl)
@@ -222,7 +222,7 @@ def _fma_double(a: Array, b: Array, c: Array) -> Array:
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
-    """Return ``a * b + c`` rounded once."""
+    """Return ``a * b + c`` with a single rounding; all arrays have one float type and broadcastable shapes."""
     dtype = a.dtype
     if dtype == F64:
         return _fma_double(a, b, c)

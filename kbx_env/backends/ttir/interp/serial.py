@@ -1,9 +1,10 @@
 """Run programs that wait for one another: each on its own, and another one whenever a program can only wait.
 
-A GPU runs as many programs at once as fit on it. Here one program runs at a time, as a generator. It yields at the back edge
-of a waiting loop (``attrs["waits"]``, see liveness.py) once a trip has changed nothing in memory. If the trip has not changed
-the values that the loop carries either, the next trip would do the same: the program sleeps until memory changes. When all
-programs sleep, the kernel is deadlocked. Operations without a waiting loop inside run as in ``control.Machine``.
+A GPU runs as many programs at once as fit on it. Here one program runs at a time, as a generator. It yields at the back
+edge of a waiting loop (``attrs["waits"]``, see liveness.py) once a trip has changed nothing in memory. If the trip has
+not changed the values that the loop carries either, the next trip would do the same: the program sleeps until memory
+changes. When all programs sleep, the kernel is deadlocked. Operations without a waiting loop inside run as in
+``control.Machine``.
 """
 
 from __future__ import annotations

@@ -138,10 +138,21 @@ class _Analysis:
         self.func(entry, facts, _SET)
 
     def func(self, func: Func, args: list[Fact], control: frozenset[int]) -> list[Fact]:
+        """Return the facts of a function's results, given the facts of its arguments and of the call's control flow."""
         return self.region(func.body, {}, args, control)
 
     def region(self, region: Region, env: dict[int, Fact], args: list[Fact], control: frozenset[int]) -> list[Fact]:
-        """Return the facts of the operands of the terminators that leave the region."""
+        """Analyse a region until nothing changes.
+
+        Args:
+            region: The region.
+            env: Facts by slot, which are updated.
+            args: Facts of the arguments of its first block.
+            control: Arguments whose loaded values decide whether the region runs.
+
+        Returns:
+            Facts of the operands of the terminators that leave the region.
+        """
         env.update(zip(region.blocks[0].args, args, strict=False))
         index = {b.label: b for b in region.blocks}
         out: list[Fact] = []
@@ -169,6 +180,7 @@ class _Analysis:
         return out
 
     def block(self, block: Block, env: dict[int, Fact], control: frozenset[int]) -> Op | None:
+        """Analyse the operations of a block and return its terminator."""
         for op in block.ops:
             facts = [env.get(a, _EMPTY) for a in op.args]
             results = self.op(op, facts, env, control)
@@ -238,11 +250,13 @@ class _Analysis:
         self.integers[id(op), kind] = [a | b for a, b in zip(before, operands, strict=True)]
 
     def branch(self, op: Op, a: list[Fact], env: dict[int, Fact], control: frozenset[int]) -> list[Fact]:
+        """Analyse an ``scf.if``; arguments and result as for ``op``."""
         inner = control | a[0].everything()
         paths = [self.region(r, env, [], inner) for r in op.regions]
         return [_join([p[k] for p in paths if k < len(p)]).under(inner) for k in range(len(op.results))]
 
     def load(self, op: Op, a: list[Fact]) -> Fact:
+        """Record a load and return the fact of its result."""
         masks = a[1:2] if op.name == "tt.load" else []
         data = _join(a[2:]) if op.name == "tt.load" else _EMPTY
         where = a[0] if op.name == "tt.load" else _join(a)
@@ -263,6 +277,7 @@ class _Analysis:
         )
 
     def store(self, op: Op, a: list[Fact], control: frozenset[int]) -> Fact:
+        """Record a store or an atomic operation and return the fact of its result."""
         where, deciding, value = a[0], a[2:], a[1] if len(a) > 1 else _EMPTY
         if op.name == "tt.atomic_cas":
             deciding, value = [a[1], *a[3:]], a[2]
@@ -283,6 +298,17 @@ class _Analysis:
         return Fact(_SET, bases | value.values, fact.control, fact.address, value.dots)
 
     def access(self, op: Op, bases: frozenset[int], where: Fact, mask: Fact) -> frozenset[int]:
+        """Record an access to memory.
+
+        Args:
+            op: The load, store or atomic operation.
+            bases: Arguments that its pointer comes from; empty when unknown.
+            where: Fact of its addresses.
+            mask: Fact of its mask.
+
+        Returns:
+            The arguments that its pointer comes from, or ``UNKNOWN``.
+        """
         if where.everything() or mask.everything():
             self.indirect.add(id(op))
         bases = bases or frozenset([UNKNOWN])
@@ -291,6 +317,7 @@ class _Analysis:
         return bases
 
     def for_loop(self, op: Op, a: list[Fact], env: dict[int, Fact], control: frozenset[int]) -> list[Fact]:
+        """Analyse an ``scf.for`` until nothing changes; arguments and result as for ``op``."""
         bounds = _join(a[:3])
         inner = control | bounds.everything()
         carried = a[3:]
@@ -302,6 +329,7 @@ class _Analysis:
             carried = new
 
     def while_loop(self, op: Op, a: list[Fact], env: dict[int, Fact], control: frozenset[int]) -> list[Fact]:
+        """Analyse an ``scf.while`` until nothing changes; arguments and result as for ``op``."""
         before, after = op.regions
         carried, inner = a, control
         while True:
@@ -314,6 +342,7 @@ class _Analysis:
             carried = new
 
     def call(self, op: Op, a: list[Fact], control: frozenset[int]) -> list[Fact]:
+        """Analyse a call; unknown functions and calls nested deeper than 32 join the facts of their arguments."""
         func = self.module.funcs.get(op.attrs.get("callee", ""))
         if func is None or self.depth > 32:
             return [_join(a)]
@@ -369,8 +398,8 @@ def operand_slices(module: Module) -> list[tuple[str, list[frozenset[int]]]]:
         module: Result of ``parse``.
 
     Returns:
-        For each such operation: its kind as in ``StoreSlice.dots`` and, operand by operand, the positions of the arguments
-        whose loaded values can reach it through data.
+        For each such operation: its kind as in ``StoreSlice.dots`` and, operand by operand, the positions of the
+        arguments whose loaded values can reach it through data.
     """
     found = _analyse(module)
     return [(kind, [_known(found, f.values) for f in facts]) for (_, kind), facts in found.integers.items()]
@@ -394,7 +423,7 @@ def annotate(module: Module) -> None:
 
 
 def accessed(module: Module, names: tuple[str, ...]) -> frozenset[int]:
-    """Return the positions of the pointer arguments that operations with these names access, all of them when unknown."""
+    """Return positions of the pointer arguments that operations of these names access; all of them when unknown."""
     found = _analyse(module)
     out = _SET
     for op, bases in found.accesses.values():

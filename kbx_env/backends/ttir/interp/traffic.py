@@ -229,7 +229,7 @@ class Meter:
                 )  # fmt: skip
         return out
 
-    # -- what the executor calls -------------------------------------------------------
+    # -- calls by the executor ------------------------------------------------------------
     def begin(self, kernel: str, grid: tuple[int, int, int]) -> None:
         """Start a launch of ``grid`` programs of a kernel."""
         self.launches += 1

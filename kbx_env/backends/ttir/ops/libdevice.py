@@ -82,8 +82,8 @@ def _error_double(kind: str, near: Array, xs: list[Array]) -> Array:
     elif kind == "mul":
         error, odd = two_product(x, y)[1], beyond_splitting(x, y, near)
     elif kind == "fma":
-        # The error of a fused multiply-add is the sum of two floats (Boldo and Muller, "Exact and Approximated Error of the
-        # FMA", 2011).
+        # The error of a fused multiply-add is the sum of two floats (Boldo and Muller, "Exact and Approximated Error of
+        # the FMA", 2011).
         high, low = two_product(x, y)
         first, rest = two_sum(z, low)
         total, left = two_sum(high, first)
@@ -250,7 +250,7 @@ def _sad(is_signed: bool) -> Fn:
 
 
 def _length(xs: tuple[Array, ...]) -> Array:
-    """Return the Euclidean norm of a vector in f64; it is infinite when one component is, even if another one is NaN."""
+    """Return the Euclidean norm of a vector in f64: infinite when a component is, even if another one is NaN."""
     xs = tuple(flush(x) for x in xs)
     infinite = np.logical_or.reduce([np.isinf(x) for x in xs])
     return np.where(infinite, np.inf, np.sqrt(sum(x.astype(np.float64) ** 2 for x in xs)))
@@ -276,8 +276,8 @@ def _ilogb(x: Array) -> Array:
 
 
 def _round_to_int(x: Array) -> Array:
-    whole = np.trunc(x)
-    return to_int(whole + np.copysign(np.abs(x - whole) >= 0.5, x), _I64, True)
+    integer = np.trunc(x)
+    return to_int(integer + np.copysign(np.abs(x - integer) >= 0.5, x), _I64, True)
 
 
 def _halves(which: int) -> Fn:

@@ -17,7 +17,7 @@ from kbx_env.backends.ttir.interp.rounding import E4B15, cast, flush, fma
 from kbx_env.backends.ttir.ops.libdevice import find
 
 Fn = Callable[..., Any]
-"""A function of arrays that gives an array."""
+"""A function of arrays that returns an array."""
 
 
 def _special(name: str) -> Fn:
@@ -31,8 +31,8 @@ def _special(name: str) -> Fn:
 
 
 def _round_away(x: Array) -> Array:
-    whole = np.trunc(x)
-    return whole + np.copysign(np.abs(x - whole) >= 0.5, x).astype(x.dtype)
+    integer = np.trunc(x)
+    return integer + np.copysign(np.abs(x - integer) >= 0.5, x).astype(x.dtype)
 
 
 def _remainder(a: float, b: float) -> float:
@@ -302,7 +302,7 @@ def _clamp(m: Machine, op: Op, a: list[Any]) -> Any:
         return np.minimum(np.maximum(a[0], a[1]), a[2])
     out = np.fmin(np.fmax(a[0], a[1]), a[2])
     if out.dtype in (np.float16, np.float32):
-        # Symmetric bounds become min.xorsign.abs: a NaN gives the bound on the side of its sign.
+        # Symmetric bounds become min.xorsign.abs: a NaN becomes the bound on the side of its sign.
         lost = np.isnan(a[0])
         if lost.any():
             out = np.where(lost & (a[1] == -a[2]), np.copysign(a[2], a[0]), out)

@@ -19,7 +19,9 @@ from kbx_env.backends.ttir.ops.tensor import full
 
 @dataclass(frozen=True)
 class BlockPointer:
-    """A block pointer or a tensor descriptor; every number is an int64 or int32 array over programs: (programs,) or (1,).
+    """A block pointer or a tensor descriptor.
+
+    Every number is an int64 or int32 array over programs: (programs,) or (1,).
 
     Attributes:
         base: Address of the tensor's first element.
@@ -305,7 +307,7 @@ def row_access(b: BlockPointer, rows: Array, first: Array, columns: int) -> tupl
 
 
 def _padding(b: BlockPointer) -> Array | None:
-    """Return what a descriptor puts where its block leaves the tensor, ``None`` for zero."""
+    """Return the value of a descriptor's elements outside its tensor, ``None`` for zero."""
     return np.array(np.nan).astype(b.block.dtype) if b.padding in ("2", "nan") else None
 
 
@@ -355,7 +357,7 @@ def _desc_reduce(m: Machine, op: Op, a: list[Any]) -> Any:
 
 
 def _apply(kind: str, old: Array, v: Array) -> Array:
-    """Return what an atomic operation of a kind stores over ``old``."""
+    """Return the new memory content after an atomic operation of a kind with operand ``v`` on ``old``."""
     if kind in ("add", "fadd"):
         return old + v
     if kind in ("max", "min"):
@@ -371,7 +373,7 @@ _UFUNCS = {
     "add": np.add, "fadd": np.add, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
     "max": np.maximum, "min": np.minimum,
 }  # fmt: skip
-"""Operations that ``ufunc.at`` can apply to all lanes at once when nobody reads the old values."""
+"""Operations that ``ufunc.at`` applies to all lanes at once when the old values are not used."""
 
 
 def _atomic_lanes(m: Machine, op: Op, a: list[Any], values: int) -> tuple[list[Array], Array, tuple[int, ...]]:
@@ -384,8 +386,8 @@ def _atomic_lanes(m: Machine, op: Op, a: list[Any], values: int) -> tuple[list[A
         values: How many values: 1, or 2 for a compare-and-swap.
 
     Returns:
-        Addresses and values of the lanes (each (lanes,)), the lanes' positions in the whole result (int64, (lanes,)), and
-        the shape of the whole result.
+        Addresses and values of the lanes (each (lanes,)), the lanes' positions in the whole result (int64, (lanes,)),
+        and the shape of the whole result.
     """
     shape = (m.programs, *op.rtypes[0].shape)
     on = np.broadcast_to(lift(m.live(), len(shape)), shape)
@@ -473,9 +475,9 @@ def _rmw(m: Machine, op: Op, a: list[Any]) -> Any:
             continue
         for r in _rounds(idx):
             i = idx[r]
-            held = view[i]
-            old[at[r]] = held
-            view[i] = _apply(kind, held, v[r])
+            before = view[i]
+            old[at[r]] = before
+            view[i] = _apply(kind, before, v[r])
     out = np.zeros(int(np.prod(shape)), val.dtype)
     out[where] = old
     return out.reshape(shape)
@@ -488,9 +490,9 @@ def _cas(m: Machine, op: Op, a: list[Any]) -> Any:
     for view, idx, at in _groups(m, op, addr, val, where):
         for r in _rounds(idx):
             i = idx[r]
-            held = view[i]
-            old[at[r]] = held
-            view[i] = np.where(held == cmp[at[r]], val[at[r]], held)
+            before = view[i]
+            old[at[r]] = before
+            view[i] = np.where(before == cmp[at[r]], val[at[r]], before)
     out = np.zeros(int(np.prod(shape)), val.dtype)
     out[where] = old
     return out.reshape(shape)

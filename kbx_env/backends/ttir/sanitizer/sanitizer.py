@@ -1,8 +1,8 @@
 """Find faults of kernels that a run on a GPU does not report: races, uninitialised reads, stray pointers.
 
-How races are found: the executor runs the programs of a launch in some order, a GPU in no fixed one. For each element of a
-written buffer the launch remembers which program last stored, loaded and atomically updated it. An access to an element that
-another program accessed before is a race unless
+How races are found: the executor runs the programs of a launch in some order, a GPU in no fixed one. For each element
+of a written buffer the launch remembers which program last stored, loaded and atomically updated it. An access to an
+element that another program accessed before is a race unless
 
 * both only loaded it, or both only updated it atomically,
 * both stored the same value,
@@ -62,7 +62,7 @@ class Sanitizer:
             self._kept[key] = [found, 1]
 
     def watch(self, module: Module, memory: Memory) -> Watch:
-        """Start to watch one launch."""
+        """Start to watch one launch of a module on a memory."""
         return Watch(self, module, memory)
 
 
@@ -81,7 +81,16 @@ class _Sync:
         self.new.append((time, addresses, programs))
 
     def ordered(self, first: int, since: int, then: int) -> bool:
-        """Return whether program ``then`` synchronised with program ``first`` after time ``since``."""
+        """Return whether two programs synchronised.
+
+        Args:
+            first: The program of the earlier access.
+            since: The time of that access.
+            then: The program of the later access, which happens now.
+
+        Returns:
+            Whether ``first`` did an atomic operation after ``since`` on an address on which ``then`` did a later one.
+        """
         for time, addresses, programs in self.new:
             for address, program in zip(addresses.tolist(), programs.tolist(), strict=True):
                 self.by_program.setdefault(program, []).append((time, address))
@@ -112,7 +121,7 @@ def _get(array: Array, at: Array | slice) -> Array:
 
 
 def _clashes(array: Array, at: Array | slice, wrote: Array) -> Array | None:
-    """Return which of the entries just written were overwritten by another lane of the same access, ``None`` for none."""
+    """Return which entries were overwritten by another lane of the access that wrote them, ``None`` for none."""
     if isinstance(at, slice):
         return None
     lost = np.asarray(_get(array, at) != wrote)
@@ -136,10 +145,10 @@ def _record(shadow: Array, at: Array | slice, programs: Array) -> None:
 class Watch:
     """Watches the accesses of one launch; implements ``hooks.LaunchWatch``.
 
-    Programs are numbered from 1 here; 0 stands for no program and -1 for several. The shadow of a watched region has these
-    arrays, int32, one entry per grain: ``w`` the program that stored last, ``r`` the program that loaded since then, and in
-    kernels with atomic operations ``a`` the program that updated it, ``rl`` and ``al`` the last one of several that loaded
-    and updated, ``wt``, ``rt`` and ``at`` the times of these accesses.
+    Programs are numbered from 1 here; 0 stands for no program and -1 for several. The shadow of a watched region has
+    these arrays, int32, one entry per grain: ``w`` the program that stored last, ``r`` the program that loaded since
+    then, and in kernels with atomic operations ``a`` the program that updated it, ``rl`` and ``al`` the last one of
+    several that loaded and updated, ``wt``, ``rt`` and ``at`` the times of these accesses.
 
     Args:
         owner: Where findings are reported.
@@ -323,8 +332,8 @@ class Watch:
         a["w"][at[lane]] = -1  # type: ignore[index]
 
         def after() -> None:
-            sub, kept = offsets[lane], values[lane]
-            differ = self._stored_bits(k, sub, size, kept) != bits(kept, size)
+            sub, stored = offsets[lane], values[lane]
+            differ = self._stored_bits(k, sub, size, stored) != bits(stored, size)
             if differ.any():
                 n = int(np.argmax(differ))
                 self._found(m, op, k, "write_conflict", "store", int(sub[n]), size, int(owners[lane][n]),

@@ -40,8 +40,8 @@ class Shadow:
             size: Bytes of one element, a power of two.
 
         Returns:
-            Indices into the arrays: (n,), or (n, k) for elements of k grains. Neighbouring elements in order give a slice
-            instead, which is much faster to read and write.
+            Indices into the arrays: (n,), or (n, k) for elements of k grains. Neighbouring elements in order give a
+            slice instead, which is much faster to read and write.
         """
         grain = min(self.grain, size)
         if grain > 1 and int(np.bitwise_or.reduce(offsets, axis=None)) & (grain - 1):
@@ -121,5 +121,5 @@ def mark(mask: Array, offsets: Array, size: int) -> None:
 
 
 def bits(values: Array, size: int) -> Array:
-    """View elements of ``size`` bytes as unsigned integers; they compare equal if and only if their bytes are the same."""
+    """View elements of ``size`` bytes as unsigned integers, which are equal exactly if the bytes are the same."""
     return np.ascontiguousarray(values).view(f"u{size}")

@@ -1,10 +1,10 @@
 """Track values loaded from unwritten memory (taint), and stop where one of them decides what a program does.
 
-Such a value may be anything; on a GPU it may be the result of an earlier call. Computing with it is a fault of its own kind,
-and the result is judged. A branch, a mask or an address that depends on it is never right: such a kernel is correct by luck, or
-looks for earlier contents of the memory. Taint is tracked by lane, in a dictionary from arrays to masks that is empty until
-the first unwritten element is loaded. A select takes the taint of the side that it chooses: lanes that a kernel loads beyond
-the end and then replaces are clean.
+Such a value may be anything; on a GPU it may be the result of an earlier call. Computing with it is a fault of its own
+kind, and the result is judged. A branch, a mask or an address that depends on it is never right: such a kernel is
+correct by luck, or looks for earlier contents of the memory. Taint is tracked by lane, in a dictionary from arrays to
+masks that is empty until the first unwritten element is loaded. A select takes the taint of the side that it chooses:
+lanes that a kernel loads beyond the end and then replaces are clean.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TaintMachine(MeteredMachine):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.taint: dict[int, tuple[Any, Array]] = {}
-        """By ``id``: the value, kept alive as long as its id is used, and its tainted lanes: bool, (programs or 1, ...)."""
+        """By ``id``: the value, which keeps the id in use, and its tainted lanes: bool, (programs or 1, ...)."""
         self.flags: Memory | None = None
         """The masks of written bytes as memory at the addresses of the bytes."""
 
@@ -140,7 +140,7 @@ class TaintMachine(MeteredMachine):
             self._check(op, env[op.args[0]], "a branch")
 
     def _check(self, op: Op, value: Any, what: str, mask: Array | None = None) -> None:
-        """Raise if an unmasked lane of ``value`` is tainted in an active program; ``what`` is what the value decides."""
+        """Raise if an unmasked lane of ``value`` is tainted in an active program; ``what`` names its use."""
         lanes = self._tainted_lanes(value)
         if lanes is None:
             return
@@ -168,13 +168,15 @@ class TaintMachine(MeteredMachine):
             self.taint = {k: v for k, v in self.taint.items() if sys.getrefcount(v[0]) > 2}
         self.taint[id(value)] = value, lanes
 
-    def _propagate(self, op: Op, args: list[Any], held: list[Array | None], fresh: Array | None) -> list[Array | None]:
+    def _propagate(
+        self, op: Op, args: list[Any], tainted: list[Array | None], fresh: Array | None
+    ) -> list[Array | None]:
         """Propagate taint from operands to results.
 
         Args:
             op: The operation that has run.
             args: The values of its operands.
-            held: Their tainted lanes.
+            tainted: Their tainted lanes.
             fresh: Lanes that it loaded from unwritten memory.
 
         Returns:
@@ -182,26 +184,26 @@ class TaintMachine(MeteredMachine):
         """
         name, n = op.name, max(len(op.results), 1)
         if name in LOADS or name in ATOMICS:
-            other = held[2] if name == "tt.load" and len(held) > 2 else None
+            other = tainted[2] if name == "tt.load" and len(tainted) > 2 else None
             if other is not None:
                 fresh = np.where(args[1], False if fresh is None else fresh, other)
             return [fresh]
         if name in _SHAPES:
-            lanes = [np.zeros((1,) * np.ndim(a), bool) if h is None else h for a, h in zip(args, held, strict=True)]
+            lanes = [np.zeros((1,) * np.ndim(a), bool) if h is None else h for a, h in zip(args, tainted, strict=True)]
             out = OPS[name](self, op, lanes)
             return list(out) if isinstance(out, tuple) else [out]
         if name == "arith.select":
-            c, a, b = (np.zeros((1,) * args[1].ndim, bool) if h is None else h for h in held)
+            c, a, b = (np.zeros((1,) * args[1].ndim, bool) if h is None else h for h in tainted)
             lead = [lift(v, args[1].ndim) if v.ndim == 1 else v for v in (args[0], c)]
             return [np.where(lead[0], a, b) | lead[1]]
         if name in _HIDES:
-            clean = [~np.zeros_like(a, bool) if h is None else ~h for a, h in zip(args, held, strict=True)]
+            clean = [~np.zeros_like(a, bool) if h is None else ~h for a, h in zip(args, tainted, strict=True)]
             x, y = (k & (a == a.dtype.type(_HIDES[name])) for a, k in zip(args, clean, strict=True))
             return [(~clean[0] & ~y) | (~clean[1] & ~x)]
-        marked = [h for h in held if h is not None]
+        marked = [h for h in tainted if h is not None]
         if name == "tt.reduce":
             axis = op.attrs["axis"] + 1
-            over = [full(h, t).any(axis=axis) for h, t in zip(held, op.types, strict=False) if h is not None]
+            over = [full(h, t).any(axis=axis) for h, t in zip(tainted, op.types, strict=False) if h is not None]
             return [np.logical_or.reduce(np.broadcast_arrays(*over))] * n
         if name.startswith(("arith.", "math.")) or name in _LANEWISE:
             return [np.logical_or.reduce(np.broadcast_arrays(*marked))] * n
@@ -248,17 +250,17 @@ class TaintMachine(MeteredMachine):
         assert pointee
         return pointee.dtype.itemsize
 
-    def _unwrite(self, op: Op, args: list[Any], held: list[Array | None], fresh: Array | None) -> None:
+    def _unwrite(self, op: Op, args: list[Any], tainted: list[Array | None], fresh: Array | None) -> None:
         """Mark the bytes that a tainted value was written to as unwritten: a copy must not make it clean.
 
         Args:
             op: The store or atomic operation that has run.
             args: The values of its operands.
-            held: Their tainted lanes.
+            tainted: Their tainted lanes.
             fresh: Lanes that it read from unwritten memory.
         """
         value_at, mask_at = _WRITES.get(op.name, (len(args) - 1, len(args)))
-        lanes = held[value_at]
+        lanes = tainted[value_at]
         if lanes is None:
             lanes = fresh
         if lanes is None or op.name == "tt.descriptor_reduce":
