@@ -21,7 +21,7 @@ class Replay:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._kernels = engine.kernels
+        self._kernels, self._texts = engine.kernels, engine.texts
         self._heap = copy.deepcopy(engine.heap)
         self._messages: list[tuple[Mapping[str, Any], list[bytearray]]] = []
 
@@ -42,7 +42,7 @@ class Replay:
             is set, and the bytes of the views.
         """
         engine = Engine()
-        engine.kernels, engine.heap = self._kernels, copy.deepcopy(self._heap)
+        engine.kernels, engine.texts, engine.heap = self._kernels, self._texts, copy.deepcopy(self._heap)
         flags = {k: self._messages[0][0].get(k) is True for k in ("moves", "picks", "torch_ops", "ablate")}
         engine.begin(float(change["seconds"]), **flags)
         engine.meter = ttir.Meter()  # without details: traffic and findings are known from the call itself
