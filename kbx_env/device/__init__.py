@@ -1,1 +1,1 @@
-"""What times and moves tensors on the device. The grader and the runner both use it; neither trusts the other's copy."""
+"""Times calls and moves tensors on the device, for the grader and the runner; neither trusts the other's process."""

@@ -1,4 +1,4 @@
-"""Autotuners beside the clock: they measure while a case is prepared, and never in a timed call."""
+"""Keeps Triton's autotuners from measuring in a timed call: they measure while a case is prepared."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from triton.runtime.autotuner import Autotuner
 
 
-class _Held(dict[Any, Any]):
-    """The cache of an autotuner that has done its work: a new key takes the configuration that was found last."""
+class _FrozenCache(dict[Any, Any]):
+    """An autotuner's cache that answers every new key with the configuration that was found last."""
 
     def __contains__(self, key: object) -> bool:
         return True
@@ -18,29 +18,31 @@ class _Held(dict[Any, Any]):
 
 
 class Autotuners:
-    """Watches all autotuners of this process.
+    """Watches all autotuners of this process by replacing two methods of Triton's class, for good.
 
-    While ``frozen``, keys that depend on values take a configuration that is there; a tuner that has none measures all the
-    same, and that is counted.
+    Attributes:
+        frozen: While true, a new key gets a configuration that is there already. An autotuner without any configuration
+            measures all the same.
+        late: Number of measurements while ``frozen``.
     """
 
     def __init__(self) -> None:
         self.frozen = False
         self.late = 0
-        measure, launch, watch = Autotuner._bench, Autotuner.run, self
+        original_bench, original_run, watch = Autotuner._bench, Autotuner.run, self
 
         def bench(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
             watch.late += watch.frozen
-            return measure(tuner, *args, **kwargs)
+            return original_bench(tuner, *args, **kwargs)
 
         def run(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
-            plain = tuner.cache
-            if not watch.frozen or not plain or isinstance(plain, _Held):
-                return launch(tuner, *args, **kwargs)
-            tuner.cache = _Held(plain)
+            cache = tuner.cache
+            if not watch.frozen or not cache or isinstance(cache, _FrozenCache):
+                return original_run(tuner, *args, **kwargs)
+            tuner.cache = _FrozenCache(cache)
             try:
-                return launch(tuner, *args, **kwargs)
+                return original_run(tuner, *args, **kwargs)
             finally:
-                tuner.cache = plain
+                tuner.cache = cache
 
         Autotuner._bench, Autotuner.run = bench, run  # type: ignore[method-assign]

@@ -1,9 +1,10 @@
-"""What the stopwatch does on the device, out of the submission's reach.
+"""Access to the device for the stopwatch that a submission in the same process cannot tamper with.
 
-Memory is filled, copied and read and events are read through CUDA's driver itself: no name of torch, no mode and no kernel of
-the dispatcher that a submission can replace lies on the way, and no version counter moves. What remains of torch is bound when
-the tools are made, before the submission is loaded. Calls that record or enqueue keep the interpreter's lock, so that no
-thread gets in between the end of a call and the copy of its result.
+Memory is filled, copied and read, and events are recorded and read, through the CUDA driver: no name of torch, no mode
+and no kernel of the dispatcher that a submission can replace is involved, and no version counter changes. The few
+functions of torch that are needed are bound when this module is imported or a ``Driver`` is made, before the submission
+is loaded. Calls that record or enqueue keep the interpreter's lock, so that no other thread runs between the end of a
+call and the copy of its result.
 """
 
 from __future__ import annotations
@@ -27,18 +28,36 @@ _empty = torch._C._VariableFunctions.empty
 _Plain, _Quiet, _STRIDED = torch.Tensor, torch._C.DisableTorchFunction, torch.strided
 
 
-class Seen:
-    """A tensor's metadata, read past everything that a submission can replace."""
+class TensorMetadata:
+    """A tensor's metadata, read by functions that a submission cannot replace.
+
+    Args:
+        value: The tensor; ``TorchFunctionMode`` and ``__torch_function__`` are not called.
+
+    Attributes:
+        conj: Whether a conjugation is pending.
+        dtype: Type of an element.
+        is_strided: Whether the layout is strided, that is not sparse.
+        itemsize: Bytes of an element.
+        neg: Whether a negation is pending.
+        offset: Elements before the first one in the storage.
+        pointer: Address of the first element.
+        requires_grad: As the tensor's attribute.
+        shape: Sizes.
+        span: Number of elements from the first to the last, with those between them that do not belong to the tensor.
+        storage: Address of the storage.
+        strides: Strides in elements.
+    """
 
     __slots__ = (
         "conj",
         "dtype",
-        "grad",
-        "home",
-        "item",
+        "requires_grad",
+        "storage",
+        "itemsize",
         "neg",
         "offset",
-        "plain",
+        "is_strided",
         "pointer",
         "shape",
         "span",
@@ -49,25 +68,32 @@ class Seen:
         with _Quiet():
             self.shape, self.strides = tuple(_shape(value)), tuple(_strides(value))
             self.dtype, self.offset, self.pointer = _dtype(value), _offset(value), _pointer(value)
-            self.home, self.grad = _address(_storage(value)), bool(_grad(value))
+            self.storage, self.requires_grad = _address(_storage(value)), bool(_grad(value))
             self.conj, self.neg = bool(_conj(value)), bool(_neg(value))
-            self.plain = _layout(value) is _STRIDED
-        self.item = self.dtype.itemsize
+            self.is_strided = _layout(value) is _STRIDED
+        self.itemsize = self.dtype.itemsize
         self.span = (
             0 if 0 in self.shape else 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
         )
 
     @property
     def size(self) -> int:
-        """Bytes from the first element to the last."""
-        return self.span * self.item
+        """Number of bytes from the first element to the last."""
+        return self.span * self.itemsize
 
     def resolved(self, data: bytes) -> bytes:
-        """Its bytes, with a pending conjugation or sign carried out."""
+        """Apply a pending conjugation or negation.
+
+        Args:
+            data: The tensor's bytes, of a float or complex type if something is pending.
+
+        Returns:
+            The bytes of the resolved tensor.
+        """
         if not (self.conj or self.neg) or not data:
             return data
         parts: Any = np.frombuffer(
-            data, np.float32 if self.item == (8 if self.dtype.is_complex else 4) else np.float64
+            data, np.float32 if self.itemsize == (8 if self.dtype.is_complex else 4) else np.float64
         ).copy()
         if self.conj:
             parts[1::2] *= -1
@@ -82,52 +108,70 @@ class Seen:
         return total == self.span
 
 
-class Kept:
-    """A result as it was at the end of its call: metadata, and bytes where nobody else finds them."""
+class ResultCopy:
+    """A result as it was at the end of its call: metadata, and copies of the bytes in the driver's memory.
+
+    Args:
+        values: ``TensorMetadata`` of each tensor of the result, the name of the type of anything else, and pairs of
+            name and ``TensorMetadata`` of written arguments.
+        is_tuple: Whether the result is a tuple or a list.
+    """
 
     def __init__(self, values: list[Any], is_tuple: bool) -> None:
         self.values, self.is_tuple = values, is_tuple
-        self.at: list[tuple[int, int]] = []
-        """Address and capacity of the copy of each value."""
+        self.buffers: list[tuple[int, int]] = []
+        """Address and bytes of the copy of each value, zeros for values that are no tensors."""
 
 
-def is_plain(value: Any, device: str) -> bool:
-    """A tensor on the device, and of no subclass: those may compute when they are looked at."""
+def is_plain_tensor(value: Any, device: str) -> bool:
+    """Return whether a value is a strided tensor on the device and of no subclass, which could run code of its own."""
     if type(value) is not _Plain:
         return False
     with _Quiet():
         return _layout(value) is _STRIDED and bool(_cuda(value)) == (device == "cuda")
 
 
-def again(value: torch.Tensor) -> Any:
-    """Another hold on a tensor's memory."""
+def storage_of(value: torch.Tensor) -> Any:
+    """Return a tensor's storage; holding it keeps the memory alive."""
     with _Quiet():
         return _storage(value)
 
 
-def blank(size: int, device: str) -> torch.Tensor:
-    """Bytes of torch's, with anything in them."""
+def empty_bytes(size: int, device: str) -> torch.Tensor:
+    """Return an uninitialised tensor of torch's memory: uint8, (size,)."""
     with _Quiet():
         return _empty((size,), dtype=torch.uint8, device=device)
 
 
-def like(value: torch.Tensor, device: str) -> torch.Tensor:
-    """New memory with the shape, strides and offset of a tensor."""
-    seen = Seen(value)
-    return laid_out(seen.dtype, seen.shape, seen.strides, seen.offset, seen.span, device)
+def allocate_like(value: torch.Tensor, device: str) -> torch.Tensor:
+    """Return an uninitialised tensor with the dtype, shape, strides and offset of another one."""
+    like = TensorMetadata(value)
+    return empty_strided(like.dtype, like.shape, like.strides, like.offset, like.span, device)
 
 
-def laid_out(
+def empty_strided(
     dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int, span: int, device: str
 ) -> torch.Tensor:
-    """New memory for a tensor of ``span`` elements from its first to its last."""
+    """Return an uninitialised tensor.
+
+    Args:
+        dtype: Type of an element.
+        shape: Sizes.
+        strides: Strides in elements.
+        offset: Elements before the first one in the storage.
+        span: Number of elements from the first to the last.
+        device: "cuda" or "cpu".
+
+    Returns:
+        The tensor.
+    """
     with _Quiet():
         base = _empty((offset + span,), dtype=dtype, device=device)
         return _strided(base, shape, strides, offset if span else 0)
 
 
-class _Box(ctypes.Structure):
-    """CUDA_MEMCPY3D."""
+class _Memcpy3D(ctypes.Structure):
+    """CUDA_MEMCPY3D of the driver API."""
 
     _ends = ("XInBytes", "Y", "Z", "LOD")
 
@@ -143,11 +187,13 @@ class _Box(ctypes.Structure):
 
 
 _DEVICE_MEMORY = 2
+"""CU_MEMORYTYPE_DEVICE."""
 _NO_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY."""
 
 
-class _Shared(ctypes.Structure):
-    """CUipcMemHandle: names memory of one process to others."""
+class _IpcHandle(ctypes.Structure):
+    """CUipcMemHandle: identifies memory of one process in other processes."""
 
     _fields_ = [("bytes", ctypes.c_ubyte * 64)]
 
@@ -164,7 +210,16 @@ class _Event:
 
 
 def bind(library: Any, name: str, *types: Any) -> Callable[..., None]:
-    """A function of a C library that returns 0, or the number of its error, which becomes a RuntimeError."""
+    """Bind a function of a C library that returns 0 or the number of an error.
+
+    Args:
+        library: The library, as ctypes loads it.
+        name: Name of the function.
+        *types: Types of its arguments.
+
+    Returns:
+        A function that raises a RuntimeError for an error.
+    """
     function = getattr(library, name)
     function.argtypes, function.restype = types, ctypes.c_int
 
@@ -178,22 +233,22 @@ def bind(library: Any, name: str, *types: Any) -> Callable[..., None]:
 
 
 class Driver:
-    """The device, as the stopwatch uses it: addresses are integers, sizes bytes. CUDA must be initialised in this process."""
+    """The device: addresses are integers, sizes are bytes. CUDA must be initialised in this process."""
 
     def __init__(self) -> None:
-        # PyDLL keeps the interpreter's lock during a call, CDLL gives it away while it waits.
+        # PyDLL keeps the interpreter's lock during a call, CDLL releases it.
         held, free = ctypes.PyDLL("libcuda.so.1"), ctypes.CDLL("libcuda.so.1")
         pointer, size, handle = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
 
         self._alloc = bind(free, "cuMemAlloc_v2", ctypes.POINTER(pointer), size)
         self._free = bind(free, "cuMemFree_v2", pointer)
         self._copy = bind(held, "cuMemcpyDtoDAsync_v2", pointer, pointer, size, handle)
-        self._copy3 = bind(held, "cuMemcpy3DAsync_v2", ctypes.POINTER(_Box), handle)
+        self._copy3 = bind(held, "cuMemcpy3DAsync_v2", ctypes.POINTER(_Memcpy3D), handle)
         self._fill8 = bind(held, "cuMemsetD8Async", pointer, ctypes.c_ubyte, size, handle)
         self._fill32 = bind(held, "cuMemsetD32Async", pointer, ctypes.c_uint, size, handle)
         self._read = bind(free, "cuMemcpyDtoH_v2", handle, pointer, size)
-        self._name = bind(free, "cuIpcGetMemHandle", ctypes.POINTER(_Shared), pointer)
-        self._open = bind(free, "cuIpcOpenMemHandle_v2", ctypes.POINTER(pointer), _Shared, ctypes.c_uint)
+        self._share = bind(free, "cuIpcGetMemHandle", ctypes.POINTER(_IpcHandle), pointer)
+        self._open = bind(free, "cuIpcOpenMemHandle_v2", ctypes.POINTER(pointer), _IpcHandle, ctypes.c_uint)
         self._create = bind(held, "cuEventCreate", ctypes.POINTER(handle), ctypes.c_uint)
         self._record = bind(held, "cuEventRecord", handle, handle)
         self._elapsed = bind(held, "cuEventElapsedTime", ctypes.POINTER(ctypes.c_float), handle, handle)
@@ -209,37 +264,53 @@ class Driver:
         self._side = torch.cuda.Stream()
 
     def alloc(self, size: int) -> int:
-        """Memory of the driver's, which no torch tensor ever shows."""
+        """Allocate device memory that no torch tensor uses.
+
+        Args:
+            size: Bytes.
+
+        Returns:
+            The address.
+
+        Raises:
+            RuntimeError: there is no memory left.
+        """
         got = ctypes.c_uint64()
         try:
             self._alloc(ctypes.byref(got), max(1, size))
         except RuntimeError:
-            self._empty_cache()  # what torch keeps for later is ours for now
+            self._empty_cache()  # torch's cached memory may be enough
             self._alloc(ctypes.byref(got), max(1, size))
         return int(got.value)
 
     def free(self, address: int) -> None:
-        """Give memory back."""
+        """Free memory of ``alloc``."""
         self._free(address)
 
     def share(self, address: int) -> bytes:
-        """What another process needs to ``open`` memory of ``alloc``.
+        """Share memory with other processes.
+
+        Args:
+            address: A result of ``alloc``.
+
+        Returns:
+            A handle for ``open`` in another process.
 
         Raises:
-            RuntimeError: the driver offers no such thing here.
+            RuntimeError: the driver cannot share memory here.
         """
-        name = _Shared()
-        self._name(ctypes.byref(name), address)
-        return bytes(name.bytes)
+        handle = _IpcHandle()
+        self._share(ctypes.byref(handle), address)
+        return bytes(handle.bytes)
 
     def open(self, handle: bytes) -> int:
-        """The address in this process of memory that another one shares."""
-        got, name = ctypes.c_uint64(), _Shared.from_buffer_copy(handle)
-        self._open(ctypes.byref(got), name, 1)
+        """Map memory that another process shares, and return its address in this process."""
+        got, shared = ctypes.c_uint64(), _IpcHandle.from_buffer_copy(handle)
+        self._open(ctypes.byref(got), shared, 1)
         return int(got.value)
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """Copy bytes in stream order."""
+        """Copy ``size`` bytes between two addresses of the device, in stream order."""
         if size:
             self._copy(to, source, size, None)
 
@@ -247,9 +318,17 @@ class Driver:
         self, to: int, source: int, at: tuple[int, int], out: tuple[int, int], size: tuple[int, int, int],
         matrix: tuple[int, int],
     ) -> None:  # fmt: skip
-        """Copy a rectangle of every matrix of a batch: ``matrix`` is (rows, bytes a row), ``size`` (count, rows, bytes),
-        ``at`` and ``out`` are (row, byte) where it is read and written."""
-        box = _Box()
+        """Copy a rectangle of every matrix of a batch, in stream order.
+
+        Args:
+            to: Address of the target batch.
+            source: Address of the source batch.
+            at: Row and byte in the row at which the rectangle is read.
+            out: Row and byte in the row at which it is written.
+            size: Number of matrices, rows of the rectangle, bytes of its rows.
+            matrix: Rows of a matrix, bytes of its rows.
+        """
+        box = _Memcpy3D()
         box.srcMemoryType = box.dstMemoryType = _DEVICE_MEMORY
         box.srcDevice, box.dstDevice = source, to
         box.srcY, box.srcXInBytes = at
@@ -260,62 +339,68 @@ class Driver:
         self._copy3(ctypes.byref(box), None)
 
     def fill(self, to: int, byte: int, size: int) -> None:
-        """Set every byte in stream order."""
-        whole = size // 4 if to % 4 == 0 else 0
-        if whole:
-            self._fill32(to, byte * 0x01010101, whole, None)
-        if size - 4 * whole:
-            self._fill8(to + 4 * whole, byte, size - 4 * whole, None)
+        """Set ``size`` bytes to one value in stream order."""
+        words = size // 4 if to % 4 == 0 else 0
+        if words:
+            self._fill32(to, byte * 0x01010101, words, None)
+        if size - 4 * words:
+            self._fill8(to + 4 * words, byte, size - 4 * words, None)
 
     def read(self, source: int, size: int) -> bytes:
-        """Bytes to the host, after everything before them."""
+        """Return ``size`` bytes of device memory, after all work before."""
         buffer = ctypes.create_string_buffer(max(1, size))
         if size:
             self._read(buffer, source, size)
         return ctypes.string_at(buffer, size)
 
     def event(self) -> _Event:
-        """A new event that can be timed."""
+        """Create an event that records times."""
         event = _Event(self._destroy)
         self._create(ctypes.byref(event.handle), 0)
         return event
 
     def record(self, event: _Event) -> None:
-        """Record in the default stream, whatever stream is current."""
+        """Record an event in the default stream, even if another stream is current."""
         self._record(event.handle, None)
 
     def elapsed_us(self, start: _Event, end: _Event) -> float:
-        """Microseconds between two events that have happened."""
+        """Return the microseconds between two events that have happened."""
         got = ctypes.c_float()
         self._elapsed(ctypes.byref(got), start.handle, end.handle)
         return float(got.value) * 1e3
 
     def wait(self, cycles: int) -> None:
-        """Keep the default stream busy."""
+        """Keep the default stream busy for a number of SM clock cycles."""
         self._sleep(cycles)
 
     def sync(self) -> None:
         """Wait for all streams of the device."""
         self._sync()
 
-    def main_stream(self) -> None:
-        """Make the default stream the current one again, whatever a call has left behind."""
+    def use_default_stream(self) -> None:
+        """Make the default stream current again; a call may have changed the current stream."""
         stream, index, kind = self._default(0)
         self._set_stream(stream_id=stream, device_index=index, device_type=kind)
 
-    def forget_lines(self) -> None:
-        """Lines that a kernel asked to persist in L2 would survive the flush. Older cards have none."""
+    def reset_persisting_l2(self) -> None:
+        """Reset persisting lines of L2, which would survive the flush; an error on GPUs without them is ignored."""
         self._forget()
 
     def empty_cache(self) -> None:
-        """Give torch's unused memory back."""
+        """Release torch's cached memory."""
         self._empty_cache()
 
     def capture(self, body: Callable[[], None]) -> Callable[[], None]:
-        """Capture ``body`` into a graph; returns what replays it.
+        """Capture work into a CUDA graph.
+
+        Args:
+            body: Enqueues the work.
+
+        Returns:
+            A function that replays the graph.
 
         Raises:
-            Exception: whatever ``body`` or the end of the capture raises.
+            Exception: any error of ``body`` or of the end of the capture.
         """
         self.sync()
         self._empty_cache()
@@ -326,9 +411,9 @@ class Driver:
             try:
                 body()
             finally:
-                # An error inside leaves the stream capturing: it must end, and its own error says less.
+                # After an error in ``body`` the stream still captures, and the capture must be ended.
                 self._end(graph)
         finally:
-            self.main_stream()
+            self.use_default_stream()
         play = self._play
         return lambda: play(graph)

@@ -1,6 +1,6 @@
-"""The grader's end of ``sandbox.mail``: device memory lent to one runner, through which the tensors of timed cases travel.
+"""The grader's end of the transport of a timed case's tensors, see ``ipc_runner``.
 
-What is fetched is copied once into memory of the grader's own; only the copy is read.
+Results are copied once into memory that the runner cannot reach; only the copy is read.
 """
 
 from __future__ import annotations
@@ -11,98 +11,130 @@ from typing import Any
 
 import torch
 
-from kbx_env.device.driver import Driver, Seen
-from kbx_env.device.ipc_runner import ALIGN, move, places
+from kbx_env.device.driver import Driver, TensorMetadata
+from kbx_env.device.ipc_runner import ALIGN, copy_window, packed_offsets
 from kbx_env.device.layout import flat
 from kbx_env.protocol import wire
 
 BYTES = 256 << 20
-"""Of a lent piece; larger messages go in several."""
+"""Size of the shared memory; larger messages are sent in several windows."""
 
 Ask = Callable[[dict[str, Any]], Any]
+"""Sends a command to the runner and returns its reply."""
 
 
 @functools.cache
-def _driver() -> Driver:
+def _shared_driver() -> Driver:
     torch.cuda.init()
     return Driver()
 
 
 class IpcReceiver:
-    """One piece of memory, lent to one runner.
+    """Device memory that is shared with one runner.
+
+    Args:
+        driver: The device's driver; by default the CUDA driver.
+        size: Bytes of the shared memory.
+
+    Attributes:
+        handle: Identifies the memory in the runner.
 
     Raises:
-        RuntimeError: there is no room, or the driver lends no memory.
+        RuntimeError: there is no device memory left, or the driver cannot share it.
     """
 
-    def __init__(self, tools: Driver | None = None, size: int = BYTES) -> None:
-        self._tools, self._size = tools or _driver(), size
-        self._address = self._tools.alloc(size)
+    def __init__(self, driver: Driver | None = None, size: int = BYTES) -> None:
+        self._driver, self._size = driver or _shared_driver(), size
+        self._address = self._driver.alloc(size)
         try:
-            self.handle = self._tools.share(self._address)
-            # The grader's memory of before must not be read in it.
-            self._tools.fill(self._address, 0, size)
-            self._tools.sync()
+            self.handle = self._driver.share(self._address)
+            # The memory may contain earlier data of the grader, which the runner must not read.
+            self._driver.fill(self._address, 0, size)
+            self._driver.sync()
         except BaseException:
-            self._tools.free(self._address)
+            self._driver.free(self._address)
             raise
 
     def close(self) -> None:
-        """Give the memory back; for the runner it stays until its end."""
+        """Free the memory; the runner keeps its mapping until it ends."""
         if self._address:
-            self._tools.sync()
-            self._tools.free(self._address)
+            self._driver.sync()
+            self._driver.free(self._address)
         self._address = 0
 
     def send(self, calls: list[dict[str, Any]], ask: Ask) -> list[dict[str, Any]]:
-        """Send every tensor of some calls' arguments; returns the arguments with tensors in the words of the wire."""
+        """Send every tensor in the arguments of some calls.
+
+        Args:
+            calls: The arguments of each call.
+            ask: Sends a command to the runner.
+
+        Returns:
+            The arguments with descriptions of the tensors, as ``IpcSender.tensor`` takes them.
+        """
         tensors = {id(v): v for call in calls for v in call.values() if isinstance(v, torch.Tensor)}
         spans = {k: flat(v) if v.numel() else v.new_empty(0) for k, v in tensors.items()}
-        seen = {k: Seen(v) for k, v in spans.items()}
-        at, total = places([s.size for s in seen.values()])
-        pieces = [(o, s.pointer, s.size) for o, s in zip(at, seen.values(), strict=True)]
+        sources = [TensorMetadata(v) for v in spans.values()]
+        offsets, total = packed_offsets([t.size for t in sources])
+        pieces = [(o, t.pointer, t.size) for o, t in zip(offsets, sources, strict=True)]
         for offset in range(0, max(total, 1), self._size):
             size = min(self._size, total - offset)
-            move(self._tools, self._address, pieces, offset, size, back=False)
+            copy_window(self._driver, self._address, pieces, offset, size, back=False)
             ask({"do": "take", "offset": offset, "size": size, "total": total})
-        where = dict(zip(tensors, at, strict=True))
+        where = dict(zip(tensors, offsets, strict=True))
         return [
-            {n: _described(v, where[id(v)]) if isinstance(v, torch.Tensor) else v for n, v in call.items()}
+            {n: _description(v, where[id(v)]) if isinstance(v, torch.Tensor) else v for n, v in call.items()}
             for call in calls
         ]  # fmt: skip
 
     def fetch(self, total: int, device: str, ask: Ask) -> torch.Tensor:
-        """The bytes that the runner lays out for us, in memory of our own."""
-        whole = torch.empty(total, dtype=torch.uint8, device=device)
-        address = Seen(whole).pointer
+        """Fetch the last result from the runner.
+
+        Args:
+            total: Its size in bytes.
+            device: "cuda" or "cpu".
+            ask: Sends a command to the runner.
+
+        Returns:
+            uint8, (total,), in memory that the runner cannot reach.
+        """
+        fetched = torch.empty(total, dtype=torch.uint8, device=device)
+        address = TensorMetadata(fetched).pointer
         for offset in range(0, total, self._size):
             size = min(self._size, total - offset)
             ask({"do": "give", "offset": offset, "size": size})
-            self._tools.copy(address + offset, self._address, size)
-            self._tools.sync()
-        return whole
+            self._driver.copy(address + offset, self._address, size)
+            self._driver.sync()
+        return fetched
 
 
-def _described(value: torch.Tensor, at: int) -> dict[str, Any]:
+def _description(value: torch.Tensor, at: int) -> dict[str, Any]:
     return {
         "k": "tensor", "dtype": wire.NAMES[value.dtype], "shape": list(value.shape), "stride": list(value.stride()),
         "shift": value.storage_offset() % 64, "mail": at,
     }  # fmt: skip
 
 
-def claimed(whole: torch.Tensor, d: Mapping[str, Any], _: object = None) -> torch.Tensor:
-    """A tensor of fetched bytes.
+def claimed(fetched: torch.Tensor, d: Mapping[str, Any], _: object = None) -> torch.Tensor:
+    """Rebuild a tensor of a fetched result. The third argument is ignored: ``wire.decode_tensor`` has one.
+
+    Args:
+        fetched: The result of ``IpcReceiver.fetch``.
+        d: The claim, with the tensor's offset as ``mail``.
+
+    Returns:
+        A tensor with the claimed dtype, shape and strides; a view of the bytes unless something is pending.
 
     Raises:
         WireError: the claim does not fit the bytes.
     """
     dtype, shape, stride, _, numel = wire.layout(d)
     at, size = d.get("mail"), wire.span(shape, stride) * dtype.itemsize
-    if type(at) is not int or at % ALIGN or not 0 <= at <= len(whole) - size:
+    if type(at) is not int or at % ALIGN or not 0 <= at <= len(fetched) - size:
         raise wire.WireError("malformed tensor claim: not within what was sent")
     if not numel:
-        return torch.empty_strided(shape, stride, dtype=dtype, device=whole.device)
-    value = whole[at : at + size].view(dtype).as_strided(shape, stride)
+        return torch.empty_strided(shape, stride, dtype=dtype, device=fetched.device)
+    value = fetched[at : at + size].view(dtype).as_strided(shape, stride)
     if d.get("conj") is True and value.is_complex():
         value = value.conj().resolve_conj()
     return -value if d.get("neg") is True else value

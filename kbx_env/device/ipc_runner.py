@@ -1,8 +1,9 @@
-"""How tensors of a timed case travel between grader and runner without leaving the device.
+"""The runner's end of the transport of a timed case's tensors, which do not leave the device.
 
-The grader lends a piece of device memory (CUDA IPC): it puts inputs there, the runner takes copies; the runner puts what a
-timed call returned there, the grader takes copies. What lies in it is a claim like every other message. Nothing else of the
-grader's memory is reachable from it. Where the driver offers no IPC the bytes go through the socket.
+The grader shares a piece of device memory with the runner (CUDA IPC). The grader writes inputs there and the runner
+copies them; the runner writes results there and the grader copies them. The contents are untrusted claims like every
+other message. No other memory of the grader is reachable through it. Where the driver has no IPC, the bytes go through
+the socket.
 """
 
 from __future__ import annotations
@@ -13,15 +14,22 @@ from typing import Any
 
 import torch
 
-from kbx_env.device.driver import Driver, Seen, laid_out
+from kbx_env.device.driver import Driver, TensorMetadata, empty_strided
 from kbx_env.protocol import wire
 
 ALIGN = 256
-"""Bytes at whose multiples tensors begin."""
+"""Alignment of tensors in the transported memory, in bytes."""
 
 
-def places(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where tensors of these bytes begin when they are laid end to end, and the total."""
+def packed_offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Lay tensors end to end.
+
+    Args:
+        sizes: Bytes of each tensor.
+
+    Returns:
+        Offset of each tensor in bytes, a multiple of ``ALIGN``, and the total size.
+    """
     at, total = [], 0
     for size in sizes:
         at.append(total)
@@ -29,23 +37,41 @@ def places(sizes: Sequence[int]) -> tuple[list[int], int]:
     return at, total
 
 
-def move(tools: Driver, to: int, pieces: Sequence[tuple[int, int, int]], offset: int, size: int, *, back: bool) -> None:
-    """Copy what of the laid out ``pieces`` (offset, address, bytes) lies within a window into the window, or ``back``."""
+def copy_window(
+    driver: Driver, to: int, pieces: Sequence[tuple[int, int, int]], offset: int, size: int, *, back: bool
+) -> None:  # fmt: skip
+    """Copy one window of a large message between tensors and the shared memory.
+
+    Args:
+        driver: The device's driver.
+        to: Address of the shared memory, which holds the window.
+        pieces: Offset in the message, address and bytes of each tensor.
+        offset: Where the window begins in the message.
+        size: Bytes of the window.
+        back: Copy from the shared memory to the tensors, instead of the reverse.
+    """
     for start, address, length in pieces:
         first, last = max(start, offset), min(start + length, offset + size)
         if first < last:
-            there, here = to + first - offset, address + first - start
-            tools.copy(*((here, there) if back else (there, here)), last - first)
-    tools.sync()
+            shared, local = to + first - offset, address + first - start
+            driver.copy(*((local, shared) if back else (shared, local)), last - first)
+    driver.sync()
 
 
 @dataclass
 class Result:
-    """What a timed call returned: kinds of things that are no tensors, or metadata and the address of a copy."""
+    """The result of a timed call.
 
-    outputs: list[str | tuple[Seen, int]]
-    after: dict[str, tuple[Seen, int]]
-    args: Mapping[str, Seen]
+    Attributes:
+        outputs: Metadata of each tensor and address of its copy; for anything else the name of its type.
+        after: The same of arguments that the call changes in place, by name.
+        args: Metadata of all tensor arguments by name.
+        is_tuple: Whether the call returned a tuple or a list.
+    """
+
+    outputs: list[str | tuple[TensorMetadata, int]]
+    after: dict[str, tuple[TensorMetadata, int]]
+    args: Mapping[str, TensorMetadata]
     is_tuple: bool
 
 
@@ -53,87 +79,117 @@ class IpcSender:
     """The runner's end.
 
     Args:
-        tools: the device's.
-        handle: names the grader's memory; ``None`` where there is none to share.
+        driver: The device's driver.
+        handle: Identifies the grader's memory; ``None`` where none is shared.
     """
 
-    def __init__(self, tools: Driver, handle: bytes | None) -> None:
-        self._tools = tools
-        self._box = None if handle is None else tools.open(handle)
+    def __init__(self, driver: Driver, handle: bytes | None) -> None:
+        self._driver = driver
+        self._shared = None if handle is None else driver.open(handle)
         self._inbox = 0
         self._outbox: list[tuple[int, int, int]] = []
 
     @property
     def open(self) -> bool:
-        """Whether there is memory to share."""
-        return self._box is not None
+        """Whether the grader shares memory."""
+        return self._shared is not None
 
     def take(self, offset: int, size: int, total: int) -> dict[str, Any]:
-        """Copy a window of what the grader sends."""
-        assert self._box is not None
+        """Copy one window of the grader's message.
+
+        Args:
+            offset: Where the window begins in the message, in bytes; 0 begins a new message.
+            size: Bytes of the window.
+            total: Bytes of the message.
+
+        Returns:
+            Nothing.
+        """
+        assert self._shared is not None
         if offset == 0:
             self.empty()
-            self._inbox = self._tools.alloc(total)
-        move(self._tools, self._box, [(0, self._inbox, total)], offset, size, back=True)
+            self._inbox = self._driver.alloc(total)
+        copy_window(self._driver, self._shared, [(0, self._inbox, total)], offset, size, back=True)
         return {}
 
     def tensor(self, d: Mapping[str, Any], device: str) -> torch.Tensor:
-        """A tensor that was sent, in memory of its own."""
+        """Return a tensor of the last message in memory of its own.
+
+        Args:
+            d: Its description: layout, and the offset in the message as ``mail``.
+            device: "cuda" or "cpu".
+
+        Returns:
+            The tensor; its values are copied in stream order.
+        """
         dtype, shape, stride, shift, _ = wire.layout(d)
-        new = laid_out(dtype, shape, stride, shift, wire.span(shape, stride), device)
-        seen = Seen(new)
-        self._tools.copy(seen.pointer, self._inbox + int(d["mail"]), seen.size)
+        new = empty_strided(dtype, shape, stride, shift, wire.span(shape, stride), device)
+        tensor = TensorMetadata(new)
+        self._driver.copy(tensor.pointer, self._inbox + int(d["mail"]), tensor.size)
         return new
 
     def empty(self) -> None:
-        """Forget what was sent."""
+        """Free the last message."""
         if self._inbox:
-            self._tools.sync()
-            self._tools.free(self._inbox)
+            self._driver.sync()
+            self._driver.free(self._inbox)
         self._inbox = 0
 
-    def claims(self, found: Result, device: str, mailed: bool, inputs: bool = True) -> tuple[dict[str, Any], list[bytes]]:
-        """A result in the words of the wire.
+    def claims(
+        self, found: Result, device: str, mailed: bool, inputs: bool = True
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Encode a result as claims.
 
         Args:
-            found: the result.
-            device: where it lies.
-            mailed: its bytes wait until they are asked for by ``give``.
-            inputs: with what was given and not written, as it is now.
+            found: The result.
+            device: The device of its tensors.
+            mailed: The grader gets the bytes by ``give``; otherwise they are returned.
+            inputs: Include the tensor arguments that are not written, as they are now.
+
+        Returns:
+            The claims (``outputs``, ``is_tuple``, ``after``, and with ``mailed`` the ``total`` bytes), and the bytes.
         """
         names = [*found.after, *(n for n in found.args if inputs and n not in found.after)]
         rows = [v for v in found.outputs if not isinstance(v, str)]
         rows += [found.after.get(n) or (found.args[n], found.args[n].pointer) for n in names]
-        plain = [(s, a) for s, a in rows if _plain(s)]
-        at, total = places([s.size for s, _ in plain])
-        data = [] if mailed else [s.resolved(self._tools.read(a, s.size)) for s, a in plain]
-        self._outbox = [(o, a, s.size) for o, (s, a) in zip(at, plain, strict=True)]
-        where = {id(s): {"mail": o, "conj": s.conj, "neg": s.neg} if mailed else {"blob": k}
-                 for k, (o, (s, _)) in enumerate(zip(at, plain, strict=True))}  # fmt: skip
+        encodable = [(t, address) for t, address in rows if _is_encodable(t)]
+        offsets, total = packed_offsets([t.size for t, _ in encodable])
+        data = [] if mailed else [t.resolved(self._driver.read(address, t.size)) for t, address in encodable]
+        self._outbox = [(o, address, t.size) for o, (t, address) in zip(offsets, encodable, strict=True)]
+        where = {id(t): {"mail": o, "conj": t.conj, "neg": t.neg} if mailed else {"blob": k}
+                 for k, (o, (t, _)) in enumerate(zip(offsets, encodable, strict=True))}  # fmt: skip
 
-        def claim(seen: Seen, args: Mapping[str, Seen]) -> dict[str, Any]:
-            if not _plain(seen):
-                return {"k": "other", "type": f"{seen.dtype} tensor that is not a plain one"}
-            same = {n: a for n, a in args.items() if a.span and seen.span and a.home == seen.home}
-            alias = [n for n, a in same.items()
-                     if (a.pointer, a.shape, a.strides) == (seen.pointer, seen.shape, seen.strides)]  # fmt: skip
+        def claim(t: TensorMetadata, args: Mapping[str, TensorMetadata]) -> dict[str, Any]:
+            if not _is_encodable(t):
+                return {"k": "other", "type": f"{t.dtype} tensor that is not a plain one"}
+            same_storage = {n: a for n, a in args.items() if a.span and t.span and a.storage == t.storage}
+            aliases = [n for n, a in same_storage.items()
+                       if (a.pointer, a.shape, a.strides) == (t.pointer, t.shape, t.strides)]  # fmt: skip
             return {
-                "k": "tensor", "dtype": wire.NAMES[seen.dtype], "shape": list(seen.shape), "stride": list(seen.strides),
-                "shift": 0, "alias": alias[0] if alias else None, "shares": next(iter(same), None), "device": device,
-                "requires_grad": seen.grad,
-            } | where[id(seen)]  # fmt: skip
+                "k": "tensor", "dtype": wire.NAMES[t.dtype], "shape": list(t.shape), "stride": list(t.strides),
+                "shift": 0, "alias": aliases[0] if aliases else None, "shares": next(iter(same_storage), None),
+                "device": device, "requires_grad": t.requires_grad,
+            } | where[id(t)]  # fmt: skip
 
         outputs = [{"k": "other", "type": v} if isinstance(v, str) else claim(v[0], found.args) for v in found.outputs]
-        after = {n: claim(s, {}) for n, (s, _) in zip(names, rows[len(rows) - len(names) :], strict=True)}
+        after = {n: claim(t, {}) for n, (t, _) in zip(names, rows[len(rows) - len(names) :], strict=True)}
         reply = {"outputs": outputs, "is_tuple": found.is_tuple, "after": after}
         return reply | ({"total": total} if mailed else {}), data
 
     def give(self, offset: int, size: int) -> dict[str, Any]:
-        """Put a window of the last result where the grader finds it."""
-        assert self._box is not None
-        move(self._tools, self._box, self._outbox, offset, size, back=False)
+        """Copy one window of the last result into the shared memory.
+
+        Args:
+            offset: Where the window begins in the result, in bytes.
+            size: Bytes of the window.
+
+        Returns:
+            Nothing.
+        """
+        assert self._shared is not None
+        copy_window(self._driver, self._shared, self._outbox, offset, size, back=False)
         return {}
 
 
-def _plain(seen: Seen) -> bool:
-    return seen.plain and seen.dtype in wire.NAMES and min((*seen.strides, 0)) >= 0
+def _is_encodable(t: TensorMetadata) -> bool:
+    return t.is_strided and t.dtype in wire.NAMES and min((*t.strides, 0)) >= 0

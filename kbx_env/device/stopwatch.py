@@ -1,8 +1,9 @@
-"""Times calls on the device with events. Used on both sides: by the runner for the candidate, by the grader
-for eager, so that the two numbers differ only in what was called.
+"""Times calls on the device with events.
 
-In the runner it lives beside the submission. It holds what it needs from before the submission was loaded, gives every timed
-call values that no earlier call has seen, and keeps a call's result as it is when the end event happens.
+The runner times the candidate with it and the grader times eager, so that the two times differ only by the function
+that was called. In the runner it shares a process with the submission: it binds all functions that it needs before the
+submission is loaded, gives every timed call values that no earlier call has had, and copies a call's result as it is at
+the end event.
 """
 
 from __future__ import annotations
@@ -18,57 +19,76 @@ from typing import Any
 import torch
 
 from kbx_env.device.autotuners import Autotuners
-from kbx_env.device.driver import Driver, Kept, Seen, again, blank, is_plain, like
+from kbx_env.device.driver import (
+    Driver,
+    ResultCopy,
+    TensorMetadata,
+    allocate_like,
+    empty_bytes,
+    is_plain_tensor,
+    storage_of,
+)
 from kbx_env.device.input_windows import DeviceWindows, Window
 from kbx_env.device.ipc_runner import Result
 
 FLUSH_BYTES = 512 << 20
-"""Written before every timed call: evicts L2 (60 MB on an H200)."""
+"""Bytes written before every timed call to evict the L2 cache (60 MB on an H200)."""
 CYCLES_PER_US = 2000
-"""At least the SM clock in MHz: a wait of this many cycles lasts a microsecond or longer."""
+"""At least the SM clock in MHz, so that a wait of this many cycles lasts a microsecond or longer."""
 MAX_WAIT_US = 5000.0
+"""Longest wait of the device before a timed call, in microseconds."""
 SLOW_SECONDS = 0.01
-"""A call that takes longer says all there is to say on one slot; the others would keep everybody waiting."""
-JUNK = 4
-"""Buffers of random size that push the others to new addresses."""
-YARD, JUNK_BYTES, YARD_BYTES = 3, 128 << 20, 4 << 30
-"""Times the slots' bytes, with room for junk, and at most, that torch has at hand to move them about in."""
+"""If a warm-up call takes longer, one slot is enough, and the other slots are not warmed up."""
+FILLERS = 4
+"""Number of buffers of random size, for each of two ranges of sizes, that move the others to new addresses."""
+POOL_FACTOR = 3
+"""Size of the memory pool in which ``shuffle`` moves the slots, as a multiple of the slots' bytes."""
+FILLER_BYTES = 128 << 20
+"""Bytes of the pool for buffers of random size."""
+MAX_POOL_BYTES = 4 << 30
+"""If the pool would be larger, there is none."""
 POISON = 0xFF
-"""Every byte of a result that was looked at: NaN, -1. Who returns it again returns this."""
-ALONE = 5.0
-"""Seconds that another thread must wait for the interpreter while a result is being kept."""
+"""Every byte of a result after it was copied: NaN as a float, -1 as an integer.
+
+A submission that returns the same tensor again without writing it returns these.
+"""
+SWITCH_SECONDS = 5.0
+"""Seconds that other threads must wait for the interpreter's lock while a result is copied."""
 
 
 class Stopwatch:
-    """Holds the input slots of one timed case and the last result of each.
+    """Holds the input slots of one timed case and the results of the last block of calls.
+
+    A slot is one set of input buffers. The values of a call are a ``Window`` of values that are copied into a slot.
 
     Args:
-        device: where it times.
-        tools: the device's; another one in tests.
-        guards: keep results, spoil them after that, watch autotuners: beside a submission.
+        device: "cuda", or "cpu" in tests.
+        driver: The device's driver; by default the CUDA driver.
+        guards: Protect against the submission in this process: copy results, poison the originals, watch autotuners.
     """
 
-    def __init__(self, device: str, tools: Driver | None = None, *, guards: bool = False) -> None:
+    def __init__(self, device: str, driver: Driver | None = None, *, guards: bool = False) -> None:
         self.device, self.guards = device, guards
-        self._tools = tools or Driver()
+        self._driver = driver or Driver()
         self._flush = 0
         self._call: Callable[[dict[str, Any]], Any] | None = None
         self._slots: list[dict[str, Any]] = []
-        # By slot and tensor: what it is, and a hold on its memory that no ``set_`` of a call loosens.
-        self._homes: list[dict[str, tuple[Seen, Any]]] = []
-        self._kept: list[tuple[int, Kept]] = []  # slot and result of every call of the last block
+        # By slot and tensor: its metadata, and its storage, which stays alive even if a call uses ``set_`` on the
+        # tensor.
+        self._slot_tensors: list[dict[str, tuple[TensorMetadata, Any]]] = []
+        self._results: list[tuple[int, ResultCopy]] = []  # slot and result of every call of the last block
         self._written: tuple[str, ...] = ()
-        self._rings = DeviceWindows(self._tools)
-        self._spare: list[tuple[int, int]] = []
+        self._rings = DeviceWindows(self._driver)
+        self._free_buffers: list[tuple[int, int]] = []  # address and bytes of the driver's memory for copies of results
         self._wait_us = self._most_wait_us = 100.0
-        self._yard = False
-        # Junk that stays between two moves: results move too, and the yard is never quite empty, which would end it.
-        self._stake: list[torch.Tensor] = []
-        self._play: Callable[[], None] | None = None
-        self._captured: list[Kept] = []
-        self._replayed: list[tuple[int, Any]] = []  # slot and result of every captured call
-        self._now, self._patience = time.perf_counter, (sys.setswitchinterval, sys.getswitchinterval())
-        self._tuners = Autotuners() if guards else None
+        self._pool_filled = False
+        # A buffer that stays until the next shuffle: results move too, and torch does not release the pool.
+        self._filler: list[torch.Tensor] = []
+        self._replay_graph: Callable[[], None] | None = None
+        self._graph_copies: list[ResultCopy] = []
+        self._graph_results: list[tuple[int, Any]] = []  # slot and result of every captured call
+        self._now, self._switch_interval = time.perf_counter, (sys.setswitchinterval, sys.getswitchinterval())
+        self._autotuners = Autotuners() if guards else None
 
     # --- inputs -------------------------------------------------------------------------------------------
 
@@ -76,325 +96,383 @@ class Stopwatch:
         self, call: Callable[[dict[str, Any]], Any], draws: Sequence[dict[str, Any]], *, slots: int = 0,
         turning: Mapping[str, Sequence[int]] | None = None, written: Sequence[str] = (), warm: bool = True,
     ) -> dict[str, Any]:  # fmt: skip
-        """Take new inputs and ``warm`` up.
+        """Take new inputs.
 
         Args:
-            call: what is timed, on one slot.
-            draws: values. Without ``turning`` each is a slot; with it the tensors named there are laid end to end in rings.
-            slots: sets of buffers, where there are rings.
-            turning: by tensor that changes from call to call, the sizes of its matrices, or two zeros.
-            written: tensors that a call changes in place; their values are part of the result.
-            warm: otherwise that is still to come.
+            call: The function to time; it takes a slot.
+            draws: Sets of arguments. Without ``turning`` each one is a slot.
+            slots: Number of slots, with ``turning``.
+            turning: The tensors whose values change from call to call: these tensors of all draws are laid end to end,
+                and a call gets a window of them. The values are the rows and columns of the matrices in them, or two
+                zeros.
+            written: Names of the tensors that a call changes in place; their values are part of the result.
+            warm: Whether to make the warm-up calls now.
+
+        Returns:
+            The result of ``warm``, or nothing.
         """
         self._free()
-        self._freeze(False)
-        self._call, self._written, self._yard, self._stake = call, tuple(written), False, []
+        self._freeze_autotuners(False)
+        self._call, self._written, self._pool_filled, self._filler = call, tuple(written), False, []
         self._slots = list(draws)
         if turning is not None:
-            self._lay(draws, slots, turning)
-        self._settled_down()
+            self._allocate_slots(draws, slots, turning)
+        self._record_slots()
         if not self._flush:
-            self._flush = self._tools.alloc(FLUSH_BYTES)
+            self._flush = self._driver.alloc(FLUSH_BYTES)
         return self.warm() if warm else {}
 
     def dry(self) -> dict[str, Any]:
-        """One call in which nothing is launched, as the caller has seen to: it compiles."""
+        """Make one call that compiles kernels; the caller has disabled their launches."""
         assert self._call is not None
-        with contextlib.suppress(Exception):  # host code may stumble over what no kernel wrote
+        with contextlib.suppress(Exception):  # host code may fail on values that no kernel has written
             self._call(self._slots[0])
         return {}
 
     def warm(self) -> dict[str, Any]:
-        """The first calls: autotuning happens here, outside every timed region. Gives the seconds of one call."""
+        """Make the warm-up calls; autotuning happens here, outside every timed region.
+
+        Returns:
+            ``call_seconds``, the longest time of one call, with the host's part.
+        """
         assert self._call is not None
-        host, whole = list[float](), list[float]()
+        host, total = list[float](), list[float]()
         for slots in (self._slots[:1], self._slots[1:]):
-            if whole and whole[0] > SLOW_SECONDS:
+            if total and total[0] > SLOW_SECONDS:
                 break
             for slot in slots:
                 self._call(slot)
             self._settle()
-            # The device waits so long before each timed call that the host has enqueued it by then: what is timed is the
-            # device's work, not Python's. A call that reads back to the host still pays for it.
             for slot in slots:
                 before = self._now()
                 self._call(slot)
                 host.append(self._now() - before)
                 self._settle()
-                whole.append(self._now() - before)
-        # The middle one: a call that the host was interrupted in would make all of them wait.
+                total.append(self._now() - before)
+        # Before each timed call the device waits until the host has enqueued the call: the events then enclose only
+        # work of the device, not of Python. A call that reads back to the host still pays for that. The median, because
+        # one interrupted call would make all of them wait.
         most = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._rings) + 2e6 * statistics.median(host))
         self._wait_us = self._most_wait_us = most
-        self._freeze(True)
-        return {"call_seconds": max(whole)}
+        self._freeze_autotuners(True)
+        return {"call_seconds": max(total)}
 
-    def _freeze(self, frozen: bool) -> None:
-        if self._tuners is not None:
-            self._tuners.frozen = frozen
+    def _freeze_autotuners(self, frozen: bool) -> None:
+        if self._autotuners is not None:
+            self._autotuners.frozen = frozen
 
     @property
     def tuned(self) -> int:
-        """Times that an autotuner measured after it should have been done with that."""
-        return self._tuners.late if self._tuners is not None else 0
+        """How often an autotuner measured after the warm-up calls."""
+        return self._autotuners.late if self._autotuners is not None else 0
 
     def _free(self) -> None:
         self._rings.free()
-        self._drop()
-        for address in {a for a, _ in self._spare if a}:
-            self._tools.free(address)
-        self._spare = []
+        self._drop_all_results()
+        for address in {a for a, _ in self._free_buffers if a}:
+            self._driver.free(address)
+        self._free_buffers = []
 
     def release(self) -> dict[str, Any]:
-        """Forget the inputs and give all memory back, torch's included: somebody else may need it."""
+        """Forget the inputs and release all memory, also torch's unused memory, for other processes."""
         self.close()
         self._call = None
-        self._tools.empty_cache()
+        self._driver.empty_cache()
         return {}
 
     def close(self) -> None:
-        """Give the driver's memory back; torch's goes with the slots."""
-        self._tools.sync()
+        """Free the driver's memory and drop the slots."""
+        self._driver.sync()
         self._free()
         if self._flush:
-            self._tools.free(self._flush)
-        self._flush, self._slots, self._homes, self._yard, self._stake = 0, [], [], False, []
+            self._driver.free(self._flush)
+        self._flush, self._slots, self._slot_tensors, self._pool_filled, self._filler = 0, [], [], False, []
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter or the context may be gone
             self.close()
 
-    def _lay(self, draws: Sequence[dict[str, Any]], slots: int, turning: Mapping[str, Sequence[int]]) -> None:
+    def _allocate_slots(
+        self, draws: Sequence[dict[str, Any]], slots: int, turning: Mapping[str, Sequence[int]]
+    ) -> None:
         self._rings.lay(draws, turning)
         self._slots = []
         for _ in range(slots):
-            self._slots.append({k: self._moved(v) if isinstance(v, torch.Tensor) else v for k, v in draws[0].items()})
-        self._tools.sync()
+            self._slots.append(
+                {k: self._duplicate(v) if isinstance(v, torch.Tensor) else v for k, v in draws[0].items()}
+            )
+        self._driver.sync()
 
-    def _settled_down(self) -> None:
-        self._homes = [
-            {k: (Seen(v), again(v)) for k, v in slot.items() if isinstance(v, torch.Tensor)} for slot in self._slots
+    def _record_slots(self) -> None:
+        """Record the metadata and storages of the slots' tensors."""
+        self._slot_tensors = [
+            {k: (TensorMetadata(v), storage_of(v)) for k, v in slot.items() if isinstance(v, torch.Tensor)}
+            for slot in self._slots
         ]
 
-    def _moved(self, value: torch.Tensor) -> torch.Tensor:
-        """A copy elsewhere with the same shape, strides and offset."""
-        new = like(value, self.device)
-        self._tools.copy(Seen(new).pointer, (old := Seen(value)).pointer, old.size)
+    def _duplicate(self, value: torch.Tensor) -> torch.Tensor:
+        """Return a copy at another address with the same shape, strides and offset; copied in stream order."""
+        new = allocate_like(value, self.device)
+        self._driver.copy(TensorMetadata(new).pointer, (old := TensorMetadata(value)).pointer, old.size)
         return new
 
-    def load(self, slot: int, turn: Window) -> None:
-        """Give a slot the values of a turn, in stream order and in the same storage: on the device nothing but a copy,
-        for torch nothing at all."""
-        for name, window in turn.items():
-            self._rings.load(name, self._homes[slot][name][0], window)
+    def load(self, slot: int, windows: Window) -> None:
+        """Copy values into a slot, in stream order.
+
+        Tensors and storages stay the same: torch does not notice the change.
+
+        Args:
+            slot: Number of the slot.
+            windows: Which values.
+        """
+        for name, window in windows.items():
+            self._rings.load(name, self._slot_tensors[slot][name][0], window)
 
     def shuffle(self, seed: int, calls: bool = True) -> dict[str, Any]:
-        """Move every input to a new address, and so what a call allocates.
+        """Move every input to a new address, so that the memory that a call allocates moves as well.
 
-        With ``calls`` each slot is called once, so that the allocator has all it needs when the clock runs.
+        The time of a kernel of a few microseconds depends by 1-2 % on the addresses of its buffers; only the average
+        over several placements does not. The driver is called rarely, because a request takes milliseconds while other
+        processes start up.
 
-        A kernel of a few microseconds is faster or slower by 1-2 % for where its buffers happen to lie; only over several
-        placements does that average out. The driver is asked rarely: where processes start up, each request takes milliseconds.
+        Args:
+            seed: Of the addresses.
+            calls: Call each slot once, so that the allocator has all the memory for timed calls.
+
+        Returns:
+            Nothing.
         """
         assert self._call is not None
         rng = random.Random(seed)
-        self._drop()
-        room = YARD * sum(seen.size for homes in self._homes for seen, _ in homes.values()) + JUNK_BYTES
-        first, self._yard = not self._yard, True
-        self._stake = []
+        self._drop_all_results()
+        pool = POOL_FACTOR * sum(t.size for tensors in self._slot_tensors for t, _ in tensors.values()) + FILLER_BYTES
+        first, self._pool_filled = not self._pool_filled, True
+        self._filler = []
         if first:
-            self._tools.empty_cache()
-            with contextlib.suppress(RuntimeError):  # out of memory: then without
-                # Stays torch's, for later. Large ones have no yard: each moves to where the one before it lay, the first to
-                # the place that the last left.
-                blank(room if room <= YARD_BYTES else 0, self.device)
-        # Small tensors lie in another part of torch's memory than large ones.
-        junk = [blank(rng.randrange(1, 64) << bits, self.device) for bits in (18, 13) for _ in range(JUNK)]
+            self._driver.empty_cache()
+            with contextlib.suppress(RuntimeError):  # out of memory: go on without a pool
+                # Freed at once, the pool stays in torch's cache. Without a pool each slot moves to the memory of the
+                # slot that moved before it, and the first one to that of the slot that moved last.
+                empty_bytes(pool if pool <= MAX_POOL_BYTES else 0, self.device)
+        # torch keeps small and large tensors in different pools.
+        filler = [empty_bytes(rng.randrange(1, 64) << bits, self.device) for bits in (18, 13) for _ in range(FILLERS)]
         for i in rng.sample(range(len(self._slots)), len(self._slots)):
             slot = self._slots[i]
-            moved = {name: self._moved(v) for name, v in slot.items() if isinstance(v, torch.Tensor)}
-            self._tools.sync()
+            moved = {name: self._duplicate(v) for name, v in slot.items() if isinstance(v, torch.Tensor)}
+            self._driver.sync()
             slot.update(moved)
-            self._homes[i], moved = {}, {}
-            junk += [blank(rng.randrange(1, 64) << bits, self.device) for bits in (18, 13)]
-        self._stake, junk = rng.sample([j for j in junk if Seen(j).size > 1 << 20] or junk, 1), []
-        self._settled_down()
-        self._tools.sync()
-        if first and room <= YARD_BYTES:
-            self._tools.empty_cache()  # where they lay before
+            self._slot_tensors[i], moved = {}, {}
+            filler += [empty_bytes(rng.randrange(1, 64) << bits, self.device) for bits in (18, 13)]
+        self._filler, filler = rng.sample([f for f in filler if TensorMetadata(f).size > 1 << 20] or filler, 1), []
+        self._record_slots()
+        self._driver.sync()
+        if first and pool <= MAX_POOL_BYTES:
+            self._driver.empty_cache()  # the memory in which the slots were before
         for slot in self._slots if calls else ():
             self._call(slot)
         self._settle()
         return {}
 
-    def _drop(self) -> None:
-        self._drop_block()
-        self._spare += [at for kept in self._captured for at in kept.at]
-        self._captured, self._replayed, self._play = [], [], None
+    def _drop_all_results(self) -> None:
+        self._drop_results()
+        self._free_buffers += [buffer for copy in self._graph_copies for buffer in copy.buffers]
+        self._graph_copies, self._graph_results, self._replay_graph = [], [], None
 
-    def _drop_block(self) -> None:
-        self._spare += [at for _, kept in self._kept for at in kept.at]
-        self._kept = []
+    def _drop_results(self) -> None:
+        self._free_buffers += [buffer for _, copy in self._results for buffer in copy.buffers]
+        self._results = []
 
     def _settle(self) -> None:
-        self._tools.sync()
-        self._tools.main_stream()
+        self._driver.sync()
+        self._driver.use_default_stream()
 
     # --- time ---------------------------------------------------------------------------------------------
 
     def measure(self, header: Mapping[str, Any]) -> dict[str, Any]:
-        """Time ``order`` (slot numbers), one call each; ``flush`` off runs them back to back.
+        """Time a block of calls.
 
-        ``turns`` are the values of the calls: of the untimed first one, then of each in ``order``. Returns device times in
-        microseconds per call, or the total for back-to-back runs.
+        Args:
+            header: ``order``, the slot of each call; ``turns``, the values of an untimed first call and of each call in
+                ``order``; ``flush``, false to run the calls back to back, without values of their own.
+
+        Returns:
+            ``us``, the device microseconds of each call, or their total back to back, and ``tuned``.
         """
         assert self._call is not None
-        tools, call = self._tools, self._call
+        driver, call = self._driver, self._call
         order = [int(i) for i in header["order"]]
         turns: Sequence[Window] = header.get("turns") or [{}] * (len(order) + 1)
-        events = [(tools.event(), tools.event()) for _ in order]
-        tools.forget_lines()
+        events = [(driver.event(), driver.event()) for _ in order]
+        driver.reset_persisting_l2()
         self._settle()
-        self._drop_block()
+        self._drop_results()
         if not header.get("flush", True):
-            self._drop()
-            tools.record(events[0][0])
+            self._drop_all_results()
+            driver.record(events[0][0])
             for i in order:
                 call(self._slots[i])
-            tools.record(events[0][1])
-            tools.sync()
-            return {"us": [tools.elapsed_us(*events[0])], "tuned": self.tuned}
-        # The first call after the other side's turn finds cold instruction caches: it is not timed.
+            driver.record(events[0][1])
+            driver.sync()
+            return {"us": [driver.elapsed_us(*events[0])], "tuned": self.tuned}
+        # The instruction caches are cold after the other contestant's block: the first call is not timed.
         self.load(order[0], turns[0])
         call(self._slots[order[0]])
-        patient, usual = self._patience
+        set_switch_interval, usual = self._switch_interval
         host = list[float]()
         try:
             for k, ((start, end), i) in enumerate(zip(events, order, strict=True)):
-                tools.main_stream()
-                # While the device waits the host enqueues. Then come the values and the flush: what runs early, on another
-                # stream, finds the values of before.
-                tools.wait(int(self._wait_us * CYCLES_PER_US))
+                driver.use_default_stream()
+                # The host enqueues while the device waits. The values and the flush come after the wait: work that runs
+                # early, on another stream, reads the values of the call before.
+                driver.wait(int(self._wait_us * CYCLES_PER_US))
                 before = self._now()
                 self.load(i, turns[k + 1])
-                tools.fill(self._flush, k, FLUSH_BYTES)
-                tools.record(start)
+                driver.fill(self._flush, k, FLUSH_BYTES)
+                driver.record(start)
                 result = call(self._slots[i])
-                patient(ALONE)
-                tools.record(end)
+                set_switch_interval(SWITCH_SECONDS)
+                driver.record(end)
                 if self.guards:
-                    self._keep(i, result)
+                    self._keep_result(i, result)
                 del result
-                patient(usual)
+                set_switch_interval(usual)
                 host.append(self._now() - before)
         finally:
-            patient(usual)
+            set_switch_interval(usual)
         self._settle()
-        # Enqueueing may have become faster since the first calls. A call that reads back takes all of the wait and more.
+        # Enqueueing may have become faster since the warm-up. A call that reads back takes at least the whole wait,
+        # which the bound keeps from growing.
         self._wait_us = min(self._most_wait_us, 100.0 + 2e6 * max(host))
-        return {"us": [tools.elapsed_us(start, end) for start, end in events], "tuned": self.tuned}
+        return {"us": [driver.elapsed_us(start, end) for start, end in events], "tuned": self.tuned}
 
-    def _keep(self, slot: int, result: Any) -> None:
-        """Copy a result in stream order: work that was not done by the end event is not in it. Then spoil the original, and
-        let it go as it would without us: a later call that had to ask the driver for memory would be timed doing so."""
-        self._kept.append((slot, self._copied(slot, result)))
+    def _keep_result(self, slot: int, result: Any) -> None:
+        """Copy a result in stream order and poison the original; work that runs after the end event is not in the copy.
 
-    def _copied(self, slot: int, result: Any) -> Kept:
-        kept = self._seen(slot, result)
-        for value in kept.values:
-            seen = value if isinstance(value, Seen) else value[1] if isinstance(value, tuple) else None
-            if seen is None:
-                kept.at.append((0, 0))
+        The original is freed as without the stopwatch: otherwise a later call would have to ask the driver for memory,
+        and that would be timed.
+        """
+        self._results.append((slot, self._copy_of(slot, result)))
+
+    def _copy_of(self, slot: int, result: Any) -> ResultCopy:
+        copy = self._describe(slot, result)
+        for value in copy.values:
+            tensor = value if isinstance(value, TensorMetadata) else value[1] if isinstance(value, tuple) else None
+            if tensor is None:
+                copy.buffers.append((0, 0))
                 continue
-            kept.at.append(self._room(seen.size))
-            self._tools.copy(kept.at[-1][0], seen.pointer, seen.size)
-        self._spoil(slot, kept)
-        return kept
+            copy.buffers.append(self._buffer(tensor.size))
+            self._driver.copy(copy.buffers[-1][0], tensor.pointer, tensor.size)
+        self._poison(slot, copy)
+        return copy
 
-    def _spoil(self, slot: int, result: Kept) -> None:
-        """What a call returned is the caller's: who keeps it to return it again keeps this."""
-        homes = {seen.home for seen, _ in self._homes[slot].values()}
+    def _poison(self, slot: int, result: ResultCopy) -> None:
+        """Overwrite the tensors of a result, except inputs, in case the submission returns them again."""
+        inputs = {tensor.storage for tensor, _ in self._slot_tensors[slot].values()}
         for value in result.values:
-            if isinstance(value, Seen) and value.dense and value.home not in homes:
-                self._tools.fill(value.pointer, POISON, value.size)
+            if isinstance(value, TensorMetadata) and value.dense and value.storage not in inputs:
+                self._driver.fill(value.pointer, POISON, value.size)
 
-    def _seen(self, slot: int, result: Any) -> Kept:
-        """A result's tensors, and the written arguments as pairs of name and metadata."""
+    def _describe(self, slot: int, result: Any) -> ResultCopy:
+        """Return the metadata of a result without buffers: its tensors, and the written arguments with their names."""
         is_tuple = isinstance(result, tuple | list)
-        # A subclass may bring an iterator of its own, which runs when it is asked.
+        # A subclass may define an iterator of its own, which must not run here.
         each = tuple.__iter__ if isinstance(result, tuple) else list.__iter__
         values: list[Any] = [
-            v if not is_plain(v, self.device) else Seen(v) for v in (each(result) if is_tuple else [result])
+            v if not is_plain_tensor(v, self.device) else TensorMetadata(v)
+            for v in (each(result) if is_tuple else [result])
         ]
-        names = [type(v).__name__ if not isinstance(v, Seen) else v for v in values]
-        written = [(n, self._homes[slot][n][0]) for n in self._written if n in self._homes[slot]]
-        return Kept([*names, *written], is_tuple)
+        outputs = [type(v).__name__ if not isinstance(v, TensorMetadata) else v for v in values]
+        written = [(n, self._slot_tensors[slot][n][0]) for n in self._written if n in self._slot_tensors[slot]]
+        return ResultCopy([*outputs, *written], is_tuple)
 
-    def _room(self, size: int) -> tuple[int, int]:
-        """Memory for a copy; what an earlier copy needed serves again."""
-        fits = [s for s in self._spare if s[0] and s[1] >= size]
-        if fits:
-            best = min(fits, key=lambda s: s[1])
-            self._spare.remove(best)
+    def _buffer(self, size: int) -> tuple[int, int]:
+        """Return the address and the bytes of memory for a copy; memory of dropped copies is used again."""
+        fitting = [b for b in self._free_buffers if b[0] and b[1] >= size]
+        if fitting:
+            best = min(fitting, key=lambda b: b[1])
+            self._free_buffers.remove(best)
             return best
-        return self._tools.alloc(size), size
+        return self._driver.alloc(size), size
 
     # --- graphs -------------------------------------------------------------------------------------------
 
     def capture(self, order: Sequence[int]) -> dict[str, Any]:
-        """Capture a call on each slot of ``order`` into a graph, whose replay costs the host nothing; ``captured`` is false
-        where a call reads back to the host."""
+        """Capture calls into a graph, whose replay needs no work of the host.
+
+        Args:
+            order: The slot of each call.
+
+        Returns:
+            ``captured``, false where the calls cannot be captured, for example because they read back to the host.
+        """
         assert self._call is not None
         call = self._call
         results: list[tuple[int, Any]] = []
-        self._drop()
+        self._drop_all_results()
 
         def body() -> None:
             for i in order:
                 results.append((i, call(self._slots[i])))
 
         try:
-            self._play = self._tools.capture(body)
-        except Exception:  # whatever the capture does not allow
-            self._play = None
-            with contextlib.suppress(Exception):  # an error that the failed capture left behind is told once
-                self._tools.sync()
+            self._replay_graph = self._driver.capture(body)
+        except Exception:  # anything that a capture does not allow
+            self._replay_graph = None
+            with contextlib.suppress(Exception):  # the failed capture may leave an error that the next call reports
+                self._driver.sync()
             self._settle()
             return {"captured": False}
-        self._replayed = results
-        self._play()
+        self._graph_results = results
+        self._replay_graph()
         self._settle()
         return {"captured": True}
 
     def replay(self, times: int, turns: Mapping[str, Window] | None = None) -> dict[str, Any]:
-        """Run the captured graph. With ``turns`` (values by slot) once: on values that it has not seen, its results spoilt
-        before and kept after it."""
-        assert self._play is not None
+        """Replay the captured graph.
+
+        Args:
+            times: How often, without ``turns``.
+            turns: New values by slot. Then the graph is replayed once; its results are poisoned before and copied after
+                it.
+
+        Returns:
+            Nothing.
+        """
+        assert self._replay_graph is not None
         self._settle()
         if turns is None:
             for _ in range(times):
-                self._play()
-            self._tools.sync()
+                self._replay_graph()
+            self._driver.sync()
             return {}
-        for slot, turn in turns.items():
-            self.load(int(slot), turn)
-        for i, result in self._replayed:
-            self._spoil(i, self._seen(i, result))
-        self._play()
-        self._captured = [self._copied(i, result) for i, result in self._replayed]
-        self._tools.sync()
+        for slot, windows in turns.items():
+            self.load(int(slot), windows)
+        for i, result in self._graph_results:
+            self._poison(i, self._describe(i, result))
+        self._replay_graph()
+        self._graph_copies = [self._copy_of(i, result) for i, result in self._graph_results]
+        self._driver.sync()
         return {}
 
     # --- results ------------------------------------------------------------------------------------------
 
     def result(self, call: int, captured: bool = False) -> Result:
-        """What a call returned, by its number in the last block, or among those ``captured`` and replayed."""
-        self._tools.sync()
-        slot, kept = (self._replayed[call][0], self._captured[call]) if captured else self._kept[call]
-        outputs: list[str | tuple[Seen, int]] = []
+        """Return the copy of a call's result.
+
+        Args:
+            call: Number of the call in the last block, or in the captured graph.
+            captured: Whether it is a call of the graph, which was replayed on new values.
+
+        Returns:
+            The result, with the metadata of the inputs.
+        """
+        self._driver.sync()
+        slot, copy = (self._graph_results[call][0], self._graph_copies[call]) if captured else self._results[call]
+        outputs: list[str | tuple[TensorMetadata, int]] = []
         after = {}
-        for value, (address, _) in zip(kept.values, kept.at, strict=True):
+        for value, (address, _) in zip(copy.values, copy.buffers, strict=True):
             if isinstance(value, tuple):
                 after[value[0]] = value[1], address
             else:
-                outputs.append((value, address) if isinstance(value, Seen) else value)
-        return Result(outputs, after, {k: seen for k, (seen, _) in self._homes[slot].items()}, kept.is_tuple)
+                outputs.append((value, address) if isinstance(value, TensorMetadata) else value)
+        return Result(outputs, after, {k: tensor for k, (tensor, _) in self._slot_tensors[slot].items()}, copy.is_tuple)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kbx_env.device.driver import Driver, Seen
+from kbx_env.device.driver import Driver, TensorMetadata
 from kbx_env.device.ipc_grader import IpcReceiver
 from kbx_env.device.ipc_runner import IpcSender
 from kbx_env.device.stopwatch import Stopwatch
@@ -35,7 +35,7 @@ class FakeDevice(Driver):
 
     def put(self, to: torch.Tensor, source: torch.Tensor) -> None:
         """A copy that no name of torch has a part in."""
-        a, b = Seen(to), Seen(source)
+        a, b = TensorMetadata(to), TensorMetadata(source)
         ctypes.memmove(a.pointer, b.pointer, b.size)
 
     def launch(self, work: Callable[[], None], us: float = 2.0) -> None:
@@ -104,9 +104,9 @@ class FakeDevice(Driver):
         while self.late:
             self.late.pop(0)()
 
-    def main_stream(self) -> None: ...
+    def use_default_stream(self) -> None: ...
 
-    def forget_lines(self) -> None: ...
+    def reset_persisting_l2(self) -> None: ...
 
     def empty_cache(self) -> None: ...
 

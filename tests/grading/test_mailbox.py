@@ -6,7 +6,7 @@ import pytest
 import torch
 from fake_device import FakeDevice
 
-from kbx_env.device.driver import Seen
+from kbx_env.device.driver import TensorMetadata
 from kbx_env.device.ipc_grader import IpcReceiver, claimed
 from kbx_env.device.ipc_runner import ALIGN, IpcSender, Result
 from kbx_env.protocol import wire
@@ -37,7 +37,7 @@ def test_inputs_arrive_with_their_layouts_in_as_many_pieces_as_it_takes(size: in
     assert sent[0]["n"] == 3 and sent[1]["x"] == sent[0]["x"]
     for name, value in (("x", a), ("y", b), ("none", calls[0]["none"])):
         got = mail.tensor(sent[0][name], "cpu")
-        mail._tools.sync()
+        mail._driver.sync()
         assert torch.equal(got, value) and got.stride() == value.stride()
 
 
@@ -46,7 +46,7 @@ def test_results_arrive_with_what_is_pending_carried_out(size: int) -> None:
     box, mail, asked = _ends(size)
     x = torch.complex(torch.randn(50), torch.randn(50))
     rows = [x.conj(), x.imag.new_tensor([1.5, 2.5]), torch.tensor([True, False])]
-    seen = [Seen(v) for v in rows]
+    seen = [TensorMetadata(v) for v in rows]
     reply, data = mail.claims(Result([(s, s.pointer) for s in seen] + ["list"], {}, {"a": seen[1]}, True), "cpu", True)
     whole = box.fetch(reply["total"], "cpu", _ask(mail, asked))
     assert data == [] and reply["outputs"][3] == {"k": "other", "type": "list"}

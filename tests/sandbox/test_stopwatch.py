@@ -29,8 +29,8 @@ class Counted(FakeDevice):
 
 def test_only_the_first_move_of_a_case_asks_the_driver_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     device, sizes = Counted(), list[int]()
-    real = stopwatch.blank
-    monkeypatch.setattr(stopwatch, "blank", lambda size, where: sizes.append(size) or real(min(size, 64), where))  # type: ignore[func-returns-value]
+    real = stopwatch.empty_bytes
+    monkeypatch.setattr(stopwatch, "empty_bytes", lambda size, where: sizes.append(size) or real(min(size, 64), where))  # type: ignore[func-returns-value]
     watch = Stopwatch("cpu", device)
     for _ in range(2):
         watch.prepare(lambda slot: slot["x"], [{"x": torch.zeros(1 << 20)} for _ in range(3)])
@@ -40,34 +40,34 @@ def test_only_the_first_move_of_a_case_asks_the_driver_for_memory(monkeypatch: p
         for seed in range(4):
             watch.shuffle(seed)
         assert device.emptied == at + 2
-    yards = [s for s in sizes if s >= stopwatch.JUNK_BYTES]
-    assert yards == [stopwatch.YARD * 3 * 4 * (1 << 20) + stopwatch.JUNK_BYTES] * 2
+    yards = [s for s in sizes if s >= stopwatch.FILLER_BYTES]
+    assert yards == [stopwatch.POOL_FACTOR * 3 * 4 * (1 << 20) + stopwatch.FILLER_BYTES] * 2
 
 
 def test_large_buffers_empty_torchs_memory_once_and_need_no_yard(monkeypatch: pytest.MonkeyPatch) -> None:
     """They did so in each move, and asked the driver anew: 3.6 s of a GPU's time for 144 calls of 256 us."""
     device, sizes = Counted(), list[int]()
-    real = stopwatch.blank
-    monkeypatch.setattr(stopwatch, "blank", lambda size, where: sizes.append(size) or real(min(size, 64), where))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(stopwatch, "YARD_BYTES", 1 << 10)
+    real = stopwatch.empty_bytes
+    monkeypatch.setattr(stopwatch, "empty_bytes", lambda size, where: sizes.append(size) or real(min(size, 64), where))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(stopwatch, "MAX_POOL_BYTES", 1 << 10)
     watch = Stopwatch("cpu", device)
     watch.prepare(lambda slot: slot["x"], [{"x": torch.arange(64.0)} for _ in range(3)])
     before, at = [slot["x"] for slot in watch._slots], device.emptied
     for seed in range(4):
         watch.shuffle(seed)
-    assert device.emptied == at + 1 and not [s for s in sizes if s >= stopwatch.JUNK_BYTES]
+    assert device.emptied == at + 1 and not [s for s in sizes if s >= stopwatch.FILLER_BYTES]
     assert all(new["x"] is not old and torch.equal(new["x"], old) for new, old in zip(watch._slots, before, strict=True))
 
 
 def test_a_move_without_room_for_the_yard_is_a_move_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = stopwatch.blank
+    real = stopwatch.empty_bytes
 
     def full(size: int, where: str) -> torch.Tensor:
-        if size >= stopwatch.JUNK_BYTES:
+        if size >= stopwatch.FILLER_BYTES:
             raise torch.OutOfMemoryError("no room")
         return real(size, where)
 
-    monkeypatch.setattr(stopwatch, "blank", full)
+    monkeypatch.setattr(stopwatch, "empty_bytes", full)
     watch = Stopwatch("cpu", FakeDevice())
     watch.prepare(lambda slot: slot["x"], [{"x": torch.arange(4.0)}])
     before = watch._slots[0]["x"]

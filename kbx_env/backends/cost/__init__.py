@@ -1,4 +1,4 @@
-"""Estimate microseconds of kernel launches from what they do, without a GPU: never a measurement."""
+"""Estimates microseconds of kernel launches from counts of their work, without a GPU; these are no measurements."""
 
 from kbx_env.backends.cost.cubin import Resources, resources
 from kbx_env.backends.cost.devices import Constants, Device, load, names

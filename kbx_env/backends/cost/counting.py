@@ -1,4 +1,4 @@
-"""A machine that counts the work of a few programs; it skips products and most trips of long loops."""
+"""A machine that counts the work of some programs; it skips matrix products and most trips of long loops."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ import numpy as np
 from kbx_env.backends.ttir.frontend.graph import Func, Op
 from kbx_env.backends.ttir.interp.control import Machine, env_set, select
 from kbx_env.backends.ttir.interp.memory import Array
-from kbx_env.backends.ttir.ops.memory import Block, block_access, masks
+from kbx_env.backends.ttir.ops.memory import BlockPointer, block_access, masks
 
-#: Bytes of the smallest piece that a GPU's caches and DRAM move.
 SECTOR = 32
-#: Loops with more trips run only this many of them.
+"""Bytes of a sector, the smallest piece that a GPU's caches and DRAM move."""
 _TRIPS = 5
+"""Largest number of trips of a loop that are run; of longer loops this many trips are a sample."""
 
-#: Lane operations by cost, in units of one fp32 operation: integer and conversion units have half the
-#: width on sm_80 and sm_90, a division by a runtime integer is a sequence of about twenty operations.
 _FREE = frozenset(
     "tt.splat tt.broadcast tt.expand_dims tt.reshape tt.trans tt.make_range arith.constant tt.unsplat "
     "tt.get_program_id tt.get_num_programs arith.bitcast tt.bitcast scf.if scf.for scf.while tt.load tt.store "
     "tt.reduce tt.scan tt.dot tt.dot_scaled tt.int_to_ptr tt.ptr_to_int tt.assert llvm.intr.assume".split()
 )
+"""Operations without arithmetic of their own."""
 _COST = {
     "arith.addf": 1, "arith.subf": 1, "arith.mulf": 1, "math.fma": 1, "arith.negf": 0.5, "arith.maxnumf": 1,
     "arith.minnumf": 1, "arith.maximumf": 1, "arith.minimumf": 1, "arith.cmpf": 1, "arith.select": 1,
@@ -33,11 +32,16 @@ _COST = {
     "math.floor": 2, "math.absf": 0.5, "arith.divsi": 40, "arith.remsi": 40, "arith.divui": 36, "arith.remui": 36,
     "tt.mulhiui": 4, "arith.sitofp": 8, "arith.fptosi": 8, "tt.extern_elementwise": 20,
 }  # fmt: skip
-#: Operations of the special function unit per lane.
+"""Cost of other operations per lane, in fp32 operations; 2 where nothing is listed.
+
+Integer and conversion units have half the width on sm_80 and sm_90; a division by a runtime integer is a sequence of
+about twenty operations.
+"""
 _SPECIAL = {
     "arith.divf": 1, "tt.precise_divf": 1, "math.exp": 1, "math.exp2": 1, "math.log": 1, "math.log2": 1,
     "math.sqrt": 1, "tt.precise_sqrt": 1, "math.rsqrt": 1, "math.erf": 1,
 }  # fmt: skip
+"""Operations of the special function unit per lane."""
 _LOADS = {"tt.load", "tt.descriptor_load", "tt.descriptor_gather"}
 _STORES = {"tt.store", "tt.descriptor_store"}
 _SYNCS = {"tt.reduce", "tt.scan", "tt.dot", "tt.dot_scaled"}
@@ -50,11 +54,20 @@ def _empty() -> defaultdict[str, float]:
 
 @dataclass
 class Counts:
-    """What a launch does; see ``LaunchFacts`` for the meaning of each number.
+    """The work of a launch.
 
     Attributes:
-        loaded: By buffer: sectors requested and bytes of the buffer.
-        stored: Likewise for stores.
+        loaded_bytes: See ``LaunchFacts``.
+        stored_bytes: See ``LaunchFacts``.
+        loaded: Sectors requested by loads and bytes of the buffer, by name of the buffer.
+        stored: The same for stores.
+        dot_flops: See ``LaunchFacts``.
+        alu: ``LaunchFacts.alu_flops``.
+        special: ``LaunchFacts.special_flops``.
+        atomics: See ``LaunchFacts``.
+        atomic_lines: See ``LaunchFacts``.
+        load_rounds: See ``LaunchFacts``.
+        syncs: See ``LaunchFacts``.
     """
 
     loaded_bytes: float = 0
@@ -71,7 +84,7 @@ class Counts:
 
 
 def _distinct(x: Array) -> int:
-    """Count distinct values; neighbours are mostly equal."""
+    """Count the distinct values of an array (n,); equal neighbours are removed first, as most neighbours are equal."""
     if not x.size:
         return 0
     x = x[np.r_[True, x[1:] != x[:-1]]]
@@ -81,7 +94,7 @@ def _distinct(x: Array) -> int:
 
 
 def has_dot(op: Op) -> bool:
-    """Whether an operation's regions hold a matrix product: such loops are pipelined."""
+    """Return whether an operation's regions contain a matrix product: the compiler pipelines such loops."""
     return any(
         inner.name in ("tt.dot", "tt.dot_scaled") or has_dot(inner)
         for r in op.regions
@@ -91,7 +104,18 @@ def has_dot(op: Op) -> bool:
 
 
 class Counter(Machine):
-    """Runs sampled programs and counts; values that addresses do not depend on may be wrong."""
+    """Runs sampled programs and counts their work; values that no address depends on may be wrong.
+
+    Args:
+        *args: As for ``Machine``.
+
+    Attributes:
+        counts: The counts so far, of the sampled programs.
+        num_stages: Depth of software pipelines.
+        weight: Number of trips that the current trip of a loop stands for, over all loops around it.
+        base: Number of load rounds that every later operation comes after.
+        ready: Number of load rounds after which a value is there, by slot.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -102,7 +126,7 @@ class Counter(Machine):
         self.ready: dict[int, float] = {}
 
     def call(self, func: Func, args: list[Any]) -> list[Any]:
-        """Run a function; its slots are its own."""
+        """Run a function with the values of its arguments and return its results; slots are numbered by function."""
         outer, self.ready = self.ready, {}
         try:
             return super().call(func, args)
@@ -111,7 +135,7 @@ class Counter(Machine):
             self.ready = outer
 
     def finish(self, scale: float) -> Counts:
-        """Scale sums over the sample to the grid and return them."""
+        """Return the counts of the whole grid, ``scale`` times those of the sample."""
         c = self.counts
         c.load_rounds = self.base
         c.syncs /= max(self.programs, 1)
@@ -129,7 +153,7 @@ class Counter(Machine):
 
     # -- rounds of dependent loads -------------------------------------------------------
     def _mark(self, op: Op) -> None:
-        """A value is ready one round after the values that its load depends on."""
+        """Set when the results are ready: a loaded value one round after the values that its load depends on."""
         at = max([self.base, *(self.ready.get(a, 0.0) for a in op.args)])
         if op.name in _LOADS or op.name in _ATOMICS and op.used:
             at += 1
@@ -138,7 +162,7 @@ class Counter(Machine):
 
     # -- work ------------------------------------------------------------------------------
     def step(self, op: Op, env: list[Any]) -> None:
-        """Run one operation and count it."""
+        """Run one operation, reading and writing ``env``, and count it."""
         name = op.name
         if name == "scf.for":
             self._loop(op, env)
@@ -188,14 +212,14 @@ class Counter(Machine):
         inner = ta.shape[-1]
         self.counts.dot_flops[kind] += 2.0 * out.size * inner * n
         self.counts.syncs += n
-        # No address depends on a product, so that the accumulator stands for the result.
+        # No address depends on a product: the accumulator replaces the result.
         acc = next((env[a] for a in reversed(op.args) if np.shape(env[a])[1:] == out.shape), None)
         env[op.results[0]] = np.zeros((1, *(1,) * len(out.shape)), out.dtype) if acc is None else acc
 
     def _sectors(self, op: Op, a: list[Any], is_store: bool) -> None:
-        if isinstance(a[0], Block):
+        if isinstance(a[0], BlockPointer):
             offsets = a[1 : 1 + len(a[0].block.shape)] if op.name.startswith("tt.desc") else a[0].offsets
-            placed = Block(a[0].base, a[0].shape, a[0].strides, list(offsets), a[0].block)
+            placed = BlockPointer(a[0].base, a[0].shape, a[0].strides, list(offsets), a[0].block)
             addr, mask = block_access(placed, list(range(len(placed.block.shape))))
             shape = placed.block.shape
         else:
@@ -215,10 +239,10 @@ class Counter(Machine):
             return
         at = max(int(np.searchsorted(self.memory.bases, first + SECTOR - 1, "right")) - 1, 0)
         region = self.memory.regions[at]
-        book = self.counts.stored if is_store else self.counts.loaded
-        old = book.get(region.name, (0.0, 0))[0]
+        by_buffer = self.counts.stored if is_store else self.counts.loaded
+        old = by_buffer.get(region.name, (0.0, 0))[0]
         per = self.count() if rows == 1 else 1
-        book[region.name] = (old + sectors * per * self.weight, region.data.size)
+        by_buffer[region.name] = (old + sectors * per * self.weight, region.data.size)
 
     # -- loops -----------------------------------------------------------------------------
     def _loop(self, op: Op, env: list[Any]) -> None:
@@ -229,16 +253,16 @@ class Counter(Machine):
         by = np.where(by == 0, 1, by)
         trips = np.maximum(-((lo - hi) // by), 0)
         most = int(self.of_active(trips).max(initial=0))
-        # The last trip is often masked in part and stands for itself alone; the others for all between.
+        # The last trip is often partly masked and counts once; the sampled others stand for all the others.
         some = sorted({round(k * (most - 2) / (_TRIPS - 2)) for k in range(_TRIPS - 1)} | {most - 1})
         ks = list(range(most)) if most <= _TRIPS else some
         outer, weight = self.active, self.weight
-        # What is outstanding before a loop is waited for in its first trip, not in each.
+        # Values that are not ready before a loop are waited for in its first trip, not in every trip.
         start = max([self.base, *self.ready.values()])
         rounds = 0.0
         for k in ks:
-            stands = 1.0 if k == most - 1 or len(ks) == most else (most - 1) / (len(ks) - 1)
-            self.weight = weight * stands
+            trips_for = 1.0 if k == most - 1 or len(ks) == most else (most - 1) / (len(ks) - 1)
+            self.weight = weight * trips_for
             mask = self.live() & (trips > k)
             self.active = None if mask.all() else mask
             for slot, a in zip(body.blocks[0].args[1:], op.args[3:], strict=False):
@@ -247,8 +271,8 @@ class Counter(Machine):
             seen = set(self.ready)
             new = self.run_region(body, env, [(lo + k * by).astype(lb.dtype), *carried])
             depth = max([self.base, *(v for s, v in self.ready.items() if s not in seen)]) - start
-            # A pipelined loop asks for later trips' data early: it waits for a part of a round.
-            rounds += depth * stands / (max(self.num_stages, 1) if has_dot(op) else 1)
+            # A pipelined loop loads the data of later trips early: each trip waits for a part of a round.
+            rounds += depth * trips_for / (max(self.num_stages, 1) if has_dot(op) else 1)
             for s in set(self.ready) - seen:
                 del self.ready[s]
             carried = (

@@ -1,19 +1,19 @@
-"""Read what a kernel occupies from its cubin: registers and local memory per thread."""
+"""Read the resources of a kernel from its cubin: registers and local memory per thread."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
 
-#: Attributes of the section ``.nv.info``: registers per thread, bytes of stack frame per thread.
 _REGCOUNT, _FRAME_SIZE = 0x2F, 0x11
-#: Form of an attribute whose value follows it, with a length of two bytes.
+"""Attributes of the section ``.nv.info``: registers per thread, bytes of stack frame per thread."""
 _SIZED = 4
+"""Format of an attribute that is followed by a two-byte length and its value."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one thread of a kernel occupies.
+    """Resources of one thread of a kernel.
 
     Attributes:
         registers: 32-bit registers per thread.
@@ -25,10 +25,16 @@ class Resources:
 
 
 def resources(cubin: bytes) -> Resources:
-    """Return what the only kernel of a cubin occupies.
+    """Read the resources of the only kernel of a cubin.
+
+    Args:
+        cubin: The file's bytes: a 64-bit ELF, little endian.
+
+    Returns:
+        The resources.
 
     Raises:
-        ValueError: the bytes are no 64-bit ELF, or name no register count.
+        ValueError: the bytes are no 64-bit ELF, or contain no register count.
     """
     if cubin[:5] != b"\x7fELF\x02":
         raise ValueError("a cubin is a 64-bit ELF")
@@ -47,7 +53,7 @@ def resources(cubin: bytes) -> Resources:
             at += 4
             if form == _SIZED:
                 if attribute in (_REGCOUNT, _FRAME_SIZE) and size == 8:
-                    # A pair of the symbol and the value; a helper function beside the kernel needs less.
+                    # The symbol and the value. Helper functions have entries of their own, with smaller values.
                     found[attribute] = max(found.get(attribute, 0), struct.unpack_from("<II", cubin, at)[1])
                 at += size
     if _REGCOUNT not in found:

@@ -1,4 +1,4 @@
-"""What is known of each GPU: datasheet peaks, occupancy limits, and constants fitted to measurements."""
+"""Data of each GPU: datasheet peaks, occupancy limits, and constants fitted to measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Constants:
         dram_share: Fraction of the DRAM peak that a long copy reaches.
         l2_gbs: Gigabytes per second that the L2 cache delivers to all SMs.
         tensor_share: Fraction of the tensor core peak that a long product reaches.
-        atomics_per_us: Atomic operations on distinct addresses per microsecond, the whole GPU.
+        atomics_per_us: Atomic operations on distinct addresses per microsecond, of the whole GPU.
     """
 
     launch_us: float = 4.0
@@ -48,19 +48,20 @@ class Device:
 
     Attributes:
         name: Short name.
-        capability: Compute capability times ten.
+        capability: Compute capability times ten, 90 for sm_90.
         sms: Number of streaming multiprocessors.
         clock_mhz: Boost clock in MHz.
         dram_gbs: Peak DRAM bandwidth in GB/s.
         l2_bytes: Bytes of L2 cache.
-        tensor_tflops: Dense peak of the tensor cores by element ("f16", "tf32", "i8", ...), 10^12 operations per second.
+        tensor_tflops: Dense peak of the tensor cores by element ("f16", "tf32", "i8", ...), 10^12 operations per
+            second.
         fp32_lanes: fp32 operations per clock and SM.
         special_lanes: Special function operations per clock and SM.
         registers: 32-bit registers of an SM.
-        warps: Resident warps of an SM at most.
-        blocks: Resident programs of an SM at most.
-        shared_bytes: Shared memory of an SM.
-        shared_per_block: Shared memory of one program at most.
+        warps: Largest number of resident warps of an SM.
+        blocks: Largest number of resident programs of an SM.
+        shared_bytes: Bytes of shared memory of an SM.
+        shared_per_block: Largest number of bytes of shared memory of one program.
         constants: Fitted constants.
         sources: Where the peaks ("datasheet") and the constants ("unfitted", "fitted ...") come from.
     """
@@ -83,17 +84,25 @@ class Device:
     sources: dict[str, str]
 
     def with_constants(self, **values: float) -> Device:
-        """Return the device with other constants."""
+        """Return the device with other values of some constants, by their names in ``Constants``."""
         return replace(self, constants=replace(self.constants, **values))
 
 
 def names() -> list[str]:
-    """Return the names of the devices there is data for."""
+    """Return the names of the devices with a data file, sorted."""
     return sorted(p.stem for p in _DATA.glob("*.json"))
 
 
 def parse(name: str, data: dict[str, Any]) -> Device:
-    """Build a device from the contents of its file."""
+    """Build a device from the contents of its data file.
+
+    Args:
+        name: Name of the device.
+        data: The parsed JSON; ``fit`` and unknown constants are ignored.
+
+    Returns:
+        The device.
+    """
     known = {f.name for f in fields(Constants)}
     constants = {k: float(v) for k, v in data.get("constants", {}).items() if k in known}
     rest = {k: v for k, v in data.items() if k not in ("constants", "fit")}
@@ -102,7 +111,13 @@ def parse(name: str, data: dict[str, Any]) -> Device:
 
 @cache
 def load(name: str) -> Device:
-    """Return a device by name, such as "h200".
+    """Load a device.
+
+    Args:
+        name: Its name, such as "h200".
+
+    Returns:
+        The device.
 
     Raises:
         UnknownName: there is no data for it.
@@ -113,5 +128,5 @@ def load(name: str) -> Device:
 
 
 def path(name: str) -> Path:
-    """Return the data file of a device."""
+    """Return the path of a device's data file."""
     return _DATA / f"{name}.json"

@@ -1,4 +1,4 @@
-"""What a launch does, counted on a sample of its programs without a GPU."""
+"""Counts the work of a launch on a sample of its programs, without a GPU."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import numpy as np
 
 from kbx_env.backends.cost.counting import SECTOR, Counter, Counts
 from kbx_env.backends.ttir import Meter, Module, Region, TtirError, parse
+from kbx_env.backends.ttir.interp.launch import coordinates, scalar_argument
 from kbx_env.backends.ttir.interp.memory import Memory
 
-#: Sampled programs: few of large tiles, more of small ones.
 _PROGRAMS = (4, 16)
+"""Smallest and largest number of sampled programs."""
 _ELEMENTS = 1 << 17
+"""Number of sampled programs times the elements of the kernel's largest tensor, within ``_PROGRAMS``."""
 
 
 @dataclass(frozen=True)
 class LaunchFacts:
-    """What one kernel launch does, summed over its programs, and what it occupies.
+    """The work of one kernel launch, summed over its programs, and its resources.
 
     Attributes:
         kernel: Name of the kernel.
@@ -31,17 +33,18 @@ class LaunchFacts:
         shared_bytes: Bytes of shared memory per program.
         loaded_bytes: Bytes read by unmasked lanes.
         stored_bytes: Bytes written by unmasked lanes.
-        unique_loaded: Bytes read at least once: what DRAM must deliver.
+        unique_loaded: Bytes read at least once, which DRAM must deliver.
         unique_stored: Bytes written at least once.
         loaded_sectors: Sectors of 32 bytes requested by loads, each program's repeated requests counted again.
-        stored_sectors: Likewise of stores.
+        stored_sectors: The same for stores.
         dot_flops: Operations of matrix products by kind, such as "f16*f16->f32" or "tf32".
         alu_flops: Lane operations of the ordinary arithmetic units, in units of one fp32 operation.
         special_flops: Lane operations of the special function unit (exponential, sine, reciprocal, ...).
         atomics: Lanes of atomic operations.
         atomic_lines: Distinct addresses that atomics touch, summed over programs.
-        load_rounds: Rounds of dependent global loads that one program waits for, one after the other.
-        syncs: Reductions, scans and matrix products that one program runs, one after the other.
+        load_rounds: Rounds of dependent global loads that one program waits for in sequence; pipelined loops wait for
+            parts.
+        syncs: Number of reductions, scans and matrix products of one program.
     """
 
     kernel: str
@@ -81,15 +84,23 @@ class LaunchFacts:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> LaunchFacts:
-        """Build from what ``to_dict`` returned."""
+        """Build an object from the result of ``to_dict``."""
         return cls(**data)
 
 
 def sample_ids(total: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return at most ``count`` program numbers, the middles of equal parts of the grid."""
+    """Choose the programs of a sample.
+
+    Args:
+        total: Number of programs of the grid.
+        count: Largest size of the sample.
+
+    Returns:
+        Numbers of programs: int64, (at most ``count``,), the middles of equal parts of the grid.
+    """
     if total <= count:
         return np.arange(total, dtype=np.int64)
-    # Middles: the last program of a grid is often masked in part and stands for itself alone.
+    # Middles, because the last program of a grid is often partly masked and not representative.
     return ((np.arange(count) * 2 + 1) * total // (2 * count)).astype(np.int64)
 
 
@@ -97,15 +108,7 @@ def _values(module: Module, args: Sequence[int | float]) -> list[Any]:
     entry = module.entry.body.blocks[0]
     if len(args) != len(entry.args):
         raise TtirError(f"{module.entry.name} takes {len(entry.args)} arguments, not {len(args)}")
-    out = []
-    for v, t in zip(args, entry.arg_types, strict=True):
-        if t.elem == "ptr" or t.dtype.kind in "ib":
-            size = t.dtype.itemsize
-            bits = np.array(int(v) & ((1 << (8 * size)) - 1), f"u{size}")
-            out.append(bits.astype(t.dtype).reshape(1))
-        else:
-            out.append(np.array(float(v)).astype(t.dtype).reshape(1))
-    return out
+    return [scalar_argument(v, t) for v, t in zip(args, entry.arg_types, strict=True)]
 
 
 def count(
@@ -117,13 +120,13 @@ def count(
     num_stages: int = 1,
     deadline: float | None = None,
 ) -> Counts:
-    """Count what a launch does from a sample of its programs, whose stores happen.
+    """Count the work of a launch on a sample of its programs, which write to the regions.
 
     Args:
         text: TTIR of the kernel, or its parsed form.
         grid: Programs along x, y and z.
         args: Runtime arguments of the public function; pointers are integer addresses.
-        regions: Memory, of the true sizes; only values that addresses depend on need be true.
+        regions: The memory, of the true sizes; only values that addresses depend on must be right.
         num_stages: Depth of the software pipelines that the kernel was compiled with.
         deadline: Value of ``time.monotonic`` at which to stop.
 
@@ -131,18 +134,15 @@ def count(
         Sums over the whole grid, except the counts that are per program.
 
     Raises:
-        OutOfBounds, Unsupported, TimeoutError: as ``kbx_env.backends.ttir.interp.launch``.
+        OutOfBounds: an unmasked access is outside every region.
+        Unsupported: the kernel uses an operation that is not implemented.
+        TimeoutError: the deadline passed.
     """
     module = parse(text) if isinstance(text, str) else text
     total = grid[0] * grid[1] * grid[2]
     low, high = _PROGRAMS
     ids = sample_ids(total, min(max(_ELEMENTS // module.max_elements, low), high))
-    pids = (
-        (ids % grid[0]).astype(np.int32),
-        (ids // grid[0] % grid[1]).astype(np.int32),
-        (ids // (grid[0] * grid[1])).astype(np.int32),
-    )
-    machine = Counter(module, module.entry.name, grid, pids, Memory(regions), Meter(), deadline)
+    machine = Counter(module, module.entry.name, grid, coordinates(grid, ids), Memory(regions), Meter(), deadline)
     machine.num_stages = num_stages
     with np.errstate(all="ignore"):
         machine.call(module.entry, _values(module, args))
@@ -160,7 +160,7 @@ def facts(
     shared_bytes: int,
     local_bytes: int = 0,
 ) -> LaunchFacts:
-    """Join what a launch does with what it occupies; the arguments are attributes of ``LaunchFacts``."""
+    """Combine the counts of a launch with its resources; the other arguments are attributes of ``LaunchFacts``."""
     return LaunchFacts(
         kernel=kernel,
         programs=programs,

@@ -14,26 +14,26 @@ from kbx_env.backends.cost.devices import Device
 from kbx_env.backends.cost.facts import LaunchFacts
 from kbx_env.errors import UsageError
 
-#: How far the parts of a launch overlap: 1 would add them, infinity take the largest. Not fitted.
 OVERLAP = 3.0
-#: Registers are given to a warp in units of 256, shared memory to a program in units of 128 bytes.
+"""Exponent of the norm that joins the parts of a launch: 1 adds them, infinity takes the largest. Not fitted."""
 _REGISTER_UNIT, _SHARED_UNIT = 256, 128
-#: An SM has four parts with their own schedulers and register files; a warp stays in one.
+"""Allocation units: registers of a warp, and bytes of shared memory of a program."""
 _PARTS = 4
-#: Shared memory that the system takes per program, from sm_80 on.
+"""Parts of an SM with their own schedulers and register files; a warp stays in one of them."""
 _RESERVED = 1024
-#: Without four warps together, Hopper runs products through the older instruction, at this share of the peak.
+"""Bytes of shared memory that CUDA reserves per program, from sm_80 on."""
 _OLD_PRODUCT = 0.62
+"""Share of the tensor core peak that Hopper reaches without four warps together: ``mma`` in place of ``wgmma``."""
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many programs of a kernel an SM holds.
+    """Occupancy of an SM by a kernel.
 
     Attributes:
-        blocks: Programs per SM.
-        warps: Warps per SM.
-        share: ``warps`` over the most warps of an SM.
+        blocks: Resident programs per SM.
+        warps: Resident warps per SM.
+        share: ``warps`` over the largest number of warps of an SM.
         limited_by: "registers", "shared memory", "warps" or "blocks".
     """
 
@@ -64,13 +64,16 @@ class Estimate:
 
 
 def occupancy(registers: int, shared_bytes: int, num_warps: int, device: Device) -> Occupancy:
-    """Return how many programs fit on an SM by CUDA's rules.
+    """Compute the occupancy of an SM by CUDA's rules.
 
     Args:
         registers: 32-bit registers per thread.
-        shared_bytes: Shared memory per program.
+        shared_bytes: Bytes of shared memory per program.
         num_warps: Warps per program.
         device: The GPU.
+
+    Returns:
+        The occupancy.
 
     Raises:
         UsageError: not even one program fits.
@@ -93,7 +96,7 @@ def occupancy(registers: int, shared_bytes: int, num_warps: int, device: Device)
 
 
 def _peak(kind: str, device: Device) -> float:
-    """Return the operations per microsecond of a kind of product, 0 when no tensor core runs it."""
+    """Return the peak operations per microsecond of a kind of product, 0 if it does not run on tensor cores."""
     table = device.tensor_tflops
     if kind.startswith("scaled "):
         kind = "f16"
@@ -107,9 +110,9 @@ def _peak(kind: str, device: Device) -> float:
 
 
 def _spilled(f: LaunchFacts, device: Device) -> float:
-    """Return the bytes of spilled registers that move.
+    """Return the bytes of spilled registers that a launch moves.
 
-    Local memory of a kernel that is not at its cap of registers is a rarely used array of a library function.
+    A kernel below its register limit does not spill: its local memory is a rarely used array of a library function.
     """
     cap = min(255, device.registers // (32 * f.num_warps))
     if f.registers < cap - 8:
@@ -118,12 +121,24 @@ def _spilled(f: LaunchFacts, device: Device) -> float:
 
 
 def launch_parts(f: LaunchFacts, device: Device) -> tuple[dict[str, float], Occupancy, float]:
-    """Return the estimated microseconds of one launch by cause, its occupancy and its waves."""
+    """Estimate one launch.
+
+    Args:
+        f: The launch.
+        device: The GPU.
+
+    Returns:
+        Microseconds by cause (see ``Estimate.parts``), the occupancy, and the waves: programs over the programs that
+        fit on the GPU at once.
+
+    Raises:
+        UsageError: a program does not fit on an SM.
+    """
     c = device.constants
     occ = occupancy(f.registers, f.shared_bytes, f.num_warps, device)
     programs = max(f.programs, 1)
     waves = programs / (device.sms * occ.blocks)
-    # The SM with the most programs ends last; a warp uses a quarter of it.
+    # The SM with the most programs ends last; a warp uses one of its four parts.
     most = ceil(programs / device.sms)
     resident = min(occ.blocks, most) * f.num_warps
     used = min(1.0, resident / _PARTS)
@@ -131,7 +146,7 @@ def launch_parts(f: LaunchFacts, device: Device) -> tuple[dict[str, float], Occu
 
     requested = f.sectors * SECTOR
     touched = min(f.unique_bytes, requested) if requested else f.unique_bytes
-    # Repeats find their data in L2 unless sectors are used in part (gathers, strides) and the memory is larger.
+    # Repeated requests hit L2, unless sectors are used in part (gathers, strides) and the memory exceeds L2.
     in_part = 1.0 - min(1.0, (f.loaded_bytes + f.stored_bytes) / requested) if requested else 0.0
     missed = max(0.0, 1.0 - device.l2_bytes / f.unique_bytes) if f.unique_bytes else 0.0
     dram = touched + max(0.0, requested - touched) * in_part * missed
@@ -162,16 +177,19 @@ def launch_parts(f: LaunchFacts, device: Device) -> tuple[dict[str, float], Occu
 
 
 def combine(parts: dict[str, float]) -> float:
-    """Join the parts of one launch, which overlap for the most part."""
+    """Return the microseconds of one launch: the ``OVERLAP`` norm of its parts, which mostly run at the same time."""
     return sum(v**OVERLAP for v in parts.values()) ** (1 / OVERLAP)
 
 
 def estimate_us(facts: Sequence[LaunchFacts], device: Device) -> Estimate:
-    """Estimate the device time of a launch sequence that finds the L2 cache cold.
+    """Estimate the device time of a launch sequence that starts with a cold L2 cache.
 
     Args:
         facts: The launches in order.
         device: The GPU.
+
+    Returns:
+        The estimate.
 
     Raises:
         UsageError: a program of a launch does not fit on an SM.
@@ -179,12 +197,12 @@ def estimate_us(facts: Sequence[LaunchFacts], device: Device) -> Estimate:
     c = device.constants
     parts: dict[str, float] = {"launch": c.launch_us + c.gap_us * max(len(facts) - 1, 0) if facts else 0.0}
     total = parts["launch"]
-    held, waves = [], []
+    occupancies, waves = [], []
     for f in facts:
         one, occ, w = launch_parts(f, device)
         total += combine(one)
-        held.append(occ)
+        occupancies.append(occ)
         waves.append(w)
         for k, v in one.items():
             parts[k] = parts.get(k, 0.0) + v
-    return Estimate(total, parts, held, waves, max(parts, key=lambda k: parts[k]))
+    return Estimate(total, parts, occupancies, waves, max(parts, key=lambda k: parts[k]))

@@ -1,4 +1,4 @@
-"""The CPU tier: executes what a submission's host code asks for, launches included."""
+"""The CPU tier: executes the recorded steps of a submission's host code, launches included."""
 
 from kbx_env.backends.engine.engine import ComputedByHost, Engine, LaunchRefused, may_copy
 from kbx_env.backends.engine.storage import DTYPES, TraceError

@@ -1,4 +1,4 @@
-"""What a launch must be, before the executor looks at it: a kernel that a compiler has made, and arguments that fit it."""
+"""Checks of a launch before the executor runs it: the kernel is a compiler's output, and the arguments fit it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kbx_env.backends import ttir
-from kbx_env.backends.engine.storage import TraceError, whole
+from kbx_env.backends.engine.storage import TraceError, bounded_int
 
 
-def genuine(text: str) -> None:
-    """What the executor stumbles over must at least be a kernel: text that Triton's own parser and verifier accept.
+def require_triton_ir(text: str) -> None:
+    """Check that Triton's own parser and verifier accept a kernel that the executor failed on.
+
+    Args:
+        text: TTIR of the kernel, from an untrusted process.
 
     Raises:
-        TraceError: it is none, so no compiler has printed it.
+        TraceError: they refuse it, so that no compiler has printed it.
     """
     from triton._C.libtriton import ir, nvidia
 
     context = ir.context()
     ir.load_dialects(context)
     nvidia.load_dialects(context)
-    with open(os.memfd_create("ttir"), "wb") as f, silent():
+    with open(os.memfd_create("ttir"), "wb") as f, stderr_silenced():
         f.write(text.encode("utf-8", "replace"))
         f.flush()
         try:
@@ -32,23 +35,27 @@ def genuine(text: str) -> None:
 
 
 @contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """What a library writes past Python to the standard error goes nowhere: it would quote the submission."""
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+def stderr_silenced() -> Iterator[None]:
+    """Discard what a C++ library writes to the standard error: it would quote the submission."""
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved, 2)
+        os.close(saved)
         os.close(null)
 
 
-def fits(module: ttir.Module, values: Sequence[Any]) -> None:
-    """Launch arguments must be those of the kernel.
+def check_arguments(module: ttir.Module, values: Sequence[Any]) -> None:
+    """Check the arguments of a launch against the kernel's parameters.
+
+    Args:
+        module: The kernel.
+        values: Results of ``decode_argument``.
 
     Raises:
-        TraceError: another number of them, or another kind.
+        TraceError: their number or a kind differs.
     """
     types = module.entry.body.blocks[0].arg_types
     if len(values) != len(types):
@@ -63,19 +70,25 @@ def fits(module: ttir.Module, values: Sequence[Any]) -> None:
             raise TraceError(f"launch argument {str(value)[:40]!r} for a parameter of type {t.elem}")
 
 
-def argument(value: Any) -> Any:
-    """A launch argument as the executor takes it.
+def decode_argument(value: Any) -> Any:
+    """Convert a launch argument from the trace to the form that the executor takes.
+
+    Args:
+        value: A number, or a descriptor as a dictionary of ``base``, ``shape``, ``strides`` and ``padding``.
+
+    Returns:
+        The number, or a ``ttir.Descriptor``.
 
     Raises:
-        TraceError: neither a number nor a descriptor.
+        TraceError: it is neither.
     """
     if type(value) in (int, float):
         return value
     if isinstance(value, dict) and set(value) == {"base", "shape", "strides", "padding"}:
-        base = whole(value["base"], "address", 1 << 63)
+        base = bounded_int(value["base"], "address", 1 << 63)
         if not all(isinstance(value[k], list) for k in ("shape", "strides")):
             raise TraceError("launch argument: shape and strides of a descriptor")
-        shape = [whole(n, "shape", 1 << 31) for n in value["shape"]]
-        strides = [whole(n, "stride", 1 << 40) for n in value["strides"]]
+        shape = [bounded_int(n, "shape", 1 << 31) for n in value["shape"]]
+        strides = [bounded_int(n, "stride", 1 << 40) for n in value["strides"]]
         return ttir.Descriptor(base, tuple(shape), tuple(strides), str(value["padding"])[:8])
     raise TraceError(f"launch argument {str(value)[:40]!r}")

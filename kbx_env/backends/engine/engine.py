@@ -1,9 +1,9 @@
 """Executes a trace: the host's allocations, fills and copies, and every kernel launch, on memory of its own.
 
-A submission's process never sees an input's values (but a few scalars it asks for) and never holds a result. It says
-what it wants done, step by step; only what can be said here can be done: allocate, fill with one value, copy between
-equal kinds of number, launch a Triton kernel. Whatever reaches an output has therefore come through these, and the
-engine knows what did: provenance, traffic, launches and matrix products are facts, not claims.
+A submission's process never sees an input's values (except scalars that it reads back) and never holds a result. It
+sends the steps of its host code, and only these steps exist: allocate, fill with one value, copy between equal kinds of
+numbers, launch a Triton kernel. Every value in an output was therefore produced by them, and the engine observes them
+itself: provenance, traffic, launches and matrix products are facts, not claims.
 """
 
 from __future__ import annotations
@@ -19,26 +19,47 @@ import torch
 
 from kbx_env.backends import ttir
 from kbx_env.backends.engine import torch_ops
-from kbx_env.backends.engine.checks import argument, fits, genuine
-from kbx_env.backends.engine.counters import Ledger, address, by_kernel
-from kbx_env.backends.engine.storage import CONSTANT, DTYPES, INPUT, MOVED, Heap, Storage, TraceError, View, kind, whole
+from kbx_env.backends.engine.checks import check_arguments, decode_argument, require_triton_ir
+from kbx_env.backends.engine.counters import CallCounters, base_address, rows_by_kernel
+from kbx_env.backends.engine.storage import (
+    CONSTANT,
+    DTYPES,
+    INPUT,
+    MOVED,
+    Heap,
+    Storage,
+    TraceError,
+    View,
+    bounded_int,
+    kind,
+)
 
 MAX_TEXT = 8 << 20
+"""Largest length of a kernel's text, in characters."""
 MAX_KERNELS = 512
+"""Largest number of kernels of a submission."""
 MAX_NAME = 200
+"""Largest length of a kernel's name, in characters."""
 MAX_TENSOR = 1 << 20
-"""Elements of one tensor in a kernel; Triton itself refuses more."""
+"""Largest number of elements of one tensor in a kernel, which is also Triton's own limit."""
 GRID = (2**31 - 1, 65535, 65535)
-"""What a CUDA device launches."""
+"""Largest grid of a CUDA device."""
 HOST_BYTES = 16 << 10
-"""What the host code may bring into a call as constants, fill values and launch arguments that are not tensors."""
+"""Largest number of bytes of constants, fill values and scalar launch arguments of the host code in a call."""
 LENGTHS = {"alloc": 2, "free": 1, "fill": 2, "copy": 2, "host": 2, "launch": 4, "torch": 5}
-"""Parts of a step, by its name."""
+"""Number of parts of a step after its name."""
 
 
 class ComputedByHost(Exception):
-    """What would be a computation by the host: a copy between kinds of numbers, or one that moves values where moving is
-    the task, or more constants than sizes and seeds need. ``name`` is the rule."""
+    """A step would be a computation by the host.
+
+    That is a copy between kinds of numbers, a copy that moves values where moving is the task, or more constants than
+    sizes and seeds need.
+
+    Args:
+        message: The text for the author of the submission.
+        name: The rule that was broken.
+    """
 
     def __init__(self, message: str, name: str = "torch_compute") -> None:
         super().__init__(message)
@@ -46,30 +67,42 @@ class ComputedByHost(Exception):
 
 
 class LaunchRefused(Exception):
-    """A launch that a device would refuse."""
+    """A launch or fill that a device would refuse."""
 
 
-def _kind(dtype: torch.dtype) -> str:
+def _category(dtype: torch.dtype) -> str:
     if dtype is torch.bool:
         return "bool"
     return "complex" if dtype.is_complex else "float" if dtype.is_floating_point else "int"
 
 
 def may_copy(source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether a host copy may convert: floats to floats, integers and booleans to integers; never across."""
-    a, b = _kind(source), _kind(target)
+    """Return whether a host copy may convert: floats to floats, integers and booleans to integers."""
+    a, b = _category(source), _category(target)
     return source is target or (a, b) in (("float", "float"), ("int", "int"), ("bool", "int"), ("complex", "complex"))
 
 
 class Engine:
-    """The memory and the launches of one submission."""
+    """The memory and the launches of one submission.
+
+    Attributes:
+        heap: Its storages.
+        kernels: Parsed kernels by key.
+        texts: Their TTIR.
+        deadline: Value of ``time.monotonic`` at which the call must end.
+        perturbation: Integers to replace in launches, if any.
+        meter: Counters of the call's launches.
+        counters: Further counters of the call.
+        sanitizer: Findings of the call.
+        host_bytes: Bytes of constants that the host code brought into the call so far.
+    """
 
     def __init__(self) -> None:
         self.heap = Heap()
         self.kernels: dict[str, ttir.Module] = {}
         self.texts: dict[str, str] = {}
         self.deadline = math.inf
-        self.disturbance: ttir.Disturbance | None = None
+        self.perturbation: ttir.Perturbation | None = None
         self.begin(math.inf)
         self._steps: Mapping[str, Callable[..., None]] = {
             "alloc": self._alloc, "free": self._free, "fill": self._fill, "copy": self._copy, "host": self._host,
@@ -79,34 +112,43 @@ class Engine:
     def begin(
         self, seconds: float, moves: bool = False, picks: bool = False, torch_ops: bool = False, ablate: bool = False
     ) -> None:  # fmt: skip
-        """Start a call: the counts start anew, the memory stays, but what lies there is no work of this call.
+        """Start a call: reset the counters. The memory stays, but no byte of it counts as stored by this call.
 
         Args:
-            seconds: the limit.
-            moves: the task only moves values: then torch may not move any.
-            picks: the task picks parts of tensors, or fills them: then torch may not.
-            torch_ops: the host code may compute in torch.
-            ablate: leave out every launch.
+            seconds: Time limit of the call.
+            moves: The task only moves values, so that torch must not move any.
+            picks: The task picks or fills parts of tensors, so that torch must not.
+            torch_ops: The host code may compute in torch.
+            ablate: Skip every launch.
         """
         self.deadline = time.monotonic() + seconds
         self.moves, self.picks, self.torch_ops, self.ablate, self.host_bytes = moves, picks, torch_ops, ablate, 0
-        self._arguments: set[tuple[str, int, Any]] = set()
-        self._given: list[Any] = []
+        self._counted_scalars: set[tuple[str, int, Any]] = set()
+        self._input_views: list[Any] = []
         for s in self.heap:
             s.stored[:] = False
             s.origin[s.origin != CONSTANT] = MOVED
-        self.meter, self.ledger = ttir.Meter(detail=True), Ledger()
+        self.meter, self.counters = ttir.Meter(detail=True), CallCounters()
         self.sanitizer = ttir.Sanitizer()
 
-    # -- what the grader says ----------------------------------------------------------------------
+    # -- commands of the grader --------------------------------------------------------------------
     def input(self, name: str, base: Any, size: int, offset: int, data: bytes | bytearray, spec: Any) -> None:
-        """An argument of the call: its storage at the address that the host code sees; no name for a result.
+        """Add an argument of the call.
 
-        ``spec`` is the view that was given.
+        Args:
+            name: Its name; "" for an ``out=`` argument, whose values are no input.
+            base: Address of its storage, as the host code sees it.
+            size: Bytes of the storage.
+            offset: Where ``data`` begins in the storage, in bytes.
+            data: Its values.
+            spec: The view of it, as ``Heap.view`` takes it.
+
+        Raises:
+            TraceError: there is no room for the storage.
         """
         storage = self.heap.allocate(base, size)
         storage.argument = True
-        self._given.append(_order(spec))
+        self._input_views.append(_element_order(spec))
         storage.data[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
         if name:
             storage.initialised[:] = True
@@ -115,10 +157,16 @@ class Engine:
             storage.kinds.add(kind(DTYPES[spec[1]]))
 
     def kernel(self, key: str, text: Any, fused: Any) -> None:
-        """A compiled kernel, as TTIR.
+        """Add a compiled kernel.
+
+        Args:
+            key: Names it in launches.
+            text: Its TTIR.
+            fused: The launch option ``enable_fp_fusion``.
 
         Raises:
-            Unsupported: the text is not TTIR that this executor knows.
+            TraceError: Triton refuses the text, or it exceeds a limit.
+            Unsupported: the executor does not implement something in the text.
         """
         if not isinstance(text, str) or len(text) > MAX_TEXT or len(self.kernels) >= MAX_KERNELS:
             raise TraceError("too much kernel text")
@@ -127,7 +175,7 @@ class Engine:
         except MemoryError:
             raise
         except Exception as e:
-            genuine(text)
+            require_triton_ir(text)
             if isinstance(e, ttir.Unsupported):
                 raise
             raise ttir.Unsupported("text", detail=f"{type(e).__name__}: {e}"[:200]) from e
@@ -138,12 +186,18 @@ class Engine:
         self.kernels[key], self.texts[key] = module, text
 
     def run(self, steps: Any) -> None:
-        """Do the steps in order.
+        """Execute steps in order.
+
+        Args:
+            steps: A list of lists: the step's name and its ``LENGTHS`` parts.
 
         Raises:
             TraceError: a step makes no sense.
-            ComputedByHost: a copy would compute.
-            TtirError, TimeoutError: from a launch.
+            ComputedByHost: a step would compute.
+            LaunchRefused: a device would refuse a launch.
+            TtirError: from a launch.
+            TimeoutError: the call took too long.
+            MemoryError: the host has no memory left.
         """
         if not isinstance(steps, list):
             raise TraceError("steps are not a list")
@@ -155,10 +209,10 @@ class Engine:
                 raise TraceError(f"step {step[0]} of {len(step) - 1} parts")
             try:
                 handler(*step[1:])
-            except NotImplementedError as e:  # torch lacks it for a dtype
+            except NotImplementedError as e:  # torch does not implement it for a dtype
                 raise ttir.Unsupported(step[0], detail=str(e)[:200]) from e
             except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-                if step[0] == "launch":  # it has looked at its arguments: a fault of the executor
+                if step[0] == "launch":  # its arguments were checked: a fault of the executor
                     raise
                 if "allocate memory" in str(e):
                     raise MemoryError from e
@@ -167,16 +221,36 @@ class Engine:
                 raise TimeoutError("the call took too long")
 
     def read(self, spec: Any, *, by_host: bool = False) -> tuple[View, bytes]:
-        """The elements of a view, dense in row-major order. What the host code reads must have been written."""
+        """Read a view.
+
+        Args:
+            spec: The view, as ``Heap.view`` takes it.
+            by_host: The host code wants the values: unwritten ones become a finding.
+
+        Returns:
+            The view, and its elements, dense in row-major order.
+
+        Raises:
+            TraceError: the view makes no sense.
+        """
         view = self.heap.view(spec)
         if by_host and view.numel and not bool(view.flags(view.storage.initialised).all()):
-            nowhere = ttir.Finding("uninitialised_read", "", 0, "", (0, 0, 0), "", 0, access="host", indirect=True)
-            self.sanitizer.report(nowhere)
+            found = ttir.Finding("uninitialised_read", "", 0, "", (0, 0, 0), "", 0, access="host", indirect=True)
+            self.sanitizer.report(found)
         dense = view.values().contiguous()
         return view, (dense.view(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b"")
 
     def origin(self, view: View) -> dict[str, Any]:
-        """Where the values of a view came from."""
+        """Return the origin of a view's values.
+
+        Args:
+            view: The view.
+
+        Returns:
+            The numbers of elements (all, ``stored`` by kernels, ``moved`` by the host, ``unwritten``), whether an
+            earlier call returned the storage (``again``), and the inputs and kinds of products that the values may
+            depend on.
+        """
         count = view.numel
         flags = view.storage
         stored = view.flags(flags.stored) if count else torch.zeros(0, dtype=torch.bool)
@@ -189,15 +263,15 @@ class Engine:
             "inputs": sorted(flags.inputs), "dots": sorted(flags.dots),
         }  # fmt: skip
 
-    def hand_out(self, spec: Any) -> None:
-        """Remember the storage of a result: a later call must not return it once more while somebody may hold it."""
+    def mark_returned(self, spec: Any) -> None:
+        """Mark a result's storage as returned: a later call must not return it, as the caller may still use it."""
         view = self.heap.view(spec)
         view.storage.returned = bool(view.numel) and not view.storage.argument
-        self.ledger.results.add(view.storage.serial)
+        self.counters.results.add(view.storage.serial)
 
     def facts(self) -> dict[str, Any]:
-        """What the launches of this call did."""
-        rows, (between, buffers) = self.meter.per_launch, self.ledger.between
+        """Return the counters and findings of this call's launches."""
+        rows, (between, buffers) = self.meter.per_launch, self.counters.between
         return {
             "launches": len(rows),
             "loaded": self.meter.loaded_bytes, "stored": self.meter.stored_bytes, "atomic": self.meter.atomic_bytes,
@@ -205,8 +279,8 @@ class Engine:
             "reread": sum(r.reread_bytes for r in rows),
             "dots": sorted(self.meter.dot_kinds), "flops": dict(self.meter.flops),
             "findings": [asdict(f) | {"text": f.text()} for f in self.sanitizer.findings],
-            "kernels": by_kernel(rows), "between": between, "buffers": buffers,
-            "operands": sorted(self.ledger.operands),
+            "kernels": rows_by_kernel(rows), "between": between, "buffers": buffers,
+            "operands": sorted(self.counters.operands),
         }  # fmt: skip
 
     # -- steps -------------------------------------------------------------------------------------
@@ -220,8 +294,8 @@ class Engine:
         view = self.heap.view(spec)
         if type(value) not in (bool, int, float):
             raise TraceError("fill value")
-        self._brought(8)
-        if view.numel and ((self.moves and not view.dense) or (self.picks and not self._whole(spec, view))):
+        self._count_host_bytes(8)
+        if view.numel and ((self.moves and not view.dense) or (self.picks and not self._covers(spec, view))):
             raise ComputedByHost("torch fills a part of a tensor, where putting values into their places is the task")
         if view.numel:
             try:
@@ -233,23 +307,26 @@ class Engine:
             view.mark(view.storage.origin, MOVED if view.storage.argument and view.storage.inputs else CONSTANT)
             view.storage.kinds.add(kind(view.dtype))
 
-    def _whole(self, spec: Any, view: View) -> bool:
-        """Whether a view holds every element of its tensor, once."""
+    def _covers(self, spec: Any, view: View) -> bool:
+        """Return whether a view contains every element of its tensor, once."""
         every = view.numel * view.dtype.itemsize == view.storage.data.size or any(
-            given[0] == spec[0] and math.prod(n for n, _ in given[3]) == view.numel for given in self._given
+            known[0] == spec[0] and math.prod(n for n, _ in known[3]) == view.numel for known in self._input_views
         )
-        return every and view.apart
+        return every and view.distinct
 
     def _pads(self, target: Any, to: View, source: Any, of: View) -> bool:
-        """Whether whole data is copied to a whole tensor, or into one that holds no data yet: a frame around it."""
-        whole = self._whole(target, to) or (bool(of.storage.inputs) and not to.storage.inputs)
-        return whole and (self._whole(source, of) or not (of.storage.inputs or to.storage.inputs))
+        """Return whether a whole tensor is copied to a whole tensor, or into part of one without data yet (padding)."""
+        all_written = self._covers(target, to) or (bool(of.storage.inputs) and not to.storage.inputs)
+        return all_written and (self._covers(source, of) or not (of.storage.inputs or to.storage.inputs))
 
-    def _brought(self, size: int) -> None:
-        """Count what the host brings in; without a bound it could bring the whole result.
+    def _count_host_bytes(self, size: int) -> None:
+        """Count constants of the host code; without a bound they could contain the whole result.
+
+        Args:
+            size: Bytes of the constant.
 
         Raises:
-            ComputedByHost: more than ``HOST_BYTES``.
+            ComputedByHost: there are more than ``HOST_BYTES``.
         """
         self.host_bytes += size
         if self.host_bytes > HOST_BYTES:
@@ -264,11 +341,13 @@ class Engine:
         if not to.numel:
             return
         if of.dtype is not to.dtype and not self.torch_ops and not of.storage.kinds <= {kind(of.dtype)}:
-            # Sign bits become masks, carries become sums: a conversion of reinterpreted bytes can compute anything.
+            # A conversion of reinterpreted bytes can compute: sign bits become masks, carries become sums.
             raise ComputedByHost(
                 f"a conversion to {_name(to.dtype)} of bytes that were not written as {_name(of.dtype)}"
             )
-        plain = (of.dense or _order(source) in self._given) and (to.dense or _order(target) in self._given)
+        plain = (of.dense or _element_order(source) in self._input_views) and (
+            to.dense or _element_order(target) in self._input_views
+        )
         if self.moves and not plain:
             raise ComputedByHost("torch copies a part of a tensor or in another order, where moving values is the task")
         if self.picks and not self._pads(target, to, source, of):
@@ -299,7 +378,7 @@ class Engine:
             raise TraceError("host data") from None
         if len(data) != view.numel * view.dtype.itemsize:
             raise TraceError("host data of another size")
-        self._brought(len(data))
+        self._count_host_bytes(len(data))
         if data:
             values = torch.frombuffer(bytearray(data), dtype=view.dtype).view(view.shape)
             view.values().copy_(values)
@@ -320,60 +399,70 @@ class Engine:
         module = self.kernels.get(key) if isinstance(key, str) else None
         if module is None or not isinstance(grid, list) or len(grid) != 3 or not isinstance(args, list):
             raise TraceError("malformed launch")
-        x, y, z = (whole(n, "grid", 1 << 63) for n in grid)
+        x, y, z = (bounded_int(n, "grid", 1 << 63) for n in grid)
         size = (x, y, z)
         if any(n > top for n, top in zip(size, GRID, strict=True)):
             raise LaunchRefused(f"{module.entry.name}: grid {size}; a device launches at most {GRID}")
         if 0 in size or self.ablate:
             return
-        values = [argument(a) for a in args]
+        values = [decode_argument(a) for a in args]
         for k, (v, t) in enumerate(zip(values, module.entry.body.blocks[0].arg_types, strict=False)):
-            # Sizes and strides repeat; what is new in every launch may be data.
-            if t.elem not in ("ptr", "desc") and (key, k, v) not in self._arguments:
-                self._arguments.add((key, k, v))
-                self._brought(t.dtype.itemsize)
-        told = [str(n)[:60] for n in names] if isinstance(names, list) else []
+            # Each scalar counts once per call: sizes and strides repeat, while values that change may be data.
+            if t.elem not in ("ptr", "desc") and (key, k, v) not in self._counted_scalars:
+                self._counted_scalars.add((key, k, v))
+                self._count_host_bytes(t.dtype.itemsize)
+        argument_names = [str(n)[:60] for n in names] if isinstance(names, list) else []
         regions = [
-            # With the flags also where all are set: a launch that copies unwritten memory clears them.
+            # The masks are passed also where all bytes are written: a launch that copies unwritten memory clears them.
             ttir.Region(s.base, s.data, "", s.initialised, stored=s.stored)
             for s in self.heap
         ]
-        fits(module, values)
+        check_arguments(module, values)
         try:
             ttir.launch(
-                module, size, values, regions, self.meter, deadline=self.deadline, names=told,
-                sanitizer=self.sanitizer if self.disturbance is None else None, disturbance=self.disturbance,
+                module, size, values, regions, self.meter, deadline=self.deadline, names=argument_names,
+                sanitizer=self.sanitizer if self.perturbation is None else None, perturbation=self.perturbation,
             )  # fmt: skip
         except (ttir.OutOfBounds, ttir.DeviceAssert, ttir.Deadlock, ttir.DecidesOnUnwritten, TimeoutError, MemoryError):
             raise
         except Exception:
-            genuine(self.texts[key])
+            require_triton_ir(self.texts[key])
             raise
-        self.ledger.moved(self.heap, values, self.meter.per_launch[-1])
+        self.counters.count_traffic(self.heap, values, self.meter.per_launch[-1])
         self._trace(module, values)
 
     def _trace(self, module: ttir.Module, values: Sequence[Any]) -> None:
-        """Carry along which inputs and products reached which storage."""
+        """Update for each storage the inputs and products that its values may depend on, after a launch.
+
+        Args:
+            module: The kernel.
+            values: Arguments of the launch.
+        """
         everything = list(self.heap)
 
-        def held(arguments: frozenset[int]) -> list[Storage]:
+        def storages_of(arguments: frozenset[int]) -> list[Storage]:
             found = []
             for k in arguments:
-                s = self.heap.at(address(values[k]))
+                s = self.heap.find(base_address(values[k]))
                 if s is not None:
                     found.append(s)
             return found
 
         types = module.entry.body.blocks[0].arg_types
-        if ttir.unknown_access(module):  # what kind of number went where cannot be said
+        if ttir.unknown_access(module):  # any storage may contain any kind of number now
             for s in everything:
                 s.kinds |= set() if s.argument else {"?"}
         for k in sorted(set().union(*(s.target_args for s in ttir.store_slices(module)))):
             pointee = types[k].pointee if 0 <= k < len(types) else None
-            for t in held(frozenset([k])) if k >= 0 else ():
+            for t in storages_of(frozenset([k])) if k >= 0 else ():
                 t.kinds.add(pointee.elem if pointee is not None and pointee.elem != "ptr" else "?")
         slices = [
-            (held(s.target_args), held(s.value_args | s.control_args | s.address_args), held(s.value_args), s.dots)
+            (
+                storages_of(s.target_args),
+                storages_of(s.value_args | s.control_args | s.address_args),
+                storages_of(s.value_args),
+                s.dots,
+            )
             for s in ttir.store_slices(module)
         ]
         if ttir.unknown_access(module):
@@ -388,11 +477,11 @@ class Engine:
                     changed = changed or not (inputs <= t.inputs and products <= t.dots)
                     t.inputs |= inputs
                     t.dots |= products
-        self.ledger.depends(module, held)
+        self.counters.count_operands(module, storages_of)
 
 
-def _order(spec: Any) -> Any:
-    """A view without what does not change the order of its elements: axes of length one, and repetition."""
+def _element_order(spec: Any) -> Any:
+    """Return a view without the axes of length one or stride 0, which do not affect the order of its elements."""
     return [*spec[:3], [(n, s) for n, s in zip(spec[3], spec[4], strict=True) if n > 1 and s]]
 
 

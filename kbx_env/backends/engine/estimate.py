@@ -1,8 +1,8 @@
-"""Estimated microseconds of a trace on a named GPU: launches are counted on a sample of their programs, not executed.
+"""Estimates the microseconds of a trace on a named GPU from a sample of each launch's programs.
 
-Registers and shared memory come from kernels that are compiled here, from the TTIR of the trace; nothing that a
-submission's process says of them is used. A trace that reads back what a kernel made cannot be estimated: the value is
-unknown. What the host made itself (a seed) is known.
+Registers and shared memory come from kernels that are compiled here, from the TTIR of the trace; claims of the
+submission's process about them are not used. A trace whose host code reads back a kernel's result cannot be estimated,
+because the value is unknown. Values that the host wrote itself (a seed) are known.
 """
 
 from __future__ import annotations
@@ -16,17 +16,24 @@ from typing import Any
 import torch
 
 from kbx_env.backends import cost, ttir
-from kbx_env.backends.engine.checks import argument
+from kbx_env.backends.engine.checks import decode_argument
 from kbx_env.backends.engine.repeated import repeated
 from kbx_env.backends.engine.storage import Heap, TraceError, View
 
 COPY_BLOCK = 8192
-"""Bytes that one program of a copy or fill moves."""
+"""Bytes that one program of a copy or fill is assumed to move."""
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
+"""Launch options that are passed to the compiler."""
 
 
 class Estimator:
-    """Estimates one call on one device; ``compiled`` is kept between the calls of a submission."""
+    """Estimates one call on one device.
+
+    Args:
+        device: Name of the device, as ``cost.load`` takes it.
+        seconds: Time limit.
+        compiled: Resources and bytes of shared memory by capability and kernel; kept between the calls of a submission.
+    """
 
     def __init__(self, device: str, seconds: float, compiled: dict[str, tuple[cost.Resources, int]]) -> None:
         self.device = cost.load(device)
@@ -38,7 +45,14 @@ class Estimator:
         self._unknown: set[int] = set()
 
     def input(self, base: Any, size: int, offset: int, tile: bytes | bytearray) -> None:
-        """An argument: values that addresses may depend on are those of a smaller call, repeated."""
+        """Add an argument. Its values, which addresses may depend on, are those of a smaller call, repeated.
+
+        Args:
+            base: Address of its storage.
+            size: Bytes of the storage.
+            offset: Where the argument begins in the storage, in bytes.
+            tile: The bytes to repeat; empty for zeros.
+        """
         storage = self.heap.allocate(base, size)
         self._unknown.add(storage.base)
         if tile:
@@ -46,7 +60,13 @@ class Estimator:
             storage.data = repeated(bytes(tile[-before:] + tile[:-before]) if before else tile, size)
 
     def kernel(self, key: str, row: Mapping[str, Any], module: ttir.Module) -> None:
-        """Compile a kernel for the device, as its launch asks."""
+        """Compile a kernel for the device.
+
+        Args:
+            key: Names it in launches.
+            row: ``text``, its TTIR, and the ``options`` of its launch.
+            module: The parsed text.
+        """
         import triton
         from triton.backends.compiler import GPUTarget
 
@@ -64,10 +84,13 @@ class Estimator:
     def run(self, steps: Any) -> None:
         """Count every step that a device would execute.
 
+        Args:
+            steps: As for ``Engine.run``.
+
         Raises:
             TraceError: a step makes no sense.
-            TtirError, TimeoutError: from a launch.
-            UsageError: a program does not fit on a multiprocessor.
+            TtirError: from a launch.
+            TimeoutError: the time limit passed.
         """
         for step in steps if isinstance(steps, list) else []:
             match step:
@@ -86,12 +109,12 @@ class Estimator:
                     values = torch.frombuffer(bytearray.fromhex(text), dtype=view.dtype)
                     view.values().copy_(values.view(view.shape))
                 case ["launch", str(key), list(grid), list(args), *_] if key in self.kernels and len(grid) == 3:
-                    self._launch(key, (grid[0], grid[1], grid[2]), [argument(a) for a in args])
+                    self._launch(key, (grid[0], grid[1], grid[2]), [decode_argument(a) for a in args])
                 case _:
                     raise TraceError(f"step {str(step)[:40]!r}")
 
     def _move(self, name: str, sources: Sequence[View], target: View) -> None:
-        """A fill or a copy is a launch of the library's own."""
+        """Count a fill or a copy as a launch of torch's own kernel."""
         if not target.numel:
             return
         stored = target.numel * target.dtype.itemsize
@@ -107,7 +130,7 @@ class Estimator:
         programs = grid[0] * grid[1] * grid[2]
         if programs <= 0:
             return
-        self._unknown.update(s.base for a in args if isinstance(a, int) and (s := self.heap.at(a)) is not None)
+        self._unknown.update(s.base for a in args if isinstance(a, int) and (s := self.heap.find(a)) is not None)
         if any(isinstance(a, ttir.Descriptor) for a in args):
             raise ttir.Unsupported("estimates of descriptors made by the host")
         regions = [ttir.Region(s.base, s.data, f"{s.base}") for s in self.heap]
@@ -118,8 +141,14 @@ class Estimator:
             num_stages=stages, registers=used.registers, shared_bytes=shared, local_bytes=used.local_bytes,
         ))  # fmt: skip
 
-    def known(self, spec: Any) -> list[Any]:
-        """Values that the host reads back.
+    def host_values(self, spec: Any) -> list[Any]:
+        """Return values that the host code reads back.
+
+        Args:
+            spec: A view, as ``Heap.view`` takes it.
+
+        Returns:
+            The elements in row-major order.
 
         Raises:
             Unsupported: they come from an input or a kernel.
@@ -131,7 +160,15 @@ class Estimator:
         return found
 
     def result(self) -> dict[str, Any]:
-        """The estimate of everything so far."""
+        """Estimate all steps so far.
+
+        Returns:
+            ``estimated_us``, ``bound_by``, the number of ``launches``, the ``parts`` in microseconds, and the origin of
+            the ``constants``.
+
+        Raises:
+            UsageError: a program does not fit on a multiprocessor.
+        """
         found = cost.estimate_us(self.facts, self.device)
         return {
             "estimated_us": found.estimated_us, "bound_by": found.bound_by, "launches": len(self.facts),

@@ -1,4 +1,4 @@
-"""Gigabytes of repeated values that take the memory of one period: its pages are mapped again and again."""
+"""Large arrays of repeated values that take the memory of one period: its pages are mapped repeatedly."""
 
 from __future__ import annotations
 
@@ -11,14 +11,25 @@ import weakref
 import numpy as np
 
 PERIOD = 16 << 20
-"""Bytes of a period at least: fewer, larger maps."""
+"""Smallest size of a period in bytes: larger periods need fewer maps."""
 LARGE = 128 << 20
-"""Where whole tiles fill whole pages only after more than this, values are written out."""
+"""Largest size in bytes of whole tiles that fill whole pages; if more are needed, the array is written out."""
 _FIXED = 0x10  # MAP_FIXED, which mmap does not name
 
 
 def repeated(tile: bytes | bytearray | memoryview, size: int) -> np.ndarray:
-    """``size`` bytes (uint8, writable) that repeat ``tile``, which is not empty; a page is copied when somebody writes to it."""
+    """Return an array that repeats some bytes.
+
+    Args:
+        tile: The bytes, at least one.
+        size: Size of the array in bytes.
+
+    Returns:
+        uint8, (size,), writable; a page is copied when it is written.
+
+    Raises:
+        MemoryError: the pages cannot be mapped.
+    """
     n, page = len(tile), mmap.PAGESIZE
     period = n * (page // math.gcd(n, page))
     period *= -(-PERIOD // period)
@@ -31,6 +42,7 @@ def repeated(tile: bytes | bytearray | memoryview, size: int) -> np.ndarray:
     span = -(-size // page) * page
 
     def mapped(at: int | None, length: int, access: int, flags: int, fd: int) -> int:
+        """Map private pages of a file with ``mmap`` and return their address."""
         found = libc.mmap(at, length, access, mmap.MAP_PRIVATE | flags, fd, 0)
         if found in (None, ctypes.c_void_p(-1).value):
             raise MemoryError(os.strerror(ctypes.get_errno()))
@@ -45,7 +57,7 @@ def repeated(tile: bytes | bytearray | memoryview, size: int) -> np.ndarray:
             file.write(bytes(tile) * (times % block))
         base = mapped(None, span, 0, mmap.MAP_ANONYMOUS, -1)
         buffer = (ctypes.c_uint8 * size).from_address(base)
-        # Not at exit: somebody may still look at it, and then all goes anyway.
+        # Not at exit, when other objects may still use the array; the process frees the pages anyway.
         weakref.finalize(buffer, libc.munmap, base, span).atexit = False
         for at in range(0, span, period):
             mapped(base + at, min(period, span - at), mmap.PROT_READ | mmap.PROT_WRITE, _FIXED, fd)

@@ -1,4 +1,4 @@
-"""The memory behind a trace: what the host code allocated, at the addresses it knows, with what is known of each byte."""
+"""The memory behind a trace: the host code's allocations at the addresses it knows, and what is known of each byte."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ import numpy as np
 import torch
 
 MAX_BYTES = 4 << 30
-"""All storages of one submission together."""
+"""Largest sum of the sizes of a submission's storages."""
 MAX_ELEMENTS = 1 << 28
+"""Largest number of elements of a view."""
 MAX_DIMENSIONS = 32
 TOP = 1 << 56
-"""Addresses lie below this, so that no sum of address and size leaves 64 bits."""
+"""Exclusive bound of addresses and strides, so that sums and products with sizes fit into 64 bits."""
 _NAMES = (
     "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool complex64 complex128 "
     "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz"
 )
 DTYPES = {name: getattr(torch, name) for name in _NAMES.split() if hasattr(torch, name)}
+"""Dtypes of views by the name in a trace."""
 UNWRITTEN = 0xFF
+"""Bytes of fresh memory: NaN in every float format, -1 in every integer. On a GPU its contents are arbitrary."""
 CONSTANT, INPUT, MOVED = 1, 2, 3
-"""Origins of a byte: a fill; an argument, in the order in which it was given; anything that torch put elsewhere, or that the
-host computed."""
-"""Fresh memory: NaN in every float format, -1 in every integer; on a GPU it holds anything."""
+"""Origins of a byte: a fill; an argument at its own place; a value that torch moved or that the host computed."""
 
 
 class TraceError(Exception):
-    """A step that fits no memory: never said by the recorder, so somebody forged it."""
+    """A step that makes no sense. The recorder sends no such step, so the trace is forged."""
 
 
 @dataclass
@@ -39,17 +40,18 @@ class Storage:
     """One allocation.
 
     Attributes:
-        base: address of the first byte, as the host code sees it.
-        data: the bytes, uint8.
-        initialised: per byte, whether anything was written there.
-        stored: per byte, whether its value came out of a Triton store of this call (copies carry it along).
-        origin: per byte, where a value came from that no kernel stored: ``CONSTANT``, ``INPUT`` or ``MOVED``.
-        kinds: the kinds of numbers that were written here, as ``kind`` names them; conversions must agree with them.
-        argument: whether this is the storage of an argument.
-        returned: whether an earlier call returned it.
-        inputs: names of the inputs on which some value here may depend.
-        dots: kinds of matrix products through which some value here may have passed.
-        serial: a number of its own; an address may be given out again.
+        base: Address of the first byte, as the host code sees it.
+        data: The bytes: uint8, (size,).
+        initialised: Whether each byte was written: bool, (size,).
+        stored: Whether each byte was written by a Triton store of this call, or is a copy of such a byte: bool,
+            (size,).
+        origin: Where a byte came from that no kernel stored: ``CONSTANT``, ``INPUT`` or ``MOVED``: uint8, (size,).
+        kinds: The kinds of numbers that were written here, as ``kind`` names them; host copies may convert no others.
+        argument: Whether this is the storage of an argument.
+        returned: Whether an earlier call returned it.
+        inputs: Names of the inputs on which some value here may depend.
+        dots: Kinds of matrix products that some value here may have passed through.
+        serial: A unique number; addresses are reused.
     """
 
     base: int
@@ -72,7 +74,15 @@ class Storage:
 
 @dataclass(frozen=True)
 class View:
-    """A strided view of a storage, checked against its size. ``offset`` is in bytes, strides in elements."""
+    """A strided view of a storage that lies within it.
+
+    Attributes:
+        storage: The storage.
+        dtype: Type of an element.
+        offset: Bytes from the beginning of the storage to the first element.
+        shape: Sizes.
+        stride: Strides in elements.
+    """
 
     storage: Storage
     dtype: torch.dtype
@@ -82,11 +92,11 @@ class View:
 
     @property
     def numel(self) -> int:
-        """Number of elements, counted as often as they are addressed."""
+        """Number of indices; elements with stride 0 count repeatedly."""
         return math.prod(self.shape)
 
     def values(self) -> torch.Tensor:
-        """The elements, as a tensor on the storage's memory."""
+        """Return the elements as a tensor on the storage's memory."""
         if not self.numel:
             return torch.empty(self.shape, dtype=self.dtype)
         typed = torch.from_numpy(self.storage.data)
@@ -95,12 +105,12 @@ class View:
         return typed.as_strided(self.shape, self.stride, self.offset // size)
 
     def flags(self, which: np.ndarray) -> torch.Tensor:
-        """One flag per element (that of its first byte) from an array over bytes."""
+        """Return the entry of each element's first byte from an array over the storage's bytes: shape of the view."""
         return self._bytes(which)[..., 0]
 
     @property
     def dense(self) -> bool:
-        """Whether it is its whole storage, row-major."""
+        """Whether the view is its whole storage in row-major order."""
         expected = 1
         for n, s in zip(reversed(self.shape), reversed(self.stride), strict=True):
             if n != 1 and s != expected:
@@ -109,8 +119,8 @@ class View:
         return self.offset == 0 and self.numel * self.dtype.itemsize == self.storage.data.size
 
     @property
-    def apart(self) -> bool:
-        """Whether no two elements lie in one place."""
+    def distinct(self) -> bool:
+        """Whether no two indices address the same element."""
         reach = 0
         for s, n in sorted((s, n) for n, s in zip(self.shape, self.stride, strict=True) if n > 1):
             if s <= reach:
@@ -119,7 +129,12 @@ class View:
         return True
 
     def mark(self, which: np.ndarray, value: bool | int | torch.Tensor) -> None:
-        """Set the flags of every byte of the view: to a constant, or element by element."""
+        """Set the entries of the view's bytes in an array over the storage's bytes.
+
+        Args:
+            which: The array, such as ``storage.stored``.
+            value: One value, or a tensor of the view's shape with a value for each element.
+        """
         target = self._bytes(which)
         if isinstance(value, bool | int):
             target.fill_(value)
@@ -133,9 +148,9 @@ class View:
 
 
 def kind(dtype: torch.dtype) -> str:
-    """The kind of number that a dtype's bytes hold, as kernels name it: ``f32``, ``i8``, ``i1``, ...
+    """Return the kind of number that a dtype stores, as kernels name it: ``f32``, ``i8``, ``i1``, ...
 
-    Signed and unsigned integers are one kind, and so are a complex number and its parts.
+    Signed and unsigned integers are one kind; complex numbers have the kind of their parts.
     """
     if dtype is torch.bool:
         return "i1"
@@ -148,70 +163,103 @@ def kind(dtype: torch.dtype) -> str:
     return "bf16" if dtype is torch.bfloat16 else f"f{8 * dtype.itemsize}"
 
 
-def whole(value: Any, what: str, top: int) -> int:
-    """A whole number in [0, top).
+def bounded_int(value: Any, what: str, top: int) -> int:
+    """Check an integer from a trace.
+
+    Args:
+        value: The value.
+        what: Its name in the message.
+        top: Exclusive upper bound.
+
+    Returns:
+        The value.
 
     Raises:
-        TraceError: anything else.
+        TraceError: it is no integer in [0, top).
     """
     if type(value) is not int or not 0 <= value < top:
         raise TraceError(f"{what}: {str(value)[:40]!r}")
     return value
 
 
-_NOWHERE = Storage(0, np.zeros(0, np.uint8), np.zeros(0, bool), np.zeros(0, bool), np.zeros(0, np.uint8))
+_EMPTY = Storage(0, np.zeros(0, np.uint8), np.zeros(0, bool), np.zeros(0, bool), np.zeros(0, np.uint8))
 
 
 class Heap:
-    """Every storage of one submission, by address; ``blank`` ones begin as zeros."""
+    """All storages of one submission, by address.
+
+    Args:
+        blank: Fill new storages with zeros instead of ``UNWRITTEN``.
+
+    Attributes:
+        bytes: Sum of the sizes of the storages.
+    """
 
     def __init__(self, *, blank: bool = False) -> None:
         self._blank = blank
         self._bases: list[int] = []
-        self._held: dict[int, Storage] = {}
+        self._storages: dict[int, Storage] = {}
         self.bytes = 0
 
     def __iter__(self) -> Iterator[Storage]:
-        return iter([self._held[b] for b in self._bases])
+        return iter([self._storages[b] for b in self._bases])
 
     def allocate(self, base: Any, size: Any) -> Storage:
-        """A new storage of unwritten bytes.
+        """Add a storage of unwritten bytes.
+
+        Args:
+            base: Its address.
+            size: Its size in bytes.
+
+        Returns:
+            The storage.
 
         Raises:
-            TraceError: it overlaps another one or exceeds the budget.
+            TraceError: it overlaps another one, or all together exceed ``MAX_BYTES``.
         """
-        base, size = whole(base, "address", TOP), whole(size, "size", MAX_BYTES + 1)
+        base, size = bounded_int(base, "address", TOP), bounded_int(size, "size", MAX_BYTES + 1)
         if self.bytes + size > MAX_BYTES:
             raise TraceError(f"more than {MAX_BYTES >> 30} GiB of memory")
         at = bisect.bisect_right(self._bases, base)
-        if at and self._held[self._bases[at - 1]].end > base or at < len(self._bases) and base + size > self._bases[at]:
+        if (
+            at
+            and self._storages[self._bases[at - 1]].end > base
+            or at < len(self._bases)
+            and base + size > self._bases[at]
+        ):
             raise TraceError("overlapping allocations")
-        # Zeros are pages that nobody has touched: what is only counted costs no memory.
+        # Pages of zeros take memory only once they are written; estimates write few of them.
         data = np.zeros(size, np.uint8) if self._blank else np.full(size, UNWRITTEN, np.uint8)
         found = Storage(base, data, np.zeros(size, bool), np.zeros(size, bool), np.zeros(size, np.uint8))
         self._bases.insert(at, base)
-        self._held[base] = found
+        self._storages[base] = found
         self.bytes += size
         return found
 
     def free(self, base: Any) -> None:
-        """Forget a storage; unknown addresses are nothing to forget."""
-        found = self._held.pop(base, None) if type(base) is int else None
+        """Remove the storage at an address; other addresses are ignored."""
+        found = self._storages.pop(base, None) if type(base) is int else None
         if found is not None:
             self._bases.remove(found.base)
             self.bytes -= int(found.data.size)
 
-    def at(self, address: int) -> Storage | None:
-        """The storage that holds an address."""
+    def find(self, address: int) -> Storage | None:
+        """Return the storage that contains an address, ``None`` without one."""
         k = bisect.bisect_right(self._bases, address) - 1
-        found = self._held[self._bases[k]] if k >= 0 else None
+        found = self._storages[self._bases[k]] if k >= 0 else None
         return found if found is not None and address < found.end else None
 
     def view(self, spec: Any) -> View:
-        """Check a view: ``[base, dtype, offset in bytes, shape, strides in elements]``.
+        """Check a view from a trace.
+
+        Args:
+            spec: ``[base address of the storage, dtype, offset in bytes, shape, strides in elements]``.
+
+        Returns:
+            The view.
 
         Raises:
-            TraceError: unknown storage or dtype, or elements outside of the storage.
+            TraceError: the storage or the dtype is unknown, or elements lie outside the storage.
         """
         if not isinstance(spec, list) or len(spec) != 5 or not all(isinstance(x, list) for x in spec[3:]):
             raise TraceError("malformed view")
@@ -219,17 +267,17 @@ class Heap:
         dtype = DTYPES.get(name) if isinstance(name, str) else None
         if dtype is None or len(shape) != len(stride) or len(shape) > MAX_DIMENSIONS:
             raise TraceError("malformed view")
-        shape = [whole(n, "shape", MAX_ELEMENTS + 1) for n in shape]
-        stride = [whole(n, "stride", TOP) for n in stride]
+        shape = [bounded_int(n, "shape", MAX_ELEMENTS + 1) for n in shape]
+        stride = [bounded_int(n, "stride", TOP) for n in stride]
         numel = math.prod(shape)
-        if math.prod(n or 1 for n in shape) >= TOP:  # no tensor has such strides, not even an empty one
+        if math.prod(n or 1 for n in shape) >= TOP:  # the product of an empty tensor's other sizes counts, too
             raise TraceError("view of too many elements")
         if not numel:
-            return View(_NOWHERE, dtype, 0, tuple(shape), tuple(stride))
-        found = self._held.get(base) if type(base) is int else None
+            return View(_EMPTY, dtype, 0, tuple(shape), tuple(stride))
+        found = self._storages.get(base) if type(base) is int else None
         if found is None:
             raise TraceError("view of unknown memory")
-        offset = whole(offset, "offset", int(found.data.size) + 1)
+        offset = bounded_int(offset, "offset", int(found.data.size) + 1)
         span = (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))) * dtype.itemsize
         if numel > MAX_ELEMENTS or offset % dtype.itemsize or offset + span > found.data.size:
             raise TraceError("view outside of its memory")

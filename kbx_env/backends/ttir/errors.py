@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_WORDS = {
+_TEMPLATES = {
     "out_of_bounds": "{what}, {by}outside the tensor",
     "uninitialised_read": "{what}, which nothing has written yet",
     "write_conflict": "{what}, which another program writes as well: {detail}",
@@ -13,11 +13,12 @@ _WORDS = {
     "decides_on_unwritten": "{what} lets memory that nothing has written decide {detail}",
     "order_dependent": "{what}: {detail}, so the result depends on which of them runs first",
 }
+"""Texts of findings by kind."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault that the executor saw and that a run on a GPU would not report.
+    """A fault that the executor found and that a run on a GPU would not report.
 
     Attributes:
         kind: "out_of_bounds", "uninitialised_read", "write_conflict", "order_dependent",
@@ -30,11 +31,11 @@ class Finding:
         index: Element index relative to the first element of the tensor; may be negative.
         by: For out_of_bounds, how many bytes of the access or how far before and after the
             tensor it lies, at least 1; otherwise 0.
-        detail: What happened, in words, without addresses and values.
+        detail: A description in words, without addresses and values.
         access: "load", "store", "atomic" or "reduce"; "host" for a value that the host code reads
-            back; "decision" for one that decides what is executed.
-        indirect: Loaded values have a say in the address or the mask. Then ``index`` and ``by`` may
-            tell what was loaded, and ``text`` leaves them out.
+            back; "decision" for a value that decides what is executed.
+        indirect: Whether the address or the mask depends on loaded values. Then ``index`` and ``by`` may
+            reveal them, and ``text`` leaves them out.
     """
 
     kind: str
@@ -55,18 +56,18 @@ class Finding:
             return "the host code reads back a value that nothing has written"
         if self.access == "decision":
             where = f"line {self.line}: " if self.line else ""
-            return f"{self.kernel}, {where}" + _WORDS[self.kind].format(
+            return f"{self.kernel}, {where}" + _TEMPLATES[self.kind].format(
                 what=f"program {self.program}", detail=self.detail
             )
         if self.access == "reduce":
-            return f"{self.kernel}, line {self.line}: " + _WORDS[self.kind]
+            return f"{self.kernel}, line {self.line}: " + _TEMPLATES[self.kind]
         verb = {"load": "loads", "store": "stores to", "atomic": "updates"}[self.access]
         tensor = f"`{self.tensor}`" if self.tensor else "unknown memory"
         element = "an element" if self.indirect else f"element {self.index}"
         what = f"program {self.program} {verb} {element} of {tensor}"
         by = "" if self.indirect else f"{self.by} byte(s) "
         where = f"line {self.line}: " if self.line else ""
-        return f"{self.kernel}, {where}" + _WORDS[self.kind].format(what=what, by=by, detail=self.detail)
+        return f"{self.kernel}, {where}" + _TEMPLATES[self.kind].format(what=what, by=by, detail=self.detail)
 
 
 class TtirError(Exception):
@@ -76,10 +77,11 @@ class TtirError(Exception):
 class Unsupported(TtirError):
     """The program uses an operation that the executor does not implement.
 
-    Attributes:
+    Args:
         op: Name of the operation.
         line: Source line, 0 when unknown.
         file: Source file, "" when unknown.
+        detail: More about the variant that is not implemented, for the message.
     """
 
     def __init__(self, op: str, line: int = 0, file: str = "", detail: str = "") -> None:
@@ -90,9 +92,11 @@ class Unsupported(TtirError):
 class OutOfBounds(TtirError):
     """An unmasked lane touched an address outside its tensor.
 
-    Attributes:
+    Args:
         finding: The same as data for feedback.
         address: First offending address; never to be shown.
+
+    Attributes:
         kernel: Name of the kernel.
         line: Source line of the access, 0 when unknown.
         file: Source file, "" when unknown.
@@ -115,10 +119,12 @@ class OutOfBounds(TtirError):
 
 
 class DecidesOnUnwritten(TtirError):
-    """A value out of memory that nothing has written decides a branch, a mask or an address.
+    """A value loaded from unwritten memory decides a branch, a mask or an address.
+
+    Args:
+        finding: The same as data for feedback.
 
     Attributes:
-        finding: The same as data for feedback.
         line: Source line of the decision, 0 when unknown.
         file: Source file, "" when unknown.
     """
@@ -131,11 +137,12 @@ class DecidesOnUnwritten(TtirError):
 class DeviceAssert(TtirError):
     """A ``tl.device_assert`` failed.
 
-    Attributes:
+    Args:
         kernel: Name of the kernel.
         line: Source line of the assertion.
         message: Text given to the assertion.
         program_id: Coordinates of the first failing program.
+        file: Source file, "" when unknown.
     """
 
     def __init__(self, kernel: str, line: int, message: str, program_id: tuple[int, int, int], file: str = "") -> None:
@@ -145,13 +152,15 @@ class DeviceAssert(TtirError):
 
 
 class Deadlock(TtirError):
-    """Every program that runs waits for something that no program does.
+    """Every running program waits for a change of memory that no program makes.
 
-    Attributes:
+    Args:
         kernel: Name of the kernel.
         line: Source line of the waiting loop.
         file: Source file, "" when unknown.
         program_id: Coordinates of the first program that waits.
+        waiting: Number of programs that wait.
+        unstarted: Number of programs that have not started.
     """
 
     def __init__(

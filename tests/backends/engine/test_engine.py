@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kbx_env.backends import ttir
 from kbx_env.backends.engine import ComputedByHost, Engine, LaunchRefused, TraceError, may_copy, storage
-from kbx_env.backends.engine.serve import Served
+from kbx_env.backends.engine.serve import EngineServer
 
 A, B = 0x10000, 0x20000
 KERNEL = """
@@ -106,10 +107,10 @@ def test_a_result_that_is_handed_out_again_is_seen_and_one_that_is_only_read_is_
     e.run([["alloc", B, 400], ["launch", "double", [2, 1, 1], [A, B, 100], []]])
     first, second = view(B, "float32", [50]), view(B, "float32", [50], offset=200)
     assert not any(e.origin(e.heap.view(v))["again"] for v in (first, first, second))  # read by the host, then returned
-    e.hand_out(first)
-    e.hand_out(second)
+    e.mark_returned(first)
+    e.mark_returned(second)
     assert e.origin(e.heap.view(second))["again"]
-    e.hand_out(view(A, "float32", [100]))
+    e.mark_returned(view(A, "float32", [100]))
     assert not e.origin(e.heap.view(view(A, "float32", [100])))["again"], (
         "an argument may be returned as often as asked"
     )
@@ -209,12 +210,12 @@ def test_what_reached_a_buffer_reaches_what_is_made_of_it() -> None:
     ],
 )
 def test_errors_have_a_kind(header: dict, kind: str) -> None:
-    served = Served()
-    served.answer({"inputs": [["x", A, 400, 0, 0, view(A, "float32", [100])]], "kernels": {"k": {"text": KERNEL, "fused": True}},
+    server = EngineServer()
+    server.answer({"inputs": [["x", A, 400, 0, 0, view(A, "float32", [100])]], "kernels": {"k": {"text": KERNEL, "fused": True}},
                    "steps": [["alloc", B, 404]]}, [bytearray(400)])  # fmt: skip
-    reply, _ = served.answer({"steps": [], **header}, [])
+    reply, _ = server.answer({"steps": [], **header}, [])
     if kind == "unsupported" and reply["ok"]:  # an unknown operation may also show when it runs
-        reply, _ = served.answer({"steps": [["launch", "z", [1, 1, 1], [A], []]]}, [])
+        reply, _ = server.answer({"steps": [["launch", "z", [1, 1, 1], [A], []]]}, [])
     assert (reply["ok"], reply.get("kind")) == (False, kind), reply
 
 
@@ -239,18 +240,18 @@ json_values = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(["alloc", "free", "fill", "copy", "host", "launch"]), st.lists(json_values, max_size=5))
 def test_no_step_breaks_the_engine(name: str, rest: list) -> None:
-    served = Served()
-    reply, _ = served.answer(json.loads(json.dumps({"steps": [[name, *rest]], "facts": True})), [])
+    server = EngineServer()
+    reply, _ = server.answer(json.loads(json.dumps({"steps": [[name, *rest]], "facts": True})), [])
     assert reply["ok"] or reply["kind"] in ("forged", "policy", "runtime"), reply
 
 
 def test_a_call_is_executed_again_from_the_memory_before_it() -> None:
-    served = Served()
+    server = EngineServer()
     data = np.arange(100, dtype=np.float32)
     steps = [["copy", view(B, "float32", [50], offset=200), view(B, "float32", [50])],
              ["launch", "double", [2, 1, 1], [A, B, 50], ["x", "y", "n"]]]  # fmt: skip
-    first, _ = served.answer({"begin": 9, "steps": [["alloc", B, 400], ["fill", view(B, "float32", [100]), 7.0]]}, [])
-    reply, (out,) = served.answer(
+    first, _ = server.answer({"begin": 9, "steps": [["alloc", B, 400], ["fill", view(B, "float32", [100]), 7.0]]}, [])
+    reply, (out,) = server.answer(
         {"begin": 9, "keep": True, "inputs": [["x", A, 400, 0, 0, view(A, "float32", [100])]],
          "kernels": {"double": {"text": KERNEL, "fused": True}},
          "steps": steps, "read": [view(B, "float32", [100])]},
@@ -258,6 +259,24 @@ def test_a_call_is_executed_again_from_the_memory_before_it() -> None:
     )  # fmt: skip
     assert first["ok"] and reply["ok"], reply
     change = {"place": "products", "table": list(range(256)), "seconds": 9.0}
-    again, (same,) = served.answer({"again": change, "read": [view(B, "float32", [100])]}, [])
+    again, (same,) = server.answer({"again": change, "read": [view(B, "float32", [100])]}, [])
     assert again["ok"] and again["touched"] == 0 and same == out
-    assert floats(served.engine, view(B, "float32", [100]))[50] == 7.0
+    assert floats(server.engine, view(B, "float32", [100]))[50] == 7.0
+
+
+def test_an_error_in_a_repeated_call_keeps_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = EngineServer()
+    steps = [["launch", "double", [2, 1, 1], [A, A, 50], ["x", "y", "n"]]]
+    reply, _ = server.answer(
+        {"begin": 9, "keep": True, "inputs": [["x", A, 400, 0, 0, view(A, "float32", [100])]],
+         "kernels": {"double": {"text": KERNEL, "fused": True}}, "steps": steps},
+        [bytearray(400)],
+    )  # fmt: skip
+    assert reply["ok"], reply
+
+    def launch(*_: object, **__: object) -> None:
+        raise ttir.Unsupported("tt.unknown")
+
+    monkeypatch.setattr(ttir, "launch", launch)
+    again, _ = server.answer({"again": {"place": "products", "table": list(range(256)), "seconds": 9.0}, "read": []}, [])
+    assert (again["ok"], again["kind"]) == (False, "unsupported"), again

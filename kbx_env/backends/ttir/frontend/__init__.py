@@ -1,1 +1,1 @@
-"""From the text of a TTIR module to its graph."""
+"""Parses the text of a TTIR module into a graph of operations."""

@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-#: Storage type of each element type. Pointers and ``index`` are 64-bit integers.
 STORAGE: dict[str, np.dtype[Any]] = {
     "i1": np.dtype(np.bool_),
     "i8": np.dtype(np.int8),
@@ -26,6 +25,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
     "f8E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
     "f8E4M3B11FNUZ": np.dtype(ml_dtypes.float8_e4m3b11fnuz),
 }
+"""Dtype that stores each element type; ``index`` is a 64-bit integer."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Type:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Numpy dtype that stores one element."""
+        """Numpy dtype that stores one element; addresses are 64-bit integers."""
         if self.elem in ("ptr", "desc"):
             return np.dtype(np.int64)
         return STORAGE[self.elem]
@@ -69,7 +69,7 @@ class Op:
 
     Attributes:
         name: Operation name such as "arith.addf".
-        args: Slots of the operands.
+        args: Slots of the operands; a slot is the index of a value in the environment of its function.
         types: Types written in the text after the colon, operands first.
         results: Slots of the results.
         rtypes: Types of the results.
@@ -78,6 +78,7 @@ class Op:
         loc: Location reference, resolved only for messages.
         used: Whether any result is used.
         dead: Slots whose last use is this operation.
+        run: The handler, filled in when the operation first runs.
     """
 
     name: str
@@ -112,7 +113,15 @@ class Region:
 
 @dataclass
 class Func:
-    """A function: its body's entry block has the arguments."""
+    """A function.
+
+    Attributes:
+        name: Its name.
+        public: Whether it is the kernel itself.
+        body: Its blocks; the arguments of the first one are those of the function.
+        slots: Number of values.
+        n_results: Number of results.
+    """
 
     name: str
     public: bool
@@ -128,8 +137,9 @@ class Module:
     Attributes:
         funcs: Functions by name.
         locs: Location definitions by alias.
-        max_elements: Largest number of elements of any tensor, decides the chunk size.
-        serial: Programs wait for one another (a loop looks at an atomic) and take turns, see serial.py.
+        max_elements: Largest number of elements of any tensor, which decides how many programs run together.
+        serial: Whether programs may wait for one another (a loop reads memory with atomic operations or volatile
+            loads); then they run one at a time, see serial.py.
     """
 
     funcs: dict[str, Func]
@@ -139,7 +149,7 @@ class Module:
 
     @property
     def entry(self) -> Func:
-        """The public function."""
+        """The public function, that is the kernel."""
         for f in self.funcs.values():
             if f.public:
                 return f

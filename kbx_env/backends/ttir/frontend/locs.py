@@ -11,10 +11,18 @@ _ALIAS = re.compile(r"#loc\d*\b")
 
 
 def resolve(locs: dict[str, str], text: str, depth: int = 0) -> tuple[str, int]:
-    """Return (file, line) of a location text, ("", 0) when unknown.
+    """Resolve a location.
 
-    For a location inside the Triton standard library the call site is named instead: a user
-    cannot act on a line of Triton's own files.
+    For a location inside the Triton standard library the call site is returned instead: the author of a kernel cannot
+    change Triton's own files.
+
+    Args:
+        locs: Location definitions by alias.
+        text: The location as MLIR prints it.
+        depth: Number of aliases and call sites that led here; more than 64 are not followed.
+
+    Returns:
+        The file and the line, ("", 0) when unknown.
     """
     text = text.strip()
     if depth > 64:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from kbx_env.backends.ttir.errors import TtirError
 from kbx_env.backends.ttir.frontend import text as tx
@@ -17,9 +18,24 @@ _PARAM = re.compile(r"(%[\w$.\-]+): ")
 _TARGET = re.compile(r"\^(\w+)(?:\(([^)]*)\))?")
 _SCALED = re.compile(r"\s*%[\w$.#\-]+( scale %[\w$.#\-]+)?, %[\w$.#\-]+( scale)?")
 _SAME_AS_FIRST = {"tt.addptr", "tt.advance"}
+"""Operations whose result has the type of the first operand."""
 
 
 class _Parser:
+    """Parses one module.
+
+    Args:
+        text: The module.
+
+    Attributes:
+        locs: Location definitions by alias.
+        lines: The lines that are not location definitions or comments, stripped.
+        i: Index of the current line.
+        scopes: Slots by name of the value, from the outermost region to the current one.
+        slots: Number of slots of the current function so far.
+        max_elements: Largest number of elements of any tensor so far.
+    """
+
     def __init__(self, text: str) -> None:
         self.locs: dict[str, str] = {}
         self.lines: list[str] = []
@@ -36,12 +52,14 @@ class _Parser:
 
     # -- names -------------------------------------------------------------------------
     def define(self, name: str, count: int = 1) -> list[int]:
+        """Return the slots of a new value ``name``, which has ``count`` parts."""
         ids = list(range(self.slots, self.slots + count))
         self.slots += count
         self.scopes[-1][name] = ids
         return ids
 
     def use(self, ref: str) -> int:
+        """Return the slot of a value, written ``%name`` or ``%name#part``."""
         name, _, idx = ref.partition("#")
         for scope in reversed(self.scopes):
             if name in scope:
@@ -49,10 +67,11 @@ class _Parser:
         raise TtirError(f"undefined value {ref}")
 
     def uses(self, s: str) -> list[int]:
+        """Return the slots of the values that a text names."""
         return [self.use(r) for r in tx.VALUE.findall(s)]
 
     def params(self, s: str) -> tuple[list[int], list[Type]]:
-        """Define the ``%name: type`` parameters of ``s``."""
+        """Define the ``%name: type`` parameters of a text; return their slots and types."""
         ids, types = [], []
         hits = list(_PARAM.finditer(s))
         for k, m in enumerate(hits):
@@ -64,13 +83,22 @@ class _Parser:
     # -- structure ---------------------------------------------------------------------
     @staticmethod
     def strip_loc(line: str) -> tuple[str, str]:
+        """Split a line into the operation and its location, "" without one."""
         at = line.rfind(" loc(")
         if at >= 0 and line.endswith(")"):
             return line[:at].rstrip(), line[at + 1 :]
         return line, ""
 
     def region(self, names: list[str], types: list[Type]) -> Region:
-        """Parse up to the closing brace, which stays the current line."""
+        """Parse a region up to the closing brace, which stays the current line.
+
+        Args:
+            names: Names of the arguments of its first block.
+            types: Their types.
+
+        Returns:
+            The region.
+        """
         self.scopes.append({})
         entry = Block("bb0")
         for n, t in zip(names, types, strict=False):
@@ -100,6 +128,7 @@ class _Parser:
         return Region(blocks)
 
     def module(self, fp_fusion: bool) -> Module:
+        """Parse all functions and run the passes over them; ``fp_fusion`` as for ``parse``."""
         funcs: dict[str, Func] = {}
         while self.i < len(self.lines):
             line = self.lines[self.i]
@@ -116,6 +145,7 @@ class _Parser:
         return module
 
     def func(self, line: str) -> Func:
+        """Parse the function whose header is ``line``, the current line."""
         m = re.match(r"tt\.func\s+(public\s+|private\s+)?@(\"[^\"]*\"|[\w.$\-]+)\(", line)
         if not m:
             raise TtirError(f"cannot parse {line[:80]}")
@@ -133,6 +163,7 @@ class _Parser:
 
     # -- operations --------------------------------------------------------------------
     def op(self) -> Op:
+        """Parse the operation that begins at the current line."""
         line, loc = self.strip_loc(self.lines[self.i])
         self.i += 1
         names: list[tuple[str, int]] = []
@@ -169,6 +200,7 @@ class _Parser:
         return op
 
     def scf_for(self, rest: str) -> Op:
+        """Parse a counted loop; ``rest`` is its text after the name."""
         m = re.match(r"(unsigned )?(%\S+) = (%\S+) to (%\S+) step (%\S+)\s*(.*)", rest, re.S)
         if not m:
             raise TtirError(f"cannot parse scf.for {rest}")
@@ -190,6 +222,7 @@ class _Parser:
         return Op("scf.for", args, [ivt], [], rtypes, {"unsigned": bool(m.group(1))}, [body])
 
     def scf_if(self, rest: str) -> Op:
+        """Parse a branch; ``rest`` is its text after the name."""
         args = self.uses(rest.split("->")[0])
         rtypes = tx.types_in(rest.split("->", 1)[1]) if "->" in rest else []
         regions = [self.region([], [])]
@@ -200,6 +233,7 @@ class _Parser:
         return Op("scf.if", args, [], [], rtypes, {}, regions)
 
     def scf_while(self, rest: str) -> Op:
+        """Parse a loop with a condition; ``rest`` is its text after the name."""
         names, args = [], []
         if rest.startswith("("):
             end = tx.close(rest, 0)
@@ -215,6 +249,7 @@ class _Parser:
         return Op("scf.while", args, [], [], tx.types_in(outs), {}, [before, after])
 
     def generic(self, name: str, rest: str) -> Op:
+        """Parse an operation with regions in MLIR's generic form."""
         head, strings = tx.hide_strings(rest)
         args = self.uses(head)
         regions = [self.region([], [])]
@@ -228,6 +263,7 @@ class _Parser:
         return Op(name, args, tx.types_in(ins), [], tx.types_in(outs), attrs, regions)
 
     def plain(self, name: str, rest: str) -> Op:
+        """Parse an operation without regions; ``rest`` is its text after the name."""
         rest, strings = tx.hide_strings(rest)
         if name == "arith.constant":
             head, tail = tx.split_types(rest)
@@ -242,55 +278,87 @@ class _Parser:
             args = self.uses(rest.split("^")[0])
             return Op(name, args, [], [], [], {"targets": targets})
         head, tail = tx.split_types(rest)
-        attrs = tx.attributes(head, strings)
-        attrs["strings"] = strings
-        word = re.match(r"[a-z_]\w*", head)
-        attrs["word"] = word.group() if word else ""
-        callee = re.search(r"@(\x00\d+\x00|[\w.$\-]+)", head)
-        if callee:
-            attrs["callee"] = callee.group(1)
-            if callee.group(1)[0] == "\x00":
-                attrs["callee"] = strings[int(callee.group(1).strip("\x00"))]
-        groups = re.findall(r"\[([^\]]*)\]", head)
-        attrs["groups"] = [len(tx.VALUE.findall(g)) for g in groups]
-        if "->" in tail:
-            ins, _, outs = tail.partition("->")
+        types, rtypes = _types(name, tail)
+        return Op(name, self.uses(head), types, [], rtypes, _attributes(name, head, tail, strings))
+
+
+def _attributes(name: str, head: str, tail: str, strings: list[str]) -> dict[str, Any]:
+    """Parse the attributes of an operation without regions.
+
+    Args:
+        name: Name of the operation.
+        head: Its text before the types, with literals hidden.
+        tail: The text of its types.
+        strings: The contents of the literals.
+
+    Returns:
+        The attributes by name; ``word`` is the first word of the text, ``groups`` the number of values in each pair of
+        square brackets.
+    """
+    attrs = tx.attributes(head, strings)
+    attrs["strings"] = strings
+    word = re.match(r"[a-z_]\w*", head)
+    attrs["word"] = word.group() if word else ""
+    callee = re.search(r"@(\x00\d+\x00|[\w.$\-]+)", head)
+    if callee:
+        attrs["callee"] = callee.group(1)
+        if callee.group(1)[0] == "\x00":
+            attrs["callee"] = strings[int(callee.group(1).strip("\x00"))]
+    groups = re.findall(r"\[([^\]]*)\]", head)
+    attrs["groups"] = [len(tx.VALUE.findall(g)) for g in groups]
+    if name == "tt.dot_scaled":
+        scales = _SCALED.match(head)
+        assert scales
+        attrs["scales"] = [bool(g) for g in scales.groups()]
+    elif name == "tt.reshape":
+        attrs["reorder"] = "allow_reorder" in head
+    elif name == "tt.descriptor_reduce":
+        attrs["unsigned"] = "xui" in tail
+    return attrs
+
+
+def _types(name: str, tail: str) -> tuple[list[Type], list[Type]]:
+    """Parse the types of an operation without regions.
+
+    Args:
+        name: Name of the operation.
+        tail: The text of its types.
+
+    Returns:
+        The types of the operands, as far as they are written, and the types of the results.
+    """
+    for arrow in ("->", " to "):
+        if arrow in tail:
+            ins, _, outs = tail.partition(arrow)
             types, rtypes = tx.types_in(ins), tx.types_in(outs)
-        elif " to " in tail:
-            ins, _, outs = tail.partition(" to ")
-            types, rtypes = tx.types_in(ins), tx.types_in(outs)
-        else:
-            types = tx.types_in(tail)
-            rtypes = types[:1] if name in _SAME_AS_FIRST else types[-1:]
-        if name in ("arith.cmpi", "arith.cmpf"):
-            rtypes = [Type("i1", types[0].shape)]
-        elif name == "tt.load" and types:
-            p = types[0].pointee
-            assert p
-            rtypes = [p if p.shape else Type(p.elem, types[0].shape, p.pointee)]
-        elif name in ("tt.make_tensor_descriptor", "tt.make_tensor_ptr"):
-            rtypes = [Type("desc", (), types[-1])]
-        elif name == "tt.dot_scaled":
-            given = _SCALED.match(head)
-            assert given
-            attrs["scales"] = [bool(g) for g in given.groups()]
-        elif name == "tt.reshape":
-            attrs["reorder"] = "allow_reorder" in head
-        elif name == "tt.descriptor_reduce":
-            attrs["unsigned"] = "xui" in tail
-        elif name == "arith.addui_extended":
-            rtypes = [types[0], types[-1]]
-        return Op(name, self.uses(head), types, [], rtypes, attrs)
+            break
+    else:
+        types = tx.types_in(tail)
+        rtypes = types[:1] if name in _SAME_AS_FIRST else types[-1:]
+    if name in ("arith.cmpi", "arith.cmpf"):
+        rtypes = [Type("i1", types[0].shape)]
+    elif name == "tt.load" and types:
+        p = types[0].pointee
+        assert p
+        rtypes = [p if p.shape else Type(p.elem, types[0].shape, p.pointee)]
+    elif name in ("tt.make_tensor_descriptor", "tt.make_tensor_ptr"):
+        rtypes = [Type("desc", (), types[-1])]
+    elif name == "arith.addui_extended":
+        rtypes = [types[0], types[-1]]
+    return types, rtypes
 
 
 def parse(text: str, *, fp_fusion: bool = True) -> Module:
     """Parse the text of a TTIR module.
 
     Args:
-        text: What the compiler printed, with or without locations.
+        text: The module as the compiler prints it, with or without locations.
         fp_fusion: The launch option ``enable_fp_fusion``: contract ``a * b + c`` to one rounding.
 
     Returns:
-        The module, which launches never modify and may therefore be cached.
+        The module. Launches do not change its meaning, so that it may be cached.
+
+    Raises:
+        TtirError: the text is not a module.
     """
     return _Parser(text).module(fp_fusion)

@@ -18,7 +18,18 @@ VALUE = re.compile(r"%[\w$.\-]+(?:#\d+)?")
 
 
 def close(s: str, i: int) -> int:
-    """Return the index of the bracket that closes the one at ``s[i]``."""
+    """Find a closing bracket.
+
+    Args:
+        s: The text.
+        i: Index of the opening bracket.
+
+    Returns:
+        The index of the bracket that closes it.
+
+    Raises:
+        TtirError: there is none.
+    """
     depth = 0
     for j in range(i, len(s)):
         c = s[j]
@@ -32,7 +43,7 @@ def close(s: str, i: int) -> int:
 
 
 def make_type(s: str) -> Type:
-    """Parse one type."""
+    """Parse one type such as ``tensor<128x64xf32>`` or ``!tt.ptr<f16>``."""
     s = s.strip()
     if s.startswith("tensor<"):
         inner = s[7 : close(s, 6)]
@@ -80,7 +91,14 @@ def split_types(s: str) -> tuple[str, str]:
 
 
 def hide_strings(s: str) -> tuple[str, list[str]]:
-    """Replace string literals by numbered marks, so that their content is not parsed."""
+    """Replace string literals by numbered marks (a number between NUL characters), so that their content is not parsed.
+
+    Args:
+        s: The text of an operation.
+
+    Returns:
+        The text with marks, and the contents of the literals.
+    """
     found: list[str] = []
 
     def mark(m: re.Match[str]) -> str:
@@ -91,7 +109,15 @@ def hide_strings(s: str) -> tuple[str, list[str]]:
 
 
 def attributes(s: str, strings: list[str]) -> dict[str, Any]:
-    """Return the ``name = value`` pairs written in ``s``."""
+    """Return the ``name = value`` pairs of an operation.
+
+    Args:
+        s: Its text, with literals hidden.
+        strings: The contents of the literals.
+
+    Returns:
+        Lists of integers, integers, booleans and texts by name.
+    """
     out: dict[str, Any] = {}
     for k, v in _ATTR.findall(s):
         if v.startswith("array<"):
@@ -118,7 +144,18 @@ def _number(s: str, t: Type) -> Any:
 
 
 def constant(text: str, t: Type) -> np.ndarray:
-    """Evaluate the value of an ``arith.constant`` to an array with a leading axis of 1."""
+    """Evaluate the value of an ``arith.constant``.
+
+    Args:
+        text: The value as MLIR prints it.
+        t: Its type.
+
+    Returns:
+        An array of shape (1, *t.shape), or of ones where all elements are equal; dtype of ``t``.
+
+    Raises:
+        TtirError: a type or a notation that is not supported.
+    """
     text = text.strip()
     if t.elem not in STORAGE:
         raise TtirError(f"constant of type {t.elem}")

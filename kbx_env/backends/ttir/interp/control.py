@@ -15,13 +15,15 @@ from kbx_env.backends.ttir.frontend.locs import resolve
 from kbx_env.backends.ttir.interp.memory import Array, Memory, Meter
 
 Handler = Callable[["Machine", Op, list[Any]], Any]
+"""Executes an operation: called with the machine, the operation and the values of its operands, returns its results."""
 OPS: dict[str, Handler] = {}
-#: What a handler raises on a variant of its operation that it does not know.
+"""Handlers by name of the operation."""
 MALFORMED = (ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+"""Exceptions of a handler that meets a variant of its operation that it does not implement."""
 
 
 def register(*names: str) -> Callable[[Handler], Handler]:
-    """Return a decorator that makes a function the handler of operations."""
+    """Return a decorator that makes a function the handler of the operations ``names``."""
 
     def wrap(f: Handler) -> Handler:
         for n in names:
@@ -32,12 +34,21 @@ def register(*names: str) -> Callable[[Handler], Handler]:
 
 
 def lift(mask: Array, rank: int) -> Array:
-    """Append axes of length 1 to a per-program mask."""
+    """Append axes of length 1 to a mask over programs, up to ``rank`` axes."""
     return mask.reshape(mask.shape + (1,) * (rank - 1))
 
 
 def select(mask: Array, new: Any, old: Any) -> Any:
-    """Take ``new`` for the programs of ``mask`` and ``old`` for the others."""
+    """Take one value for some programs and another one for the others.
+
+    Args:
+        mask: The programs that take ``new``: bool, (programs,).
+        new: An array, a block pointer or a descriptor.
+        old: The same; ``None`` for a value that does not exist yet.
+
+    Returns:
+        The combined value.
+    """
     if new is old or old is None:
         return new
     if isinstance(new, np.ndarray):
@@ -59,6 +70,20 @@ class Machine:
 
     A value is an array with a leading program axis, which has length 1 when every program holds
     the same value; any tensor axis may likewise have length 1 in place of its true length.
+
+    Args:
+        module: The module of the kernel.
+        kernel: Its name.
+        grid: Number of programs along x, y and z.
+        pids: Coordinates of the chunk's programs along x, y and z: int32, (programs,) each.
+        memory: The memory of the launch.
+        meter: Counters, which the machine increases.
+        deadline: Value of ``time.monotonic`` at which to stop; ``None`` for no limit.
+
+    Attributes:
+        programs: Number of programs in the chunk.
+        active: Mask of the programs that run now: bool, (programs,); ``None`` for all.
+        env: Values by slot of the block around the operation with regions that runs now.
     """
 
     def __init__(
@@ -102,21 +127,30 @@ class Machine:
         return self.programs if self.active is None else int(np.count_nonzero(self.active))
 
     def merge(self, mask: Array, new: Any, old: Any) -> Any:
-        """Join the values that two ways gave; ``mask`` tells the programs that went the new one."""
+        """Join the values of two control flow paths; ``mask`` marks the programs that took the ``new`` one."""
         return select(mask, new, old)
 
     def of_active(self, v: Array) -> Array:
-        """Return the values that the active programs hold."""
+        """Return the rows of an array (programs or 1, ...) that belong to active programs."""
         return v if self.active is None or len(v) == 1 else v[self.active]
 
     # -- execution ---------------------------------------------------------------------
     def call(self, func: Func, args: list[Any]) -> list[Any]:
-        """Run a function and return its results."""
+        """Run a function with the values of its arguments and return its results."""
         env: list[Any] = [None] * func.slots
         return self.run_region(func.body, env, args)
 
     def run_region(self, region: Region, env: list[Any], args: list[Any]) -> list[Any]:
-        """Run the blocks of a region and return the operands of its terminator."""
+        """Run the blocks of a region.
+
+        Args:
+            region: The region.
+            env: Values by slot, which the region's operations read and set.
+            args: Values of the arguments of its first block.
+
+        Returns:
+            The operands of its terminator.
+        """
         first = region.blocks[0]
         env_set(env, first.args, args)
         if len(region.blocks) == 1:
@@ -125,7 +159,18 @@ class Machine:
         return self.run_graph(region, env)
 
     def run_graph(self, region: Region, env: list[Any]) -> list[Any]:
-        """Run a region of several blocks, each once for all the programs that reach it."""
+        """Run a region of several blocks, each block once for all the programs that reach it.
+
+        Args:
+            region: The region.
+            env: Values by slot, those of the first block's arguments included.
+
+        Returns:
+            The operands of its terminator.
+
+        Raises:
+            Unsupported: programs that took different paths would enter a loop.
+        """
         index = {b.label: k for k, b in enumerate(region.blocks)}
         outer = self.active
         waiting: dict[int, Array] = {0: self.live()}
@@ -166,7 +211,7 @@ class Machine:
         return results or []
 
     def run_block(self, block: Block, env: list[Any]) -> Op:
-        """Run a block up to its terminator, which is returned."""
+        """Run a block up to its terminator and return the terminator."""
         for op in block.ops[:-1]:
             self.step(op, env)
         last = block.ops[-1]
@@ -176,7 +221,16 @@ class Machine:
         return _END
 
     def step(self, op: Op, env: list[Any]) -> None:
-        """Run one operation."""
+        """Run one operation: read its operands from ``env``, set its results there, and drop dead values.
+
+        Args:
+            op: The operation.
+            env: Values by slot.
+
+        Raises:
+            Unsupported: there is no handler, or not for this variant of the operation.
+            TimeoutError: the deadline passed.
+        """
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise TimeoutError(f"{self.kernel}: the deadline passed")
         handler = op.run
@@ -192,7 +246,6 @@ class Machine:
         try:
             out = handler(self, op, args, env) if op.name in _CONTROL else handler(self, op, args)
         except MALFORMED as e:
-            # A variant of the operation that the handler does not know: name it, do not crash.
             raise self.unsupported(op, f"{type(e).__name__}: {e}") from e
         if op.results:
             if len(op.results) == 1 and not isinstance(out, (tuple, list)):
@@ -203,8 +256,8 @@ class Machine:
             env[s] = None
 
 
-class Metered(Machine):
-    """A machine whose meter learns how often each block runs; combine regions are left out."""
+class MeteredMachine(Machine):
+    """A machine that reports the runs of each block to its meter; combine regions of reductions are not reported."""
 
     def run_block(self, block: Block, env: list[Any]) -> Op:
         """Count the run of a block and run it."""
@@ -213,7 +266,7 @@ class Metered(Machine):
 
 
 def env_set(env: list[Any], slots: list[int], values: Any) -> None:
-    """Assign values to slots."""
+    """Assign values to slots of an environment."""
     for s, v in zip(slots, values, strict=True):
         env[s] = v
 
@@ -222,17 +275,19 @@ TERMINATORS = {
     "tt.return", "scf.yield", "scf.condition", "cf.br", "cf.cond_br",
     "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return", "ub.unreachable",
 }  # fmt: skip
+"""Operations that end a block."""
 _END = Op("scf.yield", [], [], [], [])
+"""Stands for the terminator of a block without one."""
 
 
 def _if(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
     cond = args[0]
-    held = m.of_active(cond)
+    conditions = m.of_active(cond)
     outer = m.active
-    if held.all():
+    if conditions.all():
         return m.run_region(op.regions[0], env, [])
     otherwise = op.regions[1] if len(op.regions) > 1 else None
-    if not held.any():
+    if not conditions.any():
         return m.run_region(otherwise, env, []) if otherwise else []
     live = m.live()
     yes, no = live & cond, live & ~cond
@@ -247,7 +302,15 @@ def _if(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
 
 
 def trip_counts(op: Op, args: list[Any]) -> tuple[Array, Array, Array]:
-    """Return the lower bound, the step and the number of trips of a counted loop."""
+    """Return the lower bound, the step and the number of trips of a counted loop.
+
+    Args:
+        op: The loop.
+        args: Its operands: lower bound, upper bound, step, and more.
+
+    Returns:
+        Three arrays: int64, (programs or 1,).
+    """
     lb, ub, step = args[:3]
     lo, hi, by = (v.astype(np.int64) for v in (lb, ub, step))
     if op.attrs["unsigned"]:
@@ -261,10 +324,10 @@ def _for(m: Machine, op: Op, args: list[Any], env: list[Any]) -> list[Any]:
     dtype = args[0].dtype
     carried = list(args[3:])
     body = op.regions[0]
-    held = m.of_active(trips)
-    if not held.size:
+    active_trips = m.of_active(trips)
+    if not active_trips.size:
         return carried
-    most, least = int(held.max()), int(held.min())
+    most, least = int(active_trips.max()), int(active_trips.min())
     outer = m.active
     for k in range(most):
         iv = (lo + k * by).astype(dtype)

@@ -1,18 +1,19 @@
 """Fuse multiplications into additions, as the NVIDIA backend does by default.
 
-The GPU compiler contracts ``a * b + c`` to one instruction with one rounding. The executor does
-the same, or sums that cancel would differ from the hardware in their leading digits.
+The GPU compiler contracts ``a * b + c`` to one instruction with one rounding. The executor does the same; otherwise
+sums with cancellation would differ from the hardware in their leading digits.
 """
 
 from __future__ import annotations
 
 from kbx_env.backends.ttir.frontend.graph import Block, Func, Module, Op
 
-#: Operations that only repeat or rename lanes: in registers they are nothing.
 _FREE = ("tt.splat", "tt.broadcast", "tt.expand_dims")
+"""Operations that only repeat or rename lanes: on a GPU they cost no instruction."""
 
 
 def _count(block: Block, uses: dict[int, int]) -> None:
+    """Add the number of reads of each slot in a block to ``uses``."""
     for op in block.ops:
         for a in op.args:
             uses[a] = uses.get(a, 0) + 1
@@ -25,7 +26,15 @@ def _count(block: Block, uses: dict[int, int]) -> None:
 
 
 def _product(slot: int, made: dict[int, Op]) -> tuple[Op, list[Op]] | None:
-    """Return the multiplication that gives ``slot`` and the free operations after it."""
+    """Find the float multiplication that computes a value.
+
+    Args:
+        slot: Slot of the value.
+        made: Operations of the block by the slots of their results.
+
+    Returns:
+        The multiplication and the free operations after it, ``None`` if the value is not a product.
+    """
     chain: list[Op] = []
     op = made.get(slot)
     while op is not None and op.name in _FREE:
@@ -37,6 +46,10 @@ def _product(slot: int, made: dict[int, Op]) -> tuple[Op, list[Op]] | None:
 
 
 def _fuse(op: Op, made: dict[int, Op], uses: dict[int, int]) -> None:
+    """Fuse a product into an addition or subtraction: its operands become those of the product and the other summand.
+
+    ``attrs["fused"]`` becomes the position of the product among the old operands and the free operations on the way.
+    """
     found = [_product(a, made) for a in op.args]
     k = next((k for k in (0, 1) if found[k]), None)
     if k is None:
@@ -70,7 +83,7 @@ def _blocks(block: Block) -> list[Block]:
 
 
 def _sweep(func: Func) -> None:
-    """Drop the multiplications, and what only passes them on, that nobody reads any more."""
+    """Remove the multiplications, and the free operations after them, whose results are no longer read."""
     changed = True
     while changed:
         changed = False
@@ -89,7 +102,7 @@ def _sweep(func: Func) -> None:
 
 
 def fuse(module: Module) -> None:
-    """Rewrite every addition or subtraction of a product made in the same block."""
+    """Fuse every addition or subtraction with a product that was computed in the same block, in place."""
     for func in module.funcs.values():
         uses: dict[int, int] = {}
         for block in func.body.blocks:

@@ -10,19 +10,19 @@ import numpy as np
 
 from kbx_env.backends.ttir.errors import TtirError
 from kbx_env.backends.ttir.frontend.graph import Module, Op, Type
-from kbx_env.backends.ttir.interp.control import Metered
+from kbx_env.backends.ttir.interp.control import MeteredMachine
 from kbx_env.backends.ttir.interp.memory import Array, Memory, Meter, Region
-from kbx_env.backends.ttir.interp.perturb import Disturbance
-from kbx_env.backends.ttir.interp.reorder import reordered
-from kbx_env.backends.ttir.interp.serial import Noticing, Program, take_turns
+from kbx_env.backends.ttir.interp.perturb import Perturbation
+from kbx_env.backends.ttir.interp.serial import ChangeTrackingMemory, ResumableProgram, run_in_turns
 from kbx_env.backends.ttir.interp.slices import annotate
-from kbx_env.backends.ttir.ops import arith, math, reduce, tensor  # noqa: F401  (they register)
-from kbx_env.backends.ttir.ops.memory import Block
+from kbx_env.backends.ttir.ops import arith, dot, math, reduce, tensor  # noqa: F401  (they register)
+from kbx_env.backends.ttir.ops.memory import BlockPointer
+from kbx_env.backends.ttir.sanitizer.reorder import reordered
 from kbx_env.backends.ttir.sanitizer.sanitizer import Sanitizer
-from kbx_env.backends.ttir.sanitizer.unwritten import Wary, WaryProgram
+from kbx_env.backends.ttir.sanitizer.unwritten import TaintMachine, TaintProgram
 
-#: Chunks above this many bytes per array leave the processor caches and run slower.
 _CACHE_BYTES = 4 << 20
+"""Largest size of one intermediate array of a chunk: larger ones leave the processor's caches and run slower."""
 
 
 @dataclass(frozen=True)
@@ -35,38 +35,77 @@ class Descriptor:
     padding: str = ""
 
 
-class Disturbed(Metered):
-    """A machine in which some integers are other ones."""
+class PerturbedMachine(MeteredMachine):
+    """A machine that replaces integers as a ``Perturbation`` says."""
 
-    disturbance: Disturbance
+    perturbation: Perturbation
 
     def step(self, op: Op, env: list[Any]) -> None:
-        """Run one operation, exchanging what goes in or comes out."""
-        held = self.disturbance.before(self, op, env)
+        """Run one operation with its operands or results replaced."""
+        operands = self.perturbation.before(self, op, env)
         super().step(op, env)
-        self.disturbance.after(self, op, env, held)
+        self.perturbation.after(self, op, env, operands)
 
 
-class DisturbedProgram(Disturbed, Program):
-    """The same, for a program that may wait for others."""
+class PerturbedProgram(PerturbedMachine, ResumableProgram):
+    """The same for a program that may wait for others."""
 
 
-def _described(v: Descriptor, t: Type) -> Block:
-    assert t.pointee
-    if len(v.shape) != len(t.pointee.shape) or len(v.strides) != len(v.shape):
-        raise TtirError(f"a descriptor of {len(v.shape)} dimensions, expected {len(t.pointee.shape)}")
-    one = [[np.array([n], np.int64) for n in part] for part in (v.shape, v.strides)]
-    return Block(np.array([v.base], np.int64), one[0], one[1], [], t.pointee, v.padding)
+def coordinates(grid: tuple[int, int, int], ids: Array) -> tuple[Array, Array, Array]:
+    """Return the coordinates of programs.
 
+    Args:
+        grid: Number of programs along x, y and z.
+        ids: Numbers of the programs, x fastest: int64, (n,).
 
-def _places(grid: tuple[int, int, int], first: int, end: int) -> tuple[Array, Array, Array]:
-    """Return the coordinates of programs ``first`` to ``end - 1``."""
-    ids = np.arange(first, end, dtype=np.int64)
+    Returns:
+        The coordinates along x, y and z: int32, (n,) each.
+    """
     return (
         (ids % grid[0]).astype(np.int32),
         (ids // grid[0] % grid[1]).astype(np.int32),
         (ids // (grid[0] * grid[1])).astype(np.int32),
     )
+
+
+def scalar_argument(v: int | float, t: Type) -> Array:
+    """Return a runtime argument as the kernel sees it.
+
+    Args:
+        v: The number; addresses are integers.
+        t: Type of the parameter. Integers wrap around to its width.
+
+    Returns:
+        An array of shape (1,) and the type's dtype.
+    """
+    if t.elem == "ptr" or t.dtype.kind in "ib":
+        size = t.dtype.itemsize
+        bits = np.array(int(v) & ((1 << (8 * size)) - 1), f"u{size}")
+        return bits.astype(t.dtype).reshape(1)
+    with np.errstate(over="ignore"):  # a number too large for its type becomes infinite, as on the device
+        return np.array(float(v)).astype(t.dtype).reshape(1)
+
+
+def _descriptor_argument(v: Descriptor, t: Type) -> BlockPointer:
+    assert t.pointee
+    if len(v.shape) != len(t.pointee.shape) or len(v.strides) != len(v.shape):
+        raise TtirError(f"a descriptor of {len(v.shape)} dimensions, expected {len(t.pointee.shape)}")
+    shape, strides = ([np.array([n], np.int64) for n in part] for part in (v.shape, v.strides))
+    return BlockPointer(np.array([v.base], np.int64), shape, strides, [], t.pointee, v.padding)
+
+
+def _arguments(module: Module, args: Sequence[int | float | Descriptor]) -> list[Any]:
+    """Convert the arguments of a launch to values of the interpreter."""
+    func = module.entry
+    entry = func.body.blocks[0]
+    if len(args) != len(entry.args):
+        raise TtirError(f"{func.name} takes {len(entry.args)} arguments, not {len(args)}")
+    values: list[Any] = []
+    for v, t in zip(args, entry.arg_types, strict=True):
+        if isinstance(v, Descriptor) != (t.elem == "desc"):
+            raise TtirError(f"{func.name}: a descriptor where another argument is expected, or the reverse")
+        values.append(_descriptor_argument(v, t) if isinstance(v, Descriptor) else scalar_argument(v, t))
+    return values
 
 
 def launch(
@@ -80,82 +119,88 @@ def launch(
     deadline: float | None = None,
     sanitizer: Sanitizer | None = None,
     names: Sequence[str] = (),
-    disturbance: Disturbance | None = None,
+    perturbation: Perturbation | None = None,
 ) -> None:
     """Run every program of a grid.
 
     Args:
         module: Result of ``parse``.
         grid: Number of programs along x, y and z.
-        args: Runtime arguments of the public function; pointers are integer addresses. A descriptor stands for
-            itself and is followed by its shape and strides, as in the function's signature.
+        args: Runtime arguments of the public function; pointers are integer addresses. As in the function's signature,
+            a descriptor is followed by its shape and strides.
         regions: The memory that the kernel may touch.
         meter: Counters, which the launch increases.
         max_bytes: Bound on the size of one intermediate array (one program may exceed it).
         deadline: Value of ``time.monotonic`` at which to stop.
-        sanitizer: Collects faults; with it each access is checked against the tensor that its
-            pointer came from instead of all regions.
+        sanitizer: Collects faults. With it each access must stay within the tensor that its pointer came from; without
+            it within any region.
         names: Names of the runtime arguments, by default those of the regions they point into.
-        disturbance: Integers to exchange on the way.
+        perturbation: Integers to replace on the way.
 
     Raises:
         OutOfBounds: an unmasked access is outside every region, or its tensor.
         DeviceAssert: an assertion of the kernel failed.
-        DecidesOnUnwritten: with a sanitizer, memory that nothing has written decides what a program does.
+        DecidesOnUnwritten: there is a sanitizer, and memory that nothing has written decides what a program does.
         Deadlock: programs wait for one another, and none can go on.
         Unsupported: the kernel uses an operation that is not implemented.
         TimeoutError: the deadline passed.
     """
-    func = module.entry
-    entry = func.body.blocks[0]
-    if len(args) != len(entry.args):
-        raise TtirError(f"{func.name} takes {len(entry.args)} arguments, not {len(args)}")
-    values: list[Any] = []
-    for v, t in zip(args, entry.arg_types, strict=True):
-        if isinstance(v, Descriptor) != (t.elem == "desc"):
-            raise TtirError(f"{func.name}: a descriptor where another argument is expected, or the reverse")
-        if isinstance(v, Descriptor):
-            values.append(_described(v, t))
-        elif t.elem == "ptr" or t.dtype.kind in "ib":
-            size = t.dtype.itemsize
-            bits = np.array(int(v) & ((1 << (8 * size)) - 1), f"u{size}")
-            values.append(bits.astype(t.dtype).reshape(1))
-        else:
-            with np.errstate(over="ignore"):  # a number too large for its type is infinite there
-                values.append(np.array(float(v)).astype(t.dtype).reshape(1))
+    values = _arguments(module, args)
     annotate(module)
-    total = grid[0] * grid[1] * grid[2]
-    chunk = max(1, min(max_bytes, _CACHE_BYTES) // (8 * module.max_elements))
-    memory = Noticing(regions) if module.serial else Memory(regions)
+    memory = ChangeTrackingMemory(regions) if module.serial else Memory(regions)
     memory.args, memory.names = list(args), names
-    meter.begin(func.name, grid)
+    meter.begin(module.entry.name, grid)
     if sanitizer is not None:
         memory.watch = sanitizer.watch(module, memory)
         for found in reordered(module):
             sanitizer.report(found)
     try:
         with np.errstate(all="ignore"):
-            wary = memory.watch is not None and memory.watch.may_read_unwritten
-            common = memory, meter, deadline
-            if isinstance(memory, Noticing):
-                one = DisturbedProgram if disturbance is not None else WaryProgram if wary else Program
-
-                def begin(k: int) -> Program:
-                    program = one(module, func.name, grid, _places(grid, k, k + 1), *common)
-                    if isinstance(program, DisturbedProgram) and disturbance is not None:
-                        program.disturbance = disturbance
-                    return program
-
-                take_turns(begin, total, values)
-                return
-            many = Wary if wary else Metered
-            for start in range(0, total, chunk):
-                pids = _places(grid, start, min(start + chunk, total))
-                if disturbance is not None:
-                    other = Disturbed(module, func.name, grid, pids, *common)
-                    other.disturbance = disturbance
-                    other.call(func, list(values))
-                else:
-                    many(module, func.name, grid, pids, *common).call(func, list(values))
+            if isinstance(memory, ChangeTrackingMemory):
+                _run_in_turns(module, grid, values, memory, meter, deadline, perturbation)
+            else:
+                _run_in_chunks(module, grid, values, memory, meter, deadline, perturbation, max_bytes)
     finally:
         meter.end(memory.label)
+
+
+def _tracks_taint(memory: Memory) -> bool:
+    return memory.watch is not None and memory.watch.may_read_unwritten
+
+
+def _run_in_turns(
+    module: Module, grid: tuple[int, int, int], values: list[Any], memory: ChangeTrackingMemory, meter: Meter,
+    deadline: float | None, perturbation: Perturbation | None,
+) -> None:  # fmt: skip
+    """Run programs that wait for one another, each on its own."""
+    program_class = TaintProgram if _tracks_taint(memory) else ResumableProgram
+    if perturbation is not None:
+        program_class = PerturbedProgram
+
+    def make(k: int) -> ResumableProgram:
+        pids = coordinates(grid, np.arange(k, k + 1, dtype=np.int64))
+        program = program_class(module, module.entry.name, grid, pids, memory, meter, deadline)
+        if isinstance(program, PerturbedProgram) and perturbation is not None:
+            program.perturbation = perturbation
+        return program
+
+    run_in_turns(make, grid[0] * grid[1] * grid[2], values)
+
+
+def _run_in_chunks(
+    module: Module, grid: tuple[int, int, int], values: list[Any], memory: Memory, meter: Meter,
+    deadline: float | None, perturbation: Perturbation | None, max_bytes: int,
+) -> None:  # fmt: skip
+    """Run independent programs, a chunk of them at a time."""
+    machine_class = TaintMachine if _tracks_taint(memory) else MeteredMachine
+    if perturbation is not None:
+        machine_class = PerturbedMachine
+    total = grid[0] * grid[1] * grid[2]
+    # An element of an intermediate array takes at most 8 bytes.
+    chunk = max(1, min(max_bytes, _CACHE_BYTES) // (8 * module.max_elements))
+    for start in range(0, total, chunk):
+        pids = coordinates(grid, np.arange(start, min(start + chunk, total), dtype=np.int64))
+        machine = machine_class(module, module.entry.name, grid, pids, memory, meter, deadline)
+        if isinstance(machine, PerturbedMachine) and perturbation is not None:
+            machine.perturbation = perturbation
+        machine.call(module.entry, list(values))

@@ -1,7 +1,7 @@
-"""Mark, for each operation, the values that nobody needs after it, and loops that may wait for other programs.
+"""Mark, for each operation, the values that are dead after it, and loops that may wait for other programs.
 
-Without the first a launch would keep every intermediate array of a chunk alive; without the second it would run programs in
-lockstep that wait for one another, and never end.
+Without the first, a launch would keep every intermediate array of a chunk alive. Without the second, it would run
+programs that wait for one another in lockstep, and never end.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ _ATOMIC = ("tt.atomic_cas", "tt.atomic_rmw")
 
 
 def _nested_uses(op: Op) -> set[int]:
+    """Return the slots that an operation and those inside it read."""
     out = set(op.args)
     for _, args in op.attrs.get("targets", ()):
         out.update(args)
@@ -24,41 +25,58 @@ def _nested_uses(op: Op) -> set[int]:
     return out
 
 
-def _all(region: Region) -> Iterator[Op]:
-    """Walk over the operations of a region, those inside others as well."""
+def _operations(region: Region) -> Iterator[Op]:
+    """Yield the operations of a region, nested ones included."""
     for block in region.blocks:
         for op in block.ops:
             yield op
             for inner in op.regions:
-                yield from _all(inner)
+                yield from _operations(inner)
 
 
-def _looks(region: Region, functions: set[str]) -> bool:
-    """Return whether a region, or a function of these that it calls, sees what other programs do to memory meanwhile."""
+def _observes(region: Region, functions: set[str]) -> bool:
+    """Return whether a region, or one of ``functions`` that it calls, can observe other programs' writes."""
     return any(
         op.name in _ATOMIC
         or (op.name == "tt.load" and op.attrs.get("isVolatile"))
         or (op.name == "tt.call" and op.attrs["callee"] in functions)
-        for op in _all(region)
+        for op in _operations(region)
     )
 
 
-def _mark(region: Region, looking: set[str], waiting: set[str]) -> bool:
-    """Mark the waiting loops of a region and what they are inside of with ``attrs["waits"]``; return whether there are any."""
+def _mark(region: Region, observing: set[str], waiting: set[str]) -> bool:
+    """Set ``attrs["waits"]`` of the waiting loops of a region and of the operations around them.
+
+    Args:
+        region: The region.
+        observing: Names of the functions that observe other programs' writes.
+        waiting: Names of the functions with a waiting loop.
+
+    Returns:
+        Whether there is a waiting loop.
+    """
     found = False
     for block in region.blocks:
         for op in block.ops:
-            # No short cut: what is not asked is not marked.
-            waits = [_mark(r, looking, waiting) for r in op.regions]
-            waits.append(op.name == "scf.while" and any(_looks(r, looking) for r in op.regions))
+            # A list, because every region must be visited to be marked.
+            waits = [_mark(r, observing, waiting) for r in op.regions]
+            waits.append(op.name == "scf.while" and any(_observes(r, observing) for r in op.regions))
             waits.append(op.name == "tt.call" and op.attrs["callee"] in waiting)
             if any(waits):
                 op.attrs["waits"] = found = True
     return found
 
 
-def _grown(module: Module, holds: Callable[[Region, set[str]], bool]) -> set[str]:
-    """Return the functions for which something holds that a function inherits from those it calls."""
+def _closure(module: Module, holds: Callable[[Region, set[str]], bool]) -> set[str]:
+    """Find the functions with a property that callers inherit from the functions that they call.
+
+    Args:
+        module: The module.
+        holds: Whether a body has the property, given the names of functions that are known to have it.
+
+    Returns:
+        Names of the functions.
+    """
     found: set[str] = set()
     while new := {f.name for f in module.funcs.values() if f.name not in found and holds(f.body, found)}:
         found |= new
@@ -66,6 +84,7 @@ def _grown(module: Module, holds: Callable[[Region, set[str]], bool]) -> set[str
 
 
 def _block(block: Block, others: set[int]) -> None:
+    """Fill ``used`` and ``dead`` of the operations of a block; ``others`` are the slots that other blocks read."""
     own = set(block.args)
     for op in block.ops:
         own.update(op.results)
@@ -94,10 +113,10 @@ def annotate(module: Module) -> None:
     """Fill ``used`` and ``dead`` of every operation, ``attrs["waits"]`` and ``module.serial``."""
     for func in module.funcs.values():
         _region(func.body)
-    if any(op.name == "scf.while" for f in module.funcs.values() for op in _all(f.body)):
-        looking = _grown(module, _looks)
-        waiting = _grown(module, lambda body, known: _mark(body, looking, known))
+    if any(op.name == "scf.while" for f in module.funcs.values() for op in _operations(f.body)):
+        observing = _closure(module, _observes)
+        waiting = _closure(module, lambda body, known: _mark(body, observing, known))
         for func in module.funcs.values():
-            # Calls of functions that were only found later are marked now.
-            _mark(func.body, looking, waiting)
+            # Some functions were found after the calls of them had been visited.
+            _mark(func.body, observing, waiting)
         module.serial = bool(waiting)

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from kbx_env.backends.ttir.interp.hooks import Extent as Extent
+from kbx_env.backends.ttir.interp.hooks import LaunchWatch, LoadHook, Pick, StoreHook
 from kbx_env.backends.ttir.interp.traffic import Meter as Meter
 from kbx_env.backends.ttir.sanitizer.shadow import Array as Array
 from kbx_env.backends.ttir.sanitizer.shadow import mark
-
-if TYPE_CHECKING:
-    from kbx_env.backends.ttir.sanitizer.sanitizer import Watch
-
-#: Gives the entry of each lane of an access from an array over programs, or the number given as
-#: second where one lane stands for every program.
-Pick = Callable[[Array, int], Array]
-#: Called with (region, byte offsets, pick) before an access. A store passes its values as well and
-#: calls what it gets back, if anything, once they are written.
-LoadHook = Callable[[int, Array, Pick], None]
-StoreHook = Callable[[int, Array, Array, Pick], Callable[[], None] | None]
-
-
-@dataclass(frozen=True)
-class Extent:
-    """The bytes that one pointer argument may touch, finer than the storage it points into.
-
-    Attributes:
-        arg: Position of the pointer among the runtime arguments.
-        start: Address of the first byte.
-        size: Number of bytes, 0 for an empty tensor.
-        name: Name of the tensor in messages, "" for the name of the region.
-    """
-
-    arg: int
-    start: int
-    size: int
-    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,12 +21,12 @@ class Region:
 
     Attributes:
         base: Address of the first byte.
-        data: Writable one-dimensional uint8 view of the bytes; may be empty.
+        data: The bytes: uint8, one-dimensional, writable; may be empty.
         name: Name used in messages.
-        initialised: Bool per byte, whether it was ever written; None when all were. It belongs to
-            the caller; launches with a sanitizer read it and set what they store.
-        extents: What pointer arguments into this buffer may touch, by default all of it.
-        stored: Bool per byte, set where a launch stores; None when nobody asks.
+        initialised: Whether each byte was ever written: bool, shape of ``data``; ``None`` when all were. The array
+            belongs to the caller; launches with a sanitizer read it and set the bytes that they store.
+        extents: The bytes that pointer arguments into this buffer may touch, by default all.
+        stored: Set where a launch stores: bool, shape of ``data``; ``None`` to leave it out.
     """
 
     base: int
@@ -64,7 +38,12 @@ class Region:
 
 
 class BadAddress(Exception):
-    """Internal: the flat position of the first bad lane and its address."""
+    """Internal: an unmasked lane accesses bytes outside every region.
+
+    Args:
+        position: Flat position of the first such lane.
+        address: Its address.
+    """
 
     def __init__(self, position: int, address: int) -> None:
         self.position, self.address = position, address
@@ -72,6 +51,17 @@ class BadAddress(Exception):
 
 
 def _picker(shape: tuple[int, ...], mask: Array | None, here: Array | None) -> Pick:
+    """Build the ``Pick`` of an access.
+
+    Args:
+        shape: Shape of the access, (programs or 1, ...).
+        mask: Its unmasked lanes, of that shape.
+        here: Which of the unmasked lanes lie in the region: (unmasked lanes,).
+
+    Returns:
+        The function.
+    """
+
     def pick(v: Array, shared: int) -> Array:
         if len(v) != shape[0]:
             v = np.full(1, shared, v.dtype)
@@ -83,23 +73,48 @@ def _picker(shape: tuple[int, ...], mask: Array | None, here: Array | None) -> P
 
 
 class Memory:
-    """The union of regions."""
+    """All regions of a launch.
+
+    Args:
+        regions: The regions, which do not overlap.
+
+    Attributes:
+        regions: The regions that are not empty, by ascending address.
+        bases: Addresses of their first bytes: int64, (regions,).
+        ends: Addresses behind their last bytes: int64, (regions,).
+        views: Views of the regions' bytes by region and dtype.
+        all_regions: All regions in the caller's order, empty ones included.
+        args: Runtime arguments of the launch.
+        names: Names of the runtime arguments.
+        labels: Names of the tensors that arguments point to, filled by ``label``.
+        watch: The sanitizer's watch, if there is one.
+    """
 
     def __init__(self, regions: Sequence[Region]) -> None:
         self.regions = sorted((r for r in regions if r.data.size), key=lambda r: r.base)
         self.bases = np.array([r.base for r in self.regions], np.int64)
         self.ends = np.array([r.base + r.data.size for r in self.regions], np.int64)
         self.views: dict[tuple[int, np.dtype[Any]], Array] = {}
-        # Asking numpy for these at every access would take longer than a small access.
+        # Addresses of the data in this process, 1 where it is not contiguous. Kept because ``ctypes.data`` takes longer
+        # than a small access.
         self.aligned = [r.data.ctypes.data if r.data.flags.c_contiguous else 1 for r in self.regions]
-        self.given = list(regions)
+        self.all_regions = list(regions)
         self.args: Sequence[Any] = ()
         self.names: Sequence[str] = ()
         self.labels: dict[int, str] = {}
-        self.watch: Watch | None = None
+        self.watch: LaunchWatch | None = None
 
     def noting(self, meter: Meter, size: int, then: LoadHook | None) -> LoadHook:
-        """Return a hook that tells a meter what is loaded, before another hook."""
+        """Return a hook that reports loads to a meter before it calls another hook.
+
+        Args:
+            meter: The meter.
+            size: Bytes of one element.
+            then: The other hook.
+
+        Returns:
+            The hook.
+        """
 
         def hook(k: int, offsets: Array, pick: Pick) -> None:
             meter.seen(k, self.regions[k].data.size, offsets, size)
@@ -109,13 +124,13 @@ class Memory:
         return hook
 
     def address(self, arg: int) -> int:
-        """Return where a pointer argument points to, or where a descriptor's tensor begins."""
+        """Return the address in a pointer argument, or the base address of a descriptor."""
         return int(getattr(self.args[arg], "base", self.args[arg]))
 
     # -- tensors -----------------------------------------------------------------------
     def extent(self, arg: int) -> Extent:
-        """Return what a pointer argument may touch: by default the whole buffer it points into."""
-        for r in self.given:
+        """Return the bytes that a pointer argument may touch: by default the whole buffer that it points into."""
+        for r in self.all_regions:
             for e in r.extents:
                 if e.arg == arg:
                     return e if e.name else Extent(arg, e.start, e.size, self._named(arg, r.name))
@@ -124,7 +139,7 @@ class Memory:
         if k >= 0 and at < self.ends[k]:
             r = self.regions[k]
             return Extent(arg, r.base, r.data.size, self._named(arg, r.name))
-        empty = next((r.name for r in self.given if not r.data.size and r.base == at), "")
+        empty = next((r.name for r in self.all_regions if not r.data.size and r.base == at), "")
         return Extent(arg, at, 0, self._named(arg, empty))
 
     def _named(self, arg: int, default: str) -> str:
@@ -137,7 +152,15 @@ class Memory:
         return self.labels[arg]
 
     def nearest(self, address: int, size: int) -> tuple[str, int, int]:
-        """Return the region nearest to an access: its name, the distance in bytes and its base."""
+        """Return the region nearest to an access.
+
+        Args:
+            address: First byte of the access.
+            size: Number of its bytes.
+
+        Returns:
+            The region's name, the distance in bytes and its base address.
+        """
         best = ("", 0, address)
         for r, end in zip(self.regions, self.ends.tolist(), strict=True):
             by = max(r.base - address, address + size - end)
@@ -155,12 +178,19 @@ class Memory:
         return view
 
     def _span(self, addr: Array, mask: Array | None, size: int, within: Sequence[Extent] = ()) -> int:
-        """Return the region that holds every unmasked access, -1 when there are several.
+        """Check an access and return the region that holds all of it.
 
-        With ``within``, every unmasked access must be inside one of these extents.
+        Args:
+            addr: Byte addresses: int64, any shape.
+            mask: Lanes that take part, of that shape; ``None`` for all.
+            size: Bytes of one element.
+            within: If not empty, every unmasked lane must be inside one of these extents.
+
+        Returns:
+            Index of the region, -1 when there are several.
 
         Raises:
-            BadAddress: an unmasked access is outside every region.
+            BadAddress: an unmasked lane is outside every region, or outside every extent.
         """
         if mask is None:
             lo, hi = int(addr.min()), int(addr.max())
@@ -200,7 +230,22 @@ class Memory:
         within: Sequence[Extent] = (),
         hook: LoadHook | None = None,
     ) -> Array:
-        """Read one element per lane; masked lanes give ``other`` (0 when None)."""
+        """Read one element per lane.
+
+        Args:
+            addr: Byte addresses: int64, any shape.
+            mask: Lanes to read, broadcastable with ``addr``; ``None`` for all.
+            dtype: Type of an element.
+            other: Value of masked lanes, broadcastable likewise; ``None`` for 0.
+            within: If not empty, every unmasked lane must be inside one of these extents.
+            hook: Called with the unmasked lanes of each region before they are read.
+
+        Returns:
+            The elements: dtype ``dtype``, the broadcast shape of ``addr``, ``mask`` and ``other``.
+
+        Raises:
+            BadAddress: an unmasked lane is outside every region, or outside every extent.
+        """
         if mask is not None:
             addr, mask = np.broadcast_arrays(addr, mask)
             if not mask.any():
@@ -213,12 +258,12 @@ class Memory:
         size = dtype.itemsize
         k = self._span(addr, mask, size, within)
         if hook is not None:
-            self._tell(k, addr, mask, hook)
+            self._call_hook(k, addr, mask, hook)
         if k >= 0:
             idx = addr - self.regions[k].base
             if mask is not None:
                 idx = np.where(mask, idx, 0)
-            out = self._gather(k, idx, dtype)
+            out = self.gather(k, idx, dtype)
         else:
             out = np.zeros(addr.shape, dtype)
             owner = np.searchsorted(self.bases, addr, "right") - 1
@@ -227,13 +272,23 @@ class Memory:
                 if mask is not None:
                     here &= mask
                 if here.any():
-                    out[here] = self._gather(k, addr[here] - self.regions[k].base, dtype)
+                    out[here] = self.gather(k, addr[here] - self.regions[k].base, dtype)
         if mask is not None:
             fill = np.zeros((), dtype) if other is None else other
             out = np.where(mask, out, fill)
         return out
 
-    def _gather(self, k: int, idx: Array, dtype: np.dtype[Any]) -> Array:
+    def gather(self, k: int, idx: Array, dtype: np.dtype[Any]) -> Array:
+        """Read elements of one region without a check.
+
+        Args:
+            k: Index of the region.
+            idx: Byte offsets into it: int64, any shape.
+            dtype: Type of an element.
+
+        Returns:
+            The elements: dtype ``dtype``, shape of ``idx``.
+        """
         size = dtype.itemsize
         data = self.regions[k].data
         if size == 1:
@@ -243,7 +298,8 @@ class Memory:
         raw = data[idx[..., None] + np.arange(size)]
         return np.ascontiguousarray(raw).view(dtype)[..., 0]
 
-    def _tell(self, k: int, addr: Array, mask: Array | None, hook: LoadHook) -> None:
+    def _call_hook(self, k: int, addr: Array, mask: Array | None, hook: LoadHook) -> None:
+        """Call a hook for each region that an access reads; ``k`` is the only region, or -1."""
         flat = addr.reshape(-1) if mask is None else addr[mask]
         owner = np.searchsorted(self.bases, flat, "right") - 1 if k < 0 else None
         for j in [k] if owner is None else np.unique(owner).tolist():
@@ -258,7 +314,18 @@ class Memory:
         within: Sequence[Extent] = (),
         hook: StoreHook | None = None,
     ) -> None:
-        """Write one element per lane, the last of several lanes with one address wins."""
+        """Write one element per lane; of several lanes with one address the last one counts.
+
+        Args:
+            addr: Byte addresses: int64, any shape.
+            value: The elements, broadcastable with ``addr``.
+            mask: Lanes to write, broadcastable likewise; ``None`` for all.
+            within: If not empty, every unmasked lane must be inside one of these extents.
+            hook: Called with the unmasked lanes of each region before they are written.
+
+        Raises:
+            BadAddress: an unmasked lane is outside every region, or outside every extent.
+        """
         if mask is not None:
             addr, value, mask = np.broadcast_arrays(addr, value, mask)
             if mask.all():
@@ -280,11 +347,11 @@ class Memory:
             flat = None if here is None else here.reshape(-1)
             after = hook(j, idx.reshape(-1), v.reshape(-1), _picker(shape, mask, flat)) if hook is not None else None
             self._scatter(j, idx, v)
-            self._note(j, idx, size)
+            self._mark_stored(j, idx, size)
             if after is not None:
                 after()
 
-    def _note(self, k: int, idx: Array, size: int) -> None:
+    def _mark_stored(self, k: int, idx: Array, size: int) -> None:
         stored = self.regions[k].stored
         if stored is not None and idx.size:
             mark(stored, idx.reshape(-1), size)
@@ -304,10 +371,19 @@ class Memory:
     def locate(
         self, addr: Array, dtype: np.dtype[Any], within: Sequence[Extent] = ()
     ) -> list[tuple[int, Array, Array, Array]]:
-        """Split flat addresses into (region, typed view, element index, positions) per region.
+        """Split the lanes of an atomic operation by region.
+
+        Args:
+            addr: Byte addresses of the unmasked lanes: int64, (lanes,).
+            dtype: Type of an element.
+            within: If not empty, every lane must be inside one of these extents.
+
+        Returns:
+            For each region: its index, a view of its elements (dtype ``dtype``), and of each lane in it the element's
+            index and the lane's number.
 
         Raises:
-            BadAddress: an address is outside every region or unaligned.
+            BadAddress: an address is outside every region, outside every extent, or not a multiple of the element size.
         """
         if not addr.size:
             return []
@@ -318,11 +394,10 @@ class Memory:
         for k in np.unique(owner).tolist():
             where = np.nonzero(owner == k)[0]
             idx = addr[where] - self.regions[k].base
-            odd = idx % size != 0
-            if odd.any():
-                at = int(where[int(np.argmax(odd))])
+            unaligned = idx % size != 0
+            if unaligned.any():
+                at = int(where[int(np.argmax(unaligned))])
                 raise BadAddress(at, int(addr[at]))
-            # Only atomic operations come here, and they write.
-            self._note(k, idx, size)
+            self._mark_stored(k, idx, size)
             out.append((k, self._view(k, dtype), idx // size, where))
         return out

@@ -1,4 +1,4 @@
-"""Exactly rounded floating point: conversions and the fused multiply-add, as PTX defines them."""
+"""Correctly rounded floating point: conversions and the fused multiply-add, as PTX defines them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kbx_env.backends.ttir.interp.memory import Array
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 BF16 = np.dtype(ml_dtypes.bfloat16)
 _E5M2, _E4M3 = np.dtype(ml_dtypes.float8_e5m2), np.dtype(ml_dtypes.float8_e4m3fn)
-#: Storage of Triton's own ``fp8e4b15``, which has neither infinities nor NaN.
 E4B15 = np.dtype(ml_dtypes.float8_e4m3b11fnuz)
+"""Stores the bits of Triton's own ``fp8e4b15``, which has neither infinities nor NaN."""
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Tell whether a type is a float, those of ml_dtypes included."""
+    """Return whether a type is a float, the types of ml_dtypes included."""
     return dtype.kind in "fV"
 
 
@@ -32,7 +32,7 @@ def flush(x: Array) -> Array:
 
 
 def _to_odd(x: Array) -> Array:
-    """Round f64 to f32 with rounding to odd, so that a later rounding is the only one that counts."""
+    """Round f64 to f32 with rounding to odd: a later rounding then gives the same result as a single one."""
     near = x.astype(np.float32)
     back = near.astype(np.float64)
     inexact = (back != x) & ~np.isnan(x)
@@ -42,7 +42,7 @@ def _to_odd(x: Array) -> Array:
 
 
 def narrow(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Round f64 to any float type, once."""
+    """Round f64 of any shape to any float type, to nearest even, with a single rounding."""
     if dtype == F64:
         return x
     if dtype.kind == "f":
@@ -51,7 +51,7 @@ def narrow(x: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def convert(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert between float types, rounding to nearest even exactly once."""
+    """Convert floats of any shape to another float type, to nearest even, with a single rounding."""
     if x.dtype == dtype:
         return x
     if x.dtype == F64:
@@ -64,7 +64,7 @@ def convert(x: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def from_int(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert integers to floats, rounding to nearest even exactly once."""
+    """Convert integers of any shape to a float type, to nearest even, with a single rounding."""
     if dtype.itemsize >= 4:
         return x.astype(dtype)
     if x.dtype.itemsize == 8:
@@ -77,7 +77,15 @@ def from_int(x: Array, dtype: np.dtype[Any]) -> Array:
 def to_int(x: Array, dtype: np.dtype[Any], is_signed: bool) -> Array:
     """Truncate floats toward zero, saturating, like PTX ``cvt.rzi``.
 
-    NaN gives 0, except that it gives the sign bit alone when either side has 64 bits.
+    NaN becomes 0; when either side has 64 bits it becomes the smallest integer (only the sign bit is set).
+
+    Args:
+        x: Floats of any shape.
+        dtype: The signed integer type that stores the result.
+        is_signed: Whether the result is a signed number.
+
+    Returns:
+        Integers: dtype ``dtype``, shape of ``x``.
     """
     wide = x.dtype == F64 or dtype.itemsize == 8
     if x.dtype.itemsize < 4:
@@ -88,7 +96,7 @@ def to_int(x: Array, dtype: np.dtype[Any], is_signed: bool) -> Array:
     info = np.iinfo(work)
     lo, hi = x.dtype.type(info.min), x.dtype.type(info.max)
     nan = np.isnan(x)
-    with np.errstate(invalid="ignore"):  # what does not fit is set below
+    with np.errstate(invalid="ignore"):  # numbers that do not fit are set below
         out = np.where(nan, 0, x).astype(work)
     out = np.where(x >= hi, info.max if float(hi) >= info.max else out, out)
     out = np.where(x <= lo, info.min, out).astype(work).view(f"i{width}")
@@ -105,7 +113,7 @@ def _b15_to_half(x: Array) -> Array:
 def _half_to_b15(x: Array) -> Array:
     bits = np.ascontiguousarray(x).view(np.uint16)
     mag = np.minimum(bits & 0x7FFF, 0x3F00)
-    # The compiler's own instruction sequence: half of the dropped unit is added, ties go up.
+    # Follows the compiler's instruction sequence: half of the dropped unit is added, so that ties round up.
     return ((((mag + 0x40) >> 7) & 0x7F) | ((bits >> 8) & 0x80)).astype(np.uint8).view(E4B15)
 
 
@@ -117,7 +125,16 @@ def _toward_zero(x: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def cast(x: Array, dtype: np.dtype[Any], mode: str) -> Array:
-    """Convert between float types like ``tt.fp_to_fp`` on sm_90."""
+    """Convert between float types like ``tt.fp_to_fp`` on sm_90.
+
+    Args:
+        x: Floats of any shape.
+        dtype: The new type.
+        mode: "rtne" (to nearest even) or "rtz" (toward zero).
+
+    Returns:
+        Floats: dtype ``dtype``, shape of ``x``.
+    """
     if dtype == E4B15:
         return _half_to_b15(convert(x, np.dtype(np.float16)))
     if mode == "rtz" and dtype.itemsize < x.dtype.itemsize:
@@ -136,16 +153,16 @@ def cast(x: Array, dtype: np.dtype[Any], mode: str) -> Array:
 
 
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return the rounded sum and its exact error."""
+    """Return the rounded sum of two arrays of one float type and its exact error (Knuth's TwoSum)."""
     s = a + b
     t = s - a
     return s, (a - (s - t)) + (b - t)
 
 
 def two_product(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return the rounded f64 product and its exact error."""
+    """Return the rounded product of two f64 arrays and its exact error (Dekker's product with Veltkamp's splitting)."""
     p = a * b
-    split = 134217729.0
+    split = 134217729.0  # 2**27 + 1 splits the 53 bits of a mantissa into halves
     ah, bh = a * split, b * split
     ah, bh = ah - (ah - a), bh - (bh - b)
     al, bl = a - ah, b - bh
@@ -153,7 +170,7 @@ def two_product(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def odd_sum(a: Array, b: Array) -> Array:
-    """Add in f64 with rounding to odd."""
+    """Return the sum of two f64 arrays, rounded to odd."""
     s, e = two_sum(a, b)
     e = np.where(np.isfinite(e), e, 0.0)
     bits = np.ascontiguousarray(s).view(np.int64)
@@ -163,14 +180,14 @@ def odd_sum(a: Array, b: Array) -> Array:
 
 
 def beyond_splitting(a: Array, b: Array, c: Array) -> Array:
-    """Tell where splitting f64 products overflows or loses bits, so that only rationals are exact."""
+    """Return where ``two_product`` of f64 overflows or loses bits, so that only rational arithmetic is exact."""
     big = (np.abs(a) >= 2.0**990) | (np.abs(b) >= 2.0**990) | (np.abs(c) >= 2.0**1000)
     size = np.abs(a * b)
     return big | ~((size > 2.0**-900) & (size < 2.0**1000))
 
 
 def _fma_one(a: float, b: float, c: float) -> float:
-    """One f64 multiply-add in rational arithmetic."""
+    """Return one f64 multiply-add, computed in rational arithmetic."""
     if math.isinf(c) and math.isfinite(a) and math.isfinite(b):
         return c
     if not (math.isfinite(a) and math.isfinite(b) and math.isfinite(c)):
@@ -186,25 +203,26 @@ def _fma_one(a: float, b: float, c: float) -> float:
 
 @np.errstate(all="ignore")
 def _fma_double(a: Array, b: Array, c: Array) -> Array:
-    # Boldo and Melquiond: the last addition rounds once when the low part was rounded to odd.
+    # Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums: Proved Algorithms Using Rounding to Odd"
+    # (2008): the last addition rounds once if the low part was rounded to odd.
     plain = a * b + c
     ph, pl = two_product(a, b)
     th, tl = two_sum(c, pl)
     vh, vl = two_sum(ph, th)
     exact = vh + odd_sum(vl, tl)
     none = (a == 0) | (b == 0)
-    # A product that is zero is exact, and so is the sign that its sum gives to a zero.
+    # A product that is zero is exact, and the plain sum has the right sign of zero.
     out = np.where(np.isfinite(exact) & ~none, exact, plain)
-    odd = beyond_splitting(a, b, c) & ~none
-    if odd.any():
-        wide = np.broadcast_arrays(a, b, c, odd)
+    rational = beyond_splitting(a, b, c) & ~none
+    if rational.any():
+        wide = np.broadcast_arrays(a, b, c, rational)
         out = np.broadcast_to(out, wide[3].shape).copy()
         out[wide[3]] = [_fma_one(*v) for v in zip(*(w[wide[3]].tolist() for w in wide[:3]), strict=True)]
     return out
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
-    """Return ``a * b + c`` rounded once."""
+    """Return ``a * b + c`` with a single rounding; all arrays have one float type and broadcastable shapes."""
     dtype = a.dtype
     if dtype == F64:
         return _fma_double(a, b, c)
@@ -214,7 +232,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     if dtype.kind == "V":
         return narrow(odd_sum(x, z), dtype)
     if dtype == F32:
-        # The product is exact in f64. Rounding the sum to f64 first matters only when that lands
+        # The product is exact in f64. Rounding the sum to f64 first matters only if the rounded sum is
         # halfway between two f32.
         tie = (s.view(np.int64) & 0x1FFFFFFF) == 0x10000000
         if tie.any():
@@ -223,6 +241,6 @@ def fma(a: Array, b: Array, c: Array) -> Array:
             with np.errstate(all="ignore", under="raise"):
                 return s.astype(dtype)
         except FloatingPointError:
-            # Denormals have fewer bits, and halfway lies elsewhere.
+            # Denormals have fewer bits, so that the halfway points differ.
             s = np.where(np.abs(s) < 2.0**-126, odd_sum(x, z), s)
     return s.astype(dtype)

@@ -1,9 +1,10 @@
-"""Programs that wait for one another: each runs on its own until its waiting leads nowhere, then others take their turns.
+"""Run programs that wait for one another: each on its own, and another one whenever a program can only wait.
 
-A GPU runs the programs it has room for together. Here one runs at a time, as a generator that hands over at the back edge of
-a waiting loop (``attrs["waits"]``, see liveness.py) once a trip has changed nothing in memory. Where the trip has not
-changed the values that the loop carries either, the next one would do the same: the program sleeps until memory changes,
-and when all sleep the kernel is deadlocked. Operations without a waiting loop inside run as they always do.
+A GPU runs as many programs at once as fit on it. Here one program runs at a time, as a generator. It yields at the back
+edge of a waiting loop (``attrs["waits"]``, see liveness.py) once a trip has changed nothing in memory. If the trip has
+not changed the values that the loop carries either, the next trip would do the same: the program sleeps until memory
+changes. When all programs sleep, the kernel is deadlocked. Operations without a waiting loop inside run as in
+``control.Machine``.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import numpy as np
 
 from kbx_env.backends.ttir.errors import Deadlock
 from kbx_env.backends.ttir.frontend.graph import Block, Func, Op, Region
-from kbx_env.backends.ttir.interp.control import MALFORMED, TERMINATORS, Metered, env_set, trip_counts
+from kbx_env.backends.ttir.interp.control import MALFORMED, TERMINATORS, MeteredMachine, env_set, trip_counts
 from kbx_env.backends.ttir.interp.memory import Array, Extent, Memory
 
-#: Programs that run together at most: 32 for each of the 132 multiprocessors of an H100 or H200. The next one starts when
-#: one has ended: waiting for a program that a GPU could not have started is a deadlock here too.
 RESIDENT = 132 * 32
-#: Trips of waiting loops after which a program hands over although it writes: it may write while it waits.
-_PATIENCE = 64
+"""Largest number of programs that run at once: 32 for each of the 132 multiprocessors of an H100 or H200.
 
-#: Yields whether the program is stuck until memory changes.
+The next one starts when one has ended: waiting for a program that a GPU could not have started is a deadlock here too.
+"""
+_PATIENCE = 64
+"""Trips of waiting loops after which a program yields although memory changes: it may write while it waits."""
+
 Steps = Generator[bool, None, list[Any]]
+"""A running program: yields whether it is stuck until memory changes, returns its results."""
 
 
 def _same(a: Array, b: Array) -> bool:
@@ -33,8 +36,12 @@ def _same(a: Array, b: Array) -> bool:
     return a is b or (a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes())
 
 
-class Noticing(Memory):
-    """Memory that counts the writes that changed something."""
+class ChangeTrackingMemory(Memory):
+    """Memory that counts the writes that changed something.
+
+    Args:
+        regions: As for ``Memory``.
+    """
 
     def __init__(self, regions: Sequence[Any]) -> None:
         super().__init__(regions)
@@ -44,45 +51,45 @@ class Noticing(Memory):
     @property
     def changes(self) -> int:
         """A number that grows whenever bytes change."""
-        for view, index, held in self._pending:
-            self._changes += not _same(view[index], held)
+        for view, index, before in self._pending:
+            self._changes += not _same(view[index], before)
         self._pending = []
         return self._changes
 
     def _scatter(self, k: int, idx: Array, value: Array) -> None:
-        held = self._gather(k, idx, value.dtype)
+        before = self.gather(k, idx, value.dtype)
         super()._scatter(k, idx, value)
-        self._changes += not _same(self._gather(k, idx, value.dtype), held)
+        self._changes += not _same(self.gather(k, idx, value.dtype), before)
 
     def locate(
         self, addr: Array, dtype: np.dtype[Any], within: Sequence[Extent] = ()
     ) -> list[tuple[int, Array, Array, Array]]:
-        """Split addresses as ``Memory`` does. Atomic operations ask, and write through the views that they get."""
+        """Split addresses as ``Memory.locate`` does. Atomic operations write through the views that they get."""
         groups = super().locate(addr, dtype, within)
-        # Reading it settles the operations before this one; what this one changes is known when somebody asks next.
+        # The property counts earlier atomic operations; changes by this one are counted when it is read the next time.
         self._changes = self.changes
         self._pending = [(view, index, view[index]) for _, view, index, _ in groups]
         return groups
 
 
-class Program(Metered):
-    """One program that runs step by step. Its values have a leading axis of length 1, and no mask is needed."""
+class ResumableProgram(MeteredMachine):
+    """One program that can yield to others. Its values have a leading axis of length 1, and no mask is needed."""
 
-    memory: Noticing
-    #: The waiting loop in which it handed over last.
+    memory: ChangeTrackingMemory
     at: Op | None = None
+    """The waiting loop in which it yielded last."""
     _trips = 0
 
     def start(self, func: Func, args: list[Any]) -> Steps:
-        """Run a function and return its results, handing over whenever waiting leads nowhere."""
+        """Run a function with the values of its arguments and return its results; yields whenever it can only wait."""
         env: list[Any] = [None] * func.slots
         return (yield from self._region(func.body, env, args))
 
-    def deciding(self, op: Op, args: list[Any]) -> None:
-        """Called before an operation with a waiting loop inside is run."""
+    def check_operands(self, op: Op, args: list[Any]) -> None:
+        """Check the operands of an operation with a waiting loop inside, before it runs; see ``TaintMachine``."""
 
-    def leaving(self, op: Op, env: list[Any]) -> None:
-        """Called with the terminator of each block that is run here."""
+    def check_terminator(self, op: Op, env: list[Any]) -> None:
+        """Check the terminator of a block that was run here; see ``TaintMachine``."""
 
     def _region(self, region: Region, env: list[Any], args: list[Any]) -> Steps:
         blocks = {b.label: b for b in region.blocks}
@@ -104,7 +111,7 @@ class Program(Metered):
         self.meter.ran(block, 1)
         for op in block.ops:
             if op.name in TERMINATORS:
-                self.leaving(op, env)
+                self.check_terminator(op, env)
                 return op
             if "waits" in op.attrs:
                 yield from self._control(op, env)
@@ -113,10 +120,10 @@ class Program(Metered):
         return None
 
     def _control(self, op: Op, env: list[Any]) -> Generator[bool, None, None]:
-        """Run an operation with a waiting loop inside, as ``step`` does with the others."""
+        """Run an operation with a waiting loop inside; ``step`` runs the others."""
         self.meter.ops.add(op.name)
         args = [env[a] for a in op.args]
-        self.deciding(op, args)
+        self.check_operands(op, args)
         try:
             if op.name == "scf.while":
                 out = yield from self._while(op, args, env)
@@ -156,11 +163,11 @@ class Program(Metered):
                 return outs
             new = yield from self._region(after, env, outs)
             self._trips += 1
-            still = changes == self.memory.changes
-            if still or self._trips % _PATIENCE == 0:
+            same_memory = changes == self.memory.changes
+            if same_memory or self._trips % _PATIENCE == 0:
                 self.at = op
-                # What a trip does depends on nothing but memory and the values that the loop carries.
-                yield still and all(map(_unchanged, values, new))
+                # A trip depends only on memory and on the values that the loop carries.
+                yield same_memory and all(map(_unchanged, values, new))
             values = new
 
 
@@ -168,61 +175,64 @@ def _unchanged(a: Any, b: Any) -> bool:
     return a is b or (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and _same(a, b))
 
 
-class _Turns:
-    """A program that has begun: when to go on with it."""
+class _Started:
+    """A program that has started and not ended."""
 
-    def __init__(self, program: Program, steps: Steps) -> None:
+    def __init__(self, program: ResumableProgram, steps: Steps) -> None:
         self.program, self.steps = program, steps
-        #: The state of memory in which it is stuck, if it is.
         self.stuck: int | None = None
+        """The count of memory changes at which it got stuck; ``None`` if it is not stuck."""
 
-    def on(self) -> bool:
-        """Run the program until it hands over or ends; return whether it goes on after that."""
+    def resume(self) -> bool:
+        """Run the program until it yields or ends; return whether it has yielded."""
         for stuck in self.steps:
             self.stuck = self.program.memory.changes if stuck else None
             return True
         return False
 
 
-def take_turns(make: Callable[[int], Program], total: int, args: list[Any], resident: int = RESIDENT) -> None:
+def run_in_turns(
+    make: Callable[[int], ResumableProgram], total: int, args: list[Any], resident: int = RESIDENT
+) -> None:
     """Run programs in a fixed order until all have ended.
 
     Args:
-        make: Makes the program of a number.
-        total: How many there are.
-        args: Arguments of the kernel.
-        resident: How many may have begun and not ended.
+        make: Returns the program of a number.
+        total: Number of programs.
+        args: Values of the kernel's arguments.
+        resident: Largest number of programs that have started and not ended.
 
     Raises:
         Deadlock: no program can go on.
     """
     started = 0
-    waiting: list[_Turns] = []
+    waiting: list[_Started] = []
     while True:
-        moved = False
-        kept: list[_Turns] = []
-        for turns in waiting:
-            if turns.stuck is not None and turns.stuck == turns.program.memory.changes:
-                kept.append(turns)
+        progress = False
+        running: list[_Started] = []
+        for one in waiting:
+            if one.stuck is not None and one.stuck == one.program.memory.changes:
+                running.append(one)
                 continue
-            moved = True
-            if turns.on():
-                kept.append(turns)
-        while len(kept) < resident and started < total:
+            progress = True
+            if one.resume():
+                running.append(one)
+        while len(running) < resident and started < total:
             program = make(started)
-            started, moved = started + 1, True
-            turns = _Turns(program, program.start(program.module.entry, list(args)))
-            if turns.on():
-                kept.append(turns)
-        if not kept:
+            started, progress = started + 1, True
+            one = _Started(program, program.start(program.module.entry, list(args)))
+            if one.resume():
+                running.append(one)
+        if not running:
             return
-        if not moved:
-            raise _deadlock(kept, total - started)
-        # Whether each waits for the next one or for the one before, one of two passes resolves the whole chain.
-        waiting = kept[::-1]
+        if not progress:
+            raise _deadlock(running, total - started)
+        # Programs may form a chain in which each waits for its successor, or each for its predecessor. With alternating
+        # directions one of two passes resolves the whole chain.
+        waiting = running[::-1]
 
 
-def _deadlock(waiting: list[_Turns], unstarted: int) -> Deadlock:
-    first = min((t.program for t in waiting), key=lambda p: tuple(p.program(0))[::-1])
+def _deadlock(waiting: list[_Started], unstarted: int) -> Deadlock:
+    first = min((s.program for s in waiting), key=lambda p: tuple(p.program(0))[::-1])
     file, line = first.where(first.at) if first.at is not None else ("", 0)
     return Deadlock(first.kernel, line, file, first.program(0), len(waiting), unstarted)

@@ -1,6 +1,6 @@
 """Static slices of a kernel: where pointers come from and which inputs reach which stores.
 
-One forward pass over the parsed module carries a ``Fact`` per value. Loops and block graphs are
+A forward dataflow analysis over the parsed module computes a ``Fact`` for each value. Loops and block graphs are
 iterated until nothing changes; functions are entered once per call, with the facts of that call.
 """
 
@@ -13,8 +13,8 @@ from kbx_env.backends.ttir.frontend.graph import Block, Func, Module, Op, Region
 from kbx_env.backends.ttir.frontend.locs import resolve
 from kbx_env.backends.ttir.interp.traffic import dot_kind
 
-#: Stands for a pointer of unknown origin: made from an integer or loaded from memory.
 UNKNOWN = -1
+"""Stands for a pointer of unknown origin: made from an integer or loaded from memory."""
 LOADS = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather")
 STORES = ("tt.store", "tt.descriptor_store", "tt.descriptor_scatter")
 ATOMICS = ("tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_reduce")
@@ -31,8 +31,8 @@ class Fact:
         control: Arguments whose loaded values decide a branch, a trip count or a mask on the way.
         address: Arguments whose loaded values select the addresses of loads on the way.
         dots: Kinds of matrix products, and of roundings to int8, on the way.
-        packed: "i8" for integers out of memory, "i4" for parts of their bits; nothing once they are something else.
-        read: The loads that brought these integers, by ``id``.
+        packed: "i8" for integers loaded from memory, "i4" for parts of their bits, "" for everything else.
+        read: The loads of these integers, by ``id`` of the operation.
     """
 
     bases: frozenset[int] = _SET
@@ -63,14 +63,16 @@ class Fact:
         return self.values | self.control | self.address
 
     def under(self, control: frozenset[int]) -> Fact:
-        """Return the fact with more control dependences."""
+        """Return the fact with the arguments ``control`` added to its control dependences."""
         return self if control <= self.control else self | Fact(control=control)
 
 
 _DEPTH = ("", "i8", "i4")
+"""Values of ``Fact.packed``; where facts join, the later one stays."""
 _HALVES = ("arith.shrsi", "arith.shrui", "arith.andi", "arith.remsi", "arith.remui", "arith.divsi", "arith.divui")
+"""Operations that take some bits out of an integer."""
 _INTEGERS = ("i8", "i16", "i32", "i64")
-"""Packed bytes may be read several at a time."""
+"""Types of loaded integers that may hold packed bytes; wide ones hold several."""
 _FLOATS = ("f16", "bf16", "f32", "f64")
 _EMPTY = Fact()
 
@@ -80,7 +82,7 @@ class StoreSlice:
     """What one store or atomic operation of the text depends on.
 
     The sets hold positions of arguments of the public function. A pointer of unknown origin
-    stands for every pointer argument. What an atomic operation finds in memory is not counted.
+    stands for every pointer argument. The old memory content that an atomic operation combines with is not counted.
 
     Attributes:
         target_args: Arguments that the store may write to.
@@ -90,8 +92,8 @@ class StoreSlice:
             value on the way is executed: branches, trip counts, masks.
         address_args: Arguments whose loaded values select addresses, of the store or of loads.
         dots: Kinds of matrix products that the stored value passes through, "i8*i8->i32" or
-            "tf32", as in ``Meter.dot_kinds``; "i4 in f16*f16->f32" where an operand came as halves of
-            bytes; "f32->i8" or "i32->i8" for a rounding to int8.
+            "tf32", as in ``Meter.dot_kinds``; "i4 in f16*f16->f32" where an operand was unpacked from
+            halves of bytes; "f32->i8" or "i32->i8" for a rounding to int8.
         line: Source line, 0 when unknown.
     """
 
@@ -104,6 +106,22 @@ class StoreSlice:
 
 
 class _Analysis:
+    """The analysis of one module.
+
+    Args:
+        module: The module.
+
+    Attributes:
+        accesses: Loads, stores and atomic operations by ``id``, with the arguments that their pointers come from.
+        indirect: Accesses whose address or mask depends on loaded values, by ``id``.
+        loads: Loads by ``id``.
+        unpacked: Loads of integers whose parts become floats, by ``id``.
+        stores: Stores and atomic operations by ``id``, with what they depend on.
+        integers: Facts of the operands of matrix products and of roundings to int8, by ``id`` and kind.
+        depth: Number of nested calls that are analysed now.
+        pointers: Positions of the pointers among the kernel's arguments.
+    """
+
     def __init__(self, module: Module) -> None:
         self.module = module
         self.accesses: dict[int, tuple[Op, frozenset[int]]] = {}
@@ -120,10 +138,21 @@ class _Analysis:
         self.func(entry, facts, _SET)
 
     def func(self, func: Func, args: list[Fact], control: frozenset[int]) -> list[Fact]:
+        """Return the facts of a function's results, given the facts of its arguments and of the call's control flow."""
         return self.region(func.body, {}, args, control)
 
     def region(self, region: Region, env: dict[int, Fact], args: list[Fact], control: frozenset[int]) -> list[Fact]:
-        """Return the facts of the operands of the terminators that leave the region."""
+        """Analyse a region until nothing changes.
+
+        Args:
+            region: The region.
+            env: Facts by slot, which are updated.
+            args: Facts of the arguments of its first block.
+            control: Arguments whose loaded values decide whether the region runs.
+
+        Returns:
+            Facts of the operands of the terminators that leave the region.
+        """
         env.update(zip(region.blocks[0].args, args, strict=False))
         index = {b.label: b for b in region.blocks}
         out: list[Fact] = []
@@ -139,7 +168,7 @@ class _Analysis:
                     out = left if not out else [a | b for a, b in zip(out, left, strict=False)]
                     continue
                 if last.name == "cf.cond_br":
-                    # Whatever runs from here on may depend on which way this branch went.
+                    # Everything from here on may depend on the direction of this branch.
                     more = control | env.get(last.args[0], _EMPTY).everything()
                     changed |= more != control
                     control = more
@@ -151,11 +180,12 @@ class _Analysis:
         return out
 
     def block(self, block: Block, env: dict[int, Fact], control: frozenset[int]) -> Op | None:
+        """Analyse the operations of a block and return its terminator."""
         for op in block.ops:
             facts = [env.get(a, _EMPTY) for a in op.args]
             results = self.op(op, facts, env, control)
             if op.rtypes and op.rtypes[0].elem in _FLOATS:
-                # Here parts of bytes become numbers to calculate with: by a conversion, a table, or their bits.
+                # Here parts of bytes become floats: by a conversion, a table, or from their bits.
                 self.unpacked.update(*(f.read for f in facts if f.packed == "i4"))
             for k, r in enumerate(op.results):
                 env[r] = results[k] if k < len(results) else _join(results)
@@ -163,48 +193,70 @@ class _Analysis:
 
     # -- operations --------------------------------------------------------------------
     def op(self, op: Op, a: list[Fact], env: dict[int, Fact], control: frozenset[int]) -> list[Fact]:
+        """Analyse one operation.
+
+        Args:
+            op: The operation.
+            a: Facts of its operands.
+            env: Facts by slot.
+            control: Arguments whose loaded values decide whether the operation runs.
+
+        Returns:
+            Facts of its results; where there are more results than facts, the join of all facts holds for the others.
+        """
         name = op.name
         if name in LOADS:
             return [self.load(op, a)]
         if name in STORES or name in ATOMICS:
             return [self.store(op, a, control)]
-        if name in ("tt.int_to_ptr", "tt.ptr_to_int"):
-            known = _join(a)
-            bases = frozenset([UNKNOWN]) if name == "tt.int_to_ptr" else _SET
-            return [Fact(bases, known.values, known.control, known.address, known.dots)]
-        if name in ("tt.dot", "tt.dot_scaled"):
-            kind = dot_kind(op)
-            if any(f.packed == "i4" for f in a[:2]):
-                kind = f"i4 in {kind}"
-            self.made(op, kind, a[:2])
-            return [replace(_join(a), packed="", read=_SET) | Fact(dots=frozenset([kind]))]
-        if name in ("arith.fptosi", "arith.trunci") and op.rtypes[0].elem == "i8":
-            self.made(op, f"{op.types[0].elem}->i8", a[:1])
-            return [_join(a) | Fact(dots=frozenset([f"{op.types[0].elem}->i8"]))]
-        if name in _HALVES and a[0].packed == "i8":
-            # A byte of which only some bits go on: two numbers of four bits lie in it.
-            return [replace(_join(a), packed="i4")]
         if name == "scf.for":
-            return self.loop(op, a, env, control)
+            return self.for_loop(op, a, env, control)
         if name == "scf.while":
-            return self.wait(op, a, env, control)
+            return self.while_loop(op, a, env, control)
         if name == "scf.if":
-            inner = control | a[0].everything()
-            ways = [self.region(r, env, [], inner) for r in op.regions]
-            return [_join([w[k] for w in ways if k < len(w)]).under(inner) for k in range(len(op.results))]
+            return self.branch(op, a, env, control)
         if name == "tt.call":
             return self.call(op, a, control)
         known = _join(a)
         for region in op.regions:
             self.region(region, env, [known] * len(region.blocks[0].args), control)
-        return [known]
+        return [self.value(op, a)]
 
-    def made(self, op: Op, kind: str, operands: list[Fact]) -> None:
-        """Remember what goes into a product or a rounding to int8, joined over the times it is looked at."""
-        held = self.integers.get((id(op), kind), [_EMPTY] * len(operands))
-        self.integers[id(op), kind] = [a | b for a, b in zip(held, operands, strict=True)]
+    def value(self, op: Op, a: list[Fact]) -> Fact:
+        """Return the fact of the results of an operation without control flow and without an access to memory."""
+        name = op.name
+        known = _join(a)
+        if name in ("tt.int_to_ptr", "tt.ptr_to_int"):
+            bases = frozenset([UNKNOWN]) if name == "tt.int_to_ptr" else _SET
+            return Fact(bases, known.values, known.control, known.address, known.dots)
+        if name in ("tt.dot", "tt.dot_scaled"):
+            kind = dot_kind(op)
+            if any(f.packed == "i4" for f in a[:2]):
+                kind = f"i4 in {kind}"
+            self.record_operands(op, kind, a[:2])
+            return replace(known, packed="", read=_SET) | Fact(dots=frozenset([kind]))
+        if name in ("arith.fptosi", "arith.trunci") and op.rtypes[0].elem == "i8":
+            kind = f"{op.types[0].elem}->i8"
+            self.record_operands(op, kind, a[:1])
+            return known | Fact(dots=frozenset([kind]))
+        if name in _HALVES and a[0].packed == "i8":
+            # Only some bits of a byte go on: two numbers of four bits are packed in it.
+            return replace(known, packed="i4")
+        return known
+
+    def record_operands(self, op: Op, kind: str, operands: list[Fact]) -> None:
+        """Record the facts of the operands of a product or a rounding to int8, joined over repeated visits."""
+        before = self.integers.get((id(op), kind), [_EMPTY] * len(operands))
+        self.integers[id(op), kind] = [a | b for a, b in zip(before, operands, strict=True)]
+
+    def branch(self, op: Op, a: list[Fact], env: dict[int, Fact], control: frozenset[int]) -> list[Fact]:
+        """Analyse an ``scf.if``; arguments and result as for ``op``."""
+        inner = control | a[0].everything()
+        paths = [self.region(r, env, [], inner) for r in op.regions]
+        return [_join([p[k] for p in paths if k < len(p)]).under(inner) for k in range(len(op.results))]
 
     def load(self, op: Op, a: list[Fact]) -> Fact:
+        """Record a load and return the fact of its result."""
         masks = a[1:2] if op.name == "tt.load" else []
         data = _join(a[2:]) if op.name == "tt.load" else _EMPTY
         where = a[0] if op.name == "tt.load" else _join(a)
@@ -213,9 +265,9 @@ class _Analysis:
         integers = bool(op.rtypes) and op.rtypes[0].elem in _INTEGERS
         self.loads[id(op)] = op
         # A pointer that was itself in memory may point anywhere.
-        made = frozenset([UNKNOWN]) if op.rtypes and op.rtypes[0].elem == "ptr" else _SET
+        pointers = frozenset([UNKNOWN]) if op.rtypes and op.rtypes[0].elem == "ptr" else _SET
         return Fact(
-            made,
+            pointers,
             bases | data.values,
             where.control | data.control | mask.everything(),
             where.values | where.address | data.address,
@@ -225,6 +277,7 @@ class _Analysis:
         )
 
     def store(self, op: Op, a: list[Fact], control: frozenset[int]) -> Fact:
+        """Record a store or an atomic operation and return the fact of its result."""
         where, deciding, value = a[0], a[2:], a[1] if len(a) > 1 else _EMPTY
         if op.name == "tt.atomic_cas":
             deciding, value = [a[1], *a[3:]], a[2]
@@ -241,18 +294,30 @@ class _Analysis:
             value.dots,
         )
         self.stores[id(op)] = op, fact | self.stores.get(id(op), (op, _EMPTY))[1]
-        # What an atomic operation gives back is the old content of its target.
+        # The result of an atomic operation is the old content of its target.
         return Fact(_SET, bases | value.values, fact.control, fact.address, value.dots)
 
     def access(self, op: Op, bases: frozenset[int], where: Fact, mask: Fact) -> frozenset[int]:
+        """Record an access to memory.
+
+        Args:
+            op: The load, store or atomic operation.
+            bases: Arguments that its pointer comes from; empty when unknown.
+            where: Fact of its addresses.
+            mask: Fact of its mask.
+
+        Returns:
+            The arguments that its pointer comes from, or ``UNKNOWN``.
+        """
         if where.everything() or mask.everything():
             self.indirect.add(id(op))
         bases = bases or frozenset([UNKNOWN])
-        # The operation stands for all calls of its function; the value for this one.
+        # Recorded are the bases over all calls of the function; returned are those of this call.
         self.accesses[id(op)] = op, bases | self.accesses.get(id(op), (op, _SET))[1]
         return bases
 
-    def loop(self, op: Op, a: list[Fact], env: dict[int, Fact], control: frozenset[int]) -> list[Fact]:
+    def for_loop(self, op: Op, a: list[Fact], env: dict[int, Fact], control: frozenset[int]) -> list[Fact]:
+        """Analyse an ``scf.for`` until nothing changes; arguments and result as for ``op``."""
         bounds = _join(a[:3])
         inner = control | bounds.everything()
         carried = a[3:]
@@ -263,7 +328,8 @@ class _Analysis:
                 return [c.under(inner) for c in carried]
             carried = new
 
-    def wait(self, op: Op, a: list[Fact], env: dict[int, Fact], control: frozenset[int]) -> list[Fact]:
+    def while_loop(self, op: Op, a: list[Fact], env: dict[int, Fact], control: frozenset[int]) -> list[Fact]:
+        """Analyse an ``scf.while`` until nothing changes; arguments and result as for ``op``."""
         before, after = op.regions
         carried, inner = a, control
         while True:
@@ -276,6 +342,7 @@ class _Analysis:
             carried = new
 
     def call(self, op: Op, a: list[Fact], control: frozenset[int]) -> list[Fact]:
+        """Analyse a call; unknown functions and calls nested deeper than 32 join the facts of their arguments."""
         func = self.module.funcs.get(op.attrs.get("callee", ""))
         if func is None or self.depth > 32:
             return [_join(a)]
@@ -298,7 +365,7 @@ def _known(analysis: _Analysis, args: frozenset[int]) -> frozenset[int]:
 
 
 def _analyse(module: Module) -> _Analysis:
-    # Kept with the module: launches of one compiled kernel share it.
+    # Kept in the module: all launches of a compiled kernel share it.
     memo: dict[str, Any] = vars(module)
     if "_analysis" not in memo:
         memo["_analysis"] = _Analysis(module)
@@ -325,19 +392,25 @@ def store_slices(module: Module) -> list[StoreSlice]:
 
 
 def operand_slices(module: Module) -> list[tuple[str, list[frozenset[int]]]]:
-    """Return, for each matrix product and each rounding to int8, its kind as in ``StoreSlice.dots`` and, operand by operand, the
-    arguments whose loaded values can reach it through data."""
+    """Return the backward slices of the operands of matrix products and of roundings to int8.
+
+    Args:
+        module: Result of ``parse``.
+
+    Returns:
+        For each such operation: its kind as in ``StoreSlice.dots`` and, operand by operand, the positions of the
+        arguments whose loaded values can reach it through data.
+    """
     found = _analyse(module)
     return [(kind, [_known(found, f.values) for f in facts]) for (_, kind), facts in found.integers.items()]
 
 
 def annotate(module: Module) -> None:
-    """Note with every access what it may touch.
+    """Write the results of the analysis into the attributes of every access.
 
     ``attrs["tensors"]`` becomes the sorted tuple of argument positions that its pointer may come
-    from, empty when that is unknown; ``attrs["indirect"]`` whether loaded values have a say in its
-    addresses or its mask; ``attrs["unpacked"]``, of loads, whether parts of their integers become
-    floats. Running it again does nothing.
+    from, empty when that is unknown; ``attrs["indirect"]`` whether its addresses or its mask depend on loaded
+    values; ``attrs["unpacked"]``, of loads, whether parts of their integers become floats. Repeated calls do nothing.
     """
     memo = vars(module)
     if "_annotated" not in memo:
@@ -350,7 +423,7 @@ def annotate(module: Module) -> None:
 
 
 def accessed(module: Module, names: tuple[str, ...]) -> frozenset[int]:
-    """Return the pointer arguments that operations of these names access, all of them when unknown."""
+    """Return positions of the pointer arguments that operations of these names access; all of them when unknown."""
     found = _analyse(module)
     out = _SET
     for op, bases in found.accesses.values():

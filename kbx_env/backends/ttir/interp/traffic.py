@@ -1,4 +1,4 @@
-"""What launches did: bytes by tensor, memory sectors, repeated reads, operations by unit."""
+"""Counters of launches: bytes by tensor, memory sectors, repeated reads, operations by unit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 from kbx_env.backends.ttir.frontend.graph import Block, Op, Type
 from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow
 
-#: Bytes of the smallest piece that the GPU moves between memory and its caches.
 SECTOR = 32
+"""Bytes of a sector, the smallest piece that a GPU moves between memory and its caches."""
 _WARP = 32
+"""Lanes of a warp, whose accesses are joined."""
 _REGION_PER_ELEMENT = ("tt.reduce", "tt.scan", "tt.map_elementwise")
 _INT = frozenset("addi subi muli divsi divui remsi remui andi ori xori shli shrsi shrui cmpi maxsi maxui minsi minui "
                  "select ceildivsi floordivsi".split())  # fmt: skip
@@ -24,7 +25,7 @@ _SPECIAL = ("tt.precise_sqrt", "tt.precise_divf", "tt.extern_elementwise", "arit
 
 @dataclass
 class TensorTraffic:
-    """Bytes that unmasked lanes moved to and from one tensor; an atomic operation counts once."""
+    """Bytes that unmasked lanes moved to and from one tensor; an atomic operation counts its operand once."""
 
     loaded: int = 0
     stored: int = 0
@@ -33,7 +34,7 @@ class TensorTraffic:
 
 @dataclass
 class LaunchTraffic:
-    """What one launch did.
+    """The counters of one launch.
 
     Attributes:
         kernel: Name of the kernel.
@@ -42,11 +43,11 @@ class LaunchTraffic:
         loaded_sector_bytes: Bytes of the 32-byte sectors that loads request (detailed mode, else 0).
         stored_sector_bytes: The same for stores.
         unique_loaded_bytes: Bytes loaded at least once (detailed mode, else 0).
-        dots: Operations of matrix products by kind; a multiplication and an addition are two.
+        dots: Operations of matrix products by kind; a multiplication and an addition count as two.
         flops: Operations by unit: "tensor" (matrix products except f32*f32 and f64*f64 ones),
             "fp32" (16-bit floats as well), "fp64", "int" and "special" (divisions, roots,
-            transcendental functions). A fused multiplication and addition is two.
-        arguments: Bytes by the positions of the arguments that a pointer may come from, none where that is unknown.
+            transcendental functions). A fused multiplication and addition counts as two.
+        arguments: Bytes by the positions of the arguments that a pointer may come from; () where that is unknown.
     """
 
     kernel: str
@@ -81,7 +82,7 @@ class LaunchTraffic:
 
     @property
     def efficiency(self) -> float:
-        """Useful bytes over moved bytes, in detailed mode; above 1 where lanes share an address."""
+        """Bytes of unmasked lanes over bytes of sectors (detailed mode); above 1 where lanes share an address."""
         moved = self.loaded_sector_bytes + self.stored_sector_bytes
         return (self.loaded_bytes + self.stored_bytes) / moved if moved else 1.0
 
@@ -109,6 +110,7 @@ def _float_unit(t: Type) -> str:
 
 
 def _op_cost(op: Op, out: Counter[str]) -> None:
+    """Add the operations of one program in one run of ``op`` to ``out``."""
     dialect, _, name = op.name.partition(".")
     t = op.rtypes[0] if op.rtypes else Type("i32")
     if op.name in ("tt.dot", "tt.dot_scaled"):
@@ -151,8 +153,11 @@ def sectors(addr: Array, mask: Array | None) -> int:
     """Count the distinct 32-byte sectors that each group of 32 lanes touches.
 
     Args:
-        addr: Byte addresses, shape (programs, lanes) in row-major order of the tensor.
-        mask: Lanes that take part, of the same shape, None for all.
+        addr: Byte addresses: int64, (programs, lanes), in row-major order of the tensor.
+        mask: Lanes that take part, of the same shape; ``None`` for all.
+
+    Returns:
+        The number of sectors, summed over the groups.
     """
     lines = addr >> 5
     if mask is not None:
@@ -169,7 +174,7 @@ def sectors(addr: Array, mask: Array | None) -> int:
 
 @dataclass
 class Meter:
-    """What launches did, summed over launches.
+    """Counters of any number of launches.
 
     Attributes:
         launches: Number of launches.
@@ -224,26 +229,26 @@ class Meter:
                 )  # fmt: skip
         return out
 
-    # -- what the executor calls -------------------------------------------------------
+    # -- calls by the executor ------------------------------------------------------------
     def begin(self, kernel: str, grid: tuple[int, int, int]) -> None:
-        """Start a launch."""
+        """Start a launch of ``grid`` programs of a kernel."""
         self.launches += 1
         self.per_launch.append(LaunchTraffic(kernel, grid))
         self._blocks, self._seen, self._moved = {}, {}, {}
 
     def ran(self, block: Block, programs: int) -> None:
         """Count one run of a block by some programs."""
-        held = self._blocks.get(id(block))
-        self._blocks[id(block)] = block, programs + (held[1] if held else 0)
+        before = self._blocks.get(id(block))
+        self._blocks[id(block)] = block, programs + (before[1] if before else 0)
 
     def end(self, label: Callable[[int], str]) -> None:
-        """Finish the launch, also one that failed; ``label`` names the tensor of an argument."""
+        """Finish the launch, also one that failed; ``label`` returns the name of an argument's tensor."""
         now = self.per_launch[-1]
         for (tensors, kind), size in self._moved.items():
             now.arguments[tensors] += size
             name = label(tensors[0]) if len(tensors) == 1 else ""
-            held = now.tensors.setdefault(name, TensorTraffic())
-            setattr(held, kind, getattr(held, kind) + size)
+            traffic = now.tensors.setdefault(name, TensorTraffic())
+            setattr(traffic, kind, getattr(traffic, kind) + size)
         for block, n in self._blocks.values():
             for unit, cost in block_cost(block).items():
                 if unit.startswith("dot "):
@@ -255,10 +260,10 @@ class Meter:
         self._blocks, self._seen, self._moved = {}, {}, {}
 
     def moved(self, kind: str, tensors: tuple[int, ...], size: int) -> None:
-        """Count bytes of one access: ``kind`` is "loaded", "stored" or "atomic".
+        """Count the bytes of one access.
 
         Args:
-            kind: What the access does.
+            kind: "loaded", "stored" or "atomic".
             tensors: Argument positions that its pointer may come from.
             size: Bytes of its unmasked lanes.
         """
@@ -274,10 +279,10 @@ class Meter:
 
         Args:
             kind: "loaded" or "stored".
-            addr: Byte addresses, broadcastable to (programs or 1, *shape).
-            mask: Lanes that take part, broadcastable likewise.
+            addr: Byte addresses: int64, broadcastable to (programs or 1, *shape).
+            mask: Lanes that take part, broadcastable likewise; ``None`` for all.
             shape: Tensor shape of the access.
-            programs: How many programs an entry with a leading 1 stands for.
+            programs: Number of programs that a leading axis of length 1 stands for.
         """
         n = max(len(addr), len(mask) if mask is not None else 1)
         full = (n, *shape)
@@ -291,7 +296,14 @@ class Meter:
             now.stored_sector_bytes += count
 
     def seen(self, region: int, size: int, offsets: Array, item: int) -> None:
-        """Note that a launch loaded elements of ``item`` bytes at offsets into a region of ``size`` bytes."""
+        """Record loads, to count repeated ones.
+
+        Args:
+            region: Index of the region.
+            size: Bytes of the region.
+            offsets: Byte offsets of the elements: (lanes,).
+            item: Bytes of one element.
+        """
         shadow = self._seen.get(region)
         if shadow is None:
             shadow = self._seen[region] = Shadow(size, {"seen": np.bool_})

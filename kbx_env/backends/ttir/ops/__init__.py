@@ -1,1 +1,1 @@
-"""The operations of TTIR, one module a dialect."""
+"""The handlers of TTIR operations; importing a module registers its handlers."""

@@ -26,6 +26,8 @@ def signed(a: Array) -> Array:
 
 
 def _int_binary(on_ints: Callable[..., Any], on_bits: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return the handler of a binary operation, with another function for ``i1`` operands if there is one."""
+
     def run(m: Machine, op: Op, a: list[Any]) -> Any:
         if on_bits is not None and a[0].dtype == np.bool_:
             return on_bits(a[0], a[1])
@@ -35,7 +37,7 @@ def _int_binary(on_ints: Callable[..., Any], on_bits: Callable[..., Any] | None)
 
 
 def _scalar(b: Array) -> Any:
-    """Give a one-element array as a numpy scalar: numpy divides faster by those."""
+    """Return a one-element array as a numpy scalar, which numpy divides by faster."""
     return b.reshape(-1)[0] if b.size == 1 else b
 
 
@@ -44,7 +46,15 @@ def _shape(out: Any, *a: Array) -> Array:
 
 
 def divide(a: Array, b: Array) -> Array:
-    """Divide integers toward zero; the result for a zero divisor is 0."""
+    """Divide integers, rounding toward zero.
+
+    Args:
+        a: Dividends, signed or unsigned.
+        b: Divisors of the same dtype, broadcastable with ``a``.
+
+    Returns:
+        The quotients in the broadcast shape; 0 for a zero divisor.
+    """
     d = _scalar(b)
     q = _shape(np.floor_divide(a, d), a, b)
     if a.size and a.dtype.kind == "i" and (a.min() < 0 or b.min() < 0):
@@ -109,6 +119,7 @@ _BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     "maximumf": (np.maximum, None),
     "minimumf": (np.minimum, None),
 }
+"""Functions of binary operations on numbers, and on ``i1`` where it needs another one."""
 for _name, (_f, _g) in _BINARY.items():
     register(f"arith.{_name}")(_int_binary(_f, _g))
 
@@ -147,12 +158,12 @@ def _remf(m: Machine, op: Op, a: list[Any]) -> Any:
     return convert(out, dtype)
 
 
-#: Ufuncs of the two-operand combine regions that reductions and scans run directly.
 COMBINE = {
     f"arith.{n}": _BINARY[n][0]
     for n in ("addi", "muli", "andi", "ori", "xori", "maxsi", "minsi", "addf", "mulf",
               "maxnumf", "minnumf", "maximumf", "minimumf")
 }  # fmt: skip
+"""Functions of the one-operation combine regions that reductions and scans run directly."""
 
 _INT_CMP = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
@@ -265,7 +276,7 @@ def _bitcast(m: Machine, op: Op, a: list[Any]) -> Any:
 
 
 def _wide(a: Array, b: Array, is_signed: bool) -> tuple[Array, Array]:
-    """Return the low and high halves of the full product."""
+    """Return the low and the high half of the full product of integers."""
     size = a.dtype.itemsize
     if size < 8:
         kind = "i" if is_signed else "u"

@@ -1,4 +1,4 @@
-"""Matrix products, with the operand rounding that the tensor cores apply."""
+"""Matrix products, with the operand rounding of the tensor cores."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ from kbx_env.backends.ttir.ops.tensor import full
 def tf32(x: Array, nearest: bool = False) -> Array:
     """Reduce f32 to the 10 mantissa bits of TF32.
 
-    For ``input_precision="tf32"`` the compiler feeds the bits of the f32 operands to ``mma`` and
+    For ``input_precision="tf32"`` the compiler passes the bits of the f32 operands to ``mma`` and
     ``wgmma`` without a conversion, and these ignore the low 13 bits: a truncation. Only the split
     of tf32x3 uses ``cvt.rna.tf32``, which rounds to nearest, ties away from zero.
+
+    Args:
+        x: f32, any shape.
+        nearest: Round as ``cvt.rna.tf32`` instead of truncating.
+
+    Returns:
+        f32, shape of ``x``; infinities and NaN stay as they are.
     """
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     out = ((bits + np.uint32(0x1000 if nearest else 0)) & np.uint32(0xFFFFE000)).view(np.float32)
@@ -26,11 +33,13 @@ def tf32(x: Array, nearest: bool = False) -> Array:
 
 
 def _split_tf32(x: Array) -> tuple[Array, Array]:
+    """Split f32 into a large and a small part with 10 mantissa bits each."""
     big = tf32(x, nearest=True)
     return big, tf32(x - big)
 
 
 def _split_bf16(x: Array, parts: int) -> list[Array]:
+    """Split f32 into bf16 numbers, as f32, whose sum approximates it; the largest comes first."""
     out = []
     for _ in range(parts):
         big = x.astype(BF16).astype(np.float32)
@@ -40,12 +49,21 @@ def _split_bf16(x: Array, parts: int) -> list[Array]:
 
 
 def _no_nan(x: Array) -> Array:
-    # The compiler clears these: infinite operands leave inf - inf in their small parts.
+    # As the compiler does: the small part of an infinite operand is inf - inf.
     return np.where(np.isnan(x), np.float32(0), x)
 
 
 def product(x: Array, y: Array, precision: str) -> Array:
-    """Multiply f32 matrices with one of Triton's input precisions."""
+    """Multiply f32 matrices with one of Triton's input precisions.
+
+    Args:
+        x: f32, (..., rows, inner).
+        y: f32, (..., inner, columns).
+        precision: "tf32", "tf32x3", "bf16x3", "bf16x6" or "ieee".
+
+    Returns:
+        f32, (..., rows, columns).
+    """
     if precision == "tf32":
         return np.matmul(tf32(x), tf32(y))
     if precision == "tf32x3":
@@ -72,6 +90,7 @@ def _dot(m: Machine, op: Op, a: list[Any]) -> Any:
     precision = op.attrs.get("inputPrecision", "ieee") if ta.elem == "f32" else "ieee"
     m.meter.dot_kinds.add(f"{ta.elem}*{tb.elem}->{out.elem}" if precision == "ieee" else precision)
     if ta.elem[0] == "i":
+        # Floats are much faster to multiply than integers, and exact while every sum fits their mantissa.
         if inner * 2 ** (ta.bits + tb.bits - 2) <= 1 << 24:
             work: Any = np.float32
         elif ta.bits <= 8:
@@ -89,12 +108,20 @@ def _dot(m: Machine, op: Op, a: list[Any]) -> Any:
     return convert(convert(a[2], single) + prod, out.dtype)
 
 
-#: Values of the 4-bit format e2m1, by code.
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+"""Values of the 4-bit format e2m1, by code."""
 
 
 def unpack_e2m1(x: Array, axis: int) -> Array:
-    """Expand bytes with two 4-bit numbers each along an axis, the low half first."""
+    """Expand bytes with two e2m1 numbers each, the low half first.
+
+    Args:
+        x: 8-bit integers.
+        axis: The axis along which numbers are packed; it becomes twice as long.
+
+    Returns:
+        The numbers: f32.
+    """
     codes = np.ascontiguousarray(x).view(np.uint8)
     pair = np.stack([_E2M1[codes & 15], _E2M1[codes >> 4]], axis=axis + 1 if axis >= 0 else x.ndim + axis + 1)
     shape = list(x.shape)
@@ -103,9 +130,20 @@ def unpack_e2m1(x: Array, axis: int) -> Array:
 
 
 def _scale(s: Array, length: int, axis: int, dtype: np.dtype[Any], fast: bool) -> Array:
-    """Turn e8m0 scales into floats, repeated along the inner axis."""
+    """Convert e8m0 scales to floats and repeat them along the inner axis.
+
+    Args:
+        s: The codes: 8-bit integers, one per group of elements.
+        length: Number of elements along the axis.
+        axis: The inner axis.
+        dtype: The 16-bit float type to which the compiler converts them.
+        fast: Whether code 255 is not turned into NaN (``fastMath``).
+
+    Returns:
+        f32, with ``length`` elements along the axis.
+    """
     codes = np.ascontiguousarray(s).view(np.uint8)
-    # The code becomes the exponent field, so that code 0 is zero and not 2**-127.
+    # The code becomes the exponent field: code 0 is zero and not 2**-127.
     values = (codes.astype(np.uint32) << 23).view(np.float32)
     if not fast:
         values = np.where(codes == 255, np.float32(np.nan), values)

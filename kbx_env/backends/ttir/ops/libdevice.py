@@ -1,6 +1,6 @@
-"""The libdevice functions that are not plain elementary functions.
+"""The libdevice functions that are not elementary functions.
 
-Conversions and arithmetic with a directed rounding, bit manipulation and norms.
+Conversions and arithmetic with directed rounding, bit manipulation and norms; ``ops.math`` has the others.
 """
 
 from __future__ import annotations
@@ -28,10 +28,20 @@ Fn = Callable[..., Any]
 _I32, _I64 = np.dtype(np.int32), np.dtype(np.int64)
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _ROUND: dict[str, Fn] = {"n": np.rint, "z": np.trunc, "u": np.ceil, "d": np.floor}
+"""Roundings to integers by the letter of their mode: to nearest, toward zero, up, down."""
 
 
 def _step(near: Array, error: Array, mode: str) -> Array:
-    """Move a nearest rounding to the directed one, ``error`` is the exact value minus ``near``."""
+    """Turn a rounding to nearest into a directed rounding.
+
+    Args:
+        near: The rounded values.
+        error: A number with the sign of the exact value minus ``near``.
+        mode: A key of ``_ROUND``.
+
+    Returns:
+        The values rounded in the given direction.
+    """
     if mode == "n":
         return near
     inf = near.dtype.type(np.inf)
@@ -42,7 +52,7 @@ def _step(near: Array, error: Array, mode: str) -> Array:
 
 
 def _error_one(kind: str, near: float, *xs: float) -> int:
-    """Return the sign of an exact f64 result minus ``near``."""
+    """Return the sign of the exact result of an operation ``kind`` on ``xs`` (f64) minus ``near``."""
     n, (x, *rest) = Fraction(near), map(Fraction, xs)
     if kind == "div":
         error = (x - n * rest[0]) * (1 if rest[0] > 0 else -1)
@@ -56,14 +66,24 @@ def _error_one(kind: str, near: float, *xs: float) -> int:
 
 
 def _error_double(kind: str, near: Array, xs: list[Array]) -> Array:
-    """Return a number with the sign of an exact f64 result minus ``near``."""
+    """Return numbers with the sign of the exact result of an f64 operation minus its rounding to nearest.
+
+    Args:
+        kind: "add", "mul", "div", "sqrt" or "fma".
+        near: The rounded results.
+        xs: The operands.
+
+    Returns:
+        f64; 0 where an operand or the result is not finite.
+    """
     x, y, z = (*xs, near, near)[:3]
     if kind == "add":
         error, odd = two_sum(x, y)[1], (np.abs(x) >= 2.0**1000) | (np.abs(y) >= 2.0**1000)
     elif kind == "mul":
         error, odd = two_product(x, y)[1], beyond_splitting(x, y, near)
     elif kind == "fma":
-        # The error of a fused multiply-add is the sum of two numbers (Boldo and Muller).
+        # The error of a fused multiply-add is the sum of two floats (Boldo and Muller, "Exact and Approximated Error of
+        # the FMA", 2011).
         high, low = two_product(x, y)
         first, rest = two_sum(z, low)
         total, left = two_sum(high, first)
@@ -84,11 +104,19 @@ def _error_double(kind: str, near: Array, xs: list[Array]) -> Array:
 
 
 def _directed(kind: str, mode: str) -> Fn:
-    """Return add, sub, mul, div, sqrt, rcp or fma with a rounding mode."""
+    """Return an operation with a rounding mode.
+
+    Args:
+        kind: "add", "sub", "mul", "div", "sqrt", "rcp" or "fma".
+        mode: A key of ``_ROUND``.
+
+    Returns:
+        A function of f32 or f64 arrays.
+    """
 
     @np.errstate(all="ignore")
-    def run(*given: Array) -> Array:
-        xs, name = [np.asarray(x) for x in given], kind
+    def run(*operands: Array) -> Array:
+        xs, name = [np.asarray(x) for x in operands], kind
         if kind == "rcp":
             xs, name = [np.ones_like(xs[0]), xs[0]], "div"
         elif kind == "sub":
@@ -114,7 +142,7 @@ def _directed(kind: str, mode: str) -> Fn:
             error = _error_double(name, near, xs)
         error = np.where(np.isfinite(near), error, 0.0)
         if mode == "d" and name in ("add", "fma"):
-            # Downwards, numbers that cancel leave the negative zero.
+            # With rounding down, an exact sum of zero is the negative zero.
             left = np.signbit(xs[0]) if name == "add" else np.signbit(xs[0]) ^ np.signbit(xs[1])
             none = (near == 0) & (error == 0) & (left | np.signbit(xs[-1]))
             near = np.where(none, near.dtype.type(-0.0), near)
@@ -122,14 +150,14 @@ def _directed(kind: str, mode: str) -> Fn:
         finite = np.isfinite(w[0])
         for x in w[1:]:
             finite = finite & np.isfinite(x)
-        # A quotient by zero is infinite; what only became too large is not.
+        # A quotient by zero is infinite in every mode; an overflow is not.
         return _bounded(out, finite & (w[1] != 0) if name == "div" else finite, mode)
 
     return run
 
 
 def _bounded(out: Array, finite: Array, mode: str) -> Array:
-    """Replace an overflow by the largest number where the rounding goes towards it."""
+    """Replace an overflow of finite operands by the largest number where the mode rounds toward it."""
     stops = {"n": (), "z": (-1, 1), "u": (-1,), "d": (1,)}[mode]
     top = np.finfo(out.dtype).max
     for sign in stops:
@@ -147,7 +175,7 @@ def _int_to_float(dtype: np.dtype[Any], is_signed: bool, mode: str) -> Fn:
         near = from_int(v, dtype)
         if mode == "n":
             return near
-        # Both sides as Python integers: 64-bit values exceed every float type.
+        # Python integers, because 64-bit values are not exact in any float type.
         flat = [int(a) - int(b) for a, b in zip(v.reshape(-1).tolist(), near.reshape(-1).tolist(), strict=True)]
         return _step(near, np.array(flat, np.float64).reshape(near.shape), mode)
 
@@ -222,7 +250,7 @@ def _sad(is_signed: bool) -> Fn:
 
 
 def _length(xs: tuple[Array, ...]) -> Array:
-    """Return the f64 length of a vector, infinite when one part is, whatever the others are."""
+    """Return the Euclidean norm of a vector in f64: infinite when a component is, even if another one is NaN."""
     xs = tuple(flush(x) for x in xs)
     infinite = np.logical_or.reduce([np.isinf(x) for x in xs])
     return np.where(infinite, np.inf, np.sqrt(sum(x.astype(np.float64) ** 2 for x in xs)))
@@ -248,8 +276,8 @@ def _ilogb(x: Array) -> Array:
 
 
 def _round_to_int(x: Array) -> Array:
-    whole = np.trunc(x)
-    return to_int(whole + np.copysign(np.abs(x - whole) >= 0.5, x), _I64, True)
+    integer = np.trunc(x)
+    return to_int(integer + np.copysign(np.abs(x - integer) >= 0.5, x), _I64, True)
 
 
 def _halves(which: int) -> Fn:
@@ -260,7 +288,7 @@ def _bits(kind: str) -> Fn:
     return lambda x: np.ascontiguousarray(x).view(kind)
 
 
-TABLE: dict[str, Fn] = {
+TABLE: dict[str, Fn] = {  # functions by the symbol without its prefix
     "brev": _reverse_bits, "brevll": _reverse_bits, "byte_perm": _byte_perm, "ffs": _first_set, "ffsll": _first_set,
     "mulhi": _high(True), "umulhi": _high(False), "mul64hi": _high(True), "umul64hi": _high(False),
     "mul24": _mul24(True), "umul24": _mul24(False), "hadd": _average(True, 0), "uhadd": _average(False, 0),
@@ -292,5 +320,5 @@ for _flt, _fd in (("float", _F32), ("double", _F64)):
 
 
 def find(name: str) -> Fn | None:
-    """Return the function of a symbol without its prefix, None when it is not here."""
+    """Return the function of a symbol without the prefix "__nv_", ``None`` when it is not in the table."""
     return TABLE.get(name) or (TABLE.get(name[:-1]) if name.endswith("f") else None)

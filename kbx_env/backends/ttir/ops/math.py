@@ -17,9 +17,11 @@ from kbx_env.backends.ttir.interp.rounding import E4B15, cast, flush, fma
 from kbx_env.backends.ttir.ops.libdevice import find
 
 Fn = Callable[..., Any]
+"""A function of arrays that returns an array."""
 
 
 def _special(name: str) -> Fn:
+    """Return a function of ``scipy.special``."""
     function = getattr(scipy.special, name)
 
     def run(*xs: Array) -> Array:
@@ -29,8 +31,8 @@ def _special(name: str) -> Fn:
 
 
 def _round_away(x: Array) -> Array:
-    whole = np.trunc(x)
-    return whole + np.copysign(np.abs(x - whole) >= 0.5, x).astype(x.dtype)
+    integer = np.trunc(x)
+    return integer + np.copysign(np.abs(x - integer) >= 0.5, x).astype(x.dtype)
 
 
 def _remainder(a: float, b: float) -> float:
@@ -38,7 +40,7 @@ def _remainder(a: float, b: float) -> float:
 
 
 def _exp(x: Array) -> Array:
-    # The compiler emits a multiplication and ex2.approx: the rounded product decides the result.
+    # The compiler emits a multiplication and ex2.approx: the rounding of the product shows in the result.
     return np.exp2(x * np.float32(1.44269504)) if x.dtype == np.float32 else np.exp(x)
 
 
@@ -104,7 +106,7 @@ def _cbrt(x: Array) -> Array:
 
 
 def _next_after(x: Array, y: Array) -> Array:
-    # Denormals are flushed, so that the smallest normal number is next to zero.
+    # Denormals are flushed: the smallest normal number follows zero.
     if x.dtype != np.float32:
         return np.nextafter(x, y)
     from_zero = np.where(flush(y) == 0, flush(y), np.copysign(np.finfo(np.float32).tiny, y))
@@ -123,7 +125,7 @@ def _fast_pow(x: Array, y: Array) -> Array:
 
 
 def _ldexp(x: Array, k: Array) -> Array:
-    # A denormal leaves on the branch for zeros, infinities and NaN, which adds the number to itself.
+    # A denormal takes the branch for zeros, infinities and NaN, which adds the number to itself.
     return np.where(flush(x) == 0, x + x, np.ldexp(x, k)) if x.dtype == np.float32 else np.ldexp(x, k)
 
 
@@ -146,7 +148,7 @@ def _unsigned_zero(x: Array) -> Array:
 
 
 def _pi(f: Fn, zero: float) -> Fn:
-    """``f(pi x)``, exactly zero where x is ``zero`` away from an integer."""
+    """Return a function of x that is ``f(pi x)``, exactly zero where x is ``zero`` away from an integer."""
 
     def run(x: Array) -> Array:
         part = np.fmod(x, 2).astype(np.float64)
@@ -155,7 +157,6 @@ def _pi(f: Fn, zero: float) -> Fn:
     return run
 
 
-#: Functions by the common part of their names in the math dialect and in libdevice.
 FUNCTIONS: dict[str, Fn] = {
     "exp": _exp, "exp2": _exp2, "exp10": lambda x: np.power(x.dtype.type(10), x), "expm1": np.expm1,
     "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
@@ -187,8 +188,8 @@ FUNCTIONS: dict[str, Fn] = {
     "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite, "finite": np.isfinite, "signbit": np.signbit,
     "ctpop": _bit_count, "popc": _bit_count, "ctlz": _clz, "clz": _clz, "cttz": _ctz,
 }  # fmt: skip
+"""Functions by the common part of their names in the math dialect and in libdevice."""
 
-#: libdevice symbols that do not follow the "name", "namef" pattern.
 _ALIASES = {
     "fast_expf": "exp", "fast_exp2f": "exp2", "fast_log2f": "log2",
     "fast_sinf": "sin", "fast_cosf": "cos", "fast_tanf": "tan", "fast_tanhf": "tanh",
@@ -196,22 +197,25 @@ _ALIASES = {
     "isnanf": "isnan", "isnand": "isnan", "isinff": "isinf", "isinfd": "isinf", "finitef": "finite",
     "isfinited": "finite", "signbitf": "signbit", "signbitd": "signbit", "popcll": "popc", "clzll": "clz",
 }  # fmt: skip
+"""libdevice symbols that do not follow the "name", "namef" pattern."""
 
-#: libdevice is compiled with flushing of f32 denormals; these are the functions where it shows.
 _FLUSHED = (
     "fdivide", "saturate", "sin", "cos", "tan", "erf", "erfc", "tanh", "atan", "sinh", "exp10", "asinh", "lgamma",
     "cospi", "atan2", "hypot", "fmod", "asin", "atanh", "erfcx", "remainder",
     "cyl_bessel_i0", "cyl_bessel_i1",
 )  # fmt: skip
-#: Functions that lose the sign of a flushed argument.
+"""Functions with a visible effect of libdevice's flushing of f32 denormals, in arguments and results."""
 _UNSIGNED = ("log1p", "expm1", "sinpi")
+"""Functions that lose the sign of a flushed argument."""
 
 
 def _flushing(f: Fn) -> Fn:
+    """Return a function that flushes f32 denormals in the arguments and results of ``f``."""
     return lambda *xs: flush(np.asarray(f(*(flush(x) for x in xs))))
 
 
 def _after(f: Fn, prepare: Fn) -> Fn:
+    """Return a function that applies ``prepare`` to the argument of ``f`` and flushes its results."""
     return lambda x: flush(np.asarray(f(prepare(x))))
 
 
@@ -220,7 +224,6 @@ for _name in _FLUSHED:
 for _name in _UNSIGNED:
     FUNCTIONS[_name] = _after(FUNCTIONS[_name], _unsigned_zero)
 
-#: libdevice symbols that differ from the operation of the math dialect with the same name.
 _LIBDEVICE: dict[str, Fn] = {
     # Unlike tl.exp, libdevice reduces the argument exactly.
     "exp": _flushing(np.exp), "expf": _flushing(np.exp),
@@ -229,12 +232,13 @@ _LIBDEVICE: dict[str, Fn] = {
     "fast_log10f": _after(np.log10, _unsigned_zero), "fast_powf": _fast_pow,
     "fast_exp10f": lambda x: flush(np.exp2(x * np.float32(3.3219281))),
 }  # fmt: skip
-#: Functions of ``ops_libdevice`` whose f32 arguments and results are flushed.
+"""libdevice symbols that differ from the operation of the math dialect with the same name."""
 _FLUSHED_THERE = ("erfcinvf", "norm3df", "norm4df")
+"""Functions of ``ops.libdevice`` whose f32 arguments and results are flushed."""
 
 
 def lookup(symbol: str) -> Fn | None:
-    """Return the function of a libdevice symbol, None when there is none."""
+    """Return the function of a libdevice symbol such as "__nv_expf", ``None`` when it is not implemented."""
     name = symbol.removeprefix("__nv_")
     if name in _LIBDEVICE:
         return _LIBDEVICE[name]
@@ -247,6 +251,7 @@ def lookup(symbol: str) -> Fn | None:
 
 
 def _apply(f: Fn, args: list[Array], dtype: np.dtype[Any]) -> Array:
+    """Apply a function; floats of fewer than 32 bits are computed in f32 when the result is one."""
     if dtype.itemsize < 4 and dtype.kind in "fV":
         args = [x.astype(np.float32) if x.dtype.kind in "fV" else x for x in args]
     return np.asarray(f(*np.broadcast_arrays(*args) if len(args) > 1 else args)).astype(dtype, copy=False)
@@ -273,7 +278,7 @@ def _extern(m: Machine, op: Op, a: list[Any]) -> Any:
 @register("tt.elementwise_inline_asm")
 def _asm(m: Machine, op: Op, a: list[Any]) -> Any:
     text = (op.attrs["strings"] or [""])[0]
-    # The language writes the conversions of fp8e4b15 as assembly of its own, over bytes.
+    # ``triton.language`` writes the conversions of fp8e4b15 as inline assembly over bytes.
     if len(a) == 1 and "prmt.b32 a0, 0, $2, 0x5746" in text and op.rtypes[0].elem == "f16":
         return cast(a[0].view(E4B15), op.rtypes[0].dtype, "rtne")
     if len(a) == 1 and "max_val_f16x2, 0x3F003F00" in text and op.types[0].elem == "f16":
@@ -297,7 +302,7 @@ def _clamp(m: Machine, op: Op, a: list[Any]) -> Any:
         return np.minimum(np.maximum(a[0], a[1]), a[2])
     out = np.fmin(np.fmax(a[0], a[1]), a[2])
     if out.dtype in (np.float16, np.float32):
-        # Symmetric bounds become min.xorsign.abs: a NaN gives the bound on the side of its sign.
+        # Symmetric bounds become min.xorsign.abs: a NaN becomes the bound on the side of its sign.
         lost = np.isnan(a[0])
         if lost.any():
             out = np.where(lost & (a[1] == -a[2]), np.copysign(a[2], a[0]), out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,26 @@ import numpy as np
 from kbx_env.backends.ttir.errors import Finding, OutOfBounds
 from kbx_env.backends.ttir.frontend.graph import Op, Type
 from kbx_env.backends.ttir.interp.control import Machine, lift, register
-from kbx_env.backends.ttir.interp.memory import Array, BadAddress, Extent
+from kbx_env.backends.ttir.interp.hooks import Extent
+from kbx_env.backends.ttir.interp.memory import Array, BadAddress
 from kbx_env.backends.ttir.ops.arith import unsigned
 from kbx_env.backends.ttir.ops.tensor import full
 
 
 @dataclass(frozen=True)
-class Block:
-    """A block pointer or tensor descriptor; every number is an array over programs."""
+class BlockPointer:
+    """A block pointer or a tensor descriptor.
+
+    Every number is an int64 or int32 array over programs: (programs,) or (1,).
+
+    Attributes:
+        base: Address of the tensor's first element.
+        shape: Sizes of the tensor, by dimension.
+        strides: Strides of the tensor in elements, by dimension.
+        offsets: Index of the block's first element, by dimension; empty for a descriptor.
+        block: Type of one block.
+        padding: How a descriptor fills elements outside the tensor: "nan" or "2" for NaN, otherwise zero.
+    """
 
     base: Array
     shape: list[Array]
@@ -29,18 +41,36 @@ class Block:
 
 
 def masks(m: Machine, addr: Array, mask: Array | None) -> Array | None:
-    """Combine the mask of an access with the active programs."""
+    """Combine the mask of an access with the active programs.
+
+    Args:
+        m: The running programs.
+        addr: Byte addresses: int64, (programs or 1, *shape).
+        mask: The access's own mask, broadcastable to ``addr``; ``None`` for all lanes.
+
+    Returns:
+        A mask broadcastable to ``addr``, or ``None`` for all lanes.
+    """
     if m.active is None:
         return mask
     if len(addr) == 1 and (mask is None or len(mask) == 1):
-        # Every active program does the same access, so that one stands for all.
+        # All active programs do the same access: one row stands for all of them.
         return mask
     live = lift(m.active, addr.ndim)
     return live if mask is None else mask & live
 
 
 def lanes(m: Machine, mask: Array | None, shape: tuple[int, ...]) -> int:
-    """Count the unmasked lanes of an access whose tensor shape is ``shape``."""
+    """Count the unmasked lanes of an access, summed over the active programs.
+
+    Args:
+        m: The running programs.
+        mask: The access's own mask: bool, (programs or 1, ...), broadcastable to ``shape`` behind the first axis.
+        shape: Tensor shape of the access.
+
+    Returns:
+        The number of lanes.
+    """
     total = 1
     for s in shape:
         total *= s
@@ -54,11 +84,23 @@ def lanes(m: Machine, mask: Array | None, shape: tuple[int, ...]) -> int:
 
 
 def fail(m: Machine, op: Op, e: BadAddress, owner: Array, size: int, access: str) -> OutOfBounds:
-    """Turn an internal error into the public one. ``owner`` maps positions to programs."""
+    """Turn an internal error into the public one, and report it to the sanitizer.
+
+    Args:
+        m: The running programs.
+        op: The access.
+        e: The internal error.
+        owner: Position in the chunk of each lane's program, -1 where one lane stands for all: any shape of the access.
+        size: Bytes of one element.
+        access: "load", "store" or "atomic".
+
+    Returns:
+        The error to raise.
+    """
     file, line = m.where(op)
     args = op.attrs.get("tensors", ())
     if args:
-        # Of several tensors that the pointer may come from, the nearest is the likely one.
+        # If the pointer may come from several tensors, name the nearest one.
         near = [m.memory.extent(a) for a in args]
         off = [max(x.start - e.address, e.address + size - x.start - x.size) for x in near]
         by, extent = min(zip(off, near, strict=True), key=lambda p: p[0])
@@ -84,7 +126,22 @@ def _owner(m: Machine, shape: tuple[int, ...]) -> Array:
 
 
 def read(m: Machine, op: Op, addr: Array, mask: Array | None, other: Any, t: Type) -> Array:
-    """Load a tensor of type ``t``."""
+    """Load a tensor.
+
+    Args:
+        m: The running programs.
+        op: The load.
+        addr: Byte addresses: int64, broadcastable to (programs or 1, *t.shape).
+        mask: Lanes to load, broadcastable likewise; ``None`` for all.
+        other: Value of masked lanes, broadcastable likewise; ``None`` for 0.
+        t: Type of the tensor.
+
+    Returns:
+        The elements: the broadcast shape of ``addr``, ``mask`` and ``other``.
+
+    Raises:
+        OutOfBounds: an unmasked lane is outside every region, or outside its tensor.
+    """
     size = t.dtype.itemsize
     m.meter.moved("loaded", op.attrs.get("tensors", ()), lanes(m, mask, t.shape) * size)
     mask = masks(m, addr, mask)
@@ -103,7 +160,19 @@ def read(m: Machine, op: Op, addr: Array, mask: Array | None, other: Any, t: Typ
 
 
 def write(m: Machine, op: Op, addr: Array, value: Array, mask: Array | None, t: Type) -> None:
-    """Store a tensor of type ``t``."""
+    """Store a tensor.
+
+    Args:
+        m: The running programs.
+        op: The store.
+        addr: Byte addresses: int64, broadcastable to (programs or 1, *t.shape).
+        value: The elements, broadcastable likewise.
+        mask: Lanes to store, broadcastable likewise; ``None`` for all.
+        t: Type of the tensor.
+
+    Raises:
+        OutOfBounds: an unmasked lane is outside every region, or outside its tensor.
+    """
     size = t.dtype.itemsize
     m.meter.moved("stored", op.attrs.get("tensors", ()), lanes(m, mask, t.shape) * size)
     if len(addr) != len(value) or m.active is not None:
@@ -122,16 +191,25 @@ def write(m: Machine, op: Op, addr: Array, value: Array, mask: Array | None, t: 
         raise fail(m, op, e, _owner(m, shape), size, "store") from None
 
 
-def block_access(b: Block, check: list[int]) -> tuple[Array, Array | None]:
-    """Return the addresses of a block and the mask of its checked dimensions."""
+def block_access(b: BlockPointer, check: list[int]) -> tuple[Array, Array | None]:
+    """Return the addresses of a block.
+
+    Args:
+        b: The block, with offsets.
+        check: Dimensions whose bounds are checked.
+
+    Returns:
+        Byte addresses (int64) and the mask of the lanes inside the checked dimensions (``None`` without any); both are
+        broadcastable to (programs or 1, *block shape).
+    """
     dims = len(b.block.shape)
     addr = b.base.reshape((-1,) + (1,) * dims)
     mask: Array | None = None
     size = b.block.dtype.itemsize
     for d, n in enumerate(b.block.shape):
-        where = [1] * (dims + 1)
-        where[d + 1] = n
-        idx = b.offsets[d].astype(np.int64).reshape((-1,) + (1,) * dims) + np.arange(n).reshape(where)
+        axis = [1] * (dims + 1)
+        axis[d + 1] = n
+        idx = b.offsets[d].astype(np.int64).reshape((-1,) + (1,) * dims) + np.arange(n).reshape(axis)
         addr = addr + idx * b.strides[d].astype(np.int64).reshape((-1,) + (1,) * dims) * size
         if d in check:
             ok = (idx >= 0) & (idx < b.shape[d].astype(np.int64).reshape((-1,) + (1,) * dims))
@@ -141,7 +219,7 @@ def block_access(b: Block, check: list[int]) -> tuple[Array, Array | None]:
 
 @register("tt.load")
 def _load(m: Machine, op: Op, a: list[Any]) -> Any:
-    if isinstance(a[0], Block):
+    if isinstance(a[0], BlockPointer):
         b = a[0]
         addr, mask = block_access(b, op.attrs.get("boundaryCheck") or [])
         other = np.array(np.nan).astype(b.block.dtype) if op.attrs.get("padding") == 2 else None
@@ -151,7 +229,7 @@ def _load(m: Machine, op: Op, a: list[Any]) -> Any:
 
 @register("tt.store")
 def _store(m: Machine, op: Op, a: list[Any]) -> Any:
-    if isinstance(a[0], Block):
+    if isinstance(a[0], BlockPointer):
         addr, mask = block_access(a[0], op.attrs.get("boundaryCheck") or [])
         write(m, op, addr, a[1], mask, a[0].block)
         return
@@ -176,14 +254,14 @@ def _ptr(m: Machine, op: Op, a: list[Any]) -> Any:
 def _make_ptr(m: Machine, op: Op, a: list[Any]) -> Any:
     n = len(op.rtypes[0].pointee.shape) if op.rtypes[0].pointee else 0
     assert op.rtypes[0].pointee
-    return Block(a[0], a[1 : 1 + n], a[1 + n : 1 + 2 * n], a[1 + 2 * n : 1 + 3 * n], op.rtypes[0].pointee)
+    return BlockPointer(a[0], a[1 : 1 + n], a[1 + n : 1 + 2 * n], a[1 + 2 * n : 1 + 3 * n], op.rtypes[0].pointee)
 
 
 @register("tt.advance")
 def _advance(m: Machine, op: Op, a: list[Any]) -> Any:
     b = a[0]
     moved = [x + y for x, y in zip(b.offsets, a[1:], strict=True)]
-    return Block(b.base, b.shape, b.strides, moved, b.block)
+    return BlockPointer(b.base, b.shape, b.strides, moved, b.block)
 
 
 @register("tt.make_tensor_descriptor")
@@ -192,20 +270,52 @@ def _make_desc(m: Machine, op: Op, a: list[Any]) -> Any:
     assert t
     n = len(t.shape)
     pad = str(op.attrs.get("padding", ""))
-    return Block(a[0], a[1 : 1 + n], a[1 + n : 1 + 2 * n], [], t, pad)
+    return BlockPointer(a[0], a[1 : 1 + n], a[1 + n : 1 + 2 * n], [], t, pad)
 
 
-def _at(b: Block, offsets: list[Array]) -> tuple[Array, Array | None]:
-    placed = Block(b.base, b.shape, b.strides, offsets, b.block)
+def descriptor_access(b: BlockPointer, offsets: list[Array]) -> tuple[Array, Array | None]:
+    """Return the addresses of a descriptor's block at some offsets and the mask of its elements inside the tensor.
+
+    Args:
+        b: The descriptor.
+        offsets: Index of the block's first element, by dimension: (programs or 1,) each.
+
+    Returns:
+        As ``block_access``, with every dimension checked.
+    """
+    placed = BlockPointer(b.base, b.shape, b.strides, offsets, b.block)
     return block_access(placed, list(range(len(b.block.shape))))
+
+
+def row_access(b: BlockPointer, rows: Array, first: Array, columns: int) -> tuple[Array, Array]:
+    """Return the addresses of some rows of a matrix and the mask of the elements inside it.
+
+    Args:
+        b: Descriptor of the matrix.
+        rows: Numbers of the rows: (programs or 1, rows).
+        first: Number of the first column: (programs or 1,).
+        columns: How many columns.
+
+    Returns:
+        Byte addresses (int64) and the mask, (programs or 1, rows, columns).
+    """
+    r = rows.astype(np.int64)[:, :, None]
+    c = first.astype(np.int64)[:, None, None] + np.arange(columns)
+    strides, shape = ([v.astype(np.int64)[:, None, None] for v in part] for part in (b.strides, b.shape))
+    addr = b.base[:, None, None] + (r * strides[0] + c * strides[1]) * b.block.dtype.itemsize
+    return addr, (r >= 0) & (r < shape[0]) & (c >= 0) & (c < shape[1])
+
+
+def _padding(b: BlockPointer) -> Array | None:
+    """Return the value of a descriptor's elements outside its tensor, ``None`` for zero."""
+    return np.array(np.nan).astype(b.block.dtype) if b.padding in ("2", "nan") else None
 
 
 @register("tt.descriptor_load")
 def _desc_load(m: Machine, op: Op, a: list[Any]) -> Any:
     b = a[0]
-    addr, mask = _at(b, a[1:])
-    other = np.array(np.nan).astype(b.block.dtype) if b.padding in ("2", "nan") else None
-    out = read(m, op, addr, mask, other, b.block)
+    addr, mask = descriptor_access(b, a[1:])
+    out = read(m, op, addr, mask, _padding(b), b.block)
     return full(out, b.block).reshape((len(out), *op.rtypes[0].shape))
 
 
@@ -213,13 +323,41 @@ def _desc_load(m: Machine, op: Op, a: list[Any]) -> Any:
 def _desc_store(m: Machine, op: Op, a: list[Any]) -> Any:
     b = a[0]
     n = len(b.block.shape)
-    # Operand order is descriptor, indices, value in text; the value is the one after the indices.
-    addr, mask = _at(b, a[1 : 1 + n])
+    # The operands are the descriptor, the indices and the value.
+    addr, mask = descriptor_access(b, a[1 : 1 + n])
     value = full(a[1 + n], op.types[-1])
     write(m, op, addr, value.reshape((len(value), *b.block.shape)), mask, b.block)
 
 
+@register("tt.descriptor_gather")
+def _desc_gather(m: Machine, op: Op, a: list[Any]) -> Any:
+    b, t = a[0], op.rtypes[0]
+    addr, mask = row_access(b, a[1], a[2], t.shape[1])
+    return read(m, op, addr, mask, _padding(b), Type(b.block.elem, t.shape))
+
+
+@register("tt.descriptor_scatter")
+def _desc_scatter(m: Machine, op: Op, a: list[Any]) -> Any:
+    b, t = a[0], op.types[-1]
+    addr, mask = row_access(b, a[1], a[2], t.shape[1])
+    write(m, op, addr, full(a[3], t), mask, Type(b.block.elem, t.shape))
+
+
+@register("tt.descriptor_reduce")
+def _desc_reduce(m: Machine, op: Op, a: list[Any]) -> Any:
+    b = a[0]
+    n = len(b.block.shape)
+    addr, mask = block_access(replace(b, offsets=a[1 : 1 + n]), list(range(n)))
+    value = full(a[1 + n], op.types[-1])
+    kind = op.attrs["word"]
+    if op.attrs["unsigned"] and kind in ("max", "min"):
+        kind = "u" + kind
+    as_atomic = replace(op, rtypes=[b.block], attrs={**op.attrs, "word": kind})
+    _rmw(m, as_atomic, [addr, value.reshape((len(value), *b.block.shape)), mask])
+
+
 def _apply(kind: str, old: Array, v: Array) -> Array:
+    """Return the new memory content after an atomic operation of a kind with operand ``v`` on ``old``."""
     if kind in ("add", "fadd"):
         return old + v
     if kind in ("max", "min"):
@@ -231,14 +369,26 @@ def _apply(kind: str, old: Array, v: Array) -> Array:
     return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[kind](old, v)
 
 
-_AT = {
+_UFUNCS = {
     "add": np.add, "fadd": np.add, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
     "max": np.maximum, "min": np.minimum,
 }  # fmt: skip
+"""Operations that ``ufunc.at`` applies to all lanes at once when the old values are not used."""
 
 
 def _atomic_lanes(m: Machine, op: Op, a: list[Any], values: int) -> tuple[list[Array], Array, tuple[int, ...]]:
-    """Flatten the operands of an atomic to its unmasked lanes in program order."""
+    """Flatten the operands of an atomic operation to its unmasked lanes, in program order.
+
+    Args:
+        m: The running programs.
+        op: The operation.
+        a: Addresses, then the values, then the mask if there is one.
+        values: How many values: 1, or 2 for a compare-and-swap.
+
+    Returns:
+        Addresses and values of the lanes (each (lanes,)), the lanes' positions in the whole result (int64, (lanes,)),
+        and the shape of the whole result.
+    """
     shape = (m.programs, *op.rtypes[0].shape)
     on = np.broadcast_to(lift(m.live(), len(shape)), shape)
     if len(a) > 1 + values:
@@ -262,7 +412,15 @@ def _rounds(idx: Array) -> list[Array]:
 
 
 def _prefix(idx: Array, v: Array) -> Array:
-    """Sum, for each position, the earlier values that have the same index."""
+    """Sum, for each position, the earlier values that have the same index.
+
+    Args:
+        idx: Index of each position: (n,).
+        v: Value of each position: (n,), integers.
+
+    Returns:
+        The exclusive prefix sums: (n,), dtype of ``v``.
+    """
     order = np.argsort(idx, kind="stable")
     s, ordered = idx[order], v[order]
     before = np.cumsum(ordered, dtype=v.dtype) - ordered
@@ -273,7 +431,21 @@ def _prefix(idx: Array, v: Array) -> Array:
 
 
 def _groups(m: Machine, op: Op, addr: Array, val: Array, where: Array) -> list[tuple[Array, Array, Array]]:
-    """Split the lanes of an atomic by region, as (typed view, element index, positions)."""
+    """Split the lanes of an atomic operation by region, and let the sanitizer see them.
+
+    Args:
+        m: The running programs.
+        op: The operation.
+        addr: Byte addresses: (lanes,).
+        val: Values, for their dtype: (lanes,).
+        where: Positions of the lanes in the whole result: (lanes,).
+
+    Returns:
+        For each region: a view of its elements, and of each lane in it the element's index and the lane's number.
+
+    Raises:
+        OutOfBounds: a lane is outside every region, or outside its tensor.
+    """
     programs = where // max(op.rtypes[0].size, 1)
     size, watch = val.dtype.itemsize, m.memory.watch
     try:
@@ -293,19 +465,19 @@ def _rmw(m: Machine, op: Op, a: list[Any]) -> Any:
     old = np.zeros(len(where), val.dtype)
     for view, idx, at in _groups(m, op, addr, val, where):
         v = val[at]
-        if not op.used and kind in _AT and v.dtype.kind in "if" and v.dtype.itemsize >= 4:
-            _AT[kind].at(view, idx, v)
+        if not op.used and kind in _UFUNCS and v.dtype.kind in "if" and v.dtype.itemsize >= 4:
+            _UFUNCS[kind].at(view, idx, v)
             continue
         if kind == "add" and v.dtype.kind == "i":
-            # Integer sums do not depend on rounding: old values are prefix sums, in one pass.
+            # Integer sums are exact in any order: the old values are prefix sums, computed in one pass.
             old[at] = view[idx] + _prefix(idx, v)
             np.add.at(view, idx, v)
             continue
         for r in _rounds(idx):
             i = idx[r]
-            held = view[i]
-            old[at[r]] = held
-            view[i] = _apply(kind, held, v[r])
+            before = view[i]
+            old[at[r]] = before
+            view[i] = _apply(kind, before, v[r])
     out = np.zeros(int(np.prod(shape)), val.dtype)
     out[where] = old
     return out.reshape(shape)
@@ -318,9 +490,9 @@ def _cas(m: Machine, op: Op, a: list[Any]) -> Any:
     for view, idx, at in _groups(m, op, addr, val, where):
         for r in _rounds(idx):
             i = idx[r]
-            held = view[i]
-            old[at[r]] = held
-            view[i] = np.where(held == cmp[at[r]], val[at[r]], held)
+            before = view[i]
+            old[at[r]] = before
+            view[i] = np.where(before == cmp[at[r]], val[at[r]], before)
     out = np.zeros(int(np.prod(shape)), val.dtype)
     out[where] = old
     return out.reshape(shape)

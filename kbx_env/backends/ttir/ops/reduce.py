@@ -9,16 +9,15 @@ import numpy as np
 from kbx_env.backends.ttir.frontend.graph import Op
 from kbx_env.backends.ttir.interp.control import Machine, register
 from kbx_env.backends.ttir.interp.memory import Array
-from kbx_env.backends.ttir.ops import descriptor, dot  # noqa: F401  (they register)
 from kbx_env.backends.ttir.ops.arith import COMBINE
 from kbx_env.backends.ttir.ops.tensor import full
 
-#: Combinations whose result does not depend on the order, run as one numpy reduction.
 _ORDER_FREE = {
     "arith.maxnumf": np.fmax, "arith.minnumf": np.fmin, "arith.maximumf": np.maximum,
     "arith.minimumf": np.minimum, "arith.maxsi": np.maximum, "arith.minsi": np.minimum,
     "arith.andi": np.bitwise_and, "arith.ori": np.bitwise_or, "arith.xori": np.bitwise_xor,
 }  # fmt: skip
+"""Combine operations whose result does not depend on the order; they run as one numpy reduction."""
 
 
 def single_op(op: Op) -> str:
@@ -33,14 +32,24 @@ def single_op(op: Op) -> str:
 
 
 def combine(m: Machine, op: Op, left: list[Array], right: list[Array]) -> list[Array]:
-    """Run the combine region on all lanes at once, as if each lane were a program."""
+    """Run a combine region on all lanes at once, as if each lane were a program.
+
+    Args:
+        m: The running programs.
+        op: The reduction, scan or map.
+        left: The first operands of the region, of one shape.
+        right: The second operands, of the same shape.
+
+    Returns:
+        The results of the region, of the same shape.
+    """
     name = single_op(op)
     if name and left[0].dtype != np.bool_:
         return [COMBINE[name](left[0], right[0])]
     shape = left[0].shape
     sub = Machine(m.module, m.kernel, m.grid, m.pids, m.memory, m.meter, m.deadline)
     sub.programs = left[0].size
-    # The compiler hoists constants out of the region, so that it reads outer values.
+    # The region may read outer values, because the compiler hoists constants out of it.
     env = list(m.env)
     out = sub.run_region(op.regions[0], env, [v.reshape(-1) for v in left + right])
     return [np.broadcast_to(o, (sub.programs,)).reshape(shape) for o in out]
@@ -64,7 +73,7 @@ def _reduce(m: Machine, op: Op, a: list[Any]) -> Any:
             head = combine(m, op, [x[..., 0] for x in xs], [x[..., 1] for x in xs])
             xs = [np.concatenate([h[..., None], x[..., 2:]], -1) for h, x in zip(head, xs, strict=True)]
         elif name:
-            # Halves rather than neighbours: contiguous operands, and the operation commutes.
+            # The operation is commutative; halves are contiguous, unlike pairs of neighbours.
             xs = combine(m, op, [x[..., :half] for x in xs], [x[..., half:] for x in xs])
         else:
             xs = combine(m, op, [x[..., 0::2] for x in xs], [x[..., 1::2] for x in xs])
@@ -101,7 +110,7 @@ def _map(m: Machine, op: Op, a: list[Any]) -> Any:
     ]
     if pack == 1:
         return combine(m, op, xs, [])
-    # Neighbours go to one call; the operands come one after the other, each with its neighbours.
+    # One call gets ``pack`` neighbouring elements of each operand, operand after operand.
     lanes = [x.reshape(*x.shape[:-1], -1, pack)[..., k] for x in xs for k in range(pack)]
     out = combine(m, op, lanes, [])
     return [np.stack(out[k : k + pack], -1).reshape(xs[0].shape) for k in range(0, len(out), pack)]

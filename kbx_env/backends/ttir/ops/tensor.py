@@ -13,7 +13,16 @@ from kbx_env.backends.ttir.interp.memory import Array
 
 
 def full(v: Array, t: Type, programs: int | None = None) -> Array:
-    """Broadcast a value to its true tensor shape, and to all programs when asked."""
+    """Broadcast a value to its true tensor shape.
+
+    Args:
+        v: The value: (programs or 1, ...), with axes of length 1 for its true lengths.
+        t: Its type.
+        programs: Length of the leading axis, by default that of ``v``.
+
+    Returns:
+        A read-only view: (programs, *t.shape).
+    """
     return np.broadcast_to(v, (programs or len(v), *t.shape))
 
 

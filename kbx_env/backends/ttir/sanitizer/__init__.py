@@ -1,1 +1,1 @@
-"""Faults of kernels that a run on a GPU does not report."""
+"""Finds faults of kernels that a run on a GPU does not report."""

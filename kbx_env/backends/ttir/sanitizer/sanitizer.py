@@ -1,8 +1,8 @@
-"""Faults of kernels that a run on a GPU does not report: races, uninitialised reads, stray pointers.
+"""Find faults of kernels that a run on a GPU does not report: races, uninitialised reads, stray pointers.
 
-How races are found. Programs of one launch run in some order here, in none on a GPU. For each
-element of a written buffer the launch remembers who last stored, loaded and atomically updated it.
-An access by one program to what another program touched before is a race unless
+How races are found: the executor runs the programs of a launch in some order, a GPU in no fixed one. For each element
+of a written buffer the launch remembers which program last stored, loaded and atomically updated it. An access to an
+element that another program accessed before is a race unless
 
 * both only loaded it, or both only updated it atomically,
 * both stored the same value,
@@ -12,35 +12,36 @@ An access by one program to what another program touched before is a race unless
   volatile load of as few lanes counts for the program that loads.
 
 Buffers that the kernel never writes are not watched: loads of pure inputs cost nothing. In a kernel
-without atomic operations, a value that several programs stored alike may be loaded by any program.
+without atomic operations, any program may load a value if all programs that stored it stored the same one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kbx_env.backends.ttir.errors import Finding as Finding
 from kbx_env.backends.ttir.frontend.graph import Module, Op
-from kbx_env.backends.ttir.interp.control import Machine
-from kbx_env.backends.ttir.interp.memory import Array, Extent, LoadHook, Memory, Pick, StoreHook
+from kbx_env.backends.ttir.interp.hooks import Extent, LoadHook, Pick, ProgramChunk, StoreHook
+from kbx_env.backends.ttir.interp.memory import Memory
 from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES, accessed, unknown_access
-from kbx_env.backends.ttir.sanitizer.shadow import Shadow, bits, mark, written
+from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, bits, mark, written
 
-#: More lanes than this are data, not a lock or a counter.
 _SYNC_LANES = 4
+"""Largest number of lanes of an atomic operation that counts as a lock or a counter; more lanes are data."""
 _LIMIT = 20
+"""Largest number of findings that are kept."""
+_TIMED_ARRAYS = ["stored_at", "loaded_at", "last_loader", "updated_by", "updated_at", "last_updater"]
+"""Shadow arrays of kernels with atomic operations, besides the two of every kernel; see ``Watch``."""
 _OLD = 64
+"""Largest number of locations that are searched for synchronisation after an access."""
 
 
 class Sanitizer:
-    """Collects the findings of any number of launches.
-
-    Attributes:
-        counts: How often each kept finding was seen, in the order of ``findings``.
-    """
+    """Collects the findings of any number of launches."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str, int, str], list[Any]] = {}
@@ -52,11 +53,11 @@ class Sanitizer:
 
     @property
     def counts(self) -> list[int]:
-        """How many times each finding was seen; one access of many lanes counts once."""
+        """How many times each finding was seen, in the order of ``findings``; one access of many lanes counts once."""
         return [n for _, n in self._kept.values()]
 
     def report(self, found: Finding) -> None:
-        """Keep a finding, or count it when one like it is held."""
+        """Keep a finding, or count it when a finding of its kind, kernel, line and tensor is kept already."""
         key = found.kind, found.kernel, found.line, found.tensor
         if key in self._kept:
             self._kept[key][1] += 1
@@ -64,35 +65,48 @@ class Sanitizer:
             self._kept[key] = [found, 1]
 
     def watch(self, module: Module, memory: Memory) -> Watch:
-        """Start to watch one launch."""
+        """Start to watch one launch of a module on a memory."""
         return Watch(self, module, memory)
 
 
 class _Sync:
-    """Who did atomic operations where and when."""
+    """Records the atomic operations of each program: when and on which addresses.
+
+    Times are the counts of ``Watch.time``; programs are numbered from 1.
+    """
 
     def __init__(self) -> None:
         self.new: list[tuple[int, Array, Array]] = []
         self.by_program: dict[int, list[tuple[int, int]]] = {}
 
-    def add(self, time: int, places: Array, programs: Array) -> None:
-        self.new.append((time, places, programs))
+    def add(self, time: int, addresses: Array, programs: Array) -> None:
+        """Record one operation, with the address and the program of each lane: (lanes,)."""
+        self.new.append((time, addresses, programs))
 
     def ordered(self, first: int, since: int, then: int) -> bool:
-        """Return whether ``then`` synchronised with what ``first`` did at time ``since``."""
-        for time, places, programs in self.new:
-            for place, program in zip(places.tolist(), programs.tolist(), strict=True):
-                self.by_program.setdefault(program, []).append((time, place))
+        """Return whether two programs synchronised.
+
+        Args:
+            first: The program of the earlier access.
+            since: The time of that access.
+            then: The program of the later access, which happens now.
+
+        Returns:
+            Whether ``first`` did an atomic operation after ``since`` on an address on which ``then`` did a later one.
+        """
+        for time, addresses, programs in self.new:
+            for address, program in zip(addresses.tolist(), programs.tolist(), strict=True):
+                self.by_program.setdefault(program, []).append((time, address))
         self.new = []
         released: dict[int, int] = {}
-        for time, place in self.by_program.get(first, ()):
+        for time, address in self.by_program.get(first, ()):
             if time > since:
-                released.setdefault(place, time)
+                released.setdefault(address, time)
                 if len(released) == _OLD:
                     break
-        for time, place in reversed(self.by_program.get(then, ())):
-            at = released.get(place)
-            # Within one operation, programs take their turns in order.
+        for time, address in reversed(self.by_program.get(then, ())):
+            at = released.get(address)
+            # Within one operation, programs run in the order of their numbers.
             if at is not None and (time > at or (time == at and then > first)):
                 return True
             if time <= since:
@@ -101,7 +115,7 @@ class _Sync:
 
 
 def _like(v: Array, at: Array | slice) -> Array:
-    """Give an array over lanes the rank of the entries of an access."""
+    """Reshape an array over lanes so that it broadcasts with the shadow entries ``at`` of an access."""
     return v if isinstance(at, slice) or at.ndim == 1 else v[:, None]
 
 
@@ -110,25 +124,74 @@ def _get(array: Array, at: Array | slice) -> Array:
 
 
 def _clashes(array: Array, at: Array | slice, wrote: Array) -> Array | None:
-    """Return which of the entries just written hold what another lane wrote, None for none."""
+    """Return which entries were overwritten by another lane of the access that wrote them, ``None`` for none."""
     if isinstance(at, slice):
         return None
     lost = np.asarray(_get(array, at) != wrote)
     return lost if lost.any() else None
 
 
-def _claim(owner: Array, at: Array | slice, who: Array) -> None:
-    """Note who touched entries; what several programs touched becomes -1."""
-    held = _get(owner, at)
-    new = np.where((held == 0) | (held == who), who, np.int32(-1)) if held.any() else np.broadcast_to(who, held.shape)
-    owner[at] = new
-    lost = _clashes(owner, at, new)
+def _record(shadow: Array, at: Array | slice, programs: Array) -> None:
+    """Record which program accessed the entries ``at`` of a shadow array; several programs become -1."""
+    before = _get(shadow, at)
+    new = (
+        np.where((before == 0) | (before == programs), programs, np.int32(-1))
+        if before.any()
+        else np.broadcast_to(programs, before.shape)
+    )
+    shadow[at] = new
+    lost = _clashes(shadow, at, new)
     if lost is not None:
-        owner[at[lost]] = -1  # type: ignore[index]
+        shadow[at[lost]] = -1  # type: ignore[index]
+
+
+@dataclass(frozen=True)
+class _Access:
+    """The unmasked lanes of one access to one region.
+
+    Attributes:
+        m: The programs that run together.
+        op: The operation.
+        name: "load", "store" or "atomic".
+        region: Index of the region.
+        offsets: Byte offsets of the lanes: int64, (lanes,).
+        size: Bytes of one element.
+    """
+
+    m: ProgramChunk
+    op: Op
+    name: str
+    region: int
+    offsets: Array
+    size: int
 
 
 class Watch:
-    """The shadow of one launch. Programs are numbered from 1 here; 0 is nobody, -1 is several."""
+    """Watches the accesses of one launch; implements ``hooks.LaunchWatch``.
+
+    Programs are numbered from 1 here; 0 stands for no program and -1 for several. The shadow of a watched region has
+    these arrays, int32, one entry per grain: ``stored_by``, the program that stored last, and ``loaded_by``, the
+    program that loaded since then. In kernels with atomic operations also ``updated_by``, the program that updated it,
+    the times ``stored_at``, ``loaded_at`` and ``updated_at``, and, where several programs loaded or updated, the last
+    one of them in ``last_loader`` and ``last_updater``.
+
+    Args:
+        owner: Where findings are reported.
+        module: The module of the kernel.
+        memory: The memory of the launch.
+
+    Attributes:
+        time: Number of watched accesses so far.
+        timed: Whether the kernel has atomic operations.
+        watched: Indices of the regions that the kernel's text may write.
+        loaded: Indices of the regions that the kernel's text may load.
+        shadows: Shadows of the watched regions that were accessed, by index.
+        bounds: What an access may touch, by the arguments that its pointer may come from.
+        unwatched: Whether loads need no watching, by the arguments that their pointer may come from.
+        written_masks: Masks of written bytes of the regions with unwritten bytes, by index.
+        unwritten: Number of accesses so far that read bytes that nothing has written.
+        may_read_unwritten: Whether the kernel's text can read such bytes.
+    """
 
     def __init__(self, owner: Sanitizer, module: Module, memory: Memory) -> None:
         self.owner, self.memory, self.report = owner, memory, owner.report
@@ -142,16 +205,14 @@ class Watch:
             self.watched = self.loaded = set(range(len(memory.regions)))
         self.shadows: dict[int, Shadow] = {}
         self.bounds: dict[tuple[int, ...], tuple[Extent, ...]] = {}
-        self.quiet: dict[tuple[int, ...], bool] = {}
-        self.programs: tuple[Machine | None, Array] = (None, np.zeros(0, np.int32))
-        #: Regions with bytes that nobody wrote yet, and their masks.
-        self.raw = {
+        self.unwatched: dict[tuple[int, ...], bool] = {}
+        self.programs: tuple[ProgramChunk | None, Array] = (None, np.zeros(0, np.int32))
+        self.written_masks = {
             k: r.initialised for k, r in enumerate(memory.regions)
             if r.initialised is not None and not r.initialised.all()
         }  # fmt: skip
-        #: Accesses that read such bytes so far, and whether the kernel's text can read them.
         self.unwritten = 0
-        self.may_read_unwritten = bool((self.loaded | self._regions(atomic)) & self.raw.keys())
+        self.may_read_unwritten = bool((self.loaded | self._regions(atomic)) & self.written_masks.keys())
 
     def _regions(self, args: frozenset[int]) -> set[int]:
         out = set()
@@ -164,7 +225,7 @@ class Watch:
 
     # -- bounds ------------------------------------------------------------------------
     def extents(self, op: Op) -> tuple[Extent, ...]:
-        """Return where an access may go, () when its pointer's origin is unknown."""
+        """Return what an access may touch, () when its pointer's origin is unknown."""
         args = op.attrs.get("tensors", ())
         found = self.bounds.get(args)
         if found is None:
@@ -172,159 +233,182 @@ class Watch:
         return found
 
     # -- hooks -------------------------------------------------------------------------
-    def loading(self, m: Machine, op: Op, size: int) -> LoadHook | None:
-        """Return what to call with the lanes of a load, None when there is nothing to watch."""
+    def loading(self, m: ProgramChunk, op: Op, size: int) -> LoadHook | None:
+        """Return the hook for a load of elements of ``size`` bytes, ``None`` when there is nothing to watch."""
         args = op.attrs.get("tensors", ())
         if args:
-            if args not in self.quiet:
-                self.quiet[args] = not self._regions(frozenset(args)) & (self.watched | self.raw.keys())
-            if self.quiet[args]:
+            if args not in self.unwatched:
+                self.unwatched[args] = not self._regions(frozenset(args)) & (self.watched | self.written_masks.keys())
+            if self.unwatched[args]:
                 return None
         volatile = bool(op.attrs.get("isVolatile"))
 
         def hook(k: int, offsets: Array, pick: Pick) -> None:
-            if k in self.raw:
-                self._uninitialised(m, op, k, offsets, pick, size, "load")
+            access = _Access(m, op, "load", k, offsets, size)
+            if k in self.written_masks:
+                self._uninitialised(access, pick)
             if k not in self.watched or not offsets.size:
                 return
-            who = self._who(m, pick, len(offsets))
+            programs = self._program_numbers(m, pick, len(offsets))
             self.time += 1
             if volatile and len(offsets) <= _SYNC_LANES * m.programs:
-                self.sync.add(self.time, self._place(k, offsets), who)
+                self.sync.add(self.time, self._address(k, offsets), programs)
                 return
-            self._load(m, op, k, offsets, who, size)
+            self._load(access, programs)
 
         return hook
 
-    def storing(self, m: Machine, op: Op, size: int) -> StoreHook:
-        """Return what to call with the lanes of a store."""
+    def storing(self, m: ProgramChunk, op: Op, size: int) -> StoreHook:
+        """Return the hook for a store of elements of ``size`` bytes."""
 
         def hook(k: int, offsets: Array, values: Array, pick: Pick) -> Callable[[], None] | None:
-            if k in self.raw:
-                mark(self.raw[k], offsets, size)
+            if k in self.written_masks:
+                mark(self.written_masks[k], offsets, size)
             if k not in self.watched:
                 return None
             self.time += 1
-            return self._store(m, op, k, offsets, values, self._who(m, pick, len(offsets)), size)
+            programs = self._program_numbers(m, pick, len(offsets))
+            return self._store(_Access(m, op, "store", k, offsets, size), values, programs)
 
         return hook
 
-    def updating(self, m: Machine, op: Op, k: int, offsets: Array, programs: Array, size: int) -> None:
-        """Watch the lanes of an atomic operation; ``programs`` are positions in the chunk."""
+    def updating(self, m: ProgramChunk, op: Op, k: int, offsets: Array, programs: Array, size: int) -> None:
+        """Watch an atomic operation.
+
+        Args:
+            m: The programs that run together.
+            op: The operation.
+            k: Index of the region.
+            offsets: Byte offsets of the unmasked lanes: int64, (lanes,).
+            programs: Position in the chunk of each lane's program: (lanes,).
+            size: Bytes of one element.
+        """
         self.time += 1
-        who = self._numbers(m)[programs]
-        if k in self.raw:
+        access = _Access(m, op, "atomic", k, offsets, size)
+        numbers = self._numbers(m)[programs]
+        if k in self.written_masks:
             if op.attrs.get("word") != "exch" or op.used:
-                self._uninitialised(m, op, k, offsets, lambda v, _: v[programs], size, "atomic")
-            mark(self.raw[k], offsets, size)
+                self._uninitialised(access, lambda v, _: v[programs])
+            mark(self.written_masks[k], offsets, size)
         if op.rtypes[0].size <= _SYNC_LANES:
-            self.sync.add(self.time, self._place(k, offsets), who)
+            self.sync.add(self.time, self._address(k, offsets), numbers)
         shadow = self._shadow(k)
         at = shadow.at(offsets, size)
         a = shadow.arrays
-        one = _like(who, at)
-        self._check(m, op, k, "write_conflict", "atomic", offsets, size, _get(a["w"], at), one, _get(a["wt"], at),
-                    "one of them with an ordinary store, the other one atomically")  # fmt: skip
-        self._check(m, op, k, "order_dependent", "atomic", offsets, size, _get(a["r"], at), one, _get(a["rt"], at),
-                    "another program loads it", _get(a["rl"], at))  # fmt: skip
-        _claim(a["a"], at, one)
-        a["al"][at] = one
-        a["at"][at] = self.time
+        one = _like(numbers, at)
+        detail = "one of them with an ordinary store, the other one atomically"
+        self._check(access, "write_conflict", _get(a["stored_by"], at), one, _get(a["stored_at"], at), detail)
+        detail = "another program loads it"
+        loaded = _get(a["loaded_by"], at), one, _get(a["loaded_at"], at)
+        self._check(access, "order_dependent", *loaded, detail, _get(a["last_loader"], at))
+        _record(a["updated_by"], at, one)
+        a["last_updater"][at] = one
+        a["updated_at"][at] = self.time
+
+    def unwritten_again(self, k: int) -> None:
+        """Note that bytes of region ``k`` were overwritten with unwritten values, and that its mask says so."""
+        mask = self.memory.regions[k].initialised
+        assert mask is not None
+        self.written_masks[k] = mask
+        self.unwatched.clear()
 
     # -- races -------------------------------------------------------------------------
-    def _load(self, m: Machine, op: Op, k: int, offsets: Array, who: Array, size: int) -> None:
-        shadow = self._shadow(k)
-        at = shadow.at(offsets, size)
+    def _load(self, access: _Access, programs: Array) -> None:
+        """Check a load and record it; ``programs`` are the numbers of the lanes' programs: (lanes,)."""
+        shadow = self._shadow(access.region)
+        at = shadow.at(access.offsets, access.size)
         a = shadow.arrays
-        one = _like(who, at)
+        one = _like(programs, at)
+        times = _get(a["stored_at"], at) if self.timed else None
         detail = "another program stores to it"
-        times = _get(a["wt"], at) if self.timed else None
-        self._check(m, op, k, "order_dependent", "load", offsets, size, _get(a["w"], at), one, times, detail)
+        self._check(access, "order_dependent", _get(a["stored_by"], at), one, times, detail)
         if self.timed:
             detail = "another program updates it atomically"
-            self._check(m, op, k, "order_dependent", "load", offsets, size, _get(a["a"], at), one, _get(a["at"], at) - 1, detail,
-                        _get(a["al"], at))  # fmt: skip
-            a["rl"][at] = one
-            a["rt"][at] = self.time
-        _claim(a["r"], at, one)
+            updated = _get(a["updated_by"], at), one, _get(a["updated_at"], at) - 1
+            self._check(access, "order_dependent", *updated, detail, _get(a["last_updater"], at))
+            a["last_loader"][at] = one
+            a["loaded_at"][at] = self.time
+        _record(a["loaded_by"], at, one)
 
-    def _store(
-        self, m: Machine, op: Op, k: int, offsets: Array, values: Array, who: Array, size: int
-    ) -> Callable[[], None] | None:
-        shadow = self._shadow(k)
-        at = shadow.at(offsets, size)
+    def _store(self, access: _Access, values: Array, programs: Array) -> Callable[[], None] | None:
+        """Check a store before it happens and record it.
+
+        Args:
+            access: The store.
+            values: Its values: (lanes,).
+            programs: Numbers of the lanes' programs: (lanes,).
+
+        Returns:
+            A check to run after the store, if lanes of several programs store to one element.
+        """
+        shadow = self._shadow(access.region)
+        at = shadow.at(access.offsets, access.size)
         a = shadow.arrays
-        one = _like(who, at)
-        before = _get(a["w"], at)
+        one = _like(programs, at)
+        before = _get(a["stored_by"], at)
         others = one
         if before.any() and (other := (before != 0) & (before != one)).any():
             lane = other if other.ndim == 1 else other.any(axis=1)
-            same = self._held(k, offsets, size, values) == bits(values, size)
+            same = self._stored_bits(access, slice(None), values) == bits(values, access.size)
             differ = _like(lane & ~same, at) & other
-            times = _get(a["wt"], at) if self.timed else None
-            self._check(m, op, k, "write_conflict", "store", offsets, size, np.where(differ, before, 0), one, times,
-                        "the values differ")  # fmt: skip
+            times = _get(a["stored_at"], at) if self.timed else None
+            self._check(access, "write_conflict", np.where(differ, before, 0), one, times, "the values differ")
             if not self.timed:
-                # Each of them may load it now: nobody can tell whose value it is.
+                # All of them stored the same value, so each of them may load it.
                 others = np.where(other & _like(same, at), -1, one)
         if self.timed:
-            self._check(m, op, k, "write_conflict", "store", offsets, size, _get(a["a"], at), one, _get(a["at"], at) - 1,
-                        "one of them with an ordinary store, the other one atomically", _get(a["al"], at))  # fmt: skip
-            a["wt"][at] = self.time
-        if k in self.loaded:
-            times, last = (_get(a["rt"], at), _get(a["rl"], at)) if self.timed else (None, None)
-            self._check(m, op, k, "order_dependent", "store", offsets, size, _get(a["r"], at), one, times,
-                        "another program loads it", last)  # fmt: skip
-            a["r"][at] = 0
-        a["w"][at] = others
-        lost = _clashes(a["w"], at, others)
+            detail = "one of them with an ordinary store, the other one atomically"
+            updated = _get(a["updated_by"], at), one, _get(a["updated_at"], at) - 1
+            self._check(access, "write_conflict", *updated, detail, _get(a["last_updater"], at))
+            a["stored_at"][at] = self.time
+        if access.region in self.loaded:
+            times, last = (_get(a["loaded_at"], at), _get(a["last_loader"], at)) if self.timed else (None, None)
+            detail = "another program loads it"
+            self._check(access, "order_dependent", _get(a["loaded_by"], at), one, times, detail, last)
+            a["loaded_by"][at] = 0
+        a["stored_by"][at] = others
+        lost = _clashes(a["stored_by"], at, others)
         if lost is None:
             return None
-        # Lanes of several programs in one store: whoever came last won.
-        lane = lost if lost.ndim == 1 else lost.any(axis=1)
-        a["w"][at[lane]] = -1  # type: ignore[index]
+        # Lanes of several programs store to one element: the last lane's value stays.
+        lane = lost if lost.ndim == 1 else np.asarray(lost.any(axis=1))
+        a["stored_by"][at[lane]] = -1  # type: ignore[index]
 
         def after() -> None:
-            sub, kept = offsets[lane], values[lane]
-            differ = self._held(k, sub, size, kept) != bits(kept, size)
+            differ = self._stored_bits(access, lane, values) != bits(values[lane], access.size)
             if differ.any():
                 n = int(np.argmax(differ))
-                self._found(m, op, k, "write_conflict", "store", int(sub[n]), size, int(who[lane][n]),
-                            "the values differ")  # fmt: skip
+                offset, number = int(access.offsets[lane][n]), int(programs[lane][n])
+                self._found(access, "write_conflict", offset, number, "the values differ")
 
         return after
 
     def _check(
-        self,
-        m: Machine,
-        op: Op,
-        k: int,
-        kind: str,
-        access: str,
-        offsets: Array,
-        size: int,
-        first: Array,
-        then: Array,
-        times: Array | None,
-        detail: str,
+        self, access: _Access, kind: str, first: Array, then: Array, times: Array | None, detail: str,
         last: Array | None = None,
-    ) -> None:
-        """Report the first lane whose earlier access, by ``first``, was another program's.
+    ) -> None:  # fmt: skip
+        """Report the first lane whose element was accessed before by another program.
 
-        ``last`` names one program where ``first`` says several; ``times`` are those of the earlier
-        access, None where nothing can have synchronised.
+        Args:
+            access: The access.
+            kind: "write_conflict" or "order_dependent".
+            first: Program of the earlier access, by shadow entry: (lanes,) or (lanes, grains).
+            then: Program of each lane, broadcastable to ``first``.
+            times: Times of the earlier access, shape of ``first``; ``None`` where nothing can have synchronised.
+            detail: Text of the finding.
+            last: The last program of several, where ``first`` is -1: shape of ``first``.
         """
         if not first.any():
             return
-        # When several programs load what several updated, some of them load what others updated.
+        # When several programs load an element that several updated, some load what another program updated.
         bad = (first != 0) & (first != then if last is None else (first != then) | (then == -1))
-        if kind == "order_dependent" and access == "load":
-            # Several programs that stored one value may well include the one that loads.
+        if kind == "order_dependent" and access.name == "load":
+            # The several programs that stored one value may include the one that loads.
             bad &= first != -1 if last is None else True
         if not bad.any():
             return
         if last is not None:
-            # Of several programs only the last is known; if that is this one, nothing can be said.
+            # Of several programs only the last is known; if it is the accessing one, the others are unknown.
             bad &= last != then
             first = np.where(first == -1, last, first)
         lanes = np.nonzero(bad)
@@ -333,68 +417,79 @@ class Watch:
             known = np.stack([first[lanes], times[lanes], chosen])
             pairs, where = np.unique(known, axis=1, return_index=True)
             for (f, t, q), n in zip(pairs.T.tolist(), where.tolist(), strict=True):
-                q = self._someone(m, f) if q < 0 else q
+                q = self._another_program(access.m, f) if q < 0 else q
                 if f > 0 and not self.sync.ordered(f, t, q):
-                    self._found(m, op, k, kind, access, int(offsets[lanes[0][n]]), size, q, detail)
+                    self._found(access, kind, int(access.offsets[lanes[0][n]]), q, detail)
                     return
             return
         if len(chosen):
             q = int(chosen[0])
-            q = self._someone(m, int(first[lanes][0])) if q < 0 else q
-            self._found(m, op, k, kind, access, int(offsets[lanes[0][0]]), size, q, detail)
+            q = self._another_program(access.m, int(first[lanes][0])) if q < 0 else q
+            self._found(access, kind, int(access.offsets[lanes[0][0]]), q, detail)
 
     # -- details -----------------------------------------------------------------------
     def _shadow(self, k: int) -> Shadow:
         found = self.shadows.get(k)
         if found is None:
-            names = ["w", "r"] + (["wt", "rt", "rl", "a", "at", "al"] if self.timed else [])
+            names = ["stored_by", "loaded_by"] + (_TIMED_ARRAYS if self.timed else [])
             found = self.shadows[k] = Shadow(self.memory.regions[k].data.size, dict.fromkeys(names, np.int32))
         return found
 
-    def _numbers(self, m: Machine) -> Array:
+    def _numbers(self, m: ProgramChunk) -> Array:
         if self.programs[0] is not m:
             x, y, z = (p.astype(np.int64) for p in m.pids)
             self.programs = m, (x + m.grid[0] * (y + m.grid[1] * z) + 1).astype(np.int32)
         return self.programs[1]
 
-    def _who(self, m: Machine, pick: Pick, lanes: int) -> Array:
-        """Return the program of each lane, -1 where one lane stands for several."""
+    def _program_numbers(self, m: ProgramChunk, pick: Pick, lanes: int) -> Array:
+        """Return the number of each lane's program: int32, (lanes,); -1 where one lane stands for several programs."""
         numbers = self._numbers(m)
         if m.programs == 1:
             return np.full(lanes, numbers[0])
         shared = -1 if m.count() > 1 else int(numbers[np.argmax(m.live())])
         return pick(numbers, shared)
 
-    def _someone(self, m: Machine, but: int) -> int:
+    def _another_program(self, m: ProgramChunk, but: int) -> int:
+        """Return the number of an active program, another one than ``but`` if there is one."""
         active = self._numbers(m)[m.live()]
         return int(active[np.argmax(active != but)])
 
-    def _place(self, k: int, offsets: Array) -> Array:
+    def _address(self, k: int, offsets: Array) -> Array:
         return offsets + self.memory.regions[k].base
 
-    def _held(self, k: int, offsets: Array, size: int, values: Array) -> Array:
-        return bits(self.memory._gather(k, offsets, values.dtype), size)
+    def _stored_bits(self, access: _Access, lanes: Array | slice, values: Array) -> Array:
+        """Return the elements that are in memory now as unsigned integers; ``values`` gives their dtype."""
+        return bits(self.memory.gather(access.region, access.offsets[lanes], values.dtype), access.size)
 
-    def _uninitialised(self, m: Machine, op: Op, k: int, offsets: Array, pick: Pick, size: int, access: str) -> None:
-        bad = ~written(self.raw[k], offsets, size)
+    def _uninitialised(self, access: _Access, pick: Pick) -> None:
+        """Report the first lane that reads unwritten bytes."""
+        bad = ~written(self.written_masks[access.region], access.offsets, access.size)
         if bad.any():
             self.unwritten += 1
             n = int(np.argmax(bad))
-            q = int(self._who(m, pick, len(offsets))[n])
-            q = self._someone(m, 0) if q < 0 else q
-            self._found(m, op, k, "uninitialised_read", access, int(offsets[n]), size, q, "")
+            q = int(self._program_numbers(access.m, pick, len(access.offsets))[n])
+            q = self._another_program(access.m, 0) if q < 0 else q
+            self._found(access, "uninitialised_read", int(access.offsets[n]), q, "")
 
-    def _found(
-        self, m: Machine, op: Op, k: int, kind: str, access: str, offset: int, size: int, who: int, detail: str
-    ) -> None:
+    def _found(self, access: _Access, kind: str, offset: int, number: int, detail: str) -> None:
+        """Report a finding.
+
+        Args:
+            access: The access.
+            kind: Kind of the finding.
+            offset: Byte offset of the element in the region.
+            number: Number of the program.
+            detail: Text of the finding.
+        """
+        m, op = access.m, access.op
         file, line = m.where(op)
-        x = who - 1
+        x = number - 1
         program = (x % m.grid[0], x // m.grid[0] % m.grid[1], x // (m.grid[0] * m.grid[1]))
-        region = self.memory.regions[k]
+        region = self.memory.regions[access.region]
         args = op.attrs.get("tensors", ())
         name, first = region.name, region.base
         if len(args) == 1:
             name, first = self.memory.label(args[0]), self.memory.address(args[0])
-        index = (region.base + offset - first) // size
+        index = (region.base + offset - first) // access.size
         indirect = bool(op.attrs.get("indirect", True))
-        self.report(Finding(kind, m.kernel, line, file, program, name, index, 0, detail, access, indirect))
+        self.report(Finding(kind, m.kernel, line, file, program, name, index, 0, detail, access.name, indirect))

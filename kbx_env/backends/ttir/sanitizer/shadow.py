@@ -1,4 +1,4 @@
-"""Arrays that describe the bytes of a buffer: who touched them, and whether anybody wrote them."""
+"""Arrays that describe the bytes of a buffer: which programs accessed them, and whether they were written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Array = np.ndarray[Any, Any]
 
 
 def in_order(offsets: Array, size: int) -> bool:
-    """Return whether offsets name neighbouring elements of ``size`` bytes in ascending order."""
+    """Return whether byte offsets (n,) name neighbouring elements of ``size`` bytes in ascending order."""
     n = len(offsets)
     if not n or int(offsets[-1]) - int(offsets[0]) != (n - 1) * size:
         return False
@@ -29,13 +29,19 @@ class Shadow:
 
     def __init__(self, size: int, arrays: dict[str, Any]) -> None:
         self.size, self.grain = size, 8
-        # zeros() hands out untouched pages: memory is used where the kernel goes.
+        # The pages of zeros() take memory only once they are written.
         self.arrays: dict[str, Array] = {k: np.zeros(size // 8 + 1, t) for k, t in arrays.items()}
 
     def at(self, offsets: Array, size: int) -> Array | slice:
-        """Return the entries of accesses of ``size`` bytes: shape (n,), or (n, k) for larger ones.
+        """Return the entries of an access, after refining the grain to its size if necessary.
 
-        Neighbouring elements in order give a slice instead, which is much faster to read and write.
+        Args:
+            offsets: Byte offsets of the elements: (n,).
+            size: Bytes of one element, a power of two.
+
+        Returns:
+            Indices into the arrays: (n,), or (n, k) for elements of k grains. Neighbouring elements in order give a
+            slice instead, which is much faster to read and write.
         """
         grain = min(self.grain, size)
         if grain > 1 and int(np.bitwise_or.reduce(offsets, axis=None)) & (grain - 1):
@@ -55,7 +61,16 @@ class Shadow:
 
 
 def _words(mask: Array, offsets: Array, size: int) -> tuple[Array, Array | slice] | None:
-    """View a byte mask as one word per element, if the elements are aligned."""
+    """View a byte mask as one word per element.
+
+    Args:
+        mask: The mask: bool, (bytes,).
+        offsets: Byte offsets of the elements: (n,).
+        size: Bytes of one element, a power of two.
+
+    Returns:
+        The view and the indices of the elements in it, ``None`` if they are not aligned.
+    """
     if not mask.flags.c_contiguous or mask.ctypes.data % size:
         return None
     if size > 1 and int(np.bitwise_or.reduce(offsets, axis=None)) & (size - 1):
@@ -72,7 +87,16 @@ def _all_set(view: Array) -> Any:
 
 
 def written(mask: Array, offsets: Array, size: int) -> Array:
-    """Return, for each element of ``size`` bytes, whether all of its bytes are set in a byte mask."""
+    """Return whether all bytes of each element are set in a byte mask.
+
+    Args:
+        mask: The mask: bool, (bytes,).
+        offsets: Byte offsets of the elements: (n,).
+        size: Bytes of one element, a power of two.
+
+    Returns:
+        bool, (n,).
+    """
     words = _words(mask, offsets, size)
     if words is None:
         return np.asarray(mask[offsets[:, None] + np.arange(size)].all(axis=1))
@@ -81,7 +105,13 @@ def written(mask: Array, offsets: Array, size: int) -> Array:
 
 
 def mark(mask: Array, offsets: Array, size: int) -> None:
-    """Set the bytes of elements of ``size`` bytes in a byte mask."""
+    """Set the bytes of elements in a byte mask.
+
+    Args:
+        mask: The mask: bool, (bytes,).
+        offsets: Byte offsets of the elements: (n,).
+        size: Bytes of one element, a power of two.
+    """
     words = _words(mask, offsets, size)
     if words is None:
         mask[offsets[:, None] + np.arange(size)] = True
@@ -91,5 +121,5 @@ def mark(mask: Array, offsets: Array, size: int) -> None:
 
 
 def bits(values: Array, size: int) -> Array:
-    """View elements of ``size`` bytes as unsigned integers, so that equal means the same bytes."""
+    """View elements of ``size`` bytes as unsigned integers, which are equal exactly if the bytes are the same."""
     return np.ascontiguousarray(values).view(f"u{size}")

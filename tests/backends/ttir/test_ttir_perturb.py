@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from ttir_helper import execute, to_ttir
 
-from kbx_env.backends.ttir import Disturbance, parse
+from kbx_env.backends.ttir import Perturbation, parse
 from kbx_env.backends.ttir.interp.slices import annotate, operand_slices
 from kbx_env.grading.evidence.metamorphic import neighbours, pairs
 
@@ -44,8 +44,8 @@ def test_operands_of_int8_products_only() -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-127, 128, (32, 32)).astype(np.int8) for _ in range(2))
     o, f = np.zeros((32, 32), np.int32), np.zeros((32, 32), np.float32)
-    change = Disturbance("products", TABLE)
-    execute(text, (1,), [a, b, o, f], disturbance=change)
+    change = Perturbation("products", TABLE)
+    execute(text, (1,), [a, b, o, f], perturbation=change)
     x, y = (BYTES[v.view(np.uint8)].view(np.int8).astype(np.int32) for v in (a, b))
     assert (o == x @ y).all() and change.touched == 2 * 32**3
     assert (f == (a.astype(np.int32) @ b.astype(np.int32))).all(), "a float product of the same integers stays"
@@ -56,8 +56,8 @@ def test_integers_are_counted_where_they_are_used() -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-127, 128, (32, 32)).astype(np.int8) for _ in range(2))
     o, f = np.zeros((32, 32), np.int32), np.zeros((32, 32), np.float32)
-    change = Disturbance("products", list(range(256)), seen={})
-    execute(text, (3,), [a, b, o, f], disturbance=change)
+    change = Perturbation("products", list(range(256)), seen={})
+    execute(text, (3,), [a, b, o, f], perturbation=change)
     assert (o == a.astype(np.int32) @ b.astype(np.int32)).all(), "the table that exchanges nothing"
     assert change.seen is not None
     found = sorted(change.seen.items(), key=lambda row: row[0][1])
@@ -70,8 +70,8 @@ def test_integers_are_counted_where_they_are_used() -> None:
 
 def test_roundings_to_int8() -> None:
     x, o = np.arange(-64, 64, dtype=np.float32), np.zeros(128, np.int8)
-    change = Disturbance("roundings", TABLE)
-    execute(to_ttir(k_round, {"x": "*fp32", "o": "*i8"}, {"B": 128}), (1,), [x, o], disturbance=change)
+    change = Perturbation("roundings", TABLE)
+    execute(to_ttir(k_round, {"x": "*fp32", "o": "*i8"}, {"B": 128}), (1,), [x, o], perturbation=change)
     assert (o.view(np.uint8) == BYTES[x.astype(np.int8).view(np.uint8)]).all() and change.touched == 128
 
 
@@ -83,7 +83,7 @@ def test_words_of_packed_bytes_and_no_other_loads() -> None:
     assert [op.attrs["unpacked"] for op in loads] == [True, False]
     w = np.random.default_rng(0).integers(-(2**31), 2**31, 16).astype(np.int32)
     o, q = np.zeros(16, np.float32), np.arange(16, dtype=np.int32)
-    execute(text, (1,), [w, o, q], disturbance=Disturbance("bytes", TABLE))
+    execute(text, (1,), [w, o, q], perturbation=Perturbation("bytes", TABLE))
     assert (o == (BYTES[w.view(np.uint8)].view(np.int32) >> 28) + q).all()
 
 
@@ -102,7 +102,7 @@ def test_tables(seed: int) -> None:
     assert both[0] == 0 and sorted(both[c] for c in used) == used
 
 
-def test_a_disturbance_must_be_known() -> None:
+def test_a_perturbation_must_be_known() -> None:
     for place, table in (("elsewhere", TABLE), ("products", TABLE[:9])):
-        with pytest.raises(ValueError, match="a disturbance is"):
-            Disturbance(place, table)
+        with pytest.raises(ValueError, match="a perturbation is"):
+            Perturbation(place, table)

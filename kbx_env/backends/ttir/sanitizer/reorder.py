@@ -1,4 +1,4 @@
-"""Reductions of several flattened tensors, whose elements the compiler may pair wrongly."""
+"""Find reductions of several flattened tensors: the compiler may pair their elements wrongly."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ def reordered(module: Module) -> list[Finding]:
     """Find ``tl.reduce((tl.ravel(a), tl.ravel(b)), 0, f)`` and ``tl.argmax(tl.ravel(a), 0)``.
 
     Triton marks a reshape that feeds a reduction of one axis as free to reorder, also where the reduction has several
-    operands. Each operand is then flattened in the order of its own layout: where layouts differ, values meet the
-    counts or indices of other elements (seen on an H200 with triton 3.6.0, and the mark is still set by 3.7.1). Whether
-    it happens depends on layouts that the compiler chooses, so this is a warning, not a verdict.
+    operands. Each operand is then flattened in the order of its own layout: where layouts differ, a value is combined
+    with the count or index of another element (seen on an H200 with triton 3.6.0, and the mark is still set by 3.7.1).
+    Whether it happens depends on layouts that the compiler chooses, so this is a warning, not a verdict.
+
+    Args:
+        module: Result of ``parse``.
+
+    Returns:
+        One finding of kind "reordered" for each such reduction in the text.
     """
     found = []
     for kernel, func in module.funcs.items():
