@@ -272,7 +272,7 @@ def test_pruning_takes_what_was_chosen_and_gives_the_room_back(tmp_path: Path) -
             request = {**REQUEST, "policy": policy, "sample": sample}
             outcome = _outcome(Verdict.INFRA_FAULT if source == b"lost" else Verdict.CORRECT)
             store.put(request_key(request, source), policy, sample, request, source, outcome)
-    with pytest.raises(UsageError, match="choice"):
+    with pytest.raises(UsageError, match="needs a condition"):
         store.prune()
     assert store.prune(before=now - 1) == 0 and store.prune(before=time.time() + 1, dry_run=True) == 6
     assert store.prune(infra=True, policy="q") == 1 and len(list(store.rows())) == 5
