@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import itertools
 import os
+from collections import defaultdict
 from collections.abc import Generator, Iterator
+from contextvars import ContextVar
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,13 +19,26 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from tiers import Tiers
 from triton.runtime.autotuner import Autotuner
 
+if TYPE_CHECKING:
+    from kbx_env.outcome import Outcome
+
+TIERS = pytest.StashKey[Tiers]()
 SEED = os.environ.get("KBX_TEST_SEED", "0")
 
 
-def pytest_report_header() -> str:
-    return f"hidden inputs: KBX_TEST_SEED={SEED}"
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run all tests, not only the default tier (tests/helpers/tiers.py)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[TIERS] = Tiers(config)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return [f"hidden inputs: KBX_TEST_SEED={SEED}", *config.stash[TIERS].header()]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -35,7 +52,10 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:], left = config.stash[TIERS].split(items)
+    if left:
+        config.hook.pytest_deselected(items=left)
     # The longest first, so that none is left for one worker to end alone; together, so that they share what they start.
     items.sort(key=lambda item: item.path.parent.name != "train")
     if torch.cuda.is_available():
@@ -46,13 +66,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def inputs_that_repeat(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hidden inputs by the test's name, so that a failure is one tomorrow and elsewhere; ``make soak`` draws others."""
-    count = itertools.count()
+def inputs_that_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make hidden inputs a function of ``KBX_TEST_SEED``, the task, and how often this test has graded the task before.
+
+    A failure repeats tomorrow, on another machine, and after the test got another name. ``make soak`` draws new inputs.
+    Worker processes of the executor are not reached: their inputs are secret and fresh as in production.
+    """
+    from kbx_env.grading.grader import Grader
+
+    graded: ContextVar[str] = ContextVar("graded")
+    count: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+    grade = Grader.grade
+
+    @functools.wraps(grade)
+    def noted(self: Grader, task_id: str, *args: Any, **options: Any) -> Outcome:
+        graded.set(task_id)
+        return grade(self, task_id, *args, **options)
 
     def drawn(size: int) -> bytes:
-        return hashlib.shake_256(f"{SEED} {request.node.nodeid} {next(count)}".encode()).digest(size)
+        task = graded.get()
+        return hashlib.shake_256(f"{SEED} {task} {next(count[task])}".encode()).digest(size)
 
+    monkeypatch.setattr(Grader, "grade", noted)
     monkeypatch.setattr("kbx_env.grading.grader.secrets", SimpleNamespace(token_bytes=drawn))
 
 
