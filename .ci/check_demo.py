@@ -8,12 +8,18 @@ from pathlib import Path
 
 from kbx_env.spec.catalog import task_ids
 
+SHOWN = 20
+"""Experts that are not correct and named in the message, at most."""
+
 
 def problem(report: dict) -> str:
-    """Return what is wrong with a report of ``eval/report.py``, or an empty text.
+    """Say what is wrong with a report of ``eval/report.py``.
 
     Args:
         report: the content of ``report.json``; a report of several policies lists them under ``policies``.
+
+    Returns:
+        The text of an error message; empty if every expert is correct.
     """
     policies = {p["policy"]: p for p in report.get("policies", [report])}
     if "expert" not in policies:
@@ -25,7 +31,8 @@ def problem(report: dict) -> str:
     if not wrong:
         return ""
     lines = [f"{len(verdicts) - len(wrong)} of {len(verdicts)} experts are correct; every expert must be"]
-    return "\n".join(lines + [f"  {task}: {', '.join(found) or 'not graded'}" for task, found in sorted(wrong.items())])
+    lines += [f"  {task}: {', '.join(found) or 'not graded'}" for task, found in sorted(wrong.items())[:SHOWN]]
+    return "\n".join(lines + ["  ..."] * (len(wrong) > SHOWN))
 
 
 if __name__ == "__main__":
