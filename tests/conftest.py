@@ -30,7 +30,9 @@ SEED = os.environ.get("KBX_TEST_SEED", "0")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run all tests, not only the default tier (tests/helpers/tiers.py)")
+    parser.addoption(
+        "--all", action="store_true", help="run all tests, not only the default tier (tests/helpers/tiers.py)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -33,6 +33,10 @@ def test_changed_files_name_tasks_and_specimens() -> None:
         "tasks/_schemes.py", "tasks/math/was_deleted.py", "README.md",
     ]  # fmt: skip
     assert tiers.changed_names(files) == ["hang", "loss/mse_loss", "math/softmax"]
+    names = tiers.changed_names(["tasks/math/softmax.py", "baselines/experts/_parts/losses.py"])
+    assert names[0] == "math/softmax" and "loss/mse_loss" in names[1:], (
+        "experts that begin with a changed part come last"
+    )
 
 
 @pytest.mark.parametrize(("test", "module", "mirrored"), [

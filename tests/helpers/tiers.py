@@ -1,26 +1,26 @@
-"""The two tiers of the tests: ``make test`` runs the default tier, ``make test-all`` (``pytest --all``) runs everything.
+"""Two tiers of tests: ``make test`` runs the default tier, ``make test-all`` (``pytest --all``) runs everything.
 
 A test is left to ``make test-all`` when one of these holds:
 
-- It runs for one of at least ``MANY`` tasks, and the task is not the representative of its category. The representative is
-  the first task of the category, by id, whose difficulty is 2 or more, or the first task where there is none. It is computed
-  from the catalog, so a test needs no list of its own: it is parametrised over ``task_ids()``.
-- It carries the marker ``full``. ``tests/integration/test_zoo.py`` marks all specimens but one attack for each layer of
-  defence and a few honest kernels.
-- ``SLOW`` names it. Such a test takes seconds, and the default tier has a cheaper test of the same module or keeps some of its
-  parameters
-  (docs/measurements/2026-11-24-test-durations.md).
+- It runs for one of at least ``MANY`` tasks, and the task is not the representative of its category. The
+  representative is the first task of the category, by id, whose difficulty is 2 or more, or the first task where there
+  is none. A test needs no list of its own for this: it is parametrised over ``task_ids()``.
+- It carries the marker ``full``. ``tests/integration/test_zoo.py`` marks all specimens but one attack for each layer
+  of defence and a few honest kernels.
+- ``SLOW`` names it. Such a test takes seconds, and the default tier has a cheaper test of the same module or keeps
+  some of the test's parameters (docs/measurements/2026-11-24-test-durations.md).
 
 Three rules put a test back into the default tier:
 
-- It was named: by a file, a node id, ``-k`` or ``-m`` on the command line. Names of folders do not count.
-- Its task or its specimen changed: a file in ``tasks/``, ``baselines/experts/`` or ``tests/zoo/`` that belongs to it.
+- It was named: by a file, a node id, ``-k`` or ``-m`` on the command line. A folder is not enough.
+- Its task or its specimen changed: a file in ``tasks/``, ``baselines/experts/`` (also a part of the expert) or
+  ``tests/zoo/`` that belongs to it.
 - Its file changed, or the file mirrors a module that changed: ``tests/grading/timing/test_paired*.py`` mirrors
   ``kbx_env/grading/timing/paired.py``, and ``tests/train/test_ppo*.py`` mirrors ``train/ppo.py``.
 
-A change is a difference between the working tree and the merge base with ``main``, or a part of the last commit. Without git
-nothing counts as changed. A large change would turn the default tier into the full one, so at most ``MOST_TASKS`` changed tasks
-and specimens and ``MOST_FILES`` changed test files count; the head of the output says what was left out.
+A change is a difference between the working tree and the merge base with ``main``, or a part of the last commit.
+Without git nothing counts as changed. A large change would turn the default tier into the full one, so at most
+``MOST_TASKS`` changed tasks and specimens and ``MOST_FILES`` changed test files count. The output's head lists them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pathlib import Path
 
 import pytest
 
-from kbx_env.spec.catalog import load_task, task_ids
+from kbx_env.spec.catalog import PARTS, load_task, task_ids
 
 ROOT = Path(__file__).resolve().parents[2]
 MANY = 50
@@ -51,7 +51,9 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
     "baselines/llm/test_runs.py": {"test_killed_in_the_middle_and_resumed_no_call_is_repeated": ("claude",)},
     "baselines/llm/test_serve.py": {"test_an_answer_is_read_to_its_end": ()},
     "baselines/test_knobs.py": {"test_any_choice_comes_back": ()},
-    "baselines/test_template_search.py": {"test_a_real_search": (), "test_the_compiler_tells_what_no_small_case_shows": ()},
+    "baselines/test_template_search.py": {
+        "test_a_real_search": (), "test_the_compiler_tells_what_no_small_case_shows": ()
+    },
     "eval/test_plots.py": {"test_equal_data_equal_bytes": (), "test_any_number_of_policies": ("1",)},
     "eval/test_report.py": {
         "test_other_settings_are_never_answered_by_what_is_stored": ("more3",),
@@ -92,7 +94,9 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "grading/timing/test_compiled.py": {"test_the_worker_is_heard_and_a_late_one_killed": ()},
     "integration/test_experts.py": {
-        "test_a_coarse_product_is_no_fp32_product": ("activation/combined_activation", "fusion/fused_transformer_block"),
+        "test_a_coarse_product_is_no_fp32_product": (
+            "activation/combined_activation", "fusion/fused_transformer_block"
+        ),
     },
     "integration/test_faults.py": {
         "test_no_memory_for_one_more_process": ("99",),
@@ -110,7 +114,9 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
         "test_what_a_layer_is_worth": ("cases-*", "screen-d_forged_ttir-*", "firewall-*", "lockdown-*", "constant-*")
     },
     "sandbox/test_host_safety.py": {
-        "test_harm": ("endless loop*", "recursion*", "segmentation*", "memory-*", "fork-*", "shell*", "write outside*", "socket-*"),
+        "test_harm": (
+            "endless loop*", "recursion*", "segmentation*", "memory-*", "fork-*", "shell*", "write outside*", "socket-*"
+        ),
     },
     "sandbox/test_runner.py": {"test_one_line_bodies": ("*-rejected-*", "*-runtime_error-*")},
     "train/test_begun.py": {"test_all_tasks_are_begun_as_compact_demonstrations_begin": ()},
@@ -118,7 +124,8 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_stopped_experiment_goes_on": (), "test_a_killed_one_leaves_the_folder_to_its_learner": ()
     },
     "train/test_data.py": {
-        "test_the_command_writes_what_it_reads": ("jsonl", "arrow"), "test_no_text_defines_a_function_of_the_eval_split": ()
+        "test_the_command_writes_what_it_reads": ("jsonl", "arrow"),
+        "test_no_text_defines_a_function_of_the_eval_split": (),
     },
     "train/test_evidence.py": {"test_commands_end_in_time": ()},
     "train/test_grpo.py": {"test_a_killed_run_goes_on_and_loses_nothing": ()},
@@ -131,7 +138,8 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "train/test_sft.py": {"test_a_killed_run_goes_on_and_loses_nothing": ()},
     "train/test_tokens.py": {
-        "test_answers_are_short_and_come_back_as_they_were": (), "test_the_full_prompt_stays_where_it_is_not_shortened": ()
+        "test_answers_are_short_and_come_back_as_they_were": (),
+        "test_the_full_prompt_stays_where_it_is_not_shortened": (),
     },
 }  # fmt: skip
 """Slow tests: test file below tests/, function, and patterns of the parameter ids that the default tier keeps."""
@@ -164,19 +172,30 @@ def changed_files(root: Path = ROOT) -> frozenset[str]:
 
 
 def changed_names(files: Iterable[str]) -> list[str]:
-    """Ids of the tasks and names of the specimens that these files belong to, sorted."""
-    names = set()
+    """Ids of the tasks and names of the specimens that these files belong to; tasks with a changed part come last."""
+    own, pieces = set(), set()
     for path in map(Path, files):
         parts = path.with_suffix("").parts
         if path.suffix != ".py":
             continue
         if parts[0] == "tasks" and len(parts) == 3:
-            names.add("/".join(parts[1:]))
+            own.add("/".join(parts[1:]))
         if parts[:2] == ("baselines", "experts") and len(parts) == 4:
-            names.add("/".join(parts[2:]))
+            own.add("/".join(parts[2:]))
+        if parts[:3] == ("baselines", "experts", "_parts"):
+            pieces.add(parts[3])
         if parts[:2] == ("tests", "zoo") and len(parts) == 4:
-            names.add(parts[3])
-    return sorted(names & {*task_ids(), *(p.stem for p in ROOT.glob("tests/zoo/*/*.py"))})
+            own.add(parts[3])
+    own &= {*task_ids(), *(p.stem for p in ROOT.glob("tests/zoo/*/*.py"))}
+    made = {task for task in task_ids() if pieces and pieces & _parts(task)}
+    return sorted(own) + sorted(made - own)
+
+
+def _parts(task: str) -> set[str]:
+    """Names of the parts that a task's expert begins with."""
+    path = ROOT / "baselines/experts" / f"{task}.py"
+    first = path.read_text().partition("\n")[0] if path.is_file() else ""
+    return {name.strip() for name in first.removeprefix(PARTS).split(",")} if first.startswith(PARTS) else set()
 
 
 def mirrors(test_file: str, files: frozenset[str]) -> bool:
@@ -209,12 +228,14 @@ class Tiers:
         """Return the lines for the head of pytest's output."""
         if self.everything:
             return ["tier: all tests that the options select"]
-        return ["tier: default (--all runs everything)"] + [
-            f"{len(changed)} changed {what}, run in full: {', '.join(changed[:most])}" + " (not the others)" * (len(changed) > most)
-            for what, changed, most in (
-                ("tasks and specimens", self.names, MOST_TASKS), ("test files or their modules", self.test_files, MOST_FILES)
-            ) if changed
-        ]  # fmt: skip
+        lines = ["tier: default (--all runs everything)"]
+        for what, changed, most in (
+            ("tasks and specimens", self.names, MOST_TASKS), ("test files or their modules", self.test_files, MOST_FILES)
+        ):  # fmt: skip
+            if changed:
+                shown = ", ".join(changed[:most]) + " (the others are left to --all)" * (len(changed) > most)
+                lines.append(f"{len(changed)} changed {what}, run in full: {shown}")
+        return lines
 
     def split(self, items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
         """Return the tests that run and the tests that are left out, both in the given order."""
