@@ -1,4 +1,7 @@
-"""Shared fixtures. Tests marked ``gpu`` skip where torch finds no CUDA device."""
+"""Fixtures and hooks for all tests: the choice of the tier, repeatable hidden inputs, and a shared grader.
+
+Tests marked ``gpu`` are skipped where torch finds no CUDA device.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# Before torch: threads of workers beside each other that wait for one another take twice the time of one each.
+# Set before torch is imported: with several threads in each of two workers on two cores the tests take twice as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
@@ -45,7 +48,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Nothing that is collected becomes garbage: looking for it among a million objects takes a quarter of the time."""
+    """Collect without garbage collection: nothing collected is garbage, and the search takes a quarter of the time."""
     gc.disable()
     try:
         return (yield)
@@ -58,7 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:], left = config.stash[TIERS].split(items)
     if left:
         config.hook.pytest_deselected(items=left)
-    # The longest first, so that none is left for one worker to end alone; together, so that they share what they start.
+    # Training tests are the longest. They run first, so that no worker runs one alone at the end, and together, so that
+    # they share their fixtures.
     items.sort(key=lambda item: item.path.parent.name != "train")
     if torch.cuda.is_available():
         return
@@ -95,7 +99,7 @@ def inputs_that_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def autotuners_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopwatch with guards watches all autotuners of its process for good: a runner has one, a test's process many."""
+    """Restore Triton's autotuner: a stopwatch with guards patches it for the life of its process, here for one test."""
     for name in ("run", "_bench"):
         monkeypatch.setattr(Autotuner, name, getattr(Autotuner, name))
 

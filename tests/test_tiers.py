@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def test_test_files_mirror_modules(test: str, module: str, mirrored: bool) -> No
     assert tiers.mirrors(test, frozenset([module])) is mirrored
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_what_git_says_changed(tmp_path: Path) -> None:
     assert tiers.changed_files(tmp_path) == frozenset(), "not a repository"
 
