@@ -53,15 +53,16 @@ def main() -> int:
     a = ap.parse_args()
     shard, of = map(int, a.shard.split("/"))
     rows = []
-    proof = pipeline.GradingPipeline._proof
+    stages = pipeline.STAGES
+    unproven = tuple(s for s in stages if not isinstance(s, pipeline.ProveOnCpu))
     with Grader() as grader:
         for k, (name, task, source) in enumerate(sources(a.replays)):
             if k % of != shard:
                 continue
             start = time.monotonic()
-            pipeline.GradingPipeline._proof = proof  # type: ignore[method-assign]
+            pipeline.STAGES = stages
             cpu = grader.grade(task, source, backend="cpu", targets=(), wall=10)
-            pipeline.GradingPipeline._proof = lambda self, data: None  # type: ignore[assignment, method-assign]
+            pipeline.STAGES = unproven
             gpu = grader.grade(task, source, backend="cuda", targets=(), timing=False, wall=10)
             rows.append({
                 "name": name, "cpu": str(cpu.verdict), "cuda": str(gpu.verdict), "cpu_message": cpu.message[:200],

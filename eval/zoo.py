@@ -199,7 +199,7 @@ def table(rows: Sequence[dict[str, Any]], backend: str) -> str:
     lines.append(f"| **all** | {len(fair)} | {sum(not r['paid'] for r in fair)} |\n")
     for r in attacks:
         if r["paid"] and r.get("open") and backend == "cpu":
-            lines.append(f"Known to pass on the CPU tier: **{r['name']}**: {r['open']}.\n")
+            lines.append(f"Known to pass on the CPU tier: **{r['name']}**.\nReason: {r['open']}.\n")
     lines += ["## Each attack\n", "| attack | task | tries | naive | ended by |", "|---|---|---|---|---|"]
     for r in attacks:
         earns = "" if r.get("naive") is None else f"{r['naive']:.2f}"

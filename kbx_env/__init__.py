@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from kbx_env.envs.kernel_env import KernelEnv as KernelEnv
     from kbx_env.envs.schedule_env import ScheduleEnv as ScheduleEnv
     from kbx_env.executor.batch import grade_many as grade_many
-    from kbx_env.grading.grader import grade as grade
+    from kbx_env.executor.direct import grade as grade
     from kbx_env.outcome import Outcome as Outcome
     from kbx_env.spec.catalog import load_tasks as load_tasks
 
 _LAZY = {
-    "grade": "kbx_env.grading.grader",
+    "grade": "kbx_env.executor.direct",
     "grade_many": "kbx_env.executor.batch",
     "load_tasks": "kbx_env.spec.catalog",
     "Outcome": "kbx_env.outcome",

@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _grade(a: argparse.Namespace) -> int:
+    from kbx_env.executor.direct import retrying
     from kbx_env.grading.grader import Grader, resolve_backend
     from kbx_env.rewards.compose import load_preset
 
@@ -61,7 +62,7 @@ def _grade(a: argparse.Namespace) -> int:
         source = path.read_bytes()
     targets = None if a.targets is None else [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
     with Grader() as grader:
-        outcome = grader.grade(
+        outcome = retrying(grader.grade)(
             a.task,
             source,
             backend=backend,

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 GRADER_FAILED = "the grader failed"
-"""Begins the message of a fault of the grading process itself, which may be of no use any more (a dead GPU context)."""
+"""Begins the message of a fault of the grading process itself (``FaultKind.GRADER_FAILED``)."""
 
 
 class Verdict(StrEnum):
@@ -33,6 +33,21 @@ class Fault(StrEnum):
     """Bad source, wrong result, cheat, its own hang or crash: the policy pays."""
     INFRA = "infra"
     """Dead worker, out of memory by a neighbour, unsupported on this backend: masked, never punished."""
+
+
+class FaultKind(StrEnum):
+    """The cause of an infrastructure fault. It decides on another attempt; the message is for people."""
+
+    UNSUPPORTED = "unsupported"
+    """The backend cannot execute this kernel, now or later: it is not tried again."""
+    SANDBOX = "sandbox"
+    """A process of the sandbox did not start or was killed from outside, or the machine's memory or disk is full."""
+    GRADER_FAILED = "grader_failed"
+    """The grading process raised. It is replaced: an error of CUDA stays in a process for good."""
+    WORKER_LOST = "worker_lost"
+    """The worker that graded has died or was killed at its deadline."""
+    DEADLINE = "deadline"
+    """The request's own deadline passed before a verdict."""
 
 
 class Stage(StrEnum):
@@ -288,12 +303,16 @@ class Outcome:
     slips: tuple[str, ...] | None = None
     """Errors that are certain from the text, found by the grader without running it, ``LAUNCHLESS`` among them; ``None`` where it
     could not be read, and in outcomes of before they were looked for."""
+    fault_kind: FaultKind | None = None
+    """Cause of an infrastructure fault; ``None`` for every other verdict, and in outcomes of before it was kept."""
 
     def __post_init__(self) -> None:
         if (self.verdict is Verdict.CORRECT) != (self.fault is None):
             raise ValueError(f"verdict {self.verdict} with fault {self.fault}: only a correct outcome has no fault")
         if self.verdict is Verdict.INFRA_FAULT and self.fault is not Fault.INFRA:
             raise ValueError("an infra_fault verdict needs Fault.INFRA")
+        if self.fault_kind is not None and self.fault is not Fault.INFRA:
+            raise ValueError(f"fault kind {self.fault_kind} with fault {self.fault}: only an infrastructure fault has a kind")
         if (self.timing is not None or self.estimate is not None) and not self.correct:
             raise ValueError("timing or an estimate without a correct verdict")
         if self.timing is not None and self.estimate is not None:
@@ -340,6 +359,7 @@ class Outcome:
             timing=_timing(d.get("timing")), evidence=_evidence(d.get("evidence")), estimate=_estimate(d.get("estimate")),
             seconds=d.get("seconds", {}), manifest=d.get("manifest", {}), source_sha256=d.get("source_sha256", ""),
             slips=None if d.get("slips") is None else tuple(d["slips"]),
+            fault_kind=FaultKind(d["fault_kind"]) if d.get("fault_kind") else None,
         )  # fmt: skip
 
 

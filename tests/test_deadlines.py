@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kbx_env.deadlines import COMPILE_SECONDS, MORE_SECONDS, WALL, deadline_of
-from kbx_env.grading.grader import Grader
+from kbx_env.options import GradeOptions
 
 
 @given(st.booleans(), st.floats(0.1, 1e4), st.booleans())
@@ -21,4 +19,4 @@ def test_a_deadline_leaves_room_for_all_that_a_grading_may_take(timed: bool, wal
 
 
 def test_the_default_is_the_graders_own() -> None:
-    assert inspect.signature(Grader.grade).parameters["wall"].default == WALL and deadline_of(False) == 180
+    assert GradeOptions().wall == WALL and deadline_of(False) == 180

@@ -94,6 +94,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         render_mode: str | None = None,
         grade: Callable[..., Outcome] | None = None,
     ) -> None:
+        from kbx_env.executor.direct import retrying
         from kbx_env.grading.grader import GRADINGS, TORCH_OPS, Grader, resolve_backend
         from kbx_env.grading.sizes import SIZES
         from kbx_env.rewards.compose import load_preset
@@ -122,7 +123,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             "torch_ops": torch_ops, "sizes": sizes,
         }  # fmt: skip
         self._grader = None if grade else Grader()
-        self._grade = grade or self._grader.grade  # type: ignore[union-attr]
+        self._grade = grade or retrying(self._grader.grade)  # type: ignore[union-attr]
         low, high = self.reward.range(self.backend)
         self.action_space = Source()
         self.observation_space = spaces.Dict({

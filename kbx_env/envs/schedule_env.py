@@ -101,6 +101,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         Raises:
             UsageError: an unknown name, a number out of range, or no task left that has an expert.
         """
+        from kbx_env.executor.direct import retrying
         from kbx_env.grading.grader import Grader, resolve_backend
         from kbx_env.rewards.compose import load_preset
 
@@ -124,7 +125,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             "estimate": self.reward.estimate if self.backend == "cpu" else None,
         }  # fmt: skip
         self._grader = None if grade else Grader()
-        self._grade = grade or self._grader.grade  # type: ignore[union-attr]
+        self._grade = grade or retrying(self._grader.grade)  # type: ignore[union-attr]
         self._store = Store(store) if store is not None else None
         self._about: dict[str, str] | None = None
         self._known: dict[tuple[str, str], Outcome] = {}

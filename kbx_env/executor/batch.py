@@ -2,50 +2,44 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kbx_env.deadlines import WALL, deadline_of
-from kbx_env.errors import UnknownName, UsageError
+from kbx_env.errors import UsageError
 from kbx_env.executor import Executor, ProcessPool, Request
+from kbx_env.options import GradeOptions
 from kbx_env.outcome import Outcome
 
 
 def grade_many(
     pairs: Iterable[tuple[str, str | bytes]], *, workers: int | None = None, progress: bool = True, **options: Any
 ) -> list[Outcome]:
-    """Grade many sources in worker processes of their own; returns the outcomes in the order given.
+    """Grade many sources in worker processes, which end with the call.
 
     Args:
         pairs: (task, source).
-        workers: gradings at a time; by default the number of cores, less two where kernels are timed: they share the GPU
-            through its lease.
+        workers: gradings at a time; by default the number of cores, less two where kernels are timed. Timed gradings share the
+            GPU through its lock.
         progress: show a bar on stderr, if that is a terminal.
-        options: those of ``grade``, the same for all.
+        **options: fields of ``kbx_env.options.GradeOptions``, the same for all.
+
+    Returns:
+        The outcomes in the order given.
 
     Raises:
         UsageError: an option that ``grade`` does not have, or what ``grade`` refuses.
         KeyboardInterrupt: on Ctrl-C, after the workers have ended.
     """
-    from kbx_env.grading.grader import Grader, resolve_backend
-
-    accepted = [n for n, p in inspect.signature(Grader.grade).parameters.items() if p.kind is p.KEYWORD_ONLY]
-    for name in options:
-        if name not in accepted:
-            raise UnknownName("option", name, accepted)
-    backend = resolve_backend(options.get("backend", "auto"))
-    timed = backend == "cuda" and bool(options.get("timing", True))
+    chosen = GradeOptions.of(options).resolved()
     if workers is None:
-        workers = max(1, (os.cpu_count() or 1) - 2 * timed)
+        workers = max(1, (os.cpu_count() or 1) - 2 * chosen.timed)
     if workers < 1:
         raise UsageError(f"workers is {workers}; at least 1")
-    requests = _requests(pairs, {**options, "backend": backend})
+    requests = _requests(pairs, {**options, "backend": chosen.backend})
     if not requests:
         return []
-    deadline = deadline_of(timed, float(options.get("wall", WALL)), bool(options.get("compiled")))
-    with Executor(ProcessPool(min(workers, len(requests))), deadline=deadline) as executor:
+    with Executor(ProcessPool(min(workers, len(requests))), deadline=chosen.deadline) as executor:
         return executor.grade_many(requests, progress)
 
 

@@ -12,9 +12,10 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 
 from kbx_env.deadlines import deadline_of
 from kbx_env.errors import UsageError
+from kbx_env.executor.direct import ATTEMPTS, final, numbered
 from kbx_env.executor.pools.process import Request, WorkerLost, WorkerPool
 from kbx_env.executor.queue import DeadlineTimer, Job, PriorityQueue, Waiter
-from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
+from kbx_env.outcome import GRADER_FAILED, Fault, FaultKind, Outcome, Stage, Verdict
 from kbx_env.store import Store
 
 __all__ = ["Executor"]
@@ -42,7 +43,7 @@ class Executor:
     def __init__(
         self,
         lane: WorkerPool,
-        attempts: int = 2,
+        attempts: int = ATTEMPTS,
         store: Store | None = None,
         deadline: float = deadline_of(timed=False),
         capacity: int | None = None,
@@ -309,6 +310,7 @@ class Executor:
     def _attempt(self, job: Job) -> Outcome | None:
         """The outcome; ``None`` when the time of everybody who wanted it is up."""
         request, attempt, outcome = job.request, 1, None
+        faults: list[str] = []
         while attempt <= self._attempts and not (outcome and self._closed):
             start = time.monotonic()
             with self._lock:
@@ -320,27 +322,28 @@ class Executor:
             except WorkerLost as e:
                 if left <= self._deadline and time.monotonic() > start + left - _MOMENT:
                     continue  # cut short for those whose time is up; another, who joined meanwhile, may have more
-                outcome = _infra(request, str(e), attempt)
+                outcome = _infra(request, str(e), FaultKind.WORKER_LOST)
             except UsageError:
                 raise
             except Exception as e:  # a fault of the grader is never held against a submission
-                outcome = _infra(request, f"{GRADER_FAILED}: {type(e).__name__}: {e}", attempt)
-            if outcome.fault is not Fault.INFRA or outcome.message.startswith("unsupported"):
-                break  # what the backend cannot do, it cannot do a second time either
+                outcome = _infra(request, f"{GRADER_FAILED}: {type(e).__name__}: {e}", FaultKind.GRADER_FAILED)
+            outcome = numbered(outcome, attempt, faults)
+            if final(outcome):
+                break
             attempt += 1
         return outcome
 
 
-def _infra(request: Request, message: str, attempt: int) -> Outcome:
+def _infra(request: Request, message: str, kind: FaultKind, attempt: int = 1) -> Outcome:
     options = request.options
     return Outcome(
         request.task, Verdict.INFRA_FAULT, Stage.COMPILE, str(options.get("backend", "auto")),
-        str(options.get("grading", "contract")), Fault.INFRA, message, manifest={"attempt": attempt},
+        str(options.get("grading", "contract")), Fault.INFRA, message, manifest={"attempt": attempt}, fault_kind=kind,
     )  # fmt: skip
 
 
 def _late(request: Request, began: bool) -> Outcome:
     within = f"its deadline of {request.deadline:g} s" if request.deadline else "its deadline"
     if began:
-        return _infra(request, f"no verdict within {within}", 1)
-    return _infra(request, f"never begun: {within} passed while it waited", 0)
+        return _infra(request, f"no verdict within {within}", FaultKind.DEADLINE)
+    return _infra(request, f"never begun: {within} passed while it waited", FaultKind.DEADLINE, attempt=0)

@@ -10,9 +10,9 @@ from typing import Any
 
 from kbx_env.errors import DeclarationError
 from kbx_env.grading import compulsory_work
+from kbx_env.options import SIZES as SIZES
 from kbx_env.spec.task import Case, Distribution, Ints, Literal, Places, Shuffled, Signed, Task, shape_of
 
-SIZES = ("published", "held-out")
 SHARES = (0.75, 0.875)
 """Of a published axis; the first that keeps the work within the bounds."""
 LEAST, MOST = 0.4, 1.3

@@ -20,7 +20,7 @@ import pytest
 import kbx_env
 from kbx_env.errors import UsageError
 from kbx_env.executor import Executor, InlinePool, ProcessPool, Request, WorkerLost
-from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
+from kbx_env.outcome import Cases, Fault, FaultKind, Outcome, Stage, Verdict
 from kbx_env.store import Store
 
 WORKER = """
@@ -119,12 +119,14 @@ def test_infrastructure_faults_are_tried_again_and_unsupported_is_not() -> None:
             return _right(task, source) if calls.count(source) == 2 else _infra(task, "neighbour out of memory")
         if source == b"lost":
             raise WorkerLost("gone")
-        return _infra(task, "unsupported on the CPU backend: tl.inline_asm")
+        return replace(_infra(task, "the CPU backend cannot execute this"), fault_kind=FaultKind.UNSUPPORTED)
 
     with Executor(InlinePool(grade), attempts=3) as executor:
         flaky, lost, cannot = (executor.submit(Request("t", s)).result(5) for s in (b"flaky", b"lost", b"cannot"))
     assert flaky.correct and lost.fault is Fault.INFRA and lost.message == "gone" and cannot.fault is Fault.INFRA
     assert (calls.count(b"flaky"), calls.count(b"lost"), calls.count(b"cannot")) == (2, 3, 1)
+    assert lost.fault_kind is FaultKind.WORKER_LOST and Outcome.from_dict(lost.to_dict()) == lost
+    assert flaky.manifest["attempt"] == 2 and flaky.manifest["faults"] == ["neighbour out of memory"]
 
 
 def test_equal_requests_under_way_are_graded_once_and_each_is_kept(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from kbx_env.rewards.compose import load_preset
 
 from kbx_env.errors import SandboxError
 from kbx_env.executor import Executor, ProcessPool, Request
+from kbx_env.executor.direct import retrying
 from kbx_env.grading import judge
 from kbx_env.grading.grader import Grader
 from kbx_env.grading.runtime import engine_client, session, zygote_client
@@ -53,7 +54,7 @@ def mine() -> Iterator[Grader]:
 
 
 def grade(grader: Grader, source: str = EXPERT) -> Outcome:
-    return grader.grade(TASK, source, backend="cpu", targets=(), split="train")
+    return retrying(grader.grade)(TASK, source, backend="cpu", targets=(), split="train")
 
 
 def masked(outcome: Outcome) -> bool:

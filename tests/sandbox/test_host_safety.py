@@ -13,6 +13,7 @@ import pytest
 from kbx_env.rewards.compose import load_preset
 
 from kbx_env.confinement import landlock_version
+from kbx_env.grading.context import GradingContext
 from kbx_env.grading.grader import Grader
 from kbx_env.outcome import Fault, Outcome, Verdict
 from kbx_env.spec.catalog import expert_source
@@ -134,10 +135,8 @@ def _below(pid: int) -> list[int]:
     ids=lambda v: v if isinstance(v, str) and len(v) < 30 and "\n" not in v else "",
 )  # fmt: skip
 def test_harm(quiet: Grader, name: str, body: str, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kbx_env.grading import pipeline
-
     # What the text gives away is refused before it runs; here it runs.
-    monkeypatch.setattr(pipeline.GradingPipeline, "lacks", lambda self, layer: layer == "screen")
+    monkeypatch.setattr(GradingContext, "lacks", lambda self, layer: layer == "screen")
     start = time.monotonic()
     outcome = hostile(quiet, body, wall=SHORT if verdict is LATE else WALL)
     if verdict is LATE:
@@ -165,9 +164,7 @@ def test_harm(quiet: Grader, name: str, body: str, verdict: Verdict, monkeypatch
 def test_an_attempt_costs_the_reward_though_it_was_blocked_and_the_kernel_is_right(
     grader: Grader, attempt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kbx_env.grading import pipeline
-
-    monkeypatch.setattr(pipeline.GradingPipeline, "lacks", lambda self, layer: layer == "screen")
+    monkeypatch.setattr(GradingContext, "lacks", lambda self, layer: layer == "screen")
     outcome = hostile(grader, f"import sys\ntry:\n    {attempt}\nexcept BaseException:\n    pass")
     assert outcome.verdict is NO and outcome.violations and REWARD(outcome) == 0.0, outcome.message
     assert outcome.cases is None or outcome.cases.passed == outcome.cases.total
@@ -175,9 +172,7 @@ def test_an_attempt_costs_the_reward_though_it_was_blocked_and_the_kernel_is_rig
 
 def test_the_log_cannot_be_taken_back(grader: Grader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Denials leave the process before the exception is raised: emptying the list in memory comes too late."""
-    from kbx_env.grading import pipeline
-
-    monkeypatch.setattr(pipeline.GradingPipeline, "lacks", lambda self, layer: layer == "screen")
+    monkeypatch.setattr(GradingContext, "lacks", lambda self, layer: layer == "screen")
     clear = (
         "import sys\ntry:\n    torch.relu(input)\nexcept Exception as e:\n    frame = e.__traceback__\n"
         "    while frame:\n        for v in frame.tb_frame.f_locals.values():\n"
@@ -188,17 +183,13 @@ def test_the_log_cannot_be_taken_back(grader: Grader, monkeypatch: pytest.Monkey
 
 
 def test_a_gigabyte_on_stdout_goes_nowhere(quiet: Grader, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kbx_env.grading import pipeline
-
-    monkeypatch.setattr(pipeline.GradingPipeline, "lacks", lambda self, layer: layer == "screen")
+    monkeypatch.setattr(GradingContext, "lacks", lambda self, layer: layer == "screen")
     outcome = hostile(quiet, "pass", top="import sys\nfor _ in range(1024): sys.stdout.write('x' * (1 << 20))")
     assert outcome.correct, outcome.message
 
 
 def test_a_closed_log_is_tampering(grader: Grader, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kbx_env.grading import pipeline
-
-    monkeypatch.setattr(pipeline.GradingPipeline, "lacks", lambda self, layer: layer == "screen")
+    monkeypatch.setattr(GradingContext, "lacks", lambda self, layer: layer == "screen")
     close = (
         "import sys\no = sys.modules['os']\nfor fd in range(3, 64):\n    try:\n"
         "        if 'pipe' in o.readlink(f'/proc/self/fd/{fd}'): o.close(fd)\n    except OSError:\n        pass"

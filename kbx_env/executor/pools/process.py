@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import kbx_env
 from kbx_env.errors import KbxError, UsageError
-from kbx_env.outcome import GRADER_FAILED, Fault, Outcome
+from kbx_env.outcome import GRADER_FAILED, FaultKind, Outcome
 from kbx_env.store import request_key
 
 GRADER = "kbx_env.grading.grader:Grader"
@@ -310,4 +310,4 @@ def verdict(reply: Mapping[str, Any]) -> Outcome:
 
 def spent(outcome: Outcome) -> bool:
     """Whether the process that gave this outcome must not be used again: an error of CUDA stays in it for good."""
-    return outcome.fault is Fault.INFRA and outcome.message.startswith(GRADER_FAILED)
+    return outcome.fault_kind is FaultKind.GRADER_FAILED

@@ -1,8 +1,12 @@
-"""Fractional max pooling: the windows of each plane must be fair ones, drawn afresh, and the maxima theirs.
+"""Judges fractional max pooling: each plane has fair windows, drawn afresh, and their maxima.
 
 Along one axis of ``size`` with ``count`` windows of ``kernel`` elements, a random u in [0, 1) gives the starts
-floor((i + u) a) - floor(u a) with a = (size - kernel) / (count - 1), the last being size - kernel (Graham, 2014, as torch
-computes it). Only finitely many sequences come out of that, each with the share of u that leads to it.
+floor((i + u) a) - floor(u a) with a = (size - kernel) / (count - 1); the last window starts at size - kernel (Graham, 2014, as
+torch computes it). Only finitely many sequences of starts exist, each with the share of u that leads to it.
+
+Kernels and torch compute i + u in fp32. Where (i + u) a is next to a whole number, rounding decides on which side it falls, for
+each window by itself: the starts of some windows are those of the next sequence. With 1,601 windows this happened to one plane
+in some thousands. ``boundaries`` lists these mixtures, and ``_usual`` says how many planes may have one.
 """
 
 from __future__ import annotations
@@ -10,9 +14,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from scipy import stats
 
 from kbx_env.grading.judge import randomness
 from kbx_env.grading.judge.randomness import Line
@@ -20,28 +26,104 @@ from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.spec.criteria import Windows
 
 SIGMAS = 7.0
-MOST = 4096
-"""Pairs of sequences that are tried on a plane; a case with more of them belongs to no task."""
+ROUNDINGS = 4.0
+"""fp32 roundings on the way to (i + u) a: of the sum, of a and of the product, and one to spare."""
+HALF_ULP = 2.0**-24
+"""Largest relative error of one fp32 rounding."""
+RARE = 1e-9
+"""Probability with which a right kernel has more mixtures than are allowed."""
+Starts = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Two sequences of starts that meet at a value of u where rounding decides.
+
+    Attributes:
+        low: starts below that value.
+        high: starts above it; windows that differ from ``low`` may start at either.
+        nearest: number of a sequence next to that value, for statistics.
+        share: probability that u is so near that rounding decides for some window.
+    """
+
+    low: Starts
+    high: Starts
+    nearest: int
+    share: float
 
 
 @functools.cache
-def sequences(size: int, count: int, kernel: int) -> tuple[tuple[tuple[int, ...], ...], tuple[float, ...]]:
-    """Every sequence of starts and its probability."""
-    if count == 1:
-        return ((size - kernel,),), (1.0,)
+def _intervals(size: int, count: int, kernel: int) -> tuple[tuple[float, float, Starts, int], ...]:
+    """Return (low, high, floor((i + u) a) for i < count - 1, floor(u a)) for each interval of u in which none of them changes."""
     a = (size - kernel) / (count - 1)
     cuts = {0.0, 1.0}
     for i in range(count):
         cuts.update(m / a - i for m in range(math.ceil(i * a), math.ceil((i + 1) * a) + 1) if 0 < m / a - i < 1)
     edges = sorted(cuts)
-    found: dict[tuple[int, ...], float] = {}
+    found = []
     for low, high in zip(edges, edges[1:], strict=False):
         if high - low > 1e-9:
-            u = (low + high) / 2
-            starts = [math.floor((i + u) * a) - math.floor(u * a) for i in range(count - 1)]
-            key = (*starts, size - kernel)
-            found[key] = found.get(key, 0.0) + high - low
+            found.append((low, high, *_floors((low + high) / 2, a, count)))
+    return tuple(found)
+
+
+def _floors(u: float, a: float, count: int) -> tuple[Starts, int]:
+    return tuple(math.floor((i + u) * a) for i in range(count - 1)), math.floor(u * a)
+
+
+@functools.cache
+def sequences(size: int, count: int, kernel: int) -> tuple[tuple[Starts, ...], tuple[float, ...]]:
+    """List the sequences of starts along one axis.
+
+    Args:
+        size: elements of the axis.
+        count: windows.
+        kernel: elements of a window.
+
+    Returns:
+        The sequences, ``count`` starts each, and their probabilities.
+    """
+    if count == 1:
+        return ((size - kernel,),), (1.0,)
+    found: dict[Starts, float] = {}
+    for low, high, floors, base in _intervals(size, count, kernel):
+        key = (*(f - base for f in floors), size - kernel)
+        found[key] = found.get(key, 0.0) + high - low
     return tuple(found), tuple(found.values())
+
+
+@functools.cache
+def boundaries(size: int, count: int, kernel: int) -> tuple[Boundary, ...]:
+    """List the pairs of sequences whose windows fp32 rounding may mix.
+
+    Args:
+        size: elements of the axis.
+        count: windows.
+        kernel: elements of a window.
+
+    Returns:
+        The boundaries between intervals of u, and those at 0 and 1. Empty where all windows have fixed starts.
+    """
+    if count < 3 or size == kernel:
+        return ()
+    numbers = {starts: k for k, starts in enumerate(sequences(size, count, kernel)[0])}
+    a = (size - kernel) / (count - 1)
+    # u is in [0, 1), but i + u may be rounded up to i + 1, and i a down from a whole number.
+    before, after = (0.0, 0.0, *_floors(-1e-9, a, count)), (1.0, 1.0, *_floors(1.0 + 1e-9, a, count))
+    parts = [before, *_intervals(size, count, kernel), after]
+    found = []
+    for (_, _, below, base), (_, _, above, next_base) in zip(parts, parts[1:], strict=False):
+        changed = [i for i, (f, g) in enumerate(zip(below, above, strict=True)) if f != g]
+        if not changed:
+            continue
+        ends = [(*(f - b for f in floors), size - kernel) for floors, b in ((below, base), (above, next_base))]
+        nearest = next(numbers[e] for e in ends if e in numbers)
+        share = 2 * ROUNDINGS * HALF_ULP * (changed[-1] + 1)
+        for b in sorted({max(0, base), next_base}):
+            low, high = ((*(f - b for f in floors), size - kernel) for floors in (below, above))
+            found.append(Boundary(low, high, nearest, share))
+            share = 0.0  # counted once for this value of u, whatever floor(u a) becomes
+    return tuple(found)
 
 
 def _along(x: torch.Tensor, starts: torch.Tensor, kernel: int) -> torch.Tensor:
@@ -52,44 +134,124 @@ def _along(x: torch.Tensor, starts: torch.Tensor, kernel: int) -> torch.Tensor:
     return out.movedim(-2, 0)
 
 
-def _plane(x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, kernel: tuple[int, int]) -> int:
-    """Number of the pair (row sequence, column sequence) that gives ``y``, or -1."""
-    tall = _along(x.mT, rows, kernel[0]).mT  # (row sequences, rows of windows, width)
-    whole = _along(tall, columns, kernel[1])  # (column sequences, row sequences, ...)
-    hits = (whole == y).flatten(2).all(-1)
-    return int(hits.mT.flatten().to(torch.uint8).argmax()) if bool(hits.any()) else -1
+class _Planes:
+    """Explains results of planes by sequences of starts.
+
+    Args:
+        size: (height, width) of a plane.
+        count: (rows, columns) of windows.
+        kernel: (height, width) of a window.
+        device: of the tensors.
+    """
+
+    def __init__(self, size: tuple[int, int], count: tuple[int, int], kernel: tuple[int, int], device: torch.device) -> None:
+        self.kernel, self._device = kernel, device
+        axes = list(zip(size, count, kernel, strict=True))
+        (self.rows, self.row_shares), (self.columns, self.column_shares) = (sequences(*axis) for axis in axes)
+        self._boundaries = [boundaries(*axis) for axis in axes]
+        self._rows, self._columns = (torch.tensor(s, device=device) for s in (self.rows, self.columns))
+
+    def usual(self, planes: int) -> int:
+        """Return how many of so many planes may have rows or columns of a mixture."""
+        share = sum(b.share for axis in self._boundaries for b in axis)
+        return int(stats.binom.isf(RARE, planes, min(1.0, share))) if share else 0
+
+    def exact(self, x: torch.Tensor, y: torch.Tensor, at: torch.Tensor | None) -> int:
+        """Find the pair of sequences that gives a plane's result.
+
+        Args:
+            x: (height, width), the plane.
+            y: (rows, columns), the maxima.
+            at: (rows, columns), positions of the maxima in the flat plane; ``None`` where they were not asked for.
+
+        Returns:
+            Row sequence times number of column sequences plus column sequence; -1 if none gives ``y`` (and ``at``).
+        """
+        tall = _along(x.mT, self._rows, self.kernel[0]).mT  # (row sequences, rows of windows, width)
+        whole = _along(tall, self._columns, self.kernel[1])  # (column sequences, row sequences, ...)
+        hits = (whole == y).flatten(2).all(-1).mT.flatten().nonzero().flatten().tolist()
+        for pair in hits:
+            top, left = self._rows[pair // len(self.columns)], self._columns[pair % len(self.columns)]
+            if at is None or bool(self._holds(at, x.shape[-1], top, left).all()):
+                return int(pair)
+        return -1
+
+    def _holds(self, at: torch.Tensor, width: int, top: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+        """Whether positions lie in the windows that start at rows ``top`` and columns ``left``; (rows, columns)."""
+        i, j, top, left = at // width, at % width, top[:, None], left[None, :]
+        return (i >= top) & (i < top + self.kernel[0]) & (j >= left) & (j < left + self.kernel[1])
+
+    def mixed(self, x: torch.Tensor, y: torch.Tensor, at: torch.Tensor | None) -> int:
+        """Find a pair of sequences of which at least one is a mixture; arguments and result as ``exact``."""
+        exact = [[Boundary(s, s, k, 0.0) for k, s in enumerate(axis)] for axis in (self.rows, self.columns)]
+        row_choices, column_choices = ([*e, *b] for e, b in zip(exact, self._boundaries, strict=True))
+        for row in row_choices:
+            tops = torch.tensor((row.low, row.high), device=self._device)
+            talls = _along(x.mT, tops, self.kernel[0]).mT  # (2, rows of windows, width)
+            for column in column_choices:
+                if row.low == row.high and column.low == column.high:
+                    continue
+                lefts = torch.tensor((column.low, column.high), device=self._device)
+                fits = (_along(talls, lefts, self.kernel[1]) == y).movedim(0, 1)  # (row side, column side, rows, columns)
+                if at is not None:
+                    fits &= torch.stack([torch.stack([self._holds(at, x.shape[-1], t, c) for c in lefts]) for t in tops])
+                if _consistent(fits):
+                    return row.nearest * len(self.columns) + column.nearest
+        return -1
+
+
+def _consistent(fits: torch.Tensor) -> bool:
+    """Whether every row can take one side and every column one side so that all elements fit.
+
+    Rows that fit with both sides leave the choice to the others.
+
+    Args:
+        fits: (row side, column side, rows, columns).
+    """
+    free = fits.any(1).all(-1)  # (row side, rows): some side of each column fits
+    if not bool(free.any(0).all()):
+        return False
+    sure = torch.where(free.all(0), 2, free.to(torch.uint8).argmax(0))[None, :, None]
+    by_row = torch.where(sure == 2, fits.any(0), torch.where(sure == 1, fits[1], fits[0]))  # (column side, rows, columns)
+    column = by_row.all(1)  # (column side, columns)
+    if not bool(column.any(0).all()):
+        return False
+    chosen = torch.where(column[0], fits[:, 0], fits[:, 1])  # (row side, rows, columns)
+    return bool(chosen.all(-1).any(0).all())
 
 
 def rule(
     truth: Windows, args: Mapping[str, Any], answers: Sequence[Answer], *, timed: bool = False,
     earlier: list[Any] | None = None,
 ) -> Ruling:  # fmt: skip
-    """Every plane explained by one pair of sequences; over planes, calls and cases the sequences must look drawn.
+    """Judge that every plane has the maxima of one pair of sequences, and that the sequences look drawn.
 
-    ``earlier``: the random numbers that the calls of the grading's other cases seem to have drawn; grows.
+    Args:
+        truth: names the input and the kernel size.
+        args: of the call.
+        answers: results of calls with equal arguments.
+        timed: whether the call was timed: then values and positions of the first answer are judged alone.
+        earlier: the random numbers that the calls of the grading's other cases seem to have drawn; grows.
+
+    Returns:
+        The ruling.
     """
     x = args[truth.tensor].clamp_min(0)
-    size = args[truth.kernel]
-    kernel = (size, size) if isinstance(size, int) else tuple(size)
+    kernel = args[truth.kernel]
+    kernel = (kernel, kernel) if isinstance(kernel, int) else tuple(kernel)
     y = answers[0].outputs[0]
     if not y.numel():
         return PASSED
-    (rows, row_shares), (columns, column_shares) = (
-        sequences(n, m, k) for n, m, k in zip(x.shape[-2:], y.shape[-2:], kernel, strict=True)
-    )
     planes = x.reshape(-1, *x.shape[-2:])
+    size, count = (x.shape[-2], x.shape[-1]), (y.shape[-2], y.shape[-1])
+    axes = _Planes(size, count, kernel, planes.device)
     picked = []
     for answer in answers[: 1 if timed else None]:
-        mine = answer.outputs[0].to(planes.device).reshape(-1, *y.shape[-2:])
-        at = [torch.tensor(s, device=planes.device) for s in (rows, columns)]
-        found = [_plane(p, o, at[0], at[1], kernel) for p, o in zip(planes, mine, strict=True)]
-        if min(found) < 0:
-            return Ruling(False, f"wrong values: {found.count(-1)} of {len(found)} planes fit no sequence of windows")
-        wrong = _positions(planes, mine, answer, found, (rows, columns), kernel)
+        found, wrong = _explained(axes, planes, answer)
         if wrong:
             return Ruling(False, wrong)
         picked.append(found)
-    shares = [p * q for p in row_shares for q in column_shares]
+    shares = [p * q for p in axes.row_shares for q in axes.column_shares]
     if timed or len(shares) == 1:
         return PASSED
     ruling = _drawn(picked, shares)
@@ -100,11 +262,52 @@ def rule(
     draw = torch.Generator().manual_seed(0x81 + len(numbers))
     for found in picked:
         ids = torch.tensor(found)
-        numbers.append(
-            (_numbers(ids // len(columns), row_shares, draw), _numbers(ids % len(columns), column_shares, draw))
-        )
+        numbers.append((
+            _numbers(ids // len(axes.columns), axes.row_shares, draw),
+            _numbers(ids % len(axes.columns), axes.column_shares, draw),
+        ))  # fmt: skip
     wrong = _together(numbers)
     return Ruling(False, f"the windows are not drawn independently: {wrong}") if wrong else PASSED
+
+
+def _explained(axes: _Planes, planes: torch.Tensor, answer: Answer) -> tuple[list[int], str]:
+    """Find the sequences of each plane; returns their numbers, and what is wrong ("" if nothing is)."""
+    mine = answer.outputs[0].to(planes.device).reshape(planes.shape[0], *answer.outputs[0].shape[-2:])
+    nothing: list[torch.Tensor | None] = [None] * len(mine)
+    at, wrong = nothing, ""
+    if len(answer.outputs) > 1:
+        positions = answer.outputs[1].to(planes.device).reshape(mine.shape)
+        wrong = _misplaced(planes, mine, positions)
+        at = nothing if wrong else list(positions)
+    found = _found(axes, planes, mine, at)
+    if min(found) < 0:
+        if at is not nothing and min(_found(axes, planes, mine, nothing)) >= 0:
+            return [], "wrong positions: outside of their windows"
+        unexplained = sum(axes.exact(p, o, None) < 0 for p, o in zip(planes, mine, strict=True))
+        return [], f"wrong values: {unexplained} of {len(found)} planes fit no sequence of windows"
+    return found, wrong
+
+
+def _misplaced(planes: torch.Tensor, maxima: torch.Tensor, positions: torch.Tensor) -> str:
+    if bool((positions < 0).any()) or bool((positions >= planes[0].numel()).any()):
+        return "wrong positions: outside of the plane"
+    if not torch.equal(planes.flatten(1).gather(1, positions.flatten(1)), maxima.flatten(1)):
+        return "wrong positions: they do not hold the maxima"
+    return ""
+
+
+def _found(
+    axes: _Planes, planes: torch.Tensor, maxima: torch.Tensor, at: Sequence[torch.Tensor | None]
+) -> list[int]:  # fmt: skip
+    """Return the number of a pair of sequences for each plane, -1 where none gives its maxima (and positions ``at``)."""
+    found = [axes.exact(p, o, a) for p, o, a in zip(planes, maxima, at, strict=True)]
+    left = [k for k, pair in enumerate(found) if pair < 0]
+    if len(left) <= axes.usual(len(found)):
+        for k in left:
+            found[k] = axes.mixed(planes[k], maxima[k], at[k])
+            if found[k] < 0:
+                break
+    return found
 
 
 def _numbers(picked: torch.Tensor, shares: Sequence[float], draw: torch.Generator) -> torch.Tensor:
@@ -129,27 +332,6 @@ def _together(calls: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> str:
                 total, terms = total + float(a[:n] @ b[:n]), terms + n
         if abs(total) > float(randomness.limit(torch.tensor(float(terms)), 1 / 144, 0.25, 1)):
             return "planes of different calls go together"
-    return ""
-
-
-def _positions(
-    planes: torch.Tensor, mine: torch.Tensor, answer: Answer, found: Sequence[int], starts: Any, kernel: tuple[int, int]
-) -> str:
-    if len(answer.outputs) < 2:
-        return ""
-    rows, columns = starts
-    width = planes.shape[-1]
-    at = answer.outputs[1].to(planes.device).reshape(mine.shape)
-    if bool((at < 0).any()) or bool((at >= planes.shape[-2] * width).any()):
-        return "wrong positions: outside of the plane"
-    if not torch.equal(planes.flatten(1).gather(1, at.flatten(1)), mine.flatten(1)):
-        return "wrong positions: they do not hold the maxima"
-    for place, pair in zip(at.cpu(), found, strict=True):
-        top = torch.tensor(rows[pair // len(columns)])[:, None]
-        left = torch.tensor(columns[pair % len(columns)])[None, :]
-        i, j = place // width, place % width
-        if not bool(((i >= top) & (i < top + kernel[0]) & (j >= left) & (j < left + kernel[1])).all()):
-            return "wrong positions: outside of their windows"
     return ""
 
 

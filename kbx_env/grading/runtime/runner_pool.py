@@ -1,7 +1,7 @@
-"""Processes for submissions: one each, and on a GPU the next one is started ahead of need.
+"""A pool of runners, one process for each submission. On a GPU the next runner is started ahead of need.
 
-To make a CUDA context takes seconds when many do it at once. A spare that no submission has seen serves the next grading that
-needs one; a wrong kernel, which the CPU tier sends away, needs none.
+Making a CUDA context takes seconds when many processes do it at once. A spare runner that no submission has seen serves the next
+grading that needs one. A kernel that the CPU tier finds wrong needs none.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kbx_env.grading.timing.gpu_lock import gpu_lock_of
 
 
 class RunnerSlot:
-    """A runner that has seen no submission yet, and what it was lent.
+    """A runner that has seen no submission yet, with its mailbox and its entry among the users of the GPU.
 
     Args:
-        zygote: forks it.
+        zygote: forks the runner.
         settings: what ``Zygote.spawn`` takes: ``device``, ``without``, ``torch_ops``.
 
     Raises:
@@ -32,7 +32,7 @@ class RunnerSlot:
     def __init__(self, zygote: Zygote, settings: Mapping[str, Any]) -> None:
         self.zygote = zygote
         cuda = settings["device"] == "cuda"
-        lease = gpu_lock_of(str(settings["device"]))
+        gpu_lock = gpu_lock_of(str(settings["device"]))
         with contextlib.ExitStack() as made:
             self.mailbox = _mailbox() if cuda else None
             if self.mailbox is not None:
@@ -40,31 +40,36 @@ class RunnerSlot:
             handle = self.mailbox.handle.hex() if self.mailbox is not None else None
             self.runner = zygote.spawn(**settings, mail=handle)
             made.callback(self.runner.close)
-            if lease is not None:
-                made.enter_context(lease.user(self.runner.pid))
+            if gpu_lock is not None:
+                made.enter_context(gpu_lock.user(self.runner.pid))
             self._made = made.pop_all()
 
     def close(self) -> None:
-        """End the process and take back what it was lent."""
+        """End the process and release its mailbox and its entry."""
         self._made.close()
 
 
 def _mailbox() -> IpcReceiver | None:
-    """A way for large tensors; without one they go through the socket."""
+    """Return a transport for large tensors, ``None`` where the driver has none: they then go through the socket."""
     with contextlib.suppress(RuntimeError):
         return IpcReceiver()
     return None
 
 
 class RunnerPool:
-    """Takes and keeps spares: at most one of each kind. Thread-safe."""
+    """Keeps at most one spare runner for each set of settings. Thread-safe."""
 
     def __init__(self) -> None:
         self._spare: dict[str, RunnerSlot] = {}
         self._lock, self._closed = threading.Lock(), False
 
     def ahead(self, zygote: Zygote, settings: Mapping[str, Any]) -> None:
-        """Have a spare started, if there is none. What goes wrong with it is told when somebody needs it."""
+        """Start a spare, if there is none. An error is reported when a grading takes it.
+
+        Args:
+            zygote: forks it.
+            settings: what ``Zygote.spawn`` takes.
+        """
         key = json.dumps(settings, sort_keys=True)
         with self._lock:
             old = self._spare.get(key)
@@ -76,7 +81,14 @@ class RunnerPool:
             old.close()
 
     def take(self, zygote: Zygote, settings: Mapping[str, Any]) -> RunnerSlot:
-        """The spare, or a new one.
+        """Return the spare, or a new runner.
+
+        Args:
+            zygote: must be the one that forked the spare.
+            settings: what ``Zygote.spawn`` takes.
+
+        Returns:
+            A runner that no submission has seen; the caller closes it.
 
         Raises:
             SandboxError: no process can be started.
@@ -93,5 +105,5 @@ class RunnerPool:
         """End all spares."""
         with self._lock:
             self._closed, kept, self._spare = True, list(self._spare.values()), {}
-        for place in kept:
-            place.close()
+        for slot in kept:
+            slot.close()

@@ -1,4 +1,4 @@
-"""Talking to one runner: draws secret inputs, sends calls, turns what comes back into claims to be judged."""
+"""A session with one runner: draws secret inputs, sends calls, and returns the untrusted results for the judge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from kbx_env.deadlines import COMPILE_SECONDS
 from kbx_env.errors import SandboxError
 from kbx_env.grading import compulsory_work, inputs, reference
 from kbx_env.grading.ablations import DefenceLayer
@@ -22,160 +21,228 @@ from kbx_env.grading.judge import Answer
 from kbx_env.grading.judge.samples import TURNS
 from kbx_env.grading.runtime.engine_client import HOST_READS, Engine, EngineError, Facts, Origin, blank
 from kbx_env.grading.runtime.runner_pool import RunnerPool, RunnerSlot
+from kbx_env.grading.runtime.time_budget import TimeBudget
 from kbx_env.grading.runtime.untrusted import GradingAborted, build, count, pairs, readable, survived
 from kbx_env.grading.runtime.zygote_client import OUTSIDE, Zygote
 from kbx_env.grading.timing.gpu_lock import GpuHold, gpu_lock_of
-from kbx_env.outcome import Build, Finding, Verdict, Violation
+from kbx_env.outcome import Build, FaultKind, Finding, Verdict, Violation
 from kbx_env.protocol import wire
 from kbx_env.spec.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 
 MAX_BUILDS = 1000
+"""Builds that are read of a runner's reply."""
+FIRST_USE_SECONDS = 20.0
+"""For the first use of a GPU, which loads its context and the driver's stubs; not charged to the submission."""
+BUILD_SECONDS = 60.0
+"""For ahead-of-time builds of all targets, beside what the submission has left."""
 DEVICE_BYTES = 1 << 30
-"""A GPU with less free memory than this is full."""
+"""With less free memory than this, in bytes, a GPU counts as full."""
 TURN_SECONDS = 1.0
-"""Seconds of calls after which those are let in who wait for the GPU alone."""
+"""Seconds of calls after which the shared GPU lock is released, so that a grading that waits for exclusive use gets it."""
 DISK_BYTES = 256 << 20
-"""With less space than this a runner's word that the disk is full is believed."""
+"""With less free space than this, in bytes, a runner's error that the disk is full counts as the machine's."""
 
 
 @dataclass
 class CallResult:
-    """One call: what was sent, and what the runner says came out."""
+    """One call: its arguments, and the untrusted result.
+
+    Attributes:
+        args: the arguments, tensors with their values.
+        answer: the results as the judge takes them.
+        broken: why the results cannot be judged; ``None`` if they can.
+        facts: what the engine counted (CPU tier).
+        origins: where each result's elements come from (CPU tier).
+    """
 
     args: dict[str, Any]
     answer: Answer
     generator_seed: int
-    """Of the generator's state before the call: equal numbers stand for equal states."""
+    """Stands for the generator's state before the call: equal numbers, equal states."""
     broken: str | None = None
     facts: Facts | None = None
     origins: tuple[Origin, ...] = ()
     effect: str | None = None
-    """What the call did to memory that was not its to change."""
+    """Forbidden change that the call made to memory: an input, or memory that belongs to no result."""
 
 
 def _free_memory() -> int:
-    """Bytes of the GPU's memory that nobody holds."""
+    """Return the free bytes of the GPU's memory."""
     return int(torch.cuda.mem_get_info()[0])
 
 
 def settings_of(backend: str, without: Collection[DefenceLayer], torch_ops: bool) -> dict[str, Any]:
-    """What a runner is started with."""
+    """Return the settings with which a runner is started.
+
+    Args:
+        backend: ``cpu`` or ``cuda``.
+        without: layers of defence to leave out.
+        torch_ops: whether the wrapper may compute in torch.
+
+    Returns:
+        The keyword arguments of ``Zygote.spawn``.
+    """
     return {"device": backend, "without": sorted(without), "torch_ops": torch_ops}
 
 
 class RunnerSession:
-    """The conversation with one single-use runner. A context manager: the runner dies with it."""
+    """A session with one single-use runner. A context manager: the runner ends with it.
+
+    Args:
+        zygote: forks the runner.
+        task: the task.
+        backend: ``cpu`` or ``cuda``.
+        secret: seeds the inputs.
+        split: ``eval`` or ``train``.
+        wall: seconds of wall time for the submission.
+        without: layers of defence to leave out.
+        torch_ops: whether the wrapper may compute in torch.
+        runner_pool: has started runners; by default a new one is started.
+
+    Attributes:
+        gpu: this grading's use of the GPU lock.
+        engine: executes what the runner records (CPU tier); ``None`` on CUDA.
+        budget: the submission's wall time.
+        findings: the sanitizer's findings.
+        denied: denied operations as (rule, detail).
+        dots: kinds of products that launches have used.
+        launches: launches so far.
+        standing: whether the firewall stood at the end of every command.
+
+    Raises:
+        SandboxError: no process can be started.
+    """
 
     def __init__(
         self, zygote: Zygote, task: Task, backend: str, secret: bytes, split: str, wall: float,
-        without: Collection[DefenceLayer] = (), torch_ops: bool = False, places: RunnerPool | None = None,
+        without: Collection[DefenceLayer] = (), torch_ops: bool = False, runner_pool: RunnerPool | None = None,
     ) -> None:  # fmt: skip
         self.torch_ops = torch_ops
         self.zygote, self.task, self.backend = zygote, task, backend
-        self.secret, self.split, self.wall, self.without = secret, split, wall, without
+        self.secret, self.split, self.without = secret, split, without
         self.gpu = GpuHold(gpu_lock_of(backend))
         settings = settings_of(backend, without, torch_ops)
-        self._place = places.take(zygote, settings) if places is not None else RunnerSlot(zygote, settings)
-        self.runner, self.mailbox = self._place.runner, self._place.mailbox
+        self._slot = runner_pool.take(zygote, settings) if runner_pool is not None else RunnerSlot(zygote, settings)
+        self.runner, self.mailbox = self._slot.runner, self._slot.mailbox
         reads = HOST_READS if DefenceLayer.HOST not in without else math.inf
         try:
             self.engine = Engine(zygote, reads) if backend == "cpu" else None
         except SandboxError:
-            self._place.close()
+            self._slot.close()
             raise
         self.findings: dict[tuple[Any, ...], Finding] = {}
-        # Only the runner's time counts: a busy grader must not make a submission late.
-        self.left, self._spare = wall, COMPILE_SECONDS
-        self._over: GradingAborted | None = None
+        self.budget = TimeBudget(wall)
+        self._ended: GradingAborted | None = None
         self.denied: list[tuple[str, str]] = []
         self.dots: set[str] = set()
         self.launches = 0
         self.standing = True
         self._started = False
-        self._served = self._heard = 0
+        self._served = self._log_number = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds that the submission has left."""
+        return self.budget.left
+
+    @left.setter
+    def left(self, seconds: float) -> None:
+        self.budget.restart(seconds)
 
     def __enter__(self) -> RunnerSession:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._place.close()
+        self._slot.close()
         if self.engine is not None:
             self.engine.close()
 
     def ask(
         self, header: dict[str, Any], blobs: list[bytes] | None = None, *, extra: float = 0.0, idle: bool = False
     ) -> Any:  # fmt: skip
-        """One command; deaths, hangs and errors of the submission become ``GradingAborted``.
+        """Send one command.
 
-        ``idle``: it launches nothing on the GPU. To compile takes seconds, and who wants the GPU alone must not wait for that.
+        Args:
+            header: the command in ``op``, and its parameters.
+            blobs: bytes that go with it.
+            extra: seconds that it may take beside the submission's budget.
+            idle: it launches nothing on the GPU, so it does not take the shared GPU lock. Compiling takes seconds, and a grading
+                that waits for exclusive use must not wait for it.
+
+        Returns:
+            The reply and the bytes that go with it.
+
+        Raises:
+            GradingAborted: the submission raised, died, hung or sent nonsense.
+            SandboxError: the machine is to blame.
         """
         with contextlib.nullcontext() if idle else self.gpu.using():
             return self._ask(header, blobs, extra)
 
     def _ask(self, header: dict[str, Any], blobs: list[bytes] | None, extra: float) -> Any:
-        if self._over is not None:
-            raise self._over  # who was late may still answer, but to another question
+        if self._ended is not None:
+            raise self._ended  # a late runner may still reply, but to an earlier command
         if not self._started:
             self._started = True
-            # The first use of a GPU loads its context and the driver's stubs.
-            self.left += 20 if self.backend == "cuda" else 0
+            self.budget.grant(FIRST_USE_SECONDS if self.backend == "cuda" else 0.0)
         start = time.monotonic()
         try:
-            reply, data = self.runner.ask(header, blobs, deadline=start + self.left + extra)
+            reply, data = self.runner.ask(header, blobs, deadline=start + self.budget.left + extra)
         except wire.Late:
-            self._hear()
-            given = COMPILE_SECONDS - self._spare + extra
+            self._read_log()
+            given = self.budget.compile_spent + extra
             more = f" beside {given:.0f} s for compilers" if given > 0 else ""
-            raise self._lost(Verdict.TIMEOUT, f"no result within {self.wall:.0f} s of wall time{more}") from None
+            raise self._lost(Verdict.TIMEOUT, f"no result within {self.budget.wall:.0f} s of wall time{more}") from None
         except wire.Gone:
             fate = self.runner.fate()
-            self._hear()
+            self._read_log()
             if fate in OUTSIDE and not self.denied:
                 raise SandboxError(f"the submission's process was killed from outside (signal {-fate})") from None
             how = "it hung up" if fate is None else f"signal {-fate}" if fate < 0 else f"exit status {fate}"
             raise self._lost(Verdict.RUNTIME_ERROR, f"the submission's process died ({how})") from None
         except wire.WireError as e:
-            self._hear()
+            self._read_log()
             raise self._lost(Verdict.RUNTIME_ERROR, f"the submission's process sent nonsense ({e})") from None
-        self.left -= time.monotonic() - start
+        self.budget.spend(time.monotonic() - start)
         reply = wire.clean(reply)
-        if "want" in reply:  # in the middle of a call; what was denied comes with its end
+        if "want" in reply:  # in the middle of a call; the denied operations come with its end
             return reply, data
         self._served += 1
-        self._hear(pairs(reply.get("denied")))
-        if self._heard != self._served:
+        self._read_log(pairs(reply.get("denied")))
+        if self._log_number != self._served:
             self.denied.append(("tampering", "the log of denied operations fell silent"))
         self.standing = self.standing and bool(reply.get("standing"))
         if not reply.get("ok"):
             self._stop(reply)
         return reply, data
 
-    def _hear(self, claimed: Sequence[tuple[str, str]] = ()) -> None:
-        """Denials from the log, which nobody in the process can take back, and from its own words."""
+    def _read_log(self, claimed: Sequence[tuple[str, str]] = ()) -> None:
+        """Add denied operations: those of the log, which the submission cannot take back, and those that the runner reports."""
         rows = self.runner.log()
         for row in rows:
             if type(row) is int:
-                self._heard = row if row == self._heard + 1 else -1  # whoever makes up numbers hides what is missing
+                # Sequence numbers must increase by one; a gap counts as tampering.
+                self._log_number = row if row == self._log_number + 1 else -1
         logged = pairs([r for r in rows if type(r) is not int])
         self.denied = list(dict.fromkeys([*self.denied, *logged, *claimed]))
 
     def _lost(self, verdict: Verdict, message: str) -> GradingAborted:
-        """The end of a process that does not answer any more: what it was denied before is told."""
-        self._over = GradingAborted(verdict, message)
+        """End the session with a process that does not reply any more; denied operations make the verdict ``rejected``."""
+        self._ended = GradingAborted(verdict, message)
         if self.denied:
             found = [Violation(*d) for d in self.denied[:5]]
-            self._over = GradingAborted(Verdict.REJECTED, f"{self.denied[0][1]}; {message}", found)
-        return self._over
+            self._ended = GradingAborted(Verdict.REJECTED, f"{self.denied[0][1]}; {message}", found)
+        return self._ended
 
     def _stop(self, reply: dict[str, Any]) -> None:
         line = f"line {str(reply['line'])[:20]}: " if reply.get("line") else ""
         message = f"{line}{str(reply.get('name'))[:200]}: {str(reply.get('message'))[:1500]}"
         kind = reply.get("kind")
-        # Triton writes on behalf of the submission, whose own error it then is; the disk itself is asked in any case.
+        # Triton writes files for the submission, so a full disk may show as the submission's error: look at the disk.
         full = kind == "infra" or f"[Errno {errno.ENOSPC}]" in message
         if full and shutil.disk_usage(self.runner.folder).free < DISK_BYTES:
             raise SandboxError(f"the disk is full: {message}")
-        # A submission's own share of a GPU is bounded; a device that is full all the same is full of others.
+        # A submission's share of a GPU is bounded: a full device is full of other gradings' memory.
         if self.backend == "cuda" and "out of memory" in message.lower() and _free_memory() < DEVICE_BYTES:
             raise SandboxError(f"the GPU's memory is full: {message}")
         if kind == "policy" or (self.denied and kind in ("runtime", "compile")):
@@ -185,7 +252,14 @@ class RunnerSession:
         raise GradingAborted(verdicts.get(str(kind), Verdict.RUNTIME_ERROR), message)
 
     def load(self, data: bytes) -> None:
-        """Execute the module."""
+        """Execute the submission's module.
+
+        Args:
+            data: the source.
+
+        Raises:
+            GradingAborted: it raises, or has no entry function.
+        """
         reply, _ = self.ask({"op": "load", "entry": self.task.entry}, [data], idle=True)
         if not reply.get("entry"):
             raise GradingAborted(Verdict.MALFORMED, f"{self.task.entry!r} is not a function after the module ran")
@@ -193,7 +267,17 @@ class RunnerSession:
     def header(
         self, args: dict[str, Any], generator_seed: int = 1, blobs: list[bytes] | None = None, turn: str = "new"
     ) -> dict[str, Any]:  # fmt: skip
-        """What a runner is told of a call. A tensor on the CPU tier is told without its values, a dict as it is."""
+        """Encode the arguments of a call.
+
+        Args:
+            args: by name. A dict is sent as it is.
+            generator_seed: of a generator argument.
+            blobs: receives the bytes of tensors; on the CPU tier tensors are sent without their values.
+            turn: which generator the runner passes (``Runner._generator``).
+
+        Returns:
+            The header of the command, without ``op``.
+        """
         encoded: dict[str, Any] = {}
         blobs = [] if blobs is None else blobs
         for name, value in args.items():
@@ -219,12 +303,30 @@ class RunnerSession:
         return {"entry": self.task.entry, "args": encoded, "positional": positional}
 
     def compiles(self, case: Case, index: int) -> None:
-        """Have compiled what a call will launch (CUDA), with every launch left out: nobody has to wait for the GPU."""
+        """Have the runner compile the launches of a call (CUDA), with every launch left out.
+
+        It does not take the GPU lock. An error of the call itself is ignored here; the real call reports it.
+
+        Args:
+            case: the case.
+            index: its number among the task's cases.
+        """
         with survived():
             self._call(case, index, "run", 0, quiet=False, compiling=True)
 
     def call(self, case: Case, index: int, mode: str, repeat: int = 0, *, quiet: bool = False) -> CallResult:
-        """Draw fresh secret inputs, call once."""
+        """Draw fresh secret inputs and call once.
+
+        Args:
+            case: the case.
+            index: its number among the graded cases.
+            mode: ``run``, or ``ablate`` to leave every launch out.
+            repeat: number of the call on the same inputs.
+            quiet: draw from another family of inputs, so that this call reveals nothing of later ones.
+
+        Returns:
+            The arguments and the untrusted result.
+        """
         found = self._call(case, index, mode, repeat, quiet=quiet, compiling=False)
         assert found is not None
         return found
@@ -232,7 +334,7 @@ class RunnerSession:
     def _call(
         self, case: Case, index: int, mode: str, repeat: int, *, quiet: bool, compiling: bool
     ) -> CallResult | None:  # fmt: skip
-        # Statistical truths compare calls on equal inputs; ablated calls get inputs of their own.
+        # Statistical criteria compare calls on equal inputs; ablated calls get inputs of their own.
         family = {"run": 0, "ablate": 1}[mode] + (2 if quiet else 0)
         seed = inputs.case_seed(self.secret, self.task.id, self.split, index, family)
         args = inputs.draw(self.task, case, seed)
@@ -245,9 +347,9 @@ class RunnerSession:
         blobs: list[bytes] = []
         header = self.header(sent, generator_seed, blobs, turn)
         generator_seed += turn in ("again", "copy")  # the state after the first call
-        header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.left)}
+        header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.budget.left)}
         if compiling:
-            # Nobody looks at what comes out, which may be of any length: no kernel wrote the length either.
+            # The results are discarded: without launches even their lengths are undefined.
             self._ablated(header | {"mode": "ablate", "discard": True}, blobs)
             return None
         ablated = mode == "ablate" and self.engine is None
@@ -263,27 +365,26 @@ class RunnerSession:
         return CallResult(args, answer, generator_seed, broken)
 
     def _ablated(self, header: dict[str, Any], blobs: list[bytes]) -> Any:
-        """A call without launches: what it takes is compiling."""
-        began = time.monotonic()
-        try:
-            return self.ask(header, blobs, extra=self._spare, idle=True)
-        finally:
-            given = min(time.monotonic() - began, self._spare)
-            self._spare, self.left = self._spare - given, self.left + given
+        """Make a call without launches: most of its time is compiling."""
+        with self.budget.compiling():
+            return self.ask(header, blobs, extra=self.budget.compile_left, idle=True)
 
     def _traced(
         self, engine: Engine, args: dict[str, Any], sent: dict[str, Any], generator_seed: int, reply: dict[str, Any],
         *, ablate: bool = False,
     ) -> CallResult:  # fmt: skip
-        """Execute what the runner asks for; nothing of the result is its own."""
-        start, told = time.monotonic(), 0.0
+        """Execute the steps that the runner recorded; the result comes from the engine alone."""
+        start, asking = time.monotonic(), 0.0
 
         def ask(answer: dict[str, Any]) -> Any:
-            nonlocal told
+            nonlocal asking
             began = time.monotonic()
             more, _ = self.ask(answer)
-            told += time.monotonic() - began
+            asking += time.monotonic() - began  # charged by ``ask``
             return more
+
+        def executing() -> float:
+            return time.monotonic() - start - asking
 
         try:
             with readable():
@@ -291,7 +392,7 @@ class RunnerSession:
                     sent,
                     ask,
                     reply,
-                    lambda: self.left - (time.monotonic() - start - told),
+                    lambda: self.budget.left - executing(),
                     moves=self.task.moves and not self.torch_ops,
                     picks=self.task.picks and not self.torch_ops,
                     torch_ops=self.torch_ops,
@@ -304,7 +405,7 @@ class RunnerSession:
                 raise self._lost(Verdict.RUNTIME_ERROR, str(e)) from None
             raise
         finally:
-            self.left -= time.monotonic() - start - told
+            self.budget.spend(executing())
             self.launches += engine.facts.launches
             for f in engine.facts.findings:
                 hidden = {"index": None, "by": None} if f["indirect"] else {}
@@ -315,7 +416,7 @@ class RunnerSession:
         return CallResult(args, done.answer, generator_seed, done.broken, done.facts, done.origins, done.effect)
 
     def ended(self, e: EngineError) -> GradingAborted:
-        """The verdict on what ended an execution."""
+        """Return the verdict on an error of the engine."""
         text = str(e) if e.kind in ("policy", "memory") else f"{e.name}: {e}"
         if e.kind in ("policy", "forged"):
             rule = (
@@ -323,17 +424,19 @@ class RunnerSession:
             )
             return GradingAborted(Verdict.REJECTED, text, [Violation(rule, text)])
         if e.kind in ("unsupported", "broken"):
-            return GradingAborted(Verdict.INFRA_FAULT, f"unsupported on the {self.backend} backend: {text}"[:600])
+            message = f"unsupported on the {self.backend} backend: {text}"[:600]
+            return GradingAborted(Verdict.INFRA_FAULT, message, fault_kind=FaultKind.UNSUPPORTED)
         return GradingAborted(Verdict.TIMEOUT if e.kind == "timeout" else Verdict.RUNTIME_ERROR, text)
 
     def at_once(self, cases: Sequence[Case], needed: Sequence[int]) -> list[list[CallResult] | Exception]:
-        """The calls of every case, where they need a GPU: compiled before, judged after, so that it is asked for seldom.
-
-        What a call raises, or compiling for it, stands in its place, and is the last.
+        """Make the calls of every case on a GPU. Compiling comes before and judging after, so that the GPU lock is taken seldom.
 
         Args:
             cases: the cases.
-            needed: calls of each.
+            needed: number of calls of each.
+
+        Returns:
+            The results of each case. An exception of a call, or of compiling for it, takes its place and is the last.
         """
         ready, ended = 0, list[Exception]()
         try:
@@ -345,7 +448,7 @@ class RunnerSession:
         made: list[list[CallResult] | Exception] = []
         while len(made) < ready:
             with self.gpu.using():
-                # Whoever wants the GPU alone waits for all who share it: autotuners in every case would take seconds.
+                # A grading that waits for exclusive use waits for all shared ones; autotuning in every case takes seconds.
                 began = time.monotonic()
                 for index in range(len(made), ready):
                     try:
@@ -357,7 +460,17 @@ class RunnerSession:
         return [*made, *ended]
 
     def calls(self, case: Case, index: int, count: int, mode: str) -> list[CallResult]:
-        """Several calls on the same inputs (statistical truths need more than one)."""
+        """Make several calls on the same inputs, which statistical criteria need.
+
+        Args:
+            case: the case.
+            index: its number among the graded cases.
+            count: number of calls.
+            mode: ``run`` or ``ablate``.
+
+        Returns:
+            One result for each call.
+        """
         return [self.call(case, index, mode, repeat) for repeat in range(count)]
 
     def _answer(
@@ -377,20 +490,34 @@ class RunnerSession:
         return Answer(
             outputs=tuple(outputs), is_tuple=bool(reply["is_tuple"]), after=after,
             aliases=tuple(d.get("alias") for d in claims), shares=tuple(d.get("shares") for d in claims),
-            # The clock sends copies of what was timed: there are no strides to be told.
+            # Results of timed calls are copies, so their strides are not known.
             strides=tuple(tuple(int(s) for s in d["strides"]) for d in claims) if all("strides" in d for d in claims) else None,
             grads=tuple(d.get("requires_grad") is True for d in claims),
         ), broken  # fmt: skip
 
     def build(self, targets: list[str]) -> list[Build]:
-        """Ahead-of-time builds of the kernels seen since the last call."""
-        left = self.left
-        reply, _ = self.ask({"op": "build", "targets": targets}, extra=60, idle=True)
-        self.left = left  # the compiler's time is not the submission's; what the runner says of it is not believed
+        """Compile the kernels seen since the last build ahead of time. The submission is charged nothing for it.
+
+        Args:
+            targets: for which.
+
+        Returns:
+            One build for each kernel and target, as the runner reports them.
+        """
+        with self.budget.free():
+            reply, _ = self.ask({"op": "build", "targets": targets}, extra=BUILD_SECONDS, idle=True)
         with readable():
             return [build(row) for row in reply["builds"][:MAX_BUILDS]]
 
     def ideal_bytes(self, case: Case, claimed: CallResult) -> int:
-        """Bytes that the call had to move at least."""
+        """Return the bytes that a call must move at least.
+
+        Args:
+            case: the case.
+            claimed: the call.
+
+        Returns:
+            Bytes of compulsory memory traffic (``grading.compulsory_work``).
+        """
         expected = reference.expect(self.task, case, claimed.args, "cpu", exact=False)
         return compulsory_work.ideal_bytes(self.task, case, claimed.args, expected, single_call=True)

@@ -1,4 +1,4 @@
-"""What a runner says is a claim: read with care, and ended with a verdict where it makes no sense."""
+"""Validates the replies of a runner, which are untrusted. A reply that makes no sense ends the grading with a verdict."""
 
 from __future__ import annotations
 
@@ -8,21 +8,31 @@ from typing import Any
 
 from kbx_env.errors import KbxError
 from kbx_env.grading.runtime.engine_client import EngineError
-from kbx_env.outcome import Build, Verdict, Violation
+from kbx_env.outcome import Build, FaultKind, Verdict, Violation
 from kbx_env.protocol import wire
 
 
 class GradingAborted(Exception):
-    """The submission ended its own grading: an error, a timeout, a violation."""
+    """Ends a grading before its last stage: an error of the submission, a timeout, a violation, or an unsupported kernel.
 
-    def __init__(self, verdict: Verdict, message: str, violations: Sequence[Violation] = ()) -> None:
+    Args:
+        verdict: the verdict.
+        message: the reason, for people.
+        violations: rules that the submission broke.
+        fault_kind: of an infrastructure fault.
+    """
+
+    def __init__(
+        self, verdict: Verdict, message: str, violations: Sequence[Violation] = (), fault_kind: FaultKind | None = None
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.verdict, self.message, self.violations = verdict, message, tuple(violations)
+        self.fault_kind = fault_kind
 
 
 @contextlib.contextmanager
 def survived() -> Iterator[None]:
-    """An ablated call may fail: host code that reads a length which no kernel wrote finds nonsense there."""
+    """Ignore a runtime error in the block: an ablated call may fail, because its host code may read an unwritten length."""
     try:
         yield
     except GradingAborted as stop:
@@ -32,10 +42,10 @@ def survived() -> Iterator[None]:
 
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
-    """What a runner sends may be anything: nonsense is its own verdict, not an error of the grader."""
+    """Turn an error of reading a reply into a verdict: a runner may send anything, and the grader must not fail."""
     try:
         yield
-    except (KbxError, GradingAborted, EngineError, MemoryError, OSError):  # said on purpose, or the machine's
+    except (KbxError, GradingAborted, EngineError, MemoryError, OSError):  # raised on purpose, or the machine's
         raise
     except Exception as e:
         message = f"the submission's process sent an unreadable result ({type(e).__name__}: {e})"[:300]
@@ -43,7 +53,13 @@ def readable() -> Iterator[None]:
 
 
 def count(value: Any) -> int:
-    """A claimed number of things.
+    """Return a claimed count.
+
+    Args:
+        value: from a reply.
+
+    Returns:
+        The same number.
 
     Raises:
         wire.WireError: not a whole number that fits 53 bits.
@@ -54,7 +70,7 @@ def count(value: Any) -> int:
 
 
 def pairs(value: Any) -> list[tuple[str, str]]:
-    """Denied operations as claimed; what cannot be read is a denial of its own, never silence."""
+    """Return denied operations as (rule, detail); an unreadable list is a denial itself."""
     try:
         return [(str(r)[:60], str(d)[:300]) for r, d in list(value)[:100]]
     except (TypeError, ValueError):
@@ -62,7 +78,7 @@ def pairs(value: Any) -> list[tuple[str, str]]:
 
 
 def build(row: Any) -> Build:
-    """A claimed build."""
+    """Return a claimed ahead-of-time build with its texts cut and its numbers checked."""
 
     def number(key: str) -> int | None:
         return None if row.get(key) is None else count(row[key])
@@ -74,6 +90,6 @@ def build(row: Any) -> Build:
         error=None if error is None else str(error)[:500], registers=number("registers"), spills=number("spills"),
         shared=number("shared"), shared_limit=number("shared_limit"),
         seconds=float(seconds) if timed else None,
-        # No power of two where warps are specialised; no target runs a program of more than 1024 threads.
+        # Not always a power of two (warp specialisation); no target runs a program of more than 1024 threads.
         warps=warps if warps is not None and 1 <= warps <= 32 else None,
     )  # fmt: skip

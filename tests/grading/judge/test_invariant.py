@@ -99,6 +99,62 @@ def test_windows() -> None:
     assert not judge.judge(task, case, args, [answer(plain, plain.long(), args=args, is_tuple=True)] * 2).passed
 
 
+def _pool_in_fp32(x: torch.Tensor, count: tuple[int, int], kernel: int, u: torch.Tensor) -> torch.Tensor:
+    """Pool planes (planes, height, width) as a kernel does that computes starts in fp32; ``u`` is (planes, 2)."""
+    elements = []
+    for axis, n in enumerate(count):
+        a = torch.tensor(float(x.shape[1 + axis] - kernel)) / torch.tensor(float(n - 1))
+        of = u[:, axis, None]
+        starts = (torch.floor((torch.arange(n, dtype=torch.float32) + of) * a) - torch.floor(of * a)).long()
+        starts[:, -1] = x.shape[1 + axis] - kernel
+        elements.append((starts[..., None] + torch.arange(kernel)).flatten(1))
+    picked = torch.stack([p[r][:, c] for p, r, c in zip(x, *elements, strict=True)])
+    return picked.reshape(len(x), count[0], kernel, count[1], kernel).amax((2, 4))
+
+
+def _rule_on_windows(us: list[list[float]], size: tuple[int, int], count: tuple[int, int]) -> judge.Ruling:
+    """Rule on fp32 windows with these random numbers for each plane, of rows and of columns."""
+    task = load_task("fusion/fused_fractional_max_pool2d_with_relu")
+    args = inputs.draw(
+        task, Case({"N": 1, "C": len(us), "H": size[0], "W": size[1]}, {"kernel_size": 2, "output_size": count}), 3
+    )
+    y = _pool_in_fp32(args["input"][0].clamp_min(0), count, 2, torch.tensor(us))
+    return windows.rule(task.truth, args, [answer(y[None], args=args)], timed=True)  # type: ignore[arg-type]
+
+
+TALL, NARROW = (4002, 12), (1601, 5)
+"""1,601 windows 2.5 elements apart: rounding decides where u is within 0.0004 of a fifth."""
+
+
+def test_windows_whose_starts_fp32_rounds_either_way_are_right() -> None:
+    """On an H200 one of 48 planes of an honest kernel was refused: i + u was rounded to the other side of a whole start."""
+    for u in (0.39997, 0.60002, 0.99999997):
+        ruling = _rule_on_windows([[u, 0.3]], TALL, NARROW)
+        assert ruling.passed, f"{u}: {ruling.reason}"
+    assert _rule_on_windows([[0.3, 0.2 - 2e-5]], TALL[::-1], NARROW[::-1]).passed
+
+
+def test_windows_of_sequences_that_do_not_meet_are_wrong() -> None:
+    task = load_task("fusion/fused_fractional_max_pool2d_with_relu")
+    args = inputs.draw(task, Case({"N": 1, "C": 1, "H": 30, "W": 30}, {"kernel_size": 2, "output_size": 11}), 3)
+    x = args["input"][0].clamp_min(0)
+    top, bottom = (_pool_in_fp32(x, (11, 11), 2, torch.tensor([[u, 0.3]])) for u in (0.1, 0.6))
+    mixed = torch.cat([top[:, :5], bottom[:, 5:]], 1)
+    assert "fit no sequence" in windows.rule(task.truth, args, [answer(mixed[None], args=args)], timed=True).reason  # type: ignore[arg-type]
+
+
+def test_mixed_windows_are_as_rare_as_rounding_makes_them() -> None:
+    for size, count in ((4002, 1601), (32, 13), (30, 11)):
+        drawn = torch.rand(4_000, 1, generator=torch.Generator().manual_seed(1))
+        a = torch.tensor(float(size - 2)) / torch.tensor(float(count - 1))
+        starts = torch.floor((torch.arange(count - 1, dtype=torch.float32) + drawn) * a) - torch.floor(drawn * a)
+        known = torch.tensor(windows.sequences(size, count, 2)[0])[:, None, :-1]
+        mixed = int((starts.long() != known).any(-1).all(0).sum())
+        assert mixed <= 4_000 * sum(b.share for b in windows.boundaries(size, count, 2))
+    assert _rule_on_windows([[0.39997, 0.3]] * 2, TALL, NARROW).passed
+    assert "fit no sequence" in _rule_on_windows([[0.39997, 0.3]] * 6, TALL, NARROW).reason
+
+
 def test_binomials() -> None:
     task = load_task("math/bitwise_and_binomial")
     case = task.cases[3]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from puppet import Puppet, puppet_session
 
 from kbx_env.errors import SandboxError
-from kbx_env.grading.runtime import session
+from kbx_env.grading.runtime import session, time_budget
 from kbx_env.grading.runtime.session import RunnerSession
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.timing.paired import RunnerSide
@@ -132,7 +132,8 @@ class Slow(Puppet):
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], RunnerSession]:
     now = [0.0]
-    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (session, time_budget):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def make(seconds: float) -> RunnerSession:
         mine = RunnerSession(Slow(seconds, now), TASK, "cpu", b"s", "eval", 30.0)  # type: ignore[arg-type]

@@ -19,11 +19,15 @@ import torch
 
 from kbx_env.confinement import HIDDEN, landlock_version, unhidden
 from kbx_env.errors import UsageError
+from kbx_env.grading import context as grading_context
 from kbx_env.grading import pipeline
+from kbx_env.grading.context import GradingContext
+from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.sizes import at, timed
 from kbx_env.grading.timing import compiled
 from kbx_env.grading.timing.compiled import Row, beside
 from kbx_env.grading.timing.gpu_lock import GpuHold, GpuLock
+from kbx_env.options import GradeOptions
 from kbx_env.outcome import Cases, CaseTime, Outcome, Stage, Timing, Verdict
 from kbx_env.spec.catalog import expert_source, load_task
 
@@ -261,19 +265,20 @@ def test_it_is_measured_after_the_submission_has_ended(monkeypatch: pytest.Monke
         happened.append("compiled")
         return replace(timing, compiled_speedup=1.5)
 
-    def verdict(self: Any, talk: Any, data: bytes) -> Outcome:
-        happened.append("timed")
-        return Outcome(TASK.id, Verdict.CORRECT, Stage.TIME, "cuda", "contract", cases=Cases(1, 1), timing=TIMING)
+    class Timed:
+        def run(self, context: GradingContext) -> Outcome:
+            context.open_session()
+            happened.append("timed")
+            return Outcome(TASK.id, Verdict.CORRECT, Stage.TIME, "cuda", "contract", cases=Cases(1, 1), timing=TIMING)
 
-    monkeypatch.setattr(pipeline, "RunnerSession", Talk)
-    monkeypatch.setattr(pipeline.GradingPipeline, "_stages", verdict)
+    monkeypatch.setattr(grading_context, "RunnerSession", Talk)
+    monkeypatch.setattr(pipeline, "STAGES", (Timed(),))
     monkeypatch.setattr(compiled, "beside", measures)
     for asked, told in ((True, 1.5), (False, None)):
         happened.clear()
-        record = pipeline.OutcomeBuilder(TASK, "cpu", "contract", "", {})
-        source = (expert_source(TASK.id) or "").encode()
-        grader: Any = SimpleNamespace(zygote=lambda: None, places=None, without=())
-        outcome = pipeline.GradingPipeline(grader, record, (), "eval", b"", True, 30.0, compiled=asked).run(source)
+        processes: Any = SimpleNamespace(zygote=lambda: None)
+        options, builder = GradeOptions(backend="cpu", compiled=asked), OutcomeBuilder(TASK, "cpu", "contract", "", {})
+        outcome = pipeline.run_pipeline(GradingContext(TASK, b"", options, b"", processes, (), builder))
         assert (
             outcome.timing is not None and outcome.timing.compiled_speedup == told and outcome.speedup == TIMING.speedup
         )

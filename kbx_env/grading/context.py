@@ -1,0 +1,232 @@
+"""What the stages of one grading share."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from kbx_env.grading import inputs
+from kbx_env.grading import judge as judges
+from kbx_env.grading.ablations import DefenceLayer
+from kbx_env.grading.evidence.accumulator import EvidenceAccumulator
+from kbx_env.grading.record import OutcomeBuilder
+from kbx_env.grading.runtime.processes import SandboxProcesses
+from kbx_env.grading.runtime.session import CallResult, RunnerSession, settings_of
+from kbx_env.grading.runtime.untrusted import GradingAborted
+from kbx_env.grading.timing.gpu_lock import GpuHold
+from kbx_env.options import GradeOptions
+from kbx_env.outcome import Evidence, Outcome, Stage
+from kbx_env.spec.criteria import QuantizationScheme
+from kbx_env.spec.task import Case, Task
+
+_FROM_CPU_TIER = (
+    "findings", "kernels", "moved_bytes", "sector_bytes", "reread_bytes", "flops", "stored_share", "depends_on", "passing",
+    "stages",
+)  # fmt: skip
+"""Fields of ``Evidence`` that only the CPU tier can fill in."""
+
+
+@dataclass
+class GradingContext:
+    """One grading: its submission, its options, its processes, and what the stages have found so far.
+
+    Attributes:
+        task: the task.
+        source: the submission.
+        options: resolved options.
+        secret: seeds the inputs.
+        processes: the zygote and the pool of runners.
+        without: layers of defence to leave out.
+        builder: receives everything that goes into the outcome.
+        stage: the stage that runs now.
+        cpu_evidence: evidence of the same source on the CPU tier (CUDA only), ``None`` if there is none.
+        cases: graded cases, after ``select_cases``.
+        telling: for each of them, whether no constant and no copy of an input would be right.
+        accumulator: totals of the evidence of all calls.
+        earlier_draws: random numbers that calls of earlier cases have drawn, for judges of randomness.
+    """
+
+    task: Task
+    source: bytes
+    options: GradeOptions
+    secret: bytes
+    processes: SandboxProcesses
+    without: Collection[DefenceLayer]
+    builder: OutcomeBuilder
+    stage: Stage = Stage.SCREEN
+    cpu_evidence: Evidence | None = None
+    cases: list[Case] = field(default_factory=list)
+    telling: list[bool] = field(default_factory=list)
+    accumulator: EvidenceAccumulator = field(default_factory=EvidenceAccumulator)
+    earlier_draws: list[Any] = field(default_factory=list)
+    _session: RunnerSession | None = None
+
+    def select_cases(self) -> None:
+        """Choose the cases of the split."""
+        self.cases = [c for c in self.task.cases if self.options.split == "eval" or not c.held]
+        if self.lacks(DefenceLayer.CASES):
+            self.cases = [c for c in self.cases if not c.out and is_telling(self.task, self.task.cases.index(c))][:1]
+        self.telling = [is_telling(self.task, self.task.cases.index(c)) for c in self.cases]
+        self.builder.total, self.builder.telling = len(self.cases), sum(self.telling)
+
+    # -- options -------------------------------------------------------------------------------
+
+    @property
+    def backend(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self.builder.backend
+
+    @property
+    def allows_torch(self) -> bool:
+        """Whether the wrapper may compute in torch."""
+        return self.options.torch_ops == "allow"
+
+    def lacks(self, layer: DefenceLayer) -> bool:
+        """Whether a layer of defence is left out, to measure its worth."""
+        return layer in self.without
+
+    @property
+    def scheme(self) -> QuantizationScheme | None:
+        """The quantization scheme whose use the submission must prove; ``None`` for other tasks and gradings."""
+        required = self.options.grading == "contract" and not self.lacks(DefenceLayer.CONTRACT)
+        return self.task.truth if isinstance(self.task.truth, QuantizationScheme) and required else None
+
+    # -- processes -----------------------------------------------------------------------------
+
+    @property
+    def session(self) -> RunnerSession:
+        """The session with the runner, from the compile stage on."""
+        assert self._session is not None
+        return self._session
+
+    def start_spare_runner(self) -> None:
+        """Start a runner ahead of need (CUDA): it gets ready meanwhile."""
+        if self.backend == "cuda":
+            zygote = self.processes.zygote() if self._session is None else self._session.zygote
+            self.processes.runner_pool.ahead(zygote, settings_of(self.backend, self.without, self.allows_torch))
+
+    def open_session(self) -> RunnerSession:
+        """Start the session with a runner.
+
+        Returns:
+            The session, which ``close`` ends.
+
+        Raises:
+            SandboxError: no process can be started.
+        """
+        pool = self.processes.runner_pool if self.backend == "cuda" else None
+        self._session = RunnerSession(
+            self.processes.zygote(), self.task, self.backend, self.secret, self.options.split, self.options.wall, self.without,
+            self.allows_torch, pool,
+        )  # fmt: skip
+        self.builder.gpu = self._session.gpu
+        return self._session
+
+    def close(self) -> None:
+        """End the session, if there is one, and start the runner of the next grading."""
+        if self._session is not None:
+            with self._session:
+                self.start_spare_runner()
+
+    @property
+    def gpu(self) -> GpuHold:
+        """This grading's use of the GPU."""
+        return self.builder.gpu or GpuHold(None)
+
+    # -- facts ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def timed(self, stage: Stage) -> Iterator[None]:
+        """Add the seconds of a block to a stage, without those in which it waited for the GPU."""
+        self.stage = stage
+        start, waited = time.perf_counter(), self.gpu.waited
+        try:
+            yield
+        finally:
+            took = time.perf_counter() - start - (self.gpu.waited - waited)
+            self.builder.seconds[stage] = self.builder.seconds.get(stage, 0.0) + took
+
+    def build(self) -> None:
+        """Compile the kernels seen so far ahead of time, for the targets of the options."""
+        if self.options.ahead_of_time:
+            self.builder.builds.extend(self.session.build(list(self.options.ahead_of_time)))
+
+    def judge(self, case: Case, calls: Sequence[CallResult]) -> judges.Ruling:
+        """Judge the calls of a case.
+
+        Args:
+            case: the case.
+            calls: on equal inputs.
+
+        Returns:
+            The ruling.
+        """
+        checks_effects = not self.lacks(DefenceLayer.EFFECTS)
+        broken = next((found for c in calls if (found := c.broken or (c.effect if checks_effects else None))), None)
+        if broken:
+            return judges.Ruling(False, broken)
+        answers = [c.answer if checks_effects else _without_effects(self.task, case, c) for c in calls]
+        return judges.judge(
+            self.task, case, calls[0].args, answers, grading=self.options.grading,
+            device="cpu", generator_seeds=[c.generator_seed for c in calls], earlier=self.earlier_draws,
+        )  # fmt: skip
+
+    def evidence(self, ablation: bool | None, accumulator: EvidenceAccumulator | None) -> Evidence:
+        """Return the evidence found so far.
+
+        Args:
+            ablation: whether results went wrong without launches, ``None`` if that was not tried.
+            accumulator: totals over all calls; ``None`` if the grading ended before.
+
+        Returns:
+            The evidence. On CUDA the facts of the CPU tier take the place of those that a GPU cannot give.
+        """
+        session = self.session
+        mine = Evidence(
+            launches=session.launches, ablation=ablation, denied_ops=tuple(sorted({d for _, d in session.denied})),
+            dots=tuple(sorted(session.dots)), findings=tuple(session.findings.values()),
+            ideal_bytes=accumulator.ideal if accumulator else None,
+            **(accumulator.facts() if accumulator is not None and session.engine is not None else {}),
+        )  # fmt: skip
+        if self.cpu_evidence is None:
+            return mine
+        return replace(mine, **{name: getattr(self.cpu_evidence, name) for name in _FROM_CPU_TIER})
+
+    def aborted(self, reason: GradingAborted) -> Outcome:
+        """Return the outcome of a grading that the submission, or an unsupported kernel, has ended early."""
+        self.builder.violations.extend(reason.violations)
+        if self.builder.evidence is None and self._session is not None:
+            self.builder.evidence = self.evidence(None, None)
+        return self.builder.end(reason.verdict, self.stage, reason.message, reason.fault_kind)
+
+
+@functools.cache
+def is_telling(task: Task, index: int) -> bool:
+    """Whether no constant and no copy of an input would be right in a case. It depends on the case, not on the inputs drawn.
+
+    Args:
+        task: the task.
+        index: number of the case in ``task.cases``.
+
+    Returns:
+        Whether passing the case says anything about the kernel.
+    """
+    case = task.cases[index]
+    return not judges.is_trivial(task, case, inputs.draw(task, case, 2**32 + index))
+
+
+def _without_effects(task: Task, case: Case, call: CallResult) -> judges.Answer:
+    """Return the answer as if the call had changed no input and returned new tensors."""
+    written = {*task.written(case.args), *(["out"] if case.out else [])}
+    unchanged = {k: v for k, v in call.args.items() if isinstance(v, torch.Tensor) and k not in written}
+    answer = call.answer
+    return replace(
+        answer, after={**answer.after, **unchanged}, aliases=tuple(n if n in written else None for n in answer.aliases),
+        shares=tuple(n if n in written else None for n in answer.shares), strides=None,
+    )  # fmt: skip

@@ -1,0 +1,47 @@
+"""The long-lived processes of a grader: the warm zygote and the pool of runners that it has forked ahead of need."""
+
+from __future__ import annotations
+
+import threading
+
+from kbx_env.grading.runtime.runner_pool import RunnerPool
+from kbx_env.grading.runtime.zygote_client import Zygote
+
+
+class SandboxProcesses:
+    """Starts the zygote on first use, and again when it has died. Thread-safe.
+
+    Attributes:
+        runner_pool: runners that have seen no submission yet.
+    """
+
+    def __init__(self) -> None:
+        self._zygote: Zygote | None = None
+        self._lock = threading.Lock()
+        self.runner_pool = RunnerPool()
+
+    def zygote(self) -> Zygote:
+        """Start the zygote if there is none that lives.
+
+        Returns:
+            The warm zygote.
+
+        Raises:
+            SandboxError: it does not start.
+        """
+        with self._lock:  # gradings in other threads share it
+            if self._zygote is not None and not self._zygote.alive:
+                self._zygote.close()
+                self._zygote = None
+            if self._zygote is None:
+                self._zygote = Zygote()
+            return self._zygote
+
+    def close(self) -> None:
+        """End all processes; the next use starts new ones."""
+        with self._lock:
+            zygote, self._zygote = self._zygote, None
+            pool, self.runner_pool = self.runner_pool, RunnerPool()
+        pool.close()
+        if zygote is not None:
+            zygote.close()

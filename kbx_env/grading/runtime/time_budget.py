@@ -1,0 +1,63 @@
+"""The wall time of one submission."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from kbx_env.deadlines import COMPILE_SECONDS
+
+
+class TimeBudget:
+    """Counts down the wall time of a submission, and the time that compilers have beside it.
+
+    Only the runner's time counts: a busy grader must not make a submission late.
+
+    Args:
+        wall: seconds for the submission.
+
+    Attributes:
+        wall: as given.
+        left: seconds that the submission has left; negative once it is late.
+        compile_left: seconds that compilers have left.
+    """
+
+    def __init__(self, wall: float) -> None:
+        self.wall = self.left = wall
+        self.compile_left = COMPILE_SECONDS
+
+    @property
+    def compile_spent(self) -> float:
+        """Seconds of compiling that were not charged to the submission."""
+        return COMPILE_SECONDS - self.compile_left
+
+    def grant(self, seconds: float) -> None:
+        """Give the submission more time."""
+        self.left += seconds
+
+    def restart(self, seconds: float) -> None:
+        """Give the submission so many seconds from now on, whatever was left: timing has a limit of its own."""
+        self.left = seconds
+
+    def spend(self, seconds: float) -> None:
+        """Charge the submission."""
+        self.left -= seconds
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Charge the block to the compilers as far as they have time left; the block itself charges the submission."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            moved = min(time.monotonic() - began, self.compile_left)
+            self.compile_left -= moved
+            self.left += moved
+
+    @contextlib.contextmanager
+    def free(self) -> Iterator[None]:
+        """Charge the submission nothing for the block, such as ahead-of-time builds that the grader asks for."""
+        left = self.left
+        yield
+        self.left = left

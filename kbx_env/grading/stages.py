@@ -1,0 +1,297 @@
+"""The stages of a grading. Each returns the outcome that ends the grading, or ``None`` to go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from kbx_env.grading import judge as judges
+from kbx_env.grading.ablations import DefenceLayer
+from kbx_env.grading.context import GradingContext
+from kbx_env.grading.evidence import metamorphic, stage_credit
+from kbx_env.grading.runtime.session import CallResult
+from kbx_env.grading.runtime.untrusted import survived
+from kbx_env.grading.static.screen import screen
+from kbx_env.outcome import CaseFailure, Outcome, Stage, Verdict, Violation
+from kbx_env.spec.criteria import Sample
+from kbx_env.spec.task import Case
+
+ABLATED_CASES = 3
+"""Telling cases that are called again without launches (CUDA)."""
+
+
+class GradingStage(Protocol):
+    """One step of a grading."""
+
+    def run(self, context: GradingContext) -> Outcome | None:
+        """Do the step.
+
+        Args:
+            context: of this grading; receives what is found.
+
+        Returns:
+            The outcome that ends the grading, ``None`` to go on.
+
+        Raises:
+            GradingAborted: the submission ended the grading.
+            SandboxError: the machine is to blame.
+        """
+
+
+class Screen:
+    """Reads the text: forbidden imports and names, the entry function and its parameters. Runs nothing."""
+
+    def run(self, context: GradingContext) -> Outcome | None:
+        """See ``GradingStage.run``."""
+        with context.timed(Stage.SCREEN):
+            screened = screen(context.task, context.source)
+        builder = context.builder
+        builder.slips = screened.slips
+        if screened.verdict is None or (screened.violations and context.lacks(DefenceLayer.SCREEN)):
+            return None
+        builder.violations.extend(screened.violations)
+        return builder.end(screened.verdict, Stage.SCREEN, screened.message)
+
+
+class Compile:
+    """Starts the runner and executes the module there. On CUDA the launches of one call are compiled ahead of time."""
+
+    def run(self, context: GradingContext) -> Outcome | None:
+        """See ``GradingStage.run``."""
+        context.stage = Stage.COMPILE
+        session = context.open_session()
+        context.select_cases()
+        with context.timed(Stage.COMPILE):
+            session.load(context.source)
+            if session.engine is None:
+                # A call with every launch left out shows which launches there are.
+                first = next((i for i, c in enumerate(context.cases) if not c.out), 0)
+                with survived():
+                    session.call(context.cases[first], first, "ablate", quiet=True)
+                context.build()
+        return None
+
+
+class Correct:
+    """Calls the entry on every case and judges the results. Gathers evidence of each call."""
+
+    def run(self, context: GradingContext) -> Outcome | None:
+        """See ``GradingStage.run``."""
+        session = context.session
+        if session.engine is not None:
+            session.engine.keep = context.scheme is not None
+        with context.timed(Stage.CORRECT):
+            needed = [judges.calls_needed(context.task, c) for c in context.cases]
+            made = session.at_once(context.cases, needed) if session.engine is None else []
+            for index, case in enumerate(context.cases):
+                calls = made[index] if made else session.calls(case, index, needed[index], "run")
+                if isinstance(calls, Exception):
+                    raise calls
+                self._judge(context, index, calls)
+        with context.timed(Stage.COMPILE):
+            context.build()
+        context.builder.evidence = context.evidence(None, context.accumulator)
+        return None
+
+    def _judge(self, context: GradingContext, index: int, calls: Sequence[CallResult]) -> None:
+        case, telling, builder = context.cases[index], context.telling[index], context.builder
+        ruling = context.judge(case, calls)
+        if ruling.passed:
+            builder.passed += 1
+            builder.telling_passed += telling
+        else:
+            builder.failures.append(CaseFailure(case.label(), ruling.reason + _unwritten(calls[0])))
+        accumulator, session = context.accumulator, context.session
+        if telling and session.engine is not None and context.scheme is not None:
+            if ruling.passed:
+                accumulator.schemeless = accumulator.schemeless or metamorphic.flaw(context.task, case, calls[0], session, index)
+            elif len(accumulator.stages) < stage_credit.LOOKS:
+                seen = stage_credit.stages(context.task, case, calls[0], session, index)
+                accumulator.stages += [seen] if seen else []
+        accumulator.add(case, calls, session.ideal_bytes(case, calls[0]), telling, ruling)
+
+
+class ProveWork:
+    """Rejects a submission whose results Triton did not compute, and ends the grading of one with wrong results."""
+
+    def run(self, context: GradingContext) -> Outcome | None:
+        """See ``GradingStage.run``."""
+        builder = context.builder
+        with context.timed(Stage.EVIDENCE):
+            builder.violations.extend(constant_result(context))
+        if rejected := self._rejected(context):
+            return rejected
+        if builder.failures:
+            worst = builder.failures[0]
+            return builder.end(Verdict.INCORRECT, Stage.CORRECT, f"{worst.case}: {worst.reason}")
+        with context.timed(Stage.EVIDENCE):
+            right_without_launches = self._ablate(context)
+            builder.violations.extend(missing_evidence(context, right_without_launches))
+        return self._rejected(context)
+
+    @staticmethod
+    def _rejected(context: GradingContext) -> Outcome | None:
+        violations = context.builder.violations
+        return context.builder.end(Verdict.REJECTED, Stage.EVIDENCE, violations[0].detail) if violations else None
+
+    def _ablate(self, context: GradingContext) -> list[bool]:
+        """Call the largest telling cases without launches; returns for each whether the result was right all the same."""
+        session = context.session
+        if (session.engine is not None and not session.torch_ops) or context.lacks(DefenceLayer.ABLATION):
+            return []
+        right: list[bool] = []
+        telling = [i for i, t in enumerate(context.telling) if t]
+        for index in sorted(telling, key=lambda i: -_elements(context.cases[i]))[:ABLATED_CASES]:
+            case = context.cases[index]
+            right.append(False)
+            with survived():
+                calls = session.calls(case, index, judges.calls_needed(context.task, case), "ablate")
+                right[-1] = context.judge(case, calls).passed
+        context.builder.evidence = context.evidence(not any(right) if right else None, context.accumulator)
+        return right
+
+
+def constant_result(context: GradingContext) -> list[Violation]:
+    """Find results that depend on no input (CPU tier): such a result is no kernel's work, whatever it launched.
+
+    Args:
+        context: of this grading.
+
+    Returns:
+        At most one violation.
+    """
+    totals, task = context.accumulator, context.task
+    unknown = context.session.engine is None or not totals.telling or not totals.launches
+    if unknown or context.lacks(DefenceLayer.CONSTANT):
+        return []
+    if task.takes:
+        found = "" if totals.inputs else "no value of any result depends on a value of any input"
+    else:
+        constant = totals.frozen if isinstance(task.truth, Sample) else totals.flat
+        found = "every call gave one and the same number everywhere, whatever it was asked for" if constant else ""
+    return [Violation("constant", found)] if found else []
+
+
+def missing_evidence(context: GradingContext, right_without_launches: Sequence[bool]) -> list[Violation]:
+    """List what shows that Triton did not do the work.
+
+    Args:
+        context: of this grading.
+        right_without_launches: for each ablated case, whether its result was right.
+
+    Returns:
+        The violations, in the order of their weight.
+    """
+    session, totals = context.session, context.accumulator
+    found = [Violation(rule, detail) for rule, detail in dict.fromkeys(session.denied)]
+    checks_firewall = not context.lacks(DefenceLayer.REPROBE) and not context.lacks(DefenceLayer.FIREWALL)
+    if not session.standing and not session.torch_ops and checks_firewall:
+        found.append(Violation("tampering", "the firewall no longer stands after the run"))
+    if session.launches == 0 and not context.lacks(DefenceLayer.PROVENANCE):
+        found.append(Violation("no_launch", "no Triton kernel was launched"))
+    if any(right_without_launches):
+        found.append(Violation("ablation", "the result is right even with every Triton launch left out"))
+    if not session.torch_ops and not context.lacks(DefenceLayer.PROVENANCE):
+        if totals.unstored:
+            detail = f"case {totals.unstored[0]}: no element of a result was stored by a Triton kernel"
+            found.append(Violation("provenance", detail))
+        if totals.by_host:
+            detail = f"case {totals.by_host[0]} of the result were put there by torch or the host, not by a Triton kernel"
+            found.append(Violation("provenance", detail))
+    return found + _missing_scheme(context)
+
+
+def _missing_scheme(context: GradingContext) -> list[Violation]:
+    session, totals, scheme = context.session, context.accumulator, context.scheme
+    found = [Violation("contract", totals.schemeless)] if totals.schemeless else []
+    # On a GPU the kinds of products are claims; if the CPU tier has executed the same source, it has checked them.
+    known = session.engine is not None or context.cpu_evidence is None
+    reached = session.dots if session.engine is None else totals.dots
+    if scheme is not None and known and not set(scheme.dots) & reached:
+        wanted, got = " or ".join(scheme.dots), ", ".join(sorted(session.dots)) or "none"
+        detail = f"the scheme demands {wanted} on the way to the result; launched products: {got}"
+        found.append(Violation("contract", detail))
+    return found
+
+
+class Builds:
+    """Ends the grading of a kernel that does not compile for sm_90 (CPU backend)."""
+
+    def run(self, context: GradingContext) -> Outcome | None:
+        """See ``GradingStage.run``."""
+        failed = [b for b in context.builder.builds if not b.ok and b.target == "sm_90" and b.shared is None]
+        if not failed or context.backend != "cpu":
+            return None
+        message = f"{failed[0].kernel} for sm_90: {failed[0].error}"
+        return context.builder.end(Verdict.COMPILE_ERROR, Stage.COMPILE, message)
+
+
+class Time:
+    """Times the kernel against torch eager (CUDA)."""
+
+    def run(self, context: GradingContext) -> Outcome | None:
+        """See ``GradingStage.run``."""
+        if not context.options.timed:
+            return None
+        with context.timed(Stage.TIME):
+            from kbx_env.grading.timing import paired
+
+            context.builder.timing = paired.time_task(context.task, context.session, context.options.sizes)
+        return None
+
+
+class EstimateTime:
+    """Estimates the device time on a named GPU with the cost model (CPU backend, if asked for)."""
+
+    def run(self, context: GradingContext) -> Outcome | None:
+        """See ``GradingStage.run``."""
+        options = context.options
+        if context.backend != "cpu" or options.estimate is None:
+            return None
+        from kbx_env.grading.timing import estimate
+
+        start = time.perf_counter()
+        context.builder.estimate = estimate.estimate(context.task, context.session, options.estimate, options.sizes)
+        context.builder.seconds["estimate"] = time.perf_counter() - start
+        return None
+
+
+def beside_compiled(context: GradingContext, outcome: Outcome) -> Outcome:
+    """Add the speedup over torch.compile to a timed outcome.
+
+    It runs after the runner has ended: a process that the submission left running could change a ratio that is reported for
+    other submissions too.
+
+    Args:
+        context: of this grading, closed.
+        outcome: its outcome.
+
+    Returns:
+        The outcome; unchanged where nothing was timed or the comparison was not asked for.
+    """
+    if outcome.timing is None or not context.options.compiled:
+        return outcome
+    from kbx_env.grading.timing import compiled
+
+    torch.cuda.empty_cache()  # the process that compiles needs the memory
+    start = time.perf_counter()
+    timing = compiled.beside(context.task, outcome.timing, context.gpu, sizes=context.options.sizes)
+    return replace(outcome, timing=timing, seconds={**outcome.seconds, "compiled": round(time.perf_counter() - start, 4)})
+
+
+def _unwritten(call: CallResult) -> str:
+    """Return a note on elements of the result that were never written, which a GPU would not report."""
+    total, missing = sum(o.elements for o in call.origins), sum(o.unwritten for o in call.origins)
+    return f"; {100 * missing / total:.3g} % of the elements were never written" if missing else ""
+
+
+def _elements(case: Case) -> int:
+    total = 1
+    for size in case.axes.values():
+        for n in size if isinstance(size, tuple) else (size,):
+            total *= n
+    return total
