@@ -28,7 +28,7 @@ test: $(STAMP)
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --all $(PYTEST_ARGS)
 
-# Every test with hidden inputs that no run has drawn before; the head of its output names the seed that repeats them.
+# Every test with hidden inputs that no run has drawn before; the end of its output names the seed that repeats them.
 soak:
 	KBX_TEST_SEED=$$(date +%s) $(MAKE) test-all
 

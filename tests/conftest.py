@@ -42,8 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[TIERS] = Tiers(config)
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    return [f"hidden inputs: KBX_TEST_SEED={SEED}", *config.stash[TIERS].header()]
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    # At the end: pytest shows no header with -q, which pyproject.toml sets.
+    for line in (f"hidden inputs: KBX_TEST_SEED={SEED}", *config.stash[TIERS].summary()):
+        terminalreporter.write_line(line)
 
 
 @pytest.hookimpl(wrapper=True)

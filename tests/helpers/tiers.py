@@ -20,7 +20,7 @@ Three rules put a test back into the default tier:
 
 A change is a difference between the working tree and the merge base with ``main``, or a part of the last commit.
 Without git nothing counts as changed. A large change would turn the default tier into the full one, so at most
-``MOST_TASKS`` changed tasks and specimens and ``MOST_FILES`` changed test files count. The output's head lists them.
+``MOST_TASKS`` changed tasks and specimens and ``MOST_FILES`` changed test files count. The end of the output lists them.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ class Tiers:
         tests = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("tests/**/test_*.py"))
         self.test_files = [path for path in tests if mirrors(path, self.files)]
 
-    def header(self) -> list[str]:
-        """Return the lines for the head of pytest's output."""
+    def summary(self) -> list[str]:
+        """Return the lines for the end of pytest's output."""
         if self.everything:
             return ["tier: all tests that the options select"]
         lines = ["tier: default (--all runs everything)"]
