@@ -1,11 +1,11 @@
-# Two commands: `make demo` grades two policies on this machine, `make test` runs the tests.
-# Both make their own virtual environment in .venv; PYTHON chooses the interpreter (3.11 or newer).
+# `make demo` grades two policies on this machine, `make test` runs the default tests, `make test-all` runs every test.
+# All make their own virtual environment in .venv; PYTHON chooses the interpreter (3.11 or newer).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test soak lint clean
+.PHONY: install demo test test-all soak lint clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -14,16 +14,23 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[dev]"
 	touch $(STAMP)
 
+install: $(STAMP)
+
 demo: $(STAMP)
 	$(BIN)/python eval/report.py --policy expert --policy replay:baselines/samples/replay.jsonl \
 		--backend cpu --split all --workers 2 --targets sm_90 --out runs/demo --overwrite
 
+# The default tier: at most 5 minutes on 2 cores. tests/helpers/tiers.py says what it leaves out.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
-# The same with hidden inputs that no run has drawn before; the head of its output names the seed that repeats them.
+# Every expert, the whole zoo, all training tests.
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --all $(PYTEST_ARGS)
+
+# Every test with hidden inputs that no run has drawn before; the end of its output names the seed that repeats them.
 soak:
-	KBX_TEST_SEED=$$(date +%s) $(MAKE) test
+	KBX_TEST_SEED=$$(date +%s) $(MAKE) test-all
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

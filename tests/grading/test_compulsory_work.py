@@ -1,4 +1,4 @@
-"""Every floor is a lower bound: held against what results depend on. What our own kernels move: ``tests/test_experts.py``."""
+"""Every floor is a lower bound: held against what results depend on. Our own kernels: ``tests/integration/test_experts.py``."""
 
 from __future__ import annotations
 

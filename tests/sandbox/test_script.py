@@ -1,4 +1,4 @@
-"""What the child side of a script is made of; its behaviour: tests/test_scripts.py."""
+"""What the child side of a script is made of; its behaviour: tests/grading/runtime/test_policy_script.py."""
 
 from __future__ import annotations
 

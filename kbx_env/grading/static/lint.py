@@ -7,7 +7,7 @@ side, and statements that Triton cannot translate. An error that is not certain,
 Undefined names come from ``symtable``, the compiler's own scope analysis, and not from pyflakes: pyflakes follows the order
 of the statements, so it reports names that an earlier pass of a loop has bound; it is recursive, so a sum of 400 terms
 exhausts the stack; and on some sources it takes time quadratic in their length (25 s for 40 kB). Where pyflakes is
-installed, ``tests/grading/test_lint.py`` compares the two: pyflakes must report every name that is reported here.
+installed, ``tests/grading/static/test_lint.py`` compares the two: pyflakes must report every name that is reported here.
 """
 
 from __future__ import annotations

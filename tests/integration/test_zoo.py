@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from kbx_env.eval.zoo import Specimen, graded, paid, specimens
 from kbx_env.rewards.compose import load_preset
 
+from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.grader import Grader
 from kbx_env.outcome import Fault
 
@@ -15,6 +17,29 @@ ATTACKS = specimens(honest=False)
 HONEST = specimens(honest=True)
 ANYWHERE = [s for s in ATTACKS if s.backend != "cuda"]
 FAIR = [s for s in HONEST if s.backend != "cuda"]
+
+LAYERS = {
+    DefenceLayer.SCREEN: "d_forged_ttir",
+    DefenceLayer.FIREWALL: "torch_fallback",
+    DefenceLayer.HOST: "python_lists",
+    DefenceLayer.LOCKDOWN: "d_grid_writes_file",
+    DefenceLayer.KERNEL: "c_engine_memory",
+    DefenceLayer.SECRET: "b_expected_table",
+    DefenceLayer.CASES: "f_index_by_heart",
+    DefenceLayer.EFFECTS: "b_permute_lazy",
+    DefenceLayer.CONSTANT: "constant_kernel",
+    DefenceLayer.PROVENANCE: "f_product_cloned",
+    DefenceLayer.CONTRACT: "e_nibble_alone",
+    DefenceLayer.PROOF: "d_roll_by_copies",
+    DefenceLayer.ABLATION: "canary_launch",
+    DefenceLayer.REPROBE: "destroy_firewall",
+}
+"""An attack aimed at each layer: the default tier grades these. Most of them meet an earlier layer first."""
+ODDITIES = {
+    "comments_name_torch", "h_alias_annotated", "h_helper_compose", "k_argmax_atomic_keys", "k_symmetric_block_pointers",
+    "persistent_while", "workspace_kept",
+}  # fmt: skip
+"""Honest kernels that the default tier grades."""
 
 
 def _check(grader, s: Specimen, backend: str) -> None:
@@ -32,29 +57,35 @@ def _check(grader, s: Specimen, backend: str) -> None:
     assert reward.terms(outcome)["correct"] == 0.0
 
 
-def _known(s: Specimen):
-    marks = [pytest.mark.xfail(reason=s.open, strict=True)] if s.open else []
-    return pytest.param(s, id=s.name, marks=marks)
+def _graded(found: list[Specimen], backend: str) -> list[ParameterSet]:
+    """Parameters of a test: open attacks are expected to pass on the CPU, most specimens are left to the full tier."""
+    params = []
+    for s in found:
+        marks = [] if s.name in {*LAYERS.values(), *ODDITIES} else [pytest.mark.full]
+        if s.open and backend == "cpu":
+            marks.append(pytest.mark.xfail(reason=s.open, strict=True))
+        params.append(pytest.param(s, id=s.name, marks=marks))
+    return params
 
 
-@pytest.mark.parametrize("s", [_known(s) for s in ANYWHERE])
+@pytest.mark.parametrize("s", _graded(ANYWHERE, "cpu"))
 def test_attack_is_not_paid(grader, s: Specimen) -> None:
     _check(grader, s, "cpu")
 
 
-@pytest.mark.parametrize("s", FAIR, ids=lambda s: s.name)
+@pytest.mark.parametrize("s", _graded(FAIR, "cpu"))
 def test_honest_oddity_is_paid(grader, s: Specimen) -> None:
     _check(grader, s, "cpu")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("s", ATTACKS, ids=lambda s: s.name)
+@pytest.mark.parametrize("s", _graded(ATTACKS, "cuda"))
 def test_attack_is_not_paid_on_gpu(grader, s: Specimen) -> None:
     _check(grader, s, "cuda")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("s", HONEST, ids=lambda s: s.name)
+@pytest.mark.parametrize("s", _graded(HONEST, "cuda"))
 def test_honest_oddity_is_paid_on_gpu(grader, s: Specimen) -> None:
     _check(grader, s, "cuda")
 
@@ -80,5 +111,10 @@ def test_what_a_layer_is_worth(
 def test_the_zoo_is_as_large_and_varied_as_its_page_says() -> None:
     assert len(ATTACKS) >= 80 and len({s.family for s in ATTACKS}) >= 20 and len({s.task for s in ATTACKS}) >= 25
     assert len(HONEST) >= 50
-    page = (Path(__file__).parent.parent / "docs" / "zoo.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "zoo.md").read_text()
     assert [s.name for s in ATTACKS if f"| {s.name} |" not in page] == []
+
+
+def test_each_layer_of_defence_has_an_attack_in_the_default_tier() -> None:
+    assert set(LAYERS) == set(DefenceLayer)
+    assert {*LAYERS.values()} <= {s.name for s in ATTACKS} and {s.name for s in HONEST} >= ODDITIES

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake_device import FakeDevice
-from test_calls import talk
+from puppet import puppet_session
 
 from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.grading import inputs
@@ -133,11 +133,11 @@ def test_a_block_of_several_calls_has_been_warmed() -> None:
 )
 def test_times_that_cannot_be_are_refused(us: object) -> None:
     with pytest.raises(GradingAborted):
-        clock.RunnerSide(talk({"ok": True, "us": us}), CASE).measure([0])
+        clock.RunnerSide(puppet_session({"ok": True, "us": us}), CASE).measure([0])
 
 
 def test_work_hidden_from_the_events_shows_on_the_wall_clock(monkeypatch) -> None:
-    side = clock.RunnerSide(talk({"ok": True}), CASE)
+    side = clock.RunnerSide(puppet_session({"ok": True}), CASE)
     now = [0.0]
     monkeypatch.setattr(contestants.time, "perf_counter", lambda: now[0])
 
@@ -152,14 +152,14 @@ def test_work_hidden_from_the_events_shows_on_the_wall_clock(monkeypatch) -> Non
 
 
 def test_an_autotuner_at_work_in_a_timed_call_ends_it(monkeypatch) -> None:
-    side = clock.RunnerSide(talk({"ok": True, "us": [1.0], "tuned": 1}), CASE)
+    side = clock.RunnerSide(puppet_session({"ok": True, "us": [1.0], "tuned": 1}), CASE)
     with pytest.raises(GradingAborted, match="autotuner") as stop:
         side.measure([0])
     assert stop.value.violations[0].rule == "clock"
 
 
 def test_graphs_hold_a_number_of_calls_that_nobody_knows(monkeypatch) -> None:
-    side = clock.RunnerSide(talk({"ok": True, "captured": True}), CASE)
+    side = clock.RunnerSide(puppet_session({"ok": True, "captured": True}), CASE)
     small = {side.capture(1 << 10) for _ in range(60)}
     assert len(small) > 5 and min(small) >= contestants.GRAPH_CALLS[0] and max(small) <= contestants.GRAPH_CALLS[1]
     assert {side.capture(1 << 30) for _ in range(9)} == {contestants.SLOTS}, "what fits into memory"

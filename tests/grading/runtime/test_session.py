@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from puppet import Puppet, puppet_session
 
 from kbx_env.errors import SandboxError
 from kbx_env.grading.runtime import session, time_budget
@@ -48,34 +49,6 @@ REPLY = st.fixed_dictionaries(
 BLOBS = st.lists(st.binary(max_size=16).map(bytearray), max_size=2)
 
 
-class Puppet:
-    """Stands for zygote and runner: answers what it was told to answer."""
-
-    folder = "/"
-
-    pid = 1
-
-    def __init__(self, reply: dict[str, Any], blobs: list[bytearray], log: list[Any] | None = None) -> None:
-        self.reply, self.blobs = reply, blobs
-        self.rows = [1] if log is None else log
-
-    def spawn(self, **_: Any) -> Puppet:
-        return self
-
-    def ask(self, header: dict[str, Any], blobs: Any = None, *, deadline: float) -> Any:
-        return self.reply, self.blobs
-
-    def log(self) -> list[Any]:
-        return self.rows
-
-    def close(self) -> None:
-        pass
-
-
-def talk(reply: dict[str, Any], blobs: list[bytearray] | None = None) -> RunnerSession:
-    return RunnerSession(Puppet(reply, blobs or []), TASK, "cpu", b"secret", "eval", 30.0)  # type: ignore[arg-type]
-
-
 @settings(deadline=None, max_examples=150)
 @given(reply=REPLY, blobs=BLOBS)
 def test_any_reply_is_a_claim_or_a_verdict(reply: dict[str, Any], blobs: list[bytearray]) -> None:
@@ -87,7 +60,7 @@ def test_any_reply_is_a_claim_or_a_verdict(reply: dict[str, Any], blobs: list[by
         lambda t: RunnerSide(t, case).measure([0]),
     ):
         try:
-            use(talk(reply, blobs))
+            use(puppet_session(reply, blobs))
         except GradingAborted as stop:
             assert stop.verdict is not Verdict.INFRA_FAULT
 
@@ -95,14 +68,14 @@ def test_any_reply_is_a_claim_or_a_verdict(reply: dict[str, Any], blobs: list[by
 @pytest.mark.parametrize("kind", ["infra", "anything", None, 7])
 def test_a_runner_cannot_excuse_itself(kind: object) -> None:
     with pytest.raises(GradingAborted) as stop:
-        talk({"ok": False, "kind": kind, "message": "not my fault"}).load(b"")
+        puppet_session({"ok": False, "kind": kind, "message": "not my fault"}).load(b"")
     assert stop.value.verdict is Verdict.RUNTIME_ERROR
 
 
 @pytest.mark.parametrize("claim", [-1, 1.5, True, "7", float("nan"), 1 << 60, [3]])
 def test_counts_are_whole_numbers(claim: object) -> None:
     with pytest.raises(GradingAborted, match="unreadable"):
-        talk({"ok": True, "outputs": [], "after": {}, "is_tuple": False, "launches": claim}).call(
+        puppet_session({"ok": True, "outputs": [], "after": {}, "is_tuple": False, "launches": claim}).call(
             TASK.cases[0], 0, "run"
         )
 
@@ -121,7 +94,7 @@ def test_the_log_counts_whatever_the_reply_says(log: list[Any]) -> None:
 def test_a_gpu_full_of_others_is_not_held_against_a_submission(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def load() -> None:
         reply = {"ok": False, "kind": "runtime", "name": "OutOfMemoryError", "message": message}
-        mine = talk(reply | {"denied": [], "standing": True})
+        mine = puppet_session(reply | {"denied": [], "standing": True})
         mine.engine, mine.backend = None, "cuda"
         mine.load(b"")
 

@@ -93,7 +93,7 @@ for i in range(40):
 
 def test_several_processes_write_one_new_file(tmp_path: Path) -> None:
     path = tmp_path / "g.sqlite"
-    code = WRITER.format(root=str(Path(__file__).resolve().parents[1]), path=str(path))
+    code = WRITER.format(root=str(Path(__file__).resolve().parents[2]), path=str(path))
     writers = [subprocess.Popen([sys.executable, "-c", code, f"p{k}"]) for k in range(4)]
     assert [w.wait(60) for w in writers] == [0, 0, 0, 0]
     assert len(list(Store(path).rows())) == 160
@@ -338,7 +338,7 @@ for i in range(int(sys.argv[2])):
 
 def test_a_writer_killed_among_others_loses_and_doubles_nothing(tmp_path: Path) -> None:
     path = tmp_path / "g.sqlite"
-    code = MIXED.format(root=str(Path(__file__).resolve().parents[1]), path=str(path))
+    code = MIXED.format(root=str(Path(__file__).resolve().parents[2]), path=str(path))
 
     def start(name: str, rows: int) -> subprocess.Popen[str]:
         return subprocess.Popen([sys.executable, "-c", code, name, str(rows)], stdout=subprocess.PIPE, text=True)

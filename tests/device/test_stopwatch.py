@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from fake_device import FakeDevice
 
 from kbx_env.device import stopwatch
 from kbx_env.device.stopwatch import Stopwatch
-from tests.grading.fake_device import FakeDevice
 
 
 class Counted(FakeDevice):

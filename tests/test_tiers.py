@@ -1,0 +1,79 @@
+"""The two tiers: names in its table exist, and what changed is found."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import tiers
+
+from kbx_env.spec.catalog import task_ids
+
+
+def test_every_slow_test_exists() -> None:
+    """A renamed test would slip back into the default tier."""
+    missing = []
+    for name, functions in tiers.SLOW.items():
+        file = tiers.ROOT / "tests" / name
+        tree = ast.parse(file.read_text() if file.is_file() else "")
+        defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        missing += [f"{name}::{function}" for function in functions if function not in defined]
+    assert missing == []
+
+
+def test_each_category_has_one_representative() -> None:
+    categories = [task.split("/")[0] for task in tiers.representatives()]
+    assert sorted(categories) == sorted({task.split("/")[0] for task in task_ids()})
+
+
+def test_changed_files_name_tasks_and_specimens() -> None:
+    files = [
+        "tasks/math/softmax.py", "baselines/experts/loss/mse_loss.py", "tests/zoo/exploits/hang.py", "tasks/splits.json",
+        "tasks/_schemes.py", "tasks/math/was_deleted.py", "README.md",
+    ]  # fmt: skip
+    assert tiers.changed_names(files) == ["hang", "loss/mse_loss", "math/softmax"]
+    names = tiers.changed_names(["tasks/math/softmax.py", "baselines/experts/_parts/losses.py"])
+    assert names[0] == "math/softmax" and "loss/mse_loss" in names[1:], (
+        "experts that begin with a changed part come last"
+    )
+
+
+@pytest.mark.parametrize(("test", "module", "mirrored"), [
+    ("tests/grading/timing/test_paired.py", "kbx_env/grading/timing/paired.py", True),
+    ("tests/grading/timing/test_paired_attacks.py", "kbx_env/grading/timing/paired.py", True),
+    ("tests/train/test_ppo.py", "train/ppo.py", True),
+    ("tests/test_outcome.py", "kbx_env/outcome.py", True),
+    ("tests/test_outcome.py", "tests/test_outcome.py", True),
+    ("tests/grading/timing/test_paired.py", "kbx_env/device/paired.py", False),
+    ("tests/grading/timing/test_pairedness.py", "kbx_env/grading/timing/paired.py", False),
+    ("tests/train/test_ppo.py", "train/configs/ppo.yaml", False),
+])  # fmt: skip
+def test_test_files_mirror_modules(test: str, module: str, mirrored: bool) -> None:
+    assert tiers.mirrors(test, frozenset([module])) is mirrored
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_what_git_says_changed(tmp_path: Path) -> None:
+    assert tiers.changed_files(tmp_path) == frozenset(), "not a repository"
+
+    def git(*args: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e", *args], check=True)
+
+    def commit(name: str) -> None:
+        (tmp_path / name).touch()
+        git("add", "-A")
+        git("commit", "-q", "-m", name)
+
+    git("init", "-q", "-b", "main")
+    commit("old")
+    commit("last of main")
+    assert tiers.changed_files(tmp_path) == {"last of main"}
+    git("checkout", "-q", "-b", "branch")
+    commit("first of branch")
+    commit("second of branch")
+    (tmp_path / "new").touch()
+    (tmp_path / "old").write_text("edited")
+    assert tiers.changed_files(tmp_path) == {"first of branch", "second of branch", "new", "old"}
