@@ -1,1 +1,1 @@
-"""Policies: expert, replay, eager, zeros; later the five methods of the paper."""
+"""Policies, one a file: the methods of the paper, searches, and references such as ``expert``, ``eager`` and ``zeros``."""

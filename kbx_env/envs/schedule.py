@@ -129,7 +129,7 @@ def find_idle(task: str, launched: Callable[[str], str | None]) -> tuple[str, ..
     Args:
         task: ``category/name``.
         launched: source -> a key that is equal for sources which launch the same in every timed case, ``None`` where that
-            is not known (``Report.same`` of ``baselines/search/screen.py``; about half a second each on the CPU).
+            is not known (``CompileReport.launch_hash`` of ``baselines/search/compile_report.py``; half a second each on the CPU).
     """
     whole = template(task)
     base = launched(whole.source)
