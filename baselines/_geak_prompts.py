@@ -128,6 +128,9 @@ def generate(prompt: str, entry: str, signature: str, rest: str) -> str:
         entry: name of the entry function.
         signature: its signature.
         rest: an example, failed attempts, or correct kernels to beat; may be empty.
+
+    Returns:
+        The text of the user's message.
     """
     return _GENERATE.format(prompt=prompt, entry=entry, signature=signature) + rest + _ANSWER
 
@@ -138,6 +141,9 @@ def example(task: str, code: str) -> str:
     Args:
         task: id of the other task.
         code: its kernel.
+
+    Returns:
+        The text.
     """
     return _EXAMPLE.format(task=task, code=code)
 
@@ -148,6 +154,9 @@ def attempts(rows: Sequence[tuple[str, str, str]], *, failed: bool) -> str:
     Args:
         rows: code, result and reflection of each, the best first.
         failed: whether they failed and are to be repaired; else they are correct and to be beaten.
+
+    Returns:
+        The text.
     """
     shown = "".join(
         _ATTEMPT.format(number=n, code=code, result=result, reflection=reflection or "none")
@@ -162,6 +171,9 @@ def evaluate(prompt: str, code: str) -> str:
     Args:
         prompt: the task's instruction.
         code: the candidate.
+
+    Returns:
+        The text of the user's message.
     """
     listed = "\n".join(f"- {name}: {text}" for name, text in CRITERIA.items())
     return _EVALUATE.format(prompt=prompt, code=code, criteria=listed, keys=json.dumps(list(CRITERIA)))
@@ -175,5 +187,8 @@ def reflect(prompt: str, code: str, result: str, *, correct: bool) -> str:
         code: the candidate.
         result: its verdict as text.
         correct: whether the candidate is correct.
+
+    Returns:
+        The text of the user's message.
     """
     return (_SLOW if correct else _WRONG).format(prompt=prompt, code=code, result=result)

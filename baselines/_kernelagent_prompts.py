@@ -102,6 +102,9 @@ def write_test(prompt: str, signature: str, device: str) -> str:
         prompt: the task's instruction.
         signature: of the entry function.
         device: torch device on which the test runs.
+
+    Returns:
+        The text of the user's message.
     """
     return _TEST.format(prompt=prompt, signature=signature, device=device)
 
@@ -112,6 +115,9 @@ def seed(test: str, signature: str) -> str:
     Args:
         test: the test's source.
         signature: of the entry function.
+
+    Returns:
+        The text of the user's message.
     """
     return _SEED.format(test=test, guide=_GUIDE, signature=signature)
 
@@ -128,6 +134,9 @@ def refine(
         stderr: standard error of the test.
         stdout: standard output of the test.
         history: code, standard error and standard output of earlier rounds, already shortened; the oldest first.
+
+    Returns:
+        The text of the user's message.
     """
     shown = ""
     if history:

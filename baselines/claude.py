@@ -19,6 +19,9 @@ def render(prompt: str, entry: str) -> Sequence[Message]:
     Args:
         prompt: the task's instruction.
         entry: name of the entry function; not used.
+
+    Returns:
+        One message of the user.
     """
     return ({"role": "user", "content": prompt},)
 
@@ -29,5 +32,8 @@ def build(argument: str | None, access: Access) -> SingleShot:
     Args:
         argument: the model's name, in place of ``access.model``.
         access: how to reach the model.
+
+    Returns:
+        The policy.
     """
     return SingleShot(NAME, access, argument, SAMPLING, render, api="anthropic")

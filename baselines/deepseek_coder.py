@@ -29,6 +29,9 @@ def render(prompt: str, entry: str) -> Sequence[Message]:
     Args:
         prompt: the task's instruction.
         entry: name of the entry function; not used.
+
+    Returns:
+        Two messages.
     """
     return ({"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt})
 
@@ -47,5 +50,8 @@ def build(argument: str | None, access: Access) -> SingleShot:
     Args:
         argument: the model's name, in place of ``access.model``.
         access: how to reach the model.
+
+    Returns:
+        The policy.
     """
     return SingleShot(NAME, access, argument, SAMPLING, render, raw=raw, stop=(END,))

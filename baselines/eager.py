@@ -108,6 +108,9 @@ def build(argument: str | None, access: Access) -> Eager:
         argument: must be empty.
         access: not used.
 
+    Returns:
+        The policy.
+
     Raises:
         UsageError: there is an argument.
     """

@@ -31,6 +31,9 @@ def build(argument: str | None, access: Access) -> Expert:
         argument: must be empty.
         access: not used.
 
+    Returns:
+        The policy.
+
     Raises:
         UsageError: there is an argument.
     """

@@ -235,5 +235,8 @@ def build(argument: str | None, access: Access) -> Geak:
     Args:
         argument: the model's name, in place of ``access.model``.
         access: how to reach the model.
+
+    Returns:
+        The policy.
     """
     return Geak(NAME, access, argument, SAMPLING)

@@ -31,6 +31,9 @@ def render(prompt: str, entry: str) -> Sequence[Message]:
     Args:
         prompt: the task's instruction.
         entry: name of the entry function; not used.
+
+    Returns:
+        One message of the user.
     """
     return ({"role": "user", "content": prompt},)
 

@@ -177,6 +177,9 @@ def as_entry(code: str, entry: str) -> str:
     Args:
         code: the file.
         entry: name of the entry function.
+
+    Returns:
+        The file, with an alias where it does not define that name.
     """
     return code if defines(code, entry) else f"{code.rstrip()}\n\n\n{entry} = {FUNCTION}\n"
 
@@ -187,5 +190,8 @@ def build(argument: str | None, access: Access) -> KernelAgent:
     Args:
         argument: the model's name, in place of ``access.model``.
         access: how to reach the model.
+
+    Returns:
+        The policy.
     """
     return KernelAgent(NAME, access, argument, SAMPLING)

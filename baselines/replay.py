@@ -114,6 +114,9 @@ def build(argument: str | None, access: Access) -> Replay:
         argument: the file.
         access: not used.
 
+    Returns:
+        The policy.
+
     Raises:
         UsageError: there is no argument, no such file, or no usable row in it.
     """

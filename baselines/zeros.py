@@ -55,6 +55,9 @@ def build(argument: str | None, access: Access) -> Zeros:
         argument: must be empty.
         access: not used.
 
+    Returns:
+        The policy.
+
     Raises:
         UsageError: there is an argument.
     """

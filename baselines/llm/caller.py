@@ -80,6 +80,9 @@ class Caller:
             policy: name of the policy.
             task: id of the task.
             sample: number of the answer, from 0.
+
+        Returns:
+            The session.
         """
         return CallSession(self, policy, task, sample)
 

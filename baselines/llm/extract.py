@@ -53,6 +53,9 @@ def defines(source: str, name: str) -> bool:
     Args:
         source: the module; a source that is not Python defines nothing.
         name: the name.
+
+    Returns:
+        Whether it does, by an assignment or import too.
     """
     try:
         tree = ast.parse(source)

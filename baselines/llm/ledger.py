@@ -67,6 +67,9 @@ class Ledger:
             policy: name of the policy.
             task: id of the task.
             sample: number of the answer, from 0.
+
+        Returns:
+            The sum over the answer's calls and scripts so far.
         """
         with self._lock:
             return self._by_answer[policy, task, sample]

@@ -211,6 +211,11 @@ def _cut(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
 def _engine(folder: Path, tokenizer: Any, device: str) -> Any:
     """Load a model.
 
+    Args:
+        folder: the checkpoint.
+        tokenizer: its tokenizer.
+        device: torch device.
+
     Returns:
         A function of requests and the ids of their prompts. It returns for each the ids of the new tokens, and whether the
         model ended the answer by itself. Its attribute ``context`` is the most tokens of prompt and answer, or ``None``.

@@ -34,6 +34,9 @@ class Sampling:
             messages: the conversation so far.
             stop: texts that end the answer.
             raw: the prompt as text, for a server of plain completions.
+
+        Returns:
+            The request, without a seed.
         """
         return ChatRequest(tuple(messages), self.max_tokens, self.temperature, self.top_p, stop, raw=raw)
 
@@ -87,6 +90,9 @@ class Method:
         Args:
             task: id of the task.
             sample: number of the answer, from 0.
+
+        Returns:
+            The sum over the answer's calls and scripts so far.
         """
         return self.caller.ledger.usage_of(self.name, task, sample)
 

@@ -135,6 +135,9 @@ class _Candidate:
 class _Reader:
     """Finds the knobs of one source.
 
+    Args:
+        source: a module with kernels.
+
     Attributes:
         lines: byte at which each line begins.
         kernels: the functions that run on the device, by name.
