@@ -1,1 +1,1 @@
-"""Policies, one a file: the methods of the paper, searches, and references such as ``expert``, ``eager`` and ``zeros``."""
+"""Policies, one a file: the paper's methods, searches, and references such as ``expert``, ``eager`` and ``zeros``."""

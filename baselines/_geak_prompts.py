@@ -1,4 +1,4 @@
-"""Prompts of the policy ``geak``: generation, self-evaluation, reflection. They follow AMD's GEAK v2, in our words, for NVIDIA."""
+"""Prompts of the policy ``geak``: generation, self-evaluation, reflection; after AMD's GEAK v2, for NVIDIA."""
 
 from __future__ import annotations
 

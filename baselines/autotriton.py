@@ -1,8 +1,8 @@
 """The policy ``autotriton``: one call of AutoTriton, an 8B model trained with SFT and GRPO to write Triton.
 
-The prompt follows its TritonBench prompt. The model thinks before it answers, between ``<think>`` and ``</think>``; its limit
-of 16,384 tokens covers both. The method states no sampling settings: temperature 0.6 and top-p 0.95 are those of a public
-driver.
+The prompt follows its TritonBench prompt. The model thinks before it answers, between ``<think>`` and ``</think>``; its
+limit of 16,384 tokens covers both. The method states no sampling settings: temperature 0.6 and top-p 0.95 are those of
+a public driver.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The policy ``claude``: the task's instruction as one message, one completion, no tools, no retries (paper, sec. 3)."""
+"""The policy ``claude``: the instruction as one message, one completion, no tools, no retries (paper, sec. 3)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kbx_env.baselines.llm.method import Sampling, SingleShot
 
 NAME = "claude"
 SAMPLING = Sampling(max_tokens=16384)
-"""No sampling parameter is sent: the paper states neither model version nor temperature, and newer models refuse them."""
+"""Without sampling parameters: the paper states neither version nor temperature, and newer models refuse them."""
 
 
 def render(prompt: str, entry: str) -> Sequence[Message]:

@@ -1,8 +1,8 @@
-"""The policy ``deepseek-coder``: one call of DeepSeek-Coder, a code model that is not trained for kernels (paper, sec. 3).
+"""The policy ``deepseek-coder``: one call of DeepSeek-Coder, a code model without training for kernels (sec. 3).
 
-A server with the model's chat template gets the messages. With ``--api completions`` the prompt is rendered here, in the
-format of DeepSeek-Coder's README: the system line, ``### Instruction:``, ``### Response:``, ended by ``<|EOT|>``. Decoding is
-greedy, as in the README.
+A server with the model's chat template gets the messages. With ``--api completions`` the prompt is rendered here, in
+the format of DeepSeek-Coder's README: the system line, ``### Instruction:``, ``### Response:``, ended by ``<|EOT|>``.
+Decoding is greedy, as in the README.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def jump(q):
 
 
 class Eager:
-    """Answers with the reference and the definitions that it uses; helpers of other modules are replaced by plain torch."""
+    """Answers with the reference and the definitions that it uses; shared helpers are replaced by plain torch."""
 
     name = NAME
     repeatable = True

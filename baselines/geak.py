@@ -1,8 +1,8 @@
 """The policy ``geak`` (AMD's GEAK): three rounds of four candidates.
 
-In every round the model generates candidates and evaluates them itself, the grader grades them, and the model reflects on the
-verdicts; the next round repairs or optimises. The verdicts are feedback that the single-shot methods and KernelAgent do not
-have. docs/methods.md lists the differences from the published code.
+In every round the model generates candidates and evaluates them itself, the grader grades them, and the model reflects
+on the verdicts; the next round repairs or optimises. The verdicts are feedback that the single-shot methods and
+KernelAgent do not have. docs/methods.md lists the differences from the published code.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Attempt:
         """Key that orders correct kernels, larger is better.
 
         Returns:
-            The speedup over eager; the estimated share of the roofline; the share of the needed bytes in the moved bytes.
-            An unknown number counts as 0. On the CPU backend there is no speedup, and an estimate only where the run asks
-            for it.
+            The speedup over eager; the estimated share of the roofline; the share of the needed bytes in the moved
+            bytes. An unknown number counts as 0. On the CPU backend there is no speedup, and an estimate only where the
+            run asks for it.
         """
         outcome = self.outcome
         if outcome is None:

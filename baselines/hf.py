@@ -1,4 +1,4 @@
-"""The policy ``hf``: a checkpoint folder, as ``train/`` writes it, with the instruction alone and its own chat template."""
+"""The policy ``hf``: a checkpoint folder, as ``train/`` writes it, asked with its own chat template."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def render(prompt: str, entry: str) -> Sequence[Message]:
 
 
 class Turns(Method):
-    """A checkpoint over several turns: verdicts are shown as in training over several turns, and the best source is handed in.
+    """A checkpoint over several turns: verdicts are shown as in training, and the best source is handed in.
 
     Attributes:
         conversation: renders the turns.
@@ -74,8 +74,8 @@ class Turns(Method):
     def run(self, task: Task, env: Episode) -> Trajectory:
         """Solve a task.
 
-        The episode ends early with a correct source (on CUDA, one that is at least as fast as eager), with an answer that
-        was cut off, or where no further answer fits into the model's context.
+        The episode ends early with a correct source (on CUDA, one that is at least as fast as eager), with an answer
+        that was cut off, or where no further answer fits into the model's context.
 
         Args:
             task: the task.

@@ -1,7 +1,7 @@
-"""The policy ``kernelagent`` (Meta's KernelAgent): a model writes a test and kernels, and repairs them until one passes it.
+"""The policy ``kernelagent`` (Meta's KernelAgent): a model writes a test, and repairs kernels until one passes.
 
-The grader grades one source, at the end, and the model never sees a verdict. docs/methods.md lists the differences from the
-published code.
+The grader grades one source, at the end, and the model never sees a verdict. docs/methods.md lists the differences from
+the published code.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _HERE = pathlib.Path(__file__).parent
 
 @dataclass(frozen=True)
 class Needs:
-    """The information that a policy uses besides the task's text; reports show it, because it makes policies unequal."""
+    """The information that a policy uses besides the task's text; reports show it, as it makes policies unequal."""
 
     grader_feedback: bool = False
     """Whether it submits sources to the grader and reads the verdicts before it hands in its answer."""
@@ -37,8 +37,8 @@ class Policy(Protocol):
     Reports also use these optional members:
 
     - ``samples(task) -> int``: the number of answers to a task that are graded; default 1.
-    - ``repeatable``: ``True`` if the policy gives the same answer every time at no cost, so that a resumed report may ask
-      it again; default ``False``.
+    - ``repeatable``: ``True`` if the policy gives the same answer every time at no cost, so that a resumed report may
+      ask it again; default ``False``.
     - ``concurrency``: the number of answers that may be requested at the same time; default 1.
     - ``needs``: see ``Needs``.
 

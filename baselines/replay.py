@@ -33,7 +33,7 @@ def task_of(row: Mapping[str, Any]) -> str | None:
 
 
 def source_of(row: Mapping[str, Any]) -> str:
-    """Return the source in a row's ``predict``; where the row says that its function has another name, an alias is added."""
+    """Return the source in a row's ``predict``, with an alias if the row says that its function has another name."""
     source = strip_fences(str(row["predict"]))
     entry, written = row.get("entry"), row.get("entry_in_source")
     if isinstance(entry, str) and isinstance(written, str) and entry != written:
@@ -101,7 +101,7 @@ class Replay:
         return max(1, len(self.sources.get(task, [])))
 
     def act(self, observation: Mapping[str, Any]) -> str | None:
-        """Return a source of the task: row ``sample`` in a report, the next row on every turn; ``None`` after the last row."""
+        """Return a row of the task: row ``sample`` in a report, the next one on every turn; ``None`` after the last."""
         rows = self.sources.get(observation["task"], [])
         index = int(observation.get("sample", 0)) + int(observation.get("turn", 0))
         return rows[index] if index < len(rows) else None

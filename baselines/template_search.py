@@ -4,16 +4,16 @@
     template-search:random,evals=12,seed=0   random search: one grading for each setting
     template-search:halving,evals=12,seed=0,eta=3
 
-Both grade the unchanged kernel first, and draw settings that change one to ``CHANGED`` numbers: a kernel has up to forty, most
-of them for shapes and dtypes of other cases, and a change of all at once almost never compiles.
+Both grade the unchanged kernel first, and draw settings that change one to ``CHANGED`` numbers: a kernel has up to
+forty, most of them for shapes and dtypes of other cases, and a change of all at once almost never compiles.
 
-``halving`` works in three stages: the first one uses half of the gradings, the second one half of the rest. A stage draws
-``eta`` settings for each grading, compiles them (``search/compile_report.py``; half a second each, nothing is executed), drops
-those that do not fit or launch the same as an earlier setting, and grades the best 1/eta. The first stage draws from the whole
-space, the second one among neighbours of the best graded settings, the last one among neighbours of the best setting only. In
-the first stage up to half of the settings change a single number by one step: if the timed shapes then launch the same as
-before, the number is for other shapes, and later settings leave it alone. Compilations do not count as gradings, but they take
-time: on the CPU backend about as much as a grading.
+``halving`` works in three stages: the first one uses half of the gradings, the second one half of the rest. A stage
+draws ``eta`` settings for each grading, compiles them (``search/compile_report.py``; half a second each, nothing is
+executed), drops those that do not fit or launch the same as an earlier setting, and grades the best 1/eta. The first
+stage draws from the whole space, the second one among neighbours of the best graded settings, the last one among
+neighbours of the best setting only. In the first stage up to half of the settings change a single number by one step:
+if the timed shapes then launch the same as before, the number is for other shapes, and later settings leave it alone.
+Compilations do not count as gradings, but they take time: on the CPU backend about as much as a grading.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EVALS, ETA = 12, 3
 CHANGED = 4
 """Most numbers that a drawn setting changes."""
 TRIES = 200
-"""After this many draws of known settings in a row no more are drawn; if there are at most ``FEW``, the rest is listed."""
+"""Draws of known settings in a row that end the drawing; if at most ``FEW`` settings exist, the rest is listed."""
 FEW = 10_000
 
 Setting = tuple[tuple[str, int], ...]
@@ -170,8 +170,8 @@ class _Search:
             self._grade(self._draw(self.left))
             return
         eta = self.policy.eta
-        # Half of the gradings go to the whole space, a quarter to neighbours of the best settings, the rest to neighbours of
-        # the best one.
+        # Half of the gradings go to the whole space, a quarter to neighbours of the best settings, the rest to
+        # neighbours of the best one.
         first = math.ceil(self.left / 2)
         singles = self._singles(eta * first // 2)
         drawn: Iterable[Setting] = itertools.chain(singles, self._lazily(eta * first - len(singles)))
@@ -218,9 +218,10 @@ class _Search:
         self.graded += [_Graded(s, o, self.reports.get(s)) for s, o in zip(settings, outcomes, strict=True)]
 
     def _ranked(self) -> list[Ranked]:
-        """Return the graded settings, best first, with the builds of the timed shapes in place of those of the small shapes."""
+        """Return the graded settings, best first, judged by the builds of the timed shapes."""
         outcomes = [
-            replace(g.outcome, compile=g.report.builds) if g.report and g.report.builds else g.outcome for g in self.graded
+            replace(g.outcome, compile=g.report.builds) if g.report and g.report.builds else g.outcome
+            for g in self.graded
         ]
         return rank(outcomes)
 
@@ -281,7 +282,8 @@ class _Search:
     def _steps(self, setting: Setting, knob: Knob) -> list[Setting]:
         values = dict(setting)
         at = knob.choices.index(values.get(knob.name, knob.value))
-        return [self._setting({**values, knob.name: knob.choices[k]}) for k in (at - 1, at + 1) if 0 <= k < len(knob.choices)]
+        near = [k for k in (at - 1, at + 1) if 0 <= k < len(knob.choices)]
+        return [self._setting({**values, knob.name: knob.choices[k]}) for k in near]
 
     def _report(self, setting: Setting) -> CompileReport:
         assert self.compile is not None
@@ -316,8 +318,8 @@ class _Search:
 def _promise(report: CompileReport) -> tuple[float, ...]:
     """Return the key that orders compiled settings, smaller is better: spills at the limit, launches, occupancy.
 
-    The traffic is not known. Of settings with equal keys the one with fewer changes goes first, because the unchanged kernel
-    was tuned by hand; then the order of drawing decides.
+    The traffic is not known. Of settings with equal keys the one with fewer changes goes first, because the unchanged
+    kernel was tuned by hand; then the order of drawing decides.
     """
     p = pressure(report.builds)
     share = None if p.share is None else min(p.share, ENOUGH_PRODUCTS if report.products else ENOUGH)

@@ -1,8 +1,9 @@
 """Confines a process by means of Linux, whatever Python code it runs: Landlock, no capabilities, no network.
 
-Landlock (Linux 5.13; signals and abstract sockets from 6.12) needs no privileges and no namespaces. A confined process may
-write only below its private folder and to GPU devices. It may not trace a process outside its domain (such as the grader), read
-its memory, or send it signals. The packages on PyPI implement the file rules only, so the three system calls are made here.
+Landlock (Linux 5.13; signals and abstract sockets from 6.12) needs no privileges and no namespaces. A confined process
+may write only below its private folder and to GPU devices. It may not trace a process outside its domain (such as the
+grader), read its memory, or send it signals. The packages on PyPI implement the file rules only, so the three system
+calls are made here.
 
 The constants are those of linux/landlock.h, linux/capability.h, linux/prctl.h and linux/sched.h.
 """
@@ -21,7 +22,7 @@ _CREATE, _ADD, _RESTRICT = 444, 445, 446
 """Numbers of the system calls landlock_create_ruleset, landlock_add_rule and landlock_restrict_self."""
 _FILE = {"write": 1 << 1, "truncate": 1 << 14}
 _MAKE = sum(1 << n for n in (4, 5, 6, 7, 8, 9, 10, 11, 12))
-"""Rights to remove directories and files, and to make devices, directories, files, sockets, fifos and symbolic links."""
+"""Rights to remove directories and files, and to make devices, directories, files, sockets, fifos and links."""
 _READ = 1 << 2
 _REFER = 1 << 13
 """Right to link or rename files between folders."""
@@ -91,8 +92,8 @@ def around(path: str, hidden: str) -> Iterator[str]:
 def unhidden(temporary: str) -> list[str] | None:
     """Return the paths that a runner may read: all except the lock folders of GPUs.
 
-    The restriction applies once a lock folder has a folder ``HIDDEN``, which contains the code that torch's compiler made for
-    a task's baseline. Paths that appear later are not granted.
+    The restriction applies once a lock folder has a folder ``HIDDEN``, which contains the code that torch's compiler
+    made for a task's baseline. Paths that appear later are not granted.
 
     Args:
         temporary: the grader's folder of temporary files, in which the lock folders are.

@@ -1,4 +1,4 @@
-"""Identifies what a verdict depends on besides task, source and options: device, libraries, and the grader's own code."""
+"""Identifies the environment of a verdict: device, libraries, and the grader's own code."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Language models for policies: clients of servers, local checkpoints, the record of calls, and extraction of kernels."""
+"""Language models for policies: clients of servers, local checkpoints, the record of calls, extraction of kernels."""

@@ -28,7 +28,7 @@ class Access:
     base_url: str | None = None
     """The server's address; ``None`` for the API's own."""
     api: str = "auto"
-    """``openai``, ``completions``, ``anthropic``, or ``auto``: OpenAI's with an address, else the policy's usual one."""
+    """``openai``, ``completions``, ``anthropic``, or ``auto``: ``openai`` with an address, else the policy's API."""
     key_env: str | None = None
     """The environment variable with the key; by default ``OPENAI_API_KEY`` or ``ANTHROPIC_API_KEY``."""
     temperature: float | None = None
@@ -125,7 +125,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         help="seconds before the second attempt, doubled for each further one (default: 2)",
     )  # fmt: skip
     g.add_argument("--per-minute", type=int, help="most attempts a minute (default: no limit)")
-    g.add_argument("--stall", type=float, default=300.0, help="seconds without a byte after which an attempt fails (300)")
+    g.add_argument("--stall", type=float, default=300.0, help="seconds without a byte until an attempt fails (300)")
     g.add_argument("--call-wall", type=float, default=1800.0, help="seconds after which an attempt fails (1800)")
     g.add_argument("--budget-calls", type=int, help="budget: stop asking after so many calls")
     g.add_argument("--budget-tokens", type=int, help="budget: stop asking after so many tokens, prompts included")
@@ -147,8 +147,8 @@ def from_args(a: argparse.Namespace) -> Access:
         UsageError: a number is out of its range, or a budget in dollars has no prices.
     """
     minimum = {
-        "samples": 1, "concurrency": 1, "attempts": 1, "patience": 0, "per_minute": 1, "stall": 0.001, "call_wall": 0.001,
-        "budget_calls": 0, "budget_tokens": 0, "budget_dollars": 0, "temperature": 0, "max_tokens": 1,
+        "samples": 1, "concurrency": 1, "attempts": 1, "patience": 0, "per_minute": 1, "stall": 0.001,
+        "call_wall": 0.001, "budget_calls": 0, "budget_tokens": 0, "budget_dollars": 0, "temperature": 0, "max_tokens": 1,
     }  # fmt: skip
     for name, low in minimum.items():
         value = getattr(a, name)

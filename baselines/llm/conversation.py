@@ -1,6 +1,7 @@
 """Renders a conversation of several turns with a checkpoint as tokens; no text is tokenised a second time.
 
-Training over several turns and the policy ``hf:FOLDER,turns=N`` share this code, so that a model is asked as it was trained.
+Training over several turns and the policy ``hf:FOLDER,turns=N`` share this code, so that a model is asked as it was
+trained.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Conversation:
     def begun(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return the beginning of the answer that the template itself writes (a prefilled answer).
 
-        The model continues from there, and the text belongs to its answer. With most templates it is empty. The templates
-        of ``train/build_model.py answer=begun`` write the head of the requested function.
+        The model continues from there, and the text belongs to its answer. With most templates it is empty. The
+        templates of ``train/build_model.py answer=begun`` write the head of the requested function.
         """
         return self._text(messages, True)[len(self._text(messages, False)) + self._generation_prompt :]
 

@@ -30,8 +30,8 @@ _OBJECTS = 200
 def without_thinking(text: str) -> str:
     """Return an answer without the model's thinking.
 
-    Where the chat template opens the block of thinking, the text contains only the end of the block: all text before it is
-    thinking.
+    Where the chat template opens the block of thinking, the text contains only the end of the block: all text before it
+    is thinking.
     """
     text = _THINKING.sub("", text)
     text = _CLOSE.sub("", text)
@@ -79,8 +79,8 @@ def kernel_in(reply: Reply, entry: str) -> str:
         entry: name of the function that the source must define.
 
     Returns:
-        The longest fenced block that defines the entry, the last one of equal length. Without such a block: the result of
-        ``strip_fences`` where there are fenced blocks, else the whole text if it looks like code.
+        The longest fenced block that defines the entry, the last one of equal length. Without such a block: the result
+        of ``strip_fences`` where there are fenced blocks, else the whole text if it looks like code.
 
     Raises:
         NoAnswer: a refusal, no code, an empty answer, or one that was cut off before any code.
@@ -97,9 +97,11 @@ def kernel_in(reply: Reply, entry: str) -> str:
     if defines(text, entry) or _looks_like_code(text):
         return text
     if reply.finish is Finish.LENGTH:
-        raise NoAnswer(f"the answer was cut off at the token limit before any code: {_excerpt(text) or 'still thinking'}")
+        shown = _excerpt(text) or "still thinking"
+        raise NoAnswer(f"the answer was cut off at the token limit before any code: {shown}")
     if not text.strip():
-        raise NoAnswer("the answer is empty" + (", but for its thinking" if reply.thinking or reply.text.strip() else ""))
+        thought = reply.thinking or reply.text.strip()
+        raise NoAnswer("the answer is empty" + (", but for its thinking" if thought else ""))
     if _REFUSES.search(text):
         raise NoAnswer(f"the model refused: {_excerpt(text)}")
     raise NoAnswer(f"no code in the answer: {_excerpt(text)}")

@@ -117,7 +117,8 @@ class LocalModel:
                         engine = _engine(self._folder, self._tokenizer, self._device)
                 self._answer(engine, jobs)
             except BaseException as e:
-                error = e if isinstance(e, KbxError) else CallFailed("local", f"{type(e).__name__}: {e}", retryable=False)
+                text = f"{type(e).__name__}: {e}"
+                error = e if isinstance(e, KbxError) else CallFailed("local", text, retryable=False)
                 for _, future in jobs:
                     if not future.done():
                         future.set_exception(error)
@@ -217,8 +218,9 @@ def _engine(folder: Path, tokenizer: Any, device: str) -> Any:
         device: torch device.
 
     Returns:
-        A function of requests and the ids of their prompts. It returns for each the ids of the new tokens, and whether the
-        model ended the answer by itself. Its attribute ``context`` is the most tokens of prompt and answer, or ``None``.
+        A function of requests and the ids of their prompts. It returns for each the ids of the new tokens, and whether
+        the model ended the answer by itself. Its attribute ``context`` is the most tokens of prompt and answer, or
+        ``None``.
     """
     try:
         if device.startswith("cuda") and importlib.util.find_spec("vllm") is not None:

@@ -1,4 +1,4 @@
-"""Records every call of a model in SQLite as it ends, so that a resumed run repeats no call and calls can be read later."""
+"""Records every call of a model in SQLite as it ends, for resumed runs and for readers of a run."""
 
 from __future__ import annotations
 
@@ -189,7 +189,8 @@ class CallLog:
             seconds: wall time of the attempt.
         """
         row = (
-            call.policy, call.task, call.sample, call.label, time.time(), attempt, failure.kind, _storable(text), seconds
+            call.policy, call.task, call.sample, call.label, time.time(), attempt, failure.kind, _storable(text),
+            seconds,
         )  # fmt: skip
         with self._lock:
             self._db.execute("INSERT INTO failures VALUES (?,?,?,?,?,?,?,?,?)", row)

@@ -56,7 +56,9 @@ class Method:
     needs = Needs()
     repeatable = True
 
-    def __init__(self, name: str, access: Access, argument: str | None, sampling: Sampling, api: str | None = None) -> None:
+    def __init__(
+        self, name: str, access: Access, argument: str | None, sampling: Sampling, api: str | None = None
+    ) -> None:
         """Prepare to ask a model.
 
         Args:
@@ -109,7 +111,7 @@ class Method:
 
 
 class SingleShot(Method):
-    """A policy of one call for each answer; in later turns of an episode the prompt contains the last answer and the feedback."""
+    """A policy of one call for each answer; later turns of an episode show the last answer and the feedback."""
 
     def __init__(
         self, name: str, access: Access, argument: str | None, sampling: Sampling,
@@ -125,7 +127,8 @@ class SingleShot(Method):
             sampling: the method's own settings, which ``access`` may replace.
             render: makes messages from the task's instruction and the name of the entry function.
             api: the API that ``--api auto`` means for this method.
-            raw: makes the prompt of a plain completion from messages, for models that are served without a chat template.
+            raw: makes the prompt of a plain completion from messages, for models that are served without a chat
+                template.
             stop: texts that end an answer.
 
         Raises:

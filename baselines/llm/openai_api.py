@@ -118,7 +118,7 @@ def _read(stream: Iterator[Any], completions: bool, elapsed: Callable[[], float]
                 refusal = True
                 text.append(delta.refusal)
     if finish is None:
-        # A connection that is closed early ends the stream without an error; only a finish reason marks a complete answer.
+        # A connection that is closed early ends the stream without an error; a complete answer has a finish reason.
         received = sum(map(len, text))
         raise CallFailed("truncated", f"the stream ended after {received} characters without a reason", retryable=True)
     return Reply(

@@ -1,9 +1,9 @@
-"""Compiles a source for a GPU without executing a kernel, and reports resources and launches: the cheap step of a search.
+"""Compiles a source without executing a kernel, and reports resources and launches: the cheap step of a search.
 
-The source runs in the sandbox as in a grading on the CPU backend, on stand-in tensors of the timed shapes, but no launch is
-executed. Kernels are compiled for one target, specialised as the timed cases first launch them. This shows facts that small
-correctness cases do not show: shared memory beyond the limit, spills, numbers of programs. It does not show whether the source
-is correct.
+The source runs in the sandbox as in a grading on the CPU backend, on stand-in tensors of the timed shapes, but no
+launch is executed. Kernels are compiled for one target, specialised as the timed cases first launch them. This shows
+facts that small correctness cases do not show: shared memory beyond the limit, spills, numbers of programs. It does not
+show whether the source is correct.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class Compiler:
                 if len(launches) == 1:
                     builds += self._build(session)
         texts = {key: f"{k['options']} {k['fused']} {_LOCATION.sub('', k['text'])}" for key, k in kernels.items()}
-        # A process compiles a kernel once, specialised as it is first launched. A case that launches other specialisations
-        # needs another process.
+        # A process compiles a kernel once, specialised as it is first launched. A case that launches other
+        # specialisations needs another process.
         built = {texts[key] for key, _ in launches[0]}
         for case, launched in zip(cases[1:], launches[1:], strict=True):
             if not {texts[key] for key, _ in launched} <= built and time.monotonic() - begin < self.seconds:

@@ -34,13 +34,13 @@ class Knob:
     """A number of a kernel's source that may be changed without a change of the result.
 
     Attributes:
-        name: unique within the source, and the same after numbers have changed: ``owner.name@line``, where the owner is the
-            function, the launched kernel, or ``module``.
+        name: unique within the source, and the same after numbers have changed: ``owner.name@line``, where the owner is
+            the function, the launched kernel, or ``module``.
         kind: one of ``KINDS``.
         value: the present value.
         choices: the accepted values in increasing order; the present one is among them.
-        spots: begin and end, in bytes of the UTF-8 source, of the literals with this number: more than one where the grid
-            repeats a block size.
+        spots: begin and end, in bytes of the UTF-8 source, of the literals with this number: more than one where the
+            grid repeats a block size.
     """
 
     name: str
@@ -63,7 +63,8 @@ def choices_of(kind: str, value: int) -> tuple[int, ...]:
         value: the present value, which is always accepted.
 
     Returns:
-        ``WARPS`` or ``STAGES``, else powers of two: for blocks from 1/8 to 8 times the present value, within 16 to 8192.
+        ``WARPS`` or ``STAGES``, else powers of two: for blocks from 1/8 to 8 times the present value, within 16 to
+        8192.
     """
     if kind == "warps":
         found = set(WARPS)
@@ -309,7 +310,7 @@ class _Reader:
                         self._add(owner, t.id, kind, _values(v, kind))
 
     def _table(self, owner: str, value: ast.expr, unpacked: Mapping[int, list[str]]) -> None:
-        """Read a table of tuples. Its columns have the names to which the same function unpacks a tuple of this length."""
+        """Read a table of tuples; the names of its columns are those to which the function unpacks such a tuple."""
         for size, names in unpacked.items():
             for row in _rows(value, size, nested=True):
                 for name, v in zip(names, row.elts, strict=True):
@@ -368,7 +369,7 @@ def _values(node: ast.expr, kind: str) -> Iterator[ast.Constant]:
 
 
 def _rows(node: ast.expr, size: int, nested: bool = False) -> Iterator[ast.Tuple]:
-    """Yield the tuples of a length to which an expression may evaluate; with ``nested``, those within a list or tuple."""
+    """Yield the tuples of a length that an expression may evaluate to, or contain (``nested``)."""
     if isinstance(node, ast.IfExp):
         yield from (*_rows(node.body, size, nested), *_rows(node.orelse, size, nested))
     elif nested and isinstance(node, ast.Tuple | ast.List) and any(isinstance(e, ast.Tuple) for e in node.elts):

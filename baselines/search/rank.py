@@ -1,21 +1,22 @@
 """Orders outcomes of one task, best first, with the reason for each rank.
 
-Correct outcomes come first, then wrong ones, then masked ones. On CUDA the measured time orders correct outcomes. The CPU
-backend measures no time; there the following criteria apply, each one where all earlier ones are equal:
+Correct outcomes come first, then wrong ones, then masked ones. On CUDA the measured time orders correct outcomes. The
+CPU backend measures no time; there the following criteria apply, each one where all earlier ones are equal:
 
 1. every build fits the target (shared memory, registers); a kernel that does not fit cannot run;
 2. less estimated time on the timed sizes, if the run estimates it (``report.py --estimate h200``);
 3. no kernel spills at its limit of registers, because the following numbers of bytes do not contain spills;
 4. fewer 32-byte sectors, then fewer bytes moved (both in steps of ``TRAFFIC``), then fewer launches;
 5. fewer spilled bytes of any kind;
-6. a larger occupancy, up to ``ENOUGH``: beyond half of an SM's warps, more warps seldom hide more latency. Matrix products hide
-   latency by pipelining and need large tiles, next to which few programs fit; there two warps for each of an SM's four
-   schedulers are enough (``ENOUGH_PRODUCTS``).
+6. a larger occupancy, up to ``ENOUGH``: beyond half of an SM's warps, more warps seldom hide more latency. Matrix
+   products hide latency by pipelining and need large tiles, next to which few programs fit; there two warps for each of
+   an SM's four schedulers are enough (``ENOUGH_PRODUCTS``).
 
-Occupancy follows CUDA's rule, as ``backends/cost`` implements it for an H200 (sm_90): an SM has 65536 registers, allocated to a
-warp in units of 256, 228 KiB of shared memory (of which each program takes 1 KiB more than it uses), 64 warps and 32 programs.
-An old ``Build`` does not know the warps of a program; then shared memory is ignored, and the occupancy is an upper bound.
-The traffic is counted on the small sizes of the correctness cases. An unknown number ranks after every known one.
+Occupancy follows CUDA's rule, as ``backends/cost`` implements it for an H200 (sm_90): an SM has 65536 registers,
+allocated to a warp in units of 256, 228 KiB of shared memory (of which each program takes 1 KiB more than it uses), 64
+warps and 32 programs. An old ``Build`` does not know the warps of a program; then shared memory is ignored, and the
+occupancy is an upper bound. The traffic is counted on the small sizes of the correctness cases. An unknown number ranks
+after every known one.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ def occupancy(build: Build) -> tuple[float, str] | None:
         build: the kernel's resources.
 
     Returns:
-        The share of an SM's warps that can be resident, from 0 to 1, and the resource that limits it; ``None`` if registers or
-        shared memory are unknown.
+        The share of an SM's warps that can be resident, from 0 to 1, and the resource that limits it; ``None`` if
+        registers or shared memory are unknown.
     """
     if build.registers is None or build.shared is None:
         return None
@@ -127,7 +128,7 @@ def occupancy(build: Build) -> tuple[float, str] | None:
         return 0.0, "does not fit"
     if warps:
         return one.share, one.limited_by
-    # The limit of 32 programs would apply to programs of one warp, which is not what the kernel has; count registers only.
+    # The limit of 32 programs would wrongly limit programs that are assumed to have one warp; count registers only.
     per_warp = math.ceil(build.registers * 32 / 256) * 256
     device = cost.load(DEVICE)
     return min(1.0, device.registers // 4 // max(per_warp, 1) * 4 / device.warps), "registers; warps not known"
@@ -164,7 +165,7 @@ def rank(outcomes: Sequence[Outcome]) -> list[Ranked]:
 
 
 def masked(outcome: Outcome) -> bool:
-    """Return whether an outcome says nothing about the source: an infrastructure fault, or a grading without some defence."""
+    """Return whether an outcome says nothing about the source: an infrastructure fault, or a defence was left out."""
     return outcome.fault is Fault.INFRA or bool(outcome.manifest.get("without"))
 
 

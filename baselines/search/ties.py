@@ -128,7 +128,8 @@ def tied(
 ) -> dict[str, list[ast.Constant]] | None:  # fmt: skip
     """Find the literals that must change together with each block size of a launch.
 
-    The result does not depend on equal values of unrelated numbers, so a source with changed numbers gives the same knobs.
+    The result does not depend on equal values of unrelated numbers, so a source with changed numbers gives the same
+    knobs.
 
     Args:
         call: the launch.

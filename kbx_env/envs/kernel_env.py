@@ -25,7 +25,7 @@ MAX_TEXT = 1 << 20
 
 
 class Source(spaces.Text):
-    """A space of texts of any characters up to a length; gymnasium's own space accepts ASCII letters and digits only."""
+    """A space of texts of any characters up to a length; gymnasium's own accepts ASCII letters and digits only."""
 
     def __init__(self, max_length: int = MAX_TEXT) -> None:
         """Make the space.
@@ -73,18 +73,19 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
     | ``prompt`` | ``Text`` | instruction: signature, contract, rules |
     | ``feedback`` | ``Text`` | verdict on the last submission as text; empty before the first one |
     | ``turn`` | ``Discrete`` | number of submissions so far, 0 to ``max_turns`` |
-    | ``best`` | ``Box``, shape (), float32 | highest value of the preset so far; before the first one the preset's minimum |
+    | ``best`` | ``Box``, shape (), float32 | highest value of the preset so far; first the preset's minimum |
     | ``passed`` | ``Box``, shape (), float32 | share of the cases that the last submission passed, 0 to 1 |
 
     ## Action Space
 
-    Text: the source of a module, or a whole answer of a model. If there are fenced blocks, the largest one that is valid
+    Text: the source of a module, or a whole answer of a model. If there are fenced blocks, the largest one that is
+        valid
     Python is graded.
 
     ## Rewards
 
-    The value of a preset (``rewards/presets/``) for the submission's outcome. Rewards of the CPU and the CUDA backend have
-    different ranges and cannot be compared.
+    The value of a preset (``rewards/presets/``) for the submission's outcome. Rewards of the CPU and the CUDA backend
+    have different ranges and cannot be compared.
 
     An infrastructure fault has no value. Because gymnasium has no unknown reward, the step returns 0.0 and
     ``info["masked"]`` is true: leave such steps out of training.
@@ -92,12 +93,12 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
     A preset with shaping terms (``beginner``, ``fusion``, ``quantization``) pays them in one of two ways:
 
     - ``max_turns=1``: the reward is the preset's value, in which wrong kernels earn shaping terms.
-    - ``max_turns>1``: the reward is the preset's value without shaping terms (``Reward.base``), plus the potential-based
-      shaping of the step (``rewards/shaping.py``), whose discounted sum over an episode is 0.
+    - ``max_turns>1``: the reward is the preset's value without shaping terms (``Reward.base``), plus the
+      potential-based shaping of the step (``rewards/shaping.py``), whose discounted sum over an episode is 0.
 
-    ``observation["best"]`` follows the preset's value in both cases. With shaping and several turns it therefore differs
-    from the highest reward that ``step`` has returned: a reward may be negative, ``best`` is never below the preset's
-    minimum and never decreases. Masked steps do not change it.
+    ``observation["best"]`` follows the preset's value in both cases. With shaping and several turns it therefore
+    differs from the highest reward that ``step`` has returned: a reward may be negative, ``best`` is never below the
+    preset's minimum and never decreases. Masked steps do not change it.
 
     ## Starting State
 
@@ -113,17 +114,19 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
 
     ## Info
 
-    ``task`` (id) and ``outcome`` (``Outcome``; ``None`` after ``reset``). After a step also ``masked``, ``terms`` (value of
-    each reward term by name, unweighted) and ``shaping`` (potential-based shaping of the step, ``None`` if masked).
+    ``task`` (id) and ``outcome`` (``Outcome``; ``None`` after ``reset``). After a step also ``masked``, ``terms``
+    (value of each reward term by name, unweighted) and ``shaping`` (potential-based shaping of the step, ``None`` if
+    masked).
 
     ## Vector Environments
 
-    Use ``vector_kwargs={"shared_memory": False}`` with ``AsyncVectorEnv``; gymnasium's shared memory cannot carry this text.
+    Use ``vector_kwargs={"shared_memory": False}`` with ``AsyncVectorEnv``; gymnasium's shared memory cannot carry this
+    text.
 
     ## Arguments
 
-    ``gymnasium.make("kbx/Kernel-v0", split="train", backend="auto", reward="default", max_turns=4)``; ``__init__`` describes
-    all arguments.
+    ``gymnasium.make("kbx/Kernel-v0", split="train", backend="auto", reward="default", max_turns=4)``; ``__init__``
+    describes all arguments.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012

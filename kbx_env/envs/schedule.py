@@ -1,12 +1,12 @@
 """Describes a schedule of an expert kernel as moves: assigns the kernel's numbers to slots, and applies moves to them.
 
-Every template has the same eight slots, of the kinds ``SLOTS``, so that one policy serves all tasks. If a kernel has no more
-knobs (``baselines/search/knobs.py``) of a kind than slots, every knob has its own slot. If it has more, knobs with the same
-name in the same function share a slot; if these are still too many, knobs with the same name in any function share one; the
-knobs that are left join the last slot of their kind.
+Every template has the same eight slots, of the kinds ``SLOTS``, so that one policy serves all tasks. If a kernel has no
+more knobs (``baselines/search/knobs.py``) of a kind than slots, every knob has its own slot. If it has more, knobs with
+the same name in the same function share a slot; if these are still too many, knobs with the same name in any function
+share one; the knobs that are left join the last slot of their kind.
 
-A move is a number of steps along a knob's choices, counted from the expert's own value; it stops at the ends. Without moves
-the schedule is that of the unchanged expert.
+A move is a number of steps along a knob's choices, counted from the expert's own value; it stops at the ends. Without
+moves the schedule is that of the unchanged expert.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _called(name: str) -> str:
 
 
 def find_idle(task: str, launched: Callable[[str], str | None]) -> tuple[str, ...]:
-    """Find the knobs of a task's expert that do not change the launches of the timed shapes, one step in each direction.
+    """Find the knobs of a task's expert whose next lower and higher values do not change the timed shapes' launches.
 
     Args:
         task: ``category/name``.

@@ -33,21 +33,22 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
     ## Observation Space
 
-    ``Box`` of shape ``(len(features.NAMES),)``, float32, entries in [-1, 1]: the task, its timed shapes, the device, the
-    contents of the slots, the last grading, and the share of the episode that is over (``schedule_features.NAMES``).
+    ``Box`` of shape ``(len(features.NAMES),)``, float32, entries in [-1, 1]: the task, its timed shapes, the device,
+    the contents of the slots, the last grading, and the share of the episode that is over
+    (``schedule_features.NAMES``).
 
     ## Action Space
 
-    ``MultiDiscrete`` with ``2 * reach + 1`` choices for each of ``schedule.SLOTS``: a move of ``-reach`` to ``+reach`` steps
-    along the choices of the slot's knobs. Moves count from the expert's own values, also in later turns, and stop at the
-    ends of the choices. The attribute ``DEFAULT`` of an env (``reach`` in every slot) is the unchanged expert. Moves of
-    slots without knobs are ignored.
+    ``MultiDiscrete`` with ``2 * reach + 1`` choices for each of ``schedule.SLOTS``: a move of ``-reach`` to ``+reach``
+    steps along the choices of the slot's knobs. Moves count from the expert's own values, also in later turns, and stop
+    at the ends of the choices. The attribute ``DEFAULT`` of an env (``reach`` in every slot) is the unchanged expert.
+    Moves of slots without knobs are ignored.
 
     ## Rewards
 
-    The value of a preset (``rewards/presets/``) for the schedule's outcome. With ``relative`` the value of the unchanged
-    expert is subtracted, which is graded once for each task: the expert's reward is 0, and the range is twice as wide.
-    Rewards of the CPU and the CUDA backend cannot be compared.
+    The value of a preset (``rewards/presets/``) for the schedule's outcome. With ``relative`` the value of the
+    unchanged expert is subtracted, which is graded once for each task: the expert's reward is 0, and the range is twice
+    as wide. Rewards of the CPU and the CUDA backend cannot be compared.
 
     After an infrastructure fault, also in the grading of the unchanged expert, the step returns 0.0 and
     ``info["masked"]`` is true: leave such steps out of training.
@@ -58,19 +59,20 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
     ## Episode End
 
-    ``terminated`` after ``max_turns`` gradings; never ``truncated``. The observation contains the turn, so a learner must not
-    bootstrap a value beyond the end.
+    ``terminated`` after ``max_turns`` gradings; never ``truncated``. The observation contains the turn, so a learner
+    must not bootstrap a value beyond the end.
 
     ## Info
 
-    ``task`` (id) and ``outcome`` (``Outcome``; ``None`` after ``reset``). After a step also ``settings`` (new values of the
-    changed knobs), ``source``, ``masked``, ``terms`` (value of each reward term by name), ``value`` (the preset's value,
-    ``None`` if masked), ``default`` (that of the unchanged expert, ``None`` if not needed or unknown) and ``cached``
-    (whether no grading was run).
+    ``task`` (id) and ``outcome`` (``Outcome``; ``None`` after ``reset``). After a step also ``settings`` (new values of
+    the changed knobs), ``source``, ``masked``, ``terms`` (value of each reward term by name), ``value`` (the preset's
+    value, ``None`` if masked), ``default`` (that of the unchanged expert, ``None`` if not needed or unknown) and
+    ``cached`` (whether no grading was run).
 
     ## Arguments
 
-    ``gymnasium.make("kbx/Schedule-v0", split="train", backend="auto", max_turns=1)``; ``__init__`` describes all arguments.
+    ``gymnasium.make("kbx/Schedule-v0", split="train", backend="auto", max_turns=1)``; ``__init__`` describes all
+    arguments.
 
     Attributes:
         gradings: number of gradings that were run; the env's cache and the store answer the others.
@@ -110,12 +112,13 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             split: ``train``, ``eval`` or ``all`` tasks.
             tasks: globs over task ids, separated by commas, or a list of ids.
             backend: ``cpu``, ``cuda``, or ``auto``: CUDA if there is a GPU.
-            reward: name of the preset; by default ``estimated`` on the CPU, and ``default`` on CUDA, where time is measured.
+            reward: name of the preset; by default ``estimated`` on the CPU, and ``default`` on CUDA, where time is
+                measured.
             relative: subtract the reward of the unchanged expert.
             max_turns: gradings an episode.
             reach: most steps of a move, 1 or 2.
-            shapes: ``train``, or ``eval`` to grade on the held-out shapes too, and to time (or estimate) and observe the
-                held-out sizes in place of the published ones.
+            shapes: ``train``, or ``eval`` to grade on the held-out shapes too, and to time (or estimate) and observe
+                the held-out sizes in place of the published ones.
             idle: names of knobs that get no slot, by task id (``schedule.find_idle``).
             targets: names of the targets for which kernels are also compiled ahead of time.
             timing: time correct kernels (CUDA only).
@@ -168,7 +171,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return template(task, self._idle.get(task, ()), self.reach)
 
     def default(self, task: str) -> float | None:
-        """Return the preset's value for the unchanged expert, graded on first use; ``None`` after an infrastructure fault."""
+        """Return the preset's value for the unchanged expert, graded on first use; ``None`` if that is masked."""
         return self.reward(self._graded(task, self.template(task).source)[0])
 
     def reset(

@@ -179,7 +179,7 @@ def _bounded(values: Sequence[float]) -> np.ndarray:
 
 
 def _sizes(task: Task, case: Case) -> dict[str, float]:
-    """Return log2 of: bytes of the inputs (or as declared), operations, operations per byte, largest axis, last axis."""
+    """Return log2 of bytes of the inputs (or as declared), operations, operations per byte, largest and last axis."""
     from kbx_env.grading import compulsory_work
 
     axes: list[Any] = [a for v in case.axes.values() for a in (v if isinstance(v, tuple) else (v,))]
