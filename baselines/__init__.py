@@ -1,1 +1,1 @@
-"""Policies: expert, replay, eager, zeros; later the five methods of the paper."""
+"""Policies, one a file: the paper's methods, searches, and references such as ``expert``, ``eager`` and ``zeros``."""

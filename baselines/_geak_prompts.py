@@ -1,4 +1,4 @@
-"""GEAK's prompts, in our words and for NVIDIA: generator, self-evaluation, reflection (AMD's GEAK v2 is the model)."""
+"""Prompts of the policy ``geak``: generation, self-evaluation, reflection; after AMD's GEAK v2, for NVIDIA."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CRITERIA = {
     "portability": "nothing depends on one GPU model",
     "scope": "every shape, dtype and option of the contract is served",
 }
-"""The nine marks of the self-evaluation, 0 to 1 each; their sum ranks a slot's history."""
+"""Criteria of the self-evaluation, with a number from 0 to 1 each; the sum orders a slot's history."""
 
 _GENERATE = """\
 You are an expert in GPU kernels on NVIDIA hardware, writing Triton. Write the kernel that this task asks for, and make it
@@ -121,17 +121,43 @@ Summarise its strategy, say what holds it back, and how to make it faster. Answe
 
 
 def generate(prompt: str, entry: str, signature: str, rest: str) -> str:
-    """The generator's request; ``rest`` is an example, a history or earlier kernels."""
+    """Return the prompt for a candidate.
+
+    Args:
+        prompt: the task's instruction.
+        entry: name of the entry function.
+        signature: its signature.
+        rest: an example, failed attempts, or correct kernels to beat; may be empty.
+
+    Returns:
+        The text of the user's message.
+    """
     return _GENERATE.format(prompt=prompt, entry=entry, signature=signature) + rest + _ANSWER
 
 
 def example(task: str, code: str) -> str:
-    """One kernel for its style."""
+    """Return the part of a prompt with a kernel for another task, as an example of style.
+
+    Args:
+        task: id of the other task.
+        code: its kernel.
+
+    Returns:
+        The text.
+    """
     return _EXAMPLE.format(task=task, code=code)
 
 
 def attempts(rows: Sequence[tuple[str, str, str]], *, failed: bool) -> str:
-    """Earlier kernels as (code, result, reflection): failing ones to mend, or correct ones to beat."""
+    """Return the part of a prompt with earlier kernels.
+
+    Args:
+        rows: code, result and reflection of each, the best first.
+        failed: whether they failed and are to be repaired; else they are correct and to be beaten.
+
+    Returns:
+        The text.
+    """
     shown = "".join(
         _ATTEMPT.format(number=n, code=code, result=result, reflection=reflection or "none")
         for n, (code, result, reflection) in enumerate(rows, 1)
@@ -140,11 +166,29 @@ def attempts(rows: Sequence[tuple[str, str, str]], *, failed: bool) -> str:
 
 
 def evaluate(prompt: str, code: str) -> str:
-    """The request for nine marks."""
+    """Return the prompt for a self-evaluation.
+
+    Args:
+        prompt: the task's instruction.
+        code: the candidate.
+
+    Returns:
+        The text of the user's message.
+    """
     listed = "\n".join(f"- {name}: {text}" for name, text in CRITERIA.items())
     return _EVALUATE.format(prompt=prompt, code=code, criteria=listed, keys=json.dumps(list(CRITERIA)))
 
 
 def reflect(prompt: str, code: str, result: str, *, correct: bool) -> str:
-    """The request for an analysis of a result."""
+    """Return the prompt for an analysis of a result.
+
+    Args:
+        prompt: the task's instruction.
+        code: the candidate.
+        result: its verdict as text.
+        correct: whether the candidate is correct.
+
+    Returns:
+        The text of the user's message.
+    """
     return (_SLOW if correct else _WRONG).format(prompt=prompt, code=code, result=result)

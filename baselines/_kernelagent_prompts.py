@@ -1,4 +1,4 @@
-"""KernelAgent's prompts, in our words: the test, the first kernels, the repair (Meta's KernelAgent is the model)."""
+"""Prompts of the policy ``kernelagent``: test, first kernels, repair. They follow Meta's KernelAgent, in our words."""
 
 from __future__ import annotations
 
@@ -96,19 +96,48 @@ Answer with the whole file in one ```python block.
 
 
 def write_test(prompt: str, signature: str, device: str) -> str:
-    """The request for a test."""
+    """Return the prompt for a test.
+
+    Args:
+        prompt: the task's instruction.
+        signature: of the entry function.
+        device: torch device on which the test runs.
+
+    Returns:
+        The text of the user's message.
+    """
     return _TEST.format(prompt=prompt, signature=signature, device=device)
 
 
 def seed(test: str, signature: str) -> str:
-    """The request for a first kernel: it shows the test, not the task, as the published one does."""
+    """Return the prompt for a first kernel. As in the published code it shows the test and not the task.
+
+    Args:
+        test: the test's source.
+        signature: of the entry function.
+
+    Returns:
+        The text of the user's message.
+    """
     return _SEED.format(test=test, guide=_GUIDE, signature=signature)
 
 
 def refine(
     test: str, signature: str, code: str, stderr: str, stdout: str, history: Sequence[tuple[str, str, str]]
 ) -> str:
-    """The request for a repair; ``history`` holds (code, stderr, stdout) of earlier rounds, already cut."""
+    """Return the prompt for a repair.
+
+    Args:
+        test: the test's source.
+        signature: of the entry function.
+        code: the kernel.
+        stderr: standard error of the test.
+        stdout: standard output of the test.
+        history: code, standard error and standard output of earlier rounds, already shortened; the oldest first.
+
+    Returns:
+        The text of the user's message.
+    """
     shown = ""
     if history:
         rows = "\n".join(f"Kernel:\n{code}\nErrors:\n{err}\nOutput:\n{out}\n" for code, err, out in history)

@@ -1,7 +1,8 @@
-"""AutoTriton, single shot: an 8B model trained with SFT and GRPO to write Triton, asked with its TritonBench prompt.
+"""The policy ``autotriton``: one call of AutoTriton, an 8B model trained with SFT and GRPO to write Triton.
 
-The model thinks before it answers, between ``<think>`` and ``</think>``; both fit into its 16,384 tokens of answer. Sampling
-is not told with the method: temperature 0.6 and top-p 0.95 are those of a public driver.
+The prompt follows its TritonBench prompt. The model thinks before it answers, between ``<think>`` and ``</think>``; its
+limit of 16,384 tokens covers both. The method states no sampling settings: temperature 0.6 and top-p 0.95 are those of
+a public driver.
 """
 
 from __future__ import annotations
@@ -40,10 +41,26 @@ def {entry}(...):
 
 
 def render(prompt: str, entry: str) -> Sequence[Message]:
-    """One message of the user's: the request, the instruction, and a frame of two functions."""
+    """Return the messages for a task: one with the request, the instruction, and a frame of two functions.
+
+    Args:
+        prompt: the task's instruction.
+        entry: name of the entry function.
+
+    Returns:
+        One message of the user.
+    """
     return ({"role": "user", "content": _ASK.format(prompt=prompt, entry=entry)},)
 
 
 def build(argument: str | None, access: Access) -> SingleShot:
-    """``argument`` is the model's name."""
+    """Make the policy.
+
+    Args:
+        argument: the model's name, in place of ``access.model``.
+        access: how to reach the model.
+
+    Returns:
+        The policy.
+    """
     return SingleShot(NAME, access, argument, SAMPLING, render)

@@ -1,4 +1,4 @@
-"""Claude, single shot: the task's instruction as one message, one completion, no tools, no retries (paper, sec. 3)."""
+"""The policy ``claude``: the instruction as one message, one completion, no tools, no retries (paper, sec. 3)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,30 @@ from kbx_env.baselines.llm.method import Sampling, SingleShot
 
 NAME = "claude"
 SAMPLING = Sampling(max_tokens=16384)
-"""The paper tells neither version nor temperature; newer models refuse sampling parameters, so none is sent."""
+"""Without sampling parameters: the paper states neither version nor temperature, and newer models refuse them."""
 
 
 def render(prompt: str, entry: str) -> Sequence[Message]:
-    """One message of the user's."""
+    """Return the messages for a task.
+
+    Args:
+        prompt: the task's instruction.
+        entry: name of the entry function; not used.
+
+    Returns:
+        One message of the user.
+    """
     return ({"role": "user", "content": prompt},)
 
 
 def build(argument: str | None, access: Access) -> SingleShot:
-    """``argument`` is the model's name; Anthropic's own API unless ``--base-url`` says otherwise."""
+    """Make the policy; without ``--base-url`` it uses Anthropic's own API.
+
+    Args:
+        argument: the model's name, in place of ``access.model``.
+        access: how to reach the model.
+
+    Returns:
+        The policy.
+    """
     return SingleShot(NAME, access, argument, SAMPLING, render, api="anthropic")

@@ -1,7 +1,8 @@
-"""DeepSeek-Coder, single shot: a code model that has not been trained for kernels (paper, sec. 3).
+"""The policy ``deepseek-coder``: one call of DeepSeek-Coder, a code model without training for kernels (sec. 3).
 
-Served with its chat template, the messages are enough. ``--api completions`` renders the model's own format here: the system
-line, ``### Instruction:``, ``### Response:``, ended by ``<|EOT|>`` (DeepSeek-Coder's README). Greedy decoding, as there.
+A server with the model's chat template gets the messages. With ``--api completions`` the prompt is rendered here, in
+the format of DeepSeek-Coder's README: the system line, ``### Instruction:``, ``### Response:``, ended by ``<|EOT|>``.
+Decoding is greedy, as in the README.
 """
 
 from __future__ import annotations
@@ -19,15 +20,24 @@ SYSTEM = (
     "Answer with code that runs as it is."
 )
 END = "<|EOT|>"
+"""Ends an answer."""
 
 
 def render(prompt: str, entry: str) -> Sequence[Message]:
-    """A system line and the instruction."""
+    """Return the messages for a task: a system line and the instruction.
+
+    Args:
+        prompt: the task's instruction.
+        entry: name of the entry function; not used.
+
+    Returns:
+        Two messages.
+    """
     return ({"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt})
 
 
 def raw(messages: Sequence[Message]) -> str:
-    """The model's own format."""
+    """Render messages in the model's own format, up to where its answer begins."""
     heads = {"user": "### Instruction:\n", "assistant": "### Response:\n"}
     tails = {"assistant": f"\n{END}"}
     parts = [heads.get(m["role"], "") + m["content"] + tails.get(m["role"], "") for m in messages]
@@ -35,5 +45,13 @@ def raw(messages: Sequence[Message]) -> str:
 
 
 def build(argument: str | None, access: Access) -> SingleShot:
-    """``argument`` is the model's name."""
+    """Make the policy.
+
+    Args:
+        argument: the model's name, in place of ``access.model``.
+        access: how to reach the model.
+
+    Returns:
+        The policy.
+    """
     return SingleShot(NAME, access, argument, SAMPLING, render, raw=raw, stop=(END,))

@@ -1,4 +1,4 @@
-"""A torch fallback: the reference itself, as a submission. Correct, and must earn nothing."""
+"""The policy ``eager``: a task's reference in torch, as a submission. It is correct, and the grader must reject it."""
 
 from __future__ import annotations
 
@@ -70,26 +70,28 @@ def jump(q):
 
 
 class Eager:
-    """The reference with what it uses of its file; the shared seams are replaced by plain torch."""
+    """Answers with the reference and the definitions that it uses; shared helpers are replaced by plain torch."""
 
     name = NAME
     repeatable = True
 
     def act(self, observation: Mapping[str, Any]) -> str | None:
-        """The reference as a module of its own."""
+        """Return the task's reference as a self-contained module."""
         module = inspect.getmodule(load_task(observation["task"]).reference)
         assert module is not None
         tree = ast.parse(inspect.getsource(module))
         entry = load_task(observation["task"]).entry
-        named: dict[str, Any] = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
-        named |= {t.id: n for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
-        wanted, todo = {entry}, [entry]
-        named[entry].decorator_list = []
-        while todo:
-            used = {n.id for n in ast.walk(named[todo.pop()]) if isinstance(n, ast.Name)} & set(named) - wanted
-            wanted |= used
-            todo += used
-        kept = [n for n in tree.body if _imports_torch(n) or any(n is named[w] for w in wanted)]
+        defined: dict[str, Any] = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
+        assignments = [n for n in tree.body if isinstance(n, ast.Assign)]
+        defined |= {t.id: n for n in assignments for t in n.targets if isinstance(t, ast.Name)}
+        needed, unvisited = {entry}, [entry]
+        defined[entry].decorator_list = []
+        while unvisited:
+            names = {n.id for n in ast.walk(defined[unvisited.pop()]) if isinstance(n, ast.Name)}
+            used = names & set(defined) - needed
+            needed |= used
+            unvisited += used
+        kept = [n for n in tree.body if _imports_torch(n) or any(n is defined[name] for name in needed)]
         return _PRELUDE + "\n\n\n".join(map(ast.unparse, kept)) + "\n"
 
 
@@ -100,7 +102,18 @@ def _imports_torch(node: ast.stmt) -> bool:
 
 
 def build(argument: str | None, access: Access) -> Eager:
-    """Takes no argument."""
+    """Make the policy.
+
+    Args:
+        argument: must be empty.
+        access: not used.
+
+    Returns:
+        The policy.
+
+    Raises:
+        UsageError: there is an argument.
+    """
     if argument:
         raise UsageError(f"policy {NAME!r} takes no argument, got {argument!r}")
     return Eager()

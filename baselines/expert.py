@@ -1,4 +1,4 @@
-"""The project's own kernels: the ceiling of every report, and the proof that every task can be solved."""
+"""The policy ``expert``: the project's own kernels, which show that every task can be solved."""
 
 from __future__ import annotations
 
@@ -14,18 +14,29 @@ NAME = "expert"
 
 
 class Expert:
-    """Answers with ``baselines/experts/<task>.py``."""
+    """Answers with the expert kernel of a task, ``baselines/experts/<task>.py``."""
 
     name = NAME
     repeatable = True
 
     def act(self, observation: Mapping[str, Any]) -> str | None:
-        """The expert's source."""
+        """Return the expert's source; ``None`` for a task without an expert."""
         return expert_source(observation["task"])
 
 
 def build(argument: str | None, access: Access) -> Expert:
-    """Takes no argument."""
+    """Make the policy.
+
+    Args:
+        argument: must be empty.
+        access: not used.
+
+    Returns:
+        The policy.
+
+    Raises:
+        UsageError: there is an argument.
+    """
     if argument:
         raise UsageError(f"policy {NAME!r} takes no argument, got {argument!r}")
     return Expert()

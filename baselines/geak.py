@@ -1,7 +1,8 @@
-"""GEAK (AMD), episodic: generate, judge oneself, be graded, reflect, repair or optimise; 3 rounds of 4 candidates.
+"""The policy ``geak`` (AMD's GEAK): three rounds of four candidates.
 
-It reads the grader's verdicts while it searches: an oracle that single-shot methods and KernelAgent do without. What
-follows the published code and what does not is in docs/methods.md.
+In every round the model generates candidates and evaluates them itself, the grader grades them, and the model reflects
+on the verdicts; the next round repairs or optimises. The verdicts are feedback that the single-shot methods and
+KernelAgent do not have. docs/methods.md lists the differences from the published code.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass, field
 
 from kbx_env.baselines import _geak_prompts as prompts
 from kbx_env.baselines.llm.access import Access
-from kbx_env.baselines.llm.caller import Talk
-from kbx_env.baselines.llm.chat import Ask, Reply
+from kbx_env.baselines.llm.caller import CallSession
+from kbx_env.baselines.llm.chat import ChatRequest, Reply
 from kbx_env.baselines.llm.extract import kernel_in, object_in
 from kbx_env.baselines.llm.method import Method, Sampling
 from kbx_env.baselines.llm.retrieve import nearest
@@ -27,17 +28,26 @@ from kbx_env.spec.task import Task
 NAME = "geak"
 SAMPLING = Sampling(max_tokens=16000, temperature=1.0)
 ROUNDS, SLOTS = 3, 4
+"""Rounds, and candidates in each."""
 POOL = 5
-"""Correct kernels kept to be beaten."""
+"""Most correct kernels that the prompts of later rounds show."""
 HISTORY = 5
-"""Failed attempts kept by a slot."""
+"""Most failed attempts that a slot keeps."""
 DEBUGS = 5
-"""Rounds of repair in a row before it starts afresh."""
+"""Most rounds of repair in a row; then a round begins without the failed attempts."""
 
 
 @dataclass
 class Attempt:
-    """One candidate and all that is known of it."""
+    """One candidate.
+
+    Attributes:
+        code: the source.
+        score: the model's own evaluation, the sum of nine numbers from 0 to 1.
+        outcome: of its grading; ``None`` before it.
+        result: the verdict as text.
+        reflection: the model's analysis of the result.
+    """
 
     code: str
     score: float = 0.0
@@ -47,29 +57,43 @@ class Attempt:
 
     @property
     def correct(self) -> bool:
-        """Whether the grader found it right."""
+        """Whether the grader found it correct."""
         return self.outcome is not None and self.outcome.correct
 
     @property
     def runs(self) -> bool:
-        """Whether it compiled and ran to its end."""
+        """Whether it compiled and ran without an error."""
         return self.outcome is not None and self.outcome.verdict in (Verdict.CORRECT, Verdict.INCORRECT)
 
     @property
     def worth(self) -> tuple[float, float, float]:
-        """For comparing correct kernels: measured speedup; on the CPU nearness to the roofline, where the run estimates it,
-        then the share of needed in moved bytes."""
-        o = self.outcome
-        if o is None:
+        """Key that orders correct kernels, larger is better.
+
+        Returns:
+            The speedup over eager; the estimated share of the roofline; the share of the needed bytes in the moved
+            bytes. An unknown number counts as 0. On the CPU backend there is no speedup, and an estimate only where the
+            run asks for it.
+        """
+        outcome = self.outcome
+        if outcome is None:
             return (0.0, 0.0, 0.0)
-        e = o.evidence
-        share = e.ideal_bytes / e.moved_bytes if e and e.ideal_bytes and e.moved_bytes else 0.0
-        return (o.speedup or 0.0, o.estimate.estimated_share if o.estimate else 0.0, share)
+        e, estimate = outcome.evidence, outcome.estimate
+        needed_share = e.ideal_bytes / e.moved_bytes if e and e.ideal_bytes and e.moved_bytes else 0.0
+        return (outcome.speedup or 0.0, estimate.estimated_share if estimate else 0.0, needed_share)
 
 
 @dataclass
 class Memory:
-    """What a task's search remembers."""
+    """The state of the search on one task.
+
+    Attributes:
+        slots: the latest candidate of each slot.
+        histories: failed attempts of each slot, those with the best score first.
+        pool: correct attempts, the best first.
+        last_correct: the latest correct attempt.
+        last_running: the latest attempt that ran without an error.
+        debugs: rounds of repair in a row so far.
+    """
 
     slots: list[Attempt | None] = field(default_factory=lambda: [None] * SLOTS)
     histories: list[list[Attempt]] = field(default_factory=lambda: [[] for _ in range(SLOTS)])
@@ -79,86 +103,101 @@ class Memory:
     debugs: int = 0
 
     def best(self) -> Attempt | None:
-        """What would be handed in now."""
-        return next((a for a in (*self.pool[:1], self.last_correct, self.last_running, *self.slots) if a is not None), None)
+        """Return the attempt that would be handed in now; ``None`` if there is none."""
+        candidates = (*self.pool[:1], self.last_correct, self.last_running, *self.slots)
+        return next((a for a in candidates if a is not None), None)
 
 
 class Geak(Method):
-    """See the module."""
+    """Generates, evaluates, submits and reflects in rounds, and hands in the best kernel."""
 
     needs = Needs(grader_feedback=True)
 
     def run(self, task: Task, env: Episode) -> Trajectory:
-        """Three rounds; at most 36 calls and 12 gradings."""
-        talk = self.caller.talk(self.name, task.id, env.sample)
+        """Solve a task in three rounds, with at most 36 calls and 12 gradings.
+
+        Args:
+            task: the task.
+            env: grades sources.
+
+        Returns:
+            The best kernel.
+        """
+        session = self.caller.session(self.name, task.id, env.sample)
         memory, modes = Memory(), []
         for number in range(ROUNDS):
             debug = number > 0 and not any(a and a.correct for a in memory.slots) and memory.debugs < DEBUGS
             memory.debugs = memory.debugs + 1 if debug else 0
             modes.append("debug" if debug else "fresh")
-            self._generate(talk, task, env, memory, number, debug)
-            self._judge(talk, env, memory, number)
+            self._generate(session, task, env, memory, number, debug)
+            self._evaluate(session, env, memory, number)
             self._grade(env, memory, number)
-            self._reflect(talk, env, memory, number)
+            self._reflect(session, env, memory, number)
         best = memory.best()
         reason = "" if best else "none of the answers held code"
         return Trajectory(best.code if best else None, reason, tuple(env.turns), {"modes": modes})
 
-    def _ask(self, text: str) -> Ask:
-        return self.sampling.ask(({"role": "user", "content": text},))
+    def _request(self, text: str) -> ChatRequest:
+        return self.sampling.request(({"role": "user", "content": text},))
 
-    def _generate(self, talk: Talk, task: Task, env: Episode, memory: Memory, number: int, debug: bool) -> None:
-        asks = []
-        for slot, rest in enumerate(self._shown(task, env, memory, debug)):
-            text = prompts.generate(env.prompt, task.entry, str(task.signature), rest)
-            asks.append((f"round {number}, slot {slot}, generate", self._ask(text)))
-        for slot, reply in enumerate(talk.ask_all(asks)):
+    def _generate(
+        self, session: CallSession, task: Task, env: Episode, memory: Memory, number: int, debug: bool
+    ) -> None:
+        requests = []
+        for slot, context in enumerate(self._contexts(task, env, memory, debug)):
+            text = prompts.generate(env.prompt, task.entry, str(task.signature), context)
+            requests.append((f"round {number}, slot {slot}, generate", self._request(text)))
+        for slot, reply in enumerate(session.ask_all(requests)):
             code = code_in(reply, task.entry)
             if code is not None:
                 memory.slots[slot] = Attempt(code)
             elif not debug:
-                memory.slots[slot] = None  # a slot that is repaired keeps what it has
+                memory.slots[slot] = None  # in a round of repair the slot keeps its candidate
 
-    def _shown(self, task: Task, env: Episode, memory: Memory, debug: bool) -> Sequence[str]:
+    def _contexts(self, task: Task, env: Episode, memory: Memory, debug: bool) -> Sequence[str]:
+        """Return the part of the prompt that differs between slots: an example, failed attempts, or kernels to beat."""
         if not debug and memory.pool:
             return [prompts.attempts([(a.code, a.result, a.reflection) for a in memory.pool], failed=False)] * SLOTS
         first = memory.slots[0]
-        near = (
-            nearest(first.code, by="code", without=task.id) if debug and first else nearest(env.prompt, by="text", without=task.id)
-        )
+        if debug and first:
+            near = nearest(first.code, by="code", without=task.id)
+        else:
+            near = nearest(env.prompt, by="text", without=task.id)
         example = prompts.example(near, expert_source(near) or "") if near else ""
         if not debug:
             return [example] * SLOTS
         kept = [[(a.code, a.result, a.reflection) for a in h] for h in memory.histories]
         return [example + (prompts.attempts(rows, failed=True) if rows else "") for rows in kept]
 
-    def _judge(self, talk: Talk, env: Episode, memory: Memory, number: int) -> None:
-        fresh = self._new(memory)
-        asks = [
-            (f"round {number}, slot {slot}, evaluate", self._ask(prompts.evaluate(env.prompt, a.code))) for slot, a in fresh
+    def _evaluate(self, session: CallSession, env: Episode, memory: Memory, number: int) -> None:
+        ungraded = self._ungraded(memory)
+        requests = [
+            (f"round {number}, slot {slot}, evaluate", self._request(prompts.evaluate(env.prompt, a.code)))
+            for slot, a in ungraded
         ]
-        for (_, attempt), reply in zip(fresh, talk.ask_all(asks), strict=True):
+        for (_, attempt), reply in zip(ungraded, session.ask_all(requests), strict=True):
             marks = object_in(reply.text) or {}
             numbers = [marks.get(name) for name in prompts.CRITERIA]
             attempt.score = sum(min(1.0, max(0.0, float(n))) for n in numbers if isinstance(n, int | float))
 
     @staticmethod
-    def _new(memory: Memory) -> list[tuple[int, Attempt]]:
+    def _ungraded(memory: Memory) -> list[tuple[int, Attempt]]:
         return [(slot, a) for slot, a in enumerate(memory.slots) if a is not None and a.outcome is None]
 
     def _grade(self, env: Episode, memory: Memory, number: int) -> None:
-        fresh = self._new(memory)
-        labels = [f"round {number}, slot {slot}" for slot, _ in fresh]
-        for (_, attempt), outcome in zip(fresh, env.grade([a.code for _, a in fresh], round=number, labels=labels), strict=True):
+        ungraded = self._ungraded(memory)
+        labels = [f"round {number}, slot {slot}" for slot, _ in ungraded]
+        outcomes = env.grade([a.code for _, a in ungraded], round=number, labels=labels)
+        for (_, attempt), outcome in zip(ungraded, outcomes, strict=True):
             attempt.outcome, attempt.result = outcome, env.feedback(outcome)
 
-    def _reflect(self, talk: Talk, env: Episode, memory: Memory, number: int) -> None:
-        done = [(slot, a) for slot, a in enumerate(memory.slots) if a is not None and not a.reflection]
-        asks = [
-            (f"round {number}, slot {slot}, reflect", self._ask(prompts.reflect(env.prompt, a.code, a.result, correct=a.correct)))
-            for slot, a in done
-        ]
-        for (slot, attempt), reply in zip(done, talk.ask_all(asks), strict=True):
+    def _reflect(self, session: CallSession, env: Episode, memory: Memory, number: int) -> None:
+        graded = [(slot, a) for slot, a in enumerate(memory.slots) if a is not None and not a.reflection]
+        requests = []
+        for slot, attempt in graded:
+            text = prompts.reflect(env.prompt, attempt.code, attempt.result, correct=attempt.correct)
+            requests.append((f"round {number}, slot {slot}, reflect", self._request(text)))
+        for (slot, attempt), reply in zip(graded, session.ask_all(requests), strict=True):
             attempt.reflection = reply.text.strip()
             if attempt.runs:
                 memory.last_running = attempt
@@ -172,7 +211,15 @@ class Geak(Method):
 
 
 def code_in(reply: Reply, entry: str) -> str | None:
-    """The code of an answer ``{"strategy", "code"}``, or of a fenced block where the JSON is broken; ``None`` without one."""
+    """Return the code of an answer.
+
+    Args:
+        reply: JSON ``{"strategy", "code"}``, or an answer with a fenced block where the JSON is invalid.
+        entry: name of the entry function.
+
+    Returns:
+        The source; ``None`` if there is none.
+    """
     found = object_in(reply.text)
     code = found.get("code") if found else None
     try:
@@ -183,5 +230,13 @@ def code_in(reply: Reply, entry: str) -> str | None:
 
 
 def build(argument: str | None, access: Access) -> Geak:
-    """``argument`` is the model's name."""
+    """Make the policy.
+
+    Args:
+        argument: the model's name, in place of ``access.model``.
+        access: how to reach the model.
+
+    Returns:
+        The policy.
+    """
     return Geak(NAME, access, argument, SAMPLING)

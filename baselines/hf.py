@@ -1,4 +1,4 @@
-"""A checkpoint folder, asked with the bare instruction through its own chat template: what ``train/`` writes."""
+"""The policy ``hf``: a checkpoint folder, as ``train/`` writes it, asked with its own chat template."""
 
 from __future__ import annotations
 
@@ -22,24 +22,42 @@ from kbx_env.spec.task import Task
 
 NAME = "hf"
 SAMPLING = Sampling(max_tokens=4096, temperature=0.0)
-"""Greedy for one sample; several need a temperature."""
+"""Greedy decoding; ``build`` sets a temperature where there are several samples."""
 
 
 def render(prompt: str, entry: str) -> Sequence[Message]:
-    """One message of the user's, as in training: a prompt that drifts from it costs a small model its format."""
+    """Return the messages for a task, the same as in training: a small model keeps its format only with these.
+
+    Args:
+        prompt: the task's instruction.
+        entry: name of the entry function; not used.
+
+    Returns:
+        One message of the user.
+    """
     return ({"role": "user", "content": prompt},)
 
 
 class Turns(Method):
-    """The same checkpoint over several turns: verdicts are shown as in training of that kind, the best submission is handed in."""
+    """A checkpoint over several turns: verdicts are shown as in training, and the best source is handed in.
+
+    Attributes:
+        conversation: renders the turns.
+    """
 
     needs = Needs(grader_feedback=True)
 
     def __init__(self, folder: str, turns: int, access: Access, sampling: Sampling) -> None:
-        """A policy of at most so many submissions a task.
+        """Check a checkpoint.
+
+        Args:
+            folder: the checkpoint.
+            turns: most submissions a task.
+            access: device, samples, limits and ledger; its model is ignored.
+            sampling: settings, which ``access`` may replace.
 
         Raises:
-            UsageError: no such checkpoint, or its template does not keep earlier turns as they were.
+            UsageError: the folder is no checkpoint, or its template changes earlier turns.
         """
         super().__init__(NAME, replace(access, model=None), f"{LOCAL}{folder}", sampling)
         self.name, self._turns, self._context = f"{self.name},turns={turns}", turns, _context(folder)
@@ -50,19 +68,30 @@ class Turns(Method):
             self.conversation.follow_up("")
 
     def about(self) -> dict[str, Any]:
-        """What a report says of this policy."""
+        """Return the facts about this policy that a report shows, as plain JSON types."""
         return {**super().about(), "turns": self._turns}
 
     def run(self, task: Task, env: Episode) -> Trajectory:
-        """Solve a task; ends when solved, with an answer that was cut off, or where no answer fits any more."""
-        talk = self.caller.talk(self.name, task.id, env.sample)
+        """Solve a task.
+
+        The episode ends early with a correct source (on CUDA, one that is at least as fast as eager), with an answer
+        that was cut off, or where no further answer fits into the model's context.
+
+        Args:
+            task: the task.
+            env: grades sources.
+
+        Returns:
+            The best source: correct before wrong, then by reward.
+        """
+        session = self.caller.session(self.name, task.id, env.sample)
         messages = render(env.prompt, task.entry)
         ids = self.conversation.opening(messages)
         found: list[tuple[tuple[bool, bool, float], str]] = []
         for turn in range(self._turns):
             if turn and self._context is not None and len(ids) >= self._context:
                 break
-            reply = talk.ask(f"turn {turn}", replace(self.sampling.ask(messages), ids=tuple(ids)))
+            reply = session.ask(f"turn {turn}", replace(self.sampling.request(messages), ids=tuple(ids)))
             source = strip_fences(reply.text)
             (outcome,) = env.grade([source], round=turn)
             reward = env.turns[-1].reward
@@ -76,13 +105,25 @@ class Turns(Method):
 
 
 def _context(folder: str) -> int | None:
+    """Return the most tokens of prompt and answer that the model takes; ``None`` if its config does not say."""
     config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     found = config.get("max_position_embeddings")
     return found if isinstance(found, int) else None
 
 
 def build(argument: str | None, access: Access) -> SingleShot | Turns:
-    """``argument`` is the folder, or ``FOLDER,turns=N`` for several turns with the verdicts between them."""
+    """Make the policy.
+
+    Args:
+        argument: the folder, or ``FOLDER,turns=N`` for several turns with the verdicts between them.
+        access: device, samples, limits and ledger; its model is ignored.
+
+    Returns:
+        A policy of one call for each answer, or one that runs whole episodes where there are turns.
+
+    Raises:
+        UsageError: there is no argument, the folder is no checkpoint, or ``turns`` is no number.
+    """
     if not argument:
         raise UsageError("policy 'hf' needs a checkpoint folder: hf:FOLDER, or hf:FOLDER,turns=N")
     sampling = SAMPLING if access.samples == 1 else replace(SAMPLING, temperature=0.8)

@@ -1,4 +1,4 @@
-"""What a policy is, and how one is made from its name on a command line."""
+"""The interface of policies, and their construction from a name on a command line."""
 
 from __future__ import annotations
 
@@ -22,40 +22,55 @@ _HERE = pathlib.Path(__file__).parent
 
 @dataclass(frozen=True)
 class Needs:
-    """What a policy uses besides the task's text: methods that see verdicts are not compared to those that do not."""
+    """The information that a policy uses besides the task's text; reports show it, as it makes policies unequal."""
 
     grader_feedback: bool = False
-    """Submits to the grader on the way and reads the verdicts."""
+    """Whether it submits sources to the grader and reads the verdicts before it hands in its answer."""
     own_tests: bool = False
-    """Runs scripts of its own in the sandbox."""
+    """Whether it runs its own scripts in the sandbox."""
 
 
 @runtime_checkable
 class Policy(Protocol):
     """Answers an observation with kernel source.
 
-    Optional members matter to reports: ``samples(task) -> int``, how many answers are graded (default 1);
-    ``repeatable = True``, when the policy answers alike every time at no cost (a resumed report may then ask it again);
-    ``concurrency``, how many answers may be asked for at once (default 1); ``needs``, see `Needs`.
+    Reports also use these optional members:
+
+    - ``samples(task) -> int``: the number of answers to a task that are graded; default 1.
+    - ``repeatable``: ``True`` if the policy gives the same answer every time at no cost, so that a resumed report may
+      ask it again; default ``False``.
+    - ``concurrency``: the number of answers that may be requested at the same time; default 1.
+    - ``needs``: see ``Needs``.
+
+    Attributes:
+        name: the policy's name in reports.
     """
 
     name: str
 
     def act(self, observation: Mapping[str, Any]) -> str | None:
-        """Source text, or ``None`` where the policy has no answer.
+        """Answer an observation.
 
         Args:
-            observation: at least ``task`` (id), ``prompt``, ``feedback`` and ``turn``; in reports ``sample`` too.
+            observation: at least ``task`` (id), ``prompt``, ``feedback`` and ``turn``; in reports also ``sample``.
+
+        Returns:
+            The source text, or ``None`` where the policy has no answer.
 
         Raises:
-            NoAnswer: no answer, and why.
-            ModelError: the model's server failed; the sample stays unknown.
+            NoAnswer: the policy has no answer; with the reason.
+            ModelError: the model's server failed. The sample counts as unknown, not as wrong.
         """
 
 
 @runtime_checkable
 class Episodic(Protocol):
-    """A policy that drives its turns itself: it submits, reads verdicts, and hands in one source at the end."""
+    """A policy that runs a whole episode: it may submit sources and read verdicts, and hands in one source at the end.
+
+    Attributes:
+        name: the policy's name in reports.
+        needs: the information that it uses besides the task's text.
+    """
 
     name: str
     needs: Needs
@@ -63,8 +78,15 @@ class Episodic(Protocol):
     def run(self, task: Task, env: Episode) -> Trajectory:
         """Solve a task.
 
+        Args:
+            task: the task.
+            env: grades sources and runs scripts.
+
+        Returns:
+            The source that is handed in, or the reason why there is none.
+
         Raises:
-            ModelError: the model's server failed; the sample stays unknown.
+            ModelError: the model's server failed. The sample counts as unknown, not as wrong.
         """
 
 
@@ -72,28 +94,34 @@ AnyPolicy = Policy | Episodic
 
 
 def policies() -> tuple[str, ...]:
-    """Names of the policies in ``baselines/``: one file each, with ``NAME`` and ``build``; dashes stand for underscores."""
+    """Return the names of the policies in ``baselines/``, sorted.
+
+    Each is one file with ``NAME`` and ``build``. The name is that of the file, with dashes for underscores.
+    """
     names = (p.stem for p in _HERE.glob("*.py") if not p.stem.startswith("_") and p.stem != "policy")
     return tuple(sorted(n.replace("_", "-") for n in names))
 
 
 def make_policy(spec: str, access: Access | None = None) -> AnyPolicy:
-    """A policy from its name on a command line.
+    """Make a policy from its name on a command line.
 
     Args:
-        spec: ``expert``, ``replay:FILE.jsonl``, ``claude``, ``claude:MODEL``, ``hf:FOLDER`` or the folder alone,
-            ``python:module:attribute``, ...
+        spec: the name, with an argument after a colon where the policy takes one: ``expert``, ``replay:FILE.jsonl``,
+            ``claude``, ``claude:MODEL``, ``hf:FOLDER`` or the folder alone, ``python:module:attribute``, ...
         access: how policies that ask a model reach it.
+
+    Returns:
+        The policy.
 
     Raises:
         UnknownName: no such policy.
-        UsageError: a missing or unusable argument, or no model for a policy that needs one.
+        UsageError: a missing or invalid argument, or no model for a policy that needs one.
     """
     from kbx_env.baselines.llm.access import Access
 
     name, _, argument = spec.partition(":")
     if name == "python":
-        return _users_own(spec, argument)
+        return _imported(spec, argument)
     if name not in policies():
         if spec and pathlib.Path(spec).is_dir():
             name, argument = "hf", spec
@@ -105,15 +133,18 @@ def make_policy(spec: str, access: Access | None = None) -> AnyPolicy:
     return built
 
 
-def _users_own(spec: str, argument: str) -> AnyPolicy:
+def _imported(spec: str, argument: str) -> AnyPolicy:
+    """Make a policy of the user's from a module on the path or in the working directory."""
     module, _, attribute = argument.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a script has its own folder on the path, not the user's
+        sys.path.append(os.getcwd())  # Python puts a script's folder on the path, not the working directory
     try:
-        made = getattr(importlib.import_module(module), attribute)
-        policy = made() if isinstance(made, type) else made
+        value = getattr(importlib.import_module(module), attribute)
+        policy = value() if isinstance(value, type) else value
     except Exception as e:  # the user's own module may fail in any way
         raise UsageError(f"policy {spec!r}: {type(e).__name__}: {e}; expected python:module:attribute") from e
     if not isinstance(policy, Policy | Episodic):
-        raise UsageError(f"policy {spec!r} has no name and act(observation), or name, needs and run(task, env)")
+        raise UsageError(
+            f"policy {spec!r} is no policy; it must have name and act(observation), or name, needs and run(task, env)"
+        )
     return policy

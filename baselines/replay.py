@@ -1,4 +1,4 @@
-"""Replays kernels from a file: rows ``{"task"|"file", "predict"}``, or KernelBenchX's prediction format."""
+"""The policy ``replay``: kernels from a file of JSON lines, ``{"task" | "file", "predict"}``, KernelBenchX's format."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ NAME = "replay"
 
 
 def task_of(row: Mapping[str, Any]) -> str | None:
-    """The catalogue's task that a row names under ``task`` or ``file``; ``None`` where there is none."""
+    """Return the id of the task that a row names under ``task`` or ``file``; ``None`` where there is no such task."""
     raw = str(row.get("task") or row.get("file") or "").strip().replace("\\", "/").removesuffix(".py").lower()
     *folders, name = raw.split("/")
     category = folders[-1] if folders else ""
     ids = {t.lower(): t for t in task_ids()}
     if f"{category}/{name}" in ids:
         return ids[f"{category}/{name}"]
-    if category in CATEGORIES:  # another category's task of the same name is not meant
+    if category in CATEGORIES:  # the category is known and lacks the task: do not take one of another category
         return None
     names = [t for key, t in ids.items() if key.rsplit("/", 1)[-1] == name]
     return names[0] if len(names) == 1 else None
 
 
 def source_of(row: Mapping[str, Any]) -> str:
-    """The source in a row's ``predict``, with the entry under the name that the task asks for."""
+    """Return the source in a row's ``predict``, with an alias if the row says that its function has another name."""
     source = strip_fences(str(row["predict"]))
     entry, written = row.get("entry"), row.get("entry_in_source")
     if isinstance(entry, str) and isinstance(written, str) and entry != written:
@@ -42,13 +42,35 @@ def source_of(row: Mapping[str, Any]) -> str:
     return source
 
 
+<<<<<<< HEAD
+=======
+def lines_of(file: Path) -> list[str]:
+    """Return the lines of a file of JSON lines."""
+    # splitlines() would also split at U+2028 and form feeds, which JSON strings may contain.
+    return file.read_text(encoding="utf-8-sig", errors="replace").split("\n")
+
+
+>>>>>>> h-baselines
 class Replay:
-    """Answers a task with the rows of the file, in order; a task without a row has no answer."""
+    """Answers a task with its rows of the file, in order; a task without a row gets no answer.
+
+    Attributes:
+        warnings: what was wrong with rows that were skipped, by line.
+        sources: the sources of each task, in the file's order.
+    """
 
     name = NAME
     repeatable = True
 
     def __init__(self, path: str) -> None:
+        """Read a file. Rows that cannot be used are skipped, with a warning on standard error.
+
+        Args:
+            path: the file.
+
+        Raises:
+            UsageError: there is no such file, or it has no usable row.
+        """
         file = Path(path)
         if not file.is_file():
             raise UsageError(f"no replay file {path!r}; expected JSON lines with task (or file) and predict")
@@ -77,18 +99,29 @@ class Replay:
         self.sources.setdefault(task, []).append(source_of(row))
 
     def samples(self, task: str) -> int:
-        """How many answers to this task a report grades; 1 (no answer) where the file has none."""
+        """Return the number of the task's rows; 1 where it has none, so that a report counts a missing answer."""
         return max(1, len(self.sources.get(task, [])))
 
     def act(self, observation: Mapping[str, Any]) -> str | None:
-        """The recorded source for this task: row ``sample`` in a report, the next row on every turn of an episode."""
+        """Return a row of the task: row ``sample`` in a report, the next one on every turn; ``None`` after the last."""
         rows = self.sources.get(observation["task"], [])
         index = int(observation.get("sample", 0)) + int(observation.get("turn", 0))
         return rows[index] if index < len(rows) else None
 
 
 def build(argument: str | None, access: Access) -> Replay:
-    """``argument`` is the file."""
+    """Make the policy.
+
+    Args:
+        argument: the file.
+        access: not used.
+
+    Returns:
+        The policy.
+
+    Raises:
+        UsageError: there is no argument, no such file, or no usable row in it.
+    """
     if not argument:
         raise UsageError("policy 'replay' needs a file: replay:FILE.jsonl")
     return Replay(argument)

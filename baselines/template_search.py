@@ -1,16 +1,19 @@
-"""Search without a model: the project's own kernel with other block sizes, warps and stages.
+"""The policy ``template-search``: the project's own kernel with other block sizes, warps and stages; no model is asked.
 
     template-search                          successive halving, 12 gradings, seed 0
-    template-search:random,evals=12,seed=0   as many settings as there are gradings, drawn blindly
+    template-search:random,evals=12,seed=0   random search: one grading for each setting
     template-search:halving,evals=12,seed=0,eta=3
 
-Both begin with the kernel as it is and draw settings that change one to ``CHANGED`` numbers: a kernel has up to forty, most of
-them for shapes and types of other cases, and changing all at once all but never compiles. ``halving`` draws ``eta`` settings
-for each one that it grades and asks the compiler about them first (``search/screen.py``, half a second, nothing executed):
-what does not fit, or launches just what another setting launches, is dropped, and the best 1/eta are graded. Up to half of these
-questions change a single number by one step: where the timed shapes launch the same as before, it is a number for other shapes and
-is left alone from then on. Then come the neighbours of the best graded ones, screened likewise, and at the end the neighbours of
-the best one alone. The compiler's questions are no gradings, but they take time: on the CPU tier about as much as a grading.
+Both grade the unchanged kernel first, and draw settings that change one to ``CHANGED`` numbers: a kernel has up to
+forty, most of them for shapes and dtypes of other cases, and a change of all at once almost never compiles.
+
+``halving`` works in three stages: the first one uses half of the gradings, the second one half of the rest. A stage
+draws ``eta`` settings for each grading, compiles them (``search/compile_report.py``; half a second each, nothing is
+executed), drops those that do not fit or launch the same as an earlier setting, and grades the best 1/eta. The first
+stage draws from the whole space, the second one among neighbours of the best graded settings, the last one among
+neighbours of the best setting only. In the first stage up to half of the settings change a single number by one step:
+if the timed shapes then launch the same as before, the number is for other shapes, and later settings leave it alone.
+Compilations do not count as gradings, but they take time: on the CPU backend about as much as a grading.
 """
 
 from __future__ import annotations
@@ -25,9 +28,9 @@ from typing import Any
 
 from kbx_env.baselines.llm.access import Access
 from kbx_env.baselines.policy import Needs
+from kbx_env.baselines.search.compile_report import Compiler, CompileReport
 from kbx_env.baselines.search.knobs import Knob, knobs_of, with_knobs
 from kbx_env.baselines.search.rank import ENOUGH, ENOUGH_PRODUCTS, Ranked, pressure, rank
-from kbx_env.baselines.search.screen import Compiler, Report
 
 from kbx_env.envs.episode import Episode, Trajectory
 from kbx_env.errors import UsageError
@@ -39,40 +42,43 @@ NAME = "template-search"
 METHODS = ("random", "halving")
 EVALS, ETA = 12, 3
 CHANGED = 4
+"""Most numbers that a drawn setting changes."""
 TRIES = 200
-"""Draws of a setting that were all known before the settings count as used up, or are listed where they are at most ``FEW``."""
+"""Draws of known settings in a row that end the drawing; if at most ``FEW`` settings exist, the rest is listed."""
 FEW = 10_000
 
 Setting = tuple[tuple[str, int], ...]
 """The changed knobs, sorted by name; empty for the kernel as it is."""
-Promise = tuple[tuple[float, ...], int, Setting]
-Ask = Callable[[Task, str], Report]
+_Candidate = tuple[tuple[float, ...], int, Setting]
+"""Key of the compilation (smaller is better), order of drawing, and the setting."""
+CompileFunction = Callable[[Task, str], CompileReport]
 
 
 class TemplateSearch:
-    """An episodic policy; ``evals`` is the number of gradings it may use."""
+    """Searches over the numbers of a task's expert kernel, and hands in the best source that it graded."""
 
     name = NAME
     needs = Needs(grader_feedback=True)
 
     def __init__(
-        self, method: str = "halving", evals: int = EVALS, seed: int = 0, eta: int = ETA, compiler: Ask | None = None
-    ) -> None:
-        """A search.
+        self, method: str = "halving", evals: int = EVALS, seed: int = 0, eta: int = ETA,
+        compiler: CompileFunction | None = None,
+    ) -> None:  # fmt: skip
+        """Prepare; no process is started yet.
 
         Args:
             method: one of ``METHODS``.
-            evals: gradings at most, the first one included.
-            seed: of the draws; task and sample number are mixed in.
+            evals: most gradings of a task, with that of the unchanged kernel.
+            seed: of the draws, together with the task's id and the sample's number.
             eta: settings drawn for each one that is graded.
-            compiler: reports on a source without grading it; the sandbox's if not given.
+            compiler: reports on a source without grading it; by default a ``Compiler``.
         """
         self.method, self.evals, self.seed, self.eta = method, evals, seed, eta
         self._own = Compiler() if compiler is None and method == "halving" else None
-        self._ask = compiler or self._own
+        self._compile = compiler or self._own
 
     def prepare(self) -> None:
-        """Start what is started once for all tasks."""
+        """Start the compiler's sandbox, which serves all tasks."""
         if self._own is not None:
             self._own.start()
 
@@ -82,11 +88,19 @@ class TemplateSearch:
             self._own.close()
 
     def run(self, task: Task, env: Episode) -> Trajectory:
-        """Search on one task."""
+        """Search on one task.
+
+        Args:
+            task: the task.
+            env: grades sources.
+
+        Returns:
+            The best source, with facts about the search in its notes.
+        """
         source = expert_source(task.id)
         if source is None:
-            return Trajectory(None, "there is no kernel of the project's to begin with", tuple(env.turns))
-        search = _Search(self, task, env, source, self._ask)
+            return Trajectory(None, "there is no expert kernel for this task", tuple(env.turns))
+        search = _Search(self, task, env, source, self._compile)
         search.run()
         return search.trajectory()
 
@@ -95,31 +109,41 @@ class TemplateSearch:
 class _Graded:
     setting: Setting
     outcome: Outcome
-    report: Report | None
+    report: CompileReport | None
 
 
 @dataclass
 class _Search:
+    """The search on one task.
+
+    Attributes:
+        begin: its begin, in ``time.perf_counter`` seconds.
+        seen: settings that were drawn.
+        launch_hashes: of the compiled settings; another source that launches the same is not graded.
+        idle: names of knobs that do not change the launches of the timed shapes.
+        reserve: compiled settings that fit, but were not among the best.
+        rounds: number of batches of gradings.
+        compiled: number of compiled settings.
+        dropped: number of settings that were compiled and not kept.
+        compile_seconds: wall time of compilation.
+    """
+
     policy: TemplateSearch
     task: Task
     env: Episode
     source: str
-    ask: Ask | None
+    compile: CompileFunction | None
     begin: float = field(default_factory=time.perf_counter)
     graded: list[_Graded] = field(default_factory=list)
     seen: set[Setting] = field(default_factory=set)
-    """Settings that were drawn."""
-    same: set[str] = field(default_factory=set)
-    """Programs that were kept for a grading: a second source that launches the same would tell nothing."""
-    reports: dict[Setting, Report] = field(default_factory=dict)
+    launch_hashes: set[str] = field(default_factory=set)
+    reports: dict[Setting, CompileReport] = field(default_factory=dict)
     idle: set[str] = field(default_factory=set)
-    """Knobs that made no difference to what the timed shapes launch."""
-    reserve: list[Promise] = field(default_factory=list)
-    """Settings that were screened and fit, but were not among the best."""
+    reserve: list[_Candidate] = field(default_factory=list)
     rounds: int = 0
-    screened: int = 0
+    compiled: int = 0
     dropped: int = 0
-    screening: float = 0.0
+    compile_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.knobs = knobs_of(self.source)
@@ -128,45 +152,47 @@ class _Search:
 
     @property
     def active(self) -> list[Knob]:
-        """Knobs that the timed shapes may notice."""
+        """Knobs that may change the launches of the timed shapes."""
         return [k for k in self.knobs if k.name not in self.idle]
 
     @property
     def left(self) -> int:
-        """Gradings that may still be asked for."""
+        """Number of gradings that are left."""
         return self.policy.evals - len(self.graded)
 
     def run(self) -> None:
-        """All rungs."""
+        """Run the whole search."""
         self.seen.add(())
-        if self.policy.method == "halving" and self.ask is not None and self.knobs:
+        if self.policy.method == "halving" and self.compile is not None and self.knobs:
             self._report(())
         self._grade([()])
         if self.policy.method == "random":
             self._grade(self._draw(self.left))
             return
         eta = self.policy.eta
-        # Half of the gradings look around, a quarter near the best ones, the rest near the best one.
+        # Half of the gradings go to the whole space, a quarter to neighbours of the best settings, the rest to
+        # neighbours of the best one.
         first = math.ceil(self.left / 2)
         singles = self._singles(eta * first // 2)
-        self._grade(self._screened(itertools.chain(singles, self._lazily(eta * first - len(singles))), first))
+        drawn: Iterable[Setting] = itertools.chain(singles, self._lazily(eta * first - len(singles)))
+        self._grade(self._promising(drawn, first))
         second = math.ceil(self.left / 2)
         best = [self.graded[r.index].setting for r in self._ranked()[: max(1, len(self.graded) // eta)]]
-        self._grade(self._screened(self._near(best, eta * second), second))
+        self._grade(self._promising(self._near(best, eta * second), second))
         while self.left > 0:
             few = min(self.left, eta)
-            drawn = self._near([self.graded[self._ranked()[0].index].setting], eta * few) or self._draw(eta * few)
-            if drawn:
-                self._grade(self._screened(drawn, few))
+            settings = self._near([self.graded[self._ranked()[0].index].setting], eta * few) or self._draw(eta * few)
+            if settings:
+                self._grade(self._promising(settings, few))
             elif self.reserve:
                 chosen = sorted(self.reserve)[:few]
                 self.reserve = [r for r in self.reserve if r not in chosen]
                 self._grade([setting for _, _, setting in chosen])
             else:
-                return  # used up
+                return  # all settings have been graded or dropped
 
     def trajectory(self) -> Trajectory:
-        """The best source and how it was found."""
+        """Return the best source, and facts about the search."""
         first = self._ranked()[0]
         best = self.graded[first.index]
         notes: dict[str, Any] = {
@@ -174,9 +200,9 @@ class _Search:
             "seconds": time.perf_counter() - self.begin, "settings": self.total, "found": first.index,
         }  # fmt: skip
         if self.policy.method == "halving":
-            notes |= {"screened": self.screened, "dropped": self.dropped, "screening_seconds": self.screening,
+            notes |= {"screened": self.compiled, "dropped": self.dropped, "screening_seconds": self.compile_seconds,
                       "idle": sorted(self.idle)}  # fmt: skip
-        # A source that is not correct is handed in all the same: the verdict says what it is worth.
+        # An incorrect source is handed in too, and gets its verdict.
         return Trajectory(self._text(best.setting), turns=tuple(self.env.turns), notes=notes)
 
     def _text(self, setting: Setting) -> str:
@@ -192,15 +218,16 @@ class _Search:
         self.graded += [_Graded(s, o, self.reports.get(s)) for s, o in zip(settings, outcomes, strict=True)]
 
     def _ranked(self) -> list[Ranked]:
-        """The graded settings, best first. What the compiler says of the timed shapes goes before what it says of small ones."""
+        """Return the graded settings, best first, judged by the builds of the timed shapes."""
         outcomes = [
-            replace(g.outcome, compile=g.report.builds) if g.report and g.report.builds else g.outcome for g in self.graded
+            replace(g.outcome, compile=g.report.builds) if g.report and g.report.builds else g.outcome
+            for g in self.graded
         ]
         return rank(outcomes)
 
     def _setting(self, values: Mapping[str, int]) -> Setting:
-        now = {k.name: k.value for k in self.knobs}
-        return tuple(sorted((n, v) for n, v in values.items() if v != now[n]))
+        unchanged = {k.name: k.value for k in self.knobs}
+        return tuple(sorted((n, v) for n, v in values.items() if v != unchanged[n]))
 
     def _new(self, setting: Setting) -> bool:
         known = setting in self.seen
@@ -208,7 +235,7 @@ class _Search:
         return not known
 
     def _draw(self, count: int) -> list[Setting]:
-        """Settings that nobody has seen: fewer than asked for where they are used up."""
+        """Draw settings that were not drawn before, or fewer where there are no more."""
         found: list[Setting] = []
         tries = 0
         knobs = self.active
@@ -226,13 +253,13 @@ class _Search:
         return found
 
     def _singles(self, count: int) -> list[Setting]:
-        """The kernel as it is with one number a step away, for as many numbers."""
+        """Draw numbers of the unchanged kernel, and change each one alone by one step."""
         some = self.random.sample(self.knobs, min(count, len(self.knobs)))
         steps = [self.random.choice(self._steps((), k)) for k in some]
         return [s for s in steps if self._new(s)]
 
     def _lazily(self, count: int) -> Iterator[Setting]:
-        """Draws that know what has been found idle meanwhile."""
+        """Draw settings one by one, so that later draws leave out knobs that have been found idle in between."""
         for _ in range(count):
             drawn = self._draw(1)
             if not drawn:
@@ -240,7 +267,7 @@ class _Search:
             yield from drawn
 
     def _near(self, settings: Iterable[Setting], count: int) -> list[Setting]:
-        """Unseen settings one step away, in random order, those of the first setting first."""
+        """Return unseen settings one step away, in random order, those near the first setting first."""
         found: list[Setting] = []
         for setting in settings:
             steps = [s for k in self.active for s in self._steps(setting, k)]
@@ -255,42 +282,44 @@ class _Search:
     def _steps(self, setting: Setting, knob: Knob) -> list[Setting]:
         values = dict(setting)
         at = knob.choices.index(values.get(knob.name, knob.value))
-        return [self._setting({**values, knob.name: knob.choices[k]}) for k in (at - 1, at + 1) if 0 <= k < len(knob.choices)]
+        near = [k for k in (at - 1, at + 1) if 0 <= k < len(knob.choices)]
+        return [self._setting({**values, knob.name: knob.choices[k]}) for k in near]
 
-    def _report(self, setting: Setting) -> Report:
-        assert self.ask is not None
-        report = self.ask(self.task, self._text(setting))
+    def _report(self, setting: Setting) -> CompileReport:
+        assert self.compile is not None
+        report = self.compile(self.task, self._text(setting))
         self.reports[setting] = report
-        self.screened += 1
-        self.screening += report.seconds
-        if report.same is not None:
-            self.same.add(report.same)
+        self.compiled += 1
+        self.compile_seconds += report.seconds
+        if report.launch_hash is not None:
+            self.launch_hashes.add(report.launch_hash)
         return report
 
-    def _screened(self, settings: Iterable[Setting], count: int) -> list[Setting]:
-        """The ``count`` settings of which the compiler says the best."""
-        if self.ask is None:
+    def _promising(self, settings: Iterable[Setting], count: int) -> list[Setting]:
+        """Compile settings, and return the ``count`` best ones."""
+        if self.compile is None:
             return list(settings)[:count]
-        kept: list[Promise] = []
+        kept: list[_Candidate] = []
         for setting in settings:
-            known = set(self.same)
+            known = set(self.launch_hashes)
             report = self._report(setting)
-            if len(setting) == 1 and report.same is not None and report.same == self.reports[()].same:
+            launched = report.launch_hash
+            if len(setting) == 1 and launched is not None and launched == self.reports[()].launch_hash:
                 self.idle.add(setting[0][0])
-            if not report.fits or report.same in known:
+            if not report.fits or launched in known:
                 self.dropped += 1
                 continue
-            kept.append(((*_promise(report), len(setting)), self.screened, setting))
+            kept.append(((*_promise(report), len(setting)), self.compiled, setting))
         kept.sort()
         self.reserve += kept[count:]
         return [setting for _, _, setting in kept[:count]]
 
 
-def _promise(report: Report) -> tuple[float, ...]:
-    """What the compiler's word is worth, smaller is better: spills at the cap, launches, the share of the warps.
+def _promise(report: CompileReport) -> tuple[float, ...]:
+    """Return the key that orders compiled settings, smaller is better: spills at the limit, launches, occupancy.
 
-    It says nothing about traffic: between settings alike in these, the one nearer to the kernel as it is goes first, which was
-    tuned by hand; then the order of drawing decides.
+    The traffic is not known. Of settings with equal keys the one with fewer changes goes first, because the unchanged
+    kernel was tuned by hand; then the order of drawing decides.
     """
     p = pressure(report.builds)
     share = None if p.share is None else min(p.share, ENOUGH_PRODUCTS if report.products else ENOUGH)
@@ -302,25 +331,32 @@ def _promise(report: Report) -> tuple[float, ...]:
 
 
 def build(argument: str | None, access: Access | None = None) -> TemplateSearch:
-    """``random`` or ``halving``, and any of ``evals=``, ``seed=`` and ``eta=``, comma-separated.
+    """Make the policy.
+
+    Args:
+        argument: ``random`` or ``halving``, and any of ``evals=N``, ``seed=N`` and ``eta=N``, separated by commas.
+        access: not used.
+
+    Returns:
+        The policy.
 
     Raises:
-        UsageError: anything else.
+        UsageError: another argument, or one of them twice.
     """
     accepted = f"policy {NAME!r}: accepted are random or halving, evals=N (at least 1), seed=N, eta=N (at least 2)"
     method = "halving"
     numbers = {"evals": EVALS, "seed": 0, "eta": ETA}
-    least = {"evals": 1, "seed": 0, "eta": 2}
-    given: set[str] = set()
+    minimum = {"evals": 1, "seed": 0, "eta": 2}
+    seen: set[str] = set()
     for part in (argument or "").split(",") if argument else ():
         key, equals, text = part.strip().partition("=")
-        what = key if equals else "method"
-        if what in given or (equals and key not in numbers) or (not equals and key not in METHODS):
+        option = key if equals else "method"
+        if option in seen or (equals and key not in numbers) or (not equals and key not in METHODS):
             raise UsageError(f"{accepted}; got {part.strip()!r}")
-        given.add(what)
+        seen.add(option)
         if not equals:
             method = key
-        elif not text.isascii() or not text.isdigit() or int(text) < least[key]:
+        elif not text.isascii() or not text.isdigit() or int(text) < minimum[key]:
             raise UsageError(f"{accepted}; got {part.strip()!r}")
         else:
             numbers[key] = int(text)

@@ -1,4 +1,4 @@
-"""A constant: launches a kernel that stores zeros. Must earn nothing for correctness."""
+"""The policy ``zeros``: a kernel that stores zeros. The grader must find it incorrect."""
 
 from __future__ import annotations
 
@@ -38,18 +38,29 @@ def {entry}(*args, **kwargs):
 
 
 class Zeros:
-    """Zeros shaped like the first tensor."""
+    """Answers every task with a source that returns zeros with shape, dtype and device of the first tensor argument."""
 
     name = NAME
     repeatable = True
 
     def act(self, observation: Mapping[str, Any]) -> str | None:
-        """The constant's source."""
+        """Return the source, with the name of the task's entry function."""
         return SOURCE.replace("{entry}", load_task(observation["task"]).entry)
 
 
 def build(argument: str | None, access: Access) -> Zeros:
-    """Takes no argument."""
+    """Make the policy.
+
+    Args:
+        argument: must be empty.
+        access: not used.
+
+    Returns:
+        The policy.
+
+    Raises:
+        UsageError: there is an argument.
+    """
     if argument:
         raise UsageError(f"policy {NAME!r} takes no argument, got {argument!r}")
     return Zeros()

@@ -1,4 +1,4 @@
-"""Command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | store | calls``. A thin shell over functions."""
+"""The command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | store | calls``, also as ``kbx``."""
 
 from __future__ import annotations
 
@@ -7,40 +7,44 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kbx_env.cli import calls, store
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Outcome
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kbx", description="Grade Triton kernels.")
     sub = parser.add_subparsers(dest="command", required=True)
-    g = sub.add_parser("grade", help="grade one source file; exit 0 correct, 1 any other verdict, 2 bad usage")
-    g.add_argument("task", help="category/name, see: tasks")
-    g.add_argument("file", help="the source, - for standard input")
-    g.add_argument("--backend", default="auto", help="cpu, cuda or auto")
-    g.add_argument("--targets", help="comma-separated ahead-of-time targets, 'none' for none (default: all)")
-    g.add_argument("--grading", default="contract", help="contract or paper (the paper's tolerances)")
-    g.add_argument("--torch-ops", default="strict", help="strict, or allow: the wrapper may compute in torch")
-    g.add_argument("--sizes", default="published", help="what is timed or estimated: published, or held-out")
-    g.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
-    g.add_argument("--no-timing", action="store_true", help="skip timing (CUDA)")
-    g.add_argument("--compiled", action="store_true", help="also tell the speedup over torch.compile (CUDA)")
-    g.add_argument("--estimate", metavar="GPU", help="estimate the device time on a GPU (CPU backend), such as h200")
-    g.add_argument("--reward", default="default", help="reward preset")
+    g = sub.add_parser("grade", help="grade one source file; exits with 0 correct, 1 any other verdict, 2 bad usage")
+    g.add_argument("task", help="category/name; the command tasks lists them")
+    g.add_argument("file", help="the source file, or - for standard input")
+    g.add_argument("--backend", default="auto", help="cpu, cuda, or auto: cuda if there is a GPU (default)")
+    g.add_argument("--targets", help="targets to compile for, separated by commas; 'none' for none (default: all)")
+    g.add_argument("--grading", default="contract", help="contract (default), or paper: the paper's tolerances")
+    g.add_argument("--torch-ops", default="strict", help="strict (default), or allow: the wrapper may compute in torch")
+    g.add_argument("--sizes", default="published", help="sizes to time or estimate: published (default), or held-out")
+    g.add_argument("--seed", type=int, help="seed that fixes the inputs (default: secret and new inputs)")
+    g.add_argument("--no-timing", action="store_true", help="do not time correct kernels (CUDA)")
+    g.add_argument("--compiled", action="store_true", help="also measure the speedup over torch.compile (CUDA)")
+    g.add_argument("--estimate", metavar="GPU", help="estimate the time on a GPU, such as h200 (CPU backend)")
+    g.add_argument("--reward", default="default", help="name of the reward preset (default: default)")
     g.add_argument("--json", action="store_true", help="print one JSON object")
     t = sub.add_parser("tasks", help="list the tasks")
-    t.add_argument("--category")
-    t.add_argument("--split", default="all", help="train, eval or all")
-    t.add_argument("--json", action="store_true")
-    p = sub.add_parser("expert", help="print our own kernel for a task, as one source")
-    p.add_argument("task")
-    p = sub.add_parser("prompt", help="print what a policy reads for a task")
-    p.add_argument("task")
-    p.add_argument("--backend", default="cpu")
-    d = sub.add_parser("doctor", help="what this machine can grade, and what is missing")
-    d.add_argument("--json", action="store_true")
+    t.add_argument("--category", help="only tasks of this category")
+    t.add_argument("--split", default="all", help="train, eval or all (default)")
+    t.add_argument("--json", action="store_true", help="print one JSON list")
+    p = sub.add_parser("expert", help="print the project's own kernel for a task, as one source")
+    p.add_argument("task", help="category/name")
+    p = sub.add_parser("prompt", help="print the instruction that a policy gets for a task")
+    p.add_argument("task", help="category/name")
+    p.add_argument("--backend", default="cpu", help="cpu (default), or cuda: whether kernels are timed")
+    d = sub.add_parser("doctor", help="check what this machine can grade, and what is missing")
+    d.add_argument("--json", action="store_true", help="print one JSON list")
     store.add_parser(sub)
     calls.add_parser(sub)
     return parser
@@ -96,20 +100,40 @@ def _show(outcome: Outcome, reward: float | None) -> None:
     if outcome.cases is not None:
         console.print(f"cases passed: {outcome.cases.passed} of {outcome.cases.total}")
     if outcome.message and not outcome.correct:
-        told = {f"{f.case}: {f.reason}" for f in outcome.cases.failures} if outcome.cases else set()
-        why = "" if outcome.message in told else f": {outcome.message}"
+        listed = {f"{f.case}: {f.reason}" for f in outcome.cases.failures} if outcome.cases else set()
+        why = "" if outcome.message in listed else f": {outcome.message}"
         console.print(f"failed at stage {outcome.stage}{why}", markup=False, soft_wrap=True)
-    problems = [("case", f.case, f.reason) for f in (outcome.cases.failures if outcome.cases else ())]
-    problems += [("rule", v.rule, v.detail) for v in outcome.violations]
-    problems += [
-        ("finding", f.kind.replace("_", " "), f.text) for f in (outcome.evidence.findings if outcome.evidence else ())
-    ]
-    problems += [("build", f"{b.kernel} for {b.target}", b.error or "") for b in outcome.compile if not b.ok]
-    if problems:
+    if problems := _problems(outcome):
         table = Table("kind", "where", "what went wrong", box=None)
         for row in problems:
-            table.add_row(*(Text(cell[:300]) for cell in row))  # Text: a kernel's words are no markup
+            table.add_row(*(Text(cell[:300]) for cell in row))  # Text: a message of a kernel must not be read as markup
         console.print(table)
+    _show_work(console, outcome)
+    if outcome.verdict in ADVICE:
+        console.print(f"to do: {ADVICE[outcome.verdict]}", style="bold", soft_wrap=True)
+    if outcome.compile:
+        table = Table("kernel", "target", "builds", "registers", "spills (B)", "shared (B)", "warps", box=None)
+        for b in outcome.compile:
+            cells = ["-" if v is None else str(v) for v in (b.registers, b.spills, b.shared, b.warps)]
+            table.add_row(b.kernel, b.target, "yes" if b.ok else "no", *cells)
+        console.print(table)
+    stages = ", ".join(f"{k} {v:.2f}" for k, v in outcome.seconds.items())
+    console.print(f"seconds: {stages}", style="dim")
+
+
+def _problems(outcome: Outcome) -> list[tuple[str, str, str]]:
+    """Return kind, place and text of everything that went wrong."""
+    findings = outcome.evidence.findings if outcome.evidence else ()
+    return [
+        *(("case", f.case, f.reason) for f in (outcome.cases.failures if outcome.cases else ())),
+        *(("rule", v.rule, v.detail) for v in outcome.violations),
+        *(("finding", f.kind.replace("_", " "), f.text) for f in findings),
+        *(("build", f"{b.kernel} for {b.target}", b.error or "") for b in outcome.compile if not b.ok),
+    ]
+
+
+def _show_work(console: Console, outcome: Outcome) -> None:
+    """Print traffic, times and estimates."""
     e, t = outcome.evidence, outcome.timing
     if e is not None and outcome.correct and e.moved_bytes and e.ideal_bytes:
         console.print(f"moved {e.moved_bytes:,} bytes, at least {e.ideal_bytes:,} needed, {e.launches} launches")
@@ -123,16 +147,6 @@ def _show(outcome: Outcome, reward: float | None) -> None:
         g = outcome.estimate
         share = f"{100 * g.estimated_share:.0f} % of the roofline"
         console.print(f"estimated, not measured, on {g.device}: {g.estimated_us:.1f} us, {share}")
-    if outcome.verdict in ADVICE:
-        console.print(f"to do: {ADVICE[outcome.verdict]}", style="bold", soft_wrap=True)
-    if outcome.compile:
-        table = Table("kernel", "target", "builds", "registers", "spills (B)", "shared (B)", "warps", box=None)
-        for b in outcome.compile:
-            cells = ["-" if v is None else str(v) for v in (b.registers, b.spills, b.shared, b.warps)]
-            table.add_row(b.kernel, b.target, "yes" if b.ok else "no", *cells)
-        console.print(table)
-    stages = ", ".join(f"{k} {v:.2f}" for k, v in outcome.seconds.items())
-    console.print(f"seconds: {stages}", style="dim")
 
 
 def _tasks(a: argparse.Namespace) -> int:
@@ -163,7 +177,7 @@ def _prompt(a: argparse.Namespace) -> int:
     from kbx_env.errors import UnknownName
     from kbx_env.spec.catalog import load_task
 
-    if a.backend not in ("cpu", "cuda"):  # not resolved: a prompt for a GPU may be read without one
+    if a.backend not in ("cpu", "cuda"):  # the prompt for CUDA can be printed on a machine without a GPU
         raise UnknownName("backend", a.backend, ("cpu", "cuda"))
     print(instruction(load_task(a.task), a.backend))
     return 0
@@ -177,14 +191,21 @@ def _doctor(a: argparse.Namespace) -> int:
         print(json.dumps(rows))
     else:
         for r in rows:
-            print(
-                f"{'ok ' if r['ok'] else 'NO '} {r['name']:24} {r['found']}{'  -> ' + r['remedy'] if r['remedy'] else ''}"
-            )
+            remedy = f"  -> {r['remedy']}" if r["remedy"] else ""
+            print(f"{'ok ' if r['ok'] else 'NO '} {r['name']:24} {r['found']}{remedy}")
     return 0 if next(r for r in rows if r["name"] == "cpu backend")["ok"] else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status."""
+    """Run a command.
+
+    Args:
+        argv: the arguments; by default those of the process.
+
+    Returns:
+        The exit status: 0; 1 if a graded source is not correct, or the CPU backend cannot grade (``doctor``); 2 for bad
+        usage; 130 if interrupted.
+    """
     a = _parser().parse_args(argv)
     commands = {"grade": _grade, "tasks": _tasks, "prompt": _prompt, "expert": _expert, "doctor": _doctor}
     try:

@@ -1,8 +1,11 @@
-"""What the kernel holds a runner to, whatever Python code it runs: Landlock, no capabilities, no network.
+"""Confines a process by means of Linux, whatever Python code it runs: Landlock, no capabilities, no network.
 
-Landlock (Linux 5.13; signals and abstract sockets from 6.12) needs no privileges and no namespaces: the runner may write below
-its private folder and to GPU devices, may not trace or read the memory of a process outside of its domain (the grader), and
-may not signal one. The packages on PyPI know the file rules only, so the three system calls are made here.
+Landlock (Linux 5.13; signals and abstract sockets from 6.12) needs no privileges and no namespaces. A confined process
+may write only below its private folder and to GPU devices. It may not trace a process outside its domain (such as the
+grader), read its memory, or send it signals. The packages on PyPI implement the file rules only, so the three system
+calls are made here.
+
+The constants are those of linux/landlock.h, linux/capability.h, linux/prctl.h and linux/sched.h.
 """
 
 from __future__ import annotations
@@ -16,36 +19,47 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
+"""Numbers of the system calls landlock_create_ruleset, landlock_add_rule and landlock_restrict_self."""
 _FILE = {"write": 1 << 1, "truncate": 1 << 14}
 _MAKE = sum(1 << n for n in (4, 5, 6, 7, 8, 9, 10, 11, 12))
-"""Remove directories and files; make devices, directories, files, sockets, fifos, block devices and links."""
+"""Rights to remove directories and files, and to make devices, directories, files, sockets, fifos and links."""
 _READ = 1 << 2
 _REFER = 1 << 13
+"""Right to link or rename files between folders."""
 _TCP, _SCOPES = 0b11, 0b11
-"""Bind and connect; abstract sockets and signals."""
+"""TCP rights: bind and connect. Scopes: abstract sockets and signals."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/nvidia*", "/dev/nvidia-caps/*",
             "/dev/dri/*", "/dev/kfd", "/dev/dxg")  # fmt: skip
 HIDDEN = "compiled"
-"""In the folder of a GPU's lease: what submissions may not read."""
+"""Name of a folder in the lock folder of a GPU that submissions may not read: it holds compiled baselines."""
 _NEWNET = 0x40000000
+"""CLONE_NEWNET of unshare."""
 _NO_NEW_PRIVILEGES = 38
+"""PR_SET_NO_NEW_PRIVS."""
 _CAPABILITY_V3 = 0x20080522
+"""_LINUX_CAPABILITY_VERSION_3."""
 
 
 class Confined(NamedTuple):
-    """What was put in place; each is worth something without the others."""
+    """The restrictions that are in force; each one works without the others.
+
+    Attributes:
+        files: no writing outside the folder, no tracing of other processes.
+        signals: no signals and no abstract sockets to other processes.
+        tcp: no TCP connections and servers.
+        network: an own network namespace, in which nothing can be reached.
+        capabilities: all capabilities are dropped.
+    """
 
     files: bool
-    """Writing outside of the folder, and tracing other processes."""
     signals: bool
     tcp: bool
     network: bool
-    """A network namespace of its own: there is nothing to connect to."""
     capabilities: bool
 
 
 def landlock_version() -> int:
-    """The kernel's version of the interface, 0 without Landlock."""
+    """Return the version of Landlock's interface in this Linux kernel; 0 without Landlock."""
     if platform.system() != "Linux":
         return 0
     return max(0, int(_libc().syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
@@ -56,40 +70,59 @@ def _libc() -> ctypes.CDLL:
 
 
 def around(path: str, hidden: str) -> Iterator[str]:
-    """A path; or what is in it, as deep as it takes to leave ``hidden`` out, because Landlock grants and never denies."""
+    """Split a path so that a hidden path is left out: Landlock can only grant access, so all other parts are granted.
+
+    Args:
+        path: a file or folder.
+        hidden: the path to leave out.
+
+    Yields:
+        The path itself if it does not contain ``hidden``, else the entries around ``hidden``, as deep as necessary.
+    """
     path = os.path.realpath(path)
     if not (hidden + os.sep).startswith(path.rstrip(os.sep) + os.sep):
         yield path
     elif path != hidden:
         for entry in os.scandir(path):
-            # A link is granted by whoever grants what it leads to.
+            # A right counts for the target of a link; the target is granted by itself or not at all.
             if not entry.is_symlink():
                 yield from around(entry.path, hidden)
 
 
 def unhidden(temporary: str) -> list[str] | None:
-    """What a runner may read, ``None`` for everything: all but the leases of GPUs below the grader's ``temporary`` folder, once
-    one of them has a folder ``HIDDEN``, which holds what torch's compiler made of a task. What appears there later is not
-    granted either."""
+    """Return the paths that a runner may read: all except the lock folders of GPUs.
+
+    The restriction applies once a lock folder has a folder ``HIDDEN``, which contains the code that torch's compiler
+    made for a task's baseline. Paths that appear later are not granted.
+
+    Args:
+        temporary: the grader's folder of temporary files, in which the lock folders are.
+
+    Returns:
+        The paths, or ``None`` if everything may be read.
+    """
     stem = os.path.join(os.path.realpath(temporary), f"kbx-gpu-{os.getuid()}-")
-    leases = glob.glob(glob.escape(stem) + "?*")
-    if not any(os.path.exists(os.path.join(lease, HIDDEN)) for lease in leases):
+    lock_folders = glob.glob(glob.escape(stem) + "?*")
+    if not any(os.path.exists(os.path.join(folder, HIDDEN)) for folder in lock_folders):
         return None
-    found = [os.sep]
-    for hidden in [stem, *leases]:
-        found = [p for place in found for p in around(place, hidden)]
-    return found
+    readable = [os.sep]
+    for hidden in [stem, *lock_folders]:
+        readable = [part for path in readable for part in around(path, hidden)]
+    return readable
 
 
 def confine(folder: str, readable: Iterable[str] | None = None) -> Confined:
-    """Confine this thread and all threads and processes that it starts from now on; cannot be undone.
+    """Confine this thread, and all threads and processes that it starts from now on. This cannot be undone.
 
     Args:
-        folder: may be written below.
-        readable: what may be read besides, files and folders; by default everything. Names can be listed in any case.
+        folder: the only folder below which it may write.
+        readable: files and folders that it may read besides; by default everything. Folders can always be listed.
+
+    Returns:
+        The restrictions that are in force.
     """
     libc = _libc()
-    # Only with privileges of some kind; without them Landlock refuses TCP, and there is nobody to talk to by UDP.
+    # unshare needs privileges. Without them Landlock refuses TCP; UDP stays open, but finds no service to talk to.
     network = libc.unshare(_NEWNET) == 0
     libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     version = landlock_version()
@@ -113,17 +146,17 @@ def _restrict(libc: ctypes.CDLL, version: int, folder: str, readable: Iterable[s
         allowed += [(path, read) for path in readable or ()]
         for path, access in allowed:
             try:
-                place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
             except OSError:
                 if access != read:
                     raise
-                continue  # other processes' files come and go, and mounts may be broken: what is not granted is not read
+                continue  # the file has been deleted, or its mount is broken; what is not granted cannot be read
             try:
-                rule = struct.pack("=Qi", access, place)
+                rule = struct.pack("=Qi", access, descriptor)
                 if libc.syscall(_ADD, rules, 1, rule, ctypes.c_uint(0)) != 0 and access != read:
                     return False
             finally:
-                os.close(place)
+                os.close(descriptor)
         return int(libc.syscall(_RESTRICT, rules, ctypes.c_uint(0))) == 0
     finally:
         os.close(rules)

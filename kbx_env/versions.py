@@ -1,4 +1,4 @@
-"""What decides a verdict besides task, source and options: the device, the libraries, and the grader's own code."""
+"""Identifies the environment of a verdict: device, libraries, and the grader's own code."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import platform
 from pathlib import Path
 
 _DECIDES = ("grading", "sandbox", "backends", "device", "protocol", "spec", "envs/answer.py", "outcome.py", "confinement.py")
+"""Folders and files of the package whose code decides verdicts."""
 _LIBRARIES = ("numpy", "scipy", "ml_dtypes")
 
 
 def environment(backend: str) -> dict[str, str]:
-    """Device, versions, and the digest of the grader's code, for the key of a stored grading.
+    """Describe the environment of a grading, for the key under which it is stored.
 
     Args:
         backend: ``cpu`` or ``cuda``, resolved.
+
+    Returns:
+        Device, versions of Python and libraries, machine, and the digest of the grader's code.
     """
     import torch
     import triton
@@ -33,10 +37,13 @@ def environment(backend: str) -> dict[str, str]:
 
 @functools.cache
 def code_digest(root: Path = Path(__file__).resolve().parent) -> str:
-    """SHA-256 over the code and data that decide verdicts: in a clone the grader changes between two versions.
+    """Compute a digest of the code and data that decide verdicts, which in a clone change without a new version.
 
     Args:
         root: the folder of the package.
+
+    Returns:
+        SHA-256 in hexadecimal.
     """
     digest = hashlib.sha256()
     for name in _DECIDES:

@@ -263,7 +263,7 @@ def _idle(s: PPOSettings, env: ScheduleEnv, out: Path) -> dict[str, tuple[str, .
     file = out / "idle.json"
     if file.exists():
         return {t: tuple(names) for t, names in json.loads(file.read_text()).items()}
-    from kbx_env.baselines.search.screen import Compiler
+    from kbx_env.baselines.search.compile_report import Compiler
     from rich.console import Console
 
     from kbx_env.spec.catalog import load_task
@@ -273,7 +273,7 @@ def _idle(s: PPOSettings, env: ScheduleEnv, out: Path) -> dict[str, tuple[str, .
         with Console(stderr=True).status("asking the compiler which numbers matter") as status:
             for n, task in enumerate(t.id for t in env.tasks):
                 status.update(f"asking the compiler which numbers matter: {task} ({n + 1} of {len(env.tasks)})")
-                found[task] = find_idle(task, lambda source, task=task: compiler(load_task(task), source).same)  # type: ignore[misc]
+                found[task] = find_idle(task, lambda source, task=task: compiler(load_task(task), source).launch_hash)  # type: ignore[misc]
     finally:
         compiler.close()
     ppo_run.write(file, found)

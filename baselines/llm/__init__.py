@@ -1,1 +1,1 @@
-"""Language models behind policies: servers, local checkpoints, the log of calls, and what an answer holds."""
+"""Language models for policies: clients of servers, local checkpoints, the record of calls, extraction of kernels."""

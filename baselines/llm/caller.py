@@ -1,4 +1,4 @@
-"""Asks a model on behalf of policies: retries with back-off, limits, budgets, and a record of every call."""
+"""Calls a model for policies: retries with exponential back-off, rate limits, budgets, and a record of every call."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kbx_env.baselines.llm.chat import Ask, CallFailed, Reply, Server
+from kbx_env.baselines.llm.chat import CallFailed, ChatRequest, Reply, Server
 from kbx_env.baselines.llm.ledger import Ledger
-from kbx_env.baselines.llm.log import Place, Spent, key_of, spent_on
+from kbx_env.baselines.llm.log import CallId, Usage, key_of, usage_of
 
 from kbx_env.errors import ModelError, UsageError
 from kbx_env.grading.runtime.policy_script import ScriptResult
@@ -23,102 +23,134 @@ from kbx_env.grading.runtime.policy_script import ScriptResult
 if TYPE_CHECKING:
     from tenacity import RetryCallState
 
+LONGEST_BACK_OFF = 60.0
+"""Seconds; most between two attempts, unless the server asks for more."""
+
 
 @dataclass(frozen=True)
 class Limits:
-    """How hard a server is asked."""
+    """Limits on the load that a server gets."""
 
     concurrency: int = 8
     """Calls at a time."""
     attempts: int = 6
-    """Of one call, before the server is said to have failed."""
+    """Attempts at one call, after which the call has failed."""
     patience: float = 2.0
     """Seconds before the second attempt; doubled for each further one, at most 60, half of it random."""
     per_minute: int | None = None
-    """Attempts a minute; ``None``: no limit."""
+    """Attempts a minute; ``None`` for no limit."""
 
 
 class Caller:
-    """One model for all threads of a run."""
+    """Calls one model, from all threads of a run."""
 
     def __init__(
-        self, server: Server, limits: Limits | None = None, ledger: Ledger | None = None, secrets: Sequence[str] = (), seed: int = 0
-    ) -> None:
-        """A caller.
+        self, server: Server, limits: Limits | None = None, ledger: Ledger | None = None, secrets: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        """Begin without calls.
 
         Args:
-            server: answers.
-            limits: see `Limits`.
-            ledger: records the calls and holds the budget; one of its own if not given.
-            secrets: texts that never reach the record, such as the key.
-            seed: decides the seed of every call, which servers that sample by seed follow.
+            server: the model.
+            limits: by default those of ``Limits``.
+            ledger: records the calls and enforces the budget; by default a new one.
+            secrets: texts, such as the key, that are replaced by ``***`` in errors and in the record.
+            seed: from which the seed of every call is derived; only some servers use seeds.
         """
         self.server, self.limits, self.ledger, self.seed = server, limits or Limits(), ledger or Ledger(), seed
         self._secrets = [s for s in secrets if s]
-        self._turn = threading.Condition()
-        self._room = threading.Semaphore(self.limits.concurrency)
+        self._rate = threading.Condition()
+        """Protects ``_not_before`` and ``_started``."""
+        self._concurrent = threading.Semaphore(self.limits.concurrency)
         self._stopped = threading.Event()
         self._not_before = 0.0
-        self._began: collections.deque[float] = collections.deque()
+        """Time (``time.monotonic``) before which no attempt begins."""
+        self._started: collections.deque[float] = collections.deque()
+        """Times at which the attempts of the last minute began."""
 
     @property
     def model(self) -> str:
         """The model's name."""
         return self.server.model
 
-    def talk(self, policy: str, task: str, sample: int) -> Talk:
-        """Calls on behalf of one answer to one task."""
-        return Talk(self, policy, task, sample)
+    def session(self, policy: str, task: str, sample: int) -> CallSession:
+        """Return a session for the calls of one answer to one task.
+
+        Args:
+            policy: name of the policy.
+            task: id of the task.
+            sample: number of the answer, from 0.
+
+        Returns:
+            The session.
+        """
+        return CallSession(self, policy, task, sample)
 
     def stop(self) -> None:
-        """No further attempt begins; those that wait fail at once."""
+        """Begin no further attempt; attempts that wait fail at once."""
         self._stopped.set()
-        with self._turn:
-            self._turn.notify_all()
+        with self._rate:
+            self._rate.notify_all()
 
     def close(self) -> None:
-        """Stop, and let go of the server."""
+        """Stop, and close the server's connections."""
         self.stop()
         self.server.close()
 
-    def ask(self, place: Place, ask: Ask) -> Reply:
-        """The answer: the recorded one, else the server's.
+    def ask(self, call: CallId, request: ChatRequest) -> Reply:
+        """Return the reply to a request: the recorded one, else that of the server.
+
+        Args:
+            call: identifies the call within the run.
+            request: the request.
+
+        Returns:
+            The reply.
 
         Raises:
-            BudgetSpent: asking would exceed a budget.
+            BudgetSpent: the budget is used up.
             ModelError: the server failed in every attempt.
-            UsageError: no request can succeed: a wrong key, model or address.
+            UsageError: no request can succeed, because the key, the model or the address is wrong.
         """
-        key = key_of(place, self.model, ask)
-        known = self.ledger.log.find(key)
-        if known is None:
-            with self._room:
-                known = self._fresh(key, place, ask)
-        self.ledger.count(place, spent_on(known))
-        return known
+        key = key_of(call, self.model, request)
+        reply = self.ledger.log.find(key)
+        if reply is None:
+            with self._concurrent:
+                reply = self._call(key, call, request)
+        self.ledger.count(call, usage_of(reply))
+        return reply
 
-    def submit(self, place: Place, ask: Ask) -> Future[Reply]:
-        """``ask`` in a thread of its own, which does not keep an interrupted program from ending."""
+    def submit(self, call: CallId, request: ChatRequest) -> Future[Reply]:
+        """Ask in a daemon thread, which does not keep an interrupted program from ending.
+
+        Args:
+            call: identifies the call within the run.
+            request: the request.
+
+        Returns:
+            The future reply, or the exception of ``ask``.
+        """
         future: Future[Reply] = Future()
 
         def work() -> None:
             try:
-                future.set_result(self.ask(place, ask))
+                future.set_result(self.ask(call, request))
             except BaseException as e:
                 future.set_exception(e)
 
-        threading.Thread(target=work, name=f"call {place.label}", daemon=True).start()
+        threading.Thread(target=work, name=f"call {call.label}", daemon=True).start()
         return future
 
-    def _fresh(self, key: str, place: Place, ask: Ask) -> Reply:
+    def _call(self, key: str, call: CallId, request: ChatRequest) -> Reply:
         self.ledger.begin()
         try:
-            reply, attempts = self._persist(place, ask)
-            return self.ledger.keep_reply(key, place, self.model, ask, reply, attempts)
+            reply, attempts = self._retried(call, request)
+            return self.ledger.keep_reply(key, call, self.model, request, reply, attempts)
         finally:
             self.ledger.end()
 
-    def _persist(self, place: Place, ask: Ask) -> tuple[Reply, int]:
+    def _retried(self, call: CallId, request: ChatRequest) -> tuple[Reply, int]:
+        """Return the reply and the number of attempts."""
         number = 0
 
         def attempt() -> Reply:
@@ -127,11 +159,11 @@ class Caller:
             number += 1
             start = time.monotonic()
             try:
-                return self.server.complete(ask)
+                return self.server.complete(request)
             except CallFailed as e:
-                self.ledger.log.fail(place, number, e, self._clean(e.text), time.monotonic() - start)
+                self.ledger.log.fail(call, number, e, self._clean(e.text), time.monotonic() - start)
                 if e.kind in ("rate_limit", "overloaded"):
-                    self._pause(e.after or self.limits.patience)
+                    self._pause(e.retry_after or self.limits.patience)
                 raise
 
         import tenacity
@@ -139,47 +171,50 @@ class Caller:
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self.limits.attempts),
             wait=self._back_off,
-            retry=tenacity.retry_if_exception(lambda e: isinstance(e, CallFailed) and e.again and not self._stopped.is_set()),
+            retry=tenacity.retry_if_exception(
+                lambda e: isinstance(e, CallFailed) and e.retryable and not self._stopped.is_set()
+            ),
             sleep=lambda seconds: None if self._stopped.wait(seconds) else None,
             reraise=True,
         )
         try:
             return retrying(attempt), number
         except CallFailed as e:
-            text = f"the model's server failed ({place.label}): {e.kind}: {self._clean(e.text)}"[:1000]
-            if e.hopeless:
+            text = f"the model's server failed ({call.label}): {e.kind}: {self._clean(e.text)}"[:1000]
+            if e.fatal:
                 raise UsageError(f"{text}; check --model {self.model!r}, --base-url and the key") from e
             raise ModelError(f"{text}; {number} {'attempt' if number == 1 else 'attempts'}") from e
 
     def _back_off(self, state: RetryCallState) -> float:
+        """Return the seconds before the next attempt."""
         error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, CallFailed) and error.after is not None:
-            return error.after
-        full = min(60.0, self.limits.patience * 2 ** (state.attempt_number - 1))
-        return full * random.uniform(0.5, 1.0)
+        if isinstance(error, CallFailed) and error.retry_after is not None:
+            return error.retry_after
+        longest = min(LONGEST_BACK_OFF, self.limits.patience * 2 ** (state.attempt_number - 1))
+        return longest * random.uniform(0.5, 1.0)
 
     def _pause(self, seconds: float) -> None:
-        """A server that asks one thread for patience means all of them."""
-        with self._turn:
+        """Begin no attempt for some seconds, in any thread: a server limits the rate of all threads together."""
+        with self._rate:
             self._not_before = max(self._not_before, time.monotonic() + seconds)
 
     def _wait(self) -> None:
-        """Until an attempt may begin."""
+        """Wait until an attempt may begin."""
         most = self.limits.per_minute
-        with self._turn:
+        with self._rate:
             while not self._stopped.is_set():
                 now = time.monotonic()
-                while self._began and self._began[0] <= now - 60:
-                    self._began.popleft()
+                while self._started and self._started[0] <= now - 60:
+                    self._started.popleft()
                 until = self._not_before
-                if most is not None and len(self._began) >= most:
-                    until = max(until, self._began[0] + 60)
+                if most is not None and len(self._started) >= most:
+                    until = max(until, self._started[0] + 60)
                 if until <= now:
                     if most is not None:
-                        self._began.append(now)
+                        self._started.append(now)
                     return
-                self._turn.wait(until - now)
-        raise CallFailed("stopped", "the run was stopped", again=False)
+                self._rate.wait(until - now)
+        raise CallFailed("stopped", "the run was stopped", retryable=False)
 
     def _clean(self, text: str) -> str:
         for secret in self._secrets:
@@ -188,45 +223,86 @@ class Caller:
 
 
 @dataclass(frozen=True)
-class Talk:
-    """The calls of one answer to one task; labels within it must differ."""
+class CallSession:
+    """The calls of one answer to one task. Their labels must be unique within the session.
+
+    Attributes:
+        caller: calls the model.
+        policy: name of the policy.
+        task: id of the task.
+        sample: number of the answer, from 0.
+    """
 
     caller: Caller
     policy: str
     task: str
     sample: int
 
-    def _seeded(self, label: str, ask: Ask) -> tuple[Place, Ask]:
-        # Not hash(): it differs between processes. Two samples, or two slots of one round, must not draw alike.
+    def _seeded(self, label: str, request: ChatRequest) -> tuple[CallId, ChatRequest]:
+        # Every call has another seed, so that two samples, or two slots of one round, do not get the same answer.
+        # hash() would differ between processes.
         seed = random.Random(f"{self.caller.seed}/{self.task}/{self.sample}/{label}").getrandbits(31)
-        return Place(self.policy, self.task, self.sample, label), replace(ask, seed=seed)
+        return CallId(self.policy, self.task, self.sample, label), replace(request, seed=seed)
 
-    def ask(self, label: str, ask: Ask) -> Reply:
-        """One answer; raises as `Caller.ask`."""
-        return self.caller.ask(*self._seeded(label, ask))
+    def ask(self, label: str, request: ChatRequest) -> Reply:
+        """Ask once, with a seed derived from the session and the label.
 
-    def ask_all(self, asks: Sequence[tuple[str, Ask]]) -> list[Reply]:
-        """Some answers at once, in order. When one fails, the others are waited for and kept before its error is raised."""
-        jobs = [self.caller.submit(*self._seeded(label, ask)) for label, ask in asks]
-        errors = [e for j in jobs if (e := j.exception()) is not None]
+        Args:
+            label: names the call.
+            request: the request; its seed is replaced.
+
+        Returns:
+            The reply.
+
+        Raises:
+            BudgetSpent: the budget is used up.
+            ModelError: the server failed in every attempt.
+            UsageError: no request can succeed.
+        """
+        return self.caller.ask(*self._seeded(label, request))
+
+    def ask_all(self, requests: Sequence[tuple[str, ChatRequest]]) -> list[Reply]:
+        """Make several calls at the same time.
+
+        Args:
+            requests: label and request of each call.
+
+        Returns:
+            The replies, in the order of the requests.
+
+        Raises:
+            BaseException: the first error of a call, as ``ask`` raises it; it is raised after all other calls have
+                ended and been recorded.
+        """
+        futures = [self.caller.submit(*self._seeded(label, request)) for label, request in requests]
+        errors = [e for f in futures if (e := f.exception()) is not None]
         if errors:
             raise errors[0]
-        return [j.result() for j in jobs]
+        return [f.result() for f in futures]
 
     def script(self, label: str, files: Mapping[str, str], run: Callable[[], ScriptResult]) -> ScriptResult:
-        """How a script of the policy's own ended: as recorded, else by running it."""
-        place = Place(self.policy, self.task, self.sample, label)
+        """Return the result of a script of the policy: the recorded one, else by running the script.
+
+        Args:
+            label: names the run of the script.
+            files: the script's files, text by name.
+            run: runs the script.
+
+        Returns:
+            Its exit status and output.
+        """
+        call = CallId(self.policy, self.task, self.sample, label)
         text = json.dumps([self.policy, self.task, self.sample, label, dict(files)], sort_keys=True)
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         ledger = self.caller.ledger
-        known = ledger.log.find_script(key)
-        if known is None:
-            known = run()
-            ledger.log.keep_script(key, place, files, known)
-        ledger.count(place, Spent(scripts=1))
-        return known
+        result = ledger.log.find_script(key)
+        if result is None:
+            result = run()
+            ledger.log.keep_script(key, call, files, result)
+        ledger.count(call, Usage(scripts=1))
+        return result
 
     @property
-    def spent(self) -> Spent:
-        """What was spent on this answer so far."""
-        return self.caller.ledger.spent_on(self.policy, self.task, self.sample)
+    def spent(self) -> Usage:
+        """Usage of this answer so far."""
+        return self.caller.ledger.usage_of(self.policy, self.task, self.sample)

@@ -1,4 +1,4 @@
-"""What is asked of a model and what it answers, whichever server stands behind it."""
+"""Types of requests to a language model and of its replies, the same for every kind of server."""
 
 from __future__ import annotations
 
@@ -23,11 +23,18 @@ class Finish(StrEnum):
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One request. ``None`` leaves a parameter to the server; ``max_tokens`` bounds the answer, thinking included.
+class ChatRequest:
+    """One request to a model. The server decides on parameters that are ``None``.
 
-    ``raw`` is a prompt that is already rendered: it goes to a completion server as it is, in place of the messages. ``ids`` is
-    one in tokens, for a checkpoint on this machine.
+    Attributes:
+        messages: the conversation so far.
+        max_tokens: the most tokens of the answer, thinking included.
+        temperature: of sampling; 0 is greedy decoding.
+        top_p: of nucleus sampling.
+        stop: texts that end the answer; they do not belong to it.
+        seed: of sampling.
+        raw: the whole prompt as text, for a server of plain completions, which gets it in place of the messages.
+        ids: the whole prompt as tokens, for a checkpoint on this machine, which gets them in place of the messages.
     """
 
     messages: tuple[Message, ...]
@@ -40,7 +47,11 @@ class Ask:
     ids: tuple[int, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; without tokens where there are none: recorded calls are found by this."""
+        """Return the fields as plain JSON types, from which the keys of recorded calls are computed.
+
+        Returns:
+            The fields by name. ``ids`` is left out where it is ``None``, so that old keys stay valid.
+        """
         data = asdict(self) | {"messages": [dict(m) for m in self.messages], "stop": list(self.stop)}
         ids = data.pop("ids")
         return data if ids is None else data | {"ids": list(ids)}
@@ -48,9 +59,19 @@ class Ask:
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer. Tokens and dollars are the server's word, ``None`` where it does not tell; ``seconds`` is wall time
-    of the call that succeeded; ``thinking`` is what the server keeps apart from the answer; ``ids`` are a local checkpoint's
-    tokens, which no record keeps."""
+    """A complete answer of a model.
+
+    Attributes:
+        text: the answer.
+        finish: why it ended.
+        thinking: the model's thinking, where the server separates it from the answer.
+        prompt_tokens: as the server reports it, else ``None``.
+        completion_tokens: as the server reports it, thinking included, else ``None``.
+        dollars: the cost, as the server reports it or from given prices, else ``None``.
+        model: the name of the model that answered, as the server reports it.
+        seconds: wall time of the successful attempt.
+        ids: the tokens of the answer, from a local checkpoint only; they are not recorded.
+    """
 
     text: str
     finish: Finish
@@ -64,33 +85,42 @@ class Reply:
 
 
 class CallFailed(KbxError):
-    """One attempt of one call failed: nothing of it is an answer."""
+    """One attempt at a call failed and yielded no answer."""
 
-    def __init__(self, kind: str, text: str, *, again: bool, after: float | None = None, hopeless: bool = False) -> None:
-        """A failure.
+    def __init__(
+        self, kind: str, text: str, *, retryable: bool, retry_after: float | None = None, fatal: bool = False
+    ) -> None:
+        """Describe a failure.
 
         Args:
-            kind: one word for the record: rate_limit, server_error, timeout, connection, invalid, truncated, refused, ...
-            text: what the server or the client library said.
-            again: whether the same request may succeed later.
-            after: seconds to wait before, as the server asks.
-            hopeless: no request can succeed: a wrong key, model or address.
+            kind: one word for the record: rate_limit, server_error, timeout, connection, invalid, truncated, ...
+            text: the message of the server or of the client library.
+            retryable: whether the same request may succeed later.
+            retry_after: seconds to wait before the next attempt, as the server asks for.
+            fatal: whether no request can succeed, because the key, the model or the address is wrong.
         """
         super().__init__(f"{kind}: {text}")
-        self.kind, self.text, self.again, self.after, self.hopeless = kind, text, again, after, hopeless
+        self.kind, self.text = kind, text
+        self.retryable, self.retry_after, self.fatal = retryable, retry_after, fatal
 
 
 class Server(Protocol):
-    """Answers requests; several threads may ask at once."""
+    """A model that answers requests, from several threads at a time."""
 
     model: str
 
-    def complete(self, ask: Ask) -> Reply:
-        """One answer.
+    def complete(self, request: ChatRequest) -> Reply:
+        """Ask once.
+
+        Args:
+            request: the request.
+
+        Returns:
+            The complete answer.
 
         Raises:
-            CallFailed: no whole answer.
+            CallFailed: there is no complete answer.
         """
 
     def close(self) -> None:
-        """Let go of connections or memory."""
+        """Close connections, or free memory."""

@@ -1,6 +1,7 @@
-"""A conversation with a checkpoint over several turns, in tokens: what was shown or said once is never tokenised again.
+"""Renders a conversation of several turns with a checkpoint as tokens; no text is tokenised a second time.
 
-Training over several turns and the policy ``hf:FOLDER,turns=N`` both use it, so that a model is asked as it was trained.
+Training over several turns and the policy ``hf:FOLDER,turns=N`` share this code, so that a model is asked as it was
+trained.
 """
 
 from __future__ import annotations
@@ -13,82 +14,100 @@ from kbx_env.errors import UsageError
 
 _ANSWER = "KBX-ANSWER-0"
 _QUESTION = "KBX-QUESTION-0"
+"""Stand-ins for an answer and a question, to find out which text a template writes around them."""
 
 
 def follow_up(feedback: str) -> str:
-    """What the user says after a verdict."""
+    """Return the user's message after a verdict."""
     return f"{feedback}\n\nAnswer with the whole corrected module."
 
 
 class Conversation:
-    """Renders turns through a tokenizer's own chat template."""
+    """Renders turns with a tokenizer's own chat template.
+
+    Attributes:
+        ends: ids of the tokens that end an answer.
+    """
 
     def __init__(self, tokenizer: Any, ends: Iterable[int | None] = ()) -> None:
-        """Rendering for one tokenizer.
+        """Prepare for a tokenizer.
 
         Args:
-            tokenizer: with a chat template.
-            ends: tokens that end an answer, beside the tokenizer's own.
+            tokenizer: of transformers, with a chat template.
+            ends: ids of tokens that end an answer, besides the tokenizer's own; ``None`` is ignored.
         """
         self._tokenizer = tokenizer
         self.ends = {e for e in (*ends, tokenizer.eos_token_id) if e is not None}
 
     @functools.cached_property
-    def _turn(self) -> int:
-        """Letters that a template writes before any answer, more than where none is asked for."""
-        asked = [{"role": "user", "content": _QUESTION}]
-        return len(self._text(asked, True)) - len(self._text(asked, False))
+    def _generation_prompt(self) -> int:
+        """Number of characters that the template adds to mark the beginning of an answer."""
+        messages = [{"role": "user", "content": _QUESTION}]
+        return len(self._text(messages, True)) - len(self._text(messages, False))
 
     def opening(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The tokens up to where the model goes on with its first answer."""
+        """Return the ids of the prompt's tokens, up to where the model continues with its first answer."""
         return self._ids(self._text(messages, True))
 
     def begun(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """What the template itself has begun an answer with: the model goes on from there, and this belongs to its answer.
+        """Return the beginning of the answer that the template itself writes (a prefilled answer).
 
-        Nothing with most templates. Those of ``train/build_model.py answer=begun`` write down the function that is asked for.
+        The model continues from there, and the text belongs to its answer. With most templates it is empty. The
+        templates of ``train/build_model.py answer=begun`` write the head of the requested function.
         """
-        return self._text(messages, True)[len(self._text(messages, False)) + self._turn :]
+        return self._text(messages, True)[len(self._text(messages, False)) + self._generation_prompt :]
 
     def follow_up(self, feedback: str, question: str = _QUESTION) -> list[int]:
-        """The tokens between the end of an answer and where the model goes on with the next one, which feedback comes between.
+        """Render the text between two answers: the feedback, and the beginning of the next answer.
 
         Args:
-            feedback: on the answer.
-            question: what the conversation began with; a template may look at it.
+            feedback: on the answer before.
+            question: the first message of the conversation; a template may depend on it.
+
+        Returns:
+            The ids of the tokens after the end of an answer, up to where the model continues with the next one.
 
         Raises:
             UsageError: the template shows an earlier answer in another way than it was generated.
         """
-        told = {"role": "user", "content": follow_up(feedback)}
-        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": _ANSWER}, told]
+        correction = {"role": "user", "content": follow_up(feedback)}
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": _ANSWER}, correction]
         opening, begun = self._text(messages[:1], True), self.begun(messages[:1])
         before = opening[: len(opening) - len(begun)] + _ANSWER
-        whole = self._text(messages, True)
-        rest = self._ids(whole[len(before) :]) if whole.startswith(before) else []
+        text = self._text(messages, True)
+        rest = self._ids(text[len(before) :]) if text.startswith(before) else []
         if not rest or rest[0] not in self.ends:
             raise UsageError(
-                "the chat template does not keep what was said before: an earlier answer is shown in another way than it was "
-                "generated, so several turns cannot be trained; use one of TRL's templates, or mode=single"
+                "the chat template does not keep what was said before: an earlier answer is shown in another way than "
+                "it was generated, so several turns cannot be trained; use one of TRL's templates, or mode=single"
             )
         return rest[1:]
 
     def answered(self, text: str, ids: Sequence[int] | None, begun: str = "") -> list[int]:
-        """The tokens that a model said of an answer that ended by itself, end included; from the text of the whole answer where
-        nobody has kept them, less what the template had ``begun``."""
+        """Return the tokens of an answer that the model generated and ended by itself.
+
+        Args:
+            text: the whole answer; used only where its tokens are not known.
+            ids: ids of the generated tokens, or ``None``.
+            begun: the beginning of the answer that the template wrote; it was not generated.
+
+        Returns:
+            Their ids, with exactly one token that ends the answer.
+        """
         kept = list(ids) if ids is not None else self._ids(text.removeprefix(begun))
         while kept and kept[-1] in self.ends:
             kept.pop()
         return [*kept, self._tokenizer.eos_token_id]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of an answer, without its end."""
+        """Return the text of an answer's tokens, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def _text(self, messages: Sequence[Mapping[str, str]], asks: bool) -> str:
-        # Messages may have keys more, such as the task of a prompt.
+    def _text(self, messages: Sequence[Mapping[str, str]], generation_prompt: bool) -> str:
+        # Messages may have further keys, such as the task of a prompt.
         plain = [{"role": m["role"], "content": m["content"]} for m in messages]
-        return str(self._tokenizer.apply_chat_template(plain, add_generation_prompt=asks, tokenize=False))
+        return str(self._tokenizer.apply_chat_template(plain, add_generation_prompt=generation_prompt, tokenize=False))
 
     def _ids(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])  # the template writes them
+        # The template has written the special tokens already.
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

@@ -1,4 +1,4 @@
-"""What an answer holds: thinking put aside, fences taken off, refusals told from kernels."""
+"""Extracts kernels and JSON objects from answers of models: removes thinking and fences, and recognises refusals."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ _REFUSES = re.compile(
 )
 
 _OBJECTS = 200
-"""Braces at which a JSON object is looked for: code is full of braces, and every look reads to the end."""
+"""Most opening braces at which a JSON object is tried: code has many braces, and every try may read to the end."""
 
 
 def without_thinking(text: str) -> str:
-    """The answer after the model's thinking. Templates that open the block themselves leave only its end in the text."""
+    """Return an answer without the model's thinking.
+
+    Where the chat template opens the block of thinking, the text contains only the end of the block: all text before it
+    is thinking.
+    """
     text = _THINKING.sub("", text)
     text = _CLOSE.sub("", text)
-    opened = _OPEN.search(text)  # never closed: all that follows is thinking
+    opened = _OPEN.search(text)  # a block that is never closed: the rest of the text is thinking
     return text[: opened.start()] if opened else text
 
 
 def blocks(text: str) -> list[str]:
-    """The fenced blocks, in order; one that is cut off at the end counts as well."""
+    """Return the contents of the fenced blocks, in order; the last one may lack its closing fence."""
     found = [m.group(2) for m in _FENCE.finditer(text)]
     rest = _FENCE.sub("", text)
     opened = re.search(r"^[ \t]*(?:`{3,}|~{3,})[^\n]*\n", rest, re.MULTILINE)
@@ -44,7 +48,15 @@ def blocks(text: str) -> list[str]:
 
 
 def defines(source: str, name: str) -> bool:
-    """Whether a module has a function, class or variable of this name on its own level."""
+    """Return whether a module defines a function, class or variable of this name at its top level.
+
+    Args:
+        source: the module; a source that is not Python defines nothing.
+        name: the name.
+
+    Returns:
+        Whether it does, by an assignment or import too.
+    """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -60,45 +72,52 @@ def defines(source: str, name: str) -> bool:
 
 
 def kernel_in(reply: Reply, entry: str) -> str:
-    """The kernel's source in an answer.
+    """Extract the kernel's source from an answer.
 
-    Of the fenced blocks the longest that defines the entry, the later of equals; else what ``strip_fences`` finds, which the
-    grader then judges for what it is; else the whole text, if it reads as code.
+    Args:
+        reply: the answer.
+        entry: name of the function that the source must define.
+
+    Returns:
+        The longest fenced block that defines the entry, the last one of equal length. Without such a block: the result
+        of ``strip_fences`` where there are fenced blocks, else the whole text if it looks like code.
 
     Raises:
-        NoAnswer: there is none, and why.
+        NoAnswer: a refusal, no code, an empty answer, or one that was cut off before any code.
     """
     text = _MARKS.sub("", without_thinking(reply.text))
     if reply.finish is Finish.REFUSAL:
-        raise NoAnswer(f"the model refused: {_shown(text)}")
+        raise NoAnswer(f"the model refused: {_excerpt(text)}")
     found = blocks(text)
     entries = [b for b in found if defines(b, entry)]
     if entries:
         return max(reversed(entries), key=len)
     if found:
         return strip_fences(text)
-    if defines(text, entry) or _reads_as_code(text):
+    if defines(text, entry) or _looks_like_code(text):
         return text
     if reply.finish is Finish.LENGTH:
-        raise NoAnswer(f"the answer was cut off at the token limit before any code: {_shown(text) or 'still thinking'}")
+        shown = _excerpt(text) or "still thinking"
+        raise NoAnswer(f"the answer was cut off at the token limit before any code: {shown}")
     if not text.strip():
-        raise NoAnswer("the answer is empty" + (", but for its thinking" if reply.thinking or reply.text.strip() else ""))
+        thought = reply.thinking or reply.text.strip()
+        raise NoAnswer("the answer is empty" + (", but for its thinking" if thought else ""))
     if _REFUSES.search(text):
-        raise NoAnswer(f"the model refused: {_shown(text)}")
-    raise NoAnswer(f"no code in the answer: {_shown(text)}")
+        raise NoAnswer(f"the model refused: {_excerpt(text)}")
+    raise NoAnswer(f"no code in the answer: {_excerpt(text)}")
 
 
-def _reads_as_code(text: str) -> bool:
+def _looks_like_code(text: str) -> bool:
     return bool(re.search(r"^(?:import |from \S+ import |def |@triton)", text, re.MULTILINE)) and "def " in text
 
 
-def _shown(text: str, most: int = 160) -> str:
+def _excerpt(text: str, most: int = 160) -> str:
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def object_in(text: str) -> dict[str, Any] | None:
-    """The first JSON object in an answer, fenced or not, newlines inside its strings forgiven; ``None`` without one."""
+    """Return the first JSON object in an answer, fenced or not, or ``None``. Its strings may contain raw newlines."""
     text = _MARKS.sub("", without_thinking(text))
     decoder = json.JSONDecoder(strict=False)
     for start in itertools.islice(re.finditer(r"\{", text), _OBJECTS):

@@ -1,4 +1,4 @@
-"""What a run has spent on models, what it may spend, and the record of its calls: shared by all its policies."""
+"""Accounts for the calls of a run: the usage so far, the budget, and the record of calls. All its policies share it."""
 
 from __future__ import annotations
 
@@ -7,41 +7,45 @@ import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kbx_env.baselines.llm.chat import Ask, Reply
-from kbx_env.baselines.llm.log import CallLog, Place, Spent, spent_on
+from kbx_env.baselines.llm.chat import ChatRequest, Reply
+from kbx_env.baselines.llm.log import CallId, CallLog, Usage, usage_of
 
 from kbx_env.errors import BudgetSpent, UsageError
 
 
 @dataclass(frozen=True)
 class Budget:
-    """``None``: no limit.
+    """Limits on the usage of a run; ``None`` for no limit.
 
-    Counts what the run's folder has spent in all, earlier runs that were resumed included. Calls are counted before they
-    are made; tokens and dollars are known afterwards, so that calls under way may exceed those.
+    The usage of the whole run folder counts, with that of earlier runs that were resumed. Calls are counted before they
+    are made. Tokens and dollars are known afterwards, so calls under way may exceed those limits.
     """
 
     calls: int | None = None
     tokens: int | None = None
-    """Prompts and completions together."""
+    """Of prompts and completions together."""
     dollars: float | None = None
     prices: tuple[float, float] | None = None
-    """Dollars for a million prompt and completion tokens, for servers that do not tell the cost of a call."""
+    """Dollars for a million prompt tokens and a million completion tokens, for servers that do not report a cost."""
 
 
 class Ledger:
-    """Threads may share it."""
+    """Accounts for calls. Several threads may use one ledger."""
 
     def __init__(self, budget: Budget | None = None) -> None:
-        """A ledger whose record lives as long as this process; see ``keep``."""
+        """Begin with a record in memory; ``keep`` moves to a file.
+
+        Args:
+            budget: by default no limits.
+        """
         self.budget = budget or Budget()
         self.log = CallLog(":memory:")
         self._lock = threading.Lock()
-        self._spent, self._flying = Spent(), 0
-        self._of: dict[tuple[str, str, int], Spent] = collections.defaultdict(Spent)
+        self._spent, self._under_way = Usage(), 0
+        self._by_answer: dict[tuple[str, str, int], Usage] = collections.defaultdict(Usage)
 
     def keep(self, path: Path) -> None:
-        """Record in a file from now on, and answer from it what it holds already."""
+        """Record calls in a file from now on, and answer calls that it already holds from it."""
         log = CallLog(path)
         self.log.close()
         self.log, self._spent = log, log.total()
@@ -51,57 +55,85 @@ class Ledger:
         self.log.close()
 
     @property
-    def spent(self) -> Spent:
-        """All calls of the record."""
+    def spent(self) -> Usage:
+        """Usage of all calls in the record."""
         with self._lock:
             return self._spent
 
-    def spent_on(self, policy: str, task: str, sample: int) -> Spent:
-        """What one answer has taken, calls that were answered from the record included."""
+    def usage_of(self, policy: str, task: str, sample: int) -> Usage:
+        """Return the usage of one answer, with calls that were answered from the record.
+
+        Args:
+            policy: name of the policy.
+            task: id of the task.
+            sample: number of the answer, from 0.
+
+        Returns:
+            The sum over the answer's calls and scripts so far.
+        """
         with self._lock:
-            return self._of[policy, task, sample]
+            return self._by_answer[policy, task, sample]
 
     def begin(self) -> None:
-        """Before a call; ``end`` must follow.
+        """Count a call that is about to be made; ``end`` must follow.
 
         Raises:
-            BudgetSpent: there is nothing left for it.
+            BudgetSpent: the budget is used up.
         """
         with self._lock:
             most, now = self.budget, self._spent
             for name, limit, used in (
-                ("calls", most.calls, now.calls + self._flying), ("tokens", most.tokens, now.tokens),
+                ("calls", most.calls, now.calls + self._under_way), ("tokens", most.tokens, now.tokens),
                 ("dollars", most.dollars, now.dollars or 0.0),
             ):  # fmt: skip
                 if limit is not None and used >= limit:
-                    raise BudgetSpent(f"not asked: the budget of {limit:g} {name} is spent; raise --budget-{name} and --resume")
-            self._flying += 1
+                    spent = f"the budget of {limit:g} {name} is spent"
+                    raise BudgetSpent(f"not asked: {spent}; raise --budget-{name} and --resume")
+            self._under_way += 1
 
     def end(self) -> None:
-        """After a call, whatever became of it."""
+        """Count a call as made, whether it failed or not."""
         with self._lock:
-            self._flying -= 1
+            self._under_way -= 1
 
-    def keep_reply(self, key: str, place: Place, model: str, ask: Ask, reply: Reply, attempts: int) -> Reply:
-        """Record an answer; returns it with its cost.
+    def keep_reply(
+        self, key: str, call: CallId, model: str, request: ChatRequest, reply: Reply, attempts: int
+    ) -> Reply:
+        """Record a reply.
+
+        Args:
+            key: of the record (``log.key_of``).
+            call: identifies the call within the run.
+            model: name of the model that was asked.
+            request: the request.
+            reply: the reply.
+            attempts: number of attempts, the successful one included.
+
+        Returns:
+            The reply, with its cost in dollars where the budget has prices.
 
         Raises:
-            UsageError: a budget is set in something of which this server tells nothing.
+            UsageError: the budget limits tokens or dollars, and the server does not report them.
         """
         if reply.dollars is None and self.budget.prices and None not in (reply.prompt_tokens, reply.completion_tokens):
-            into, out = self.budget.prices
-            cost = ((reply.prompt_tokens or 0) * into + (reply.completion_tokens or 0) * out) / 1e6
-            reply = replace(reply, dollars=cost)
-        self.log.keep(key, place, model, ask, reply, attempts)
+            input_price, output_price = self.budget.prices
+            cost = (reply.prompt_tokens or 0) * input_price + (reply.completion_tokens or 0) * output_price
+            reply = replace(reply, dollars=cost / 1e6)
+        self.log.keep(key, call, model, request, reply, attempts)
         with self._lock:
-            self._spent += spent_on(reply)
+            self._spent += usage_of(reply)
         if self.budget.tokens is not None and None in (reply.prompt_tokens, reply.completion_tokens):
-            raise UsageError("--budget-tokens cannot be held: this server does not tell its tokens; use --budget-calls")
+            raise UsageError("--budget-tokens cannot be held: this server reports no tokens; use --budget-calls")
         if self.budget.dollars is not None and reply.dollars is None:
-            raise UsageError("--budget-dollars cannot be held: this server tells no cost; add --prices IN,OUT")
+            raise UsageError("--budget-dollars cannot be held: this server reports no cost; add --prices IN,OUT")
         return reply
 
-    def count(self, place: Place, spent: Spent) -> None:
-        """Book what something took, done now or long recorded, on who asked for it."""
+    def count(self, call: CallId, usage: Usage) -> None:
+        """Add a usage to that of the answer to which a call belongs.
+
+        Args:
+            call: the call; its label does not matter.
+            usage: of a call that was just made, or that was answered from the record.
+        """
         with self._lock:
-            self._of[place.policy, place.task, place.sample] += spent
+            self._by_answer[call.policy, call.task, call.sample] += usage

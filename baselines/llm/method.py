@@ -1,4 +1,4 @@
-"""What the five methods share: a name, a model, sampling, samples, and the cost of an answer."""
+"""Base classes of the policies that ask a model: name, model, sampling, number of samples, and usage of an answer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kbx_env.baselines.llm.access import LOCAL, Access
-from kbx_env.baselines.llm.chat import Ask, Message, Reply
+from kbx_env.baselines.llm.chat import ChatRequest, Message, Reply
 from kbx_env.baselines.llm.conversation import follow_up
 from kbx_env.baselines.llm.extract import kernel_in
-from kbx_env.baselines.llm.log import Spent
+from kbx_env.baselines.llm.log import Usage
 from kbx_env.baselines.policy import Needs
 
 from kbx_env.errors import UsageError
@@ -19,39 +19,61 @@ from kbx_env.spec.catalog import load_task
 
 @dataclass(frozen=True)
 class Sampling:
-    """A method's own settings; ``None`` leaves one to the server."""
+    """A method's sampling settings. The server decides on those that are ``None``; see ``ChatRequest``."""
 
     max_tokens: int
     temperature: float | None = None
     top_p: float | None = None
 
-    def ask(self, messages: Sequence[Message], *, stop: tuple[str, ...] = (), raw: str | None = None) -> Ask:
-        """A request with these settings."""
-        return Ask(tuple(messages), self.max_tokens, self.temperature, self.top_p, stop, raw=raw)
+    def request(
+        self, messages: Sequence[Message], *, stop: tuple[str, ...] = (), raw: str | None = None
+    ) -> ChatRequest:
+        """Make a request with these settings.
+
+        Args:
+            messages: the conversation so far.
+            stop: texts that end the answer.
+            raw: the prompt as text, for a server of plain completions.
+
+        Returns:
+            The request, without a seed.
+        """
+        return ChatRequest(tuple(messages), self.max_tokens, self.temperature, self.top_p, stop, raw=raw)
 
 
 class Method:
-    """A policy over one model. ``repeatable``: it answers from the record of calls what was asked before."""
+    """Base class of a policy that asks one model.
+
+    Attributes:
+        name: the policy's name, with the model's name where the policy's argument names one.
+        needs: the information that the policy uses besides the task.
+        repeatable: true, because calls that were made before are answered from the record.
+        sampling: the method's settings, with those of the access in their place where it has any.
+        caller: calls the model.
+        concurrency: number of answers that may be requested at the same time.
+    """
 
     needs = Needs()
     repeatable = True
 
-    def __init__(self, name: str, access: Access, argument: str | None, sampling: Sampling, api: str | None = None) -> None:
-        """A method.
+    def __init__(
+        self, name: str, access: Access, argument: str | None, sampling: Sampling, api: str | None = None
+    ) -> None:
+        """Prepare to ask a model.
 
         Args:
-            name: of the policy.
+            name: the policy's name.
             access: how to reach a model.
-            argument: a model's name in place of ``access.model``.
-            sampling: the method's own, which ``access`` may override.
-            api: what ``--api auto`` means for this method.
+            argument: the model's name, in place of ``access.model``.
+            sampling: the method's own settings, which ``access`` may replace.
+            api: the API that ``--api auto`` means for this method.
 
         Raises:
-            UsageError: no model, or several samples of a policy that always answers alike.
+            UsageError: no model is named, or several samples are wanted of greedy decoding.
         """
         self.name = f"{name}:{argument.removeprefix(LOCAL)}" if argument else name
         temperature = sampling.temperature if access.temperature is None else access.temperature
-        # Ten answers at temperature 0 are one answer, counted ten times.
+        # At temperature 0 all samples would be the same answer.
         if temperature == 0 and access.samples > 1:
             many = f"--samples {access.samples} would be the same answer"
             raise UsageError(f"policy {name!r} decodes greedily: {many}; add --temperature")
@@ -61,65 +83,84 @@ class Method:
         self._samples = access.samples
 
     def samples(self, task: str) -> int:
-        """How many answers a report asks for."""
+        """Return the number of independent answers to a task."""
         return self._samples
 
-    def spent(self, task: str, sample: int) -> Spent:
-        """What the answer to a task has taken."""
-        return self.caller.ledger.spent_on(self.name, task, sample)
+    def spent(self, task: str, sample: int) -> Usage:
+        """Return the usage of an answer.
+
+        Args:
+            task: id of the task.
+            sample: number of the answer, from 0.
+
+        Returns:
+            The sum over the answer's calls and scripts so far.
+        """
+        return self.caller.ledger.usage_of(self.name, task, sample)
 
     def about(self) -> dict[str, Any]:
-        """What a report says of this policy."""
+        """Return the facts about this policy that a report shows, as plain JSON types."""
         return {
             "model": self.caller.model, "sampling": dict(vars(self.sampling)), "policy_seed": self.caller.seed,
             "needs": dict(vars(self.needs)),
         }  # fmt: skip
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Stop calls that are under way, and close connections."""
         self.caller.close()
 
 
 class SingleShot(Method):
-    """One question, one answer; in an episode of several turns, the feedback is shown and the question put again."""
+    """A policy of one call for each answer; later turns of an episode show the last answer and the feedback."""
 
     def __init__(
         self, name: str, access: Access, argument: str | None, sampling: Sampling,
         render: Callable[[str, str], Sequence[Message]], *, api: str | None = None,
         raw: Callable[[Sequence[Message]], str] | None = None, stop: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        """A method of one call.
+        """Prepare to ask a model.
 
         Args:
-            name: of the policy.
+            name: the policy's name.
             access: how to reach a model.
-            argument: a model's name.
-            sampling: the method's own.
-            render: from the task's instruction and the entry's name to messages.
-            api: what ``--api auto`` means.
-            raw: from messages to the prompt of a plain completion, for models served without a chat template.
+            argument: the model's name, in place of ``access.model``.
+            sampling: the method's own settings, which ``access`` may replace.
+            render: makes messages from the task's instruction and the name of the entry function.
+            api: the API that ``--api auto`` means for this method.
+            raw: makes the prompt of a plain completion from messages, for models that are served without a chat
+                template.
             stop: texts that end an answer.
+
+        Raises:
+            UsageError: no model is named, or several samples are wanted of greedy decoding.
         """
         super().__init__(name, access, argument, sampling, api)
         self._render, self._raw, self._stop = render, raw, stop
         self._last: dict[tuple[str, int], Reply] = {}
 
     def act(self, observation: Mapping[str, Any]) -> str | None:
-        """The kernel in the model's answer.
+        """Ask the model, and extract the kernel from its answer.
+
+        Args:
+            observation: ``task``, ``prompt``, and where they are not 0 ``turn`` and ``sample``; ``feedback`` from the
+                second turn on.
+
+        Returns:
+            The source.
 
         Raises:
-            NoAnswer: a refusal, an empty answer, one that was cut off, prose.
-            ModelError: the server failed.
+            NoAnswer: a refusal, no code, an empty answer, or one that was cut off before any code.
+            ModelError: the server failed in every attempt.
         """
         task, sample, turn = observation["task"], int(observation.get("sample", 0)), int(observation.get("turn", 0))
         entry = load_task(task).entry
         messages = list(self._render(observation["prompt"], entry))
         if turn:
-            before = self._last.get((task, sample))
-            messages += [{"role": "assistant", "content": before.text}] if before else []
+            last = self._last.get((task, sample))
+            messages += [{"role": "assistant", "content": last.text}] if last else []
             messages.append({"role": "user", "content": follow_up(observation["feedback"])})
         raw = self._raw(messages) if self._raw else None
-        talk = self.caller.talk(self.name, task, sample)
-        reply = talk.ask(f"turn {turn}", self.sampling.ask(messages, stop=self._stop, raw=raw))
+        session = self.caller.session(self.name, task, sample)
+        reply = session.ask(f"turn {turn}", self.sampling.request(messages, stop=self._stop, raw=raw))
         self._last[task, sample] = reply
         return kernel_in(reply, entry)

@@ -1,4 +1,4 @@
-"""Any server that speaks OpenAI's protocol: vLLM, SGLang, ``transformers serve``, DeepSeek, OpenRouter, OpenAI."""
+"""A client of OpenAI-compatible servers: vLLM, SGLang, ``transformers serve``, DeepSeek, OpenRouter, OpenAI."""
 
 from __future__ import annotations
 
@@ -7,76 +7,90 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kbx_env.baselines.llm.chat import Ask, CallFailed, Finish, Reply
-from kbx_env.baselines.llm.failures import failed
+from kbx_env.baselines.llm.chat import CallFailed, ChatRequest, Finish, Reply
+from kbx_env.baselines.llm.failures import translate_errors
 
 from kbx_env.errors import UsageError
 
 _FINISH = {"length": Finish.LENGTH, "max_tokens": Finish.LENGTH, "content_filter": Finish.REFUSAL}
+_CONNECT_SECONDS = 10.0
 
 
 class OpenAIServer:
-    """Streams every answer, so that a server which stalls is told from one that works long."""
+    """Streams every answer, so that a server that stalls differs from one that takes long."""
 
     def __init__(
-        self, model: str, base_url: str | None, key: str | None, *, stall: float, wall: float, completions: bool = False,
-        seeded: bool = True,
+        self, model: str, base_url: str | None, key: str | None, *, stall: float, wall: float,
+        completions: bool = False, seeded: bool = True,
     ) -> None:  # fmt: skip
-        """A client.
+        """Create a client; nothing is sent yet.
 
         Args:
-            model: the name that the server knows.
-            base_url: ends in ``/v1`` with most servers; ``None`` for OpenAI's own.
-            key: sent as the bearer token; local servers want none.
-            stall: seconds without a byte after which a call has failed.
-            wall: seconds for one call.
-            completions: render the prompt here and use the plain completion interface.
+            model: the model's name on the server.
+            base_url: ends in ``/v1`` with most servers; ``None`` for OpenAI's own API.
+            key: sent as the bearer token; local servers need none.
+            stall: seconds without a byte after which an attempt has failed.
+            wall: seconds after which an attempt has failed.
+            completions: use the plain completion interface, with prompts that are rendered here.
             seeded: send the seed; some servers refuse the parameter.
 
         Raises:
-            UsageError: the package is missing, or the address is none.
+            UsageError: the package openai is missing, or the address is invalid.
         """
         try:
             import openai
         except ImportError as e:
             raise UsageError('model servers need the openai package: pip install "kbx_env[llm]"') from e
         self.model, self._wall, self._completions, self._seeded = model, wall, completions, seeded
-        self._own = base_url is None
+        self._official = base_url is None
         try:
-            # No retries of its own: each attempt is counted and recorded where budgets and limits are kept.
+            # The client must not retry by itself: every attempt is counted and recorded by ``Caller``.
             self._client = openai.OpenAI(
-                api_key=key or "none", base_url=base_url, max_retries=0, timeout=openai.Timeout(stall, connect=min(stall, 10.0))
-            )
+                api_key=key or "none", base_url=base_url, max_retries=0,
+                timeout=openai.Timeout(stall, connect=min(stall, _CONNECT_SECONDS)),
+            )  # fmt: skip
         except Exception as e:
             raise UsageError(f"--base-url {base_url!r}: {e}; give an address such as http://127.0.0.1:8000/v1") from e
 
-    def complete(self, ask: Ask) -> Reply:
-        """One answer, read to its end."""
+    def complete(self, request: ChatRequest) -> Reply:
+        """Ask once, and read the stream to its end.
+
+        Args:
+            request: the request.
+
+        Returns:
+            The complete answer.
+
+        Raises:
+            CallFailed: the server failed, the time is over, or the stream ended early.
+        """
         start = time.monotonic()
-        with failed():
-            stream = self._completion(ask) if self._completions else self._chat(ask)
+        with translate_errors():
+            stream = self._completion(request) if self._completions else self._chat(request)
             with stream:
                 return _read(stream, self._completions, lambda: time.monotonic() - start, self._wall)
 
-    def _common(self, ask: Ask) -> dict[str, Any]:
-        given: dict[str, Any] = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
-        for name, value in (("temperature", ask.temperature), ("top_p", ask.top_p), ("stop", list(ask.stop) or None)):
-            if value is not None:
-                given[name] = value
-        if ask.seed is not None and self._seeded:
-            given["seed"] = ask.seed
-        return given
+    def _common(self, request: ChatRequest) -> dict[str, Any]:
+        parameters: dict[str, Any] = {
+            "model": self.model, "stream": True, "stream_options": {"include_usage": True}
+        }  # fmt: skip
+        optional = {
+            "temperature": request.temperature, "top_p": request.top_p, "stop": list(request.stop) or None,
+            "seed": request.seed if self._seeded else None,
+        }  # fmt: skip
+        return parameters | {name: value for name, value in optional.items() if value is not None}
 
-    def _chat(self, ask: Ask) -> Any:
-        limit = {"max_completion_tokens" if self._own else "max_tokens": ask.max_tokens}
+    def _chat(self, request: ChatRequest) -> Any:
+        # OpenAI has replaced ``max_tokens`` by ``max_completion_tokens``; other servers may know only the old name.
+        limit = {"max_completion_tokens" if self._official else "max_tokens": request.max_tokens}
         create: Any = self._client.chat.completions.create
-        return create(messages=[dict(m) for m in ask.messages], **limit, **self._common(ask))
+        return create(messages=[dict(m) for m in request.messages], **limit, **self._common(request))
 
-    def _completion(self, ask: Ask) -> Any:
-        if ask.raw is None:
-            raise UsageError("this method has no prompt of its own for --api completions; use --api chat")
+    def _completion(self, request: ChatRequest) -> Any:
+        if request.raw is None:
+            raise UsageError("this method has no prompt of its own for --api completions; use --api openai")
         create: Any = self._client.completions.create
-        return create(prompt=ask.raw, max_tokens=ask.max_tokens, **self._common(ask))
+        return create(prompt=request.raw, max_tokens=request.max_tokens, **self._common(request))
 
     def close(self) -> None:
         """Close the connections."""
@@ -88,7 +102,7 @@ def _read(stream: Iterator[Any], completions: bool, elapsed: Callable[[], float]
     finish, usage, model = None, None, None
     for chunk in stream:
         if elapsed() > wall:
-            raise CallFailed("timeout", f"no end after {wall:g} s", again=True)
+            raise CallFailed("timeout", f"no end after {wall:g} s", retryable=True)
         model, usage = getattr(chunk, "model", None) or model, getattr(chunk, "usage", None) or usage
         for choice in (getattr(chunk, "choices", None) or [])[:1]:
             finish = choice.finish_reason or finish
@@ -104,11 +118,13 @@ def _read(stream: Iterator[Any], completions: bool, elapsed: Callable[[], float]
                 refusal = True
                 text.append(delta.refusal)
     if finish is None:
-        # A connection that was closed in between looks like an end; only the reason tells a whole answer.
-        raise CallFailed("truncated", f"the stream ended after {sum(map(len, text))} characters without a reason", again=True)
+        # A connection that is closed early ends the stream without an error; a complete answer has a finish reason.
+        received = sum(map(len, text))
+        raise CallFailed("truncated", f"the stream ended after {received} characters without a reason", retryable=True)
     return Reply(
-        "".join(map(str, text)), Finish.REFUSAL if refusal else _FINISH.get(str(finish), Finish.STOP), "".join(map(str, thinking)),
-        _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"), _dollars(usage), model, elapsed(),
+        "".join(map(str, text)), Finish.REFUSAL if refusal else _FINISH.get(str(finish), Finish.STOP),
+        "".join(map(str, thinking)), _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"),
+        _dollars(usage), model, elapsed(),
     )  # fmt: skip
 
 
@@ -118,7 +134,7 @@ def _count(usage: Any, name: str) -> int | None:
 
 
 def _dollars(usage: Any) -> float | None:
-    """OpenRouter and some gateways tell the cost; nobody else does."""
+    """Return the cost of a call, which OpenRouter and some gateways report; else ``None``."""
     value = getattr(usage, "cost", None)
     try:
         return float(value) if value is not None and float(value) >= 0 else None

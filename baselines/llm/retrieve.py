@@ -1,4 +1,4 @@
-"""Finds the expert kernel nearest to a text, by BM25: of the train split only, and never the one that solves the task."""
+"""Finds the expert kernel nearest to a text, by BM25 over the experts of the train split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORD = re.compile(r"[A-Za-z][a-z]+|[A-Z]+|[a-z]+|\d+")
 
 
 def words(text: str) -> list[str]:
-    """Lower-case pieces of words and identifiers: ``fused_exp_mean`` is three."""
+    """Return the parts of words and identifiers in lower case: ``fused_exp_mean`` has three."""
     return [w.lower() for w in _WORD.findall(text)]
 
 
@@ -31,18 +31,24 @@ def _index(by: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def nearest(query: str, *, by: str, without: str) -> str | None:
-    """The id of the task whose expert is nearest.
+    """Find the task of the train split whose expert kernel is nearest to a query.
 
     Args:
         query: an instruction, or code.
-        by: ``text`` compares it to tasks' names and contracts, ``code`` to the experts' sources.
-        without: a task that may not be the answer: the one that is to be solved.
+        by: ``text`` to compare with names and contracts of tasks, ``code`` to compare with sources of experts.
+        without: id of the task that is to be solved; its own expert is never found.
+
+    Returns:
+        The id of the nearest task; ``None`` where no task shares a word with the query.
+
+    Raises:
+        UsageError: the package bm25s is not installed.
     """
     index, tasks = _index(by)
-    asked = words(query)
-    if not asked:
+    tokens = words(query)
+    if not tokens:
         return None
-    found, scores = index.retrieve([asked], k=2, show_progress=False)
+    found, scores = index.retrieve([tokens], k=2, show_progress=False)
     for number, score in zip(found[0].tolist(), scores[0].tolist()):
         if tasks[number] != without and score > 0:
             return tasks[number]

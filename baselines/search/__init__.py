@@ -1,1 +1,1 @@
-"""Searches over the tunable numbers of a kernel, without a model."""
+"""Tools for a search over the tunable numbers of a kernel, without a language model."""

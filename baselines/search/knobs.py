@@ -1,4 +1,4 @@
-"""The tunable numbers of a kernel's source: found by reading it, changed in place, nothing else touched."""
+"""Finds the tunable numbers (knobs) of a kernel's source by parsing it, and changes them in place."""
 
 from __future__ import annotations
 
@@ -13,25 +13,34 @@ from kbx_env.errors import UnknownName, UsageError
 
 KINDS = ("block", "group", "stages", "warps")
 WARPS, STAGES = (1, 2, 4, 8, 16), (1, 2, 3, 4, 5)
+"""Choices of every knob of these kinds."""
 BLOCK_LEAST, BLOCK_MOST, FACTOR = 16, 8192, 8
+"""Range of block sizes; a choice differs from the present value at most by the factor."""
 GROUP_MOST = 64
+"""Largest group of program rows."""
 _NAMES = (
     ("warps", re.compile(r"(num_|n_)?warps|num_?warps|NUM_WARPS|WARPS|\w+_warps")),
     ("stages", re.compile(r"(num_|n_)?stages|NUM_STAGES|STAGES|\w+_stages")),
     ("group", re.compile(r"GROUP(_SIZE)?(_?[A-Z])?|group_(size_)?m")),
     ("block", re.compile(r"B[A-Z]{1,2}\d?|(BLOCK|TILE|CHUNK)(_?[A-Z0-9]\w*)?|(block|tile)(_\w+)?|\w+_(BLOCK|TILE|block|tile)")),
 )  # fmt: skip
+"""Kind of a knob, and the names that parameters, variables and functions of this kind have; the first match counts."""
 _PICKS = ("min", "max", "_least", "_most")
 """Functions that return one of their arguments."""
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One number that may be changed without changing what a kernel means.
+    """A number of a kernel's source that may be changed without a change of the result.
 
-    ``name`` is unique in its source and stays the same when numbers change: where the number stands, what it is called, and
-    its line. ``kind`` is one of ``KINDS``. ``choices`` hold the present ``value``. ``spots`` are the bytes of the source that
-    spell it: more than one where the grid repeats a block size.
+    Attributes:
+        name: unique within the source, and the same after numbers have changed: ``owner.name@line``, where the owner is
+            the function, the launched kernel, or ``module``.
+        kind: one of ``KINDS``.
+        value: the present value.
+        choices: the accepted values in increasing order; the present one is among them.
+        spots: begin and end, in bytes of the UTF-8 source, of the literals with this number: more than one where the
+            grid repeats a block size.
     """
 
     name: str
@@ -42,12 +51,21 @@ class Knob:
 
 
 def kind_of(name: str) -> str | None:
-    """What a name says of its number."""
+    """Return the kind of number that a name stands for, one of ``KINDS``; ``None`` for other names."""
     return next((kind for kind, pattern in _NAMES if pattern.fullmatch(name)), None)
 
 
 def choices_of(kind: str, value: int) -> tuple[int, ...]:
-    """The values to choose from: powers of two around the present one, which is always among them."""
+    """Return the accepted values of a knob in increasing order.
+
+    Args:
+        kind: one of ``KINDS``.
+        value: the present value, which is always accepted.
+
+    Returns:
+        ``WARPS`` or ``STAGES``, else powers of two: for blocks from 1/8 to 8 times the present value, within 16 to
+        8192.
+    """
     if kind == "warps":
         found = set(WARPS)
     elif kind == "stages":
@@ -61,20 +79,33 @@ def choices_of(kind: str, value: int) -> tuple[int, ...]:
 
 
 def knobs_of(source: str) -> tuple[Knob, ...]:
-    """The knobs of a source, in its order; it is parsed, never run.
+    """Find the knobs of a source. It is parsed, and not executed.
+
+    Args:
+        source: a module with kernels.
+
+    Returns:
+        The knobs, in the order of the source.
 
     Raises:
-        UsageError: the source is no Python.
+        UsageError: the source is not Python.
     """
     return _Reader(source).knobs()
 
 
 def with_knobs(source: str, settings: Mapping[str, int]) -> str:
-    """The source with other numbers; every other byte stays.
+    """Set knobs of a source; every other byte stays the same.
+
+    Args:
+        source: a module with kernels.
+        settings: values by name of the knob.
+
+    Returns:
+        The changed source.
 
     Raises:
-        UnknownName: no such knob.
-        UsageError: a value that is not among the knob's choices, or a source that is no Python.
+        UnknownName: there is no such knob.
+        UsageError: a value is not among the knob's choices, or the source is not Python.
     """
     known = {k.name: k for k in knobs_of(source)}
     data, edits = source.encode(), []
@@ -93,7 +124,9 @@ def with_knobs(source: str, settings: Mapping[str, int]) -> str:
 
 
 @dataclass
-class _Found:
+class _Candidate:
+    """A number that may become a knob: its literals, the name that it is bound to, and the owner of that name."""
+
     owner: str
     key: str
     kind: str
@@ -101,7 +134,18 @@ class _Found:
 
 
 class _Reader:
-    """Reads one source."""
+    """Finds the knobs of one source.
+
+    Args:
+        source: a module with kernels.
+
+    Attributes:
+        lines: byte at which each line begins.
+        kernels: the functions that run on the device, by name.
+        tiles: their parameters that are arguments of ``tl.arange``.
+        found: the candidates so far.
+        fixed: ids of literals that must keep their value: block sizes whose grid is not understood.
+    """
 
     def __init__(self, source: str) -> None:
         try:
@@ -112,12 +156,11 @@ class _Reader:
         self.lines = [0, *(m.end() for m in re.finditer(rb"\r\n|\r|\n", self.data))]
         self.kernels = {n.name: n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef) and ties.jitted(n)}
         self.tiles = {name: ties.tiles_of(node) for name, node in self.kernels.items()}
-        self.found: list[_Found] = []
+        self.found: list[_Candidate] = []
         self.fixed: set[int] = set()
-        """Literals that must stay: block sizes whose grid is not understood."""
 
     def knobs(self) -> tuple[Knob, ...]:
-        """All of them."""
+        """Return all knobs, in the order of the source."""
         self._scope("module", self.tree.body)
         knobs: list[Knob] = []
         taken: set[tuple[int, int]] = set()
@@ -135,20 +178,20 @@ class _Reader:
             knobs.append(Knob(name, f.kind, value, choices_of(f.kind, value), spots))
         return tuple(sorted(knobs, key=lambda k: k.spots[0]))
 
-    def _joined(self) -> list[_Found]:
-        """Finds that share a literal become one; literals that must stay drop out."""
-        groups: list[_Found] = []
+    def _joined(self) -> list[_Candidate]:
+        """Join candidates that share a literal, and leave out those with a literal that must keep its value."""
+        groups: list[_Candidate] = []
         for f in self.found:
-            f = _Found(f.owner, f.key, f.kind, list(f.nodes))
+            f = _Candidate(f.owner, f.key, f.kind, list(f.nodes))
             for g in [g for g in groups if {id(n) for n in g.nodes} & {id(n) for n in f.nodes}]:
                 groups.remove(g)
-                mine = {id(n) for n in g.nodes}
-                f = _Found(g.owner, g.key, g.kind, g.nodes + [n for n in f.nodes if id(n) not in mine])
+                ids = {id(n) for n in g.nodes}
+                f = _Candidate(g.owner, g.key, g.kind, g.nodes + [n for n in f.nodes if id(n) not in ids])
             groups.append(f)
         return [g for g in groups if not self.fixed & {id(n) for n in g.nodes}]
 
     def _spot(self, node: ast.Constant) -> tuple[int, int] | None:
-        """Where a literal stands; ``None`` where it is not spelt in plain digits."""
+        """Return begin and end of a literal in bytes; ``None`` if it is not written in plain decimal digits."""
         assert node.end_lineno is not None and node.end_col_offset is not None
         start = self.lines[node.lineno - 1] + node.col_offset
         end = self.lines[node.end_lineno - 1] + node.end_col_offset
@@ -156,27 +199,23 @@ class _Reader:
 
     def _add(self, owner: str, key: str, kind: str, nodes: Iterable[ast.Constant]) -> None:
         for node in nodes:
-            self.found.append(_Found(owner, key, kind, [node]))
+            self.found.append(_Candidate(owner, key, kind, [node]))
 
     def _scope(self, owner: str, body: Iterable[ast.stmt]) -> None:
-        """One function's own statements, or the module's; functions on the device hold no knobs of the host."""
+        """Read the statements of a host function, or of the module; kernels are left out.
+
+        Args:
+            owner: name of the function, or ``module``.
+            body: its statements.
+        """
         nodes = list(_own(body))
-        assigned: dict[str, list[ast.expr]] = {}
-        unpacked: dict[int, list[str]] = {}
-        for n in nodes:
-            for target, value in _bindings(n):
-                if isinstance(target, ast.Name):
-                    assigned.setdefault(target.id, []).append(value)
-                elif isinstance(target, ast.Tuple) and all(isinstance(t, ast.Name) for t in target.elts):
-                    unpacked.setdefault(len(target.elts), [t.id for t in target.elts if isinstance(t, ast.Name)])
+        assigned, unpacked = _assignments(nodes)
         kinds = self._passed(nodes)
         for n in nodes:
             if isinstance(n, ast.Call):
                 self._call(owner, n, assigned)
             elif isinstance(n, ast.Dict):
-                for k, v in zip(n.keys, n.values, strict=True):
-                    if isinstance(k, ast.Constant) and isinstance(k.value, str) and (kind := kind_of(k.value)):
-                        self._add(owner, k.value, kind, _values(v, kind))
+                self._dict(owner, n)
             elif isinstance(n, ast.Return) and n.value is not None and (kind := kind_of(owner)):
                 self._add(owner, "return", kind, _values(n.value, kind))
             elif isinstance(n, ast.FunctionDef) and not ties.jitted(n):
@@ -188,7 +227,7 @@ class _Reader:
                 self._table(owner, n.iter, unpacked)
 
     def _passed(self, nodes: Iterable[ast.AST]) -> dict[str, str]:
-        """Kinds of names by the parameters that they are handed to."""
+        """Return the kinds of variables that are arguments of launches, by name, from the parameters' names."""
         kinds = {}
         for n in nodes:
             if isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript):
@@ -198,18 +237,25 @@ class _Reader:
                         kinds[k.value.id] = kind
         return kinds
 
+    def _dict(self, owner: str, node: ast.Dict) -> None:
+        """Read a dict: its keys may name the numbers."""
+        for k, v in zip(node.keys, node.values, strict=True):
+            if isinstance(k, ast.Constant) and isinstance(k.value, str) and (kind := kind_of(k.value)):
+                self._add(owner, k.value, kind, _values(v, kind))
+
     def _kernel(self, call: ast.Call) -> str | None:
+        """Return the name of the kernel that a call launches; ``None`` for other calls."""
         launched = call.func.value if isinstance(call.func, ast.Subscript) else None
         return launched.id if isinstance(launched, ast.Name) and launched.id in self.kernels else None
 
     def _parameter(self, call: ast.Call, name: str | None) -> str | None:
-        """The kind of a parameter of a launch."""
+        """Return the kind of the parameter of a launch, from its name or from its use in ``tl.arange``."""
         if name is None:
             return None
         return kind_of(name) or ("block" if name in self.tiles.get(self._kernel(call) or "", ()) else None)
 
     def _call(self, owner: str, call: ast.Call, assigned: Mapping[str, list[ast.expr]]) -> None:
-        """Keyword arguments of launches, of ``triton.Config`` and of the host's own functions."""
+        """Read the keyword arguments of a launch, of ``triton.Config``, or of a call of a host function."""
         launch = isinstance(call.func, ast.Subscript)
         name = self._kernel(call) or (ast.unparse(call.func.value) if isinstance(call.func, ast.Subscript) else owner)
         found = {k.arg: (kind, k.value) for k in call.keywords if k.arg and (kind := self._parameter(call, k.arg))}
@@ -217,17 +263,21 @@ class _Reader:
             k: v for k, (kind, v) in found.items()
             if launch and kind == "block" and isinstance(v, ast.Constant) and (ties.power(v) or 0) > 1
         }  # fmt: skip
-        changing = ties.tied(call, blocks, assigned, self.kernels.get(self._kernel(call) or "")) if blocks else {}
+        kernel = self.kernels.get(self._kernel(call) or "")
+        changing = ties.tied(call, blocks, assigned, kernel) if blocks else {}
         for key, (kind, value) in found.items():
             if key not in blocks:
                 self._add(name, key, kind, _values(value, kind))
             elif changing and key in changing:
-                self.found.append(_Found(name, key, kind, changing[key]))
+                self.found.append(_Candidate(name, key, kind, changing[key]))
             else:
                 self.fixed.add(id(blocks[key]))
 
     def _defaults(self, function: ast.FunctionDef) -> None:
-        """Default arguments, but not what a published signature may call a block: plain ``block``, or capitals."""
+        """Read default arguments of a function, but only of parameters in capitals or with one of a few usual names.
+
+        A parameter with another name may belong to a published signature.
+        """
         a = function.args
         named = [*zip(a.args[len(a.args) - len(a.defaults) :], a.defaults, strict=True)]
         named += [(p, d) for p, d in zip(a.kwonlyargs, a.kw_defaults, strict=True) if d is not None]
@@ -239,7 +289,15 @@ class _Reader:
     def _bound(
         self, owner: str, target: ast.expr, value: ast.expr, kinds: Mapping[str, str], unpacked: Mapping[int, list[str]]
     ) -> None:
-        """Numbers that a name is bound to."""
+        """Read the numbers that are bound to a name, or to the names of a tuple.
+
+        Args:
+            owner: name of the function, or ``module``.
+            target: what is bound.
+            value: the value.
+            kinds: kinds of variables by name, as their use in launches shows.
+            unpacked: names to which tuples are unpacked, by length.
+        """
         if isinstance(target, ast.Name):
             kind = kind_of(target.id) or kinds.get(target.id)
             if kind:
@@ -252,7 +310,7 @@ class _Reader:
                         self._add(owner, t.id, kind, _values(v, kind))
 
     def _table(self, owner: str, value: ast.expr, unpacked: Mapping[int, list[str]]) -> None:
-        """Rows of numbers whose columns get their names where a row is unpacked in the same function."""
+        """Read a table of tuples; the names of its columns are those to which the function unpacks such a tuple."""
         for size, names in unpacked.items():
             for row in _rows(value, size, nested=True):
                 for name, v in zip(names, row.elts, strict=True):
@@ -261,7 +319,7 @@ class _Reader:
 
 
 def _own(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """All nodes in the source's order; of a nested function only itself, its decorators and its defaults."""
+    """Yield all nodes in the source's order; of a nested function only the node itself, its decorators and defaults."""
     for node in body:
         yield node
         if isinstance(node, ast.FunctionDef):
@@ -279,12 +337,25 @@ def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         yield node.target, node.iter
 
 
+def _assignments(nodes: Iterable[ast.AST]) -> tuple[dict[str, list[ast.expr]], dict[int, list[str]]]:
+    """Return the values that are assigned to each name, and the names to which tuples are unpacked, by length."""
+    assigned: dict[str, list[ast.expr]] = {}
+    unpacked: dict[int, list[str]] = {}
+    for n in nodes:
+        for target, value in _bindings(n):
+            if isinstance(target, ast.Name):
+                assigned.setdefault(target.id, []).append(value)
+            elif isinstance(target, ast.Tuple) and all(isinstance(t, ast.Name) for t in target.elts):
+                unpacked.setdefault(len(target.elts), [t.id for t in target.elts if isinstance(t, ast.Name)])
+    return assigned, unpacked
+
+
 def _values(node: ast.expr, kind: str) -> Iterator[ast.Constant]:
-    """Literals that may become the value of an expression, or scale it: no conditions, no thresholds."""
+    """Yield the literals that an expression may evaluate to or is scaled by, but not those in conditions."""
     if isinstance(node, ast.Constant):
         value = node.value
-        whole = value if kind == "stages" and type(value) is int else ties.power(node)
-        if whole is not None and whole > (kind == "block"):
+        number = value if kind == "stages" and type(value) is int else ties.power(node)
+        if number is not None and number > (kind == "block"):
             yield node
     elif isinstance(node, ast.IfExp):
         yield from (*_values(node.body, kind), *_values(node.orelse, kind))
@@ -298,7 +369,7 @@ def _values(node: ast.expr, kind: str) -> Iterator[ast.Constant]:
 
 
 def _rows(node: ast.expr, size: int, nested: bool = False) -> Iterator[ast.Tuple]:
-    """Tuples of a length that an expression may be; with ``nested``, also its elements."""
+    """Yield the tuples of a length that an expression may evaluate to, or contain (``nested``)."""
     if isinstance(node, ast.IfExp):
         yield from (*_rows(node.body, size, nested), *_rows(node.orelse, size, nested))
     elif nested and isinstance(node, ast.Tuple | ast.List) and any(isinstance(e, ast.Tuple) for e in node.elts):

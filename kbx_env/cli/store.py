@@ -118,8 +118,8 @@ def flat(row: Row) -> dict[str, Any]:
         row: the grading.
 
     Returns:
-        Values by column. Unknown values are ``None``: ``correct`` after an infrastructure fault, cases that were not run, times
-        that were not measured. ``low`` and ``high`` are the 95 % interval of the speedup over eager.
+        Values by column. Unknown values are ``None``: ``correct`` after an infrastructure fault, cases that were not
+        run, times that were not measured. ``low`` and ``high`` are the 95 % interval of the speedup over eager.
     """
     o = row.outcome
     context = {**row.settings, **o.manifest}

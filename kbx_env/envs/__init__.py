@@ -1,1 +1,1 @@
-"""The gymnasium environments: what an agent sees, does and is paid for."""
+"""The gymnasium environments ``KernelEnv`` and ``ScheduleEnv``: observations, actions, rewards and episodes."""

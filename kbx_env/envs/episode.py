@@ -63,8 +63,9 @@ class Episode:
     """
 
     def __init__(
-        self, task: Task, backend: str, submit: Submit, *, sample: int = 0, reward: Callable[[Outcome], float | None] | None = None
-    ) -> None:
+        self, task: Task, backend: str, submit: Submit, *, sample: int = 0,
+        reward: Callable[[Outcome], float | None] | None = None,
+    ) -> None:  # fmt: skip
         """Begin an episode.
 
         Args:
@@ -88,7 +89,9 @@ class Episode:
     @property
     def observation(self) -> dict[str, Any]:
         """The argument of ``Policy.act`` at the beginning of the episode."""
-        return {"task": self.task.id, "prompt": self.prompt, "feedback": "", "turn": len(self.turns), "sample": self.sample}
+        return {
+            "task": self.task.id, "prompt": self.prompt, "feedback": "", "turn": len(self.turns), "sample": self.sample
+        }  # fmt: skip
 
     def grade(self, sources: Sequence[str], *, round: int, labels: Sequence[str] | None = None) -> list[Outcome]:
         """Grade sources, and record them as turns.
@@ -109,8 +112,8 @@ class Episode:
             label = labels[index] if labels else f"round {round}, source {index}"
             sha = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()
             self.turns.append(
-                Turn(label, round, sha, str(outcome.verdict), compiles(outcome) == 1.0, outcome.correct, outcome.speedup,
-                     self._reward(outcome))
+                Turn(label, round, sha, str(outcome.verdict), compiles(outcome) == 1.0, outcome.correct,
+                     outcome.speedup, self._reward(outcome))
             )  # fmt: skip
         return outcomes
 

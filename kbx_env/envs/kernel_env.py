@@ -1,10 +1,11 @@
-"""``KernelEnv``: one task is one episode, an action is the source text of a kernel."""
+"""``KernelEnv``: an episode is one task, an action is the source text of a kernel."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -15,26 +16,41 @@ from gymnasium.vector.utils import create_shared_memory
 
 from kbx_env.envs import prompt
 from kbx_env.envs.answer import strip_fences
-from kbx_env.errors import UnknownName, UsageError
+from kbx_env.errors import UsageError
+from kbx_env.options import GradeOptions
 from kbx_env.outcome import Outcome, Verdict
 from kbx_env.spec.catalog import load_task, load_tasks
 from kbx_env.spec.task import Task
 
 MAX_TEXT = 1 << 20
+"""Most characters of a text."""
 
 
 class Source(spaces.Text):
-    """Text of any characters up to a length: the stock space accepts ASCII letters and digits only."""
+    """A space of texts of any characters up to a length; gymnasium's own accepts ASCII letters and digits only."""
 
     def __init__(self, max_length: int = MAX_TEXT) -> None:
+        """Make the space.
+
+        Args:
+            max_length: most characters.
+        """
         super().__init__(max_length, min_length=0, charset="".join(sorted(string.printable)))
 
     def contains(self, x: Any) -> bool:
-        """Whether ``x`` is a string that is short enough."""
+        """Return whether ``x`` is a string that is short enough."""
         return isinstance(x, str) and len(x) <= self.max_length
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """A short random text (a random megabyte helps nobody)."""
+        """Draw a text of less than 64 printable ASCII characters.
+
+        Args:
+            mask: ignored.
+            probability: ignored.
+
+        Returns:
+            The text. It is short, so that samples stay cheap.
+        """
         letters = self.np_random.choice(list(self.characters), size=int(self.np_random.integers(0, 64)))
         return "".join(map(str, letters))
 
@@ -45,30 +61,73 @@ def _no_shared_memory(space: Source, n: int = 1, ctx: Any = None) -> Any:
 
 
 class KernelEnv(gymnasium.Env[dict[str, Any], str]):
-    """Write a Triton kernel for a task, read the verdict, try again.
+    """An agent writes a Triton kernel for a task, reads the verdict, and tries again.
 
-    **Observation** (Dict): ``task`` id, ``prompt`` instruction text, ``feedback`` on the last submission (empty
-    at first), ``turn`` number of submissions so far, ``best`` reward so far, ``passed`` share of cases passed by
-    the last submission.
+    An episode is one task. A step grades one submission. Made by ``gymnasium.make("kbx/Kernel-v0", ...)``.
 
-    **Action**: the source text, or a whole answer: of its fenced blocks the largest that is Python is graded.
-    **Reward**: the preset's; an infrastructure fault gives 0.0 here, because
-    gymnasium has no "unknown", and ``info["masked"]`` is True: drop such a step from training.
+    ## Observation Space
 
-    ``sizes="held-out"`` times (estimates) kernels on sizes for evaluation instead of the published ones.
+    A ``Dict``:
 
-    A preset with shaping (``fusion``, ``quantization``) pays it in one of two ways. With ``max_turns=1`` the reward is the
-    preset's own, which hints at what a wrong kernel has right. With more turns it is the preset's ``base`` plus the potential-based
-    ``info["shaping"]`` of the step (``rewards/shaping.py``, with ``gamma``), which adds up to 0 over every episode.
+    | key | space | content |
+    |---|---|---|
+    | ``task`` | ``Text`` | id of the task, ``category/name`` |
+    | ``prompt`` | ``Text`` | instruction: signature, contract, rules |
+    | ``feedback`` | ``Text`` | verdict on the last submission as text; empty before the first one |
+    | ``turn`` | ``Discrete`` | number of submissions so far, 0 to ``max_turns`` |
+    | ``best`` | ``Box``, shape (), float32 | highest value of the preset so far; first the preset's minimum |
+    | ``passed`` | ``Box``, shape (), float32 | share of the cases that the last submission passed, 0 to 1 |
 
-    **Episode end**: ``terminated`` when solved (correct, and on CUDA at least ``target`` times faster than eager),
-    ``truncated`` after ``max_turns``. Rewards of the CPU and CUDA backends are not comparable.
+    ## Action Space
 
-    ``reset(seed=...)`` fixes the choice of the task. Grading inputs stay secret and fresh unless the env was made
-    with ``grading_seed``. ``reset(options={"task": id})`` chooses the task.
+    Text: the source of a module, or a whole answer of a model. If there are fenced blocks, the largest one that is valid
+    Python is graded.
 
-    In vector form use ``vector_kwargs={"shared_memory": False}`` with ``AsyncVectorEnv``: gymnasium's shared
-    memory cannot carry text (its observations stay garbage, silently).
+    ## Rewards
+
+    The value of a preset (``rewards/presets/``) for the submission's outcome. Rewards of the CPU and the CUDA backend
+    have different ranges and cannot be compared.
+
+    An infrastructure fault has no value. Because gymnasium has no unknown reward, the step returns 0.0 and
+    ``info["masked"]`` is true: leave such steps out of training.
+
+    A preset with shaping terms (``beginner``, ``fusion``, ``quantization``) pays them in one of two ways:
+
+    - ``max_turns=1``: the reward is the preset's value, in which wrong kernels earn shaping terms.
+    - ``max_turns>1``: the reward is the preset's value without shaping terms (``Reward.base``), plus the
+      potential-based shaping of the step (``rewards/shaping.py``), whose discounted sum over an episode is 0.
+
+    ``observation["best"]`` follows the preset's value in both cases. With shaping and several turns it therefore
+    differs from the highest reward that ``step`` has returned: a reward may be negative, ``best`` is never below the
+    preset's minimum and never decreases. Masked steps do not change it.
+
+    ## Starting State
+
+    ``reset`` draws a task uniformly from the selected ones; ``reset(options={"task": id})`` chooses any task.
+    ``reset(seed=...)`` makes the choice of tasks reproducible. Inputs of gradings are secret and new for every grading,
+    unless the env is made with ``grading_seed``.
+
+    ## Episode End
+
+    - ``terminated``: the submission is correct, and where kernels are timed (CUDA) at least ``target`` times as fast as
+      eager.
+    - ``truncated``: ``max_turns`` submissions without that.
+
+    ## Info
+
+    ``task`` (id) and ``outcome`` (``Outcome``; ``None`` after ``reset``). After a step also ``masked``, ``terms``
+    (value of each reward term by name, unweighted) and ``shaping`` (potential-based shaping of the step, ``None`` if
+    masked).
+
+    ## Vector Environments
+
+    Use ``vector_kwargs={"shared_memory": False}`` with ``AsyncVectorEnv``; gymnasium's shared memory cannot carry this
+    text.
+
+    ## Arguments
+
+    ``gymnasium.make("kbx/Kernel-v0", split="train", backend="auto", reward="default", max_turns=4)``; ``__init__``
+    describes all arguments.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
@@ -94,34 +153,51 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         render_mode: str | None = None,
         grade: Callable[..., Outcome] | None = None,
     ) -> None:
+        """Make an env. The grader's processes start with the first step.
+
+        Args:
+            task: id of the only task; by default the tasks of a category and split.
+            category: category of the tasks; ``None`` for all.
+            split: ``train``, ``eval`` or ``all`` tasks. With ``eval`` submissions are also graded on held-out shapes.
+            backend: ``cpu``, ``cuda``, or ``auto``: CUDA if there is a GPU.
+            reward: name of the preset.
+            max_turns: most submissions an episode.
+            grading: ``contract``, or ``paper`` for the paper's tolerances.
+            torch_ops: ``strict``, or ``allow`` to let the wrapper compute in torch.
+            sizes: the sizes on which kernels are timed (or estimated): ``published``, or ``held-out`` for evaluation.
+            target: speedup over eager from which an episode counts as solved (CUDA with timing).
+            targets: names of the targets for which kernels are also compiled ahead of time; empty for none.
+            timing: time correct kernels (CUDA only).
+            wall: seconds of wall time for a submission, over all stages but timing.
+            grading_seed: fixes the inputs of gradings; ``None`` for secret inputs, new for every grading.
+            gamma: the learner's discount, from 0 to 1, for potential-based shaping.
+            render_mode: ``None`` or ``ansi``.
+            grade: called as ``Grader.grade`` in its place.
+
+        Raises:
+            UsageError: an unknown name, or a number out of its range.
+        """
         from kbx_env.executor.direct import retrying
-        from kbx_env.grading.grader import GRADINGS, TORCH_OPS, Grader, resolve_backend
-        from kbx_env.grading.sizes import SIZES
+        from kbx_env.grading.grader import Grader
         from kbx_env.rewards.compose import load_preset
         from kbx_env.rewards.shaping import Shaping
 
         if render_mode not in (None, "ansi"):
             raise UsageError(f"render_mode {render_mode!r}: accepted are None and 'ansi'")
-        check_options(max_turns, wall, grading_seed, targets)
+        check_turns(max_turns, grading_seed)
         if not isinstance(gamma, int | float) or not 0 <= gamma <= 1:
             raise UsageError(f"gamma is {gamma!r}; the learner's discount, from 0 to 1")
-        if grading not in GRADINGS:
-            raise UsageError(f"grading {grading!r}: accepted are {', '.join(GRADINGS)}")
-        if torch_ops not in TORCH_OPS:
-            raise UsageError(f"torch_ops {torch_ops!r}: accepted are {', '.join(TORCH_OPS)}")
-        if sizes not in SIZES:
-            raise UnknownName("sizes", sizes, SIZES)
         self.tasks: list[Task] = [load_task(task)] if task else load_tasks(category=category, split=split)
-        self.backend = resolve_backend(backend)
         self.reward = load_preset(reward)
-        self.split = "eval" if split == "eval" else "train"
+        options = GradeOptions(
+            backend=backend, targets=tuple(targets), grading=grading, seed=grading_seed, timing=timing,
+            split="eval" if split == "eval" else "train", wall=wall, estimate=self.reward.estimate, torch_ops=torch_ops,
+            sizes=sizes,
+        ).resolved()  # fmt: skip
+        self.backend, self.split = options.backend, options.split
         self.max_turns, self.grading, self.target = max_turns, grading, target
         self.render_mode = render_mode
-        self._options: dict[str, Any] = {
-            "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing,
-            "split": self.split, "wall": wall, "seed": grading_seed, "estimate": self.reward.estimate,
-            "torch_ops": torch_ops, "sizes": sizes,
-        }  # fmt: skip
+        self._options = dataclasses.asdict(options)
         self._grader = None if grade else Grader()
         self._grade = grade or retrying(self._grader.grade)  # type: ignore[union-attr]
         low, high = self.reward.range(self.backend)
@@ -141,10 +217,17 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode; ``options={"task": id}`` chooses its task.
+        """Begin an episode.
+
+        Args:
+            seed: of the choice of tasks, for this and later episodes; ``None`` to continue the sequence.
+            options: ``{"task": id}`` to choose the task.
+
+        Returns:
+            The observation and the info.
 
         Raises:
-            UsageError: unknown option or task.
+            UsageError: an unknown option or task.
         """
         super().reset(seed=seed)
         unknown = set(options or ()) - {"task"}
@@ -159,10 +242,16 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         return self._observe(), {"task": self._task.id, "outcome": None}
 
     def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Grade a source.
+        """Grade a submission.
+
+        Args:
+            action: the source of a module, or a whole answer of a model.
+
+        Returns:
+            Observation, reward, terminated, truncated, and info, as the class describes them.
 
         Raises:
-            UsageError: called before ``reset``, or with something that is not text.
+            UsageError: ``reset`` was not called before, or the action is not text.
         """
         if self._task is None:
             raise UsageError("step before reset")
@@ -199,7 +288,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         }  # fmt: skip
 
     def render(self) -> str | None:  # type: ignore[override]
-        """The state of the episode as text (``render_mode="ansi"``)."""
+        """Return the state of the episode as text; ``None`` before ``reset`` or without ``render_mode="ansi"``."""
         if self.render_mode != "ansi" or self._task is None:
             return None
         last = "no submission yet"
@@ -210,25 +299,22 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         return f"{self._task.id} turn {self._turn}/{self.max_turns}\n{last}\n"
 
     def close(self) -> None:
-        """End the sandbox."""
+        """End the grader's processes."""
         if self._grader is not None:
             self._grader.close()
 
 
-def check_options(max_turns: int, wall: float, grading_seed: int | None, targets: Sequence[str]) -> None:
-    """What every env here is told.
+def check_turns(max_turns: int, grading_seed: int | None) -> None:
+    """Check the arguments that all environments share and that ``GradeOptions`` does not have.
+
+    Args:
+        max_turns: most submissions an episode, at least 1.
+        grading_seed: an integer, or ``None``.
 
     Raises:
-        UsageError: a number out of range, or an unknown target.
+        UsageError: a number is out of its range.
     """
-    from kbx_env.grading.grader import TARGETS
-
     if type(max_turns) is not int or max_turns < 1:
         raise UsageError(f"max_turns is {max_turns!r}; a whole number, at least 1")
-    if not isinstance(wall, int | float) or not wall > 0:
-        raise UsageError(f"wall is {wall!r}; seconds, more than 0")
     if grading_seed is not None and type(grading_seed) is not int:
         raise UsageError(f"grading_seed is {grading_seed!r}; a whole number, or None for secret inputs")
-    for name in targets:
-        if name not in TARGETS:
-            raise UnknownName("target", name, TARGETS)

@@ -1,10 +1,12 @@
-"""A schedule of an expert kernel as a few relative moves: which of its numbers share a slot, and what a move does.
+"""Describes a schedule of an expert kernel as moves: assigns the kernel's numbers to slots, and applies moves to them.
 
-Every template has the same eight slots, so that one policy serves all tasks: ``SLOTS`` says their kinds. A slot holds one
-knob (``baselines/search/knobs.py``) where the template has no more knobs of a kind than slots. Where it has more, knobs
-that bear the same name in the same function move together; then those of the same name anywhere; what is still left joins
-the last slot of its kind. A move counts steps along a knob's choices from the expert's own value and stops at their ends:
-moving nothing is the expert as it is.
+Every template has the same eight slots, of the kinds ``SLOTS``, so that one policy serves all tasks. If a kernel has no
+more knobs (``baselines/search/knobs.py``) of a kind than slots, every knob has its own slot. If it has more, knobs with
+the same name in the same function share a slot; if these are still too many, knobs with the same name in any function
+share one; the knobs that are left join the last slot of their kind.
+
+A move is a number of steps along a knob's choices, counted from the expert's own value; it stops at the ends. Without
+moves the schedule is that of the unchanged expert.
 """
 
 from __future__ import annotations
@@ -20,20 +22,27 @@ from kbx_env.errors import UsageError
 from kbx_env.spec.catalog import expert_source
 
 SLOTS = ("block", "block", "block", "block", "warps", "warps", "stages", "group")
+"""Kind of knob of each slot."""
 MOVES = (-2, -1, 0, 1, 2)
+"""Steps along the choices of a knob."""
 MIDDLE = MOVES.index(0)
+"""Index of the move that changes nothing."""
 REACHES = tuple(range(1, max(MOVES) + 1))
-"""How many steps a move may take at most: with 1 a slot has three moves, -1, 0 and 1."""
+"""Accepted values for the most steps of a move; with 1 a slot has the three moves -1, 0 and 1."""
 _ORDER = ("block", "warps", "stages", "group")
 assert set(SLOTS) == set(_ORDER) == set(KINDS)
 
 
 @dataclass(frozen=True)
 class Template:
-    """An expert's source and what its slots hold.
+    """An expert's source, with its knobs in slots.
 
-    ``slots`` has one tuple of knobs for each of ``SLOTS``, empty where the template has nothing for it. ``idle`` are the
-    knobs that were left out because the timed shapes do not notice them. ``reach`` is the longest move there is.
+    Attributes:
+        task: id of the task.
+        source: the expert's source.
+        slots: for each of ``SLOTS`` the knobs in it; may be empty.
+        idle: names of knobs that are in no slot, because they do not change the launches of the timed shapes.
+        reach: the most steps of a move.
     """
 
     task: str
@@ -43,10 +52,14 @@ class Template:
     reach: int = max(MOVES)
 
     def settings(self, action: Sequence[int] | np.ndarray) -> dict[str, int]:
-        """Knob -> value, for the knobs that an action changes.
+        """Return the settings that an action means.
 
         Args:
-            action: for each slot an index into the moves within reach (``reach`` is the middle); slots without knobs are ignored.
+            action: integers of shape (8,): for each slot an index from 0 to ``2 * reach`` into the moves ``-reach`` to
+                ``reach``. Slots without knobs are ignored.
+
+        Returns:
+            The new values of the knobs that change, by name.
         """
         found = {}
         for index, knobs in zip(action, self.slots, strict=True):
@@ -57,11 +70,18 @@ class Template:
         return found
 
     def render(self, action: Sequence[int] | np.ndarray) -> str:
-        """The source with an action's numbers."""
+        """Return the expert's source with the settings of an action (see ``settings``)."""
         return with_knobs(self.source, self.settings(action))
 
     def legal(self, slot: int) -> tuple[bool, ...]:
-        """For each of ``MOVES``: whether it is within reach and differs from the moves nearer to the middle."""
+        """Return for each of ``MOVES`` whether it is within reach and has another effect than a shorter move.
+
+        Args:
+            slot: index of the slot.
+
+        Returns:
+            One truth value for each of ``MOVES``; always true for the middle.
+        """
 
         def differs(move: int) -> bool:
             return any(0 <= k.choices.index(k.value) + move < len(k.choices) for k in self.slots[slot])
@@ -70,22 +90,33 @@ class Template:
 
 
 def moved(knob: Knob, steps: int) -> int:
-    """The value some steps along a knob's choices, at most the last one there is."""
+    """Return the value that lies some steps from a knob's own value.
+
+    Args:
+        knob: the knob.
+        steps: along its choices, may be negative; stops at their ends.
+
+    Returns:
+        The value, one of the knob's choices.
+    """
     at = knob.choices.index(knob.value) + steps
     return knob.choices[max(0, min(at, len(knob.choices) - 1))]
 
 
 @functools.lru_cache(maxsize=512)
 def template(task: str, idle: Collection[str] = (), reach: int = max(MOVES)) -> Template:
-    """The expert's template for a task.
+    """Make the template of a task's expert.
 
     Args:
         task: ``category/name``.
-        idle: names of knobs that take no slot (a hashable collection).
-        reach: the longest move, one of ``REACHES``.
+        idle: names of knobs that get no slot (a hashable collection).
+        reach: the most steps of a move, one of ``REACHES``.
+
+    Returns:
+        The template; the same object for the same arguments.
 
     Raises:
-        UsageError: there is no expert kernel for it.
+        UsageError: the task has no expert kernel.
     """
     source = expert_source(task)
     if source is None:
@@ -98,9 +129,9 @@ def template(task: str, idle: Collection[str] = (), reach: int = max(MOVES)) -> 
 
 
 def _share(knobs: Sequence[Knob], room: int) -> list[tuple[Knob, ...]]:
-    """Knobs of one kind over so many slots, in the source's order."""
+    """Distribute the knobs of one kind over ``room`` slots, in the order of the source."""
     groups: dict[str, list[Knob]] = {}
-    for key in (_itself, _in_function, _called):
+    for key in (_unique, _in_function, _called):
         groups = {}
         for k in knobs:
             groups.setdefault(key(k.name), []).append(k)
@@ -111,7 +142,7 @@ def _share(knobs: Sequence[Knob], room: int) -> list[tuple[Knob, ...]]:
     return [*rows, *[()] * (room - len(rows))]
 
 
-def _itself(name: str) -> str:
+def _unique(name: str) -> str:
     return name
 
 
@@ -124,25 +155,29 @@ def _called(name: str) -> str:
 
 
 def find_idle(task: str, launched: Callable[[str], str | None]) -> tuple[str, ...]:
-    """The knobs of a task's expert that the timed shapes do not notice, a step in either direction.
+    """Find the knobs of a task's expert whose next lower and higher values do not change the timed shapes' launches.
 
     Args:
         task: ``category/name``.
-        launched: source -> a key that is equal for sources which launch the same in every timed case, ``None`` where that
-            is not known (``Report.same`` of ``baselines/search/screen.py``; about half a second each on the CPU).
+        launched: returns for a source a key that is equal for sources with the same launches in every timed case, or
+            ``None`` if that is unknown: ``CompileReport.launch_hash`` of ``baselines/search/compile_report.py``, which
+            takes half a second for each source on the CPU.
+
+    Returns:
+        Names of knobs; empty if the launches of the unchanged expert are unknown.
     """
-    whole = template(task)
-    base = launched(whole.source)
+    unchanged = template(task)
+    base = launched(unchanged.source)
     if base is None:
         return ()
     idle = []
-    for knob in (k for slot in whole.slots for k in slot):
+    for knob in (k for slot in unchanged.slots for k in slot):
         values = {moved(knob, m) for m in (-1, 1)} - {knob.value}
-        if all(launched(with_knobs(whole.source, {knob.name: v})) == base for v in values):
+        if all(launched(with_knobs(unchanged.source, {knob.name: v})) == base for v in values):
             idle.append(knob.name)
     return tuple(idle)
 
 
 def named(settings: Mapping[str, int]) -> str:
-    """Settings in one line."""
+    """Return settings as text in one line."""
     return ", ".join(f"{k}={v}" for k, v in sorted(settings.items())) or "as it is"

@@ -1,4 +1,4 @@
-"""``ScheduleEnv``: choose the numbers of one expert kernel, be graded: a contextual bandit over schedules."""
+"""``ScheduleEnv``: an agent chooses the numbers of an expert kernel, a contextual bandit over schedules."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import numpy as np
 from gymnasium import spaces
 
 from kbx_env.envs import schedule_features as features
-from kbx_env.envs.kernel_env import check_options
+from kbx_env.envs.kernel_env import check_turns
 from kbx_env.envs.schedule import MIDDLE, MOVES, REACHES, SLOTS, Template, template
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor.pools.process import Request
+from kbx_env.options import GradeOptions, resolve_backend
 from kbx_env.outcome import Fault, Outcome
 from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 from kbx_env.spec.task import Task
@@ -23,36 +24,64 @@ from kbx_env.store import Store
 
 SHAPES = ("train", "eval")
 POLICY = "schedule"
-"""The name in the store."""
+"""The policy's name in stored gradings."""
 
 
 class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
-    """Choose the block sizes, warps, stages and group of a task's expert kernel.
+    """An agent chooses block sizes, warps, stages and group of a task's expert kernel.
 
-    **Observation** (Box, float32, ``(len(features.NAMES),)``, every entry in [-1, 1]): the task, its timed shapes, the
-    device, what the slots hold, the last grading, and the share of the episode that is over.
+    A step grades one schedule. Made by ``gymnasium.make("kbx/Schedule-v0", ...)``.
 
-    **Action** (MultiDiscrete, ``2 * reach + 1`` choices for each of ``schedule.SLOTS``): ``-reach`` to ``+reach`` steps from
-    the expert's own value along a knob's choices, always counted from the expert and stopped at the ends; ``DEFAULT`` of
-    an env (``reach`` everywhere) is the expert as it is. Slots without a knob are ignored.
+    ## Observation Space
 
-    **Reward**: the preset's; with ``relative`` less that of the expert as it is, graded once a task: 0 is the expert,
-    and the range is twice as wide. An infrastructure fault (also of that first grading) gives 0.0 and
-    ``info["masked"]`` is True: drop such a step from training. Rewards of the CPU and CUDA backends are not comparable.
+    ``Box`` of shape ``(len(features.NAMES),)``, float32, entries in [-1, 1]: the task, its timed shapes, the device,
+    the contents of the slots, the last grading, and the share of the episode that is over
+    (``schedule_features.NAMES``).
 
-    **Episode end**: ``terminated`` after ``max_turns`` gradings. The observation tells the turn, so the end belongs to the
-    problem and nothing is to be bootstrapped beyond it.
+    ## Action Space
 
-    ``info``: ``task``; after a step also ``outcome``, ``settings`` (the changed knobs), ``source``, ``masked``, ``terms``,
-    ``value`` (the preset's reward, ``None`` if masked), ``default`` (the expert's, ``None`` where it was not needed or is
-    not known) and ``cached`` (no grading was run). ``reset(options={"task": id})`` chooses the task.
+    ``MultiDiscrete`` with ``2 * reach + 1`` choices for each of ``schedule.SLOTS``: a move of ``-reach`` to ``+reach``
+    steps along the choices of the slot's knobs. Moves count from the expert's own values, also in later turns, and stop
+    at the ends of the choices. The attribute ``DEFAULT`` of an env (``reach`` in every slot) is the unchanged expert.
+    Moves of slots without knobs are ignored.
 
-    A source that was graded is not graded again by the same env, nor where ``store`` knows it. ``shapes="eval"`` adds the
-    held-out correctness cases, and times (estimates) held-out sizes instead of the published ones: those it also shows.
+    ## Rewards
+
+    The value of a preset (``rewards/presets/``) for the schedule's outcome. With ``relative`` the value of the
+    unchanged expert is subtracted, which is graded once for each task: the expert's reward is 0, and the range is twice
+    as wide. Rewards of the CPU and the CUDA backend cannot be compared.
+
+    After an infrastructure fault, also in the grading of the unchanged expert, the step returns 0.0 and
+    ``info["masked"]`` is true: leave such steps out of training.
+
+    ## Starting State
+
+    ``reset`` draws a task uniformly from the selected ones; ``reset(options={"task": id})`` chooses the task.
+
+    ## Episode End
+
+    ``terminated`` after ``max_turns`` gradings; never ``truncated``. The observation contains the turn, so a learner
+    must not bootstrap a value beyond the end.
+
+    ## Info
+
+    ``task`` (id) and ``outcome`` (``Outcome``; ``None`` after ``reset``). After a step also ``settings`` (new values of
+    the changed knobs), ``source``, ``masked``, ``terms`` (value of each reward term by name), ``value`` (the preset's
+    value, ``None`` if masked), ``default`` (that of the unchanged expert, ``None`` if not needed or unknown) and
+    ``cached`` (whether no grading was run).
+
+    ## Arguments
+
+    ``gymnasium.make("kbx/Schedule-v0", split="train", backend="auto", max_turns=1)``; ``__init__`` describes all
+    arguments.
+
+    Attributes:
+        gradings: number of gradings that were run; the env's cache and the store answer the others.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
-    DEFAULT = np.full(len(SLOTS), MIDDLE, np.int64)  # of the longest reach
+    DEFAULT = np.full(len(SLOTS), MIDDLE, np.int64)
+    """The action that changes nothing, for the default ``reach``; an env has its own."""
 
     def __init__(
         self,
@@ -76,38 +105,40 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         render_mode: str | None = None,
         grade: Callable[..., Outcome] | None = None,
     ) -> None:
-        """An env over tasks that have an expert kernel.
+        """Make an env over tasks that have an expert kernel. The grader's processes start with the first grading.
 
         Args:
-            task: this one only.
-            category: tasks of this category only.
+            task: id of the only task; by default the tasks that the next three arguments select.
+            category: category of the tasks; ``None`` for all.
             split: ``train``, ``eval`` or ``all`` tasks.
-            tasks: glob over task ids, comma-separated, or a list of ids.
-            backend: ``auto``, ``cpu`` or ``cuda``.
-            reward: a preset; by default ``estimated`` on the CPU and ``default`` on CUDA, where time is measured.
-            relative: less the expert's own reward.
+            tasks: globs over task ids, separated by commas, or a list of ids.
+            backend: ``cpu``, ``cuda``, or ``auto``: CUDA if there is a GPU.
+            reward: name of the preset; by default ``estimated`` on the CPU, and ``default`` on CUDA, where time is
+                measured.
+            relative: subtract the reward of the unchanged expert.
             max_turns: gradings an episode.
-            reach: how many steps a move takes at most, 1 or 2.
-            shapes: ``train``, or ``eval`` to be graded on the held-out shapes too, and timed on the held-out sizes.
-            idle: task -> knobs that take no slot (``schedule.find_idle``).
-            targets: ahead-of-time targets.
+            reach: most steps of a move, 1 or 2.
+            shapes: ``train``, or ``eval`` to grade on the held-out shapes too, and to time (or estimate) and observe
+                the held-out sizes in place of the published ones.
+            idle: names of knobs that get no slot, by task id (``schedule.find_idle``).
+            targets: names of the targets for which kernels are also compiled ahead of time.
             timing: time correct kernels (CUDA only).
-            wall: seconds for one grading.
-            grading_seed: fixes the inputs; secret by default.
-            store: file of a ``Store`` that answers for sources graded earlier, also by other processes.
-            render_mode: only ``None``.
-            grade: grades instead of a ``Grader`` of the env's own, which starts with the first grading.
+            wall: seconds of wall time for a submission, over all stages but timing.
+            grading_seed: fixes the inputs of gradings; ``None`` for secret inputs, new for every grading.
+            store: file of a ``Store``; sources that were graded before, also by other processes, are not graded again.
+            render_mode: must be ``None``.
+            grade: called as ``Grader.grade`` in its place.
 
         Raises:
-            UsageError: an unknown name, a number out of range, or no task left that has an expert.
+            UsageError: an unknown name, a number out of its range, or no selected task has an expert.
         """
         from kbx_env.executor.direct import retrying
-        from kbx_env.grading.grader import Grader, resolve_backend
+        from kbx_env.grading.grader import Grader
         from kbx_env.rewards.compose import load_preset
 
         if render_mode is not None:
             raise UsageError(f"render_mode {render_mode!r}: accepted is None")
-        check_options(max_turns, wall, grading_seed, targets)
+        check_turns(max_turns, grading_seed)
         if type(reach) is not int or reach not in REACHES:
             raise UsageError(f"reach is {reach!r}; accepted: {', '.join(map(str, REACHES))}")
         if shapes not in SHAPES:
@@ -124,6 +155,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             "sizes": "held-out" if shapes == "eval" else "published",
             "estimate": self.reward.estimate if self.backend == "cpu" else None,
         }  # fmt: skip
+        GradeOptions.of(self._options).resolved()
         self._grader = None if grade else Grader()
         self._grade = grade or retrying(self._grader.grade)  # type: ignore[union-attr]
         self._store = Store(store) if store is not None else None
@@ -136,23 +168,29 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self._task: Task | None = None
         self._turn, self._last = 0, np.zeros(0, np.float32)
         self.gradings = 0
-        """Gradings that were run: the cache and the store answer the others."""
 
     def template(self, task: str) -> Template:
-        """The template of a task, with the slots that actions mean."""
+        """Return the template of a task: its expert with knobs in slots."""
         return template(task, self._idle.get(task, ()), self.reach)
 
     def default(self, task: str) -> float | None:
-        """The preset's reward of the expert as it is, graded on first use; ``None`` for an infrastructure fault."""
+        """Return the preset's value for the unchanged expert, graded on first use; ``None`` if that is masked."""
         return self.reward(self._graded(task, self.template(task).source)[0])
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode; ``options={"task": id}`` chooses its task.
+        """Begin an episode.
+
+        Args:
+            seed: of the choice of tasks, for this and later episodes; ``None`` to continue the sequence.
+            options: ``{"task": id}`` to choose the task.
+
+        Returns:
+            The observation and the info.
 
         Raises:
-            UsageError: unknown option or task, or one without an expert.
+            UsageError: an unknown option or task, or a task without an expert.
         """
         super().reset(seed=seed)
         unknown = set(options or ()) - {"task"}
@@ -170,8 +208,14 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     def step(self, action: Sequence[int] | np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Grade the schedule that an action means.
 
+        Args:
+            action: integers of shape (8,), each from 0 to ``2 * reach``.
+
+        Returns:
+            Observation, reward, terminated, truncated, and info, as the class describes them.
+
         Raises:
-            UsageError: called before ``reset``, after the episode's end, or with something outside the action space.
+            UsageError: ``reset`` was not called before, the episode is over, or the action is not in the action space.
         """
         if self._task is None:
             raise UsageError("step before reset")
@@ -180,8 +224,8 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         moves = np.asarray(action)
         if moves.shape != (len(SLOTS),) or not all(0 <= m <= 2 * self.reach and int(m) == m for m in moves):
             raise UsageError(f"the action is {action!r}; {len(SLOTS)} whole numbers from 0 to {2 * self.reach}")
-        task, made = self._task.id, self.template(self._task.id)
-        source = made.render(moves)
+        task, expert = self._task.id, self.template(self._task.id)
+        source = expert.render(moves)
         default = self.default(task) if self.relative else None
         outcome, cached = self._graded(task, source)
         value = self.reward(outcome)
@@ -189,25 +233,32 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         low, high = self.reward.range(self.backend)
         self._turn += 1
         self._last = features.changing(
-            self._turn / self.max_turns, outcome, moves.astype(np.int64) - self.reach, low if value is None else value, low, high
-        )
+            self._turn / self.max_turns, outcome, moves.astype(np.int64) - self.reach,
+            low if value is None else value, low, high,
+        )  # fmt: skip
         info = {
-            "task": task, "outcome": outcome, "settings": made.settings(moves), "source": source, "masked": masked,
+            "task": task, "outcome": outcome, "settings": expert.settings(moves), "source": source, "masked": masked,
             "terms": self.reward.terms(outcome), "value": value, "default": default, "cached": cached,
         }  # fmt: skip
-        gained = 0.0 if masked or value is None else value - (default or 0.0)
-        return self._observe(), float(gained), self._turn >= self.max_turns, False, info
+        reward = 0.0 if masked or value is None else value - (default or 0.0)
+        return self._observe(), float(reward), self._turn >= self.max_turns, False, info
 
     def needs(self, action: Sequence[int] | np.ndarray) -> list[Request]:
-        """What ``step`` with this action, and ``default``, would have graded: nothing that this env or its store knows.
+        """Return the gradings that ``step`` with an action, and ``default``, would run.
+
+        Args:
+            action: integers of shape (8,), each from 0 to ``2 * reach``.
+
+        Returns:
+            Requests for sources that neither this env nor its store knows; may be empty.
 
         Raises:
-            UsageError: called before ``reset``.
+            UsageError: ``reset`` was not called before.
         """
         if self._task is None:
             raise UsageError("needs before reset")
-        task, made = self._task.id, self.template(self._task.id)
-        sources = dict.fromkeys([made.render(np.asarray(action)), made.source])
+        task, expert = self._task.id, self.template(self._task.id)
+        sources = dict.fromkeys([expert.render(np.asarray(action)), expert.source])
         requests = [self._request(task, s) for s in sources if (task, s) not in self._known]
         return [r for r in requests if self._store is None or self._store.get(r.key) is None]
 
@@ -221,7 +272,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return np.concatenate([self._static[name], self._last])
 
     def _graded(self, task: str, source: str) -> tuple[Outcome, bool]:
-        """The outcome, and whether it was known."""
+        """Return the outcome of a source, and whether the cache or the store knew it."""
         found = self._known.get((task, source))
         request = self._request(task, source) if self._store is not None and found is None else None
         if found is None and request is not None and self._store is not None:
@@ -233,7 +284,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             self._known[task, source] = outcome
             if request is not None and self._store is not None and not cached and not outcome.manifest.get("without"):
                 self._store.put(request.key, POLICY, 0, request.record, request.source, outcome)
-                # Who else has measured it meanwhile was first: all that share the store must know the same.
+                # Another process may have stored an outcome in between; all users of the store must have the same one.
                 outcome = self._known[task, source] = self._store.get(request.key) or outcome
         return outcome, cached
 
@@ -246,7 +297,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return Request(task, source.encode(), self._options, about, POLICY)
 
     def close(self) -> None:
-        """End the sandbox and close the store."""
+        """End the grader's processes, and close the store."""
         if self._grader is not None:
             self._grader.close()
         if self._store is not None:
@@ -255,7 +306,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 def _chosen(task: str | None, category: str | None, split: str, tasks: str | Sequence[str]) -> list[Task]:
-    """The tasks that were asked for; an expert each."""
+    """Return the selected tasks that have an expert."""
     if task is not None:
         found = [load_task(task)]
     elif isinstance(tasks, str):

@@ -1,4 +1,4 @@
-"""What a scheduling policy sees: a flat float32 vector whose every entry lies in [-1, 1]; ``NAMES`` says what each one is."""
+"""Computes the observations of ``ScheduleEnv``: a float32 vector with entries in [-1, 1], which ``NAMES`` names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kbx_env.outcome import Fault, Outcome, Verdict
 from kbx_env.spec.task import CATEGORIES, Case, Task
 
 VERSION = 1
-"""Of the vector's layout: a policy that was trained on another one cannot be used."""
+"""Version of the vector's layout; a policy works only with the version on which it was trained."""
 _BYTES = {
     "f16": 2,
     "bf16": 2,
@@ -30,6 +30,7 @@ _BYTES = {
     "c64": 8,
     "c128": 16,
 }
+"""Size of an element in bytes, by dtype."""
 _REDUCES = (
     "tl.sum",
     "tl.max(",
@@ -41,10 +42,12 @@ _REDUCES = (
     "tl.associative_scan",
     "tl.sort",
 )
+"""Parts of a source that show a reduction or scan."""
 _SCALES = {"bytes": 40.0, "flops": 50.0, "intensity": 20.0, "largest": 30.0, "last": 30.0}
+"""Divisors that bring the logarithms of ``_sizes`` into [-1, 1]."""
 
 LEGAL = slice(0, len(SLOTS) * len(MOVES))
-"""Where the moves that make a difference are marked with 1; the middle always is."""
+"""Entries that are 1 for moves with an effect of their own (``Template.legal``), else 0; always 1 for the middle."""
 
 
 def _names() -> tuple[str, ...]:
@@ -71,11 +74,21 @@ def _names() -> tuple[str, ...]:
 
 
 NAMES = _names()
+"""Name of each entry of the vector."""
 _AFTER = NAMES.index("turn")
+"""Number of entries that stay the same during an episode; they come first."""
 
 
 def device_for(backend: str, estimate: str | None) -> cost.Device | None:
-    """The GPU whose peaks are shown: the estimate's on the CPU, the machine's own on CUDA; ``None`` where unknown."""
+    """Return the GPU that observations describe.
+
+    Args:
+        backend: ``cpu`` or ``cuda``.
+        estimate: on the CPU, name of the GPU for which gradings estimate the time.
+
+    Returns:
+        On the CPU the GPU of the estimate, on CUDA that of this machine; ``None`` if unknown to the cost model.
+    """
     if backend == "cpu":
         return cost.load(estimate) if estimate else None
     import torch
@@ -87,7 +100,18 @@ def device_for(backend: str, estimate: str | None) -> cost.Device | None:
 def static(
     task: Task, template: Template, backend: str, device: cost.Device | None, sizes: str = "published"
 ) -> np.ndarray:
-    """The part that an episode does not change: the first entries of the vector, float32; ``sizes`` are the timed ones."""
+    """Compute the part of the vector that stays the same during an episode.
+
+    Args:
+        task: the task.
+        template: its expert with knobs in slots.
+        backend: ``cpu`` or ``cuda``.
+        device: the GPU to describe; ``None`` if unknown.
+        sizes: the timed sizes: ``published`` or ``held-out``.
+
+    Returns:
+        The first entries of the vector, float32, in [-1, 1].
+    """
     from kbx_env.grading.sizes import timed
 
     found: list[float] = [float(x) for slot in range(len(SLOTS)) for x in template.legal(slot)]
@@ -120,15 +144,18 @@ def static(
 def changing(
     turn: float, last: Outcome | None, moves: Sequence[int] | np.ndarray | None, reward: float, low: float, high: float
 ) -> np.ndarray:
-    """The part that a grading changes: the last entries of the vector, float32.
+    """Compute the part of the vector that changes with every grading.
 
     Args:
-        turn: share of the episode's gradings that are used up.
-        last: the last grading's outcome.
-        moves: the steps that it took in each slot, one of ``MOVES`` each.
-        reward: the preset's for it.
-        low: the preset's least.
-        high: the preset's most.
+        turn: share of the episode's gradings that have been used, 0 to 1.
+        last: outcome of the last grading; ``None`` before the first one.
+        moves: its move in each slot, integers of shape (8,) from ``MOVES``; ``None`` before the first grading.
+        reward: the preset's value for the outcome.
+        low: the preset's smallest value.
+        high: the preset's largest value.
+
+    Returns:
+        The last entries of the vector, float32, in [-1, 1].
     """
     found = [turn]
     if last is None:
@@ -152,7 +179,7 @@ def _bounded(values: Sequence[float]) -> np.ndarray:
 
 
 def _sizes(task: Task, case: Case) -> dict[str, float]:
-    """log2 of bytes of the inputs (or as declared), operations, operations per byte, the largest and the last axis."""
+    """Return log2 of bytes of the inputs (or as declared), operations, operations per byte, largest and last axis."""
     from kbx_env.grading import compulsory_work
 
     axes: list[Any] = [a for v in case.axes.values() for a in (v if isinstance(v, tuple) else (v,))]
@@ -162,7 +189,7 @@ def _sizes(task: Task, case: Case) -> dict[str, float]:
         flops = float(compulsory_work.operations(task, case))
         declared = compulsory_work.declared_bytes(task, case)
         total = total if declared is None else float(declared)
-    except DeclarationError:  # an expression over something that only a grading knows
+    except DeclarationError:  # an expression with a value that is known only during a grading
         flops = 0.0
     data, work = math.log2(max(total, 1.0)), math.log2(max(flops, 1.0))
     sizes = [math.log2(max(int(a), 1)) for a in axes] or [0.0]

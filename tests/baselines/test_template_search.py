@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from kbx_env.baselines.policy import Episodic, make_policy, policies
+from kbx_env.baselines.search.compile_report import Compiler, CompileReport
 from kbx_env.baselines.search.knobs import knobs_of
-from kbx_env.baselines.search.screen import Compiler, Report
 from kbx_env.baselines.template_search import TemplateSearch, build
 
 from kbx_env.envs.episode import Episode
@@ -45,9 +45,9 @@ class Fake:
         return Outcome(TASK.id, Verdict.CORRECT, Stage.EVIDENCE, "cpu", "contract", cases=Cases(1, 1),
                        evidence=Evidence(1, sector_bytes=size, moved_bytes=size))  # fmt: skip
 
-    def compile(self, task: Task, source: str) -> Report:
+    def compile(self, task: Task, source: str) -> CompileReport:
         self.asked.append(source)
-        return Report((Build("k", "sm_90", True, registers=32, spills=0, shared=0),), launches=1)
+        return CompileReport((Build("k", "sm_90", True, registers=32, spills=0, shared=0),), launches=1)
 
 
 def search(fake: Fake, sample: int = 0, **options: Any) -> Any:
@@ -112,7 +112,7 @@ def test_it_stops_when_all_settings_are_used_up(method: str) -> None:
 def test_halving_asks_the_compiler_and_sends_nothing_that_does_not_fit() -> None:
     fake = Fake()
 
-    def compile(task: Task, source: str) -> Report:
+    def compile(task: Task, source: str) -> CompileReport:
         report = fake.compile(task, source)
         bad = values(source)["softmax.BI@58"] > 32
         return replace(report, builds=(replace(report.builds[0], ok=False, error="shared memory"),)) if bad else report
@@ -128,8 +128,8 @@ def test_halving_grades_no_program_twice_and_forgets_idle_numbers() -> None:
     def blocks(source: str) -> str:
         return str([v for n, v in values(source).items() if ".B" in n])
 
-    def compile(task: Task, source: str) -> Report:
-        return replace(fake.compile(task, source), same=blocks(source))
+    def compile(task: Task, source: str) -> CompileReport:
+        return replace(fake.compile(task, source), launch_hash=blocks(source))
 
     made = search(fake, evals=12, compiler=compile)
     assert len({blocks(s) for s in fake.sources}) == len(fake.sources)
@@ -157,10 +157,10 @@ def test_the_compiler_tells_what_no_small_case_shows() -> None:
     compiler = Compiler()
     try:
         plain = compiler(TASK, SOURCE)
-        assert plain.fits and plain.failure is None and plain.programs == {"_softmax": 16384} and plain.same
+        assert plain.fits and plain.failure is None and plain.programs == {"_softmax": 16384} and plain.launch_hash
         assert {b.kernel for b in plain.builds} == {"_softmax"} and all(b.registers for b in plain.builds)
         # Blanks in the kernel move the places that its code remembers, and mean nothing.
-        assert compiler(TASK, SOURCE.replace("tl.max(v, 0)", "tl.max( v, 0 )")).same == plain.same
+        assert compiler(TASK, SOURCE.replace("tl.max(v, 0)", "tl.max( v, 0 )")).launch_hash == plain.launch_hash
         broken = compiler(TASK, SOURCE.replace("tl.max(v, 0)", "tl.max(v, 7)"))
         assert not broken.fits and broken.failure
         assert not compiler(TASK, "import os\n").fits

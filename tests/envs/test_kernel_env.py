@@ -88,14 +88,15 @@ def test_the_turn_limit_truncates() -> None:
     assert env.step("wrong")[2:4] == (False, True)
 
 
+def half_right(task: str, source: str, **options) -> Outcome:
+    """As ``fake_grade``, with the evidence that the shaping terms of ``fusion`` pay."""
+    graded = fake_grade(task, source, **options)
+    evidence = Evidence(1, True, passing=Passing(1, 1, 100, 100, 0, 0))
+    return graded if source == "lost" else dataclasses.replace(graded, evidence=evidence)
+
+
 def test_shaping_adds_up_to_nothing_over_an_episode() -> None:
     """A preset with shaping, more turns than one: default's reward and a potential that the last turn takes back."""
-
-    def half_right(task: str, source: str, **options) -> Outcome:
-        graded = fake_grade(task, source, **options)
-        evidence = Evidence(1, True, passing=Passing(1, 1, 100, 100, 0, 0))
-        return graded if source == "lost" else dataclasses.replace(graded, evidence=evidence)
-
     env = KernelEnv(task=TASK, backend="cpu", grade=half_right, reward="fusion", gamma=0.5)
     env.reset(seed=0)
     steps = [env.step(source) for source in ("wrong", "lost", "wrong", "right")]
@@ -109,6 +110,23 @@ def test_shaping_adds_up_to_nothing_over_an_episode() -> None:
     assert truncated and info["shaping"] == 0.0 and reward == pytest.approx(0.175 + 0.14 / 4)
     with pytest.raises(UsageError, match="gamma"):
         _env(gamma=2)
+
+
+def test_best_follows_the_value_of_the_preset_and_not_the_shaped_reward() -> None:
+    env = KernelEnv(task=TASK, backend="cpu", grade=half_right, reward="fusion", gamma=0.5)
+    assert env.reset(seed=0)[0]["best"] == env.reward.range("cpu")[0]
+    steps = [env.step(source) for source in ("wrong", "lost", "wrong", "right")]
+    values = [env.reward(s[4]["outcome"]) for s in steps]
+    assert values == pytest.approx([0.175 + 0.14 / 4, None, 0.175 + 0.14 / 4, 1.0])
+    assert [float(s[0]["best"]) for s in steps] == pytest.approx([0.21, 0.21, 0.21, 1.0])
+    rewards = [s[1] for s in steps]
+    assert rewards == pytest.approx([0.175 + 0.0175, 0.0, 0.175 - 0.0175, 1.0 - 0.035]), "less than best, in every step"
+    # With one submission, or a preset without shaping, the two are the same.
+    for more in ({"reward": "fusion", "max_turns": 1}, {"reward": "default"}):
+        env = KernelEnv(task=TASK, backend="cpu", grade=half_right, **more)
+        env.reset(seed=0)
+        seen, reward, *_ = env.step("wrong")
+        assert float(seen["best"]) == pytest.approx(reward)
 
 
 def test_an_infrastructure_fault_is_masked_not_punished() -> None:

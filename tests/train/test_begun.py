@@ -13,7 +13,7 @@ from kbx_env.errors import UsageError
 from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 
 pytest.importorskip("trl")
-from kbx_env.baselines.llm.chat import Ask  # noqa: E402
+from kbx_env.baselines.llm.chat import ChatRequest  # noqa: E402
 from kbx_env.baselines.llm.conversation import Conversation, follow_up  # noqa: E402
 from kbx_env.baselines.llm.local import LocalModel  # noqa: E402
 from kbx_env.train import data, grpo, grpo_setup, models, rollout, rows, sft  # noqa: E402
@@ -105,7 +105,7 @@ def test_what_is_graded_is_whole_in_both_modes(folder: Path, talk: Conversation,
 
 def test_a_checkpoint_answers_with_the_whole(folder: Path, talk: Conversation) -> None:
     model = LocalModel(str(folder), "cpu")
-    reply = model.complete(Ask(tuple(told()), max_tokens=5, temperature=0.8, seed=1))
+    reply = model.complete(ChatRequest(tuple(told()), max_tokens=5, temperature=0.8, seed=1))
     assert reply.text.startswith(talk.begun(told())) and 0 < (reply.completion_tokens or 0) <= 5
     model.close()
 

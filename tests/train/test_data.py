@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kbx_env.baselines.llm.access import Access
-from kbx_env.baselines.llm.chat import Ask, Finish, Reply
+from kbx_env.baselines.llm.chat import ChatRequest, Finish, Reply
 from kbx_env.baselines.llm.local import LocalModel
 from kbx_env.baselines.policy import make_policy
 
@@ -38,9 +38,9 @@ def refuse_renamed(task: str, source: bytes, **options: object) -> Outcome:
 
 
 def test_a_prompt_is_token_for_token_what_the_policy_sends(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[LocalModel, Ask]] = []
+    asked: list[tuple[LocalModel, ChatRequest]] = []
 
-    def complete(self: LocalModel, ask: Ask) -> Reply:
+    def complete(self: LocalModel, ask: ChatRequest) -> Reply:
         asked.append((self, ask))
         return Reply("```python\nx = 1\n```", Finish.STOP)
 

@@ -20,7 +20,7 @@ from kbx_env.outcome import Outcome
 
 pytest.importorskip("trl")
 import torch  # noqa: E402
-from kbx_env.baselines.llm.chat import Ask  # noqa: E402
+from kbx_env.baselines.llm.chat import ChatRequest  # noqa: E402
 from kbx_env.baselines.llm.conversation import Conversation  # noqa: E402
 from kbx_env.baselines.llm.local import LocalModel  # noqa: E402
 from kbx_env.eval import report  # noqa: E402
@@ -190,7 +190,7 @@ def test_the_report_asks_as_training_did(argv: list[str], model_folder: Path, st
         from kbx_env.spec.catalog import load_task
 
         asked = hf.render(instruction(load_task(row["task"]), "cpu"), "f")
-        assert model.prompt_ids(Ask(tuple(asked), 8)) == list(mine) == conversation.opening(prompt)
+        assert model.prompt_ids(ChatRequest(tuple(asked), 8)) == list(mine) == conversation.opening(prompt)
 
 
 def test_an_empty_answer_is_an_end_token(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -404,16 +404,17 @@ def test_a_run_begins_near_the_expert_and_a_resumed_one_adds_nothing(ray: object
 
 
 def test_the_compiler_says_which_numbers_take_a_slot(ray: object, tmp_path: Path, monkeypatch) -> None:
-    from kbx_env.baselines.search import screen
+    from kbx_env.baselines.search import compile_report
 
     class Compiler:
-        def __call__(self, task: object, source: str) -> screen.Report:
-            return screen.Report(same=source.partition("num_warps")[2][:4])  # no block size makes a difference
+        def __call__(self, task: object, source: str) -> compile_report.CompileReport:
+            warps = source.partition("num_warps")[2][:4]  # no block size makes a difference
+            return compile_report.CompileReport(launch_hash=warps)
 
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(screen, "Compiler", Compiler)
+    monkeypatch.setattr(compile_report, "Compiler", Compiler)
     out = tmp_path / "run"
     ppo.train(_settings(out, iterations=1, screen=True), fake_grade)
     block = template("math/add").slots[0][0].name

@@ -99,7 +99,7 @@ def _doubtful(tree: ast.Module) -> set[int]:
 
 
 def _undefined(tree: ast.Module, nodes: Sequence[ast.AST], table: symtable.SymbolTable) -> Iterator[_Found]:
-    """Names that no scope around them binds anywhere, in whatever order, under whatever condition."""
+    """Yield the names that no scope around them binds anywhere, in any order and under any condition."""
     imports = [n for n in nodes if isinstance(n, ast.ImportFrom)]
     if any(a.name == "*" for n in imports for a in n.names):
         return
@@ -337,8 +337,11 @@ def _signature(path: str) -> inspect.Signature | None:
 def _signature_of(node: ast.FunctionDef) -> inspect.Signature | None:
     """Return the signature that ``inspect.signature`` would give, with ``None`` for all defaults.
 
+    Args:
+        node: the function.
+
     Returns:
-        ``None`` for a function with more than ``_MAX_PARAMETERS`` parameters: to check all its calls would take time
+        The signature; ``None`` for a function with more than ``_MAX_PARAMETERS`` parameters: to check all its calls would take time
         quadratic in the length of the source.
     """
     a, kinds = node.args, inspect.Parameter

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kbx_env.baselines.llm.access import Access
 from kbx_env.baselines.llm.caller import Caller, Limits
-from kbx_env.baselines.llm.chat import Ask, CallFailed, Finish, Reply
+from kbx_env.baselines.llm.chat import CallFailed, ChatRequest, Finish, Reply
 from kbx_env.baselines.llm.ledger import Budget, Ledger
 from kbx_env.baselines.llm.log import CallLog
 from scripted import Asked, Failure, ScriptedServer
@@ -28,11 +28,11 @@ class Model:
 
     def __init__(self, *script: Reply | Exception, delay: float = 0.0) -> None:
         self.script, self.delay = list(script), delay
-        self.asked: list[Ask] = []
+        self.asked: list[ChatRequest] = []
         self.now, self.most, self.closed = 0, 0, False
         self._lock = threading.Lock()
 
-    def complete(self, ask: Ask) -> Reply:
+    def complete(self, ask: ChatRequest) -> Reply:
         with self._lock:
             self.asked.append(ask)
             self.now += 1
@@ -53,18 +53,18 @@ def _reply(text: str = "yes", tokens: int | None = 10) -> Reply:
     return Reply(text, Finish.STOP, "", tokens, tokens, None, "m", 0.5)
 
 
-def _ask(text: str = "?") -> Ask:
-    return Ask(({"role": "user", "content": text},), 100)
+def _ask(text: str = "?") -> ChatRequest:
+    return ChatRequest(({"role": "user", "content": text},), 100)
 
 
 def _busy(after: float | None = None) -> CallFailed:
-    return CallFailed("rate_limit", "slow down", again=True, after=after)
+    return CallFailed("rate_limit", "slow down", retryable=True, retry_after=after)
 
 
 def test_it_asks_again_and_says_how_often() -> None:
-    model = Model(_busy(), CallFailed("server_error", "oh", again=True), _reply())
+    model = Model(_busy(), CallFailed("server_error", "oh", retryable=True), _reply())
     caller = Caller(model, QUICK)
-    assert caller.talk("p", "t", 0).ask("a", _ask()).text == "yes"
+    assert caller.session("p", "t", 0).ask("a", _ask()).text == "yes"
     (call,), failures = caller.ledger.log.rows(), list(caller.ledger.log.failures())
     assert call["attempts"] == 3 and [f["kind"] for f in failures] == ["rate_limit", "server_error"]
     assert [f["attempt"] for f in failures] == [1, 2]
@@ -73,17 +73,17 @@ def test_it_asks_again_and_says_how_often() -> None:
 def test_a_server_that_stays_down_is_an_error_of_its_own() -> None:
     model = Model(*[_busy() for _ in range(9)])
     with pytest.raises(ModelError, match=r"failed \(a\): rate_limit: slow down; 3 attempts"):
-        Caller(model, QUICK).talk("p", "t", 0).ask("a", _ask())
+        Caller(model, QUICK).session("p", "t", 0).ask("a", _ask())
     assert len(model.asked) == 3
 
 
 def test_what_will_not_mend_is_asked_once() -> None:
-    model = Model(CallFailed("bad_request", "too long", again=False))
+    model = Model(CallFailed("bad_request", "too long", retryable=False))
     with pytest.raises(ModelError, match="1 attempt$"):
-        Caller(model, QUICK).talk("p", "t", 0).ask("a", _ask())
-    model = Model(CallFailed("key", "wrong", again=False, hopeless=True))
+        Caller(model, QUICK).session("p", "t", 0).ask("a", _ask())
+    model = Model(CallFailed("key", "wrong", retryable=False, fatal=True))
     with pytest.raises(UsageError, match="--base-url and the key"):
-        Caller(model, QUICK).talk("p", "t", 0).ask("a", _ask())
+        Caller(model, QUICK).session("p", "t", 0).ask("a", _ask())
     assert len(model.asked) == 1
 
 
@@ -91,39 +91,39 @@ def test_retry_after_is_kept_by_all_threads() -> None:
     model = Model(_busy(after=0.4))
     caller = Caller(model, QUICK)
     start = time.monotonic()
-    first = threading.Thread(target=lambda: caller.talk("p", "t", 0).ask("a", _ask()))
+    first = threading.Thread(target=lambda: caller.session("p", "t", 0).ask("a", _ask()))
     first.start()
     while not model.asked or model.now:
         time.sleep(0.005)
-    caller.talk("p", "t", 1).ask("b", _ask())
+    caller.session("p", "t", 1).ask("b", _ask())
     first.join()
     assert time.monotonic() - start >= 0.4 and len(model.asked) == 3
 
 
 def test_no_more_calls_at_a_time_than_allowed() -> None:
     model = Model(delay=0.02)
-    replies = Caller(model, QUICK).talk("p", "t", 0).ask_all([(f"{i}", _ask(str(i))) for i in range(20)])
+    replies = Caller(model, QUICK).session("p", "t", 0).ask_all([(f"{i}", _ask(str(i))) for i in range(20)])
     assert model.most == 4 and len({r.text for r in replies}) == 20
 
 
 def test_so_many_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     caller = Caller(Model(), Limits(per_minute=2))
-    talk = caller.talk("p", "t", 0)
-    talk.ask("a", _ask()), talk.ask("b", _ask())
-    third = caller.submit(*talk._seeded("c", _ask()))
+    session = caller.session("p", "t", 0)
+    session.ask("a", _ask()), session.ask("b", _ask())
+    third = caller.submit(*session._seeded("c", _ask()))
     time.sleep(0.1)
     assert not third.done()
-    caller._began[0] -= 60  # a minute later
-    with caller._turn:
-        caller._turn.notify_all()
+    caller._started[0] -= 60  # a minute later
+    with caller._rate:
+        caller._rate.notify_all()
     assert third.result(5).text
 
 
 def test_one_failure_of_several_loses_no_answer() -> None:
-    model = Model(CallFailed("bad_request", "no", again=False))
+    model = Model(CallFailed("bad_request", "no", retryable=False))
     caller = Caller(model, Limits(concurrency=1))
     with pytest.raises(ModelError):
-        caller.talk("p", "t", 0).ask_all([(f"{i}", _ask(str(i))) for i in range(3)])
+        caller.session("p", "t", 0).ask_all([(f"{i}", _ask(str(i))) for i in range(3)])
     assert len(list(caller.ledger.log.rows())) == 2, "what was answered is kept, and not asked again"
 
 
@@ -132,8 +132,8 @@ def test_a_recorded_call_is_not_made_again(tmp_path: Path) -> None:
         ledger = Ledger()
         ledger.keep(tmp_path / "calls.sqlite")
         caller = Caller(model, QUICK, ledger, seed=seed)
-        said = caller.talk("p", "t", 0).ask("a", _ask("half a pair \ud800")).text
-        assert caller.talk("p", "t", 0).spent.calls == 1, "an answer from the record counts as spent on this task"
+        said = caller.session("p", "t", 0).ask("a", _ask("half a pair \ud800")).text
+        assert caller.session("p", "t", 0).spent.calls == 1, "an answer from the record counts as spent on this task"
         ledger.close()
         return said
 
@@ -147,7 +147,7 @@ def test_seeds_differ_between_slots_samples_and_tasks_and_repeat() -> None:
         model = Model()
         caller = Caller(model, QUICK, seed=3)
         for task, sample, label in (("t", 0, "a"), ("t", 0, "b"), ("t", 1, "a"), ("u", 0, "a")):
-            caller.talk("p", task, sample).ask(label, _ask())
+            caller.session("p", task, sample).ask(label, _ask())
         return [a.seed for a in model.asked]
 
     assert seeds() == seeds() and len(set(seeds())) == 4
@@ -163,24 +163,24 @@ def test_seeds_differ_between_slots_samples_and_tasks_and_repeat() -> None:
 def test_a_budget_stops_asking(budget: Budget, calls: int, says: str, tmp_path: Path) -> None:
     model, ledger = Model(), Ledger(budget)
     ledger.keep(tmp_path / "calls.sqlite")
-    talk = Caller(model, QUICK, ledger).talk("p", "t", 0)
+    session = Caller(model, QUICK, ledger).session("p", "t", 0)
     with pytest.raises(BudgetSpent, match=says):
         for i in range(9):
-            talk.ask(str(i), _ask())
+            session.ask(str(i), _ask())
     assert len(model.asked) == calls
     again = Ledger(budget)
     again.keep(tmp_path / "calls.sqlite")
-    talk = Caller(model, QUICK, again).talk("p", "t", 0)
+    session = Caller(model, QUICK, again).session("p", "t", 0)
     with pytest.raises(BudgetSpent):
-        talk.ask("new", _ask())
-    assert calls == 0 or talk.ask("0", _ask()).text == "answer 1", "what was paid for is still there"
+        session.ask("new", _ask())
+    assert calls == 0 or session.ask("0", _ask()).text == "answer 1", "what was paid for is still there"
 
 
 def test_calls_under_way_count_for_the_budget() -> None:
     model = Model(delay=0.05)
-    talk = Caller(model, Limits(concurrency=8), Ledger(Budget(calls=5))).talk("p", "t", 0)
+    session = Caller(model, Limits(concurrency=8), Ledger(Budget(calls=5))).session("p", "t", 0)
     with pytest.raises(BudgetSpent):
-        talk.ask_all([(str(i), _ask(str(i))) for i in range(20)])
+        session.ask_all([(str(i), _ask(str(i))) for i in range(20)])
     assert len(model.asked) == 5
 
 
@@ -193,7 +193,7 @@ def test_calls_under_way_count_for_the_budget() -> None:
 )
 def test_a_budget_that_cannot_be_held_is_said(budget: Budget, reply: Reply, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        Caller(Model(reply), QUICK, Ledger(budget)).talk("p", "t", 0).ask("a", _ask())
+        Caller(Model(reply), QUICK, Ledger(budget)).session("p", "t", 0).ask("a", _ask())
 
 
 def test_the_key_reaches_neither_record_nor_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_the_key_reaches_neither_record_nor_error(tmp_path: Path, monkeypatch: p
         access = Access(model="m", base_url=server.base_url, limits=QUICK)
         access.ledger.keep(tmp_path / "calls.sqlite")
         with pytest.raises(UsageError) as caught:
-            access.caller("p").talk("p", "t", 0).ask("a", _ask())
+            access.caller("p").session("p", "t", 0).ask("a", _ask())
         assert key in server.asked[0].headers["authorization"], "the server was sent it"
     chain: list[BaseException] = [caught.value]
     failure = next(iter(access.ledger.log.failures()))
@@ -215,7 +215,7 @@ def test_the_key_reaches_neither_record_nor_error(tmp_path: Path, monkeypatch: p
 
 def test_stopping_ends_those_who_wait() -> None:
     caller = Caller(Model(_busy(after=60)), QUICK)
-    job = caller.submit(*caller.talk("p", "t", 0)._seeded("a", _ask()))
+    job = caller.submit(*caller.session("p", "t", 0)._seeded("a", _ask()))
     time.sleep(0.1)
     caller.close()
     assert isinstance(job.exception(5), ModelError)
@@ -231,7 +231,7 @@ def test_two_hundred_requests_at_once_without_an_error() -> None:
     with ScriptedServer(answer) as server:
         access = Access(model="m", base_url=server.base_url, limits=Limits(concurrency=200))
         caller = access.caller("p")
-        replies = caller.talk("p", "t", 0).ask_all([(str(i), _ask(str(i))) for i in range(200)])
+        replies = caller.session("p", "t", 0).ask_all([(str(i), _ask(str(i))) for i in range(200)])
         assert [r.text for r in replies] == [f"echo {i}" for i in range(200)]
         assert not list(caller.ledger.log.failures()) and server.most_at_once == 200
         caller.close()
@@ -242,7 +242,7 @@ def test_one_bad_minute_of_a_server_costs_nothing() -> None:
                Failure("error_event"), Failure("status", 429, retry_after=0), Failure("truncate", clean=True)]  # fmt: skip
     with ScriptedServer([*trouble, Said("at last")]) as server:
         access = Access(model="m", base_url=server.base_url, limits=Limits(1, attempts=9, patience=0.001), stall=1)
-        assert access.caller("p").talk("p", "t", 0).ask("a", _ask()).text == "at last"
+        assert access.caller("p").session("p", "t", 0).ask("a", _ask()).text == "at last"
         assert len(list(access.ledger.log.failures())) == len(trouble)
 
 

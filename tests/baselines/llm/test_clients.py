@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 from kbx_env.baselines.llm.anthropic_api import AnthropicServer
-from kbx_env.baselines.llm.chat import Ask, CallFailed, Finish, Server
+from kbx_env.baselines.llm.chat import CallFailed, ChatRequest, Finish, Server
 from kbx_env.baselines.llm.openai_api import OpenAIServer
 from scripted import Failure, Reply, Script, ScriptedServer
 
 from kbx_env.errors import UsageError
 
 Make = Callable[[ScriptedServer], Server]
-ASK = Ask(({"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello?"}), 100, 0.5, 0.9, ("END",), 7)
+ASK = ChatRequest(({"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello?"}), 100, 0.5, 0.9, ("END",), 7)
 KEY = "sk-secret-0123456789"
 
 
@@ -33,7 +33,7 @@ def _anthropic(server: ScriptedServer, **more: object) -> Server:
 ALL = pytest.mark.parametrize("make", [_chat, _completions, _anthropic])
 
 
-def _ask(make: Make, script: Script, ask: Ask = ASK, **more: object) -> tuple[object, ScriptedServer]:
+def _ask(make: Make, script: Script, ask: ChatRequest = ASK, **more: object) -> tuple[object, ScriptedServer]:
     with ScriptedServer(script) as server:
         client = make(server, **more)  # type: ignore[call-arg]
         try:
@@ -68,7 +68,7 @@ def test_what_only_some_servers_tell() -> None:
 
 def test_settings_that_a_method_leaves_open_are_not_sent() -> None:
     for make in (_chat, _anthropic):
-        _, server = _ask(make, [Reply("x")], Ask(({"role": "user", "content": "Hello?"},), 100))
+        _, server = _ask(make, [Reply("x")], ChatRequest(({"role": "user", "content": "Hello?"},), 100))
         assert not {"temperature", "top_p", "stop", "stop_sequences", "seed", "system"} & set(server.asked[0].body)
 
 
@@ -98,17 +98,17 @@ def test_every_failure_is_told_and_says_whether_to_try_again(make: Make, failure
     with pytest.raises(CallFailed) as caught:
         # Only who is to wait too long waits half a second: the first answer of a client can take as long on a busy machine.
         _ask(make, [failure], stall=0.5 if failure.kind in ("stall", "slow_headers") else 10)
-    assert caught.value.again is again and not caught.value.hopeless and caught.value.text
+    assert caught.value.retryable is again and not caught.value.fatal and caught.value.text
     assert kind is None or caught.value.kind == kind
-    assert caught.value.after == (3 if failure.retry_after else None)
+    assert caught.value.retry_after == (3 if failure.retry_after else None)
 
 
 @ALL
 @pytest.mark.parametrize("status", [401, 402, 403, 404])
-def test_what_no_request_will_mend_is_hopeless(make: Make, status: int) -> None:
+def test_what_no_request_will_mend_is_fatal(make: Make, status: int) -> None:
     with pytest.raises(CallFailed) as caught:
         _ask(make, [Failure("status", status)])
-    assert caught.value.hopeless and not caught.value.again
+    assert caught.value.fatal and not caught.value.retryable
 
 
 @ALL
@@ -125,16 +125,16 @@ def test_a_call_that_never_ends_is_ended(make: Callable[..., Server]) -> None:
     slow = Failure("stall", seconds=0.3, reply=Reply("word " * 40))
     with pytest.raises(CallFailed, match=r"no end after 0\.1 s") as caught:
         _ask(make, [slow], wall=0.1)
-    assert caught.value.again
+    assert caught.value.retryable
 
 
 def test_nobody_listens() -> None:
     client = OpenAIServer("m", "http://127.0.0.1:1/v1", None, stall=1, wall=5)
     with pytest.raises(CallFailed) as caught:
         client.complete(ASK)
-    assert caught.value.kind == "connection" and caught.value.again
+    assert caught.value.kind == "connection" and caught.value.retryable
 
 
 def test_a_method_without_a_prompt_of_its_own_cannot_use_plain_completions() -> None:
-    with ScriptedServer([Reply("x")]) as server, pytest.raises(UsageError, match="--api chat"):
+    with ScriptedServer([Reply("x")]) as server, pytest.raises(UsageError, match="--api openai"):
         _completions(server).complete(ASK)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from kbx_env.baselines.llm.access import Access
-from kbx_env.baselines.llm.chat import Ask, CallFailed, Finish
+from kbx_env.baselines.llm.chat import CallFailed, ChatRequest, Finish
 from kbx_env.baselines.policy import make_policy
 from kbx_env.eval import report
 
@@ -30,8 +30,8 @@ def model(folder: Path) -> LocalModel:
     return LocalModel(str(folder), "cpu")
 
 
-def _ask(text: str, **more: object) -> Ask:
-    return Ask(({"role": "user", "content": text},), **{"max_tokens": 12, "temperature": 0.8, "seed": 1, **more})  # type: ignore[arg-type]
+def _ask(text: str, **more: object) -> ChatRequest:
+    return ChatRequest(({"role": "user", "content": text},), **{"max_tokens": 12, "temperature": 0.8, "seed": 1, **more})  # type: ignore[arg-type]
 
 
 def test_an_answer_counts_its_tokens(model: LocalModel) -> None:

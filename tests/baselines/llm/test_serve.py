@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from kbx_env.baselines.llm.access import Access
 from kbx_env.baselines.llm.caller import Limits
-from kbx_env.baselines.llm.chat import Ask, Finish
+from kbx_env.baselines.llm.chat import ChatRequest, Finish
 from kbx_env.eval import report
 
 NEEDED = ("transformers", "fastapi", "uvicorn")
@@ -60,8 +60,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
 def test_an_answer_is_read_to_its_end(served: tuple[str, str]) -> None:
     name, url = served
     caller = Access(model=name, base_url=url).caller("p")
-    ask = Ask(({"role": "user", "content": "Write a kernel."},), 20, temperature=0.7, top_p=0.9)
-    reply = caller.talk("p", "t", 0).ask("a", ask)
+    ask = ChatRequest(({"role": "user", "content": "Write a kernel."},), 20, temperature=0.7, top_p=0.9)
+    reply = caller.session("p", "t", 0).ask("a", ask)
     assert reply.text and reply.finish in (Finish.LENGTH, Finish.STOP) and reply.seconds
     caller.close()
 
@@ -69,9 +69,9 @@ def test_an_answer_is_read_to_its_end(served: tuple[str, str]) -> None:
 def test_many_at_once(served: tuple[str, str]) -> None:
     name, url = served
     access = Access(model=name, base_url=url, limits=Limits(concurrency=200, attempts=1))
-    asks = [(str(i), Ask(({"role": "user", "content": f"{i}?"},), 4, temperature=0.7)) for i in range(200)]
+    asks = [(str(i), ChatRequest(({"role": "user", "content": f"{i}?"},), 4, temperature=0.7)) for i in range(200)]
     before, caller = _sockets(), access.caller("p")
-    replies = caller.talk("p", "t", 0).ask_all(asks)
+    replies = caller.session("p", "t", 0).ask_all(asks)
     assert len(replies) == 200 and not list(access.ledger.log.failures())
     caller.close()
     assert _sockets() <= before, "connections that were kept alive end with their caller"
