@@ -42,15 +42,6 @@ def source_of(row: Mapping[str, Any]) -> str:
     return source
 
 
-<<<<<<< HEAD
-=======
-def lines_of(file: Path) -> list[str]:
-    """Return the lines of a file of JSON lines."""
-    # splitlines() would also split at U+2028 and form feeds, which JSON strings may contain.
-    return file.read_text(encoding="utf-8-sig", errors="replace").split("\n")
-
-
->>>>>>> h-baselines
 class Replay:
     """Answers a task with its rows of the file, in order; a task without a row gets no answer.
 
