@@ -103,18 +103,18 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
         gpu, eager = talks[0].gpu, None
         with gpu.using():
             ring = InputWindows.draw(
-                task, case, [inputs.case_seed(secret, task.id, "quality", 0, k) for k in range(input_windows.MORE)], "cuda"
+                task, case, [inputs.case_seed(secret, task.id, "quality", 0, k) for k in range(input_windows.MAX_DRAWS)], "cuda"
             )
-        mine = [clock.RunnerSide(t, case) for t in talks]
+        mine = [clock.RunnerContestant(t, case) for t in talks]
         for side in mine:
             side.prepare(ring)
         if first is None:
-            eager = contestants.EagerSide(task, case)
+            eager = contestants.EagerContestant(task, case)
             with gpu.using():
                 eager.prepare(ring)
         with gpu.alone():
             start = time.perf_counter()
-            paired = clock.pair(eager or mine[0], mine[-1], ring=ring)
+            paired = clock.pair(eager or mine[0], mine[-1], windows=ring)
             alone = time.perf_counter() - start
         if eager is not None:
             eager.watch.close()
@@ -122,7 +122,7 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
         for talk in talks:
             talk.__exit__()
     return {
-        "kind": kind, "task": task_id, "size": size, "us": paired.b_us, "ratio": math.exp(paired.log_ratio),
+        "kind": kind, "task": task_id, "size": size, "us": paired.candidate_us, "ratio": math.exp(paired.log_ratio),
         "low": math.exp(paired.low), "high": math.exp(paired.high), "pairs": paired.pairs, "alone_seconds": alone,
         "seconds": time.perf_counter() - began,
     }  # fmt: skip
