@@ -27,7 +27,8 @@ _OPERATORS: dict[type, Any] = {
 def evaluate(
     expression: str, names: Mapping[str, float], numel: Mapping[str, int], counts: Counts | None = None
 ) -> float:  # fmt: skip
-    """Evaluate arithmetic over names, ``numel(tensor)``, ``min``, ``max`` and the functions of ``counts``; nothing else.
+    """Evaluate arithmetic over names, ``numel(tensor)``, ``min``, ``max`` and the functions of ``counts``; nothing
+    else.
 
     Args:
         expression: the text, in Python's syntax.
@@ -126,7 +127,8 @@ def names(task: Task, case: Case) -> dict[str, float]:
 
 
 def numels(task: Task, case: Case) -> dict[str, int]:
-    """Return the elements of every declared tensor; 0 for an optional one that the case leaves out or passes as a number."""
+    """Return the elements of every declared tensor; 0 for an optional one that the case leaves out or passes as a
+    number."""
     return {
         n: math.prod(shape_of(t, case.axes)) if n not in case.args and (not t.optional or n in case.given) else 0
         for n, t in task.takes.items()
@@ -136,8 +138,8 @@ def numels(task: Task, case: Case) -> dict[str, int]:
 def operations(task: Task, case: Case) -> int:
     """Return the operations of the plain algorithm, from the task's declaration.
 
-    The judge derives the number of accumulated roundings from it, and held-out sizes are chosen by it. It is no lower bound;
-    see ``flops``.
+    The judge derives the number of accumulated roundings from it, and held-out sizes are chosen by it. It is no lower
+    bound; see ``flops``.
     """
     return int(evaluate(task.cost.flops, names(task, case), numels(task, case), Sizes(task, case)))
 
@@ -160,11 +162,12 @@ def flops(task: Task, case: Case, args: Mapping[str, Any] | None = None) -> int:
 def ideal_bytes(
     task: Task, case: Case, args: Mapping[str, Any], expected: Expected | None, *, single_call: bool = False
 ) -> int:  # fmt: skip
-    """Return the compulsory traffic of a call: bytes that every correct kernel moves, counted in elements, not in sectors.
+    """Return the compulsory traffic of a call: bytes that every correct kernel moves, counted in elements, not in
+    sectors.
 
-    Every input is read once (or the part that ``Cost.reads`` declares), every result is written once, and so are the elements
-    of tensors written in place that change. A call without results and changes moves nothing. ``Cost.bytes`` replaces all of
-    that.
+    Every input is read once (or the part that ``Cost.reads`` declares), every result is written once, and so are the
+    elements of tensors written in place that change. A call without results and changes moves nothing. ``Cost.bytes``
+    replaces all of that.
 
     Args:
         task: the task.
@@ -215,7 +218,8 @@ def declared_bytes(task: Task, case: Case) -> float | None:
 
 
 BUFFERS = 20
-"""Device memory for timing a case, in multiples of its inputs: the slots of both contestants, results, and an fp64 truth."""
+"""Device memory for timing a case, in multiples of its inputs: the slots of both contestants, results, and an fp64
+truth."""
 
 
 def fitting(task: Task, memory: int, cases: Sequence[Case] | None = None) -> tuple[Case, ...]:

@@ -41,7 +41,8 @@ def case_seed(secret: bytes, task_id: str, split: str, case_index: int, repeat: 
 
 
 def generator_seed(seed: int, name: str) -> int:
-    """Return the seed of one tensor or ``torch.Generator`` argument of a call: 63 bits from the call's seed and the name."""
+    """Return the seed of one tensor or ``torch.Generator`` argument of a call: 63 bits from the call's seed and the
+    name."""
     return _hash63("kbx-stream", b"%d" % seed, name.encode())
 
 
@@ -51,13 +52,13 @@ def draw(task: Task, case: Case, seed: int, device: str = "cpu") -> dict[str, An
     Args:
         task: the task.
         case: the case.
-        seed: from ``case_seed``. It gives different values on different devices, because large tensors are drawn where they
-            are needed.
+        seed: from ``case_seed``. It gives different values on different devices, because large tensors are drawn where
+            they are needed.
         device: of the tensors.
 
     Returns:
-        Arguments by name; tensors in the declared dtypes and the case's layouts. Markers (``DtypeArg``, ``GeneratorArg``,
-        ``DeviceArg``) stay markers.
+        Arguments by name; tensors in the declared dtypes and the case's layouts. Markers (``DtypeArg``,
+        ``GeneratorArg``, ``DeviceArg``) stay markers.
     """
     args: dict[str, Any] = {}
     parts = {n: [t for t in task.takes if t.partition(".")[0] == n] or [n] for n in task.signature.parameters}
@@ -127,7 +128,9 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
     return q if x.shape[-2] >= x.shape[-1] else q.mT
 
 
-def _matrix(distribution: dists.Distribution, shape: tuple[int, ...], g: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+def _matrix(
+    distribution: dists.Distribution, shape: tuple[int, ...], g: torch.Generator, dtype: torch.dtype
+) -> torch.Tensor:
     """Draw matrices from a distribution of whole matrices.
 
     Args:

@@ -24,7 +24,8 @@ class Expected:
     outputs: tuple[torch.Tensor, ...]
     """Exact answer: fp64 for floating point, unchanged for integers and booleans."""
     native: tuple[torch.Tensor, ...]
-    """Torch's own answer in the declared dtypes, TF32 off. It gives dtypes and shapes, and its error is an honest one."""
+    """Torch's own answer in the declared dtypes, TF32 off. It gives dtypes and shapes, and its error is an honest
+    one."""
     written: Mapping[str, torch.Tensor]
     """Exact values of the tensors that the call changes in place."""
     native_written: Mapping[str, torch.Tensor]
@@ -163,8 +164,8 @@ def _run(
 
 
 def _native(
-    task: Task, case: Case, args: Mapping[str, Any], device: str, keep: bool | torch.Tensor | None, rounding: tuple[str, ...],
-    seed: int,
+    task: Task, case: Case, args: Mapping[str, Any], device: str, keep: bool | torch.Tensor | None,
+    rounding: tuple[str, ...], seed: int,
 ) -> _Run:  # fmt: skip
     """Run the reference in the declared dtypes; where the CPU has no 16-bit kernel, in fp32 with results rounded once.
 
@@ -225,7 +226,8 @@ def expect(
         case: the case for which the arguments were drawn.
         args: from ``inputs.draw``; not changed.
         device: where to compute.
-        keep: effect of ``_seams.dropout``: True keeps all, False drops all, a mask keeps where it is True, ``None`` draws.
+        keep: effect of ``_seams.dropout``: True keeps all, False drops all, a mask keeps where it is True, ``None``
+            draws.
         rounding: formulas of ``_schemes.int8_symmetric``, in order.
         exact: also compute the exact answer in fp64 (otherwise the native answer is used in its place).
         generator_seed: seeds the ``torch.Generator`` arguments.
@@ -266,8 +268,8 @@ def sensitivity(
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:  # fmt: skip
     """Measure the conditioning: by how much each result changes per unit of relative input noise.
 
-    It limits the accuracy of every kernel: a sum that cancels is uncertain by far more than its own size times epsilon, in any
-    order of summation.
+    It limits the accuracy of every kernel: a sum that cancels is uncertain by far more than its own size times epsilon,
+    in any order of summation.
 
     Args:
         task: the task.
@@ -279,8 +281,8 @@ def sensitivity(
         draws: number of perturbations.
 
     Returns:
-        Root-mean-square of the change over the perturbations, in fp64 with the shapes of the results (complex ones as pairs of
-        reals): of the outputs, and by name of the tensors written in place.
+        Root-mean-square of the change over the perturbations, in fp64 with the shapes of the results (complex ones as
+        pairs of reals): of the outputs, and by name of the tensors written in place.
     """
     noise = torch.Generator(device).manual_seed(0x5EED)
     squares = [_square(o) for o in expected.outputs]

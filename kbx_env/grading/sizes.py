@@ -19,11 +19,13 @@ SHARES = (0.75, 0.875)
 LEAST, MOST = 0.4, 1.3
 """Bounds on the work (bytes, operations) of a held-out case, as a share of its published counterpart's."""
 LONG = 96
-"""Axes of at least this size are resized; shorter ones (channels of a picture, heads, windows) only in square matrices."""
+"""Axes of at least this size are resized; shorter ones (channels of a picture, heads, windows) only in square
+matrices."""
 SHORT = 8
 """Smaller numbers are not resized: they cannot be told from numbers that are no sizes."""
 ROUND = 1000
-"""From this size on half of the tasks get decimal sizes, which no block size divides (one does divide 3/4 of a power of two)."""
+"""From this size on half of the tasks get decimal sizes, which no block size divides (one does divide 3/4 of a power of
+two)."""
 ARGS = ("normalized_shape", "output_size", "size", "steps", "target_sizes")
 """Arguments that are sizes."""
 
@@ -42,7 +44,8 @@ def timed(task: Task, sizes: str = "published") -> tuple[Case, ...]:
 
 
 def at(task: Task, index: int) -> Case:
-    """Return a timed case by its index among the published and then the held-out ones; processes refer to cases by it."""
+    """Return a timed case by its index among the published and then the held-out ones; processes refer to cases by
+    it."""
     return task.timed[index] if index < len(task.timed) else held_out(task)[index - len(task.timed)]
 
 
@@ -81,7 +84,8 @@ def similar(task: Task, published: Case, other: Case) -> bool:
 def resized(task: Task, case: Case, to: Mapping[int, int]) -> Case:
     """Return a case with other sizes.
 
-    Equal sizes are changed together wherever they appear: in axes, in arguments that are sizes (``ARGS``), in bounds of indices.
+    Equal sizes are changed together wherever they appear: in axes, in arguments that are sizes (``ARGS``), in bounds of
+    indices.
 
     Args:
         task: the task.
@@ -92,8 +96,8 @@ def resized(task: Task, case: Case, to: Mapping[int, int]) -> Case:
         The case with the new sizes.
 
     Raises:
-        DeclarationError: a number of the case may depend on a size without being equal to it. (In arguments of ``ARGS`` a
-            multiple or a fraction of a size is changed in proportion.)
+        DeclarationError: a number of the case may depend on a size without being equal to it. (In arguments of ``ARGS``
+            a multiple or a fraction of a size is changed in proportion.)
     """
     sizes = _Resizing(task, case, to)
     for name, value in case.args.items():
@@ -115,7 +119,8 @@ class _Resizing:
 
     def refuse(self, what: str) -> DeclarationError:
         """Return the exception for a part of the case that cannot be resized."""
-        return DeclarationError(f"{self.task.id}: case {self.case.label()!r}: cannot resize {what}; declare held_timed=")
+        where = f"{self.task.id}: case {self.case.label()!r}"
+        return DeclarationError(f"{where}: cannot resize {what}; declare held_timed=")
 
     def value(self, value: Any, what: str, ratios: bool = False) -> Any:
         """Return a size, or a sequence of sizes, after the change.
@@ -165,7 +170,8 @@ def _counterpart(task: Task, case: Case) -> Case:
 
 
 def _part(task: Task, size: int, share: float) -> int:
-    """Return a share of a size; in half of the tasks, chosen by name, large sizes are rounded up to two decimal digits."""
+    """Return a share of a size; in half of the tasks, chosen by name, large sizes are rounded up to two decimal
+    digits."""
     part = round(size * share)
     if size < ROUND or zlib.crc32(task.id.encode()) % 2:
         return part

@@ -1,7 +1,7 @@
 """The functions of cost expressions: sizes of tensors, and counts that depend on the values of a call.
 
-``Values`` counts in the tensors of one call and in its results. ``Sizes`` replaces it where there are no values: it returns sizes
-of tensors, which is sufficient for comparing cases with each other, but no lower bound.
+``Values`` counts in the tensors of one call and in its results. ``Sizes`` replaces it where there are no values: it
+returns sizes of tensors, which is sufficient for comparing cases with each other, but no lower bound.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Counts(Protocol):
         """Return the functions by name."""
 
     def is_tensor(self, name: str) -> bool:
-        """Return whether functions get a name as it is, because it is a tensor or an argument, and not the number it stands for."""
+        """Return whether functions get a name as it is, because it is a tensor or an argument, and not the number it
+        stands for."""
 
 
 def _windows(n: int, taps: int, step: int, padding: int, dilation: int, ceil: bool) -> list[set[int]]:
@@ -67,7 +68,8 @@ def pooled(
     size: float, taps: float, step: float, padding: float, dilation: float,
     pool_taps: float, pool_step: float, pool_padding: float, pool_dilation: float, pool_ceil: float,
 ) -> float:  # fmt: skip
-    """Count the positions along an axis that enter a pooled result: windows cover the axis, and pooling windows cover these.
+    """Count the positions along an axis that enter a pooled result: windows cover the axis, and pooling windows cover
+    these.
 
     Args:
         size: elements of the axis.
@@ -90,8 +92,9 @@ def pooled(
 
 
 MARGIN = 4.0
-"""Allowance for chance in units of sqrt(n). The standard deviation of a count of n independent elements is at most sqrt(n) / 2, so
-this is eight of them. Two calls differ by more than that, 5.6 standard deviations of their difference, once in 10**7 times."""
+"""Allowance for chance in units of sqrt(n). The standard deviation of a count of n independent elements is at most
+sqrt(n) / 2, so this is eight of them. Two calls differ by more than that, 5.6 standard deviations of their difference,
+once in 10**7 times."""
 
 
 MANY = 1000
@@ -323,7 +326,8 @@ class Values(_Shared):
         return value if not isinstance(value, torch.Tensor) else value != 0
 
     def _beneath(self, name: str, mask: Any) -> float:
-        """Count the elements of a tensor that meet a true element of ``mask`` when both are broadcast against each other."""
+        """Count the elements of a tensor that meet a true element of ``mask`` when both are broadcast against each
+        other."""
         value = self._value(name)
         if not isinstance(value, torch.Tensor):
             return 0
@@ -382,7 +386,8 @@ class Values(_Shared):
         return self._counted(changes(self._tensor(name), new), new.numel())
 
     def used(self, name: str) -> float:
-        """Count the elements on which the first result depends: those with a gradient. It must be linear in the tensor."""
+        """Count the elements on which the first result depends: those with a gradient. It must be linear in the
+        tensor."""
         resolved = reference.resolve(self.args, str(self._tensor(name).device))
         leaf = resolved[name].detach().requires_grad_()
         result = self.task.reference(**assembled(resolved | {name: leaf}))
@@ -396,7 +401,8 @@ class Values(_Shared):
 
 
 class Sizes(_Shared):
-    """Replaces ``Values`` where there are no values: every count is a size. For comparing cases only, no lower bound."""
+    """Replaces ``Values`` where there are no values: every count is a size. For comparing cases only, no lower
+    bound."""
 
     def _numel(self, name: Operand) -> int:
         """Return the elements of a tensor; of a result, the elements of the largest tensor; of anything else 0."""

@@ -89,8 +89,8 @@ class EvidenceAccumulator:
     passing: Passing = NO_WORK
     """Work of telling cases that passed."""
     shortcut: bool = False
-    """Whether a case failed by something else than values: a mask that is not random, results that share memory, changed inputs.
-    The kernel may then have saved work by this fault."""
+    """Whether a case failed by something else than values: a mask that is not random, results that share memory,
+    changed inputs. The kernel may then have saved work by this fault."""
     stages: list[Mapping[str, float]] = field(default_factory=list)
     """Stages of the quantization scheme that wrong telling cases hold; only cases in which they can be determined."""
     frozen: bool = True
@@ -143,8 +143,8 @@ class EvidenceAccumulator:
         if telling and moved:
             total = sum(o.elements for o in answers[0].origins)
             self.by_host.append(f"{case.label()}: {moved} of {total} elements")
-        # Each result counts by itself: a copied argument beside a computed result is no work. A result without elements (of a
-        # mask without a true element) has nothing to store.
+        # Each result counts by itself: a copied argument beside a computed result is no work. A result without elements
+        # (of a mask without a true element) has nothing to store.
         if telling and any(o.elements and not o.stored for o in answers[0].origins):
             self.unstored.append(case.label())
 

@@ -1,10 +1,11 @@
 """Tests by metamorphic re-execution that a result was computed from the integers that a quantization scheme demands.
 
-A kernel may hold the same integers as floats, and compute int8 products that do not enter its result. So the engine executes a
-correct call once more and exchanges the integers exactly where the scheme demands them, by a secret table: the int8 operands of
-matrix products, the results of roundings to int8, or the bytes that hold two int4 weights. The reference uses the same table,
-and every element of the kernel's result must follow it, to the accuracy of the scheme itself. A result that was computed from
-other values does not change. The tiling of a product makes no difference, because each integer is exchanged by itself.
+A kernel may hold the same integers as floats, and compute int8 products that do not enter its result. So the engine
+executes a correct call once more and exchanges the integers exactly where the scheme demands them, by a secret table:
+the int8 operands of matrix products, the results of roundings to int8, or the bytes that hold two int4 weights. The
+reference uses the same table, and every element of the kernel's result must follow it, to the accuracy of the scheme
+itself. A result that was computed from other values does not change. The tiling of a product makes no difference,
+because each integer is exchanged by itself.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _DONE = {
 def neighbours(rng: random.Random) -> list[int]:
     """Return a table that exchanges every int8 except 0 and 1 for a near one.
 
-    Near values keep exponentials and divisions as well conditioned as before. 0 is used for padding, and 1 for sums by a
-    product with ones.
+    Near values keep exponentials and divisions as well conditioned as before. 0 is used for padding, and 1 for sums by
+    a product with ones.
 
     Args:
         rng: draws the cycles.
@@ -62,7 +63,8 @@ def neighbours(rng: random.Random) -> list[int]:
 
 
 def pairs(rng: random.Random) -> list[int]:
-    """Return a table that exchanges bytes of two int4, each in -7 .. 7, as a whole: each new half depends on both old ones.
+    """Return a table that exchanges bytes of two int4, each in -7 .. 7, as a whole: each new half depends on both old
+    ones.
 
     Args:
         rng: draws the table.

@@ -1,9 +1,9 @@
 """Partial credit for wrong quantized kernels: which stages of the scheme hold, as observed by the grader.
 
-The engine executes the wrong call twice more. The first time it counts the integers that enter int8 products, result from
-roundings to int8 or are unpacked from bytes. These counts do not depend on tiling or order, and only a kernel that quantizes the
-secret inputs in this way reaches them. The second time it exchanges integers, as ``metamorphic.py`` does: a result that does not
-change was not computed from them, and then no stage is credited.
+The engine executes the wrong call twice more. The first time it counts the integers that enter int8 products, result
+from roundings to int8 or are unpacked from bytes. These counts do not depend on tiling or order, and only a kernel that
+quantizes the secret inputs in this way reaches them. The second time it exchanges integers, as ``metamorphic.py`` does:
+a result that does not change was not computed from them, and then no stage is credited.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ LOOKS = 3
 LEAST = 32
 """Integers other than 0 that an operand must have: the counts of fewer may agree by chance."""
 ALIKE = 0.01
-"""Share of the integers that may lie in other bins. Honest formulas differ in one of 10^6, truncation in half of them."""
+"""Share of the integers that may lie in other bins. Honest formulas differ in one of 10^6, truncation in half of
+them."""
 MOVES = 0.1
 """The result must change by this share of the reference's change; each element relative to its own size."""
 COARSE_DB = 10.0
@@ -54,8 +55,8 @@ def mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
 def stages(task: Task, case: Case, call: CallResult, session: RunnerSession, index: int) -> dict[str, float] | None:
     """Determine which stages hold in one wrong case.
 
-    The stages build on each other: those after the scales count only for operands with the right scales, so that a coarser
-    scheme, which is easier and faster, is no step towards the declared one.
+    The stages build on each other: those after the scales count only for operands with the right scales, so that a
+    coarser scheme, which is easier and faster, is no step towards the declared one.
 
     Args:
         task: a quantized task.
@@ -75,7 +76,8 @@ def stages(task: Task, case: Case, call: CallResult, session: RunnerSession, ind
     nothing = dict.fromkeys(names(truth), 0.0)
     expected = {f: _integers(task, case, call.args, f) for f in ("divide", "truncate")}
     if not all(expected.values()):
-        # Truncation leaves fewer integers than rounding; in small operands with an outlier they are too few to be recognized.
+        # Truncation leaves fewer integers than rounding; in small operands with an outlier they are too few to be
+        # recognized.
         return None
     try:
         seen = engine.census(metamorphic.SECONDS)
@@ -112,8 +114,8 @@ def _integers(task: Task, case: Case, args: Mapping[str, Any], formula: str) -> 
         formula: of the rounding.
 
     Returns:
-        For each operand 256 float64 counts by byte, without 0, which is also padding; an empty list if an operand has fewer
-        than ``LEAST`` integers.
+        For each operand 256 float64 counts by byte, without 0, which is also padding; an empty list if an operand has
+        fewer than ``LEAST`` integers.
     """
     from kbx_env.tasks import _schemes
 
@@ -202,8 +204,8 @@ def _response(
 def _relative_change(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> float:
     """Return the mean over all elements of |after - before| / (|before| + |after|).
 
-    Each element counts relative to its own size, not to the norm of the result: a result without scales has other units in
-    every row, and a row with an outlier would dominate the reference's change and not the kernel's.
+    Each element counts relative to its own size, not to the norm of the result: a result without scales has other units
+    in every row, and a row with an outlier would dominate the reference's change and not the kernel's.
 
     Args:
         before: results; those that are not floating point are left out.
@@ -230,9 +232,9 @@ def _noise(task: Task, case: Case, call: CallResult) -> dict[str, float]:
         call: the call.
 
     Returns:
-        ``dequantization``: 1 if the result has the units of the unquantized one. ``margin``: how far its deviation from the
-        scheme lies below the scheme's own noise, as a share of ``MARGIN_DB``; an unquantized product deviates by all of that
-        noise (0 dB) and gets 0. Empty where the result has another shape or is not finite.
+        ``dequantization``: 1 if the result has the units of the unquantized one. ``margin``: how far its deviation from
+        the scheme lies below the scheme's own noise, as a share of ``MARGIN_DB``; an unquantized product deviates by
+        all of that noise (0 dB) and gets 0. Empty where the result has another shape or is not finite.
     """
     from kbx_env.tasks._schemes import EXACT
 
@@ -245,7 +247,8 @@ def _noise(task: Task, case: Case, call: CallResult) -> dict[str, float]:
     if scheme_noise <= 0.0:
         return {}
     off = float((got - ideal).square().sum())
-    # The noise of truncation is no fixed multiple of that of rounding: in small operands with an outlier it is up to 15 dB more.
+    # The noise of truncation is no fixed multiple of that of rounding: in small operands with an outlier it is up to 15
+    # dB more.
     dequantized = noise <= scheme_noise * 10 ** (COARSE_DB / 10) or float((got - cut).square().sum()) <= scheme_noise
     below = 10 * math.log10(scheme_noise / off) if off > 0 else MARGIN_DB
     return {

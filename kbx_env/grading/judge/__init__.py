@@ -1,4 +1,5 @@
-"""Judges answers: one judge for each type of criterion. Answers are untrusted claims; rulings never contain values of inputs."""
+"""Judges answers: one judge for each type of criterion. Answers are untrusted claims; rulings never contain values of
+inputs."""
 
 from __future__ import annotations
 
@@ -114,7 +115,8 @@ def _rule(
 
 
 def canaries(task: Task, case: Case, args: Mapping[str, Any], expected: Expected) -> dict[str, Answer]:
-    """Return answers that need no computation. If the judge passes one of them, it is too lenient or the case proves nothing.
+    """Return answers that need no computation. If the judge passes one of them, it is too lenient or the case proves
+    nothing.
 
     Args:
         task: the task.

@@ -1,7 +1,7 @@
 """Judges floating point: the error against the exact fp64 answer may be a fixed tolerance or k times torch's own error.
 
-Where that fails, the conditioning of the problem is measured (see ``loosen``): torch's error may be small by chance, and no fair
-order of summation may fail.
+Where that fails, the conditioning of the problem is measured (see ``loosen``): torch's error may be small by chance,
+and no fair order of summation may fail.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Task
 
 CLIP = 16.0
-"""Elements count for the root-mean-square with at most this many medians, so that one huge element does not raise the tolerance of
-all others."""
+"""Elements count for the root-mean-square with at most this many medians, so that one huge element does not raise the
+tolerance of all others."""
 GROSS = 16.0
 """An element whose error is more than this many tolerances is not wrong by chance."""
 REUSED = 8.0
@@ -31,9 +31,9 @@ REUSED = 8.0
 COARSE = 2.0
 """Largest tolerance in units of a 16-bit result, whatever the task declares."""
 LUCK = 12.0
-"""Factor by which the root-mean-square of ``reference.DRAWS`` draws may lie below its expectation: it is below 1/12 in one of 10**8
-elements (chi-square of eight degrees of freedom). A product of 8192 x 8192 has 7 x 10**7 elements, and thirty of them are
-judged."""
+"""Factor by which the root-mean-square of ``reference.DRAWS`` draws may lie below its expectation: it is below 1/12 in
+one of 10**8 elements (chi-square of eight degrees of freedom). A product of 8192 x 8192 has 7 x 10**7 elements, and
+thirty of them are judged."""
 NEIGHBOURS = 0.5
 """Least noise of an element, as a share of the median noise of its row and column, limited by ``LUCK``."""
 JUMP = 2.0**20
@@ -92,7 +92,8 @@ def misses(
     own = (native.to(torch.float64) - exact).abs() / unit
     own = own[torch.isfinite(own)]
     if truth.scale == "element" and own.numel():
-        # Relative to its own size torch's error is huge too where a sum cancels; it must not raise the tolerance of all others.
+        # Relative to its own size torch's error is huge too where a sum cancels; it must not raise the tolerance of all
+        # others.
         own = own[:: max(1, own.numel() >> 20)]
         own = own.kthvalue(math.ceil(0.99 * own.numel())).values
     worst = float(own.max()) if own.numel() else 0.0
@@ -118,10 +119,10 @@ def _products(task: Task, case: Case, expected: Expected) -> float:
 def growth(task: Task, case: Case, expected: Expected) -> float:
     """Return by how much rounding errors accumulate on the longest fair path: the square root of the work per result.
 
-    A plain loop over K products of rms s has an error of 0.20 K s eps (each of the K partial sums, of size s sqrt(k), is rounded
-    once); ``sensitivity`` of the same sum is 0.82 s sqrt(K). Their ratio, 0.25 sqrt(K), is one standard deviation; the work is
-    2 K, so its square root is nearly six of them. A tensor core truncates instead of rounding (Fasi et al., 2021), once in 16
-    products: its errors have one sign and grow in proportion to K.
+    A plain loop over K products of rms s has an error of 0.20 K s eps (each of the K partial sums, of size s sqrt(k),
+    is rounded once); ``sensitivity`` of the same sum is 0.82 s sqrt(K). Their ratio, 0.25 sqrt(K), is one standard
+    deviation; the work is 2 K, so its square root is nearly six of them. A tensor core truncates instead of rounding
+    (Fasi et al., 2021), once in 16 products: its errors have one sign and grow in proportion to K.
 
     Args:
         task: the task.
@@ -135,16 +136,17 @@ def growth(task: Task, case: Case, expected: Expected) -> float:
     flops, read = compulsory_work.operations(task, case), sum(compulsory_work.numels(task, case).values())
     # Only matrix products go through a tensor core: the larger factor does not apply to a plain sum.
     products = _products(task, case, expected)
-    # With 256 TF32 still fails: the noise of its operands is 2**12 fp32 epsilons, five times what a typical element may have.
-    # 16-bit operands never use TF32, so they may have more: on an H200, products of depth 4096 and 8192 needed 1.1 and 2.3 times
-    # the factor for fp32, at 16 and 2000 of 10**8 elements.
+    # With 256 TF32 still fails: the noise of its operands is 2**12 fp32 epsilons, five times what a typical element may
+    # have. 16-bit operands never use TF32, so they may have more: on an H200, products of depth 4096 and 8192 needed
+    # 1.1 and 2.3 times the factor for fp32, at 16 and 2000 of 10**8 elements.
     half = all(o.dtype in reference.HALVES for o in expected.native)
     cut = min(1024.0, products / 8) if half else min(256.0, products / 32)
     return max(min(64.0, max(4.0, math.sqrt(max(flops, read) / results))), cut)
 
 
 def loosen(truth: Close, moved: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, grown: float) -> torch.Tensor:
-    """Return the absolute error that rounding in the precision of the arithmetic may cause, from the measured conditioning.
+    """Return the absolute error that rounding in the precision of the arithmetic may cause, from the measured
+    conditioning.
 
     Args:
         truth: the tolerances.
@@ -164,7 +166,8 @@ def loosen(truth: Close, moved: torch.Tensor, exact: torch.Tensor, dtype: torch.
     if not amplified.numel():
         return amplified
     flat = amplified.flatten()[:: max(1, amplified.numel() >> 20)]
-    # A few steep elements must not raise the tolerance of the rest: they keep their own, the others get the typical one.
+    # A few steep elements must not raise the tolerance of the rest: they keep their own, the others get the typical
+    # one.
     low = flat[flat <= flat.kthvalue(max(1, math.ceil(0.95 * flat.numel()))).values]
     typical = float(low.square().mean().sqrt())
     return eps * grown * scale * amplified.clamp_min(3.0 * typical)
@@ -173,8 +176,8 @@ def loosen(truth: Close, moved: torch.Tensor, exact: torch.Tensor, dtype: torch.
 def without_luck(moved: torch.Tensor) -> torch.Tensor:
     """Correct a product's measured noise where it is small by chance.
 
-    An element of a matrix product has about the noise of its row and its column. With a few draws of noise, some of millions of
-    elements seem to have almost none, and a correct kernel would fail there.
+    An element of a matrix product has about the noise of its row and its column. With a few draws of noise, some of
+    millions of elements seem to have almost none, and a correct kernel would fail there.
 
     Args:
         moved: root-mean-square of ``reference.DRAWS`` draws; with fewer than two axes it is not changed.

@@ -1,6 +1,7 @@
 """Judges quantized tasks: the result must agree with the declared scheme under one of the honest rounding formulas.
 
-A result that is more exact than the scheme is as wrong as a coarser one: a float product agrees with none of the formulas.
+A result that is more exact than the scheme is as wrong as a coarser one: a float product agrees with none of the
+formulas.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from kbx_env.spec.task import Case, Task
 
 
 def rule(
-    truth: QuantizationScheme, task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer, device: str
-) -> Ruling:
+    truth: QuantizationScheme, task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer,
+    device: str,
+) -> Ruling:  # fmt: skip
     """Check that each element agrees with one combination of rounding formulas to fp32 accuracy.
 
     Args:
@@ -71,7 +73,8 @@ def rule(
 
 
 def sqnr(got: torch.Tensor, plain: torch.Tensor) -> float:
-    """Return the signal-to-quantization-noise ratio: 10 log10(|plain|^2 / |got - plain|^2), independent of the inputs' scale.
+    """Return the signal-to-quantization-noise ratio: 10 log10(|plain|^2 / |got - plain|^2), independent of the inputs'
+    scale.
 
     Args:
         got: the quantized result.

@@ -1,4 +1,5 @@
-"""Judges factorisations by their properties, which hold for any choice of signs: reconstruction, orthogonality, ordering."""
+"""Judges factorisations by their properties, which hold for any choice of signs: reconstruction, orthogonality,
+ordering."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ SLACK = 16.0
 publishes it. Measured in units of eps * sqrt(max(m, n)), 3x3 to 512x512: LAPACK and a one-sided Jacobi stay below 2.3,
 factors rounded to TF32 lie at 1800 (3x3), 400 (40x24), 112 (128x128) and 42 (512x512)."""
 K = 4.0
-"""Allowed error as a multiple of LAPACK's own error on the same matrix, if that is larger (up to ``K`` times the other limit)."""
+"""Allowed error as a multiple of LAPACK's own error on the same matrix, if that is larger (up to ``K`` times the other
+limit)."""
 
 
 def _svd_errors(a: torch.Tensor, exact_s: torch.Tensor, factors: tuple[torch.Tensor, ...]) -> dict[str, float]:
@@ -114,7 +116,8 @@ def _eig(a: torch.Tensor, expected: Expected, factors: Factors) -> dict[str, flo
         "the eigenvectors have length 1": _worst(norms - 1),
     }
     if v.numel():
-        # n copies of one pair would satisfy both: the smallest singular value of V must be at least 1/4 of the true one's.
+        # n copies of one pair would satisfy both: the smallest singular value of V must be at least 1/4 of the true
+        # one's.
         true = torch.linalg.svdvals(expected.outputs[1].to(v.dtype))[..., -1]
         found["the eigenvectors are independent"] = (
             float((torch.linalg.svdvals(v)[..., -1] < 0.25 * true).any()) * STRICT
@@ -188,7 +191,8 @@ def rule(truth: Invariant, args: Mapping[str, Any], expected: Expected, answer: 
     on_cpu = replace(expected, outputs=tuple(_wide(o) for o in expected.outputs))
     own = errors(a, on_cpu, tuple(_wide(o) for o in expected.native), **more)
     for name, error in errors(a, on_cpu, tuple(_wide(o) for o in answer.outputs), **more).items():
-        # K * base limits the allowance: where the case itself violates the property, LAPACK's error is arbitrarily large.
+        # K * base limits the allowance: where the case itself violates the property, LAPACK's error is arbitrarily
+        # large.
         limit = 0.0 if name in _EXACT else max(base, min(K * own.get(name, 0.0), K * base))
         if not error <= limit:
             return Ruling(False, f"broken promise: {name} (error {error:.2g}, allowed {limit:.2g})", error, limit)

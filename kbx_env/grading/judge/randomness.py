@@ -1,8 +1,9 @@
-"""Tests of independence: sums of products of numbers over every shift, reflection and XOR translation of their positions.
+"""Tests of independence: sums of products of numbers over every shift, reflection and XOR translation of their
+positions.
 
-Each test rejects independent numbers with a chance of at most ``ALPHA``, over all of its sums together. The limits come from
-Bernstein's inequality, which also holds for few terms and rare drops, where sums of products are far from normal. A grading makes
-about 10,000 such tests at most, so an honest kernel fails once in 100,000 gradings.
+Each test rejects independent numbers with a chance of at most ``ALPHA``, over all of its sums together. The limits come
+from Bernstein's inequality, which also holds for few terms and rare drops, where sums of products are far from normal.
+A grading makes about 10,000 such tests at most, so an honest kernel fails once in 100,000 gradings.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from scipy.fft import next_fast_len
 ALPHA = 1e-9
 """Largest chance that a test rejects independent numbers."""
 WHOLE = 1 << 18
-"""Lines up to this length are tested as a whole; of longer ones random pieces, which are also compared with the whole line."""
+"""Lines up to this length are tested as a whole; of longer ones random pieces, which are also compared with the whole
+line."""
 PIECE = 1 << 15
 """Length of the pieces that are compared with a whole line, or with lines of other cases."""
 FEW = 256
@@ -68,7 +70,8 @@ class Line:
     def pieces(self, length: int) -> list[tuple[int, Line]]:
         """Return a short line as a whole, or two random parts of a long one.
 
-        The numbers themselves seed the choice: the same answer is always judged alike, and no submission knows the parts before.
+        The numbers themselves seed the choice: the same answer is always judged alike, and no submission knows the
+        parts before.
 
         Args:
             length: of a part.
@@ -108,7 +111,8 @@ def _worst(sums: torch.Tensor, terms: torch.Tensor, var: float, most: float, loo
 
 
 def _highest(sums: torch.Tensor, terms: torch.Tensor, var: float, most: float, looks: int) -> torch.Tensor:
-    """Return the largest ratio of a sum to its limit as a tensor on the device: reading it back would make the host wait."""
+    """Return the largest ratio of a sum to its limit as a tensor on the device: reading it back would make the host
+    wait."""
     return (sums.abs() / limit(terms, var, most, looks)).max()
 
 
@@ -184,7 +188,8 @@ def _met(n: int, size: int, device: torch.device) -> torch.Tensor:
 
 
 def xored(a: Line, b: Line, *, own: bool) -> str | None:
-    """Test the products of elements whose positions differ by the same XOR, for every XOR; arguments as for ``shifted``."""
+    """Test the products of elements whose positions differ by the same XOR, for every XOR; arguments as for
+    ``shifted``."""
     size = 1 << max(1, (a.n - 1).bit_length())
 
     def at(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -399,7 +404,8 @@ def patterned(line: Line) -> str | None:
 def came_before(lines: list[Line], earlier: list[Line] | None) -> bool:
     """Test whether the beginning of a line is correlated with that of an earlier case's line, at any distance.
 
-    Tensors of other shapes and probabilities can be drawn from the same numbers. Calls of one case are compared by ``related``.
+    Tensors of other shapes and probabilities can be drawn from the same numbers. Calls of one case are compared by
+    ``related``.
 
     Args:
         lines: of this case.

@@ -26,8 +26,8 @@ FEW = 256
 LAWS = ("uniform01", "binomial")
 """Accepted values of ``Sample.law``."""
 TURNS = ("new", "again", "copy", "new", "other")
-"""The generators of a case's calls: a fresh one; the same object once more; another one set to the state before that second call; a
-fresh one with the same seed as the first; one with another seed."""
+"""The generators of a case's calls: a fresh one; the same object once more; another one set to the state before that
+second call; a fresh one with the same seed as the first; one with another seed."""
 
 
 def rule(
@@ -134,7 +134,8 @@ def _some(x: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _seed(x: torch.Tensor) -> int:
-    """Return 63 bits of the samples: the same answer is always judged alike, and no submission knows the places before."""
+    """Return 63 bits of the samples: the same answer is always judged alike, and no submission knows the places
+    before."""
     return int(x.view(torch.int64).sum()) & ((1 << 63) - 1)
 
 
@@ -256,7 +257,8 @@ def _coincidences(pairs: float, dtype: torch.dtype) -> float:
 
 
 def _binomial(args: Mapping[str, Any], y: torch.Tensor, draw: torch.Generator) -> torch.Tensor | str:
-    """Turn binomial samples into uniform numbers: F(k - 1) + U (F(k) - F(k - 1)) with fresh uniform U (randomized transform).
+    """Turn binomial samples into uniform numbers: F(k - 1) + U (F(k) - F(k - 1)) with fresh uniform U (randomized
+    transform).
 
     Args:
         args: the arguments of the call.
@@ -264,7 +266,8 @@ def _binomial(args: Mapping[str, Any], y: torch.Tensor, draw: torch.Generator) -
         draw: generator for U.
 
     Returns:
-        Numbers that are uniform if the samples have the binomial distribution (at most ``PIECE`` of them), or what is wrong.
+        Numbers that are uniform if the samples have the binomial distribution (at most ``PIECE`` of them), or what is
+        wrong.
     """
     both, n = args["input"] & args["other"], args["total_count"].to(torch.float64)
     p = args["probs"].to(torch.float64) if "probs" in args else torch.sigmoid(args["logits"].to(torch.float64))

@@ -180,8 +180,8 @@ def _behind(
 ) -> Ruling:  # fmt: skip
     """Rule on dropout that is followed by a matrix product.
 
-    The result is multiplied with the inverse of the matrix to read off the mask. The reference with this mask is the exact
-    answer. Arguments as for ``rule_dropout``; ``p`` is the drop probability.
+    The result is multiplied with the inverse of the matrix to read off the mask. The reference with this mask is the
+    exact answer. Arguments as for ``rule_dropout``; ``p`` is the drop probability.
     """
     from kbx_env.tasks._seams import DROPPED
 
@@ -217,8 +217,8 @@ def _unnormalised(
 ) -> torch.Tensor:
     """Undo a normalisation by row: find the row's mean m and standard deviation s > 0 before it.
 
-    The elements were s * divided + m * ones - added, each zero or ``kept``. Two elements, assumed kept or dropped, determine s and
-    m; with the right assumption all others are zero or kept too.
+    The elements were s * divided + m * ones - added, each zero or ``kept``. Two elements, assumed kept or dropped,
+    determine s and m; with the right assumption all others are zero or kept too.
 
     Args:
         divided: the normalised result after the inverse of the matrix, ``(..., n)``.

@@ -1,8 +1,9 @@
 """Optional speedup over torch.compile, from a ratio compiled / eager that all gradings of a machine share.
 
-A worker process (``compiled_worker``) compiles the baseline without holding the GPU, and times it against eager in pairs while it
-holds the GPU alone. The ratio is stored in the folder of the GPU lock and measured again after ``USES`` gradings or a day. It is
-multiplied with eager's time, which each grading measures itself. Errors here never change a verdict.
+A worker process (``compiled_worker``) compiles the baseline without holding the GPU, and times it against eager in
+pairs while it holds the GPU alone. The ratio is stored in the folder of the GPU lock and measured again after ``USES``
+gradings or a day. It is multiplied with eager's time, which each grading measures itself. Errors here never change a
+verdict.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from kbx_env.spec.task import Task
 COMPILE_SECONDS = 120.0
 """Time limit for compiling one case."""
 GRADING_SECONDS = 300.0
-"""Time limit of one grading for all of its cases, without waiting; the next grading measures the cases that are left."""
+"""Time limit of one grading for all of its cases, without waiting; the next grading measures the cases that are
+left."""
 WAIT_SECONDS = 600.0
 """Seconds of waiting for the GPU after which the worker is killed."""
 HOLD_SECONDS = 60.0
@@ -83,7 +85,8 @@ class Kept:
     """Why there is no ratio."""
 
     def stale(self, now: float) -> bool:
-        """Return whether the case must be measured again. Failures are repeated once a day, because they may take minutes.
+        """Return whether the case must be measured again. Failures are repeated once a day, because they may take
+        minutes.
 
         Args:
             now: seconds since 1970.
@@ -346,7 +349,8 @@ def _read_rows(
     assert p.stdout is not None
     rows: dict[int, Row] = {}
     case, state, rest = -1, "starting", b""
-    # Its start (torch, the driver) counts as compiling. Ten seconds more, so that the worker can report itself that it is late.
+    # Its start (torch, the driver) counts as compiling. Ten seconds more, so that the worker can report itself that it
+    # is late.
     limits = {"waiting": WAIT_SECONDS, "using": HOLD_SECONDS}
     used, since = 0.0, time.monotonic()
     while True:
@@ -381,7 +385,8 @@ def _read_rows(
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the worker's environment: torch's default settings whatever this process has, and all files below a folder.
+    """Return the worker's environment: torch's default settings whatever this process has, and all files below a
+    folder.
 
     Args:
         folder: for caches and temporary files.
@@ -404,8 +409,8 @@ def environment(folder: Path) -> dict[str, str]:
 def _folder(lock_folder: Path | None) -> Iterator[Path]:
     """Provide a folder for the compiler's results: Triton kernels that solve the task, and pickles that it loads again.
 
-    Runners cannot write to the folder and by Landlock cannot read it either (``confinement.unhidden``). Without Landlock, or if
-    another user made the folder, a private folder is used and deleted afterwards.
+    Runners cannot write to the folder and by Landlock cannot read it either (``confinement.unhidden``). Without
+    Landlock, or if another user made the folder, a private folder is used and deleted afterwards.
 
     Args:
         lock_folder: of the GPU lock; ``None`` for a private folder.

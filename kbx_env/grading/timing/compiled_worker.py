@@ -1,8 +1,8 @@
 """Times torch.compile of a task's baseline against eager in a process of its own, for ``timing/compiled.py``.
 
-Started as ``python -m kbx_env.grading.timing.compiled_worker`` with one JSON object on its standard input; it answers with one
-JSON object per line. Everything that torch's compiler starts, caches or breaks ends with the process. The parent kills a process
-that takes too long.
+Started as ``python -m kbx_env.grading.timing.compiled_worker`` with one JSON object on its standard input; it answers
+with one JSON object per line. Everything that torch's compiler starts, caches or breaks ends with the process. The
+parent kills a process that takes too long.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ class Gate:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Hold the GPU alone within the block, in which the compiler measures; its seconds do not count as compiling."""
+        """Hold the GPU alone within the block, in which the compiler measures; its seconds do not count as
+        compiling."""
         if self.held:
             yield
             return
@@ -120,7 +121,8 @@ class Gate:
         self.tell({"state": "compiling"})
 
     def backend(self, compile_fx: Compile) -> Compile:
-        """Return a backend for torch.compile that compiles without the GPU and runs compiled graphs only while it is held.
+        """Return a backend for torch.compile that compiles without the GPU and runs compiled graphs only while it is
+        held.
 
         Args:
             compile_fx: compiles a graph.
@@ -193,9 +195,11 @@ class _Constant:
 
 @contextlib.contextmanager
 def unhooked() -> Iterator[None]:
-    """Switch off the judge's hooks in references (seams, roundings) within the block: torch.compile must not pay for them.
+    """Switch off the judge's hooks in references (seams, roundings) within the block: torch.compile must not pay for
+    them.
 
-    They break graphs, and one is a counter: it causes a recompilation at every call, until torch gives up and runs eager.
+    They break graphs, and one is a counter: it causes a recompilation at every call, until torch gives up and runs
+    eager.
     """
     from kbx_env.tasks import _schemes, _seams
 
@@ -210,7 +214,8 @@ def unhooked() -> Iterator[None]:
 
 
 def _measures_inside(gate: Gate) -> None:
-    """Make inductor hold the GPU when it measures: it decides by measurements, while it compiles, whether to pad a matrix."""
+    """Make inductor hold the GPU when it measures: it decides by measurements, while it compiles, whether to pad a
+    matrix."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
     measure = type(benchmarker).benchmark_gpu
@@ -226,7 +231,8 @@ def ratio(
     task: Task, index: int, gate: Gate, *, device: str = "cuda", tools: Driver | None = None,
     compile_fx: Compile | None = None, memory: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure the time of the compiled baseline over eager's for one timed case, in pairs, on values that change at each call.
+    """Measure the time of the compiled baseline over eager's for one timed case, in pairs, on values that change at
+    each call.
 
     Args:
         task: the task.
@@ -336,7 +342,8 @@ def measure(request: Mapping[str, Any], tell: Tell, **options: Any) -> None:
     """Measure all cases of a request.
 
     Args:
-        request: ``task``, ``cases`` by index, ``limit`` in seconds, and ``gpu_lock``, the folder of the GPU lock or ``None``.
+        request: ``task``, ``cases`` by index, ``limit`` in seconds, and ``gpu_lock``, the folder of the GPU lock or
+            ``None``.
         tell: gets the states, and for each case its row: ``ratio``; or ``why`` there is none, and ``again``.
         **options: for ``ratio``.
     """

@@ -50,17 +50,19 @@ JUDGED, JUDGED_BYTES = 3, 64 << 20
 AUDITS = 3
 """Attempts at the audit; one that fits is enough."""
 AUDIT_US, REPEATED_AUDIT_US = 15_000.0, 100_000.0
-"""Microseconds of the back-to-back run, and of its repetitions: long compared with the milliseconds of one command to a runner."""
+"""Microseconds of the back-to-back run, and of its repetitions: long compared with the milliseconds of one command to a
+runner."""
 ALIGNMENT_BYTES = 1 << 20
 """Bytes allowed beside those of the tensors, for the alignment of their addresses."""
 SLACK, GAP_US = 1.3, 10.0
-"""By the grader's clock a replayed graph may take the claimed device time times ``SLACK``, plus ``GAP_US`` for each call."""
+"""By the grader's clock a replayed graph may take the claimed device time times ``SLACK``, plus ``GAP_US`` for each
+call."""
 HOST_SLACK, HOST_US = 2.0, 1000.0
 """The same where a call reads back to the host and no graph can be captured: Python's launches count as well."""
 SLOW_ON_GPU_US, SLOW_LEAST_BYTES = 2000.0, 1 << 17
-"""Microseconds of eager for each MiB of arguments and results from which on a result is judged on the host. Solvers of small
-matrices launch one kernel for each step of each matrix, and keep a GPU longer than a core. Fewer bytes than ``SLOW_LEAST_BYTES``
-count as so many."""
+"""Microseconds of eager for each MiB of arguments and results from which on a result is judged on the host. Solvers of
+small matrices launch one kernel for each step of each matrix, and keep a GPU longer than a core. Fewer bytes than
+``SLOW_LEAST_BYTES`` count as so many."""
 
 
 class Contestant(Protocol):
@@ -151,7 +153,8 @@ class RunnerContestant:
         self.max_bytes = TIMED_BYTES
 
     def _ask(
-        self, header: dict[str, Any], blobs: list[bytes] | None = None, seconds: float = COMMAND_SECONDS, idle: bool = False
+        self, header: dict[str, Any], blobs: list[bytes] | None = None, seconds: float = COMMAND_SECONDS,
+        idle: bool = False,
     ) -> Any:  # fmt: skip
         """Send one ``time`` command.
 
@@ -198,7 +201,8 @@ class RunnerContestant:
         messages = [self.session.header(d, 1000 + i, blobs) for i, d in enumerate(values)]
         header = {"do": "prepare", "slots": [m["args"] for m in messages], "count": slots}
         header |= {"entry": messages[0]["entry"], "positional": messages[0]["positional"]}
-        header |= {"turning": windows.turning if windows else None, "written": list(self.session.task.written(self.case.args))}
+        header["turning"] = windows.turning if windows else None
+        header["written"] = list(self.session.task.written(self.case.args))
         self._ask(header, blobs)
 
     def dry(self) -> None:

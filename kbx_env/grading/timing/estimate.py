@@ -28,7 +28,8 @@ def _bytes(views: Any) -> dict[int, int]:
 
 
 def floor_us(device: cost.Device, moved: int, operations: float) -> float:
-    """Return the shortest time by the data sheet's peaks: all bytes from DRAM, all operations at the fastest tensor core rate.
+    """Return the shortest time by the data sheet's peaks: all bytes from DRAM, all operations at the fastest tensor
+    core rate.
 
     Args:
         device: its data sheet.

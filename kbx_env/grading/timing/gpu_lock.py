@@ -1,9 +1,10 @@
-"""A fair shared/exclusive lock of one GPU across threads and processes: many gradings share it, a timed one has it alone.
+"""A fair shared/exclusive lock of one GPU across threads and processes: many gradings share it, a timed one has it
+alone.
 
-The lock consists of advisory locks (flock) on files in a folder of the GPU. The operating system releases them when a process
-dies. Exclusive holders are served in the order of their requests. The GPU idles while an exclusive request waits for the last
-shared holder, so exclusive holders run in batches of ``EXCLUSIVE_BATCH``; then a shared window of ``SHARED_WINDOW_SECONDS``
-follows.
+The lock consists of advisory locks (flock) on files in a folder of the GPU. The operating system releases them when a
+process dies. Exclusive holders are served in the order of their requests. The GPU idles while an exclusive request
+waits for the last shared holder, so exclusive holders run in batches of ``EXCLUSIVE_BATCH``; then a shared window of
+``SHARED_WINDOW_SECONDS`` follows.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ EXCLUSIVE_BATCH = 4
 SHARED_WINDOW_SECONDS = 1.5
 """Seconds for which the GPU is shared after a batch of exclusive holders."""
 ENDED_PROCESS_SECONDS = 60.0
-"""Seconds for which an ended process stays in the list of known processes: the driver still reports its last activity."""
+"""Seconds for which an ended process stays in the list of known processes: the driver still reports its last
+activity."""
 POLL_SECONDS = 0.002
-"""Seconds between two attempts to take a lock: short compared with a grading. flock has no timeout, so the lock polls."""
+"""Seconds between two attempts to take a lock: short compared with a grading. flock has no timeout, so the lock
+polls."""
 MAX_POLL_SECONDS = 0.02
-"""Largest pause between two attempts of a shared request. With ``POLL_SECONDS`` a dozen of them would keep half a core busy."""
+"""Largest pause between two attempts of a shared request. With ``POLL_SECONDS`` a dozen of them would keep half a core
+busy."""
 
 
 def _growing_pauses() -> Iterator[float]:
@@ -60,8 +64,8 @@ class GpuLock:
 
     Args:
         gpu: its UUID.
-        folder: where the folder of lock files is created; every process that uses the GPU must pass the same one. By default
-            the system's folder for temporary files.
+        folder: where the folder of lock files is created; every process that uses the GPU must pass the same one. By
+            default the system's folder for temporary files.
 
     Raises:
         OSError: the files cannot be created.
@@ -127,7 +131,8 @@ class GpuLock:
         """
         began, reserved = time.monotonic(), list[int]()
         try:
-            # Later requests wait behind this lock: otherwise a stream of small ones would keep a large one waiting for ever.
+            # Later requests wait behind this lock: otherwise a stream of small ones would keep a large one waiting for
+            # ever.
             with self._locked("room", fcntl.LOCK_EX):
                 while len(reserved) < parts:
                     free = [fd for k in range(PARTS) if (fd := self._try(f"part{k}", fcntl.LOCK_EX)) is not None]
@@ -143,7 +148,8 @@ class GpuLock:
                 os.close(fd)
 
     def _shared_window_due(self) -> bool:
-        """Return whether exclusive requests must wait for a shared window: it is open, or due after the holder's batch."""
+        """Return whether exclusive requests must wait for a shared window: it is open, or due after the holder's
+        batch."""
         count, until, holder = self._read_state()
         return time.monotonic() < until or (count >= EXCLUSIVE_BATCH and Path(f"/proc/{holder}").exists())
 
@@ -155,8 +161,8 @@ class GpuLock:
         """Read what the last exclusive holder has written.
 
         Returns:
-            Exclusive holders in a row, the end of the shared window (``time.monotonic``; 0 for none), and the process that
-            wrote both; zeros where nothing is written.
+            Exclusive holders in a row, the end of the shared window (``time.monotonic``; 0 for none), and the process
+            that wrote both; zeros where nothing is written.
         """
         try:
             count, end, pid = (self.folder / "turns").read_text().split()
@@ -207,7 +213,8 @@ class GpuLock:
 
     def _try(self, name: str, kind: int) -> int | None:
         """Return the file descriptor of a lock file that was locked, or ``None`` if another holder has it."""
-        # Opened anew every time: a lock belongs to the open file description, and the threads of a process would share one.
+        # Opened anew every time: a lock belongs to the open file description, and the threads of a process would share
+        # one.
         fd = os.open(self.folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, kind | fcntl.LOCK_NB)
@@ -287,14 +294,16 @@ class GpuHold:
         return self._hold(None if self._gpu_lock is None else self._gpu_lock.shared, "shared")
 
     def alone(self) -> AbstractContextManager[None]:
-        """Return a context in which the GPU is held exclusively. Within ``using`` it raises: it would wait for itself."""
+        """Return a context in which the GPU is held exclusively. Within ``using`` it raises: it would wait for
+        itself."""
         return self._hold(None if self._gpu_lock is None else self._gpu_lock.alone, "alone")
 
     @contextlib.contextmanager
     def room(self, share: float) -> Iterator[None]:
         """Reserve a share of the memory that timing may use, within the block.
 
-        Reserve before taking the GPU itself, and never inside another reservation: two gradings would wait for each other.
+        Reserve before taking the GPU itself, and never inside another reservation: two gradings would wait for each
+        other.
 
         Args:
             share: of that memory; more than 1 counts as 1.

@@ -1,9 +1,10 @@
 """Values that no call has seen: windows into a few secret draws laid end to end.
 
-If the elements of a tensor are drawn independently, every window into the draws is a valid draw too. For a batch of matrices
-every window of whole matrices is; and a matrix keeps its kind when its rows and columns are rolled by the same amount. Two draws
-thus give a new input for each of thousands of calls, by copies on the device that the grader repeats on the host. Tensors whose
-distribution allows neither (a permutation, a single triangular matrix) change between a few draws.
+If the elements of a tensor are drawn independently, every window into the draws is a valid draw too. For a batch of
+matrices every window of whole matrices is; and a matrix keeps its kind when its rows and columns are rolled by the same
+amount. Two draws thus give a new input for each of thousands of calls, by copies on the device that the grader repeats
+on the host. Tensors whose distribution allows neither (a permutation, a single triangular matrix) change between a few
+draws.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ class InputWindows:
             by = (0, 0)
             if all(rule.matrix):
                 down = rng.randrange(rule.matrix[0])
-                # Rows and columns roll alike, so that a symmetric matrix stays symmetric; one that is not square need not.
+                # Rows and columns roll alike, so that a symmetric matrix stays symmetric; one that is not square need
+                # not.
                 by = (down, down if rule.matrix[0] == rule.matrix[1] else rng.randrange(rule.matrix[1]))
             window[name] = (rng.randrange(rule.draws * rule.span // rule.step) * rule.step, *by)
         return window
@@ -135,7 +137,8 @@ class InputWindows:
 
     @property
     def turning(self) -> dict[str, list[int]]:
-        """The tensors that change and the rows and columns of matrices that may be rolled, as a stopwatch takes them."""
+        """The tensors that change and the rows and columns of matrices that may be rolled, as a stopwatch takes
+        them."""
         return {n: list(r.matrix) for n, r in self.rules.items()}
 
 

@@ -1,10 +1,10 @@
 """Speedup over torch eager on the same device at the same time: interleaved, paired, verified.
 
-Candidate (in its runner) and eager (in the grader) are timed alternately in short blocks of calls. Each call follows a flush of
-the L2 cache and uses rotating buffers and values that no call has seen. A round is a few such pairs of blocks with the buffers
-at one address; between rounds both contestants move their buffers. The rounds' mean log-ratios are independent, so Student's
-interval over them includes the effect of memory placement. The timed calls are checked calls: of every block the result of a
-secretly chosen call may be judged, as it was at its end event.
+Candidate (in its runner) and eager (in the grader) are timed alternately in short blocks of calls. Each call follows a
+flush of the L2 cache and uses rotating buffers and values that no call has seen. A round is a few such pairs of blocks
+with the buffers at one address; between rounds both contestants move their buffers. The rounds' mean log-ratios are
+independent, so Student's interval over them includes the effect of memory placement. The timed calls are checked calls:
+of every block the result of a secretly chosen call may be judged, as it was at its end event.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ PAIRS = 2
 """Pairs of blocks in one round."""
 MIN_ROUNDS, MAX_ROUNDS = 6, 24
 EARLY_ROUNDS = 4
-"""Stop after so many rounds if the half-width of the interval is below ``EARLY_HALF_WIDTH``; where the whole interval lies
-beyond ``CLEAR_LOG_RATIO``, below ``CLEAR_HALF_WIDTH`` or below ``CLEAR_RELATIVE_WIDTH`` of the log-ratio is enough."""
+"""Stop after so many rounds if the half-width of the interval is below ``EARLY_HALF_WIDTH``; where the whole interval
+lies beyond ``CLEAR_LOG_RATIO``, below ``CLEAR_HALF_WIDTH`` or below ``CLEAR_RELATIVE_WIDTH`` of the log-ratio is
+enough."""
 EARLY_HALF_WIDTH = 0.005
 """Log units; see ``EARLY_ROUNDS``."""
 CLEAR_LOG_RATIO = math.log(2.0)
@@ -63,22 +64,23 @@ CLEAR_HALF_WIDTH = 0.015
 CLEAR_RELATIVE_WIDTH = 0.01
 """Share of the log-ratio. Rewards are logarithms of the speedup: one per cent of a kernel's own."""
 MAX_KEPT_RESULTS, MAX_KEPT_BYTES = 24, 256 << 20
-"""Results of timed calls that are kept for the judge, for each case: their number and bytes, but never fewer than three."""
+"""Results of timed calls that are kept for the judge, for each case: their number and bytes, but never fewer than
+three."""
 BUDGET = 1.0
 """Seconds of measuring per case: noise that depends on the process does not shrink in three."""
 HALF_WIDTH = 0.01
 """Stop when the half-width of the 95 % interval of the log-ratio (log units) is smaller."""
 COMPILE_MEMORY, MEASURE_MEMORY, JUDGE_MEMORY = 10, 24, 20
-"""Largest device memory of each step of timing a case, in multiples of the bytes of its inputs: preparing the values to compile
-for; measuring (for each contestant two draws, three slots, and space to move them); judging. Compiling itself keeps about
-three times the inputs and reserves no memory: a compiler may take minutes, and the next large reservation would keep all
-others waiting behind it."""
+"""Largest device memory of each step of timing a case, in multiples of the bytes of its inputs: preparing the values to
+compile for; measuring (for each contestant two draws, three slots, and space to move them); judging. Compiling itself
+keeps about three times the inputs and reserves no memory: a compiler may take minutes, and the next large reservation
+would keep all others waiting behind it."""
 CONTEXT_BYTES = 1400 << 20
-"""Device memory of each process for its CUDA context and the kernels that torch loads (1.2 to 1.4 GiB on an H200). Graders and
-runners each have one; this memory cannot be reserved."""
+"""Device memory of each process for its CUDA context and the kernels that torch loads (1.2 to 1.4 GiB on an H200).
+Graders and runners each have one; this memory cannot be reserved."""
 SHARE = 0.3
-"""Share of the device's memory for all gradings that compile for timing or judge timed results. The grading that measures holds
-the GPU alone and has the rest."""
+"""Share of the device's memory for all gradings that compile for timing or judge timed results. The grading that
+measures holds the GPU alone and has the rest."""
 SLOW_US = 20_000.0
 """If two blocks of calls take longer than this, they have fewer calls; if two calls do, a round is one pair."""
 QUEUED_MEMORY_SHARE = 0.003
@@ -86,12 +88,14 @@ QUEUED_MEMORY_SHARE = 0.003
 ATTEMPTS = 3
 """Measurements of a case that was disturbed or whose time is too good to be true; the last is kept, with a note."""
 LONG_US = 100.0
-"""If two calls take longer than this together, a round is one pair of blocks: such calls differ little from block to block."""
+"""If two calls take longer than this together, a round is one pair of blocks: such calls differ little from block to
+block."""
 JUDGE_TURN_SECONDS = 0.5
 """Seconds of judging on the GPU after which the lock is released, so that others get their turn."""
 JUDGE_SECONDS, JUDGE_MIN_RESULTS = 0.75, 3
-"""Seconds after which no further result of a case's timed calls (and of its captured calls) is judged, once so many are. The
-results are drawn at random after all calls were made: a call that is wrong now and then cannot know whether it is checked."""
+"""Seconds after which no further result of a case's timed calls (and of its captured calls) is judged, once so many
+are. The results are drawn at random after all calls were made: a call that is wrong now and then cannot know whether it
+is checked."""
 
 
 Check = Callable[[list[int], list[Window]], None]
@@ -168,7 +172,8 @@ def pair(
             on_round(len(rounds))
         if len(rounds) >= MIN_ROUNDS:
             spread = interval(rounds, math.inf)
-            # Repetition does not average out the noise between processes, so an interval narrower than half of it is pointless.
+            # Repetition does not average out the noise between processes, so an interval narrower than half of it is
+            # pointless.
             fastest = min(float(np.median(eager_calls)), float(np.median(candidate_calls)))
             enough = max(HALF_WIDTH, 0.5 * 1.96 * PROCESS_US / fastest)
             if (spread[2] - spread[1]) / 2 < enough or time.monotonic() - start > budget:
@@ -221,7 +226,8 @@ def time_task(task: Task, session: RunnerSession, sizes: str = "published") -> T
     # The choice of cases must not depend on the other processes on the GPU; the memory that can be reserved does.
     memory = max(memory // 2, memory - CONTEXT_BYTES * len(session.gpu.living()))
     # A task without inputs counts by its results.
-    needed = [max(compulsory_work.input_bytes(task, c), int(compulsory_work.declared_bytes(task, c) or 0)) for c in cases]
+    declared = [int(compulsory_work.declared_bytes(task, c) or 0) for c in cases]
+    needed = [max(compulsory_work.input_bytes(task, c), d) for c, d in zip(cases, declared, strict=True)]
     largest = max(needed)
     candidates = [RunnerContestant(session, case) for case in cases]
     work: list[_CaseWork] = []
@@ -231,8 +237,8 @@ def time_task(task: Task, session: RunnerSession, sizes: str = "published") -> T
         seeds = [inputs.case_seed(session.secret, task.id, split, index, k) for k in range(input_windows.MAX_DRAWS)]
         return InputWindows.draw(task, cases[index], seeds, session.backend)
 
-    # All cases are compiled before the GPU is held alone, on values of their own that no timed call sees again. These values
-    # are freed before the grading waits.
+    # All cases are compiled before the GPU is held alone, on values of their own that no timed call sees again. These
+    # values are freed before the grading waits.
     early, kept_bytes = dict[int, InputWindows](), 0
     for index, candidate in enumerate(candidates):
         with session.gpu.room(COMPILE_MEMORY * needed[index] / (SHARE * memory)), session.gpu.using():
@@ -253,8 +259,8 @@ def time_task(task: Task, session: RunnerSession, sizes: str = "published") -> T
     def draw_timed(index: int) -> InputWindows:
         return early.pop(index, None) or draw(index, "time")
 
-    # A case that needs more memory than the rest reserves the difference before it queues for the GPU: a grading that holds
-    # the GPU alone must not wait for memory.
+    # A case that needs more memory than the rest reserves the difference before it queues for the GPU: a grading that
+    # holds the GPU alone must not wait for memory.
     more = (MEASURE_MEMORY * largest - (1 - SHARE) * 0.8 * memory) / (SHARE * memory)
     with session.gpu.room(more) if more > 0 else contextlib.nullcontext():
         measured, device = _measure_all(task, session, candidates, work, draw_timed)
@@ -308,7 +314,8 @@ class _CaseWork:
         result_bytes = sum(o.numel() * o.element_size() for o in expected.native)
         kept_bytes = result_bytes + sum(o.numel() * o.element_size() for o in expected.native_written.values())
         ideal = compulsory_work.ideal_bytes(task, case, args, expected)
-        tensor_bytes = kept_bytes + sum(v.numel() * v.element_size() for v in args.values() if isinstance(v, torch.Tensor))
+        tensors = [v for v in args.values() if isinstance(v, torch.Tensor)]
+        tensor_bytes = kept_bytes + sum(v.numel() * v.element_size() for v in tensors)
         return cls(result_bytes, kept_bytes, ideal, compulsory_work.flops(task, case, args), tensor_bytes)
 
 
@@ -349,7 +356,9 @@ def _measure_all(
         for index, candidate in enumerate(candidates):
             eager = EagerContestant(task, candidate.case, session.backend)
             try:
-                measured.append(_measure(task, candidate, eager, draw_timed(index), work[index], found, telemetry, notes))
+                windows = draw_timed(index)
+                measured.append(_measure(task, candidate, eager, windows, work[index], found, telemetry, notes))
+                del windows
             finally:
                 eager.watch.close()
             _give_back()
@@ -379,9 +388,9 @@ def _summary(measured: Sequence[_Measured], rows: Sequence[CaseTime], device: _D
     ratio = math.exp(sum(map(math.log, floors)) / len(floors)) if floors else None
     return Timing(
         speedup=math.exp(mean), low=math.exp(mean - down), high=math.exp(mean + up), floor_ratio=ratio,
-        cases=tuple(rows), device=torch.cuda.get_device_name(0), before=device.before.to_dict() if device.before else None,
-        after=device.after.to_dict() if device.after else None, notes=tuple(device.notes),
-        roofline=device.roofline.to_dict(),
+        cases=tuple(rows), device=torch.cuda.get_device_name(0), notes=tuple(device.notes),
+        before=device.before.to_dict() if device.before else None,
+        after=device.after.to_dict() if device.after else None, roofline=device.roofline.to_dict(),
     )  # fmt: skip
 
 
@@ -398,8 +407,8 @@ class _Measured:
 
 
 def _measure(
-    task: Task, candidate: RunnerContestant, eager: EagerContestant, windows: InputWindows, work: _CaseWork, roofline: Roofline,
-    telemetry: Telemetry, notes: list[str],
+    task: Task, candidate: RunnerContestant, eager: EagerContestant, windows: InputWindows, work: _CaseWork,
+    roofline: Roofline, telemetry: Telemetry, notes: list[str],
 ) -> _Measured:  # fmt: skip
     """Measure one case, with the GPU held alone.
 
@@ -422,14 +431,15 @@ def _measure(
     candidate.lay(windows, result_bytes)
     candidate.warm()
     results: list[tuple[Window, Fetched]] = []
-    # Results are kept until the GPU is free again. The statistical judges work on the host and take long: three results.
+    # Results are kept until the GPU is free again. The statistical judges work on the host and take long: three
+    # results.
     few = isinstance(task.truth, Sample | Windows)
     most = 3 if few else max(3, min(MAX_KEPT_RESULTS, MAX_KEPT_BYTES // max(1, work.kept_bytes)))
     seen = 0
 
     def check(order: list[int], drawn: list[Window]) -> None:
-        # Any timed call may be judged, and the runner learns which one after all calls of its block: a kernel that works only
-        # now and then is detected. Reservoir sampling keeps each of the results with the same chance.
+        # Any timed call may be judged, and the runner learns which one after all calls of its block: a kernel that
+        # works only now and then is detected. Reservoir sampling keeps each of the results with the same chance.
         nonlocal seen
         seen += 1
         place = len(results) if len(results) < most else secrets.randbelow(seen)
@@ -521,7 +531,8 @@ def _belief(task: Task, work: _CaseWork, roofline: Roofline, paired: Paired) -> 
         why = f"the floor of {floor_us:.1f} us is wrong: eager itself took {paired.eager_us:.1f} us"
         return _Belief(None, why)
     if claimed < rooflines.IMPOSSIBLE * floor_us:
-        return _Belief(floor_us, f"{claimed:.1f} us, the device needs {floor_us:.1f} us to move the data", impossible=True)
+        why = f"{claimed:.1f} us, the device needs {floor_us:.1f} us to move the data"
+        return _Belief(floor_us, why, impossible=True)
     share = floor_us / claimed
     if share > max(rooflines.PLAUSIBLE, rooflines.BESIDE_EAGER * floor_us / paired.eager_us):
         return _Belief(floor_us, f"{claimed:.1f} us is {share:.2f} of the roofline", void=True)
@@ -579,7 +590,8 @@ def _case_time(task: Task, one: _Measured, device: _DeviceReport) -> CaseTime:
         detail = f"{case.label()}: {belief.doubt}"
         raise GradingAborted(Verdict.REJECTED, detail, [Violation("impossible_speed", detail)])
     if belief.doubt is not None:
-        notes.append(f"{case.label()}: in {ATTEMPTS} attempts {belief.doubt}{'; not believed unexplained' if belief.void else ''}")
+        unexplained = "; not believed unexplained" if belief.void else ""
+        notes.append(f"{case.label()}: in {ATTEMPTS} attempts {belief.doubt}{unexplained}")
     return CaseTime(
         case=case.label(), eager_us=round(paired.eager_us, 3), candidate_us=round(paired.candidate_us, 3),
         speedup=math.exp(paired.log_ratio), low=math.exp(paired.low), high=math.exp(paired.high), pairs=paired.pairs,

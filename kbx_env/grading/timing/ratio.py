@@ -10,9 +10,9 @@ import numpy as np
 from scipy.special import stdtrit
 
 PROCESS_US = 0.11
-"""Standard deviation in microseconds between two fresh processes that time the same kernel. It is the same for kernels of 4, 12
-and 36 us. Moving the buffers, warm code, or several calls between two readings do not reduce it: it depends on what the driver
-allots to a process. Measured on an H200 (docs/measurements)."""
+"""Standard deviation in microseconds between two fresh processes that time the same kernel. It is the same for kernels
+of 4, 12 and 36 us. Moving the buffers, warm code, or several calls between two readings do not reduce it: it depends on
+what the driver allots to a process. Measured on an H200 (docs/measurements)."""
 MAX_SKEW = 1.25
 """Largest factor between eager's median call and the mean of its blocks."""
 
@@ -43,7 +43,8 @@ class Paired:
         return max(mean, self.eager_us) > MAX_SKEW * min(mean, self.eager_us)
 
     def by_medians(self) -> Paired:
-        """Return a skewed result with a ratio of at most that of the median calls, and the uncertainty of its rounds."""
+        """Return a skewed result with a ratio of at most that of the median calls, and the uncertainty of its
+        rounds."""
         ratio = min(self.log_ratio, math.log(self.eager_us / self.candidate_us))
         return replace(self, log_ratio=ratio, low=ratio - (self.log_ratio - self.low), high=max(self.high, ratio))
 
@@ -51,8 +52,8 @@ class Paired:
 def interval(rounds: Sequence[float], us: float) -> tuple[float, float, float]:
     """Return the mean of the rounds' log-ratios and its 95 % interval.
 
-    The half-width is Student's t over the rounds and, in quadrature, ``PROCESS_US``: noise that no repetition in the same two
-    processes averages out.
+    The half-width is Student's t over the rounds and, in quadrature, ``PROCESS_US``: noise that no repetition in the
+    same two processes averages out.
 
     Args:
         rounds: log-ratio of each round.
@@ -68,6 +69,7 @@ def interval(rounds: Sequence[float], us: float) -> tuple[float, float, float]:
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """Return the mean without the lowest and the highest: as robust as a median, but not a multiple of the clock's ticks."""
+    """Return the mean without the lowest and the highest: as robust as a median, but not a multiple of the clock's
+    ticks."""
     kept = sorted(values)[1:-1] if len(values) > 2 else values
     return sum(kept) / len(kept)

@@ -1,8 +1,8 @@
 """The roofline of a GPU: its physical limits, and the ceilings that were measured, kept apart.
 
-A submission is refused for its speed only if it beats a physical limit: the bytes that the memory's clock and bus width can
-carry, or the operations of the data sheet. A measured ceiling depends on the load of the machine while it is measured. It is
-kept for reports, and decides nothing where the physical limits are known.
+A submission is refused for its speed only if it beats a physical limit: the bytes that the memory's clock and bus width
+can carry, or the operations of the data sheet. A measured ceiling depends on the load of the machine while it is
+measured. It is kept for reports, and decides nothing where the physical limits are known.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from kbx_env.spec.criteria import QuantizationScheme
 from kbx_env.spec.task import Task
 
 IMPOSSIBLE = 0.95
-"""A time below this share of the physical floor is impossible. The physical limits are exact to a few parts in a thousand; GPU
-events have a resolution of 0.5 us."""
+"""A time below this share of the physical floor is impossible. The physical limits are exact to a few parts in a
+thousand; GPU events have a resolution of 0.5 us."""
 PLAUSIBLE = 0.95
-"""Share of the physical roofline above which a time is void until a person has explained it. Expert kernels reach 0.86 on an
-H200 (docs/measurements)."""
+"""Share of the physical roofline above which a time is void until a person has explained it. Expert kernels reach 0.86
+on an H200 (docs/measurements)."""
 BESIDE_EAGER = 1.05
-"""A time above ``PLAUSIBLE`` is void only if its share of the roofline is also above this factor times eager's share in the same
-case."""
+"""A time above ``PLAUSIBLE`` is void only if its share of the roofline is also above this factor times eager's share in
+the same case."""
 BOOST = 1.1
-"""Factor from the data sheet's operations per second to the operations at the highest clock: an H200 boosts to 1,980 MHz, and
-its data sheet's peak assumes 1,830 MHz (8 % less)."""
+"""Factor from the data sheet's operations per second to the operations at the highest clock: an H200 boosts to 1,980
+MHz, and its data sheet's peak assumes 1,830 MHz (8 % less)."""
 COPY_SHARE = 0.8
-"""Share of the memory's peak that a long copy reaches at least (0.88 on an H200: 4.26 of 4.82 TB/s). Where the peak is not known,
-the measured copy divided by this is the estimate."""
+"""Share of the memory's peak that a long copy reaches at least (0.88 on an H200: 4.26 of 4.82 TB/s). Where the peak is
+not known, the measured copy divided by this is the estimate."""
 
 KEPT_SECONDS = 86_400.0
 """Seconds after which ceilings are measured again: a card may throttle later."""
@@ -211,7 +211,8 @@ def checked(limits: Roofline, measured: Ceilings) -> Roofline:
 
 @functools.cache
 def roofline(device: str = "cuda", kept: Path | None = None) -> Roofline:
-    """Return the roofline of this process's GPU. Call it while the GPU is held alone: the first call on a machine measures.
+    """Return the roofline of this process's GPU. Call it while the GPU is held alone: the first call on a machine
+    measures.
 
     Args:
         device: of torch.
@@ -225,7 +226,8 @@ def roofline(device: str = "cuda", kept: Path | None = None) -> Roofline:
         if kept is not None and time.time() - kept.stat().st_mtime < KEPT_SECONDS:
             data = json.loads(kept.read_text())
             runs = {name: tuple(map(float, values)) for name, values in data["runs"].items()}
-            return checked(limits, Ceilings(float(data["copy"]), float(data["product"]), runs, bool(data["agreed"]), data["made"]))
+            copy, product, agreed = float(data["copy"]), float(data["product"]), bool(data["agreed"])
+            return checked(limits, Ceilings(copy, product, runs, agreed, data["made"]))
     measured = measure_ceilings(device)
     # Runs that never agreed are not stored: the next process measures again.
     if kept is not None and measured.agreed:

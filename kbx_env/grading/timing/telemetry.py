@@ -1,7 +1,7 @@
 """Telemetry of a GPU while it is timed: clocks, temperature, power, throttling, other processes.
 
-The driver is asked through NVML where ``pynvml`` is installed, and through ``nvidia-smi`` otherwise. Values that neither reports
-are ``None``.
+The driver is asked through NVML where ``pynvml`` is installed, and through ``nvidia-smi`` otherwise. Values that
+neither reports are ``None``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 HARDWARE = {0x08: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
-"""Bits of NVML's clock event reasons that make a time invalid. A power cap, which the work itself may reach, is not included."""
+"""Bits of NVML's clock event reasons that make a time invalid. A power cap, which the work itself may reach, is not
+included."""
 _QUERY = "clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_throttle_reasons.active"
 
 
@@ -46,8 +47,8 @@ class Reading:
 def disturbance(before: Reading | None, after: Reading | None, ours: Collection[int]) -> str | None:
     """Return a text if the time between two readings was disturbed.
 
-    Other processes can be told from the grader's only if at least one of the grader's ids appears in a reading. Otherwise the
-    ids belong to another namespace, and only processes that start or end are counted.
+    Other processes can be told from the grader's only if at least one of the grader's ids appears in a reading.
+    Otherwise the ids belong to another namespace, and only processes that start or end are counted.
 
     Args:
         before: the first reading.
