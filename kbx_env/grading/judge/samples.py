@@ -71,34 +71,38 @@ def rule(
         found = numbers if isinstance(numbers, str) else _uniform(numbers, coarse=truth.law == "binomial")
         if isinstance(found, str):
             return Ruling(False, f"as probabilities of the samples: {found}" if truth.law == "binomial" else found)
-        shared = _in_common(truth, y, found, lines.values())
+        what = "generators in different states" if seeded else "two calls"
+        shared = _in_common(truth, what, y, found, lines.values())
         if shared:
-            return Ruling(False, f"{'generators in different states' if seeded else 'two calls'} gave {shared}")
+            return Ruling(False, shared)
         lines[state] = y, found
     return _not_drawn_before(truth, list(lines.values()), earlier)
 
 
-def _in_common(truth: Sample, y: torch.Tensor, line: Line, others: Iterable[tuple[torch.Tensor, Line]]) -> str:
+def _in_common(
+    truth: Sample, what: str, y: torch.Tensor, line: Line, others: Iterable[tuple[torch.Tensor, Line]]
+) -> str:  # fmt: skip
     """Compare the samples of a call with those of other calls whose generator had another state.
 
     Args:
         truth: the distribution.
+        what: names the calls in the text.
         y: the samples.
         line: the same as centred uniform numbers.
         others: samples and numbers of the other calls.
 
     Returns:
-        What they have in common; empty if nothing.
+        A text that says what they have in common; empty if nothing.
     """
     uniform = truth.law == "uniform01"
     for other, other_line in others:
         if y.numel() >= 4 and same_bits(other, y) and uniform:
-            return "the same samples"
+            return f"{what} gave the same samples"
         common = randomness.related(other_line, line) if line.n >= FEW else None
         if common:
-            return f"correlated samples ({common})"
+            return f"{what} gave correlated samples ({common})"
         if uniform and _shared(other, y):
-            return "the same numbers, in whatever order"
+            return f"{what} gave the same numbers, in whatever order"
     return ""
 
 
