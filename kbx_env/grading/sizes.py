@@ -76,7 +76,7 @@ def work(task: Task, case: Case) -> tuple[float, float]:
 
 
 def similar(task: Task, published: Case, other: Case) -> bool:
-    """Return whether the work of a case is within the bounds of its published counterpart's."""
+    """Return whether the work of ``other`` is within ``LEAST`` to ``MOST`` times that of its published counterpart."""
     pairs = zip(work(task, other), work(task, published), strict=True)
     return all(LEAST * reference <= found <= MOST * reference for found, reference in pairs)
 

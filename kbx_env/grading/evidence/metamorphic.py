@@ -34,6 +34,7 @@ _DONE = {
     "roundings": ("numbers rounded to int8", "with other numbers out of the roundings to int8"),
     "bytes": ("bytes loaded and unpacked", "with other bytes out of memory, two int4 weights in each"),
 }
+"""By ``QuantizationScheme.disturb``: what is counted, and how the call was executed again; for messages."""
 
 
 def neighbours(rng: random.Random) -> list[int]:

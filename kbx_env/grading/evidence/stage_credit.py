@@ -38,8 +38,10 @@ COARSE_DB = 10.0
 MARGIN_DB = 40.0
 """A deviation this many decibels below the scheme's own noise gets full credit."""
 _STAGE_OF = {"products": "product", "bytes": "packing"}
+"""By ``QuantizationScheme.disturb``: the stage that holds if the result changes with exchanged integers."""
 _OWN = {"products": ("scale", "rounding", "clamp", "product"), "bytes": ("scale", "rounding", "clamp", "packing"),
         "roundings": ("scale", "rounding", "clamp")}  # fmt: skip
+"""By ``QuantizationScheme.disturb``: the stages before dequantization."""
 
 
 def names(truth: QuantizationScheme) -> tuple[str, ...]:

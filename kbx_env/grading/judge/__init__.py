@@ -104,7 +104,8 @@ def _rule(
         case Invariant():
             return invariant.rule(truth, args, expected, answers[0])
         case Dropout():
-            return statistical.rule_dropout(truth, task, case, args, expected, answers, device, timed=timed, earlier=earlier)
+            more: dict[str, Any] = {"timed": timed, "earlier": earlier}
+            return statistical.rule_dropout(truth, task, case, args, expected, answers, device, **more)
         case QuantizationScheme():
             return contract.rule(truth, task, case, args, expected, answers[0], device)
         case Sample():

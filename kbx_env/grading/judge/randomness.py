@@ -111,8 +111,10 @@ def _worst(sums: torch.Tensor, terms: torch.Tensor, var: float, most: float, loo
 
 
 def _highest(sums: torch.Tensor, terms: torch.Tensor, var: float, most: float, looks: int) -> torch.Tensor:
-    """Return the largest ratio of a sum to its limit as a tensor on the device: reading it back would make the host
-    wait."""
+    """Return the largest ratio of a sum to its limit; arguments as for ``limit``.
+
+    The result stays a tensor on the device: reading it back would make the host wait.
+    """
     return (sums.abs() / limit(terms, var, most, looks)).max()
 
 

@@ -47,3 +47,4 @@ class Ruling:
 
 
 PASSED = Ruling(True)
+"""The ruling on a correct answer."""

@@ -137,8 +137,9 @@ def beside(
 
 def _with(case: CaseTime, kept: Kept | None) -> CaseTime:
     """Return a case's times with ``compiled_us``, if its ratio is known."""
-    known = kept is not None and kept.ratio is not None
-    return replace(case, compiled_us=round(case.eager_us * kept.ratio, 3)) if known else case  # type: ignore[union-attr,operator]
+    if kept is None or kept.ratio is None:
+        return case
+    return replace(case, compiled_us=round(case.eager_us * kept.ratio, 3))
 
 
 def _known(

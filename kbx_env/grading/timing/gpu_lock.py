@@ -294,8 +294,10 @@ class GpuHold:
         return self._hold(None if self._gpu_lock is None else self._gpu_lock.shared, "shared")
 
     def alone(self) -> AbstractContextManager[None]:
-        """Return a context in which the GPU is held exclusively. Within ``using`` it raises: it would wait for
-        itself."""
+        """Return a context in which the GPU is held exclusively.
+
+        Within ``using`` it raises ``RuntimeError``: it would wait for itself.
+        """
         return self._hold(None if self._gpu_lock is None else self._gpu_lock.alone, "alone")
 
     @contextlib.contextmanager

@@ -51,6 +51,7 @@ BLOCK = 5
 PAIRS = 2
 """Pairs of blocks in one round."""
 MIN_ROUNDS, MAX_ROUNDS = 6, 24
+"""Fewest rounds of a case, unless ``EARLY_ROUNDS`` are enough, and most."""
 EARLY_ROUNDS = 4
 """Stop after so many rounds if the half-width of the interval is below ``EARLY_HALF_WIDTH``; where the whole interval
 lies beyond ``CLEAR_LOG_RATIO``, below ``CLEAR_HALF_WIDTH`` or below ``CLEAR_RELATIVE_WIDTH`` of the log-ratio is

@@ -19,6 +19,7 @@ HARDWARE = {0x08: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware
 """Bits of NVML's clock event reasons that make a time invalid. A power cap, which the work itself may reach, is not
 included."""
 _QUERY = "clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_throttle_reasons.active"
+"""Fields to query from ``nvidia-smi``, in the order in which ``_from_tool`` reads them."""
 
 
 @dataclass(frozen=True)
