@@ -64,11 +64,11 @@ class Phases:
 
     def watch_all(self) -> None:
         """The steps of a timing."""
-        self.watch(contestants.RunnerSide, "_ask", lambda side, header, *a, **k: f"runner: {header['do']}")
+        self.watch(contestants.RunnerContestant, "_ask", lambda side, header, *a, **k: f"runner: {header['do']}")
         for method in ("__init__", "prepare", "shuffle", "measure"):
-            self.watch(contestants.EagerSide, method, f"eager: {method.strip('_')}")
-        self.watch(contestants.RunnerSide, "fetch", "results, the grader's part")
-        self.watch(contestants.RunnerSide, "lay", "inputs, the grader's part")
+            self.watch(contestants.EagerContestant, method, f"eager: {method.strip('_')}")
+        self.watch(contestants.RunnerContestant, "fetch", "results, the grader's part")
+        self.watch(contestants.RunnerContestant, "lay", "inputs, the grader's part")
         self.watch(paired, "pair", "pairs, the grader's part")
         self.watch(paired, "_give_back", "memory given back")
         self.watch(reference, "expect", "reference")

@@ -42,7 +42,7 @@ def self_against_self(grader: Grader, task_id: str, case_index: int, repeats: in
         for _ in range(2):
             talk = RunnerSession(grader.zygote(), task, "cuda", secret, "eval", 60)
             talk.load((expert_source(task_id) or "").encode())
-            sides.append(clock.RunnerSide(talk, case))
+            sides.append(clock.RunnerContestant(talk, case))
         slots = [
             inputs.draw(task, case, inputs.case_seed(secret, task.id, "time", case_index, k))
             for k in range(clock.SLOTS)
@@ -51,9 +51,9 @@ def self_against_self(grader: Grader, task_id: str, case_index: int, repeats: in
             side.prepare(slots)
         paired = clock.pair(*sides)
         for side in sides:
-            side.talk.__exit__()
+            side.session.__exit__()
         rows.append({
-            "task": task_id, "case": case.label(), "us": paired.a_us, "ratio": math.exp(paired.log_ratio),
+            "task": task_id, "case": case.label(), "us": paired.eager_us, "ratio": math.exp(paired.log_ratio),
             "low": math.exp(paired.low), "high": math.exp(paired.high), "pairs": paired.pairs,
             "holds": paired.low <= 0 <= paired.high,
         })  # fmt: skip

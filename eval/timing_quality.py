@@ -112,18 +112,18 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
         gpu, eager = sessions[0].gpu, None
         with gpu.using():
             ring = InputWindows.draw(
-                task, case, [inputs.case_seed(secret, task.id, "quality", 0, k) for k in range(input_windows.MORE)], "cuda"
+                task, case, [inputs.case_seed(secret, task.id, "quality", 0, k) for k in range(input_windows.MAX_DRAWS)], "cuda"
             )
-        runners = [clock.RunnerSide(s, case) for s in sessions]
+        runners = [clock.RunnerContestant(s, case) for s in sessions]
         for side in runners:
             side.prepare(ring)
         if first is None:
-            eager = contestants.EagerSide(task, case)
+            eager = contestants.EagerContestant(task, case)
             with gpu.using():
                 eager.prepare(ring)
         with gpu.alone():
             start = time.perf_counter()
-            paired = clock.pair(eager or runners[0], runners[-1], ring=ring)
+            paired = clock.pair(eager or runners[0], runners[-1], windows=ring)
             alone = time.perf_counter() - start
         if eager is not None:
             eager.watch.close()
@@ -131,7 +131,7 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
         for session in sessions:
             session.__exit__()
     return {
-        "kind": kind, "task": task_id, "size": size, "us": paired.b_us, "ratio": math.exp(paired.log_ratio),
+        "kind": kind, "task": task_id, "size": size, "us": paired.candidate_us, "ratio": math.exp(paired.log_ratio),
         "low": math.exp(paired.low), "high": math.exp(paired.high), "pairs": paired.pairs, "alone_seconds": alone,
         "seconds": time.perf_counter() - began,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Secret inputs: drawn from a seed that no submission can know, in fp64, then rounded to the tensor's dtype."""
+"""Draws secret inputs from a seed that submissions cannot know: in fp64, then rounded to the tensor's dtype."""
 
 from __future__ import annotations
 
@@ -14,30 +14,51 @@ from kbx_env.spec import input_distributions as dists
 from kbx_env.spec.task import Case, Task, shape_of
 
 LARGE = 1 << 20
-"""Above this size fp32 normals stand in for fp64 ones: dense enough, and four times faster for timing cases."""
+"""Tensors with more elements are drawn in fp32: dense enough, and four times faster for timing cases."""
 
 
 def _hash63(domain: str, *parts: bytes) -> int:
-    # Every part carries its length: no two lists of parts give the same text.
+    """Return 63 bits of a hash."""
+    # The length of each part is hashed as well, so that different lists of parts never give the same text.
     text = domain.encode() + b"".join(len(p).to_bytes(8, "little") + p for p in parts)
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
 
 
 def case_seed(secret: bytes, task_id: str, split: str, case_index: int, repeat: int) -> int:
-    """63 bits from the secret; splits, cases and repeats never share a seed."""
+    """Derive a seed from the secret; every split, case and repeat has its own.
+
+    Args:
+        secret: of the grading.
+        task_id: the task.
+        split: ``train`` or ``eval``, with a suffix for other purposes.
+        case_index: index of the case.
+        repeat: index of the draw.
+
+    Returns:
+        63 bits.
+    """
     return _hash63("kbx-inputs", secret, task_id.encode(), split.encode(), b"%d" % case_index, b"%d" % repeat)
 
 
 def generator_seed(seed: int, name: str) -> int:
-    """The seed of one named stream of a call (a tensor, a ``torch.Generator`` argument)."""
+    """Return the seed of one tensor or ``torch.Generator`` argument of a call: 63 bits from the call's seed and the
+    name."""
     return _hash63("kbx-stream", b"%d" % seed, name.encode())
 
 
 def draw(task: Task, case: Case, seed: int, device: str = "cpu") -> dict[str, Any]:
-    """All arguments of one call but ``out``, by parameter name; tensors on ``device`` in the case's layouts.
+    """Draw all arguments of one call except ``out``.
 
-    A seed gives other values on another device: where they are large they are drawn where they are needed.
-    Markers (``DtypeArg``, ``GeneratorArg``, ``DeviceArg``) stay markers.
+    Args:
+        task: the task.
+        case: the case.
+        seed: from ``case_seed``. It gives different values on different devices, because large tensors are drawn where
+            they are needed.
+        device: of the tensors.
+
+    Returns:
+        Arguments by name; tensors in the declared dtypes and the case's layouts. Markers (``DtypeArg``,
+        ``GeneratorArg``, ``DeviceArg``) stay markers.
     """
     args: dict[str, Any] = {}
     parts = {n: [t for t in task.takes if t.partition(".")[0] == n] or [n] for n in task.signature.parameters}
@@ -47,9 +68,9 @@ def draw(task: Task, case: Case, seed: int, device: str = "cpu") -> dict[str, An
             if t.optional and name not in case.given:
                 continue
             dtype = DTYPES[case.dtypes.get(name, t.dtype)]
-            law = case.draws.get(name) or t.draw or case.draw
+            distribution = case.draws.get(name) or t.draw or case.draw
             generator = torch.Generator(device).manual_seed(generator_seed(seed, name))
-            values = _values(law, shape_of(t, case.axes), case, generator, dtype)
+            values = _values(distribution, shape_of(t, case.axes), case, generator, dtype)
             args[name] = _laid_out(_rounded(values, dtype), case.layouts.get(name))
         elif name in case.args and name != "out":
             args[name] = case.args[name]
@@ -57,6 +78,7 @@ def draw(task: Task, case: Case, seed: int, device: str = "cpu") -> dict[str, An
 
 
 def _rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return values in a dtype: booleans are True above 0, integers are rounded to the nearest."""
     if dtype is torch.bool:
         return values > 0
     if not (dtype.is_floating_point or dtype.is_complex):
@@ -65,6 +87,7 @@ def _rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _bound(high: int | str, case: Case) -> int:
+    """Return a bound of ``Ints``, which may be the name of an axis."""
     if not isinstance(high, str):
         return high
     if high not in case.axes:
@@ -74,7 +97,8 @@ def _bound(high: int | str, case: Case) -> int:
 
 
 def _distinct(n: int, dtype: torch.dtype, g: torch.Generator) -> torch.Tensor:
-    # eps = 2**-p for p explicit mantissa bits: integers up to 2**(p + 1) are exact, beyond them ties appear.
+    """Return a random permutation of 0 .. n - 1 in fp64; ``dtype`` must hold all of them exactly."""
+    # eps = 2**-p for p explicit mantissa bits: integers up to 2**(p + 1) are exact, larger ones may coincide.
     if dtype.is_floating_point:
         room = int(2 / torch.finfo(dtype).eps)
     else:
@@ -85,23 +109,42 @@ def _distinct(n: int, dtype: torch.dtype, g: torch.Generator) -> torch.Tensor:
 
 
 def _places(shape: tuple[int, ...], size: int, dim: int, g: torch.Generator) -> torch.Tensor:
+    """Return random positions below ``size``, all different along axis ``dim``, in fp64."""
     dim %= len(shape)
     if shape[dim] > size:
         raise DeclarationError(f"Places: an axis of {shape[dim]} has no different positions below {size}")
-    whole = (*shape[:dim], size, *shape[dim + 1 :])
-    return torch.rand(whole, generator=g, device=g.device).argsort(dim).narrow(dim, 0, shape[dim]).to(torch.float64)
+    extended = (*shape[:dim], size, *shape[dim + 1 :])
+    return torch.rand(extended, generator=g, device=g.device).argsort(dim).narrow(dim, 0, shape[dim]).to(torch.float64)
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
-    """Orthonormal columns, uniformly distributed: QR with the signs of the diagonal taken out."""
+    """Return orthonormal columns (of a wide matrix, rows) with the uniform (Haar) distribution.
+
+    They are Q of QR with R's diagonal made positive; x must have independent normal elements (Mezzadri, 2007).
+    """
     q, r = torch.linalg.qr(x if x.shape[-2] >= x.shape[-1] else x.mT)
     d = r.diagonal(dim1=-2, dim2=-1)
     q = q * (d / d.abs()).unsqueeze(-2)
     return q if x.shape[-2] >= x.shape[-1] else q.mT
 
 
-def _matrix(law: dists.Distribution, shape: tuple[int, ...], g: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
-    """Laws of whole matrices, which act on the last two axes."""
+def _matrix(
+    distribution: dists.Distribution, shape: tuple[int, ...], g: torch.Generator, dtype: torch.dtype
+) -> torch.Tensor:
+    """Draw matrices from a distribution of whole matrices.
+
+    Args:
+        distribution: one of ``MATRICES``.
+        shape: of the tensor; the last two axes are the matrices.
+        g: generator on the device of the tensor.
+        dtype: of the tensor: real or complex.
+
+    Returns:
+        fp64 or complex128 values of ``shape``.
+
+    Raises:
+        DeclarationError: no such distribution.
+    """
     kind = torch.complex128 if dtype.is_complex else torch.float64
     m, n = shape[-2:]
 
@@ -109,7 +152,7 @@ def _matrix(law: dists.Distribution, shape: tuple[int, ...], g: torch.Generator,
         return torch.randn(size or shape, generator=g, dtype=kind, device=g.device)
 
     eye = torch.eye(m, n, dtype=kind, device=g.device)
-    match law:
+    match distribution:
         case dists.SPD(shift):
             x = normal()
             return x @ x.mH / n + shift * eye
@@ -131,22 +174,56 @@ def _matrix(law: dists.Distribution, shape: tuple[int, ...], g: torch.Generator,
             v = u if symmetric else _unit(normal(*shape[:-2], n, k))
             x = u * s.to(g.device, kind) @ v.mH
             return (x + x.mH) / 2 if symmetric else x
-    raise DeclarationError(f"no way to draw {law}")
+    raise DeclarationError(f"no way to draw {distribution}")
 
 
 MATRICES = (dists.SPD, dists.Symmetric, dists.Dominant, dists.Triangular, dists.Orthogonal, dists.Spectrum)
+"""Distributions of whole matrices."""
 
 
-def _values(law: dists.Distribution, shape: tuple[int, ...], case: Case, g: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+def _values(
+    distribution: dists.Distribution, shape: tuple[int, ...], case: Case, g: torch.Generator, dtype: torch.dtype
+) -> torch.Tensor:
+    """Draw the values of one tensor.
+
+    Args:
+        distribution: of the tensor.
+        shape: of the tensor.
+        case: has the sizes that bounds refer to.
+        g: generator on the device of the tensor.
+        dtype: of the tensor; the values are not rounded to it yet.
+
+    Returns:
+        Values of ``shape``, usually fp64; of large tensors some distributions draw fp32, and integers stay int64.
+    """
     n = math.prod(shape)
     if n == 0:
         return torch.zeros(shape, dtype=torch.float64, device=g.device)
-    if isinstance(law, MATRICES):
-        return _matrix(law, shape, g, dtype)
+    if isinstance(distribution, MATRICES):
+        return _matrix(distribution, shape, g, dtype)
     if dtype.is_complex:
         part = torch.float32 if dtype is torch.complex64 else torch.float64
-        return torch.complex(*(_values(law, shape, case, g, part).to(torch.float64) for _ in range(2)))
+        return torch.complex(*(_values(distribution, shape, case, g, part).to(torch.float64) for _ in range(2)))
     kind = torch.float64 if n <= LARGE or dtype is torch.float64 else torch.float32
+    drawn = _independent(distribution, shape, case, g, kind)
+    return _arranged(distribution, shape, g, dtype) if drawn is None else drawn
+
+
+def _independent(
+    distribution: dists.Distribution, shape: tuple[int, ...], case: Case, g: torch.Generator, kind: torch.dtype
+) -> torch.Tensor | None:
+    """Draw values whose elements are independent.
+
+    Args:
+        distribution: of the tensor.
+        shape: of the tensor.
+        case: has the sizes that bounds refer to.
+        g: generator on the device of the tensor.
+        kind: dtype in which to draw.
+
+    Returns:
+        The values; ``None`` for other distributions.
+    """
 
     def normal() -> torch.Tensor:
         return torch.randn(shape, generator=g, dtype=kind, device=g.device)
@@ -154,7 +231,7 @@ def _values(law: dists.Distribution, shape: tuple[int, ...], case: Case, g: torc
     def uniform() -> torch.Tensor:
         return torch.rand(shape, generator=g, dtype=kind, device=g.device)
 
-    match law:
+    match distribution:
         case dists.Normal(mean, scale, clamp):
             x = mean + scale * normal()
             return x.clamp(-clamp, clamp) if clamp is not None else x
@@ -166,12 +243,40 @@ def _values(law: dists.Distribution, shape: tuple[int, ...], case: Case, g: torc
             return low + (high - low) * uniform()
         case dists.HalfNormal(offset, scale):
             return offset + scale * normal().abs()
+        case dists.Ints(low, high, special, p):
+            # Stays int64: large integers differ in bits that no floating-point number holds.
+            x = torch.randint(low, _bound(high, case), shape, generator=g, device=g.device)
+            return torch.where(uniform() < p, special, x) if special is not None else x
+        case dists.Bernoulli(p):
+            return (uniform() < p).to(kind)
+        case dists.Choice(values):
+            picks = torch.randint(0, len(values), shape, generator=g, device=g.device)
+            return torch.tensor(values, dtype=torch.float64, device=g.device)[picks]
+    return None
+
+
+def _arranged(
+    distribution: dists.Distribution, shape: tuple[int, ...], g: torch.Generator, dtype: torch.dtype
+) -> torch.Tensor:
+    """Draw values that are fixed up to their order or signs.
+
+    Args:
+        distribution: of the tensor.
+        shape: of the tensor, with at least one element.
+        g: generator on the device of the tensor.
+        dtype: of the tensor, in which distinct values must stay distinct.
+
+    Returns:
+        fp64 values of ``shape``.
+
+    Raises:
+        DeclarationError: no such distribution.
+    """
+    n = math.prod(shape)
+    match distribution:
         case dists.Literal(values):
-            return (
-                torch.tensor(values, dtype=torch.float64, device=g.device)
-                .repeat(n // len(values) + 1)[:n]
-                .reshape(shape)
-            )
+            listed = torch.tensor(values, dtype=torch.float64, device=g.device)
+            return listed.repeat(n // len(values) + 1)[:n].reshape(shape)
         case dists.Shuffled(values):
             order = torch.randperm(n, generator=g, device=g.device)
             return torch.tensor(values, dtype=torch.float64, device=g.device)[order % len(values)].reshape(shape)
@@ -183,32 +288,24 @@ def _values(law: dists.Distribution, shape: tuple[int, ...], case: Case, g: torc
             return _places(shape, size, dim, g)
         case dists.Linspace(low, high):
             return torch.linspace(low, high, n, dtype=torch.float64, device=g.device).reshape(shape)
-        case dists.Ints(low, high, special, p):
-            # Large integers differ in bits that no floating-point number holds.
-            x = torch.randint(low, _bound(high, case), shape, generator=g, device=g.device)
-            return torch.where(uniform() < p, special, x) if special is not None else x
         case dists.Distinct():
             return _distinct(n, dtype, g).reshape(shape)
-        case dists.Bernoulli(p):
-            return (uniform() < p).to(kind)
         case dists.Constant(value):
             return torch.full(shape, float(value), dtype=torch.float64, device=g.device)
         case dists.Eye():
             return torch.eye(shape[-2], shape[-1], dtype=torch.float64, device=g.device).expand(shape).clone()
-        case dists.Choice(values):
-            picks = torch.randint(0, len(values), shape, generator=g, device=g.device)
-            return torch.tensor(values, dtype=torch.float64, device=g.device)[picks]
-    raise DeclarationError(f"no way to draw {law}")
+    raise DeclarationError(f"no way to draw {distribution}")
 
 
 def _gap(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    # What lies between the elements is poison: a kernel that ignores strides must not find zeros there.
+    """Return a tensor for a strided layout, filled with poison: a kernel that ignores strides must not find zeros."""
     if like.is_floating_point() or like.is_complex():
         return like.new_full(shape, math.nan)
     return like.new_full(shape, True if like.dtype is torch.bool else 113)
 
 
 def _laid_out(x: torch.Tensor, layout: str | None) -> torch.Tensor:
+    """Return the same values in a memory layout of ``Case.layouts``; ``None`` for contiguous."""
     if layout is None:
         return x.contiguous()
     if layout in ("transposed", "strided") and x.dim() < (2 if layout == "transposed" else 1):
@@ -230,7 +327,7 @@ def _laid_out(x: torch.Tensor, layout: str | None) -> torch.Tensor:
 
 
 def poisoned(like: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor like the result, full of what no right answer holds."""
+    """Return a contiguous tensor with the shape and dtype of a result, filled with NaN, True or 113."""
     out = torch.empty(like.shape, dtype=like.dtype)
     if out.is_floating_point() or out.is_complex():
         return out.fill_(float("nan"))

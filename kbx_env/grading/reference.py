@@ -1,4 +1,4 @@
-"""Runs a task's reference twice: in the declared dtypes (torch's own answer) and in fp64 (the truth)."""
+"""Runs a task's reference twice: in the declared dtypes (torch's own, native answer) and in fp64 (the exact answer)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ from kbx_env.protocol.wire import DTYPES, assembled
 from kbx_env.spec.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 
 HALVES = (torch.float16, torch.bfloat16)
+"""The 16-bit floating-point dtypes."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a right answer looks like."""
+    """The reference's answers for one call."""
 
     outputs: tuple[torch.Tensor, ...]
-    """The truth: fp64 for floating point, as is for integers and booleans."""
+    """Exact answer: fp64 for floating point, unchanged for integers and booleans."""
     native: tuple[torch.Tensor, ...]
-    """Torch's own answer in the declared dtypes, TF32 off: dtypes, shapes, and how large an honest error is."""
+    """Torch's own answer in the declared dtypes, TF32 off. It gives dtypes and shapes, and its error is an honest
+    one."""
     written: Mapping[str, torch.Tensor]
-    """The truth of tensors that the call changes in place."""
+    """Exact values of the tensors that the call changes in place."""
     native_written: Mapping[str, torch.Tensor]
+    """Torch's own values of these tensors."""
     aliases: tuple[str | None, ...]
-    """Per output: the parameter whose very tensor is returned."""
+    """Per output: the parameter whose tensor object is returned."""
     is_tuple: bool
+    """Whether the reference returns a tuple or list."""
     shares: tuple[str | None, ...] = ()
     """Per output: a parameter whose storage it uses (a view, or the tensor itself)."""
     decisions: int = 0
@@ -38,7 +42,7 @@ class Expected:
 
 @contextlib.contextmanager
 def exact_matmul() -> Iterator[None]:
-    """IEEE fp32 products in torch: TF32 off everywhere."""
+    """Turn TF32 off in torch within the block: IEEE fp32 products."""
     precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     # "highest" is also matmul.allow_tf32 = False; restoring the boolean alone would lose "medium".
     torch.set_float32_matmul_precision("highest")
@@ -58,9 +62,17 @@ def resolve(
     generator_seed: int = 0,
     upcast: torch.dtype | None = None,
 ) -> dict[str, Any]:
-    """Copies of the arguments on a device, markers replaced.
+    """Copy arguments to a device and replace markers by values.
 
-    ``exact`` turns floating point into fp64; ``upcast`` only the 16-bit kinds, into the dtype given.
+    Args:
+        args: from ``inputs.draw``.
+        device: of torch.
+        exact: convert floating point to fp64 and complex numbers to complex128.
+        generator_seed: seeds the ``torch.Generator`` arguments.
+        upcast: dtype to which 16-bit floating point is converted; ``None`` to leave it.
+
+    Returns:
+        Arguments by name; tensors keep their strides.
     """
     out: dict[str, Any] = {}
     for name, value in args.items():
@@ -88,7 +100,8 @@ def resolve(
 
 
 def _span(value: torch.Tensor) -> torch.Tensor:
-    # as_strided over a copy of the span keeps the layout, which .clone() would not always do
+    """Return a 1-D view of the storage from a tensor's first element to its last."""
+    # as_strided over a copy of the span keeps the strides; .clone() does not always.
     if not value.numel():
         return value.new_empty(0)
     span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
@@ -97,6 +110,8 @@ def _span(value: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class _Run:
+    """One run of the reference; fields as in ``Expected``."""
+
     outputs: tuple[torch.Tensor, ...]
     written: dict[str, torch.Tensor]
     aliases: tuple[str | None, ...]
@@ -106,40 +121,66 @@ class _Run:
 
 
 def _run(
-    task: Task, case: Case, mine: dict[str, Any], keep: bool | torch.Tensor | None, rounding: tuple[str, ...],
+    task: Task, case: Case, args: dict[str, Any], keep: bool | torch.Tensor | None, rounding: tuple[str, ...],
     *, truth: bool = False,
 ) -> _Run:  # fmt: skip
+    """Call the reference once.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: from ``resolve``; tensors that the task writes in place are changed.
+        keep: see ``expect``.
+        rounding: see ``expect``.
+        truth: whether this is the exact run, for the seams of the reference.
+
+    Returns:
+        The results.
+    """
     from kbx_env.tasks import _schemes, _seams
 
-    homes = {v.untyped_storage().data_ptr(): n for n, v in mine.items() if isinstance(v, torch.Tensor) and v.numel()}
-    token, asked = _seams.KEEP.set(keep), _seams.TRUTH.set(truth)
+    storages = {v.untyped_storage().data_ptr(): n for n, v in args.items() if isinstance(v, torch.Tensor) and v.numel()}
+    keep_token, truth_token = _seams.KEEP.set(keep), _seams.TRUTH.set(truth)
     _schemes.set_rounding(rounding)
     _schemes.SLACK.set(None)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = task.reference(**assembled(mine))
+            result = task.reference(**assembled(args))
         decisions = _schemes._USED.get()
     finally:
-        _seams.KEEP.reset(token)
-        _seams.TRUTH.reset(asked)
+        _seams.KEEP.reset(keep_token)
+        _seams.TRUTH.reset(truth_token)
         _schemes.set_rounding(())
     outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
     return _Run(
         outputs=tuple(o.detach() for o in outputs),
-        written={n: mine[n].detach() for n in task.written(case.args) if isinstance(mine.get(n), torch.Tensor)},
-        aliases=tuple(next((n for n, v in mine.items() if v is o), None) for o in outputs),
-        shares=tuple(homes.get(o.untyped_storage().data_ptr()) if o.numel() else None for o in outputs),
+        written={n: args[n].detach() for n in task.written(case.args) if isinstance(args.get(n), torch.Tensor)},
+        aliases=tuple(next((n for n, v in args.items() if v is o), None) for o in outputs),
+        shares=tuple(storages.get(o.untyped_storage().data_ptr()) if o.numel() else None for o in outputs),
         is_tuple=isinstance(result, tuple | list),
         decisions=decisions,
     )
 
 
 def _native(
-    task: Task, case: Case, args: Mapping[str, Any], device: str, keep: bool | torch.Tensor | None, rounding: tuple[str, ...],
-    seed: int,
+    task: Task, case: Case, args: Mapping[str, Any], device: str, keep: bool | torch.Tensor | None,
+    rounding: tuple[str, ...], seed: int,
 ) -> _Run:  # fmt: skip
-    """Torch in the declared dtypes; where the CPU lacks a 16-bit kernel, fp32 rounded once stands in."""
+    """Run the reference in the declared dtypes; where the CPU has no 16-bit kernel, in fp32 with results rounded once.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: from ``inputs.draw``.
+        device: of torch.
+        keep: see ``expect``.
+        rounding: see ``expect``.
+        seed: of the ``torch.Generator`` arguments.
+
+    Returns:
+        The results.
+    """
     try:
         return _run(task, case, resolve(args, device, generator_seed=seed), keep, rounding)
     except (RuntimeError, NotImplementedError) as e:
@@ -153,7 +194,7 @@ def _native(
     if narrow is half and not mixed:
         run.outputs = tuple(o.to(half) if o.dtype is torch.float32 else o for o in run.outputs)
     elif mixed:
-        # fp32 beside fp16 inputs: only a meta run knows which dtype torch promotes to.
+        # With fp32 and 16-bit inputs together, only a run on the meta device tells to which dtype torch promotes.
         meta = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in resolve(args, device).items()}
         dtypes = [o.dtype for o in _run(task, case, meta, keep, rounding).outputs]
         run.outputs = tuple(o.to(d) for o, d in zip(run.outputs, dtypes, strict=True))
@@ -162,6 +203,7 @@ def _native(
 
 
 def _floats(args: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the floating-point tensors among arguments."""
     return [v for v in args.values() if isinstance(v, torch.Tensor) and v.dtype.is_floating_point]
 
 
@@ -181,28 +223,33 @@ def expect(
 
     Args:
         task: the task.
-        case: the case the arguments were drawn for.
+        case: the case for which the arguments were drawn.
         args: from ``inputs.draw``; not changed.
         device: where to compute.
-        keep: what ``_seams.dropout`` does: keep all, drop all, keep where a mask is True, or draw.
+        keep: effect of ``_seams.dropout``: True keeps all, False drops all, a mask keeps where it is True, ``None``
+            draws.
         rounding: formulas of ``_schemes.int8_symmetric``, in order.
-        exact: also compute the fp64 truth (otherwise the native answer stands in).
+        exact: also compute the exact answer in fp64 (otherwise the native answer is used in its place).
         generator_seed: seeds the ``torch.Generator`` arguments.
-        native: torch's own answer, where it was computed before, perhaps on another device; moved to ``device``.
+        native: torch's own answer, if it was computed before, perhaps on another device; it is moved to ``device``.
+
+    Returns:
+        The answers, on ``device``.
     """
     with exact_matmul():
-        own = _given(native, device) if native else _native(task, case, args, device, keep, rounding, generator_seed)
+        own = _as_run(native, device) if native else _native(task, case, args, device, keep, rounding, generator_seed)
         truth = own
         if exact:
-            mine = resolve(args, device, exact=True, generator_seed=generator_seed)
-            truth = _run(task, case, mine, keep, rounding, truth=True)
+            resolved = resolve(args, device, exact=True, generator_seed=generator_seed)
+            truth = _run(task, case, resolved, keep, rounding, truth=True)
     return Expected(
         outputs=truth.outputs, native=own.outputs, written=truth.written, native_written=own.written,
         aliases=own.aliases, is_tuple=own.is_tuple, shares=own.shares, decisions=own.decisions,
     )  # fmt: skip
 
 
-def _given(native: Expected, device: str) -> _Run:
+def _as_run(native: Expected, device: str) -> _Run:
+    """Return the native answer of an earlier evaluation, moved to a device."""
     return _Run(
         tuple(o.to(device) for o in native.native), {n: v.to(device) for n, v in native.native_written.items()},
         native.aliases, native.shares, native.is_tuple, native.decisions,
@@ -210,32 +257,45 @@ def _given(native: Expected, device: str) -> _Run:
 
 
 STEP = 2.0**-36
-"""Relative perturbation of the inputs: small beside fp32's epsilon, large beside fp64's."""
+"""Relative perturbation of the inputs: small compared with fp32's epsilon, large compared with fp64's."""
 DRAWS = 8
-"""Perturbations averaged: of one draw alone, some element of thousands happens not to move at all."""
+"""Perturbations that are averaged: with a single one, some element of thousands does not move by chance."""
 
 
 def sensitivity(
     task: Task, case: Case, args: Mapping[str, Any], expected: Expected, device: str = "cpu",
     *, keep: bool | torch.Tensor | None = None, draws: int = DRAWS,
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:  # fmt: skip
-    """How far each result moves, per unit of relative input noise: (outputs, tensors written in place).
+    """Measure the conditioning: by how much each result changes per unit of relative input noise.
 
-    The root-mean-square over ``draws`` perturbations. This is the conditioning that no kernel escapes: a sum that
-    cancels is uncertain by far more than its own size times epsilon, in whatever order it is added.
+    It limits the accuracy of every kernel: a sum that cancels is uncertain by far more than its own size times epsilon,
+    in any order of summation.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: from ``inputs.draw``.
+        expected: the exact answer for them.
+        device: where to compute.
+        keep: see ``expect``.
+        draws: number of perturbations.
+
+    Returns:
+        Root-mean-square of the change over the perturbations, in fp64 with the shapes of the results (complex ones as
+        pairs of reals): of the outputs, and by name of the tensors written in place.
     """
     noise = torch.Generator(device).manual_seed(0x5EED)
     squares = [_square(o) for o in expected.outputs]
     written = {n: _square(v) for n, v in expected.written.items()}
     for _ in range(draws):
-        mine = resolve(args, device, exact=True)
-        for value in mine.values():
+        perturbed = resolve(args, device, exact=True)
+        for value in perturbed.values():
             if isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.complex128):
                 parts = torch.view_as_real(value) if value.is_complex() else value
                 factor = torch.rand(parts.shape, generator=noise, dtype=torch.float64, device=device) * 2 - 1
                 parts.mul_(1 + STEP * factor)
         with exact_matmul():
-            run = _run(task, case, mine, keep, (), truth=True)
+            run = _run(task, case, perturbed, keep, (), truth=True)
         for total, a, b in zip(squares, run.outputs, expected.outputs, strict=True):
             _add_square(total, a, b)
         for name, total in written.items():
@@ -244,15 +304,17 @@ def sensitivity(
 
 
 def real_view(x: torch.Tensor) -> torch.Tensor:
-    """A complex tensor as a real one with a last axis of 2; others as they are."""
+    """Return a complex tensor as a real one with a last axis of 2; others unchanged."""
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def _square(like: torch.Tensor) -> torch.Tensor:
+    """Return fp64 zeros for the sum of squares of a result."""
     return torch.zeros_like(real_view(like), dtype=torch.float64)
 
 
 def _add_square(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    # A shape that the noise changed (a mask that selects other elements) says nothing about the values.
+    """Add the square of (a - b) / ``STEP`` to ``total``."""
+    # If the noise changed the shape (a mask selects other elements), the difference has no meaning.
     if a.shape == b.shape and (b.dtype.is_floating_point or b.is_complex()):
         total += torch.nan_to_num(real_view(a - b).abs() / STEP, nan=0.0, posinf=0.0).square()

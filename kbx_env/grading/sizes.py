@@ -1,4 +1,4 @@
-"""Which sizes are timed: the published ones, or held-out ones that no training ever times."""
+"""The sizes that are timed: the published ones, or held-out ones that training never times."""
 
 from __future__ import annotations
 
@@ -14,35 +14,52 @@ from kbx_env.options import SIZES as SIZES
 from kbx_env.spec.task import Case, Distribution, Ints, Literal, Places, Shuffled, Signed, Task, shape_of
 
 SHARES = (0.75, 0.875)
-"""Of a published axis; the first that keeps the work within the bounds."""
+"""Held-out size as a share of the published one; the first that keeps the work within the bounds is used."""
 LEAST, MOST = 0.4, 1.3
 """Bounds on the work (bytes, operations) of a held-out case, as a share of its published counterpart's."""
 LONG = 96
-"""From this on an axis is resized; shorter ones (channels of a picture, heads, windows) only where their matrix is square."""
+"""Axes of at least this size are resized; shorter ones (channels of a picture, heads, windows) only in square
+matrices."""
 SHORT = 8
-"""Nothing below this is resized, nor told from a number that means no size."""
+"""Smaller numbers are not resized: they cannot be told from numbers that are no sizes."""
 ROUND = 1000
-"""From this on half of the tasks have decimal sizes: no block divides them, as it does three quarters of a power of two."""
+"""From this size on half of the tasks get decimal sizes, which no block size divides (one does divide 3/4 of a power of
+two)."""
 ARGS = ("normalized_shape", "output_size", "size", "steps", "target_sizes")
-"""Arguments that say sizes."""
+"""Arguments that are sizes."""
 
 
 def timed(task: Task, sizes: str = "published") -> tuple[Case, ...]:
-    """The cases that are timed (CUDA) or estimated (CPU)."""
+    """Return the cases that are timed (CUDA) or estimated (CPU).
+
+    Args:
+        task: the task.
+        sizes: one of ``SIZES``.
+
+    Returns:
+        The cases.
+    """
     return held_out(task) if sizes == "held-out" else task.timed
 
 
-def at(task: Task, place: int) -> Case:
-    """A timed case by its place among the published and then the held-out ones: its name between processes."""
-    return task.timed[place] if place < len(task.timed) else held_out(task)[place - len(task.timed)]
+def at(task: Task, index: int) -> Case:
+    """Return a timed case by its index among the published and then the held-out ones; processes refer to cases by
+    it."""
+    return task.timed[index] if index < len(task.timed) else held_out(task)[index - len(task.timed)]
 
 
 @functools.cache
 def held_out(task: Task) -> tuple[Case, ...]:
-    """A held-out counterpart of every published timed case: as the task declares them, else by ``SHARES`` of its axes.
+    """Return a held-out counterpart of every published timed case: declared by the task, or else derived by ``SHARES``.
+
+    Args:
+        task: the task.
+
+    Returns:
+        The cases, in the order of ``task.timed``.
 
     Raises:
-        DeclarationError: there is no telling how the task's axes depend on each other; it must declare ``held_timed``.
+        DeclarationError: the dependences between the task's axes cannot be derived; it must declare ``held_timed``.
     """
     found = task.held_timed or tuple(_counterpart(task, case) for case in task.timed)
     if len(found) != len(task.timed):
@@ -51,68 +68,97 @@ def held_out(task: Task) -> tuple[Case, ...]:
 
 
 def work(task: Task, case: Case) -> tuple[float, float]:
-    """Bytes (of the inputs, or as declared) and operations of a case: to compare cases, no lower bounds."""
+    """Return bytes (declared, or else of the inputs) and operations of a case: for comparing cases, no lower bounds."""
     declared = compulsory_work.declared_bytes(task, case)
     moved = float(compulsory_work.input_bytes(task, case)) if declared is None else declared
     return moved, float(compulsory_work.operations(task, case))
 
 
 def similar(task: Task, published: Case, other: Case) -> bool:
-    """Whether two cases cost about the same."""
+    """Return whether the work of ``other`` is within ``LEAST`` to ``MOST`` times that of its published counterpart."""
     pairs = zip(work(task, other), work(task, published), strict=True)
-    return all(LEAST * theirs <= ours <= MOST * theirs for ours, theirs in pairs)
+    return all(LEAST * reference <= found <= MOST * reference for found, reference in pairs)
 
 
 def resized(task: Task, case: Case, to: Mapping[int, int]) -> Case:
-    """The case with other sizes: equal sizes are tied, wherever they stand (axes, arguments that say sizes, bounds of indices).
+    """Return a case with other sizes.
+
+    Equal sizes are changed together wherever they appear: in axes, in arguments that are sizes (``ARGS``), in bounds of
+    indices.
 
     Args:
         task: the task.
         case: the case.
         to: size -> new size; others stay.
 
+    Returns:
+        The case with the new sizes.
+
     Raises:
-        DeclarationError: a number of the case may depend on a size, and not by being equal to it (arguments: a multiple or a part).
+        DeclarationError: a number of the case may depend on a size without being equal to it. (In arguments of ``ARGS``
+            a multiple or a fraction of a size is changed in proportion.)
     """
-
-    def refuse(what: str) -> DeclarationError:
-        return DeclarationError(f"{task.id}: case {case.label()!r}: cannot resize {what}; declare held_timed=")
-
-    def tied(value: Any, what: str, ratios: bool = False) -> Any:
-        if isinstance(value, tuple | list):
-            return type(value)(tied(v, what, ratios) for v in value)
-        if not isinstance(value, int) or isinstance(value, bool) or value < SHORT or value in free:
-            return value
-        if value in to:
-            return to[value]
-        for old, new in sorted(to.items(), reverse=True):
-            if ratios and (value % old == 0 or old % value == 0) and value * new % old == 0:
-                return value * new // old
-        raise refuse(f"{what}={value}")
-
-    def law(given: Distribution) -> Distribution:
-        if isinstance(given, Literal | Shuffled | Signed):
-            raise refuse("listed values")
-        if isinstance(given, Places):
-            raise refuse("positions along an axis")
-        bound = isinstance(given, Ints) and given.low == 0 and isinstance(given.high, int)
-        return replace(given, high=to.get(given.high, given.high)) if bound else given  # type: ignore[call-arg, attr-defined]
-
-    free = _sizes(task, case) - set(to)
+    sizes = _Resizing(task, case, to)
     for name, value in case.args.items():
-        if name not in ARGS and not isinstance(value, bool | float) and set(_whole(value)) & set(to):
-            raise refuse(f"{name}={value}, which may be a size")
+        if name not in ARGS and not isinstance(value, bool | float) and set(_integers(value)) & set(to):
+            raise sizes.refuse(f"{name}={value}, which may be a size")
     return replace(
-        case, axes={k: tied(v, k) for k, v in case.axes.items()},
-        draw=law(case.draw), draws={k: law(v) for k, v in case.draws.items()},
-        args={k: tied(v, k, True) if k in ARGS else v for k, v in case.args.items()},
+        case, axes={k: sizes.value(v, k) for k, v in case.axes.items()},
+        draw=sizes.distribution(case.draw), draws={k: sizes.distribution(v) for k, v in case.draws.items()},
+        args={k: sizes.value(v, k, True) if k in ARGS else v for k, v in case.args.items()},
     )  # fmt: skip
 
 
+class _Resizing:
+    """Changes the sizes in values of one case; arguments as for ``resized``."""
+
+    def __init__(self, task: Task, case: Case, to: Mapping[int, int]) -> None:
+        self.task, self.case, self.to = task, case, to
+        self.unchanged = _sizes(task, case) - set(to)
+
+    def refuse(self, what: str) -> DeclarationError:
+        """Return the exception for a part of the case that cannot be resized."""
+        where = f"{self.task.id}: case {self.case.label()!r}"
+        return DeclarationError(f"{where}: cannot resize {what}; declare held_timed=")
+
+    def value(self, value: Any, what: str, ratios: bool = False) -> Any:
+        """Return a size, or a sequence of sizes, after the change.
+
+        Args:
+            value: the size; values that are no sizes stay as they are.
+            what: its name, for the error message.
+            ratios: change multiples and fractions of a size in proportion.
+
+        Returns:
+            A value of the same type.
+        """
+        if isinstance(value, tuple | list):
+            return type(value)(self.value(v, what, ratios) for v in value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < SHORT or value in self.unchanged:
+            return value
+        if value in self.to:
+            return self.to[value]
+        for old, new in sorted(self.to.items(), reverse=True):
+            if ratios and (value % old == 0 or old % value == 0) and value * new % old == 0:
+                return value * new // old
+        raise self.refuse(f"{what}={value}")
+
+    def distribution(self, declared: Distribution) -> Distribution:
+        """Return a distribution whose bound of indices, if it has one, is changed."""
+        if isinstance(declared, Literal | Shuffled | Signed):
+            raise self.refuse("listed values")
+        if isinstance(declared, Places):
+            raise self.refuse("positions along an axis")
+        if isinstance(declared, Ints) and declared.low == 0 and isinstance(declared.high, int):
+            return replace(declared, high=self.to.get(declared.high, declared.high))
+        return declared
+
+
 def _counterpart(task: Task, case: Case) -> Case:
+    """Derive a held-out counterpart of a published case; raises ``DeclarationError`` if there is none."""
     sizes, square = _sizes(task, case), _square(task, case)
     more = {s for s in sizes if s >= LONG} or ({s for s in sizes if s >= SHORT} if not square else set())
-    # Squares first: a matrix stays one. Of what would make the work too small the shortest stays as it is.
+    # Square matrices first: they stay square. If the work becomes too small, the shortest axes keep their size.
     wanted = [*sorted(square, reverse=True), *sorted(more - square, reverse=True)]
     for share in SHARES:
         for count in range(len(wanted), 0, -1):
@@ -123,7 +169,8 @@ def _counterpart(task: Task, case: Case) -> Case:
 
 
 def _part(task: Task, size: int, share: float) -> int:
-    """The share of a size: in half of the tasks, chosen by name, rounded up to two decimal digits where it is large."""
+    """Return a share of a size; in half of the tasks, chosen by name, large sizes are rounded up to two decimal
+    digits."""
     part = round(size * share)
     if size < ROUND or zlib.crc32(task.id.encode()) % 2:
         return part
@@ -132,24 +179,26 @@ def _part(task: Task, size: int, share: float) -> int:
 
 
 def _shapes(task: Task, case: Case) -> Iterator[tuple[int, ...]]:
+    """Yield the shapes of the tensors that a case passes."""
     for name, t in task.takes.items():
         if name not in case.args and (not t.optional or name in case.given):
             yield shape_of(t, case.axes)
 
 
 def _sizes(task: Task, case: Case) -> set[int]:
-    """Sizes of the tensors' axes; of a task without tensors, those that its arguments say."""
+    """Return the sizes of the tensors' axes; of a task without tensors, the sizes in its arguments."""
     if task.takes:
         return {size for shape in _shapes(task, case) for size in shape}
-    return {size for name in ARGS for size in _whole(case.args.get(name))}
+    return {size for name in ARGS for size in _integers(case.args.get(name))}
 
 
 def _square(task: Task, case: Case) -> set[int]:
-    """Sizes of square matrices and pictures."""
+    """Return the sizes of square matrices and pictures."""
     return {s[-1] for s in _shapes(task, case) if len(s) > 1 and s[-1] == s[-2] and s[-1] >= SHORT}
 
 
-def _whole(value: Any) -> list[int]:
+def _integers(value: Any) -> list[int]:
+    """Return all integers in a value, at any depth."""
     if isinstance(value, tuple | list):
-        return [n for v in value for n in _whole(v)]
+        return [n for v in value for n in _integers(v)]
     return [value] if isinstance(value, int) and not isinstance(value, bool) else []

@@ -1,4 +1,4 @@
-"""What the executed calls of one grading add up to: traffic, operations, and where the results came from."""
+"""Accumulates evidence over the executed calls of one grading: traffic, operations, and provenance of the results."""
 
 from __future__ import annotations
 
@@ -16,86 +16,119 @@ from kbx_env.outcome import KernelTraffic, Passing
 from kbx_env.spec.task import Case
 
 NO_WORK = Passing(0, 0, 0, 0, 0, 0)
+"""The work of passing cases before the first one."""
 
 
 def _constant(calls: Sequence[Sequence[torch.Tensor]]) -> bool:
-    """Whether every element of every output of every call is the same number."""
+    """Return whether every element of every output of every call is the same number."""
     parts = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for call in calls for t in call if t.numel())
     values = [t.reshape(-1).to(torch.float64) for t in parts]
     return all(bool((v == values[0][0]).all()) for v in values)
 
 
-def _joined(held: KernelTraffic | None, row: Mapping[str, Any]) -> KernelTraffic:
-    """One kernel's sums with one more call."""
-    tensors = dict(held.tensors) if held else {}
+def _added(sums: KernelTraffic | None, row: Mapping[str, Any]) -> KernelTraffic:
+    """Return one kernel's traffic with one more call.
+
+    Args:
+        sums: of the calls before; ``None`` for the first.
+        row: the kernel's counters in one call, from the engine.
+
+    Returns:
+        The sums.
+    """
+    tensors = dict(sums.tensors) if sums else {}
     for name, bytes_ in row["tensors"].items():
         tensors[name] = tuple(a + b for a, b in zip(tensors.get(name, (0, 0, 0)), bytes_, strict=True))
-    flops = Counter(held.flops if held else {})
+    flops = Counter(sums.flops if sums else {})
     flops.update(row["flops"])
     return KernelTraffic(
-        kernel=row["kernel"], launches=(held.launches if held else 0) + row["launches"],
-        programs=(held.programs if held else 0) + row["programs"], moved_bytes=sum(map(sum, tensors.values())),
-        sector_bytes=(held.sector_bytes if held else 0) + row["sectors"],
-        reread_bytes=(held.reread_bytes if held else 0) + row["reread"], tensors=tensors, flops=dict(flops),
+        kernel=row["kernel"], launches=(sums.launches if sums else 0) + row["launches"],
+        programs=(sums.programs if sums else 0) + row["programs"], moved_bytes=sum(map(sum, tensors.values())),
+        sector_bytes=(sums.sector_bytes if sums else 0) + row["sectors"],
+        reread_bytes=(sums.reread_bytes if sums else 0) + row["reread"], tensors=tensors, flops=dict(flops),
     )  # fmt: skip
 
 
 @dataclass
 class EvidenceAccumulator:
-    """What the executed calls add up to; bytes and operations of one call per case."""
+    """Sums over the cases of one grading; bytes and operations count one call of each case.
+
+    A telling case is one in which no constant and no copy of an input would be right.
+    """
 
     ideal: int = 0
+    """Bytes of compulsory traffic."""
     moved: int = 0
+    """Bytes that loads and stores request."""
     sectors: int = 0
+    """The same in 32-byte sectors."""
     reread: int = 0
+    """Bytes loaded again by the same launch."""
     flops: Counter[str] = field(default_factory=Counter)
+    """Operations by unit."""
     kernels: dict[str, KernelTraffic] = field(default_factory=dict)
+    """Traffic by name of the kernel."""
     elements: int = 0
+    """Elements of the results."""
     stored: int = 0
+    """Elements of the results that a Triton kernel stored."""
     launches: int = 0
+    """Kernel launches."""
     telling: int = 0
+    """Telling cases."""
     inputs: set[str] = field(default_factory=set)
+    """Inputs on which some result may depend."""
     dots: set[str] = field(default_factory=set)
+    """Kinds of matrix products on the way to some result."""
     unstored: list[str] = field(default_factory=list)
-    """Telling cases in which no element of some result came out of a Triton store."""
+    """Telling cases in which no element of some result was stored by a Triton kernel."""
     by_host: list[str] = field(default_factory=list)
-    """Telling cases in which torch put values into a result, and how many."""
+    """Telling cases in which torch or the host wrote elements of a result, with their number."""
     schemeless: str = ""
-    """How the first result showed that it was not made as the quantization scheme demands."""
+    """Why the first such result was not computed by the quantization scheme."""
     passing: Passing = NO_WORK
+    """Work of telling cases that passed."""
     shortcut: bool = False
-    """Whether a case failed by something else than values: a mask that is not drawn, results that share memory, inputs changed. The
-    work that a kernel saves may then be its very fault."""
+    """Whether a case failed by something else than values: a mask that is not random, results that share memory,
+    changed inputs. The kernel may then have saved work by this fault."""
     stages: list[Mapping[str, float]] = field(default_factory=list)
-    """What wrong telling cases show of the quantization scheme; only cases in which it can be seen."""
+    """Stages of the quantization scheme that wrong telling cases hold; only cases in which they can be determined."""
     frozen: bool = True
-    """Whether calls with different seeds always gave one and the same number everywhere."""
+    """Whether all elements of all calls with different seeds were one and the same number."""
     flat: bool = True
-    """Whether every result of every telling case was one number everywhere."""
+    """Whether in every telling case all elements of all results were one and the same number."""
 
     def add(self, case: Case, answers: Sequence[CallResult], ideal: int, telling: bool, ruling: Ruling) -> None:
-        """Count the calls of one case."""
+        """Add the calls of one case.
+
+        Args:
+            case: the case.
+            answers: its calls.
+            ideal: bytes of compulsory traffic of one call.
+            telling: whether the case is telling.
+            ruling: of the judge.
+        """
         self.ideal += ideal
         self.telling += telling
-        told = answers[0].facts
-        if told is None:
+        facts = answers[0].facts
+        if facts is None:
             return
         self.moved, self.sectors, self.reread = (
-            self.moved + told.moved,
-            self.sectors + told.sectors,
-            self.reread + told.reread,
+            self.moved + facts.moved,
+            self.sectors + facts.sectors,
+            self.reread + facts.reread,
         )
-        self.flops.update(told.flops)
+        self.flops.update(facts.flops)
         self.shortcut = self.shortcut or not (ruling.passed or ruling.missed)
         if telling and ruling.passed:
             p = self.passing
             self.passing = Passing(
-                p.cases + 1, p.launches + told.launches, p.moved_bytes + told.moved, p.ideal_bytes + ideal,
-                p.between_bytes + told.between, p.buffers + told.buffers,
+                p.cases + 1, p.launches + facts.launches, p.moved_bytes + facts.moved, p.ideal_bytes + ideal,
+                p.between_bytes + facts.between, p.buffers + facts.buffers,
             )  # fmt: skip
-        self.launches += told.launches
-        for row in told.kernels:
-            self.kernels[row["kernel"]] = _joined(self.kernels.get(row["kernel"]), row)
+        self.launches += facts.launches
+        for row in facts.kernels:
+            self.kernels[row["kernel"]] = _added(self.kernels.get(row["kernel"]), row)
         for a in answers:
             for o in a.origins:
                 self.inputs |= o.inputs
@@ -110,13 +143,13 @@ class EvidenceAccumulator:
         if telling and moved:
             total = sum(o.elements for o in answers[0].origins)
             self.by_host.append(f"{case.label()}: {moved} of {total} elements")
-        # Every result by itself: a copy of an argument beside a result that a kernel made is nobody's work. A draw may leave
-        # nothing to store: a mask without a true element.
+        # Each result counts by itself: a copied argument beside a computed result is no work. A result without elements
+        # (of a mask without a true element) has nothing to store.
         if telling and any(o.elements and not o.stored for o in answers[0].origins):
             self.unstored.append(case.label())
 
     def facts(self) -> dict[str, Any]:
-        """Fields of the evidence."""
+        """Return the fields of ``Evidence`` that this class counts."""
         return {
             "moved_bytes": self.moved, "sector_bytes": self.sectors, "reread_bytes": self.reread,
             "flops": dict(sorted(self.flops.items())), "depends_on": tuple(sorted(self.inputs)),

@@ -1,10 +1,11 @@
-"""Whether a result was made of the integers that a quantization scheme demands: other integers must give another result.
+"""Tests by metamorphic re-execution that a result was computed from the integers that a quantization scheme demands.
 
-A kernel may hold the same integers as floats, and compute int8 products that nobody needs beside them. So the engine
+A kernel may hold the same integers as floats, and compute int8 products that do not enter its result. So the engine
 executes a correct call once more and exchanges the integers exactly where the scheme demands them, by a secret table:
-the int8 operands of matrix products, what a rounding to int8 gives, the bytes that hold two weights. The reference knows
-the same table, and every element must follow, to the accuracy of the scheme itself. What was made of anything else stays
-what it was. How a product is tiled or split makes no difference, because each integer is exchanged by itself.
+the int8 operands of matrix products, the results of roundings to int8, or the bytes that hold two int4 weights. The
+reference uses the same table, and every element of the kernel's result must follow it, to the accuracy of the scheme
+itself. A result that was computed from other values does not change. The tiling of a product makes no difference,
+because each integer is exchanged by itself.
 """
 
 from __future__ import annotations
@@ -25,27 +26,35 @@ if TYPE_CHECKING:
     from kbx_env.grading.runtime.session import CallResult, RunnerSession
 
 SECONDS = 20.0
-"""At most, for a call that was executed before; the submission's time is not used."""
+"""Time limit for executing a call again; it does not count as the submission's time."""
 BLOCK = (3, 4, 5)
-"""Integers exchanged in a ring: never two, which a second exchange would put right."""
+"""Lengths of the cycles in which integers are exchanged: never two, which a second exchange would undo."""
 _DONE = {
     "products": ("operations of int8 products", "with other int8 numbers as operands of the products"),
     "roundings": ("numbers rounded to int8", "with other numbers out of the roundings to int8"),
     "bytes": ("bytes loaded and unpacked", "with other bytes out of memory, two int4 weights in each"),
 }
+"""By ``QuantizationScheme.disturb``: what is counted, and how the call was executed again; for messages."""
 
 
 def neighbours(rng: random.Random) -> list[int]:
-    """A table that exchanges every int8 for a near one, 0 and 1 excepted (padding, and sums by a product with ones).
+    """Return a table that exchanges every int8 except 0 and 1 for a near one.
 
-    Near, so that an exponential or a division on the way stays as well conditioned as it was.
+    Near values keep exponentials and divisions as well conditioned as before. 0 is used for padding, and 1 for sums by
+    a product with ones.
+
+    Args:
+        rng: draws the cycles.
+
+    Returns:
+        256 entries: the new byte of each byte, both as two's complement.
     """
     table = list(range(256))
     for first, sign in ((2, 1), (1, -1)):
         k = first
         while k <= 127:
             size = rng.choice(BLOCK)
-            # What would be left over is too small for a block of its own.
+            # A rest that is shorter than the shortest cycle is added to the last one.
             size = 128 - k if 128 - k - size < min(BLOCK) else size
             by = rng.choice((1, size - 1))
             for i in range(size):
@@ -55,7 +64,15 @@ def neighbours(rng: random.Random) -> list[int]:
 
 
 def pairs(rng: random.Random) -> list[int]:
-    """A table that exchanges bytes of two int4, each in -7 .. 7, as a whole: either half depends on both. 0 stays 0."""
+    """Return a table that exchanges bytes of two int4, each in -7 .. 7, as a whole: each new half depends on both old
+    ones.
+
+    Args:
+        rng: draws the table.
+
+    Returns:
+        256 entries: the new byte of each byte; 0 stays 0.
+    """
     codes = [c for c in range(256) if c & 15 != 8 and c >> 4 != 8 and c]
     others = rng.sample(codes, len(codes))
     table = [rng.choice(codes) for _ in range(256)]
@@ -64,15 +81,30 @@ def pairs(rng: random.Random) -> list[int]:
     return [0, *table[1:]]
 
 
-def flaw(task: Task, case: Case, call: CallResult, talk: RunnerSession, index: int) -> str:
-    """What shows that a correct call was not computed as the scheme demands; nothing if it was."""
+def flaw(task: Task, case: Case, call: CallResult, session: RunnerSession, index: int) -> str:
+    """Execute a correct call again with exchanged integers.
+
+    Args:
+        task: a quantized task.
+        case: the case.
+        call: the call that was judged, the last one of the engine.
+        session: with the submission.
+        index: of the case; seeds the table.
+
+    Returns:
+        Why the result was not computed by the scheme; empty if it was.
+
+    Raises:
+        DeclarationError: the task has no quantization scheme, or no engine executes the calls.
+        GradingAborted: the engine failed.
+    """
     from kbx_env.grading import judge as judges
     from kbx_env.tasks import _schemes
 
-    truth, engine = task.truth, talk.engine
+    truth, engine = task.truth, session.engine
     if not isinstance(truth, QuantizationScheme) or engine is None:
         raise DeclarationError(f"{task.id}: no scheme to look for")
-    rng = random.Random(inputs.case_seed(talk.secret, task.id, f"{talk.split} scheme", index, 0))
+    rng = random.Random(inputs.case_seed(session.secret, task.id, f"{session.split} scheme", index, 0))
     table = pairs(rng) if truth.disturb == "bytes" else neighbours(rng)
     amount, how = _DONE[truth.disturb]
     sizes = compulsory_work.numels(task, case) | {"result": sum(t.numel() for t in call.answer.outputs)}
@@ -82,7 +114,7 @@ def flaw(task: Task, case: Case, call: CallResult, talk: RunnerSession, index: i
     except EngineError as e:
         if e.kind in ("memory", "runtime"):
             return f"case {case.label()}: {how} the kernel fails: {e.name}"
-        raise talk.ended(e) from None
+        raise session.ended(e) from None
     if touched < least:
         return f"case {case.label()}: {touched} {amount}, the scheme demands {least:.0f} at least"
     answer = replace(call.answer, outputs=outputs)
@@ -91,7 +123,7 @@ def flaw(task: Task, case: Case, call: CallResult, talk: RunnerSession, index: i
         for totals in (engine.totals, not engine.totals):
             _schemes.TOTALS.set(totals)
             if judges.judge(task, case, call.args, [answer]).passed:
-                engine.totals = totals  # what a kernel does in one case it does in the next: tried first there
+                engine.totals = totals  # the next case probably needs the same setting: it is tried first
                 return ""
     finally:
         _schemes.TABLE.reset(token)

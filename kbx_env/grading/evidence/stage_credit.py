@@ -1,9 +1,9 @@
-"""Which stages of a quantization scheme a kernel holds whose values are wrong: seen by the grader, never told by the submission.
+"""Partial credit for wrong quantized kernels: which stages of the scheme hold, as observed by the grader.
 
-The engine executes the wrong call again. Once as it was, and counts the integers that go into int8 products, come out of
-roundings to int8 or out of packed bytes: counts know nothing of tiles and orders, and nobody hits those of secret inputs but by
-quantizing them so. Once with other integers, as ``scheme.py`` does: a result that does not move was not made of them, and then
-no stage is credited.
+The engine executes the wrong call twice more. The first time it counts the integers that enter int8 products, result
+from roundings to int8 or are unpacked from bytes. These counts do not depend on tiling or order, and only a kernel that
+quantizes the secret inputs in this way reaches them. The second time it exchanges integers, as ``metamorphic.py`` does:
+a result that does not change was not computed from them, and then no stage is credited.
 """
 
 from __future__ import annotations
@@ -25,62 +25,72 @@ if TYPE_CHECKING:
     from kbx_env.grading.runtime.session import CallResult, RunnerSession
 
 LOOKS = 3
-"""Wrong cases that are looked at; each costs two or three executions."""
+"""Wrong cases that are examined; each costs two or three executions."""
 LEAST = 32
-"""Integers other than 0 that an operand must have: fewer are alike by accident."""
+"""Integers other than 0 that an operand must have: the counts of fewer may agree by chance."""
 ALIKE = 0.01
-"""Share of the integers that may lie in other bins. Honest formulas differ in one of 10^6, truncation in half of them."""
+"""Share of the integers that may lie in other bins. Honest formulas differ in one of 10^6, truncation in half of
+them."""
 MOVES = 0.1
-"""The result must move by this share of what the reference moves by, every element beside its own size."""
+"""The result must change by this share of the reference's change; each element relative to its own size."""
 COARSE_DB = 10.0
-"""A dequantized result may have this much more noise than the scheme."""
+"""Decibels by which the noise of a dequantized result may exceed the scheme's."""
 MARGIN_DB = 40.0
-"""A deviation so far below the scheme's own noise is as good as none."""
-_PLACES = {"products": "product", "bytes": "packing"}
+"""A deviation this many decibels below the scheme's own noise gets full credit."""
+_STAGE_OF = {"products": "product", "bytes": "packing"}
+"""By ``QuantizationScheme.disturb``: the stage that holds if the result changes with exchanged integers."""
 _OWN = {"products": ("scale", "rounding", "clamp", "product"), "bytes": ("scale", "rounding", "clamp", "packing"),
         "roundings": ("scale", "rounding", "clamp")}  # fmt: skip
+"""By ``QuantizationScheme.disturb``: the stages before dequantization."""
 
 
 def names(truth: QuantizationScheme) -> tuple[str, ...]:
-    """The stages of a scheme."""
+    """Return the names of a scheme's stages."""
     return (*_OWN[truth.disturb], "dequantization", "margin")
 
 
 def mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
-    """Each stage's share over the cases; ``None`` where none was looked at."""
+    """Return each stage's mean over the cases; ``None`` if no case was examined."""
     return {k: sum(r[k] for r in rows) / len(rows) for k in rows[0]} if rows else None
 
 
-def stages(task: Task, case: Case, call: CallResult, talk: RunnerSession, index: int) -> dict[str, float] | None:
-    """The stages that hold in one wrong case, as shares of its operands; ``None`` where that cannot be seen.
+def stages(task: Task, case: Case, call: CallResult, session: RunnerSession, index: int) -> dict[str, float] | None:
+    """Determine which stages hold in one wrong case.
 
-    They build on each other: what comes after the scales counts for operands with the right ones, so that a coarser scheme, which
-    is easier and faster, is no step towards the one that is asked for.
+    The stages build on each other: those after the scales count only for operands with the right scales, so that a
+    coarser scheme, which is easier and faster, is no step towards the declared one.
 
     Args:
         task: a quantized task.
         case: the case.
         call: the call that was judged, the last one of the engine.
-        talk: the submission.
-        index: of the case.
+        session: with the submission.
+        index: of the case; seeds the table of exchanged integers.
+
+    Returns:
+        By stage the share of the operands in which it holds, from 0 to 1; ``None`` where that cannot be determined.
+
+    Raises:
+        GradingAborted: the engine failed.
     """
-    truth, engine = task.truth, talk.engine
+    truth, engine = task.truth, session.engine
     assert isinstance(truth, QuantizationScheme) and engine is not None
     nothing = dict.fromkeys(names(truth), 0.0)
     expected = {f: _integers(task, case, call.args, f) for f in ("divide", "truncate")}
     if not all(expected.values()):
-        # Truncation leaves fewer integers than rounding, in small operands with an outlier too few to know it by.
+        # Truncation leaves fewer integers than rounding; in small operands with an outlier they are too few to be
+        # recognized.
         return None
     try:
         seen = engine.census(metamorphic.SECONDS)
-        rng = random.Random(inputs.case_seed(talk.secret, task.id, f"{talk.split} partial", index, 0))
-        amount, moves = _response(task, case, call, talk, truth.disturb, rng)
-        made = moves or (truth.disturb == "products" and _response(task, case, call, talk, "roundings", rng)[1])
+        rng = random.Random(inputs.case_seed(session.secret, task.id, f"{session.split} partial", index, 0))
+        amount, moves = _response(task, case, call, session, truth.disturb, rng)
+        used = moves or (truth.disturb == "products" and _response(task, case, call, session, "roundings", rng)[1])
     except EngineError as e:
         if e.kind in ("memory", "runtime", "policy"):
             return nothing
-        raise talk.ended(e) from None
-    if not made:
+        raise session.ended(e) from None
+    if not used:
         return nothing
     found = nothing | _operands(seen, expected, 8 if truth.disturb == "bytes" else 128)
     facts = call.facts
@@ -89,15 +99,26 @@ def stages(task: Task, case: Case, call: CallResult, talk: RunnerSession, index:
     sizes = compulsory_work.numels(task, case) | {"result": sum(o.numel() for o in call.answer.outputs)}
     enough = amount >= compulsory_work.evaluate(truth.least, compulsory_work.names(task, case), sizes)
     demanded = moves and enough and bool(kinds & reached & set(truth.dots))
-    if truth.disturb in _PLACES:
-        found[_PLACES[truth.disturb]] = found["scale"] * demanded
+    if truth.disturb in _STAGE_OF:
+        found[_STAGE_OF[truth.disturb]] = found["scale"] * demanded
     if demanded:
         found |= {k: found["scale"] * v for k, v in _noise(task, case, call).items()}
     return found
 
 
 def _integers(task: Task, case: Case, args: Mapping[str, Any], formula: str) -> list[torch.Tensor]:
-    """Counts of the integers of every operand under one formula, none if one is too small; 0 is padding as well and not counted."""
+    """Count the integers of every operand under one rounding formula.
+
+    Args:
+        task: a quantized task.
+        case: the case.
+        args: the arguments of the call.
+        formula: of the rounding.
+
+    Returns:
+        For each operand 256 float64 counts by byte, without 0, which is also padding; an empty list if an operand has
+        fewer than ``LEAST`` integers.
+    """
     from kbx_env.tasks import _schemes
 
     kept: list[torch.Tensor] = []
@@ -113,9 +134,18 @@ def _integers(task: Task, case: Case, args: Mapping[str, Any], formula: str) -> 
 
 
 def _operands(seen: list[list[int]], expected: Mapping[str, list[torch.Tensor]], half: int) -> dict[str, float]:
-    """Shares of the operands with the right scale, and of these with the right rounding and range."""
+    """Compare the integers of the kernel with those of the reference.
+
+    Args:
+        seen: 256 counts by byte, for each place of the kernel.
+        expected: by formula, the counts of each operand.
+        half: 8 for packed int4, 128 for int8.
+
+    Returns:
+        Shares of the operands with the right scale, and of these with the right rounding and range.
+    """
     rows = [torch.tensor(r, dtype=torch.float64) for r in seen]
-    if half == 8:  # of both numbers of a byte
+    if half == 8:  # count both int4 of a byte
         square = [r.view(16, 16) for r in rows]
         rows = [s.sum(0) + s.sum(1) for s in square]
         rows = [torch.cat((r[:8], torch.zeros(240, dtype=torch.float64), r[8:])) for r in rows] + [
@@ -141,14 +171,26 @@ def _operands(seen: list[list[int]], expected: Mapping[str, list[torch.Tensor]],
 
 
 def _response(
-    task: Task, case: Case, call: CallResult, talk: RunnerSession, place: str, rng: random.Random
+    task: Task, case: Case, call: CallResult, session: RunnerSession, place: str, rng: random.Random
 ) -> tuple[int, bool]:  # fmt: skip
-    """How much work met other integers at a place, and whether the result moved as one that is made of them."""
+    """Execute the call again with exchanged integers.
+
+    Args:
+        task: a quantized task.
+        case: the case.
+        call: the call.
+        session: with the submission.
+        place: where integers are exchanged: ``products``, ``roundings`` or ``bytes``.
+        rng: draws the table.
+
+    Returns:
+        The amount of work with exchanged integers, and whether the result changed like one that is computed from them.
+    """
     from kbx_env.tasks import _schemes
 
-    assert talk.engine is not None
+    assert session.engine is not None
     table = metamorphic.pairs(rng) if place == "bytes" else metamorphic.neighbours(rng)
-    outputs, touched = talk.engine.again(place, table, metamorphic.SECONDS)
+    outputs, touched = session.engine.again(place, table, metamorphic.SECONDS)
     if not touched:
         return 0, False
     before = reference.expect(task, case, call.args, exact=False).native
@@ -157,15 +199,22 @@ def _response(
         after = reference.expect(task, case, call.args, exact=False).native
     finally:
         _schemes.TABLE.reset(token)
-    mine = _moved(call.answer.outputs, outputs)
-    return touched, mine > 0 and mine >= MOVES * _moved(before, after)
+    change = _relative_change(call.answer.outputs, outputs)
+    return touched, change > 0 and change >= MOVES * _relative_change(before, after)
 
 
-def _moved(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> float:
-    """Mean over the elements of |difference| / (|before| + |after|), 0 .. 1; what is no number has not moved.
+def _relative_change(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> float:
+    """Return the mean over all elements of |after - before| / (|before| + |after|).
 
-    Each element beside its own size, not the whole beside its norm: a result without scales has other units in every row, and a
-    row with an outlier would be all that is seen of the reference's and nothing of the kernel's.
+    Each element counts relative to its own size, not to the norm of the result: a result without scales has other units
+    in every row, and a row with an outlier would dominate the reference's change and not the kernel's.
+
+    Args:
+        before: results; those that are not floating point are left out.
+        after: the results to compare, in the same order.
+
+    Returns:
+        0 to 1; NaN and infinity count as unchanged.
     """
     moved, count = 0.0, 0
     for a, b in zip(before, after, strict=False):
@@ -177,8 +226,18 @@ def _moved(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> flo
 
 
 def _noise(task: Task, case: Case, call: CallResult) -> dict[str, float]:
-    """Whether the result has the units of the unquantized one, and how far its deviation from the scheme lies below the
-    scheme's own noise. An unquantized product explains nothing of that noise: 0 dB, and no credit."""
+    """Compare the result with the scheme and with the unquantized product.
+
+    Args:
+        task: a quantized task.
+        case: the case.
+        call: the call.
+
+    Returns:
+        ``dequantization``: 1 if the result has the units of the unquantized one. ``margin``: how far its deviation from
+        the scheme lies below the scheme's own noise, as a share of ``MARGIN_DB``; an unquantized product deviates by
+        all of that noise (0 dB) and gets 0. Empty where the result has another shape or is not finite.
+    """
     from kbx_env.tasks._schemes import EXACT
 
     ideal = reference.expect(task, case, call.args).outputs[0]
@@ -186,14 +245,15 @@ def _noise(task: Task, case: Case, call: CallResult) -> dict[str, float]:
     got = call.answer.outputs[0].to(torch.float64) if call.answer.outputs else torch.zeros(0)
     if got.shape != ideal.shape or not bool(torch.isfinite(got).all()):
         return {}
-    own, mine = float((ideal - plain).square().sum()), float((got - plain).square().sum())
-    if own <= 0.0:
+    scheme_noise, noise = float((ideal - plain).square().sum()), float((got - plain).square().sum())
+    if scheme_noise <= 0.0:
         return {}
     off = float((got - ideal).square().sum())
-    # What truncation loses is no fixed share of what rounding does: in small operands with an outlier up to 15 dB more.
-    whole = mine <= own * 10 ** (COARSE_DB / 10) or float((got - cut).square().sum()) <= own
-    below = 10 * math.log10(own / off) if off > 0 else MARGIN_DB
+    # The noise of truncation is no fixed multiple of that of rounding: in small operands with an outlier it is up to 15
+    # dB more.
+    dequantized = noise <= scheme_noise * 10 ** (COARSE_DB / 10) or float((got - cut).square().sum()) <= scheme_noise
+    below = 10 * math.log10(scheme_noise / off) if off > 0 else MARGIN_DB
     return {
-        "dequantization": float(whole),
+        "dequantization": float(dequantized),
         "margin": min(1.0, max(0.0, below / MARGIN_DB)),
     }

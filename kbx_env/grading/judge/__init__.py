@@ -1,4 +1,5 @@
-"""One judge per kind of truth, matched by type. Everything that comes in is a claim; input values never leak out."""
+"""Judges answers: one judge for each type of criterion. Answers are untrusted claims; rulings never contain values of
+inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _CLASSES: tuple[type[Criterion], ...] = (Close, Exact, Invariant, Dropout, Quant
 
 
 def calls_needed(task: Task, case: Case) -> int:
-    """Calls on the same inputs that the judge must see."""
+    """Return how many calls on the same inputs the judge needs."""
     if isinstance(task.truth, Sample):
         return len(samples.TURNS) if task.truth.generator in case.args else 2
     if isinstance(task.truth, Windows):
@@ -32,6 +33,7 @@ def calls_needed(task: Task, case: Case) -> int:
 def _expected(
     task: Task, case: Case, args: Mapping[str, Any], device: str, native: Expected | None = None
 ) -> Expected:  # fmt: skip
+    """Evaluate the reference as the task's judge needs it; arguments as for ``judge``."""
     keep = True if isinstance(task.truth, Dropout) else None
     exact = not isinstance(task.truth, Sample | Windows)
     return reference.expect(task, case, args, device, keep=keep, exact=exact, native=native)
@@ -55,17 +57,20 @@ def judge(
     Args:
         task: the task.
         case: the case.
-        args: what was sent (never what the runner says it received).
+        args: the arguments that were sent (never those that the runner claims to have received).
         answers: one per call, ``calls_needed`` of them.
         grading: ``contract`` or ``paper``.
         device: where the reference is evaluated.
-        generator_seeds: the state of the generator argument at each call; equal numbers stand for equal states.
-        timed: one answer repeated; statistical comparisons between calls are left out.
-        earlier: what chance decided in the grading's other cases, which must not come again; grows.
-        native: torch's own answer, where it was computed on the graded device while the rest is done on ``device``.
+        generator_seeds: state of the generator argument at each call; equal numbers stand for equal states.
+        timed: the answers are one answer repeated; statistical comparisons between calls are left out.
+        earlier: random numbers of the grading's other cases, which must not be repeated; those of this case are added.
+        native: torch's own answer, if it was computed on another device than ``device``.
+
+    Returns:
+        The ruling.
 
     Raises:
-        DeclarationError: no judge for this truth, or too few answers for it.
+        DeclarationError: no judge for this criterion, or too few answers for it.
     """
     if type(task.truth) not in _CLASSES:
         raise DeclarationError(f"{task.id}: no judge for {type(task.truth).__name__}")
@@ -81,8 +86,9 @@ def _rule(
     task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answers: Sequence[Answer], grading: str,
     device: str, generator_seeds: Sequence[int], timed: bool, earlier: list[Any] | None = None,
 ) -> Ruling:  # fmt: skip
+    """Rule on answers against an evaluated reference; arguments as for ``judge``."""
     truth = task.truth
-    # Values that chance decides cannot be compared to torch's draw: the statistical judges serve both gradings.
+    # Random values cannot be compared with torch's draw: both gradings use the statistical judges.
     chance = isinstance(truth, Sample | Windows) or (isinstance(truth, Dropout) and statistical.rate_of(task, case)[1])
     if grading == "paper" and not chance:
         return paper.rule(task, expected, answers[0])
@@ -98,7 +104,8 @@ def _rule(
         case Invariant():
             return invariant.rule(truth, args, expected, answers[0])
         case Dropout():
-            return statistical.rule_dropout(truth, task, case, args, expected, answers, device, timed=timed, earlier=earlier)
+            more: dict[str, Any] = {"timed": timed, "earlier": earlier}
+            return statistical.rule_dropout(truth, task, case, args, expected, answers, device, **more)
         case QuantizationScheme():
             return contract.rule(truth, task, case, args, expected, answers[0], device)
         case Sample():
@@ -109,7 +116,18 @@ def _rule(
 
 
 def canaries(task: Task, case: Case, args: Mapping[str, Any], expected: Expected) -> dict[str, Answer]:
-    """Answers that nobody worked for: a judge that passes one of them sleeps, or the case proves nothing."""
+    """Return answers that need no computation. If the judge passes one of them, it is too lenient or the case proves
+    nothing.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: the arguments of the call.
+        expected: the reference's answers.
+
+    Returns:
+        By name: zeros, ones, the mean of the right answer, and copies of inputs.
+    """
     untouched = {k: v for k, v in args.items() if isinstance(v, torch.Tensor)}
     changed = task.written(case.args)
     aliases = tuple(
@@ -117,7 +135,7 @@ def canaries(task: Task, case: Case, args: Mapping[str, Any], expected: Expected
     )
 
     def answer(make: Any) -> Answer:
-        # A written tensor that is returned stays what it was: nothing was done to it.
+        # A tensor that should be written in place and returned is returned unchanged.
         outputs = [untouched[a] if a in untouched else make(o) for a, o in zip(aliases, expected.native, strict=True)]
         return Answer(tuple(outputs), expected.is_tuple, untouched, aliases, aliases)
 
@@ -134,7 +152,7 @@ def canaries(task: Task, case: Case, args: Mapping[str, Any], expected: Expected
         "ones": answer(torch.ones_like),
     }
     if any(o.numel() > 1 and o.dtype.is_floating_point for o in expected.native):
-        found["mean"] = answer(mean)  # the mean of a single number would be the right answer
+        found["mean"] = answer(mean)  # the mean of a single number is the right answer
     for name, value in untouched.items():
         first = expected.native[0]
         if value.dtype == first.dtype and value.shape == first.shape:
@@ -145,7 +163,16 @@ def canaries(task: Task, case: Case, args: Mapping[str, Any], expected: Expected
 
 
 def is_trivial(task: Task, case: Case, args: Mapping[str, Any]) -> bool:
-    """Whether an answer that nobody worked for would be right here, so that a pass proves nothing."""
+    """Return whether an answer that needs no computation would be right in a case, so that passing it proves nothing.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: the arguments of the call.
+
+    Returns:
+        True also where the answer has no elements, or dropout drops all.
+    """
     expected = _expected(task, case, args, "cpu")
     if all(o.numel() == 0 for o in expected.native) and not any(v.numel() for v in expected.native_written.values()):
         return True

@@ -1,7 +1,7 @@
-"""Floating point: error against the fp64 truth, at most a floor or k times the error torch itself makes.
+"""Judges floating point: the error against the exact fp64 answer may be a fixed tolerance or k times torch's own error.
 
-Where that fails, the conditioning of the problem is measured (see ``loosen``): torch may have been lucky, and a
-fair order of summation must never fail.
+Where that fails, the conditioning of the problem is measured (see ``loosen``): torch's error may be small by chance,
+and no fair order of summation may fail.
 """
 
 from __future__ import annotations
@@ -22,24 +22,34 @@ from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Task
 
 CLIP = 16.0
-"""Elements beyond this many medians do not raise the root-mean-square: one giant must not excuse all others."""
+"""Elements count for the root-mean-square with at most this many medians, so that one huge element does not raise the
+tolerance of all others."""
 GROSS = 16.0
-"""Beyond this many tolerances an element is not a matter of luck."""
+"""An element whose error is more than this many tolerances is not wrong by chance."""
 REUSED = 8.0
-"""A matrix product does more than so many operations with every number it reads."""
+"""Tasks with more operations than this for every number that is read are matrix products."""
 COARSE = 2.0
-"""Units of a 16-bit result that are allowed whatever the task says."""
+"""Largest tolerance in units of a 16-bit result, whatever the task declares."""
 LUCK = 12.0
-"""How far the root-mean-square of ``reference.DRAWS`` draws may lie below what it estimates: below 1/12 in one of 10**8 elements
-(chi-square of eight degrees of freedom). A product of 8192 x 8192 has 7 x 10**7 elements, and thirty of them are judged."""
+"""Factor by which the root-mean-square of ``reference.DRAWS`` draws may lie below its expectation: it is below 1/12 in
+one of 10**8 elements (chi-square of eight degrees of freedom). A product of 8192 x 8192 has 7 x 10**7 elements, and
+thirty of them are judged."""
 NEIGHBOURS = 0.5
-"""Share of the noise that is usual in an element's row and column which the element has at least, as far as ``LUCK`` allows."""
+"""Least noise of an element, as a share of the median noise of its row and column, limited by ``LUCK``."""
 JUMP = 2.0**20
-"""A result that moves by more than this per unit of input noise has jumped (floor, sign, a mask), not moved."""
+"""A result that changes by more than this per unit of input noise is discontinuous there (floor, sign, a mask)."""
 
 
 def _magnitude(scale: str, exact: torch.Tensor) -> torch.Tensor:
-    """The local scale per element: its own size, for ``tensor`` at least the root-mean-square of all."""
+    """Return the local scale of each element.
+
+    Args:
+        scale: ``element`` for its own size, ``tensor`` for at least the root-mean-square of all elements.
+        exact: the exact answer, fp64.
+
+    Returns:
+        fp64, shape of ``exact``; 0 for elements that are not finite.
+    """
     magnitude = torch.where(torch.isfinite(exact), exact.abs(), 0.0)
     if scale == "tensor" and exact.numel():
         flat = magnitude.flatten()
@@ -52,10 +62,10 @@ def _magnitude(scale: str, exact: torch.Tensor) -> torch.Tensor:
 
 
 def _units(truth: Close, exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """eps(dtype) times the local scale, per element."""
+    """Return the unit of the tolerance of each element: eps(dtype) times its local scale, in fp64."""
     info = torch.finfo(dtype)
     magnitude = _magnitude(truth.scale, exact)
-    # fp16 has subnormals that kernels do not flush; the tiny numbers of the others may be flushed to zero.
+    # Kernels do not flush the subnormals of fp16; those of the other dtypes may be flushed to zero.
     least = 2.0**-24 if dtype is torch.float16 else info.smallest_normal
     return info.eps * magnitude + least
 
@@ -63,7 +73,18 @@ def _units(truth: Close, exact: torch.Tensor, dtype: torch.dtype) -> torch.Tenso
 def misses(
     truth: Close, got: torch.Tensor, exact: torch.Tensor, native: torch.Tensor, slack: torch.Tensor | float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(error in units of the tolerance, mask of wrong elements) for one tensor; ``slack`` is absolute."""
+    """Compare one tensor with the exact answer.
+
+    Args:
+        truth: the tolerances.
+        got: the answer.
+        exact: the exact answer, in fp64.
+        native: torch's own answer.
+        slack: absolute error that is allowed in any case, a number or per element.
+
+    Returns:
+        The error in units of the tolerance (fp64), and the mask of wrong elements.
+    """
     dtype = got.dtype
     info = torch.finfo(dtype)
     got64, exact, native = got.to(exact.device, torch.float64), exact.to(torch.float64), native.to(exact.device)
@@ -71,15 +92,16 @@ def misses(
     own = (native.to(torch.float64) - exact).abs() / unit
     own = own[torch.isfinite(own)]
     if truth.scale == "element" and own.numel():
-        # Beside its own size torch's error at a sum that cancels is huge too; it must not excuse every other element.
+        # Relative to its own size torch's error is huge too where a sum cancels; it must not raise the tolerance of all
+        # others.
         own = own[:: max(1, own.numel() >> 20)]
         own = own.kthvalue(math.ceil(0.99 * own.numel())).values
     worst = float(own.max()) if own.numel() else 0.0
-    # Sixteen bits are rounded once. More of their coarse units would hide operands of fewer bits than were given.
+    # A 16-bit result is rounded once. More of its coarse units would hide operands that were rounded to fewer bits.
     ulps = truth.ulps if info.bits >= 32 else min(truth.ulps, COARSE)
     limit = torch.maximum(unit * max(ulps, truth.k * worst), torch.as_tensor(slack, device=unit.device))
     top = torch.finfo(dtype).max
-    # Near overflow the rounded truth may be the largest number or infinity; both are right.
+    # Near overflow the rounded exact answer may be the largest number or infinity; both are right.
     beyond = torch.isfinite(exact) & (exact.abs() > top * (1 - torch.finfo(dtype).eps))
     over = beyond & (torch.sign(got64) == torch.sign(exact)) & (got64.abs() >= top * 0.99)
     ratio = (got64 - exact).abs() / limit
@@ -88,56 +110,80 @@ def misses(
 
 
 def _products(task: Task, case: Case, expected: Expected) -> float:
-    """Operations per result of a task that uses every number more than once (tensor cores serve those), otherwise 0."""
+    """Return the operations per result of a matrix product, which may use tensor cores; 0 for other tasks."""
     results = max(1, sum(o.numel() for o in expected.native))
     flops, read = compulsory_work.operations(task, case), sum(compulsory_work.numels(task, case).values())
     return flops / results if flops > REUSED * read else 0.0
 
 
 def growth(task: Task, case: Case, expected: Expected) -> float:
-    """How much rounding errors pile up on the longest fair path: the square root of the work per result.
+    """Return by how much rounding errors accumulate on the longest fair path: the square root of the work per result.
 
-    A plain loop over K products of rms s leaves an error of 0.20 K s eps (each of the K partial sums, s sqrt(k) large,
+    A plain loop over K products of rms s has an error of 0.20 K s eps (each of the K partial sums, of size s sqrt(k),
     is rounded once); ``sensitivity`` of the same sum is 0.82 s sqrt(K). Their ratio, 0.25 sqrt(K), is one standard
-    deviation; the work is 2 K, so that its square root is nearly six of them. A tensor core cuts off instead of
-    rounding (Fasi et al., 2021), once in 16 products: its errors add up in one direction, in proportion to K.
+    deviation; the work is 2 K, so its square root is nearly six of them. A tensor core truncates instead of rounding
+    (Fasi et al., 2021), once in 16 products: its errors have one sign and grow in proportion to K.
+
+    Args:
+        task: the task.
+        case: the case.
+        expected: the reference's answers.
+
+    Returns:
+        A factor of eps, from 4 to 1024.
     """
     results = max(1, sum(o.numel() for o in expected.native))
     flops, read = compulsory_work.operations(task, case), sum(compulsory_work.numels(task, case).values())
-    # Only what is used more than once goes through a tensor core: a plain sum has no such excuse.
+    # Only matrix products go through a tensor core: the larger factor does not apply to a plain sum.
     products = _products(task, case, expected)
-    # At 256 TF32 still fails: its operands' noise is 2**12 fp32 epsilons, five times what the typical element may have.
-    # With 16-bit operands there is no TF32 to tell apart: on an H200 products of depth 4096 and 8192 used 1.1 and 2.3 times
-    # what the same share of the depth allowed, at 16 and 2000 of 10**8 elements.
+    # With 256 TF32 still fails: the noise of its operands is 2**12 fp32 epsilons, five times what a typical element may
+    # have. 16-bit operands never use TF32, so they may have more: on an H200, products of depth 4096 and 8192 needed
+    # 1.1 and 2.3 times the factor for fp32, at 16 and 2000 of 10**8 elements.
     half = all(o.dtype in reference.HALVES for o in expected.native)
     cut = min(1024.0, products / 8) if half else min(256.0, products / 32)
     return max(min(64.0, max(4.0, math.sqrt(max(flops, read) / results))), cut)
 
 
 def loosen(truth: Close, moved: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, grown: float) -> torch.Tensor:
-    """Absolute error that rounding in the arithmetic's precision may cause, from the measured conditioning."""
+    """Return the absolute error that rounding in the precision of the arithmetic may cause, from the measured
+    conditioning.
+
+    Args:
+        truth: the tolerances.
+        moved: change of each element per unit of input noise, from ``reference.sensitivity``.
+        exact: the exact answer, fp64.
+        dtype: of the result; the arithmetic is fp32, or fp64 for fp64 results.
+        grown: from ``growth``.
+
+    Returns:
+        Allowed error per element, fp64.
+    """
     eps = torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps
     scale = _units(truth, exact, dtype) / torch.finfo(dtype).eps
-    # Beside its own size a sum that cancels to nearly zero moves without bound; only beside the others is it a jump.
+    # Relative to its own size a sum that cancels changes without bound; a jump is large relative to the other elements.
     jumped = moved > JUMP * (_magnitude("tensor", exact) + torch.finfo(dtype).smallest_normal)
     amplified = torch.where(jumped, 0.0, moved / scale)
     if not amplified.numel():
         return amplified
     flat = amplified.flatten()[:: max(1, amplified.numel() >> 20)]
-    # A few steep elements must not excuse the rest: they keep their own slack, the others the typical one.
+    # A few steep elements must not raise the tolerance of the rest: they keep their own, the others get the typical
+    # one.
     low = flat[flat <= flat.kthvalue(max(1, math.ceil(0.95 * flat.numel()))).values]
     typical = float(low.square().mean().sqrt())
     return eps * grown * scale * amplified.clamp_min(3.0 * typical)
 
 
 def without_luck(moved: torch.Tensor) -> torch.Tensor:
-    """Correct a product's measured noise where chance made it small.
+    """Correct a product's measured noise where it is small by chance.
 
-    An element of a matrix product has about the noise of its row and its column. A few draws of noise show some of millions of
-    elements as calm, and a right kernel would be wrong there.
+    An element of a matrix product has about the noise of its row and its column. With a few draws of noise, some of
+    millions of elements seem to have almost none, and a correct kernel would fail there.
 
     Args:
-        moved: root-mean-square of ``reference.DRAWS`` draws, at least two axes for anything to change.
+        moved: root-mean-square of ``reference.DRAWS`` draws; with fewer than two axes it is not changed.
+
+    Returns:
+        The corrected root-mean-square, of the same shape.
     """
     if moved.ndim < 2 or not moved.numel():
         return moved
@@ -146,7 +192,17 @@ def without_luck(moved: torch.Tensor) -> torch.Tensor:
 
 
 def describe(name: str, ratio: torch.Tensor, wrong: torch.Tensor, got: torch.Tensor) -> Ruling:
-    """A ruling that says how far and how much, never which value."""
+    """Return a ruling that tells how large the error is and how many elements have one, but no values.
+
+    Args:
+        name: of the tensor.
+        ratio: error of each element in units of the tolerance.
+        wrong: mask of the wrong elements.
+        got: the answer.
+
+    Returns:
+        The ruling, not passed.
+    """
     worst = float(ratio.max())
     share = 100.0 * float(wrong.to(torch.float64).mean())
     odd = got[wrong.to(got.device)]
@@ -161,11 +217,25 @@ def rule(
     truth: Close, task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer,
     device: str = "cpu", *, keep: bool | torch.Tensor | None = None,
 ) -> Ruling:  # fmt: skip
-    """Every output and every tensor written in place."""
+    """Judge every output and every tensor written in place.
+
+    Args:
+        truth: the tolerances.
+        task: the task.
+        case: the case.
+        args: the arguments of the call.
+        expected: the reference's answers.
+        answer: the answer to judge.
+        device: where the reference is evaluated.
+        keep: see ``reference.expect``.
+
+    Returns:
+        The ruling; the error is in units of the tolerance.
+    """
     moved: dict[int, list[torch.Tensor]] = {}
-    every = truth
+    declared = truth
     for i, (name, got, exact, native) in enumerate(pairs(expected, answer)):
-        truth = replace(every, ulps=every.of[i % len(every.of)]) if every.of else every
+        truth = replace(declared, ulps=declared.of[i % len(declared.of)]) if declared.of else declared
         if not got.dtype.is_floating_point:
             wrong = ~same_values(got, native.to(got.device))
             if bool(wrong.any()):
@@ -183,7 +253,7 @@ def rule(
                     moved[draws] = [without_luck(m) for m in moved[draws]]
             extra = loosen(truth, moved[draws][i], exact.to(torch.float64), got.dtype, growth(task, case, expected))
             ratio, wrong = misses(truth, got, exact, native, extra)
-            # One draw misleads about single elements only: what is grossly wrong needs no more of them.
+            # A single draw is misleading for single elements only: if 1 % are grossly wrong, no more draws are needed.
             if float((ratio > GROSS).to(torch.float64).mean()) > 0.01:
                 break
         if bool(wrong.any()):

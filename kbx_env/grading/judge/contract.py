@@ -1,6 +1,7 @@
-"""Quantization: the ideal result of the stated scheme under one of the honest roundings, from both sides.
+"""Judges quantized tasks: the result must agree with the declared scheme under one of the honest rounding formulas.
 
-Too exact is as wrong as too coarse: a float product misses every variant.
+A result that is more exact than the scheme is as wrong as a coarser one: a float product agrees with none of the
+formulas.
 """
 
 from __future__ import annotations
@@ -24,22 +25,39 @@ from kbx_env.spec.task import Case, Task
 
 
 def rule(
-    truth: QuantizationScheme, task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer, device: str
-) -> Ruling:
-    """Each element must agree with one combination of roundings to fp32 accuracy."""
+    truth: QuantizationScheme, task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer,
+    device: str,
+) -> Ruling:  # fmt: skip
+    """Check that each element agrees with one combination of rounding formulas to fp32 accuracy.
+
+    Args:
+        truth: the scheme.
+        task: the task.
+        case: the case.
+        args: the arguments of the call.
+        expected: the reference's answers; has the number of rounded operands.
+        answer: the answer to judge.
+        device: where the reference is evaluated.
+
+    Returns:
+        The ruling; the error is in units of the tolerance.
+
+    Raises:
+        DeclarationError: more rounded operands than combinations can be tried for.
+    """
     from kbx_env.tasks._schemes import FORMULAS, SLACK
 
     if expected.decisions > 4:
         raise DeclarationError(f"{task.id}: {expected.decisions} rounded operands are too many to enumerate")
     best: dict[str, torch.Tensor] = {}
     for formulas in itertools.product(FORMULAS, repeat=expected.decisions):
-        # The reference may tell how far roundings that cannot be enumerated move its result.
+        # The reference sets SLACK if it has roundings that cannot be enumerated: by so much they change its result.
         variant = reference.expect(task, case, args, device, rounding=formulas)
         slack = SLACK.get()
         for name, got, exact, native in pairs(variant, answer):
             if got.dtype.is_floating_point:
-                # k = 0: torch's own error is no excuse, integer accumulation is exact. A 16-bit result is
-                # rounded once; 8 of its coarse units would swallow the quantization error itself.
+                # k = 0: torch's own error is no allowance, because integer accumulation is exact. A 16-bit result is
+                # rounded once; 8 of its coarse units would exceed the quantization error itself.
                 ulps = truth.ulps if torch.finfo(got.dtype).bits >= 32 else 1.0
                 ratio, _ = misses(Close(k=0.0, ulps=ulps), got, exact, native, 0.0 if slack is None else slack)
             else:
@@ -55,19 +73,28 @@ def rule(
 
 
 def sqnr(got: torch.Tensor, plain: torch.Tensor) -> float:
-    """Signal to quantization noise in dB: 10 log10(|plain|^2 / |got - plain|^2); no scale of the inputs changes it."""
+    """Return the signal-to-quantization-noise ratio: 10 log10(|plain|^2 / |got - plain|^2), independent of the inputs'
+    scale.
+
+    Args:
+        got: the quantized result.
+        plain: the unquantized result, in fp64.
+
+    Returns:
+        Decibels.
+    """
     noise = float((got.to(torch.float64).cpu() - plain.cpu()).square().sum())
     signal = float(plain.square().sum())
     ratio = signal / noise if noise else math.inf
-    return 10 * math.log10(ratio) if ratio > 0 else -math.inf  # also where the noise is infinite, or no number
+    return 10 * math.log10(ratio) if ratio > 0 else -math.inf  # also if the noise is infinite or NaN
 
 
 def _noise(task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer, device: str) -> str:
-    """The answer's noise beside the unquantized result, and that of the ideal scheme."""
+    """Return a text with the noise of the answer and of the ideal scheme; arguments as for ``rule``."""
     from kbx_env.tasks._schemes import EXACT
 
     formulas = (EXACT,) * max(1, expected.decisions)
     plain = pairs(reference.expect(task, case, args, device, rounding=formulas), answer)[0]
     ideal = pairs(expected, answer)[0].exact
-    mine, best = sqnr(plain.got, plain.exact), sqnr(ideal, plain.exact)
-    return f"{mine:.1f} dB of signal to noise beside the unquantized result, the scheme has {best:.1f} dB"
+    answered, best = sqnr(plain.got, plain.exact), sqnr(ideal, plain.exact)
+    return f"{answered:.1f} dB of signal to noise beside the unquantized result, the scheme has {best:.1f} dB"

@@ -1,4 +1,4 @@
-"""Integers, booleans, moved values: bit-equal, and any NaN equals any NaN."""
+"""Judges integers, booleans and moved values: equal bits, and any NaN equals any NaN."""
 
 from __future__ import annotations
 
@@ -10,24 +10,32 @@ from kbx_env.grading.reference import Expected
 
 
 def same_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Elementwise equality in which NaN equals NaN (and zeros of both signs are equal)."""
+    """Return elementwise equality in which NaN equals NaN (and zeros of both signs are equal): a boolean tensor."""
     if a.dtype.is_floating_point:
         return (a == b) | (torch.isnan(a) & torch.isnan(b))
     return a == b
 
 
 def equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Elementwise bit equality in which any NaN equals any NaN."""
+    """Return elementwise bit equality in which any NaN equals any NaN: a boolean tensor."""
     same = same_values(a, b)
-    # Of all values only the zeros compare equal with different bits.
+    # Only zeros compare equal with different bits.
     return same & ((a != 0) | (torch.signbit(a) == torch.signbit(b))) if a.dtype.is_floating_point else same
 
 
 def rule(expected: Expected, answer: Answer) -> Ruling:
-    """Every output and every tensor written in place, against torch's own answer."""
+    """Compare every output and every tensor written in place with torch's own answer.
+
+    Args:
+        expected: the reference's answers.
+        answer: the answer to judge.
+
+    Returns:
+        The ruling; its error is the share of wrong elements.
+    """
     for row in pairs(expected, answer):
-        right = equal_bits(row.got, row.native.to(row.got.device))
-        if not bool(right.all()):
-            share = float((~right).to(torch.float64).mean())
+        correct = equal_bits(row.got, row.native.to(row.got.device))
+        if not bool(correct.all()):
+            share = float((~correct).to(torch.float64).mean())
             return Ruling(False, f"wrong values: {row.name}, {100 * share:.3g} % of the elements", share, 0.0)
     return PASSED

@@ -1,4 +1,5 @@
-"""What a factorisation promises, whatever its signs: reconstruction, orthogonality, ordering."""
+"""Judges factorisations by their properties, which hold for any choice of signs: reconstruction, orthogonality,
+ordering."""
 
 from __future__ import annotations
 
@@ -19,11 +20,21 @@ SLACK = 16.0
 publishes it. Measured in units of eps * sqrt(max(m, n)), 3x3 to 512x512: LAPACK and a one-sided Jacobi stay below 2.3,
 factors rounded to TF32 lie at 1800 (3x3), 400 (40x24), 112 (128x128) and 42 (512x512)."""
 K = 4.0
-"""Or this many times the error that LAPACK itself makes on the same matrix."""
+"""Allowed error as a multiple of LAPACK's own error on the same matrix, if that is larger (up to ``K`` times the other
+limit)."""
 
 
 def _svd_errors(a: torch.Tensor, exact_s: torch.Tensor, factors: tuple[torch.Tensor, ...]) -> dict[str, float]:
-    """How far each promise is broken, relative to 1 or to the largest singular value."""
+    """Return the error of each property of an SVD, relative to 1 or to the largest singular value.
+
+    Args:
+        a: the matrices, ``(..., m, n)``, fp64.
+        exact_s: exact singular values, ``(..., min(m, n))``, fp64, descending.
+        factors: U, S and Vh.
+
+    Returns:
+        The largest error over all matrices, by property.
+    """
     u, s, vh = (x.to(a.device, torch.float64) for x in factors)
     k = s.shape[-1]
     top = exact_s.amax(-1).clamp_min(torch.finfo(torch.float32).tiny) if k else torch.ones(())
@@ -45,22 +56,27 @@ def _svd_errors(a: torch.Tensor, exact_s: torch.Tensor, factors: tuple[torch.Ten
 
 
 def _eye(n: int, like: torch.Tensor) -> torch.Tensor:
+    """Return the n x n identity with the dtype and device of a tensor."""
     return torch.eye(n, dtype=like.dtype, device=like.device)
 
 
 def _worst(x: torch.Tensor, scale: torch.Tensor | float = 1.0) -> float:
+    """Return the largest absolute element over all matrices, each divided by its scale; 0 without elements."""
     return float((x.abs().amax((-2, -1)) / scale).max()) if x.numel() else 0.0
 
 
 def _size(a: torch.Tensor) -> torch.Tensor | float:
+    """Return the scale of each matrix: its largest absolute element times the square root of its columns."""
     return a.abs().amax((-2, -1)).clamp_min(1e-300) * math.sqrt(a.shape[-1]) if a.numel() else 1.0
 
 
 def _svd(a: torch.Tensor, expected: Expected, factors: Factors) -> dict[str, float]:
+    """Return the errors of U, S and Vh, by property."""
     return _svd_errors(a, expected.outputs[1].to(torch.float64), factors)
 
 
 def _qr(a: torch.Tensor, expected: Expected, factors: Factors) -> dict[str, float]:
+    """Return the errors of Q and R, by property; mode ``r`` of torch returns an empty Q."""
     q, r = factors
     found = {"R is upper triangular": _worst(r.tril(-1)) * STRICT}
     if q.numel() == 0 and a.numel():
@@ -73,6 +89,7 @@ def _qr(a: torch.Tensor, expected: Expected, factors: Factors) -> dict[str, floa
 
 
 def _lu(a: torch.Tensor, expected: Expected, factors: Factors) -> dict[str, float]:
+    """Return the errors of P, L and U, by property; without pivoting P is empty."""
     p, lower, upper = factors
     k = lower.shape[-1]
     found = {
@@ -82,14 +99,15 @@ def _lu(a: torch.Tensor, expected: Expected, factors: Factors) -> dict[str, floa
     }
     product = lower @ upper
     if p.numel():
-        whole = ((p == 0) | (p == 1)).all() and (p.sum(-1) == 1).all() and (p.sum(-2) == 1).all()
-        found["P is a permutation"] = 0.0 if bool(whole) else math.inf
+        valid = ((p == 0) | (p == 1)).all() and (p.sum(-1) == 1).all() and (p.sum(-2) == 1).all()
+        found["P is a permutation"] = 0.0 if bool(valid) else math.inf
         found["no element of L is larger than 1"] = max(0.0, _worst(lower) - 1.0) if k else 0.0
         product = p @ product
     return found | {"A = P L U": _worst(product - a, _size(a))}
 
 
 def _eig(a: torch.Tensor, expected: Expected, factors: Factors) -> dict[str, float]:
+    """Return the errors of the eigenvalues w and eigenvectors V, by property."""
     w, v = factors
     a = a.to(v.dtype)
     norms = torch.linalg.vector_norm(v, dim=-2, keepdim=True)
@@ -98,7 +116,8 @@ def _eig(a: torch.Tensor, expected: Expected, factors: Factors) -> dict[str, flo
         "the eigenvectors have length 1": _worst(norms - 1),
     }
     if v.numel():
-        # The same pair n times would satisfy both: the vectors must span as much as the true ones do.
+        # n copies of one pair would satisfy both: the smallest singular value of V must be at least 1/4 of the true
+        # one's.
         true = torch.linalg.svdvals(expected.outputs[1].to(v.dtype))[..., -1]
         found["the eigenvectors are independent"] = (
             float((torch.linalg.svdvals(v)[..., -1] < 0.25 * true).any()) * STRICT
@@ -106,8 +125,8 @@ def _eig(a: torch.Tensor, expected: Expected, factors: Factors) -> dict[str, flo
     return found
 
 
-def _whole_pivots(pivots: torch.Tensor) -> bool:
-    """Whether LAPACK may follow these pivots: in range, the two of a 2x2 block equal and negative."""
+def _valid_pivots(pivots: torch.Tensor) -> bool:
+    """Return whether pivots have LAPACK's form: in range, the two of a 2x2 block equal and negative."""
     for row in pivots.reshape(-1, pivots.shape[-1]).tolist():
         k, n = 0, len(row)
         while k < n:
@@ -118,10 +137,11 @@ def _whole_pivots(pivots: torch.Tensor) -> bool:
 
 
 def _ldl(a: torch.Tensor, expected: Expected, factors: Factors, hermitian: bool) -> dict[str, float]:
+    """Return the error of the inverse by the packed LD and the pivots."""
     packed, pivots = factors
     if not a.numel():
         return {}
-    if not _whole_pivots(pivots):
+    if not _valid_pivots(pivots):
         return {"the pivots follow LAPACK's form": math.inf}
     x = torch.linalg.ldl_solve(
         packed, pivots.to(torch.int32), _eye(a.shape[-1], a).expand(a.shape), hermitian=hermitian
@@ -131,19 +151,35 @@ def _ldl(a: torch.Tensor, expected: Expected, factors: Factors, hermitian: bool)
 
 Factors = tuple[torch.Tensor, ...]
 STRICT = 1e300
-"""Factor for what must hold exactly: zeros of a triangle, ones on a diagonal."""
+"""Factor of errors that must be exactly 0: zeros of a triangle, ones on a diagonal."""
 KINDS: Mapping[str, Callable[..., dict[str, float]]] = {"svd": _svd, "qr": _qr, "lu": _lu, "eig": _eig, "ldl": _ldl}
+"""By ``Invariant.kind``: the function that returns the errors by property."""
 _EXACT = ("S is not negative", "S descends")
+"""Properties that must hold without any error."""
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the CPU in fp64 or complex128; integers keep their dtype."""
     if not (x.is_floating_point() or x.is_complex()):
         return x.to("cpu")
     return x.resolve_conj().to("cpu", torch.complex128 if x.is_complex() else torch.float64)
 
 
 def rule(truth: Invariant, args: Mapping[str, Any], expected: Expected, answer: Answer) -> Ruling:
-    """Check the promises of ``truth.kind``."""
+    """Check the properties of ``truth.kind``.
+
+    Args:
+        truth: the kind of factorisation.
+        args: the arguments of the call; the first tensor with two axes or more is factorised.
+        expected: the reference's answers.
+        answer: the answer to judge.
+
+    Returns:
+        The ruling, with the error of the first property that does not hold.
+
+    Raises:
+        DeclarationError: no such kind.
+    """
     if truth.kind not in KINDS:
         raise DeclarationError(f"unknown invariant {truth.kind!r}; accepted: {', '.join(KINDS)}")
     errors = KINDS[truth.kind]
@@ -155,7 +191,8 @@ def rule(truth: Invariant, args: Mapping[str, Any], expected: Expected, answer: 
     on_cpu = replace(expected, outputs=tuple(_wide(o) for o in expected.outputs))
     own = errors(a, on_cpu, tuple(_wide(o) for o in expected.native), **more)
     for name, error in errors(a, on_cpu, tuple(_wide(o) for o in answer.outputs), **more).items():
-        # Where the case itself breaks the promise LAPACK's error is no measure of anything.
+        # K * base limits the allowance: where the case itself violates the property, LAPACK's error is arbitrarily
+        # large.
         limit = 0.0 if name in _EXACT else max(base, min(K * own.get(name, 0.0), K * base))
         if not error <= limit:
             return Ruling(False, f"broken promise: {name} (error {error:.2g}, allowed {limit:.2g})", error, limit)

@@ -1,4 +1,4 @@
-"""The paper's own tolerances, for comparison with published numbers only."""
+"""Judges by the tolerances of the paper, only for comparison with published numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ TABLE = {torch.float16: 5e-3, torch.bfloat16: 5e-3, torch.float32: 1e-5, torch.f
 
 
 def rule(task: Task, expected: Expected, answer: Answer) -> Ruling:
-    """dtype, shape and closeness to torch's own answer; in-place effects and aliasing are not looked at."""
+    """Check dtype, shape and closeness to torch's own answer; in-place effects and aliasing are not checked.
+
+    Args:
+        task: the task.
+        expected: the reference's answers.
+        answer: the answer to judge.
+
+    Returns:
+        The ruling.
+    """
     if len(answer.outputs) != len(expected.native):
         return Ruling(False, f"returned {len(answer.outputs)} outputs, expected {len(expected.native)}")
     for i, (got, want) in enumerate(zip(answer.outputs, expected.native, strict=True)):
@@ -28,7 +37,7 @@ def rule(task: Task, expected: Expected, answer: Answer) -> Ruling:
             ruling = PASSED if torch.equal(got, want) else Ruling(False, f"output {i} is not equal")
         else:
             default = TABLE.get(got.dtype, 0.0)
-            # The published table goes by dtype; a task's own figures are those of its fp32 cases.
+            # The published table is by dtype; tolerances of a single task apply to its fp32 cases.
             single = got.dtype in (torch.float32, torch.float64)
             rtol = p.rtol if single and p.rtol is not None else default
             atol = p.atol if single and p.atol is not None else default
@@ -40,6 +49,17 @@ def rule(task: Task, expected: Expected, answer: Answer) -> Ruling:
 
 
 def _quantized(task: Task, got: torch.Tensor, want: torch.Tensor, i: int) -> Ruling:
+    """Check the three quantization thresholds: cosine similarity, relative L1 error, root-mean-square error.
+
+    Args:
+        task: has the thresholds.
+        got: the output, flat, in fp64.
+        want: torch's own output, flat, in fp64.
+        i: index of the output.
+
+    Returns:
+        The ruling.
+    """
     p = task.paper
     if not got.numel():
         return PASSED
@@ -47,12 +67,12 @@ def _quantized(task: Task, got: torch.Tensor, want: torch.Tensor, i: int) -> Rul
     l1 = float((got - want).abs().sum() / want.abs().sum().clamp_min(1e-300))
     rmse = float((got - want).square().mean().sqrt())
     # Written so that NaN fails.
-    rules = (
+    within = (
         p.cosine is None or cosine >= p.cosine,
         p.l1 is None or l1 <= p.l1,
         p.rmse is None or rmse <= p.rmse,
     )
-    if all(rules):
+    if all(within):
         return PASSED
     found = f"cosine {cosine:.4f} (>= {p.cosine}), l1 {l1:.4f} (<= {p.l1}), rmse {rmse:.4f} (<= {p.rmse})"
     return Ruling(False, f"output {i}: {found}")

@@ -1,8 +1,9 @@
-"""Whether numbers that should be independent are: sums of products over every shift, reflection and XOR translation.
+"""Tests of independence: sums of products of numbers over every shift, reflection and XOR translation of their
+positions.
 
-Each test rejects independent numbers with a chance of at most ``ALPHA``, all its looks together: limits come from
-Bernstein's inequality, which also holds for few terms and rare drops, where sums of products are far from normal. A
-grading asks about 10,000 such questions at most, so that an honest kernel fails once in 100,000 gradings.
+Each test rejects independent numbers with a chance of at most ``ALPHA``, over all of its sums together. The limits come
+from Bernstein's inequality, which also holds for few terms and rare drops, where sums of products are far from normal.
+A grading makes about 10,000 such tests at most, so an honest kernel fails once in 100,000 gradings.
 """
 
 from __future__ import annotations
@@ -16,55 +17,67 @@ import torch
 from scipy.fft import next_fast_len
 
 ALPHA = 1e-9
+"""Largest chance that a test rejects independent numbers."""
 WHOLE = 1 << 18
-"""Lines up to this length are searched as a whole; of longer ones random pieces, and these against the whole line."""
+"""Lines up to this length are tested as a whole; of longer ones random pieces, which are also compared with the whole
+line."""
 PIECE = 1 << 15
+"""Length of the pieces that are compared with a whole line, or with lines of other cases."""
 FEW = 256
 """Shorter lines are not compared with those of other cases."""
 GROUPS = 1 << 14
-"""Length of the random piece in which products of three and four are looked at."""
+"""Length of the random piece in which products of three and four numbers are tested."""
 SHORT = (*range(1, 9), 12, 16, 24, 32, 64, 128, 256, 512, 1024)
-"""Distances of the first two factors of products of three and four."""
+"""Distances between the first two factors of products of three and four numbers."""
 PERIODS = (*range(2, 65), 72, 80, 96, 120, 128, 160, 192, 255, 256)
-"""Lengths of blocks in which a fixed XOR of bits may vanish."""
+"""Lengths of blocks that are tested for bits that are an XOR of others."""
 SPARE = 50
 """Rows beyond the columns: a random matrix of bits has a dependent column with a chance of 2^-50."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Independent numbers of mean 0, as they should be; 0 where nothing is known."""
+    """Numbers that should be independent with mean 0."""
 
     values: torch.Tensor
+    """fp64, one axis; 0 where nothing is known."""
     var: float
+    """Variance that they should have."""
     most: float
-    """No number is larger."""
+    """Largest absolute value."""
     known: torch.Tensor | None = None
-    """``None``: everywhere."""
+    """Boolean, same shape; ``None`` for everywhere."""
 
     @property
     def n(self) -> int:
-        """Length."""
+        """Number of elements."""
         return self.values.numel()
 
     @property
     def fourth(self) -> float:
-        """A bound of the fourth moment over the squared variance."""
+        """A bound on the fourth moment over the squared variance."""
         return self.most**2 / self.var
 
     def there(self) -> torch.Tensor:
-        """1 where something is known."""
+        """Return 1 where something is known, else 0, in fp64."""
         return torch.ones_like(self.values) if self.known is None else self.known.to(torch.float64)
 
     def part(self, start: int, count: int) -> Line:
-        """Consecutive numbers."""
+        """Return ``count`` consecutive numbers from position ``start`` on."""
         known = None if self.known is None else self.known[start : start + count]
         return Line(self.values[start : start + count], self.var, self.most, known)
 
     def pieces(self, length: int) -> list[tuple[int, Line]]:
-        """(start, part): all of a short line, two random parts of a long one.
+        """Return a short line as a whole, or two random parts of a long one.
 
-        Which ones, the numbers themselves decide: the same answer is always judged alike, and nobody knows beforehand.
+        The numbers themselves seed the choice: the same answer is always judged alike, and no submission knows the
+        parts before.
+
+        Args:
+            length: of a part.
+
+        Returns:
+            Start and part.
         """
         if self.n <= length:
             return [(0, self)]
@@ -74,29 +87,44 @@ class Line:
 
 
 def limit(terms: torch.Tensor, var: float, most: float, looks: int) -> torch.Tensor:
-    """What a sum of ``terms`` independent terms exceeds with a chance of at most ALPHA in one of ``looks`` sums."""
+    """Return the limit that one of several sums exceeds with a chance of at most ``ALPHA``, by Bernstein's inequality.
+
+    Args:
+        terms: number of independent terms of each sum.
+        var: variance of a term.
+        most: largest absolute value of a term.
+        looks: number of sums.
+
+    Returns:
+        The limit of each sum's absolute value.
+    """
     depth = math.log(2 * looks / ALPHA)
     half = most * depth / 3
     return half + (half * half + 2 * depth * var * terms.clamp_min(0)).sqrt()
 
 
 def _worst(sums: torch.Tensor, terms: torch.Tensor, var: float, most: float, looks: int) -> tuple[bool, int]:
+    """Return whether a sum exceeds its limit, and the index of the largest one; arguments as for ``limit``."""
     ratio = sums.abs() / limit(terms, var, most, looks)
     at = int(ratio.argmax())
     return float(ratio[at]) > 1.0, at
 
 
 def _highest(sums: torch.Tensor, terms: torch.Tensor, var: float, most: float, looks: int) -> torch.Tensor:
-    """The largest ratio of a sum to its limit, still on the device: to read it back makes the host wait."""
+    """Return the largest ratio of a sum to its limit; arguments as for ``limit``.
+
+    The result stays a tensor on the device: reading it back would make the host wait.
+    """
     return (sums.abs() / limit(terms, var, most, looks)).max()
 
 
 def _spectrum(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the Fourier transform of real numbers, padded with zeros to ``size``."""
     return torch.fft.rfft(x, size)
 
 
 def walsh(x: torch.Tensor) -> torch.Tensor:
-    """Walsh-Hadamard transform of a power of two of numbers."""
+    """Return the Walsh-Hadamard transform of numbers; their count must be a power of two."""
     n, h = x.numel(), 1
     while h < n:
         y = x.view(-1, 2, h)
@@ -106,7 +134,16 @@ def walsh(x: torch.Tensor) -> torch.Tensor:
 
 
 def shifted(a: Line, b: Line, *, own: bool) -> str | None:
-    """Products at every distance; ``own``: ``a`` is ``b``, distance 0 says nothing."""
+    """Test the products of elements at every distance.
+
+    Args:
+        a: the first factors.
+        b: the second factors, a line of the same length.
+        own: ``a`` is ``b``: distance 0 is left out.
+
+    Returns:
+        The distance at which the lines are correlated; ``None`` if they are not.
+    """
     n, size = a.n, next_fast_len(2 * a.n, True)
 
     def at(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -125,12 +162,12 @@ def shifted(a: Line, b: Line, *, own: bool) -> str | None:
 
 
 def mirrored(a: Line, b: Line, *, own: bool) -> str | None:
-    """Products of elements whose places add up to the same number, for every such number."""
+    """Test the products of elements whose positions have the same sum, for every sum; arguments as for ``shifted``."""
     n, size = a.n, next_fast_len(2 * a.n, True)
 
     def at(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         sums = torch.fft.irfft(_spectrum(x, size) * _spectrum(y, size), size)[: 2 * n - 1]
-        if own:  # every pair was met twice, the middle once with itself
+        if own:  # every pair is counted twice, and the middle element once with itself
             sums[::2] -= x.square()
             sums = sums / 2
         return sums
@@ -147,13 +184,14 @@ def mirrored(a: Line, b: Line, *, own: bool) -> str | None:
 
 @functools.lru_cache(maxsize=16)
 def _met(n: int, size: int, device: torch.device) -> torch.Tensor:
-    """For every XOR, how many places below ``n`` it leaves below ``n``."""
+    """Return for every XOR below ``size`` how many positions below ``n`` it maps to positions below ``n``."""
     there = walsh((torch.arange(size, device=device) < n).to(torch.float64))
     return (walsh(there * there) / size).round()
 
 
 def xored(a: Line, b: Line, *, own: bool) -> str | None:
-    """Products of elements whose places differ by the same XOR."""
+    """Test the products of elements whose positions differ by the same XOR, for every XOR; arguments as for
+    ``shifted``."""
     size = 1 << max(1, (a.n - 1).bit_length())
 
     def at(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -162,17 +200,26 @@ def xored(a: Line, b: Line, *, own: bool) -> str | None:
         sums = walsh(u * v) / size
         return sums[1:] / 2 if own else sums
 
-    whole = a.known is None and b.known is None
-    terms = _met(a.n, size, a.values.device) if whole else at(a.there(), b.there()).round()
-    terms = terms[1:] / 2 if whole and own else terms
+    all_known = a.known is None and b.known is None
+    terms = _met(a.n, size, a.values.device) if all_known else at(a.there(), b.there()).round()
+    terms = terms[1:] / 2 if all_known and own else terms
     bad, k = _worst(at(a.values, b.values), terms, a.var * b.var, a.most * b.most, size)
     return f"at places that differ by XOR with {k + own}" if bad else None
 
 
 def echoed(piece: Line, start: int | None, whole: Line) -> str | None:
-    """Whether a piece comes again anywhere in a long line, forwards or backwards; ``start``: where it is itself."""
+    """Test whether a piece is repeated anywhere in a long line, forwards or backwards.
+
+    Args:
+        piece: the piece.
+        start: its position, if it belongs to that line; else ``None``.
+        whole: the line.
+
+    Returns:
+        How it is repeated; ``None`` if it is not.
+    """
     m = piece.n
-    # A GPU does a long transform as fast as a short one, and each step costs it several launches.
+    # On a GPU a long transform takes as long as a short one, and each step costs several launches.
     step = max(1 << (22 if whole.values.is_cuda else 18), 2 * m)
     size = next_fast_len(step + m, True)
     there = piece.there() if piece.known is not None or whole.known is not None else None
@@ -188,7 +235,7 @@ def echoed(piece: Line, start: int | None, whole: Line) -> str | None:
                 terms = (part.n - torch.arange(sums.numel(), device=sums.device)).clamp(max=m).to(torch.float64)
             else:
                 terms = torch.fft.irfft(seen * _spectrum(part.there(), size), size)[: sums.numel()].round()
-            if start is not None:  # where it overlaps itself it is no echo; ``shifted`` and ``mirrored`` look there
+            if start is not None:  # not where the piece overlaps itself: ``shifted`` and ``mirrored`` test that
                 at = torch.arange(first, first + sums.numel(), device=sums.device)
                 sums = torch.where((at - start).abs() < m, 0.0, sums)
             found.append(_highest(sums, terms, piece.var * whole.var, piece.most * whole.most, 2 * whole.n))
@@ -198,7 +245,17 @@ def echoed(piece: Line, start: int | None, whole: Line) -> str | None:
 
 
 def transposed(a: torch.Tensor, b: torch.Tensor, line: Line, *, own: bool) -> str | None:
-    """Products with the transposed matrices, for tensors with two axes of one size."""
+    """Test the products of elements with those of the transposed matrices, for every two axes of one size.
+
+    Args:
+        a: the first factors, shaped.
+        b: the second factors, in the same shape.
+        line: has the variance and bound of both.
+        own: ``a`` is ``b``: pairs count once.
+
+    Returns:
+        A text if they are correlated, else ``None``.
+    """
     for i in range(a.dim()):
         for j in range(i):
             if a.shape[i] == a.shape[j] > 1:
@@ -211,23 +268,30 @@ def transposed(a: torch.Tensor, b: torch.Tensor, line: Line, *, own: bool) -> st
 
 
 def products(line: Line) -> str | None:
-    """Products of three and of four: numbers may be independent in pairs and yet made of each other."""
+    """Test products of three and of four numbers, which may depend on each other although all pairs are independent.
+
+    Args:
+        line: the numbers.
+
+    Returns:
+        A text if they are correlated, else ``None``.
+    """
     _, part = line.pieces(GROUPS)[0]
     n, x = part.n, part.values
     size = next_fast_len(2 * n, True)
     lags = [a for a in SHORT if 2 * a < n]
     looks = 3 * n * max(1, len(lags))
     spectrum = _spectrum(x, size)
-    # The variance of the products themselves varies: a tenth more. Unknown elements only make sums smaller.
+    # The variance of the products varies itself: 10 % are added. Unknown elements only make the sums smaller.
     full = [1.1 * n * part.var**power for power in (3, 4)]
     bounds = [float(limit(torch.tensor(v), 1.0, part.most**k, looks)) for v, k in zip(full, (3, 4), strict=True)]
     highest: dict[int, list[torch.Tensor]] = {3: [], 4: []}
     for a in lags:
         y = torch.nn.functional.pad(x[:-a] * x[a:], (0, a))
-        mine = _spectrum(y, size).conj()
-        for power, other in ((3, spectrum), (4, mine.conj())):
-            sums = torch.fft.irfft(mine * other, size)
-            # Distances at which a factor would meet itself.
+        pair_spectrum = _spectrum(y, size).conj()
+        for power, other in ((3, spectrum), (4, pair_spectrum.conj())):
+            sums = torch.fft.irfft(pair_spectrum * other, size)
+            # Not the distances at which a number would be multiplied with itself.
             for k in (0, a, -a):
                 sums[k] = 0.0
             highest[power].append(sums.abs().max())
@@ -238,6 +302,7 @@ def products(line: Line) -> str | None:
 
 
 def _rank(rows: list[int]) -> int:
+    """Return the rank over GF(2) of a matrix whose rows are the bits of integers."""
     basis: dict[int, int] = {}
     for row in rows:
         while row:
@@ -250,7 +315,14 @@ def _rank(rows: list[int]) -> int:
 
 
 def dependent(bits: torch.Tensor) -> str | None:
-    """Whether some bits of every block are a XOR of others, whatever their number: the rank of blocks over GF(2)."""
+    """Test whether some bits of every block are an XOR of others, by the rank of blocks over GF(2).
+
+    Args:
+        bits: zeros and ones, one axis.
+
+    Returns:
+        The length of such blocks as a text; ``None`` if there are none.
+    """
     n = bits.numel()
     draw = torch.Generator().manual_seed(int(bits.sum()) * 65537 + n)
     for period in PERIODS:
@@ -268,7 +340,16 @@ def dependent(bits: torch.Tensor) -> str | None:
 
 
 def uneven(sums: torch.Tensor, counts: torch.Tensor, line: Line) -> str | None:
-    """Sums of blocks of ``counts`` numbers: too far from zero, or too close to it for chance."""
+    """Test whether sums of blocks are farther from zero, or closer to it, than those of independent numbers.
+
+    Args:
+        sums: of each block.
+        counts: known numbers in each block.
+        line: has the variance and bound of the numbers.
+
+    Returns:
+        ``together`` or ``too evenly``; ``None`` if neither.
+    """
     use = counts * line.var > 5
     sums, counts = sums[use], counts[use]
     if sums.numel() < 2:
@@ -279,62 +360,85 @@ def uneven(sums: torch.Tensor, counts: torch.Tensor, line: Line) -> str | None:
     blocks = sums.numel()
     if chi > blocks + 8 * math.sqrt(square - blocks) + 40:
         return "together"
-    # Maurer (2003): a sum of numbers >= 0 falls below its mean by t with a chance of at most exp(-t^2 / 2 E Z^2).
+    # Maurer (2003): a sum of nonnegative numbers is below its mean by t with a chance of at most exp(-t^2 / 2 E Z^2).
     if chi < blocks - math.sqrt(2 * math.log(1 / ALPHA) * square):
         return "too evenly"
     return None
 
 
 def blocks(line: Line) -> Iterator[tuple[int, str]]:
-    """(length, what is wrong) of runs of 2, 4, 8, ... numbers."""
+    """Yield the length of runs of 2, 4, 8, ... numbers whose sums are uneven, and the finding of ``uneven``."""
     known = line.there()
     for shift in range(1, max(1, line.n.bit_length() - 5)):
         m = 1 << shift
-        whole = line.n // m * m
-        found = uneven(line.values[:whole].view(-1, m).sum(1), known[:whole].view(-1, m).sum(1), line)
+        end = line.n // m * m
+        found = uneven(line.values[:end].view(-1, m).sum(1), known[:end].view(-1, m).sum(1), line)
         if found:
             yield m, found
 
 
 def patterned(line: Line) -> str | None:
-    """Everything that one line can be told of; ``None``: it looks like chance."""
+    """Run all tests of a single line.
+
+    Args:
+        line: the numbers.
+
+    Returns:
+        The structure that was found; ``None`` if the line looks random.
+    """
     if line.n < 2:
         return None
-    for m, found in blocks(line):
-        return f"runs of {m} go {found}"
+    for m, unevenness in blocks(line):
+        return f"runs of {m} go {unevenness}"
     for start, part in line.pieces(WHOLE):
         for test in (shifted, mirrored, xored):
-            found_ = test(part, part, own=True)
-            if found_:
-                return f"elements go together {found_}"
+            found = test(part, part, own=True)
+            if found:
+                return f"elements go together {found}"
         if part.n < line.n:
-            found_ = echoed(line.part(start, PIECE), start, line)
-            if found_:
-                return f"elements go together {found_}"
-    found_ = products(line)
-    return f"elements go together {found_}" if found_ else None
+            found = echoed(line.part(start, PIECE), start, line)
+            if found:
+                return f"elements go together {found}"
+    found = products(line)
+    return f"elements go together {found}" if found else None
 
 
 def came_before(lines: list[Line], earlier: list[Line] | None) -> bool:
-    """Whether the beginning of a line goes together with that of an earlier one, at any distance; ``earlier`` grows.
+    """Test whether the beginning of a line is correlated with that of an earlier case's line, at any distance.
 
-    Tensors of other shapes and other chances can share the numbers that decided; calls of one case are compared elsewhere.
+    Tensors of other shapes and probabilities can be drawn from the same numbers. Calls of one case are compared by
+    ``related``.
+
+    Args:
+        lines: of this case.
+        earlier: beginnings of the lines of earlier cases; those of ``lines`` are added. ``None`` for no test.
+
+    Returns:
+        Whether a correlation was found.
     """
     if earlier is None:
         return False
-    mine = [Line(p.values.clone(), p.var, p.most, None if p.known is None else p.known.clone())
+    beginnings = [Line(p.values.clone(), p.var, p.most, None if p.known is None else p.known.clone())
             for p in (line.part(0, PIECE) for line in lines)]  # fmt: skip
     found = False
-    for a in mine:
+    for a in beginnings:
         for b in earlier:
             n = min(a.n, b.n)
             found = found or (n >= FEW and shifted(a.part(0, n), b.part(0, n), own=False) is not None)
-    earlier.extend(mine)
+    earlier.extend(beginnings)
     return found
 
 
 def related(a: Line, b: Line) -> str | None:
-    """What two lines have in common; ``None``: nothing."""
+    """Test two lines of one length for dependence.
+
+    Args:
+        a: a line.
+        b: the other one.
+
+    Returns:
+        What they have in common; ``None`` if nothing.
+    """
     if not a.n:
         return None
     if a.n <= WHOLE:

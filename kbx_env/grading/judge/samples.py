@@ -1,9 +1,9 @@
-"""Samples: their law, their resolution, their independence, and what a generator promises."""
+"""Judges samples: their distribution, resolution and independence, and the reproducibility of generators."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,46 +18,51 @@ from kbx_env.spec.criteria import Sample
 from kbx_env.spec.task import Case
 
 SIGMAS = 6.5
+"""Standard errors by which a statistic may be off."""
 PIECE = 1 << 20
-"""Of more samples, as many at random places are sorted."""
+"""Of longer results this many samples at random places are sorted."""
 FEW = 256
-"""Fewer samples are only compared, not tested for their law."""
+"""Fewer samples are only compared with others; their distribution is not tested."""
 LAWS = ("uniform01", "binomial")
+"""Accepted values of ``Sample.law``."""
 TURNS = ("new", "again", "copy", "new", "other")
-"""The generators of a case's calls: a fresh one; the same object once more; another one brought into the state in which
-that was; a fresh one with the same seed; one with another seed."""
+"""The generators of a case's calls: a fresh one; the same object once more; another one set to the state before that
+second call; a fresh one with the same seed as the first; one with another seed."""
 
 
 def rule(
     truth: Sample, case: Case, args: Mapping[str, Any], answers: Sequence[Answer], states: Sequence[int] = (),
     *, timed: bool = False, earlier: list[Any] | None = None,
 ) -> Ruling:  # fmt: skip
-    """Rule on samples.
+    """Rule on samples: their distribution, resolution and independence, and that equal generators give equal samples.
 
     Args:
-        truth: the law.
+        truth: the distribution.
         case: the case.
-        args: what was sent.
+        args: the arguments of the calls.
         answers: one per call.
-        states: of the generator argument at each call: equal numbers stand for equal states.
-        timed: only the first answer is looked at.
-        earlier: what the grading's other cases have drawn; that of this one is added.
+        states: state of the generator argument at each call: equal numbers stand for equal states.
+        timed: judge only the first answer.
+        earlier: samples of the grading's other cases; those of this one are added.
+
+    Returns:
+        The ruling.
 
     Raises:
-        DeclarationError: no such law.
+        DeclarationError: no such distribution.
     """
     if truth.law not in LAWS:
         raise DeclarationError(f"unknown law {truth.law!r}; accepted: {', '.join(LAWS)}")
-    given = [a.outputs[0] for a in (answers[:1] if timed else answers)]
+    results = [a.outputs[0] for a in (answers[:1] if timed else answers)]
     seeded = truth.generator is not None and truth.generator in case.args
-    if not seeded or len(states) != len(given):
-        states = range(len(given))
-    if not given[0].numel():
+    if not seeded or len(states) != len(results):
+        states = range(len(results))
+    if not results[0].numel():
         return PASSED
     lines: dict[int, tuple[torch.Tensor, Line]] = {}
-    # Other numbers in every case: the samples would have them in common.
+    # Another seed in every case: otherwise the cases would have the numbers of this generator in common.
     draw = torch.Generator().manual_seed(0x81 + len(earlier or ()))
-    for state, y in zip(states, given, strict=True):
+    for state, y in zip(states, results, strict=True):
         if state in lines:
             if not same_bits(lines[state][0], y):
                 return Ruling(False, "two generators in the same state gave different samples")
@@ -66,47 +71,94 @@ def rule(
         found = numbers if isinstance(numbers, str) else _uniform(numbers, coarse=truth.law == "binomial")
         if isinstance(found, str):
             return Ruling(False, f"as probabilities of the samples: {found}" if truth.law == "binomial" else found)
-        for other, mine in lines.values():
-            what = "generators in different states" if seeded else "two calls"
-            if y.numel() >= 4 and same_bits(other, y) and truth.law == "uniform01":
-                return Ruling(False, f"{what} gave the same samples")
-            common = randomness.related(mine, found) if found.n >= FEW else None
-            if common:
-                return Ruling(False, f"{what} gave correlated samples ({common})")
-            if truth.law == "uniform01" and _shared(other, y):
-                return Ruling(False, f"{what} gave the same numbers, in whatever order")
+        what = "generators in different states" if seeded else "two calls"
+        shared = _in_common(truth, what, y, found, lines.values())
+        if shared:
+            return Ruling(False, shared)
         lines[state] = y, found
-    if truth.law == "binomial" and randomness.came_before([line for _, line in lines.values()], earlier):
+    return _not_drawn_before(truth, list(lines.values()), earlier)
+
+
+def _in_common(
+    truth: Sample, what: str, y: torch.Tensor, line: Line, others: Iterable[tuple[torch.Tensor, Line]]
+) -> str:  # fmt: skip
+    """Compare the samples of a call with those of other calls whose generator had another state.
+
+    Args:
+        truth: the distribution.
+        what: names the calls in the text.
+        y: the samples.
+        line: the same as centred uniform numbers.
+        others: samples and numbers of the other calls.
+
+    Returns:
+        A text that says what they have in common; empty if nothing.
+    """
+    uniform = truth.law == "uniform01"
+    for other, other_line in others:
+        if y.numel() >= 4 and same_bits(other, y) and uniform:
+            return f"{what} gave the same samples"
+        common = randomness.related(other_line, line) if line.n >= FEW else None
+        if common:
+            return f"{what} gave correlated samples ({common})"
+        if uniform and _shared(other, y):
+            return f"{what} gave the same numbers, in whatever order"
+    return ""
+
+
+def _not_drawn_before(truth: Sample, drawn: Sequence[tuple[torch.Tensor, Line]], earlier: list[Any] | None) -> Ruling:
+    """Rule on whether samples repeat those of the grading's other cases.
+
+    Args:
+        truth: the distribution.
+        drawn: samples and centred uniform numbers of each call.
+        earlier: samples (uniform) or numbers (binomial) of the other cases; those of this one are added.
+
+    Returns:
+        The ruling.
+    """
+    if truth.law == "binomial" and randomness.came_before([line for _, line in drawn], earlier):
         return Ruling(False, "samples of an earlier call came again: they are not drawn afresh")
     if earlier is not None and truth.law == "uniform01":
-        drawn = [y.flatten() for y, _ in lines.values()]
-        same = [e for e in earlier if e.dtype == drawn[0].dtype]
-        if same and _shared(torch.cat(drawn), torch.cat(same)):
+        samples = [y.flatten() for y, _ in drawn]
+        same = [e for e in earlier if e.dtype == samples[0].dtype]
+        if same and _shared(torch.cat(samples), torch.cat(same)):
             return Ruling(False, "numbers of an earlier call came again: they are not drawn afresh")
-        earlier.extend(drawn)
+        earlier.extend(samples)
     return PASSED
 
 
 def _some(x: torch.Tensor, seed: int) -> torch.Tensor:
-    """All numbers of a short line, or those at random places."""
+    """Return all samples if they are at most ``PIECE``, else those at random places; ``seed`` decides which."""
     if x.numel() <= PIECE:
         return x
     draw = torch.Generator(device=x.device).manual_seed(seed)
-    # No place twice, because equal samples are counted.
+    # Each place at most once, because equal samples are counted.
     return x[torch.randint(0, x.numel(), (PIECE,), generator=draw, device=x.device).unique()]
 
 
 def _seed(x: torch.Tensor) -> int:
+    """Return 63 bits of the samples: the same answer is always judged alike, and no submission knows the places
+    before."""
     return int(x.view(torch.int64).sum()) & ((1 << 63) - 1)
 
 
 def _line(centred: torch.Tensor) -> Line:
-    # The largest fourth moment over squared variance that a bound of 1/2 allows is 3; that of the law is 1.8.
+    """Return uniform numbers minus 1/2 as a line: variance 1/12, none larger than 1/2."""
+    # A bound of 1/2 allows a fourth moment of at most 3 times the squared variance; the uniform distribution has 1.8.
     return Line(centred, 1 / 12, 0.5)
 
 
 def _uniform(x: torch.Tensor, coarse: bool = False) -> Line | str:
-    """The centred samples, or what is wrong with their law."""
+    """Test the distribution of samples that should be uniform in [0, 1).
+
+    Args:
+        x: the samples.
+        coarse: they are probabilities of discrete samples: 1 may occur, and resolution is not tested.
+
+    Returns:
+        The samples minus 1/2, or what is wrong with them.
+    """
     y = x.to(torch.float64).flatten()
     if not bool(((y >= 0) & (y <= 1 if coarse else y < 1)).all()):
         return "samples outside [0, 1)"
@@ -130,17 +182,28 @@ def _uniform(x: torch.Tensor, coarse: bool = False) -> Line | str:
     if distance < 0.22 / math.sqrt(n):  # P(sqrt(n) D < 0.22) < 1e-9
         return "more evenly spread than chance would"
     found = None if coarse else _too_coarse(x.dtype, some, ordered)
-    return found or _planes(line, y, x.dtype, coarse) or line
+    return found or _patterns(line, y, x.dtype, coarse) or line
 
 
-def _planes(line: Line, y: torch.Tensor, dtype: torch.dtype, coarse: bool) -> str | None:
+def _patterns(line: Line, y: torch.Tensor, dtype: torch.dtype, coarse: bool) -> str | None:
+    """Test samples and their bits for structure.
+
+    Args:
+        line: the samples minus 1/2.
+        y: the samples, flat, in fp64.
+        dtype: of the samples.
+        coarse: only the leading bit is random.
+
+    Returns:
+        The structure; ``None`` if there is none.
+    """
     found = randomness.patterned(line)
     if found:
         return found
-    # The leading bits, and some that only a comparison with other samples would show.
+    # The two leading bits, and two lower ones, whose structure the tests above do not see.
     for bit in (1,) if coarse or dtype in _QUANTUM else (1, 2, 11, 21):
-        whole = (y * 2.0**bit).floor()
-        bits = whole - 2 * (whole / 2).floor()
+        leading = (y * 2.0**bit).floor()
+        bits = leading - 2 * (leading / 2).floor()
         found = randomness.dependent(bits.to(torch.uint8))
         if found:
             return f"bit {bit}: {found}"
@@ -152,6 +215,16 @@ _QUANTUM = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
 def _too_coarse(dtype: torch.dtype, y: torch.Tensor, ordered: torch.Tensor) -> str | None:
+    """Test whether samples have too few random bits.
+
+    Args:
+        dtype: of the samples.
+        y: the samples in fp64.
+        ordered: the same, sorted.
+
+    Returns:
+        What is wrong; ``None`` if nothing.
+    """
     if dtype in _QUANTUM:
         return None
     bits = 24 if dtype is torch.float64 else 19
@@ -164,7 +237,7 @@ def _too_coarse(dtype: torch.dtype, y: torch.Tensor, ordered: torch.Tensor) -> s
 
 
 def _shared(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two calls have more numbers in common than chance gives."""
+    """Return whether two calls have more equal numbers than chance gives."""
     if a.dtype in _QUANTUM:
         return False
     x, y = a.flatten(), b.flatten()
@@ -174,13 +247,32 @@ def _shared(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _coincidences(pairs: float, dtype: torch.dtype) -> float:
-    """How many of so many pairs of samples may be equal: of 23 bits, or of 52 with room for clumsy ones."""
+    """Return how many pairs of samples may be equal.
+
+    Args:
+        pairs: number of pairs.
+        dtype: fp32 counts as 23 random bits; fp64 as 48, which leaves a margin to its 52.
+
+    Returns:
+        The mean, ``SIGMAS`` standard deviations of the Poisson distribution, and 6 more.
+    """
     mean = pairs * (2.0**-23 if dtype is torch.float32 else 2.0**-48)
     return mean + SIGMAS * math.sqrt(mean) + 6
 
 
 def _binomial(args: Mapping[str, Any], y: torch.Tensor, draw: torch.Generator) -> torch.Tensor | str:
-    """Uniform numbers, if the samples are what they should be: F(k - 1) + U (F(k) - F(k - 1)) with fresh uniform U."""
+    """Turn binomial samples into uniform numbers: F(k - 1) + U (F(k) - F(k - 1)) with fresh uniform U (randomized
+    transform).
+
+    Args:
+        args: the arguments of the call.
+        y: the samples, multiplied with ``input & other``.
+        draw: generator for U.
+
+    Returns:
+        Numbers that are uniform if the samples have the binomial distribution (at most ``PIECE`` of them), or what is
+        wrong.
+    """
     both, n = args["input"] & args["other"], args["total_count"].to(torch.float64)
     p = args["probs"].to(torch.float64) if "probs" in args else torch.sigmoid(args["logits"].to(torch.float64))
     both, n, p, y = (t.flatten() for t in torch.broadcast_tensors(*(t.to(y.device) for t in (both, n, p, y))))
@@ -192,7 +284,7 @@ def _binomial(args: Mapping[str, Any], y: torch.Tensor, draw: torch.Generator) -
         return "not (input & other) times a whole number from 0 to total_count"
     if k.numel() > PIECE:
         at = torch.randint(0, k.numel(), (PIECE,), generator=draw)
-        # A piece in one part keeps what neighbours have in common.
+        # Half of them are consecutive, so that correlations between neighbours are kept.
         first = int(at[0]) % (k.numel() - PIECE // 2)
         at[: PIECE // 2] = torch.arange(first, first + PIECE // 2)
         k, n, p = (t[at.to(t.device)] for t in (k, n, p))
@@ -205,21 +297,30 @@ def _binomial(args: Mapping[str, Any], y: torch.Tensor, draw: torch.Generator) -
 
 
 def _below(k: torch.Tensor, n: torch.Tensor, p: torch.Tensor) -> Any:
-    """The distribution function; -1 is below every sample."""
+    """Return the binomial distribution function F(k; n, p) as a float64 array; 0 for k = -1."""
     f = bdtr(k.clamp_min(0).numpy(), n.numpy().astype("int64"), p.numpy())
     return f * (k >= 0).numpy()
 
 
 def _counts(k: torch.Tensor, n: torch.Tensor, p: torch.Tensor) -> str | None:
-    """How often each number of successes came, for every number of trials that is common."""
+    """Compare the frequency of each number of successes with its chance, for every number of trials that is frequent.
+
+    Args:
+        k: successes, fp64.
+        n: trials.
+        p: chance of one success.
+
+    Returns:
+        What is wrong; ``None`` if nothing.
+    """
     trials, sizes = n.unique(return_counts=True)
     looks = 101 * (trials.numel() + 1)
     for t in [m for m, size in zip(trials.tolist(), sizes.tolist(), strict=True) if size >= 1000]:
-        mine = n == t
+        chosen = n == t
         for j in range(int(t) + 1):
-            chance = chances(j, int(t), _few(p[mine]))
-            chance = chance if chance.numel() == int(mine.sum()) else chance.expand(int(mine.sum()))
-            off = float((k[mine] == j).sum() - chance.sum())
+            chance = chances(j, int(t), _few(p[chosen]))
+            chance = chance if chance.numel() == int(chosen.sum()) else chance.expand(int(chosen.sum()))
+            off = float((k[chosen] == j).sum() - chance.sum())
             var = (chance * (1 - chance)).sum().cpu().reshape(1)
             if abs(off) > float(randomness.limit(var, 1.0, 1.0, looks)):
                 return f"{j} of {int(t)} successes came {'more' if off > 0 else 'less'} often than they should"
@@ -227,7 +328,7 @@ def _counts(k: torch.Tensor, n: torch.Tensor, p: torch.Tensor) -> str | None:
 
 
 def chances(successes: int, trials: int, p: torch.Tensor) -> torch.Tensor:
-    """The binomial law's chance of so many successes.
+    """Return the chance of a number of successes under the binomial distribution.
 
     Args:
         successes: from 0 to ``trials``.
@@ -243,5 +344,5 @@ def chances(successes: int, trials: int, p: torch.Tensor) -> torch.Tensor:
 
 
 def _few(p: torch.Tensor) -> torch.Tensor:
-    """One number for all, where all are equal."""
+    """Return only the first number if all are equal."""
     return p[:1] if bool((p == p[0]).all()) else p

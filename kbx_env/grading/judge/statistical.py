@@ -1,4 +1,4 @@
-"""Dropout: kept and dropped values right, and masks that look like chance. Any stream will do."""
+"""Judges dropout: kept and dropped values must be right, and masks must look random. Any random stream is accepted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kbx_env.spec.task import Case, Task
 
 
 def rate_of(task: Task, case: Case) -> tuple[float, bool]:
-    """(drop probability, whether chance decides anything) of a case."""
+    """Return the drop probability of a case, and whether anything is random in it."""
     truth = task.truth
     assert isinstance(truth, Dropout)
     bound = {n: p.default for n, p in task.signature.parameters.items()} | dict(case.args)
@@ -27,7 +27,16 @@ def rate_of(task: Task, case: Case) -> tuple[float, bool]:
 
 
 def _patterned(mask: torch.Tensor, clear: torch.Tensor, q: float) -> str | None:
-    """Structure in a mask that keeps with probability ``q``: rows, columns, periods, reflections, groups."""
+    """Find structure in a mask: rows, columns, periods, reflections, groups.
+
+    Args:
+        mask: True where an element was kept.
+        clear: True where the mask is known.
+        q: keep probability.
+
+    Returns:
+        The structure; ``None`` if there is none.
+    """
     line = _line(mask, clear, q)
     if mask.dim() >= 2:
         shaped, known = line.values.view(mask.shape), clear.to(torch.float64)
@@ -45,6 +54,7 @@ def _patterned(mask: torch.Tensor, clear: torch.Tensor, q: float) -> str | None:
 
 
 def _line(mask: torch.Tensor, clear: torch.Tensor, q: float) -> Line:
+    """Return a mask minus its mean as a line, 0 where it is not known; arguments as for ``_patterned``."""
     values = torch.where(clear, mask.to(torch.float64) - q, 0.0).flatten()
     return Line(values, q * (1 - q), max(q, 1 - q), None if bool(clear.all()) else clear.flatten())
 
@@ -53,7 +63,19 @@ def _mask_of(
     truth: Dropout, kept: Expected, dropped: Expected, answer: Answer, slack: Sequence[torch.Tensor] = (),
     grown: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor] | Ruling:  # fmt: skip
-    """(mask, where it can be told) of output 0, or what is wrong with an element."""
+    """Read the mask off an answer.
+
+    Args:
+        truth: the criterion.
+        kept: the reference's answers with all elements kept.
+        dropped: the reference's answers with all elements dropped.
+        answer: the answer to judge.
+        slack: conditioning of each result, from ``reference.sensitivity``; empty for none.
+        grown: from ``close.growth``.
+
+    Returns:
+        The mask of output 0 and where it is known, both boolean; or a ruling if an element is neither kept nor dropped.
+    """
     found: tuple[torch.Tensor, torch.Tensor] | None = None
     for i, (high, low) in enumerate(zip(pairs(kept, answer), pairs(dropped, answer), strict=True)):
         got = high.got
@@ -67,7 +89,7 @@ def _mask_of(
         best = torch.minimum(to_kept, to_dropped)
         if bool((best > 1.0).any()):
             return close.describe(f"{high.name} (neither the kept nor the dropped value)", best, best > 1.0, got)
-        # Only where kept and dropped are far apart does the value tell the mask; this depends on no mask.
+        # A value determines the mask only where kept and dropped values are far apart; this is the same for every mask.
         apart, _ = close.misses(truth.close, low.exact.to(got.dtype), high.exact, high.native, extra)
         mask, clear = to_kept <= to_dropped, apart > 4.0
         if found is None:
@@ -81,20 +103,35 @@ def rule_dropout(
     truth: Dropout, task: Task, case: Case, args: Mapping[str, Any], kept: Expected, answers: Sequence[Answer],
     device: str, *, timed: bool = False, earlier: list[Any] | None = None,
 ) -> Ruling:  # fmt: skip
-    """Kept values right, dropped values right, and a mask that is fresh and unstructured."""
+    """Rule on dropout: right kept values, right dropped values, and a mask that is fresh and unstructured.
+
+    Args:
+        truth: the criterion.
+        task: the task.
+        case: the case.
+        args: the arguments of the calls.
+        kept: the reference's answers with all elements kept.
+        answers: one per call.
+        device: where the reference is evaluated.
+        timed: the answers are one answer repeated.
+        earlier: masks of the grading's other cases; those of this one are added.
+
+    Returns:
+        The ruling.
+    """
     p, active = rate_of(task, case)
     if not active:
         return close.rule(truth.close, task, case, args, kept, answers[0], device, keep=True)
     if truth.behind is not None:
         return _behind(truth, task, case, args, answers, device, p, timed, earlier)
     if timed:
-        answers = answers[:1]  # one answer, repeated: a second look costs seconds of the GPU and tells nothing
+        answers = answers[:1]  # one answer, repeated: judging it twice costs seconds of the GPU and adds nothing
     dropped = reference.expect(task, case, args, device, keep=False)
     masks: list[tuple[torch.Tensor, torch.Tensor]] = []
     for answer in answers:
         found = _mask_of(truth, kept, dropped, answer)
         if isinstance(found, Ruling):
-            # Torch may have been lucky; ask how uncertain the values are in any fair order of summation.
+            # Torch's error may be small by chance: measure how uncertain the values are in any fair order of summation.
             outputs, written = reference.sensitivity(task, case, args, kept, device, keep=True)
             slack = [*outputs, *written.values()]
             found = _mask_of(truth, kept, dropped, answer, slack, close.growth(task, case, kept))
@@ -107,7 +144,17 @@ def rule_dropout(
 def _judge_masks(
     masks: Sequence[tuple[torch.Tensor, torch.Tensor]], p: float, timed: bool, earlier: list[Any] | None = None
 ) -> Ruling:
-    """Keep rate, structure, and freshness of the masks of several calls."""
+    """Rule on the keep rate, structure and freshness of masks.
+
+    Args:
+        masks: mask and where it is known, for each call.
+        p: drop probability.
+        timed: the calls are one call repeated.
+        earlier: masks of the grading's other cases; those of this one are added.
+
+    Returns:
+        The ruling.
+    """
     q = 1 - p
     for mask, clear in masks:
         n = int(clear.sum())
@@ -131,7 +178,11 @@ def _behind(
     truth: Dropout, task: Task, case: Case, args: Mapping[str, Any], answers: Sequence[Answer], device: str, p: float,
     timed: bool, earlier: list[Any] | None,
 ) -> Ruling:  # fmt: skip
-    """A product follows the dropout: divide by its matrix, read the mask off; the reference with that mask is the truth."""
+    """Rule on dropout that is followed by a matrix product.
+
+    The result is multiplied with the inverse of the matrix to read off the mask. The reference with this mask is the
+    exact answer. Arguments as for ``rule_dropout``; ``p`` is the drop probability.
+    """
     from kbx_env.tasks._seams import DROPPED
 
     seen: list[torch.Tensor] = []
@@ -164,10 +215,20 @@ def _behind(
 def _unnormalised(
     divided: torch.Tensor, ones: torch.Tensor, added: torch.Tensor, kept: torch.Tensor, tries: int = 24
 ) -> torch.Tensor:
-    """The elements of every row, each zero or ``kept``, before the row lost its mean m and its deviation s > 0.
+    """Undo a normalisation by row: find the row's mean m and standard deviation s > 0 before it.
 
-    They are s * divided + m * ones - added. Two of them, taken for kept or dropped, tell s and m; with the right guess all others
-    are zero or kept too.
+    The elements were s * divided + m * ones - added, each zero or ``kept``. Two elements, assumed kept or dropped,
+    determine s and m; with the right assumption all others are zero or kept too.
+
+    Args:
+        divided: the normalised result after the inverse of the matrix, ``(..., n)``.
+        ones: the inverse applied to a row of ones, ``(..., n)`` or ``(n,)``.
+        added: what was added before the normalisation, after the inverse, ``(..., n)``.
+        kept: the elements if kept, ``(..., n)``.
+        tries: pairs of elements that are tried.
+
+    Returns:
+        The elements of each row by the assumption that fits most of them, ``(..., n)``.
     """
     n = kept.shape[-1]
     draw = torch.Generator().manual_seed(n)
@@ -187,7 +248,16 @@ def _unnormalised(
 
 
 def _fresh(a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor], q: float) -> Ruling:
-    """Two calls must not share their masks, at any shift, reflection or XOR of the places."""
+    """Rule on whether the masks of two calls are independent, at any shift, reflection or XOR of the positions.
+
+    Args:
+        a: mask of a call, and where it is known.
+        b: the same of another call.
+        q: keep probability.
+
+    Returns:
+        The ruling.
+    """
     x, y = _line(*a, q), _line(*b, q)
     both = a[1] & b[1]
     n = torch.tensor(float(both.sum()), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Checked before any value: count, dtype, shape, aliasing, and which inputs may have changed."""
+"""Judges the structure of an answer before its values: count, dtype, shape, aliasing, and changed inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kbx_env.spec.task import Case, Task
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bit equality of two tensors of one dtype and shape."""
+    """Return whether two tensors have the same dtype, shape and bits."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     a, b = a.resolve_conj(), b.resolve_conj()
@@ -22,7 +22,15 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether two elements lie in one place, as with an expanded tensor (or may do: strides that interleave)."""
+    """Return whether two elements share, or by interleaving strides may share, an address, as in an expanded tensor.
+
+    Args:
+        shape: sizes of the tensor.
+        stride: strides in elements.
+
+    Returns:
+        False only if all addresses are certainly different.
+    """
     reach = 0
     for s, n in sorted((abs(s), n) for n, s in zip(shape, stride, strict=True) if n > 1):
         if s <= reach:
@@ -32,7 +40,7 @@ def overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements lie one after the other, row-major."""
+    """Return whether a tensor of this shape and these strides (in elements) is contiguous, row-major."""
     expected = 1
     for n, s in zip(reversed(shape), reversed(stride), strict=True):
         if n > 1 and s != expected:
@@ -42,7 +50,18 @@ def dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def rule(task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer) -> Ruling:
-    """Structure of one answer against the native reference."""
+    """Compare the structure of one answer with that of torch's own answer.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: the arguments of the call.
+        expected: the reference's answers.
+        answer: the answer to judge.
+
+    Returns:
+        The ruling.
+    """
     count = len(expected.native)
     counts = {len(answer.outputs), len(answer.aliases), len(answer.shares)}
     if counts != {count} or answer.is_tuple != expected.is_tuple:
@@ -52,54 +71,75 @@ def rule(task: Task, case: Case, args: Mapping[str, Any], expected: Expected, an
     grad = bool(case.args.get("requires_grad"))
     if "requires_grad" in task.signature.parameters and answer.grads is not None and set(answer.grads) != {grad}:
         return Ruling(False, f"the result has requires_grad={not grad}, asked for was {grad}")
+    wrong = next((w for i in range(count) if (w := _wrong_output(task, case, expected, answer, i))), "")
+    wrong = wrong or _wrong_argument(task, case, args, answer)
+    return Ruling(False, wrong) if wrong else PASSED
+
+
+def _wrong_output(task: Task, case: Case, expected: Expected, answer: Answer, i: int) -> str:
+    """Return what is wrong with output ``i``; empty if nothing is."""
+    got, want = answer.outputs[i], expected.native[i]
+    if got.dtype != want.dtype:
+        return f"output {i} has dtype {got.dtype}, expected {want.dtype}"
+    if got.shape != want.shape:
+        return f"output {i} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+    if not got.numel():
+        return ""
     changed = task.written(case.args)
-    for i, (got_t, want_t) in enumerate(zip(answer.outputs, expected.native, strict=True)):
-        if got_t.dtype != want_t.dtype:
-            return Ruling(False, f"output {i} has dtype {got_t.dtype}, expected {want_t.dtype}")
-        if got_t.shape != want_t.shape:
-            return Ruling(False, f"output {i} has shape {tuple(got_t.shape)}, expected {tuple(want_t.shape)}")
-        if not got_t.numel():
-            continue
-        stride = answer.strides[i] if answer.strides is not None and i < len(answer.strides) else None
-        if stride is not None and overlaps(got_t.shape, stride):
-            return Ruling(
-                False, f"output {i} has elements that share memory (strides {stride}); a new tensor is expected"
-            )
-        if stride is not None and task.moves and not case.out and not changed and not dense(got_t.shape, stride):
-            return Ruling(
-                False, f"output {i} has strides {stride}; where moving values is the task it must be contiguous"
-            )
-        must = "out" if case.out and i == 0 else expected.aliases[i] if expected.aliases[i] in changed else None
-        if must is not None and answer.aliases[i] != must:
-            return Ruling(False, f"output {i} must be the tensor {must!r} itself")
-        # Where torch itself hands out a view of an input (or the input), a view and a copy are both right.
-        if must is None and answer.shares[i] is not None and answer.shares[i] != expected.shares[i]:
-            return Ruling(False, f"output {i} shares memory with {answer.shares[i]!r}; a new tensor is expected")
+    stride = answer.strides[i] if answer.strides is not None and i < len(answer.strides) else None
+    if stride is not None and overlaps(got.shape, stride):
+        return f"output {i} has elements that share memory (strides {stride}); a new tensor is expected"
+    if stride is not None and task.moves and not case.out and not changed and not dense(got.shape, stride):
+        return f"output {i} has strides {stride}; where moving values is the task it must be contiguous"
+    must = "out" if case.out and i == 0 else expected.aliases[i] if expected.aliases[i] in changed else None
+    if must is not None and answer.aliases[i] != must:
+        return f"output {i} must be the tensor {must!r} itself"
+    # Where torch itself returns an input or a view of one, a view and a copy are both right.
+    if must is None and answer.shares[i] is not None and answer.shares[i] != expected.shares[i]:
+        return f"output {i} shares memory with {answer.shares[i]!r}; a new tensor is expected"
+    return ""
+
+
+def _wrong_argument(task: Task, case: Case, args: Mapping[str, Any], answer: Answer) -> str:
+    """Return what is wrong with the first argument that a call must not change; empty if nothing is."""
+    changed = task.written(case.args)
     for name, value in args.items():
         if not isinstance(value, torch.Tensor):
             continue
         after = answer.after.get(name)
         if after is None or after.dtype != value.dtype or after.shape != value.shape:
-            return Ruling(False, f"the argument {name!r} has another dtype or shape after the call")
+            return f"the argument {name!r} has another dtype or shape after the call"
         if name not in changed and not same_bits(after, value):
-            return Ruling(False, f"the input {name!r} was changed")
-    return PASSED
+            return f"the input {name!r} was changed"
+    return ""
 
 
 class Row(NamedTuple):
     """One tensor to judge."""
 
     name: str
+    """For messages."""
     got: torch.Tensor
+    """The answer."""
     exact: torch.Tensor
+    """The exact answer, in fp64."""
     native: torch.Tensor
+    """Torch's own answer."""
 
 
 def pairs(expected: Expected, answer: Answer) -> list[Row]:
-    """Every output and every tensor written in place, after ``rule`` has passed; complex ones as pairs of reals."""
-    threes = zip(answer.outputs, expected.outputs, expected.native, strict=True)
-    rows = [Row(f"output {i}", *map(real_view, three)) for i, three in enumerate(threes)]
+    """Return the tensors to judge: every output and every tensor written in place, complex ones as pairs of reals.
+
+    Args:
+        expected: the reference's answers.
+        answer: an answer that ``rule`` has passed.
+
+    Returns:
+        One row for each tensor.
+    """
+    triples = zip(answer.outputs, expected.outputs, expected.native, strict=True)
+    rows = [Row(f"output {i}", *map(real_view, triple)) for i, triple in enumerate(triples)]
     for name, truth in expected.written.items():
-        three = (answer.after[name], truth, expected.native_written[name])
-        rows.append(Row(f"{name} after the call", *map(real_view, three)))
+        triple = (answer.after[name], truth, expected.native_written[name])
+        rows.append(Row(f"{name} after the call", *map(real_view, triple)))
     return rows

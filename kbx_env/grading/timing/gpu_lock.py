@@ -1,8 +1,10 @@
-"""Who may use a GPU now: many gradings at once, or one that times, alone. Holds across threads and processes.
+"""A fair shared/exclusive lock of one GPU across threads and processes: many gradings share it, a timed one has it
+alone.
 
-Advisory locks (flock) on two files for each GPU: the kernel gives them back when a process dies, whatever it died of. Who
-wants the GPU alone stands in line. Everybody who shares must leave before one is alone, and the GPU idles while the last ones
-do: so some are alone one after the other, and then the GPU is everybody's for a while.
+The lock consists of advisory locks (flock) on files in a folder of the GPU. The operating system releases them when a
+process dies. Exclusive holders are served in the order of their requests. The GPU idles while an exclusive request
+waits for the last shared holder, so exclusive holders run in batches of ``EXCLUSIVE_BATCH``; then a shared window of
+``SHARED_WINDOW_SECONDS`` follows.
 """
 
 from __future__ import annotations
@@ -20,26 +22,32 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 PARTS = 16
-"""Into so many parts the memory of a GPU is divided that timing may use."""
-BATCH, WINDOW = 4, 1.5
-"""So many are alone one after the other, then the GPU is everybody's for so many seconds."""
-LINGER = 60.0
-"""Seconds for which an ended process stays known."""
-PAUSE = 0.002
-"""Seconds between two attempts: short beside a grading, and flock has no way to give up waiting."""
-LONGEST = 0.02
-"""What they grow to for those who only wait to share: a dozen of them would otherwise keep half a core busy with looking."""
+"""Parts into which the GPU memory that timing may reserve is divided; each part is one lock file."""
+EXCLUSIVE_BATCH = 4
+"""Exclusive holders in a row, after which the GPU is shared, if a shared request waits."""
+SHARED_WINDOW_SECONDS = 1.5
+"""Seconds for which the GPU is shared after a batch of exclusive holders."""
+ENDED_PROCESS_SECONDS = 60.0
+"""Seconds for which an ended process stays in the list of known processes: the driver still reports its last
+activity."""
+POLL_SECONDS = 0.002
+"""Seconds between two attempts to take a lock: short compared with a grading. flock has no timeout, so the lock
+polls."""
+MAX_POLL_SECONDS = 0.02
+"""Largest pause between two attempts of a shared request. With ``POLL_SECONDS`` a dozen of them would keep half a core
+busy."""
 
 
-def _growing() -> Iterator[float]:
-    pause = PAUSE
+def _growing_pauses() -> Iterator[float]:
+    """Yield pauses in seconds that grow by a fifth from ``POLL_SECONDS`` to ``MAX_POLL_SECONDS``."""
+    pause = POLL_SECONDS
     while True:
         yield pause
-        pause = min(1.2 * pause, LONGEST)
+        pause = min(1.2 * pause, MAX_POLL_SECONDS)
 
 
-def _stands(ticket: Path) -> bool:
-    """Whether whoever took a ticket lives; others' tickets are thrown away."""
+def _is_live(ticket: Path) -> bool:
+    """Return whether the process of a ticket runs; delete the ticket if it does not."""
     if Path(f"/proc/{ticket.name.split('-')[1]}").exists():
         return True
     ticket.unlink(missing_ok=True)
@@ -47,6 +55,7 @@ def _stands(ticket: Path) -> bool:
 
 
 def _parts(share: float) -> int:
+    """Return how many of ``PARTS`` cover a share of the memory: at least one, at most all."""
     return min(PARTS, max(1, math.ceil(PARTS * share)))
 
 
@@ -55,10 +64,11 @@ class GpuLock:
 
     Args:
         gpu: its UUID.
-        folder: of the lock files; every process that uses the GPU must name the same.
+        folder: where the folder of lock files is created; every process that uses the GPU must pass the same one. By
+            default the system's folder for temporary files.
 
     Raises:
-        OSError: the files cannot be made.
+        OSError: the files cannot be created.
     """
 
     def __init__(self, gpu: str, folder: str | Path | None = None) -> None:
@@ -69,13 +79,17 @@ class GpuLock:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[float]:
-        """Use the GPU beside others; gives the seconds waited."""
-        began, pauses = time.monotonic(), _growing()
-        while time.monotonic() >= self._told()[1] and self._wanted():
-            self._ask()
+        """Hold the lock together with other shared holders within the block.
+
+        Yields:
+            Seconds waited.
+        """
+        began, pauses = time.monotonic(), _growing_pauses()
+        while time.monotonic() >= self._read_state()[1] and self._exclusive_waiting():
+            self._announce_shared()
             time.sleep(next(pauses))
-        with self._locked("turn", fcntl.LOCK_SH, self._ask, pauses):
-            use = self._take("use", fcntl.LOCK_SH, self._ask, pauses)
+        with self._locked("turn", fcntl.LOCK_SH, self._announce_shared, pauses):
+            use = self._take("use", fcntl.LOCK_SH, self._announce_shared, pauses)
         try:
             yield time.monotonic() - began
         finally:
@@ -83,217 +97,280 @@ class GpuLock:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[float]:
-        """Use the GPU alone, in the order of asking; gives the seconds waited."""
+        """Hold the lock exclusively within the block; exclusive requests are served first come, first served.
+
+        Yields:
+            Seconds waited.
+        """
         began = time.monotonic()
         with self._first_in_line():
-            while self._others_turn():
-                time.sleep(PAUSE)
+            while self._shared_window_due():
+                time.sleep(POLL_SECONDS)
             with self._locked("turn", fcntl.LOCK_EX):
                 use = self._take("use", fcntl.LOCK_EX)
-            count, since = self._told()[0] + 1, time.time()
-            self._tell(count, 0.0)
+            count, since = self._read_state()[0] + 1, time.time()
+            self._write_state(count, 0.0)
         try:
             yield time.monotonic() - began
         finally:
-            others = (self.folder / "asked").exists() and (self.folder / "asked").stat().st_mtime > since
-            over = count >= BATCH or not self._wanted()
-            self._tell(0 if over or not others else count, time.monotonic() + WINDOW if over and others else 0.0)
+            shared_waiting = (self.folder / "asked").exists() and (self.folder / "asked").stat().st_mtime > since
+            batch_over = count >= EXCLUSIVE_BATCH or not self._exclusive_waiting()
+            window_end = time.monotonic() + SHARED_WINDOW_SECONDS if batch_over and shared_waiting else 0.0
+            self._write_state(0 if batch_over or not shared_waiting else count, window_end)
             os.close(use)
 
     @contextlib.contextmanager
     def room(self, parts: int) -> Iterator[float]:
-        """Some of the memory's ``PARTS``, for as long as it takes; gives the seconds waited."""
-        began, held = time.monotonic(), list[int]()
+        """Reserve memory of the GPU within the block.
+
+        Args:
+            parts: how many of ``PARTS``.
+
+        Yields:
+            Seconds waited.
+        """
+        began, reserved = time.monotonic(), list[int]()
         try:
-            # Who comes later waits: else small ones that come and go would keep a large one out.
+            # Later requests wait behind this lock: otherwise a stream of small ones would keep a large one waiting for
+            # ever.
             with self._locked("room", fcntl.LOCK_EX):
-                while len(held) < parts:
-                    free = [one for k in range(PARTS) if (one := self._try(f"part{k}", fcntl.LOCK_EX)) is not None]
-                    held += free[: parts - len(held)]
-                    for one in free:
-                        if one not in held:
-                            os.close(one)
-                    if len(held) < parts:
-                        time.sleep(PAUSE)
+                while len(reserved) < parts:
+                    free = [fd for k in range(PARTS) if (fd := self._try(f"part{k}", fcntl.LOCK_EX)) is not None]
+                    reserved += free[: parts - len(reserved)]
+                    for fd in free:
+                        if fd not in reserved:
+                            os.close(fd)
+                    if len(reserved) < parts:
+                        time.sleep(POLL_SECONDS)
             yield time.monotonic() - began
         finally:
-            for one in held:
-                os.close(one)
+            for fd in reserved:
+                os.close(fd)
 
-    def _others_turn(self) -> bool:
-        """Whether who wants to be alone must let others go first: the GPU is everybody's, or will be after the one who is
-        alone now."""
-        count, until, holder = self._told()
-        return time.monotonic() < until or (count >= BATCH and Path(f"/proc/{holder}").exists())
+    def _shared_window_due(self) -> bool:
+        """Return whether exclusive requests must wait for a shared window: it is open, or due after the holder's
+        batch."""
+        count, until, holder = self._read_state()
+        return time.monotonic() < until or (count >= EXCLUSIVE_BATCH and Path(f"/proc/{holder}").exists())
 
-    def _ask(self) -> None:
-        """Show whoever is alone that somebody waits to share."""
+    def _announce_shared(self) -> None:
+        """Show the exclusive holder that a shared request waits."""
         (self.folder / "asked").touch()
 
-    def _told(self) -> tuple[int, float, int]:
-        """How many were alone one after the other, until when (``time.monotonic``) the GPU is everybody's, and which process
-        says so."""
+    def _read_state(self) -> tuple[int, float, int]:
+        """Read what the last exclusive holder has written.
+
+        Returns:
+            Exclusive holders in a row, the end of the shared window (``time.monotonic``; 0 for none), and the process
+            that wrote both; zeros where nothing is written.
+        """
         try:
-            count, end, who = (self.folder / "turns").read_text().split()
-            until = float(end) if float(end) <= time.monotonic() + WINDOW else 0.0  # a restart sets the clock back
-            return int(count), until, int(who)
+            count, end, pid = (self.folder / "turns").read_text().split()
+            # After a restart of the machine time.monotonic() starts at 0 again, and an old end would lie far ahead.
+            until = float(end) if float(end) <= time.monotonic() + SHARED_WINDOW_SECONDS else 0.0
+            return int(count), until, int(pid)
         except (OSError, ValueError):
             return 0, 0.0, 0
 
-    def _tell(self, count: int, until: float) -> None:
-        """Only who has the GPU alone says so."""
+    def _write_state(self, count: int, until: float) -> None:
+        """Write what ``_read_state`` reads; only the exclusive holder may call this."""
         part = self.folder / "turns.part"
         part.write_text(f"{count} {until} {os.getpid()}")
         os.replace(part, self.folder / "turns")
 
-    def _wanted(self) -> bool:
-        """Whether somebody stands in line."""
+    def _exclusive_waiting(self) -> bool:
+        """Return whether an exclusive request waits."""
         folder = self.folder / "line"
-        return any(_stands(folder / name) for name in os.listdir(folder))
+        return any(_is_live(folder / name) for name in os.listdir(folder))
 
     @contextlib.contextmanager
     def _first_in_line(self) -> Iterator[None]:
-        """Wait until nobody stands before us: of those who try for a lock again and again any may win, and one may wait for
-        ever."""
+        """Wait until this is the first exclusive request, and stay first within the block.
+
+        The queue makes the lock fair: of several processes that poll a lock any may get it, and one may wait for ever.
+        """
         folder = self.folder / "line"
-        mine = folder / f"{time.monotonic_ns():020d}-{os.getpid()}-{threading.get_ident()}"
-        mine.touch()
+        ticket = folder / f"{time.monotonic_ns():020d}-{os.getpid()}-{threading.get_ident()}"
+        ticket.touch()
         try:
-            # Who is far behind looks seldom.
-            while ahead := sum(_stands(folder / name) for name in sorted(os.listdir(folder)) if name < mine.name):
-                time.sleep(5 * PAUSE * min(ahead, 5))
+            # The further back in the queue, the longer the pauses.
+            while ahead := sum(_is_live(folder / name) for name in sorted(os.listdir(folder)) if name < ticket.name):
+                time.sleep(5 * POLL_SECONDS * min(ahead, 5))
             yield
         finally:
-            mine.unlink(missing_ok=True)
+            ticket.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _locked(
-        self, name: str, kind: int, waiting: Callable[[], None] = lambda: None, pauses: Iterator[float] | None = None
+        self, name: str, kind: int, on_wait: Callable[[], None] = lambda: None, pauses: Iterator[float] | None = None
     ) -> Iterator[None]:  # fmt: skip
-        held = self._take(name, kind, waiting, pauses)
+        """Hold the lock file within the block; arguments as for ``_take``."""
+        fd = self._take(name, kind, on_wait, pauses)
         try:
             yield
         finally:
-            os.close(held)
+            os.close(fd)
 
     def _try(self, name: str, kind: int) -> int | None:
-        # A new description every time: locks belong to descriptions, and threads share a process's.
-        held = os.open(self.folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Return the file descriptor of a lock file that was locked, or ``None`` if another holder has it."""
+        # Opened anew every time: a lock belongs to the open file description, and the threads of a process would share
+        # one.
+        fd = os.open(self.folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(held, kind | fcntl.LOCK_NB)
-            return held
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return fd
         except BlockingIOError:
-            os.close(held)
+            os.close(fd)
             return None
 
     def _take(
-        self, name: str, kind: int, waiting: Callable[[], None] = lambda: None, pauses: Iterator[float] | None = None
+        self, name: str, kind: int, on_wait: Callable[[], None] = lambda: None, pauses: Iterator[float] | None = None
     ) -> int:  # fmt: skip
-        while (held := self._try(name, kind)) is None:
-            waiting()
-            time.sleep(next(pauses) if pauses else PAUSE)
-        return held
+        """Wait for a lock file.
+
+        Args:
+            name: the file without its ending.
+            kind: ``fcntl.LOCK_SH`` or ``fcntl.LOCK_EX``.
+            on_wait: called after every attempt that failed.
+            pauses: seconds between attempts; by default ``POLL_SECONDS``.
+
+        Returns:
+            A file descriptor; closing it releases the lock.
+        """
+        while (fd := self._try(name, kind)) is None:
+            on_wait()
+            time.sleep(next(pauses) if pauses else POLL_SECONDS)
+        return fd
 
     @contextlib.contextmanager
     def user(self, pid: int) -> Iterator[None]:
-        """Make a process known that keeps to this lease: its coming and going disturbs nobody."""
+        """Register a process that respects this lock within the block; its start and end do not disturb a measurement.
+
+        Args:
+            pid: its process id.
+        """
         file = self.folder / "users" / str(pid)
         file.touch()
         try:
             yield
         finally:
-            # The driver still tells of what it did a moment ago.
+            # Its end starts the time for which it stays known.
             with contextlib.suppress(OSError):
                 file.touch()
 
     def users(self) -> frozenset[int]:
-        """The processes that are known: those that live, and those that ended within the last ``LINGER`` seconds."""
+        """Return the ids of registered processes that run or ended within the last ``ENDED_PROCESS_SECONDS``."""
         found = set()
         for file in (self.folder / "users").iterdir():
-            with contextlib.suppress(OSError):  # somebody else removed it
-                if Path(f"/proc/{file.name}").exists() or time.time() - file.stat().st_mtime < LINGER:
+            with contextlib.suppress(OSError):  # another process removed it
+                if Path(f"/proc/{file.name}").exists() or time.time() - file.stat().st_mtime < ENDED_PROCESS_SECONDS:
                     found.add(int(file.name))
                 else:
                     file.unlink()
         return frozenset(found)
 
     def living(self) -> frozenset[int]:
-        """The known processes that live now."""
+        """Return the ids of registered processes that run now."""
         return frozenset(pid for pid in self.users() if Path(f"/proc/{pid}").exists())
 
 
 class GpuHold:
-    """One grading's use of a lease, which may be asked for within itself; without a GPU there is nothing to wait for.
+    """One grading's use of a GPU lock. Calls may nest; without a lock nothing waits.
+
+    Args:
+        gpu_lock: the lock; ``None`` where no GPU is shared (the CPU backend).
 
     Attributes:
-        waited: seconds of waiting so far; nobody's time.
-        spent: seconds for which it was used, beside others (``shared``) and ``alone``.
+        waited: seconds waited so far; they count against no time limit.
+        spent: seconds for which the GPU was held, by kind: ``shared`` and ``alone``.
     """
 
-    def __init__(self, lease: GpuLock | None) -> None:
-        self._lease, self._holds, self.waited = lease, "", 0.0
+    def __init__(self, gpu_lock: GpuLock | None) -> None:
+        self._gpu_lock, self._kind, self.waited = gpu_lock, "", 0.0
         self.spent = {"shared": 0.0, "alone": 0.0}
 
     def using(self) -> AbstractContextManager[None]:
-        """Use the GPU beside other gradings."""
-        return self._hold(None if self._lease is None else self._lease.shared, "shared")
+        """Return a context in which the GPU is shared with other gradings."""
+        return self._hold(None if self._gpu_lock is None else self._gpu_lock.shared, "shared")
 
     def alone(self) -> AbstractContextManager[None]:
-        """Use the GPU alone; not within ``using``, which would wait for itself."""
-        return self._hold(None if self._lease is None else self._lease.alone, "alone")
+        """Return a context in which the GPU is held exclusively.
+
+        Within ``using`` it raises ``RuntimeError``: it would wait for itself.
+        """
+        return self._hold(None if self._gpu_lock is None else self._gpu_lock.alone, "alone")
 
     @contextlib.contextmanager
     def room(self, share: float) -> Iterator[None]:
-        """Have a share of the memory that is shared out, 1 at most; taken before the GPU itself, and never while other room
-        is held."""
-        if self._lease is None:
+        """Reserve a share of the memory that timing may use, within the block.
+
+        Reserve before taking the GPU itself, and never inside another reservation: two gradings would wait for each
+        other.
+
+        Args:
+            share: of that memory; more than 1 counts as 1.
+        """
+        if self._gpu_lock is None:
             yield
             return
-        with self._lease.room(_parts(share)) as waited:
+        with self._gpu_lock.room(_parts(share)) as waited:
             self.waited += waited
             yield
 
     @contextlib.contextmanager
     def _hold(self, take: Callable[[], AbstractContextManager[float]] | None, kind: str) -> Iterator[None]:
-        if take is None or self._holds in (kind, "alone"):
+        """Hold the lock within the block, unless an outer block does already.
+
+        Args:
+            take: takes the lock and yields the seconds waited; ``None`` where there is no lock.
+            kind: ``shared`` or ``alone``.
+        """
+        if take is None or self._kind in (kind, "alone"):
             yield
             return
-        if self._holds:
-            raise RuntimeError("who shares the GPU cannot have it alone: it would wait for itself")
+        if self._kind:
+            raise RuntimeError("a shared holder of the GPU lock cannot hold it alone: it would wait for itself")
         with take() as waited:
             self.waited += waited
-            self._holds, began = kind, time.monotonic()
+            self._kind, began = kind, time.monotonic()
             try:
                 yield
             finally:
-                self._holds = ""
+                self._kind = ""
                 self.spent[kind] += time.monotonic() - began
 
     @property
     def contended(self) -> bool:
-        """Whether there is somebody to share with."""
-        return self._lease is not None
+        """Whether there is a lock, so that other gradings may hold the GPU."""
+        return self._gpu_lock is not None
 
     def user(self, pid: int) -> AbstractContextManager[None]:
         """See ``GpuLock.user``."""
-        return contextlib.nullcontext() if self._lease is None else self._lease.user(pid)
+        return contextlib.nullcontext() if self._gpu_lock is None else self._gpu_lock.user(pid)
 
     def file(self, name: str) -> Path | None:
-        """A file that all who use this GPU share; its name says what it holds, and for which versions."""
-        return None if self._lease is None else self._lease.folder / name
+        """Return the path of a file that all processes on this GPU share.
+
+        Args:
+            name: says what the file holds, and for which versions.
+
+        Returns:
+            The path; ``None`` without a lock.
+        """
+        return None if self._gpu_lock is None else self._gpu_lock.folder / name
 
     def users(self) -> frozenset[int]:
         """See ``GpuLock.users``."""
-        return frozenset() if self._lease is None else self._lease.users()
+        return frozenset() if self._gpu_lock is None else self._gpu_lock.users()
 
     def living(self) -> frozenset[int]:
         """See ``GpuLock.living``."""
-        return frozenset() if self._lease is None else self._lease.living()
+        return frozenset() if self._gpu_lock is None else self._gpu_lock.living()
 
 
 @functools.cache
 def gpu_lock_of(backend: str) -> GpuLock | None:
-    """The lease of the GPU that this process grades on; none on the CPU backend."""
+    """Return the lock of the GPU that this process grades on; ``None`` on the CPU backend."""
     if backend != "cuda":
         return None
     import torch

@@ -1,9 +1,10 @@
 """Values that no call has seen: windows into a few secret draws laid end to end.
 
-Of a tensor whose elements are drawn independently, every window into the draws is as good a draw as they are; of a batch of
-matrices every window of whole matrices is, and a matrix stays of its kind when rows and columns are rolled alike. Two draws so
-make a new input for each of thousands of calls, by copies on the device that the grader repeats on the host. Laws that allow
-neither (a permutation, a single triangular matrix) change between a few draws.
+If the elements of a tensor are drawn independently, every window into the draws is a valid draw too. For a batch of
+matrices every window of whole matrices is; and a matrix keeps its kind when its rows and columns are rolled by the same
+amount. Two draws thus give a new input for each of thousands of calls, by copies on the device that the grader repeats
+on the host. Tensors whose distribution allows neither (a permutation, a single triangular matrix) change between a few
+draws.
 """
 
 from __future__ import annotations
@@ -24,105 +25,145 @@ from kbx_env.spec.task import Case, Task
 Window = dict[str, tuple[int, int, int]]
 """By tensor: first element of the window, rows and columns by which its matrices are rolled."""
 
-DRAWS, MORE = 2, 8
-"""Draws in a ring; in one that can only change between whole draws, as long as they are small."""
-SMALL = 64 << 20
-"""Bytes of a whole draw that counts as small."""
+DRAWS = 2
+"""Draws of a tensor."""
+MAX_DRAWS = 8
+"""Draws of a tensor that can only change between whole draws, if they are small."""
+SMALL_BYTES = 64 << 20
+"""A draw of all inputs up to this size is small."""
 
 
-def ring_bytes(total: int) -> int:
-    """Bytes of a ring at most, for inputs of so many."""
-    return total * (MORE if total <= SMALL else DRAWS)
+def bytes_of_draws(total: int) -> int:
+    """Return the largest number of bytes of all draws, for inputs of ``total`` bytes."""
+    return total * (MAX_DRAWS if total <= SMALL_BYTES else DRAWS)
 
 
 _ELEMENTWISE = (
     dists.Normal, dists.Outlier, dists.Uniform, dists.HalfNormal, dists.Ints, dists.Bernoulli, dists.Choice,
 )  # fmt: skip
+"""Distributions with independent elements: windows may start anywhere."""
 _ROLLS = (dists.SPD, dists.Symmetric, dists.Dominant, dists.Spectrum, dists.Orthogonal)
+"""Distributions of matrices that keep their kind when rows and columns are rolled alike."""
 _ALIKE = (dists.Constant, dists.Literal, dists.Linspace, dists.Eye)
-"""Every draw is the same."""
+"""Distributions whose draws are all equal."""
 
 
 @dataclass(frozen=True)
-class _Track:
+class _WindowRule:
+    """The valid windows into the draws of one tensor."""
+
     span: int
+    """Elements of a window."""
     step: int
     """Windows start at multiples of this many elements."""
     draws: int
+    """Draws of the tensor."""
     matrix: tuple[int, int] = (0, 0)
-    """Rows and columns, where matrices may be rolled."""
+    """Rows and columns of a matrix that may be rolled; zeros if none may."""
 
 
 @dataclass(frozen=True)
 class InputWindows:
-    """The values of one timed case, and which windows into them are valid inputs."""
+    """The draws of one timed case, and which windows into them are valid inputs."""
 
     draws: tuple[dict[str, Any], ...]
-    """The first is complete, later ones hold the tensors that change."""
-    tracks: Mapping[str, _Track]
+    """Arguments by name. The first draw is complete, later ones hold the tensors that change."""
+    rules: Mapping[str, _WindowRule]
+    """By tensor; those that never change have none."""
 
     @classmethod
     def draw(cls, task: Task, case: Case, seeds: Sequence[int], device: str = "cpu") -> InputWindows:
-        """Draw what a case needs on ``device``; ``seeds`` are at least ``MORE``."""
+        """Draw the values of a case.
+
+        Args:
+            task: the task.
+            case: the case.
+            seeds: one for each draw, at least ``MAX_DRAWS``.
+            device: of the tensors.
+
+        Returns:
+            The draws and the rules for windows into them.
+        """
         first = inputs.draw(task, case, seeds[0], device)
         written = task.written(case.args)
         total = sum(v.numel() * v.element_size() for v in first.values() if isinstance(v, torch.Tensor))
-        more = MORE if total <= SMALL else DRAWS
-        tracks: dict[str, _Track] = {}
+        whole_draws = MAX_DRAWS if total <= SMALL_BYTES else DRAWS
+        rules: dict[str, _WindowRule] = {}
         for name, value in first.items():
             if isinstance(value, torch.Tensor) and value.numel():
-                law = case.draws.get(name) or task.takes[name].draw or case.draw
-                alike = isinstance(law, _ALIKE)
+                distribution = case.draws.get(name) or task.takes[name].draw or case.draw
+                alike = isinstance(distribution, _ALIKE)
                 if not alike or name.partition(".")[0] in written:
-                    tracks[name] = _track(law, value, more, alike)
+                    rules[name] = _rule(distribution, value, whole_draws, alike)
         rest = []
-        for k in range(1, max((t.draws for t in tracks.values()), default=1)):
-            names = [n for n, t in tracks.items() if t.draws > k]
-            whole = inputs.draw(task, case, seeds[k], device)
-            rest.append({n: whole[n] for n in names})
-        return cls((first, *rest), tracks)
+        for k in range(1, max((r.draws for r in rules.values()), default=1)):
+            names = [n for n, r in rules.items() if r.draws > k]
+            drawn = inputs.draw(task, case, seeds[k], device)
+            rest.append({n: drawn[n] for n in names})
+        return cls((first, *rest), rules)
 
     def pick(self, rng: random.Random) -> Window:
-        """The windows of one call."""
-        turn: Window = {}
-        for name, t in self.tracks.items():
+        """Draw the windows of one call from ``rng``."""
+        window: Window = {}
+        for name, rule in self.rules.items():
             by = (0, 0)
-            if all(t.matrix):
-                down = rng.randrange(t.matrix[0])
-                # Alike, so that what is symmetric stays so; a matrix that is not square has no diagonal to keep.
-                by = (down, down if t.matrix[0] == t.matrix[1] else rng.randrange(t.matrix[1]))
-            turn[name] = (rng.randrange(t.draws * t.span // t.step) * t.step, *by)
-        return turn
+            if all(rule.matrix):
+                down = rng.randrange(rule.matrix[0])
+                # Rows and columns roll alike, so that a symmetric matrix stays symmetric; one that is not square need
+                # not.
+                by = (down, down if rule.matrix[0] == rule.matrix[1] else rng.randrange(rule.matrix[1]))
+            window[name] = (rng.randrange(rule.draws * rule.span // rule.step) * rule.step, *by)
+        return window
 
-    def args(self, turn: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-        """The arguments of a call with these windows, as ``inputs.draw`` would give them."""
+    def args(self, window: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        """Return the arguments of a call.
+
+        Args:
+            window: from ``pick``.
+
+        Returns:
+            Arguments by name, as ``inputs.draw`` would return them.
+        """
         args = dict(self.draws[0])
-        for name, (offset, down, right) in turn.items():
-            t, value = self.tracks[name], self.draws[0][name]
-            ring = torch.cat([flat(d[name]) for d in self.draws if name in d])
-            window = ring[offset : offset + t.span]
-            window = torch.cat([window, ring[: t.span - len(window)]])
+        for name, (offset, down, right) in window.items():
+            rule, value = self.rules[name], self.draws[0][name]
+            values = torch.cat([flat(d[name]) for d in self.draws if name in d])
+            part = values[offset : offset + rule.span]
+            part = torch.cat([part, values[: rule.span - len(part)]])
             if down or right:
-                window = window.view(-1, *t.matrix).roll((-down, -right), (1, 2)).reshape(-1)
-            args[name] = window.as_strided(value.shape, value.stride())
+                part = part.view(-1, *rule.matrix).roll((-down, -right), (1, 2)).reshape(-1)
+            args[name] = part.as_strided(value.shape, value.stride())
         return args
 
     @property
     def turning(self) -> dict[str, list[int]]:
-        """What a stopwatch is told: the tensors that change, and the sizes of matrices that it may roll."""
-        return {n: list(t.matrix) for n, t in self.tracks.items()}
+        """The tensors that change and the rows and columns of matrices that may be rolled, as a stopwatch takes
+        them."""
+        return {n: list(r.matrix) for n, r in self.rules.items()}
 
 
-def _track(law: dists.Distribution, value: torch.Tensor, more: int, alike: bool) -> _Track:
+def _rule(distribution: dists.Distribution, value: torch.Tensor, whole_draws: int, alike: bool) -> _WindowRule:
+    """Return which windows into the draws of a tensor are valid.
+
+    Args:
+        distribution: of the tensor.
+        value: a draw.
+        whole_draws: draws of a tensor that can only change between whole draws.
+        alike: whether all draws are equal.
+
+    Returns:
+        The rule.
+    """
     span = len(flat(value))
     if alike:
-        return _Track(span, span, 1)
+        return _WindowRule(span, span, 1)
     dense = span == value.numel()
-    if isinstance(law, _ELEMENTWISE) and dense:
-        return _Track(span, 1, DRAWS)
-    if isinstance(law, inputs.MATRICES) and value.is_contiguous():
+    if isinstance(distribution, _ELEMENTWISE) and dense:
+        return _WindowRule(span, 1, DRAWS)
+    if isinstance(distribution, inputs.MATRICES) and value.is_contiguous():
         size = math.prod(value.shape[-2:])
-        rolls = isinstance(law, _ROLLS)
-        few = span == size and not rolls
-        return _Track(span, size, more if few else DRAWS, (value.shape[-2], value.shape[-1]) if rolls else (0, 0))
-    return _Track(span, span, more)
+        rolls = isinstance(distribution, _ROLLS)
+        single = span == size and not rolls
+        matrix = (value.shape[-2], value.shape[-1]) if rolls else (0, 0)
+        return _WindowRule(span, size, whole_draws if single else DRAWS, matrix)
+    return _WindowRule(span, span, whole_draws)

@@ -1,9 +1,10 @@
-"""Speedup over torch eager on the same device in the same minute: interleaved, paired, verified.
+"""Speedup over torch eager on the same device at the same time: interleaved, paired, verified.
 
-Candidate (in its runner) and eager (in the grader) take turns in short blocks, each call after an L2 flush, on rotating
-buffers and on values that no call has seen. A round is a few such pairs with the buffers in one place; then both sides move
-theirs. The rounds' mean log-ratios are independent, so that Student's interval over them covers what placement does.
-The timed calls are checked calls: of every block the result of a secret one may be judged, as it was at its end event.
+Candidate (in its runner) and eager (in the grader) are timed alternately in short blocks of calls. Each call follows a
+flush of the L2 cache and uses rotating buffers and values that no call has seen. A round is a few such pairs of blocks
+with the buffers at one address; between rounds both contestants move their buffers. The rounds' mean log-ratios are
+independent, so Student's interval over them includes the effect of memory placement. The timed calls are checked calls:
+of every block the result of a secretly chosen call may be judged, as it was at its end event.
 """
 
 from __future__ import annotations
@@ -27,249 +28,301 @@ from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.sizes import timed
 from kbx_env.grading.timing import input_windows
 from kbx_env.grading.timing import roofline as rooflines
-from kbx_env.grading.timing.contestants import SLOTS, EagerSide, Fetched, RunnerSide, Side, faster_on_host
+from kbx_env.grading.timing.contestants import (
+    SLOTS,
+    Contestant,
+    EagerContestant,
+    Fetched,
+    RunnerContestant,
+    faster_on_host,
+)
 from kbx_env.grading.timing.input_windows import InputWindows, Window
-from kbx_env.grading.timing.ratio import PROCESS_US, Paired, interval, middle
+from kbx_env.grading.timing.ratio import PROCESS_US, Paired, interval, trimmed_mean
 from kbx_env.grading.timing.roofline import Roofline
 from kbx_env.grading.timing.telemetry import Reading, Telemetry, disturbance
 from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
 from kbx_env.spec.criteria import Sample, Windows
 from kbx_env.spec.task import Case, Task
 
-__all__ = ["SLOTS", "EagerSide", "Paired", "RunnerSide", "Side", "interval", "pair", "time_task"]
+__all__ = ["SLOTS", "Contestant", "EagerContestant", "Paired", "RunnerContestant", "interval", "pair", "time_task"]
 
 BLOCK = 5
 """Calls in one block."""
 PAIRS = 2
 """Pairs of blocks in one round."""
 MIN_ROUNDS, MAX_ROUNDS = 6, 24
-CLEAR, FEW, WIDE, QUIET = math.log(2.0), 4, 0.015, 0.005
-"""Stop after FEW rounds if the half-width of the interval is below QUIET (log units). Where the interval lies wholly beyond a
-factor of two from eager, on either side, below WIDE or below SMALL of the log-ratio is enough."""
-SMALL = 0.01
-"""Rewards are logarithms of the speedup: one per cent of a kernel's own."""
-HELD, HELD_BYTES = 24, 256 << 20
-"""Results of timed calls that are judged, for each case: at most, and together, but never fewer than three."""
+"""Fewest rounds of a case, unless ``EARLY_ROUNDS`` are enough, and most."""
+EARLY_ROUNDS = 4
+"""Stop after so many rounds if the half-width of the interval is below ``EARLY_HALF_WIDTH``; where the whole interval
+lies beyond ``CLEAR_LOG_RATIO``, below ``CLEAR_HALF_WIDTH`` or below ``CLEAR_RELATIVE_WIDTH`` of the log-ratio is
+enough."""
+EARLY_HALF_WIDTH = 0.005
+"""Log units; see ``EARLY_ROUNDS``."""
+CLEAR_LOG_RATIO = math.log(2.0)
+"""Log units: the candidate takes less than half or more than twice eager's time."""
+CLEAR_HALF_WIDTH = 0.015
+"""Log units; see ``EARLY_ROUNDS``."""
+CLEAR_RELATIVE_WIDTH = 0.01
+"""Share of the log-ratio. Rewards are logarithms of the speedup: one per cent of a kernel's own."""
+MAX_KEPT_RESULTS, MAX_KEPT_BYTES = 24, 256 << 20
+"""Results of timed calls that are kept for the judge, for each case: their number and bytes, but never fewer than
+three."""
 BUDGET = 1.0
-"""Seconds of measuring per case: what is noisier than that for its process' sake does not become quiet in three."""
-WIDTH = 0.01
-"""Stop when half the 95 % interval of the log-ratio is narrower."""
-COMPILING, MEASURING, JUDGING = 10, 24, 20
-"""Times its inputs that each step of timing a case takes of the device's memory at most: laying out the values to compile for,
-measuring (per side two draws, three slots, and room to move them), judging. Compiling itself keeps some three times, and holds
-no room: a compiler may take minutes, and the next one who needs much room would keep everybody else waiting behind it."""
+"""Seconds of measuring per case: noise that depends on the process does not shrink in three."""
+HALF_WIDTH = 0.01
+"""Stop when the half-width of the 95 % interval of the log-ratio (log units) is smaller."""
+COMPILE_MEMORY, MEASURE_MEMORY, JUDGE_MEMORY = 10, 24, 20
+"""Largest device memory of each step of timing a case, in multiples of the bytes of its inputs: preparing the values to
+compile for; measuring (for each contestant two draws, three slots, and space to move them); judging. Compiling itself
+keeps about three times the inputs and reserves no memory: a compiler may take minutes, and the next large reservation
+would keep all others waiting behind it."""
 CONTEXT_BYTES = 1400 << 20
-"""Of the device's memory that each process takes for its CUDA context and the kernels that torch loads (1.2 to 1.4 GiB on an
-H200); graders and runners each have one, and none of it is anybody's to give away."""
+"""Device memory of each process for its CUDA context and the kernels that torch loads (1.2 to 1.4 GiB on an H200).
+Graders and runners each have one; this memory cannot be reserved."""
 SHARE = 0.3
-"""Of the device's memory, for all who compile for timing or judge what was timed. Who measures is alone and has the rest."""
+"""Share of the device's memory for all gradings that compile for timing or judge timed results. The grading that
+measures holds the GPU alone and has the rest."""
 SLOW_US = 20_000.0
-"""Two blocks of calls that take longer than this have fewer calls; where two calls do, a round is one pair."""
-EARLY = 0.003
-"""Share of the device's memory that one grading may hold in values while it stands in line."""
+"""If two blocks of calls take longer than this, they have fewer calls; if two calls do, a round is one pair."""
+QUEUED_MEMORY_SHARE = 0.003
+"""Share of the device's memory that one grading may hold in values while it waits for the GPU."""
 ATTEMPTS = 3
-"""Measurements of a case that something disturbs, or whose time is too good to be true; the last is kept, and says so."""
+"""Measurements of a case that was disturbed or whose time is too good to be true; the last is kept, with a note."""
 LONG_US = 100.0
-"""Of two calls that take longer than this together a round is one pair of blocks: they differ little from block to block."""
-JUDGE_TURN = 0.5
-"""Seconds of judging on the GPU after which those are let in who wait for it."""
-JUDGE_SECONDS, JUDGE_LEAST = 0.75, 3
-"""Seconds after which no further result of a case's timed calls (and of its captured calls) is judged, once so many are. Chance
-decides which ones they are, after all calls were made: a call that is wrong now and then cannot know whether it is looked at."""
+"""If two calls take longer than this together, a round is one pair of blocks: such calls differ little from block to
+block."""
+JUDGE_TURN_SECONDS = 0.5
+"""Seconds of judging on the GPU after which the lock is released, so that others get their turn."""
+JUDGE_SECONDS, JUDGE_MIN_RESULTS = 0.75, 3
+"""Seconds after which no further result of a case's timed calls (and of its captured calls) is judged, once so many
+are. The results are drawn at random after all calls were made: a call that is wrong now and then cannot know whether it
+is checked."""
 
 
 Check = Callable[[list[int], list[Window]], None]
-"""May look at what the calls just measured have returned: slots and windows, in order."""
+"""May inspect the results of the block just measured; gets the slots and the windows of its calls, in order."""
 
 
 def pair(
-    a: Side,
-    b: Side,
+    eager: Contestant,
+    candidate: Contestant,
     *,
-    ring: InputWindows | None = None,
+    windows: InputWindows | None = None,
     check: Check | None = None,
     budget: float = BUDGET,
     about_us: float = 0.0,
-    on_turn: Any = None,
+    on_round: Any = None,
 ) -> Paired:
-    """Time two prepared sides in turns; log_ratio = log(a / b): positive when ``b`` is faster.
+    """Time two prepared contestants alternately.
 
     Args:
-        a: the baseline.
-        b: the candidate.
-        ring: where every call's values come from; without it they stay what they are.
-        check: called after every measurement of ``b``.
+        eager: the baseline.
+        candidate: the contestant that is compared with it.
+        windows: source of the values of every call; without it the values stay the same.
+        check: called after every measurement of the candidate; its seconds do not count for ``budget``.
         budget: seconds of measuring after which no round begins.
-        about_us: what both together take at least, if it is known before the first call.
-        on_turn: called with the number of rounds.
+        about_us: lower bound in microseconds on a call of both together, if known before the first call.
+        on_round: called with the number of rounds so far.
+
+    Returns:
+        Times in microseconds, and log(eager / candidate) with its 95 % interval: positive when the candidate is faster.
     """
     rounds: list[float] = []
-    all_a: list[float] = []
-    all_b: list[float] = []
-    blocks: list[float] = []
+    eager_calls: list[float] = []
+    candidate_calls: list[float] = []
+    eager_blocks: list[float] = []
     start = time.monotonic()
     rng = random.Random(secrets.randbits(64))
-    turns: list[Window] | None = None
-    block, pairs, taken, both = _calls(about_us), 1 if about_us > LONG_US else PAIRS, 0, 0.0
+    drawn: list[Window] | None = None
+    block, pairs, taken, both_us = _calls(about_us), 1 if about_us > LONG_US else PAIRS, 0, 0.0
     while len(rounds) < MAX_ROUNDS:
-        # A block of one call has its slot warmed by the untimed call before it.
-        for side in (a, b):
-            side.shuffle(rng.getrandbits(32), block > 1)
+        # In a block of one call the untimed call before it warms the slot.
+        for contestant in (eager, candidate):
+            contestant.shuffle(rng.getrandbits(32), block > 1)
         ratios = []
-        for turn in range(pairs):
+        for index in range(pairs):
             order = [rng.randrange(SLOTS) for _ in range(block)]
-            if ring is not None:
-                turns = [ring.pick(rng) for _ in range(block + 1)]
-            # Who goes first changes, so that a drift of the clock frequency favours nobody.
-            if turn % 2:
-                got_b = b.measure(order, turns)
-                start += _checked(check, order, turns)
-                got_a = a.measure(order, turns)
+            if windows is not None:
+                drawn = [windows.pick(rng) for _ in range(block + 1)]
+            # The contestants alternate in going first, so that a drift of the clock frequency favours neither.
+            if index % 2:
+                candidate_us = candidate.measure(order, drawn)
+                start += _checked(check, order, drawn)
+                eager_us = eager.measure(order, drawn)
             else:
-                got_a, got_b = a.measure(order, turns), b.measure(order, turns)
-                start += _checked(check, order, turns)
+                eager_us, candidate_us = eager.measure(order, drawn), candidate.measure(order, drawn)
+                start += _checked(check, order, drawn)
             taken += 1
-            all_a += got_a
-            all_b += got_b
-            # Of calls that last long one tells what five tell of short ones, and others wait for the GPU.
-            both = max(got_a) + max(got_b)
-            block = min(block, _calls(both))
-            blocks.append(math.log(middle(got_a)))
-            ratios.append(math.log(middle(got_a) / middle(got_b)))
-        rounds.append(middle(ratios))
-        if len(rounds) >= FEW:
+            eager_calls += eager_us
+            candidate_calls += candidate_us
+            # One long call says as much as five short ones, and other gradings wait for the GPU.
+            both_us = max(eager_us) + max(candidate_us)
+            block = min(block, _calls(both_us))
+            eager_blocks.append(math.log(trimmed_mean(eager_us)))
+            ratios.append(math.log(trimmed_mean(eager_us) / trimmed_mean(candidate_us)))
+        rounds.append(trimmed_mean(ratios))
+        if len(rounds) >= EARLY_ROUNDS:
             centre, low, high = interval(rounds, math.inf)
-            _, least, most = interval(rounds, min(*all_a, *all_b))
-            clear = most < -CLEAR or least > CLEAR
-            if (high - low) / 2 < (max(WIDE, SMALL * abs(centre)) if clear else QUIET):
+            _, least, most = interval(rounds, min(*eager_calls, *candidate_calls))
+            clear = most < -CLEAR_LOG_RATIO or least > CLEAR_LOG_RATIO
+            wide = max(CLEAR_HALF_WIDTH, CLEAR_RELATIVE_WIDTH * abs(centre)) if clear else EARLY_HALF_WIDTH
+            if (high - low) / 2 < wide:
                 break
-        block, pairs = _calls(both), 1 if both > LONG_US else PAIRS
-        if on_turn:
-            on_turn(len(rounds))
+        block, pairs = _calls(both_us), 1 if both_us > LONG_US else PAIRS
+        if on_round:
+            on_round(len(rounds))
         if len(rounds) >= MIN_ROUNDS:
             spread = interval(rounds, math.inf)
-            # What no repetition averages out makes narrower ones pointless.
-            enough = max(WIDTH, 0.5 * 1.96 * PROCESS_US / min(float(np.median(all_a)), float(np.median(all_b))))
+            # Repetition does not average out the noise between processes, so an interval narrower than half of it is
+            # pointless.
+            fastest = min(float(np.median(eager_calls)), float(np.median(candidate_calls)))
+            enough = max(HALF_WIDTH, 0.5 * 1.96 * PROCESS_US / fastest)
             if (spread[2] - spread[1]) / 2 < enough or time.monotonic() - start > budget:
                 break
-    us_a, us_b = float(np.median(all_a)), float(np.median(all_b))
-    ratio, low, high = interval(rounds, min(us_a, us_b))
-    return Paired(us_a, us_b, ratio, low, high, taken, math.exp(sum(blocks) / len(blocks)))
+    eager_median, candidate_median = float(np.median(eager_calls)), float(np.median(candidate_calls))
+    ratio, low, high = interval(rounds, min(eager_median, candidate_median))
+    eager_mean = math.exp(sum(eager_blocks) / len(eager_blocks))
+    return Paired(eager_median, candidate_median, ratio, low, high, taken, eager_mean)
 
 
 def _calls(both_us: float) -> int:
-    """In a block, of two sides that take so long together."""
+    """Return the calls in a block if one call of both contestants together takes ``both_us`` microseconds."""
     return max(1, min(BLOCK, int(SLOW_US / max(both_us, 1.0))))
 
 
-def _checked(check: Check | None, order: list[int], turns: list[Window] | None) -> float:
-    """Seconds that a check took."""
+def _checked(check: Check | None, order: list[int], drawn: list[Window] | None) -> float:
+    """Run a check and return its seconds.
+
+    Args:
+        check: the check; ``None`` for none.
+        order: slots of the block's calls.
+        drawn: windows of the untimed call and then of each call in ``order``.
+
+    Returns:
+        Seconds.
+    """
     if check is None:
         return 0.0
     began = time.monotonic()
-    check(order, (turns or [{}] * (len(order) + 1))[1:])
+    check(order, (drawn or [{}] * (len(order) + 1))[1:])
     return time.monotonic() - began
 
 
-def time_task(task: Task, talk: RunnerSession, sizes: str = "published") -> Timing:
-    """Time every timing case of a task that the device's memory holds: none may be missing.
+def time_task(task: Task, session: RunnerSession, sizes: str = "published") -> Timing:
+    """Time every timing case of a task that fits into the device's memory.
 
     Args:
         task: the task.
-        talk: to the loaded submission.
+        session: with the loaded submission.
         sizes: which timing cases, one of ``grading.sizes.SIZES``.
+
+    Returns:
+        The speedup over eager and its interval, over all cases and for each.
 
     Raises:
         GradingAborted: a timed call was wrong or failed, or the claimed times cannot be true.
     """
     memory = torch.cuda.get_device_properties(0).total_memory
     cases = compulsory_work.fitting(task, memory, timed(task, sizes))
-    # Which cases are timed must not depend on who else is there; what is shared out does.
-    memory = max(memory // 2, memory - CONTEXT_BYTES * len(talk.gpu.living()))
-    # Of a task without inputs the results count.
-    needed = [max(compulsory_work.input_bytes(task, c), int(compulsory_work.declared_bytes(task, c) or 0)) for c in cases]
+    # The choice of cases must not depend on the other processes on the GPU; the memory that can be reserved does.
+    memory = max(memory // 2, memory - CONTEXT_BYTES * len(session.gpu.living()))
+    # A task without inputs counts by its results.
+    declared = [int(compulsory_work.declared_bytes(task, c) or 0) for c in cases]
+    needed = [max(compulsory_work.input_bytes(task, c), d) for c, d in zip(cases, declared, strict=True)]
     largest = max(needed)
-    sides = [RunnerSide(talk, case) for case in cases]
-    needs: list[_Needs] = []
+    candidates = [RunnerContestant(session, case) for case in cases]
+    work: list[_CaseWork] = []
 
     def draw(index: int, purpose: str) -> InputWindows:
-        split = f"{talk.split}/{purpose}"
-        seeds = [inputs.case_seed(talk.secret, task.id, split, index, k) for k in range(input_windows.MORE)]
-        return InputWindows.draw(task, cases[index], seeds, talk.backend)
+        split = f"{session.split}/{purpose}"
+        seeds = [inputs.case_seed(session.secret, task.id, split, index, k) for k in range(input_windows.MAX_DRAWS)]
+        return InputWindows.draw(task, cases[index], seeds, session.backend)
 
-    # Everything is compiled before anybody has to wait; on values of its own, which no timed call sees again. Nothing of
-    # it stays in memory while others are waited for.
-    early, kept = dict[int, InputWindows](), 0
-    for index, side in enumerate(sides):
-        with talk.gpu.room(COMPILING * needed[index] / (SHARE * memory)), talk.gpu.using():
-            ring = draw(index, "compile")
-            side.lay(ring, slots=1)
-            # The reference's first call loads torch's kernels, too: nobody waits for that while the GPU is held exclusively.
-            needs.append(_Needs.of(task, side.case, ring.draws[0], talk.backend))
-            del ring
-            # Values that are slow to draw (eigenvectors of thousands of small matrices) are small.
-            size = input_windows.ring_bytes(compulsory_work.input_bytes(task, side.case))
-            if kept + size <= EARLY * memory:
-                kept += size
+    # All cases are compiled before the GPU is held alone, on values of their own that no timed call sees again. These
+    # values are freed before the grading waits.
+    early, kept_bytes = dict[int, InputWindows](), 0
+    for index, candidate in enumerate(candidates):
+        with session.gpu.room(COMPILE_MEMORY * needed[index] / (SHARE * memory)), session.gpu.using():
+            windows = draw(index, "compile")
+            candidate.lay(windows, slots=1)
+            # The reference's first call also loads torch's kernels; here no other grading waits for that.
+            work.append(_CaseWork.of(task, candidate.case, windows.draws[0], session.backend))
+            del windows
+            # Values that are slow to draw (eigenvectors of thousands of small matrices) are small: draw them ahead.
+            size = input_windows.bytes_of_draws(compulsory_work.input_bytes(task, candidate.case))
+            if kept_bytes + size <= QUEUED_MEMORY_SHARE * memory:
+                kept_bytes += size
                 early[index] = draw(index, "time")
             _give_back()
-        side.dry()
-    sides[-1].release()
+        candidate.dry()
+    candidates[-1].release()
 
-    def drawn(index: int) -> InputWindows:
+    def draw_timed(index: int) -> InputWindows:
         return early.pop(index, None) or draw(index, "time")
 
-    # The few that need more than the rest take it from the others before they stand in line: nobody waits for room alone.
-    more = (MEASURING * largest - (1 - SHARE) * 0.8 * memory) / (SHARE * memory)
-    with talk.gpu.room(more) if more > 0 else contextlib.nullcontext():
-        measured, rest = _measured_all(task, talk, sides, needs, drawn)
-    # The GPU is free for the next one while results are looked at.
+    # A case that needs more memory than the rest reserves the difference before it queues for the GPU: a grading that
+    # holds the GPU alone must not wait for memory.
+    more = (MEASURE_MEMORY * largest - (1 - SHARE) * 0.8 * memory) / (SHARE * memory)
+    with session.gpu.room(more) if more > 0 else contextlib.nullcontext():
+        measured, device = _measure_all(task, session, candidates, work, draw_timed)
+    # The lock is released: other gradings use the GPU while the results are judged.
     rows = []
     for one, size in zip(measured, needed, strict=True):
-        with talk.gpu.room(JUDGING * size / (SHARE * memory)):
-            rows.append(_told(task, one, rest))
+        with session.gpu.room(JUDGE_MEMORY * size / (SHARE * memory)):
+            rows.append(_case_time(task, one, device))
             _give_back()
-    return _summed(measured, rows, rest)
+    return _summary(measured, rows, device)
 
 
 def _give_back() -> None:
-    """What torch keeps for later, others need now."""
+    """Return the memory that torch's allocator caches to the device: other processes need it."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)
-class _Needs:
-    """What any right kernel needs in one case.
+class _CaseWork:
+    """Sizes and compulsory work of one case, the same for every draw of its inputs.
 
     Attributes:
-        result_bytes: of a right result.
-        kept_bytes: of a right result and of what is written in place.
-        ideal: compulsory traffic in bytes.
-        operations: that the task must do.
-        tensor_bytes: of all arguments and results, needed or not.
+        result_bytes: bytes of a correct result.
+        kept_bytes: bytes of a correct result and of the tensors written in place.
+        ideal_bytes: compulsory traffic in bytes.
+        operations: operations that the task must do.
+        tensor_bytes: bytes of all arguments and results.
     """
 
     result_bytes: int
     kept_bytes: int
-    ideal: int
+    ideal_bytes: int
     operations: int
     tensor_bytes: int
 
     @classmethod
-    def of(cls, task: Task, case: Case, args: dict[str, Any], backend: str) -> _Needs:
-        """From one draw of the case; every other draw needs as much."""
+    def of(cls, task: Task, case: Case, args: dict[str, Any], backend: str) -> _CaseWork:
+        """Count from one draw of the case.
+
+        Args:
+            task: the task.
+            case: the case.
+            args: from ``inputs.draw``.
+            backend: where the reference is evaluated.
+
+        Returns:
+            The counts.
+        """
         expected = reference.expect(task, case, args, backend, exact=False)
         result_bytes = sum(o.numel() * o.element_size() for o in expected.native)
         kept_bytes = result_bytes + sum(o.numel() * o.element_size() for o in expected.native_written.values())
         ideal = compulsory_work.ideal_bytes(task, case, args, expected)
-        tensor_bytes = kept_bytes + sum(v.numel() * v.element_size() for v in args.values() if isinstance(v, torch.Tensor))
+        tensors = [v for v in args.values() if isinstance(v, torch.Tensor)]
+        tensor_bytes = kept_bytes + sum(v.numel() * v.element_size() for v in tensors)
         return cls(result_bytes, kept_bytes, ideal, compulsory_work.flops(task, case, args), tensor_bytes)
 
 
 @dataclass(frozen=True)
-class _Around:
-    """What holds for all cases of one timing."""
+class _DeviceReport:
+    """The device during one timing: its roofline, telemetry before and after, and notes that grow."""
 
     roofline: Roofline
     before: Reading | None
@@ -277,96 +330,135 @@ class _Around:
     notes: list[str]
 
 
-def _measured_all(
-    task: Task, talk: RunnerSession, sides: Sequence[RunnerSide], needs: Sequence[_Needs], drawn: Callable[[int], InputWindows]
-) -> tuple[list[_Measured], _Around]:  # fmt: skip
-    """What needs the GPU alone, for every case."""
+def _measure_all(
+    task: Task, session: RunnerSession, candidates: Sequence[RunnerContestant], work: Sequence[_CaseWork],
+    draw_timed: Callable[[int], InputWindows],
+) -> tuple[list[_Measured], _DeviceReport]:  # fmt: skip
+    """Measure every case, with the GPU held alone.
+
+    Args:
+        task: the task.
+        session: with the submission.
+        candidates: the submission, for each case.
+        work: of each case.
+        draw_timed: draws the values of a case by its index.
+
+    Returns:
+        The measurement of each case, and the state of the device.
+    """
     uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
     telemetry = Telemetry(None if uuid is None else str(uuid))
 
     measured: list[_Measured] = []
     notes: list[str] = []
-    with talk.gpu.alone():
-        found = rooflines.roofline("cuda", talk.gpu.file(f"ceilings-{torch.__version__}.json"))
+    with session.gpu.alone():
+        found = rooflines.roofline("cuda", session.gpu.file(f"ceilings-{torch.__version__}.json"))
         before = telemetry.read()
-        for index, side in enumerate(sides):
-            eager = EagerSide(task, side.case, talk.backend)
+        for index, candidate in enumerate(candidates):
+            eager = EagerContestant(task, candidate.case, session.backend)
             try:
-                measured.append(_measure(task, side, eager, drawn(index), needs[index], found, telemetry, notes))
+                windows = draw_timed(index)
+                measured.append(_measure(task, candidate, eager, windows, work[index], found, telemetry, notes))
+                del windows
             finally:
                 eager.watch.close()
             _give_back()
         after = telemetry.read()
-        sides[-1].release()
-    return measured, _Around(found, before, after, notes)
+        candidates[-1].release()
+    return measured, _DeviceReport(found, before, after, notes)
 
 
-def _summed(measured: Sequence[_Measured], rows: Sequence[CaseTime], around: _Around) -> Timing:
-    """The speedup over all cases."""
+def _summary(measured: Sequence[_Measured], rows: Sequence[CaseTime], device: _DeviceReport) -> Timing:
+    """Return the geometric mean of the cases' speedups, with its interval.
+
+    Args:
+        measured: the measurement of each case.
+        rows: what is reported of each case.
+        device: its state.
+
+    Returns:
+        The timing of the task.
+    """
     parts = [one.paired for one in measured]
     n = len(parts)
-    middle = sum(p.log_ratio for p in parts) / n
-    # Independent cases: the half-widths of the mean add in quadrature.
+    mean = sum(p.log_ratio for p in parts) / n
+    # The cases are independent: the half-widths of the mean add in quadrature.
     down = math.sqrt(sum((p.log_ratio - p.low) ** 2 for p in parts)) / n
     up = math.sqrt(sum((p.high - p.log_ratio) ** 2 for p in parts)) / n
     floors = [r.eager_us / r.floor_us for r in rows if r.floor_us]
     ratio = math.exp(sum(map(math.log, floors)) / len(floors)) if floors else None
     return Timing(
-        speedup=math.exp(middle), low=math.exp(middle - down), high=math.exp(middle + up), floor_ratio=ratio,
-        cases=tuple(rows), device=torch.cuda.get_device_name(0), before=around.before.to_dict() if around.before else None,
-        after=around.after.to_dict() if around.after else None, notes=tuple(around.notes),
-        roofline=around.roofline.to_dict(),
+        speedup=math.exp(mean), low=math.exp(mean - down), high=math.exp(mean + up), floor_ratio=ratio,
+        cases=tuple(rows), device=torch.cuda.get_device_name(0), notes=tuple(device.notes),
+        before=device.before.to_dict() if device.before else None,
+        after=device.after.to_dict() if device.after else None, roofline=device.roofline.to_dict(),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """One case: its times, and results of calls that were timed, still to be judged."""
+    """One case: its times, and results of timed calls that are still to be judged."""
 
-    side: RunnerSide
-    ring: InputWindows
+    candidate: RunnerContestant
+    windows: InputWindows
     paired: Paired
-    needs: _Needs
+    work: _CaseWork
     disturbed: bool
-    held: list[tuple[Window, Fetched]]
+    results: list[tuple[Window, Fetched]]
 
 
 def _measure(
-    task: Task, mine: RunnerSide, eager: EagerSide, ring: InputWindows, needs: _Needs, roofline: Roofline, telemetry: Telemetry,
-    notes: list[str],
+    task: Task, candidate: RunnerContestant, eager: EagerContestant, windows: InputWindows, work: _CaseWork,
+    roofline: Roofline, telemetry: Telemetry, notes: list[str],
 ) -> _Measured:  # fmt: skip
-    """What needs the GPU alone."""
-    talk, case = mine.talk, mine.case
-    result_bytes = needs.result_bytes
-    about_us = eager.prepare(ring)
-    mine.lay(ring, result_bytes)
-    mine.warm()
-    held: list[tuple[Window, Fetched]] = []
-    # What is kept until the GPU is free again; chance decides on the host, and takes its time.
-    most = 3 if isinstance(task.truth, Sample | Windows) else max(3, min(HELD, HELD_BYTES // max(1, needs.kept_bytes)))
+    """Measure one case, with the GPU held alone.
+
+    Args:
+        task: the task.
+        candidate: the submission.
+        eager: the baseline.
+        windows: the values of the calls.
+        work: of the case.
+        roofline: of the device.
+        telemetry: of the device.
+        notes: repetitions and disturbances are appended here.
+
+    Returns:
+        The times, and results that are to be judged.
+    """
+    session, case = candidate.session, candidate.case
+    result_bytes = work.result_bytes
+    about_us = eager.prepare(windows)
+    candidate.lay(windows, result_bytes)
+    candidate.warm()
+    results: list[tuple[Window, Fetched]] = []
+    # Results are kept until the GPU is free again. The statistical judges work on the host and take long: three
+    # results.
+    few = isinstance(task.truth, Sample | Windows)
+    most = 3 if few else max(3, min(MAX_KEPT_RESULTS, MAX_KEPT_BYTES // max(1, work.kept_bytes)))
     seen = 0
 
-    def check(order: list[int], turns: list[Window]) -> None:
-        # Any timed call may be judged, and which one a runner learns after all of its block: who works only now and then
-        # is found out. Of more calls than are kept each stays with the same chance.
+    def check(order: list[int], drawn: list[Window]) -> None:
+        # Any timed call may be judged, and the runner learns which one after all calls of its block: a kernel that
+        # works only now and then is detected. Reservoir sampling keeps each of the results with the same chance.
         nonlocal seen
         seen += 1
-        place = len(held) if len(held) < most else secrets.randbelow(seen)
+        place = len(results) if len(results) < most else secrets.randbelow(seen)
         if place < most:
             k = secrets.randbelow(len(order))
-            # Inputs may be large; now and then is often enough to see that a call leaves them alone.
+            # Inputs may be large; one time in four is often enough to see that a call leaves them unchanged.
             inputs = order[k] not in order[k + 1 :] and secrets.randbelow(4) == 0
-            held[place : place + 1] = [(turns[k], mine.fetch(k, inputs=inputs))]
+            results[place : place + 1] = [(drawn[k], candidate.fetch(k, inputs=inputs))]
 
     for attempt in range(1, ATTEMPTS + 1):
-        # Of what was measured in vain nothing is judged: else who is wrong now would hide behind who was right then.
-        held.clear()
+        # Results of a discarded attempt are not judged: correct ones could hide wrong ones of the attempt that counts.
+        results.clear()
         seen = 0
         first = telemetry.read()
-        paired = pair(eager, mine, ring=ring, check=check, about_us=about_us)
-        ours = {os.getpid(), talk.runner.pid, *talk.gpu.users()}
-        disturbed = disturbance(first, telemetry.read(), ours) or _torn(paired)
-        again = disturbed or _belief(task, needs, roofline, paired).doubt
+        paired = pair(eager, candidate, windows=windows, check=check, about_us=about_us)
+        own_pids = {os.getpid(), session.runner.pid, *session.gpu.users()}
+        disturbed = disturbance(first, telemetry.read(), own_pids) or _skewed(paired)
+        again = disturbed or _belief(task, work, roofline, paired).doubt
         if again is None:
             break
         if attempt < ATTEMPTS:
@@ -374,36 +466,38 @@ def _measure(
     else:
         if disturbed is not None:
             notes.append(f"{case.label()}: disturbed in {ATTEMPTS} attempts: {disturbed}")
-    if paired.torn:
-        paired = paired.by_most_calls()
-    claimed = _claimed(paired)
-    captured = mine.capture(result_bytes, claimed)
-    mine.audit(claimed, captured)
+    if paired.skewed:
+        paired = paired.by_medians()
+    claimed = _claimed_us(paired)
+    captured = candidate.capture(result_bytes, claimed)
+    candidate.audit(claimed, captured)
     if captured and not task.written(case.args):
-        # A call that behaves otherwise while it is captured must be right all the same.
-        held += mine.replayed(ring, result_bytes)
-    return _Measured(mine, ring, paired, needs, disturbed is not None, held)
+        # A call may detect that it is captured and behave otherwise; it must be right all the same.
+        results += candidate.replayed(windows, result_bytes)
+    return _Measured(candidate, windows, paired, work, disturbed is not None, results)
 
 
-def _claimed(paired: Paired) -> float:
-    """Microseconds of a candidate's call that its speedup amounts to: most calls may take longer where few decide the ratio."""
-    return min(paired.b_us, paired.a_us * math.exp(-paired.log_ratio))
+def _claimed_us(paired: Paired) -> float:
+    """Return the microseconds of a candidate's call that its speedup amounts to: few calls may decide the ratio."""
+    return min(paired.candidate_us, paired.eager_us * math.exp(-paired.log_ratio))
 
 
-def _torn(paired: Paired) -> str | None:
-    """What is wrong where few calls of eager decide the ratio. A submission's own calls give it no second try."""
-    return f"eager took {paired.a_us:.1f} us in most calls, {paired.a_mean_us or 0:.1f} in the mean" if paired.torn else None
+def _skewed(paired: Paired) -> str | None:
+    """Return a text if few calls of eager decide the ratio. A submission's own calls give it no second attempt."""
+    if not paired.skewed:
+        return None
+    return f"eager took {paired.eager_us:.1f} us in most calls, {paired.eager_mean_us or 0:.1f} in the mean"
 
 
 @dataclass(frozen=True)
 class _Belief:
-    """What the roofline says of one case's times.
+    """Whether one case's times are possible by the roofline.
 
     Attributes:
-        floor_us: microseconds below which no kernel can run; ``None`` where that is not known, or proved wrong.
+        floor_us: microseconds below which no kernel can run; ``None`` where that is not known, or refuted by eager.
         doubt: why the case is measured again; ``None`` where nothing is odd.
-        impossible: the candidate beats what physics allows, and eager does not.
-        void: the candidate's time is too good to be believed, but not proved to be a lie.
+        impossible: the candidate is faster than physics allows, and eager is not.
+        void: the candidate's time is too good to be believed, but not proved to be wrong.
     """
 
     floor_us: float | None
@@ -412,70 +506,96 @@ class _Belief:
     void: bool = False
 
 
-def _belief(task: Task, needs: _Needs, roofline: Roofline, paired: Paired) -> _Belief:
-    """Hold both times against the roofline.
+def _belief(task: Task, work: _CaseWork, roofline: Roofline, paired: Paired) -> _Belief:
+    """Compare both times with the roofline.
 
-    Eager is ours and honest. If it beats the floor, the floor is wrong: then the candidate is not held against it.
+    Eager runs in the grader and is trusted. If it is faster than the floor, the floor is wrong and the candidate is not
+    compared with it.
+
+    Args:
+        task: the task.
+        work: of the case.
+        roofline: of the device.
+        paired: the times.
+
+    Returns:
+        The result.
     """
-    claimed, floor_us = _claimed(paired), roofline.floor_us(needs.ideal, needs.operations, rooflines.operand_of(task))
+    claimed = _claimed_us(paired)
+    floor_us = roofline.floor_us(work.ideal_bytes, work.operations, rooflines.operand_of(task))
     if floor_us is None:
-        likely = roofline.likely_us(needs.ideal)
-        if likely is None or claimed >= rooflines.PLAUSIBLE * likely or paired.a_us < likely:
+        likely = roofline.likely_us(work.ideal_bytes)
+        if likely is None or claimed >= rooflines.PLAUSIBLE * likely or paired.eager_us < likely:
             return _Belief(None)
         return _Belief(None, f"{claimed:.1f} us; by the measured copy {likely:.1f} us would be needed", void=True)
-    if paired.a_us < rooflines.IMPOSSIBLE * floor_us:
-        why = f"the floor of {floor_us:.1f} us is wrong: eager itself took {paired.a_us:.1f} us"
+    if paired.eager_us < rooflines.IMPOSSIBLE * floor_us:
+        why = f"the floor of {floor_us:.1f} us is wrong: eager itself took {paired.eager_us:.1f} us"
         return _Belief(None, why)
     if claimed < rooflines.IMPOSSIBLE * floor_us:
-        return _Belief(floor_us, f"{claimed:.1f} us, the device needs {floor_us:.1f} us to move the data", impossible=True)
+        why = f"{claimed:.1f} us, the device needs {floor_us:.1f} us to move the data"
+        return _Belief(floor_us, why, impossible=True)
     share = floor_us / claimed
-    if share > max(rooflines.PLAUSIBLE, rooflines.BESIDE_EAGER * floor_us / paired.a_us):
+    if share > max(rooflines.PLAUSIBLE, rooflines.BESIDE_EAGER * floor_us / paired.eager_us):
         return _Belief(floor_us, f"{claimed:.1f} us is {share:.2f} of the roofline", void=True)
     return _Belief(floor_us)
 
 
-def _judge(task: Task, one: _Measured, held: Sequence[tuple[Window, Fetched]]) -> None:
-    """Judge results of timed calls in a random order, for ``JUDGE_SECONDS``, but ``JUDGE_LEAST`` of them in any case.
+def _judge(task: Task, one: _Measured, results: Sequence[tuple[Window, Fetched]]) -> None:
+    """Judge results in a random order for ``JUDGE_SECONDS``, but at least ``JUDGE_MIN_RESULTS`` of them.
+
+    Args:
+        task: the task.
+        one: the measurement of a case.
+        results: those of its timed calls, or of its captured calls, with the windows of their values.
 
     Raises:
         GradingAborted: one of them is wrong.
     """
-    mine, gpu = one.side, one.side.talk.gpu
-    hosted = faster_on_host(task, one.needs.tensor_bytes, one.paired.a_us)
-    left = random.Random(secrets.randbits(64)).sample(held, len(held))
-    judged, spent = 0, 0.0  # waiting for the GPU is not judging: a busy machine must not look at fewer results
-    while left and (judged < JUDGE_LEAST or spent < JUDGE_SECONDS):
-        # On the host nobody is kept from the GPU; on the GPU several results are judged in one turn.
+    candidate, gpu = one.candidate, one.candidate.session.gpu
+    hosted = faster_on_host(task, one.work.tensor_bytes, one.paired.eager_us)
+    left = random.Random(secrets.randbits(64)).sample(results, len(results))
+    judged, spent = 0, 0.0  # seconds without those waited for the GPU: a busy machine must not judge fewer results
+    while left and (judged < JUDGE_MIN_RESULTS or spent < JUDGE_SECONDS):
+        # Judging on the host does not keep others from the GPU; on the GPU several results are judged in one turn.
         with contextlib.nullcontext() if hosted else gpu.using():
             began, before = time.monotonic(), spent
-            while left and (judged < JUDGE_LEAST or spent < JUDGE_SECONDS):
-                turn, fetched = left.pop()
+            while left and (judged < JUDGE_MIN_RESULTS or spent < JUDGE_SECONDS):
+                window, fetched = left.pop()
                 with gpu.using():
-                    given = one.ring.args(turn)
-                mine.rule(task, given, fetched, hosted)
+                    args = one.windows.args(window)
+                candidate.rule(task, args, fetched, hosted)
                 judged, spent = judged + 1, before + time.monotonic() - began
-                if spent - before > JUDGE_TURN:
+                if spent - before > JUDGE_TURN_SECONDS:
                     break
 
 
-def _told(task: Task, one: _Measured, around: _Around) -> CaseTime:
-    """Judge what timed calls returned, and hold the times against what the device can do.
+def _case_time(task: Task, one: _Measured, device: _DeviceReport) -> CaseTime:
+    """Judge the results of a case's timed calls, and compare its times with the limits of the device.
+
+    Args:
+        task: the task.
+        one: the measurement of the case.
+        device: its state; notes are appended.
+
+    Returns:
+        What is reported of the case.
 
     Raises:
         GradingAborted: a timed call was wrong, or the claimed time is impossible.
     """
-    case, paired, notes = one.side.case, one.paired, around.notes
+    case, paired, notes = one.candidate.case, one.paired, device.notes
     for captured in (False, True):
-        _judge(task, one, [h for h in one.held if h[1].captured is captured])
-    belief = _belief(task, one.needs, around.roofline, paired)
+        _judge(task, one, [r for r in one.results if r[1].captured is captured])
+    belief = _belief(task, one.work, device.roofline, paired)
     if belief.impossible and not one.disturbed:
         detail = f"{case.label()}: {belief.doubt}"
         raise GradingAborted(Verdict.REJECTED, detail, [Violation("impossible_speed", detail)])
     if belief.doubt is not None:
-        notes.append(f"{case.label()}: in {ATTEMPTS} attempts {belief.doubt}{'; not believed unexplained' if belief.void else ''}")
+        unexplained = "; not believed unexplained" if belief.void else ""
+        notes.append(f"{case.label()}: in {ATTEMPTS} attempts {belief.doubt}{unexplained}")
     return CaseTime(
-        case=case.label(), eager_us=round(paired.a_us, 3), candidate_us=round(paired.b_us, 3),
+        case=case.label(), eager_us=round(paired.eager_us, 3), candidate_us=round(paired.candidate_us, 3),
         speedup=math.exp(paired.log_ratio), low=math.exp(paired.low), high=math.exp(paired.high), pairs=paired.pairs,
         floor_us=round(belief.floor_us, 3) if belief.floor_us else None, disturbed=one.disturbed,
-        void=belief.void or belief.impossible, ideal_bytes=one.needs.ideal, flops=one.needs.operations,
+        void=belief.void or belief.impossible, ideal_bytes=one.work.ideal_bytes, flops=one.work.operations,
     )  # fmt: skip

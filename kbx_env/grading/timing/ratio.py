@@ -1,4 +1,4 @@
-"""The ratio of two sides' times, its interval, and whether it can be trusted."""
+"""The ratio of two contestants' times, its interval, and whether it can be trusted."""
 
 from __future__ import annotations
 
@@ -10,42 +10,57 @@ import numpy as np
 from scipy.special import stdtrit
 
 PROCESS_US = 0.11
-"""Standard deviation between two fresh processes that time the same kernel. It is the same at 4, 12 and 36 us, and
-neither moving the buffers, nor warm code, nor several calls between two readings makes it smaller: what the driver
-allots to a process is not ours to move. Measured on an H200 (docs/measurements)."""
-TORN = 1.25
-"""By this factor eager's middle call and the mean of its blocks may differ."""
+"""Standard deviation in microseconds between two fresh processes that time the same kernel. It is the same for kernels
+of 4, 12 and 36 us. Moving the buffers, warm code, or several calls between two readings do not reduce it: it depends on
+what the driver allots to a process. Measured on an H200 (docs/measurements)."""
+MAX_SKEW = 1.25
+"""Largest factor between eager's median call and the mean of its blocks."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """The result of timing two sides against each other."""
+    """The result of timing a candidate against eager."""
 
-    a_us: float
-    b_us: float
+    eager_us: float
+    """Median microseconds of a call of eager."""
+    candidate_us: float
+    """Median microseconds of a call of the candidate."""
     log_ratio: float
+    """log(eager / candidate): positive when the candidate is faster."""
     low: float
+    """Lower end of the 95 % interval of ``log_ratio``."""
     high: float
+    """Upper end of that interval."""
     pairs: int
-    a_mean_us: float | None = None
-    """Geometric mean over the baseline's blocks: what its calls count for in the ratio."""
+    """Pairs of blocks that were measured."""
+    eager_mean_us: float | None = None
+    """Geometric mean over eager's blocks: its calls enter the ratio by this mean."""
 
     @property
-    def torn(self) -> bool:
-        """Whether few calls of the baseline, which is ours, decide the ratio: the host held them up."""
-        mean = self.a_mean_us or self.a_us
-        return max(mean, self.a_us) > TORN * min(mean, self.a_us)
+    def skewed(self) -> bool:
+        """Whether few of eager's calls decide the ratio, because the host delayed them."""
+        mean = self.eager_mean_us or self.eager_us
+        return max(mean, self.eager_us) > MAX_SKEW * min(mean, self.eager_us)
 
-    def by_most_calls(self) -> Paired:
-        """No more than the ratio of the middle calls, as uncertain as the rounds are: what a torn one is worth."""
-        ratio = min(self.log_ratio, math.log(self.a_us / self.b_us))
+    def by_medians(self) -> Paired:
+        """Return a skewed result with a ratio of at most that of the median calls, and the uncertainty of its
+        rounds."""
+        ratio = min(self.log_ratio, math.log(self.eager_us / self.candidate_us))
         return replace(self, log_ratio=ratio, low=ratio - (self.log_ratio - self.low), high=max(self.high, ratio))
 
 
 def interval(rounds: Sequence[float], us: float) -> tuple[float, float, float]:
-    """Mean of the rounds' log-ratios and its 95 % interval, for calls of ``us`` microseconds.
+    """Return the mean of the rounds' log-ratios and its 95 % interval.
 
-    Student's t over the rounds, and in quadrature what no repetition in the same two processes averages out.
+    The half-width is Student's t over the rounds and, in quadrature, ``PROCESS_US``: noise that no repetition in the
+    same two processes averages out.
+
+    Args:
+        rounds: log-ratio of each round.
+        us: microseconds of a call; ``math.inf`` to leave out the noise between processes.
+
+    Returns:
+        Mean, lower end and upper end, in log units.
     """
     x = np.asarray(rounds)
     spread = float(x.std(ddof=1)) / math.sqrt(len(x)) if len(x) > 1 else math.inf
@@ -53,7 +68,8 @@ def interval(rounds: Sequence[float], us: float) -> tuple[float, float, float]:
     return float(x.mean()), float(x.mean()) - half, float(x.mean()) + half
 
 
-def middle(values: Sequence[float]) -> float:
-    """Mean without the lowest and the highest: robust as a median, but not bound to the ticks of the clock."""
+def trimmed_mean(values: Sequence[float]) -> float:
+    """Return the mean without the lowest and the highest: as robust as a median, but not a multiple of the clock's
+    ticks."""
     kept = sorted(values)[1:-1] if len(values) > 2 else values
     return sum(kept) / len(kept)

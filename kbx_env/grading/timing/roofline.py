@@ -1,8 +1,8 @@
-"""The roofline of a GPU: the limits that physics sets, and the ceilings that were measured. The two are never mixed up.
+"""The roofline of a GPU: its physical limits, and the ceilings that were measured, kept apart.
 
-A submission is refused for its speed only if it beats a physical limit: the bytes that the memory's clock and bus width can
-carry, or the operations of the data sheet. A measured ceiling depends on who else uses the machine while it is measured. It
-is kept for reports, and decides nothing where the physical limits are known.
+A submission is refused for its speed only if it beats a physical limit: the bytes that the memory's clock and bus width
+can carry, or the operations of the data sheet. A measured ceiling depends on the load of the machine while it is
+measured. It is kept for reports, and decides nothing where the physical limits are known.
 """
 
 from __future__ import annotations
@@ -26,37 +26,38 @@ from kbx_env.spec.criteria import QuantizationScheme
 from kbx_env.spec.task import Task
 
 IMPOSSIBLE = 0.95
-"""A time below this share of the physical floor is impossible. The physical limits are exact to a few parts in a thousand; the
-clock of the GPU's events ticks every 0.5 us."""
+"""A time below this share of the physical floor is impossible. The physical limits are exact to a few parts in a
+thousand; GPU events have a resolution of 0.5 us."""
 PLAUSIBLE = 0.95
-"""Share of the physical roofline above which a time is not believed until a person has explained it. Our experts reach 0.86
+"""Share of the physical roofline above which a time is void until a person has explained it. Expert kernels reach 0.86
 on an H200 (docs/measurements)."""
 BESIDE_EAGER = 1.05
-"""Nor is a time believed that is nearer to the roofline than eager's in the same case by this factor, if it is above
-``PLAUSIBLE`` as well."""
+"""A time above ``PLAUSIBLE`` is void only if its share of the roofline is also above this factor times eager's share in
+the same case."""
 BOOST = 1.1
-"""Factor from the data sheet's operations a second to what the highest clock allows: an H200 boosts to 1,980 MHz, its data
-sheet's peak stands for 1,830 MHz (8 % less)."""
+"""Factor from the data sheet's operations per second to the operations at the highest clock: an H200 boosts to 1,980
+MHz, and its data sheet's peak assumes 1,830 MHz (8 % less)."""
 COPY_SHARE = 0.8
-"""Share of the memory's peak that a long copy surely reaches. Where the peak is not known, a copy divided by this stands for
-it (0.88 on an H200: 4.26 of 4.82 TB/s)."""
+"""Share of the memory's peak that a long copy reaches at least (0.88 on an H200: 4.26 of 4.82 TB/s). Where the peak is
+not known, the measured copy divided by this is the estimate."""
 
 KEPT_SECONDS = 86_400.0
-"""Measured ceilings are measured again after this time: a card may throttle today."""
+"""Seconds after which ceilings are measured again: a card may throttle later."""
 RUN_SECONDS = 0.025
-"""Least device time of one measured run."""
+"""Shortest device time of one measured run."""
 RUNS = 8
-"""Runs at most until two in a row agree."""
+"""Largest number of runs until two in a row agree."""
 AGREE = 0.02
 """Relative difference of two runs that agree."""
 COPY_BYTES = 1 << 30
+"""Bytes of the measured copy; they are read once and written once."""
 PRODUCT = 8192
 """Rows and columns of the measured fp16 product."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Ceilings that were measured with CUDA events, and how."""
+    """Ceilings that were measured with CUDA events, and how they were measured."""
 
     copy: float
     """Bytes per second, read and written, of a long copy."""
@@ -79,7 +80,7 @@ class Roofline:
         rates: operations per second at most, by the type of the operands (``i8`` for integers, ``bf16`` for floats).
         cache_bytes: bytes of its L2 cache, which need not reach the memory while a call is timed.
         source: where the limits come from.
-        measured: the measured ceilings; ``None`` where nobody measured.
+        measured: the measured ceilings; ``None`` if they were not measured.
     """
 
     bandwidth: float | None
@@ -94,15 +95,15 @@ class Roofline:
         return self.bandwidth is not None
 
     def floor_us(self, moved: int, operations: float = 0.0, operand: str = "bf16") -> float | None:
-        """Microseconds below which no kernel can run.
+        """Return the time below which no kernel can run.
 
         Args:
-            moved: compulsory traffic in bytes. As much as the L2 cache holds is not counted.
-            operations: that the task must do.
+            moved: compulsory traffic in bytes. As many bytes as the L2 cache holds are not counted.
+            operations: operations that the task must do.
             operand: type of the operands, a key of ``rates``.
 
         Returns:
-            The floor; ``None`` where nothing must be done, or the limits are not known.
+            Microseconds; ``None`` where nothing must be done, or the limits are not known.
         """
         times = []
         if self.bandwidth is not None:
@@ -112,38 +113,55 @@ class Roofline:
         return 1e6 * max(times) if times and max(times) > 0 else None
 
     def likely_us(self, moved: int) -> float | None:
-        """Microseconds that the measured copy suggests where no physical limit is known: good for ``void``, not for a verdict."""
+        """Estimate the floor from the measured copy: it may make a time ``void``, but never decides a verdict.
+
+        Args:
+            moved: compulsory traffic in bytes.
+
+        Returns:
+            Microseconds; ``None`` where a physical limit is known, or nothing was measured.
+        """
         if self.physical or self.measured is None:
             return None
         return 1e6 * max(0, moved - self.cache_bytes) * COPY_SHARE / self.measured.copy or None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types, for outcomes and reports."""
+        """Return plain types, for outcomes and reports."""
         return asdict(self)
 
 
 def operand_of(task: Task) -> str:
-    """The fastest operand type that an honest kernel of the task may multiply in: ``i8`` for quantized tasks, else ``bf16``.
+    """Return the fastest operand type for products of a task: ``i8`` for quantized tasks, else ``bf16``.
 
-    fp32 and fp64 products may be put together from 16-bit ones, never from fewer than one.
+    fp32 and fp64 products may be composed of 16-bit products; each needs at least one.
     """
     return "i8" if isinstance(task.truth, QuantizationScheme) else "bf16"
 
 
 def data_sheet(name: str) -> cost.Device | None:
-    """The data of a device by the name that the driver gives it, such as ``NVIDIA H100 80GB HBM3``; ``None`` if there is none."""
+    """Find the data sheet of a device.
+
+    Args:
+        name: by the driver, such as ``NVIDIA H100 80GB HBM3``.
+
+    Returns:
+        The data sheet with the longest matching name; ``None`` if none matches.
+    """
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     return next((cost.load(n) for n in sorted(cost.names(), key=len, reverse=True) if n in plain), None)
 
 
 def physical_limits(name: str, memory_khz: int, bus_bits: int, cache_bytes: int) -> Roofline:
-    """The limits from the driver's figures and the data sheet; of two figures for one limit the larger one.
+    """Return the limits by the driver and the data sheet; of two values for one limit the larger one.
 
     Args:
-        name: of the device.
-        memory_khz: highest clock of its memory in kHz, which moves two bits a line and clock; 0 if not known.
-        bus_bits: width of its memory's bus; 0 if not known.
-        cache_bytes: of its L2 cache.
+        name: name of the device.
+        memory_khz: highest clock of its memory in kHz (two bits per line and clock: double data rate); 0 if not known.
+        bus_bits: width of its memory bus in bits; 0 if not known.
+        cache_bytes: bytes of its L2 cache.
+
+    Returns:
+        Limits in bytes and operations per second, without measured ceilings.
     """
     driver = memory_khz * 1e3 * 2 * bus_bits / 8
     sheet = data_sheet(name)
@@ -153,15 +171,17 @@ def physical_limits(name: str, memory_khz: int, bus_bits: int, cache_bytes: int)
         kind: BOOST * 1e12 * max(v for k, v in sheet.tensor_tflops.items() if k in kinds)
         for kind, kinds in (("bf16", ("f16", "bf16", "tf32", "f64")), ("i8", ("i8", "f8", "f16", "bf16")))
     }  # fmt: skip
-    told = f"driver: {memory_khz / 1e3:g} MHz x 2 x {bus_bits} bit; " if driver else ""
-    told += f"data sheet of {sheet.name}; " if sheet else ""
-    return Roofline(known[source] or None, rates, cache_bytes, f"{told}bandwidth from the {source}" if known[source] else "unknown")
+    figures = f"driver: {memory_khz / 1e3:g} MHz x 2 x {bus_bits} bit; " if driver else ""
+    figures += f"data sheet of {sheet.name}; " if sheet else ""
+    origin = f"{figures}bandwidth from the {source}" if known[source] else "unknown"
+    return Roofline(known[source] or None, rates, cache_bytes, origin)
 
 
 def _of_driver(device: str) -> Roofline:
+    """Return the physical limits of a device of this process."""
     properties = torch.cuda.get_device_properties(device)
     khz, bits = getattr(properties, "memory_clock_rate", 0), getattr(properties, "memory_bus_width", 0)
-    with contextlib.suppress(Exception):  # no pynvml, no rights: torch's own figures have to do
+    with contextlib.suppress(Exception):  # no pynvml or no permission: torch's own values are used
         import pynvml as nvml
 
         nvml.nvmlInit()
@@ -172,7 +192,15 @@ def _of_driver(device: str) -> Roofline:
 
 
 def checked(limits: Roofline, measured: Ceilings) -> Roofline:
-    """Both together. A limit that a measurement beats is wrong, and limits nothing any more."""
+    """Combine limits and measured ceilings. A limit that a measurement exceeds is wrong and is removed.
+
+    Args:
+        limits: the physical limits.
+        measured: the measured ceilings.
+
+    Returns:
+        The limits that hold, with the measured ceilings.
+    """
     found = replace(limits, measured=measured)
     if limits.bandwidth is not None and measured.copy > limits.bandwidth:
         found = replace(found, bandwidth=None, source=f"{limits.source}; a copy was faster ({measured.copy:.3g} B/s)")
@@ -183,25 +211,30 @@ def checked(limits: Roofline, measured: Ceilings) -> Roofline:
 
 @functools.cache
 def roofline(device: str = "cuda", kept: Path | None = None) -> Roofline:
-    """The roofline of this process's GPU. Call it while nobody else uses the GPU: the first call on a machine measures.
+    """Return the roofline of this process's GPU. Call it while the GPU is held alone: the first call on a machine
+    measures.
 
     Args:
         device: of torch.
-        kept: file in which processes find each other's measurement; ``None`` for none.
+        kept: file through which processes share their measurement; ``None`` for none.
+
+    Returns:
+        The limits and ceilings.
     """
     limits = _of_driver(device)
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         if kept is not None and time.time() - kept.stat().st_mtime < KEPT_SECONDS:
             data = json.loads(kept.read_text())
             runs = {name: tuple(map(float, values)) for name, values in data["runs"].items()}
-            return checked(limits, Ceilings(float(data["copy"]), float(data["product"]), runs, bool(data["agreed"]), data["made"]))
+            copy, product, agreed = float(data["copy"]), float(data["product"]), bool(data["agreed"])
+            return checked(limits, Ceilings(copy, product, runs, agreed, data["made"]))
     measured = measure_ceilings(device)
-    # Runs that never agreed are not handed on: the next process tries again.
+    # Runs that never agreed are not stored: the next process measures again.
     if kept is not None and measured.agreed:
         with contextlib.suppress(OSError):
             new = kept.with_name(f"{kept.name}.{os.getpid()}")
             new.write_text(json.dumps(asdict(measured)))
-            new.replace(kept)  # at once: nobody reads half of it
+            new.replace(kept)  # atomic: no process reads half of it
     return checked(limits, measured)
 
 
@@ -209,10 +242,10 @@ def until_agreed(run: Callable[[], float]) -> tuple[float, tuple[float, ...], bo
     """Repeat a measurement until two runs in a row agree.
 
     Args:
-        run: gives a rate.
+        run: measures a rate.
 
     Returns:
-        The mean of the two that agree, or the median of all; every run; whether two agreed.
+        The mean of the two that agree, or the median of all; all rates in order; whether two agreed.
     """
     runs: list[float] = []
     while len(runs) < RUNS:
@@ -225,7 +258,13 @@ def until_agreed(run: Callable[[], float]) -> tuple[float, tuple[float, ...], bo
 def measure_ceilings(device: str = "cuda") -> Ceilings:
     """Measure a long copy and a large fp16 product with CUDA events, each run ``RUN_SECONDS`` or longer.
 
-    The host only starts a run: while the device works it does nothing, so that busy cores change no result.
+    The host only starts a run and then waits, so that busy cores do not change the result.
+
+    Args:
+        device: of torch.
+
+    Returns:
+        The ceilings.
     """
 
     def rate(work: float, call: Callable[[], Any]) -> tuple[float, tuple[float, ...], bool]:

@@ -1,6 +1,7 @@
-"""What the driver says of a GPU while it is timed: clocks, temperature, power, throttling, who else is there.
+"""Telemetry of a GPU while it is timed: clocks, temperature, power, throttling, other processes.
 
-Asked through NVML where ``pynvml`` is installed, through ``nvidia-smi`` otherwise. What neither tells is ``None``.
+The driver is asked through NVML where ``pynvml`` is installed, and through ``nvidia-smi`` otherwise. Values that
+neither reports are ``None``.
 """
 
 from __future__ import annotations
@@ -15,37 +16,48 @@ from dataclasses import dataclass
 from typing import Any
 
 HARDWARE = {0x08: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
-"""Reasons for lower clocks that are not the work's own; a power cap that the work itself reaches is not among them."""
+"""Bits of NVML's clock event reasons that make a time invalid. A power cap, which the work itself may reach, is not
+included."""
 _QUERY = "clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_throttle_reasons.active"
+"""Fields to query from ``nvidia-smi``, in the order in which ``_from_tool`` reads them."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at the device."""
+    """The state of the device at one time."""
 
     source: str
+    """``nvml`` or ``nvidia-smi``."""
     sm_mhz: int | None = None
     memory_mhz: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None
     reasons: int | None = None
-    """The driver's mask of reasons for the current clocks."""
+    """The driver's bit mask of reasons for the current clocks."""
     processes: tuple[int, ...] | None = None
-    """Process numbers on the device as the driver counts them, which in a container may be other numbers."""
+    """Ids of the processes on the device, in the driver's namespace: in a container processes have other ids."""
     busy: tuple[int, ...] | None = None
-    """Those that computed since the reading before."""
+    """Ids of the processes that computed since the previous reading."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types, with the names of the reasons."""
+        """Return plain types, with the names of the reasons that are in ``HARDWARE``."""
         names = None if self.reasons is None else [n for bit, n in HARDWARE.items() if self.reasons & bit]
         return dataclasses.asdict(self) | {"throttled": names}
 
 
 def disturbance(before: Reading | None, after: Reading | None, ours: Collection[int]) -> str | None:
-    """What spoilt the time between two readings, if they tell.
+    """Return a text if the time between two readings was disturbed.
 
-    Whether a process is ours can only be said where at least one of ours is seen: elsewhere the numbers are another
-    namespace's, and only coming and going tells.
+    Other processes can be told from the grader's only if at least one of the grader's ids appears in a reading.
+    Otherwise the ids belong to another namespace, and only processes that start or end are counted.
+
+    Args:
+        before: the first reading.
+        after: the second one.
+        ours: ids of the processes that respect the GPU lock.
+
+    Returns:
+        The disturbance; ``None`` if there was none, or a reading is missing.
     """
     if before is None or after is None:
         return None
@@ -65,7 +77,13 @@ def disturbance(before: Reading | None, after: Reading | None, ours: Collection[
 
 
 class Telemetry:
-    """Reads one device. ``uuid`` as CUDA tells it: the driver's own numbering need not be CUDA's."""
+    """Reads one device.
+
+    Args:
+        uuid: of the device by CUDA, whose numbering of devices may differ from the driver's; ``None`` to read nothing.
+        run: runs a command and returns its output; for tests.
+        nvml: the NVML module; for tests.
+    """
 
     def __init__(self, uuid: str | None, *, run: Callable[[list[str]], str] | None = None, nvml: Any = None) -> None:
         self._uuid = uuid if uuid is None or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
@@ -76,23 +94,24 @@ class Telemetry:
             with contextlib.suppress(ImportError):
                 self._nvml = importlib.import_module("pynvml")
         if self._nvml is not None and self._uuid is not None:
-            with contextlib.suppress(Exception):  # no library of the driver's, no rights, an unknown device
+            with contextlib.suppress(Exception):  # no driver library, no permission, an unknown device
                 self._nvml.nvmlInit()
                 self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self._uuid)
 
     def read(self) -> Reading | None:
-        """One look; ``None`` where the driver cannot be asked."""
+        """Return the current state of the device; ``None`` where the driver does not answer."""
         if self._uuid is None:
             return None
         return self._from_nvml() if self._handle is not None else self._from_tool()
 
     def _from_nvml(self) -> Reading:
+        """Read the device through NVML."""
         n, h = self._nvml, self._handle
 
         def ask(call: Callable[[], Any]) -> Any:
             try:
                 return call()
-            except Exception:  # a query that this card or this container does not answer
+            except Exception:  # this card or container does not support the query
                 return None
 
         reasons = getattr(n, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
@@ -113,6 +132,7 @@ class Telemetry:
         )  # fmt: skip
 
     def _from_tool(self) -> Reading | None:
+        """Read the device through ``nvidia-smi``."""
         where = ["nvidia-smi", "-i", str(self._uuid)]
         try:
             row = self._run([*where, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"])
@@ -124,17 +144,19 @@ class Telemetry:
             return None
         lines = [line.strip() for line in listed.splitlines() if line.strip()]
         return Reading(
-            "nvidia-smi", sm_mhz=_whole(cells[0]), memory_mhz=_whole(cells[1]), temperature_c=_whole(cells[2]),
-            power_w=_number(cells[3]), reasons=_whole(cells[4], 0),
+            "nvidia-smi", sm_mhz=_integer(cells[0]), memory_mhz=_integer(cells[1]), temperature_c=_integer(cells[2]),
+            power_w=_number(cells[3]), reasons=_integer(cells[4], 0),
             processes=tuple(sorted(int(p) for p in lines)) if all(map(str.isdigit, lines)) else None,
         )  # fmt: skip
 
 
 def _run(command: list[str]) -> str:
+    """Return the output of a command; it may take ten seconds."""
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
 
 
-def _whole(text: str, base: int = 10) -> int | None:
+def _integer(text: str, base: int = 10) -> int | None:
+    """Return an integer, ``None`` where the text is none; base 0 also reads hexadecimal ones."""
     try:
         return int(text, base)
     except ValueError:
@@ -142,6 +164,7 @@ def _whole(text: str, base: int = 10) -> int | None:
 
 
 def _number(text: str) -> float | None:
+    """Return a number, ``None`` where the text is none."""
     try:
         return float(text)
     except ValueError:

@@ -16,7 +16,7 @@ from kbx_env.errors import SandboxError
 from kbx_env.grading.runtime import session, time_budget
 from kbx_env.grading.runtime.session import RunnerSession
 from kbx_env.grading.runtime.untrusted import GradingAborted
-from kbx_env.grading.timing.paired import RunnerSide
+from kbx_env.grading.timing.paired import RunnerContestant
 from kbx_env.outcome import Verdict
 from kbx_env.protocol import wire
 from kbx_env.spec.catalog import load_task
@@ -57,7 +57,7 @@ def test_any_reply_is_a_claim_or_a_verdict(reply: dict[str, Any], blobs: list[by
         lambda t: t.call(case, 0, "run"),
         lambda t: t.build(["sm_90"]),
         lambda t: t.load(b""),
-        lambda t: RunnerSide(t, case).measure([0]),
+        lambda t: RunnerContestant(t, case).measure([0]),
     ):
         try:
             use(puppet_session(reply, blobs))

@@ -47,7 +47,7 @@ def _free(lease: GpuLock) -> bool:
 
 
 def _asked(**more: Any) -> dict[str, Any]:
-    return {"task": TASK.id, "cases": [0], "limit": 120.0, "lease": None, **more}
+    return {"task": TASK.id, "cases": [0], "limit": 120.0, "gpu_lock": None, **more}
 
 
 def _small(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
@@ -57,7 +57,7 @@ def _small(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> Non
     monkeypatch.setattr("kbx_env.spec.catalog.load_task", lambda name: task)
     monkeypatch.setattr(worker.compulsory_work, "input_bytes", lambda task, case: 32)
     monkeypatch.setattr(worker.inputs, "draw", lambda *_: {"x": torch.arange(8.0)})
-    monkeypatch.setattr(worker, "_ring", lambda *_: [{"x": torch.arange(8.0) + i} for i in range(3)])
+    monkeypatch.setattr(worker, "_windows", lambda *_: [{"x": torch.arange(8.0) + i} for i in range(3)])
 
 
 def _paired(a: Any, b: Any, **_: Any) -> Paired:
@@ -84,7 +84,7 @@ def test_it_compiles_outside_and_measures_alone(monkeypatch: pytest.MonkeyPatch,
 
     _small(monkeypatch, function)
     monkeypatch.setattr(paired, "pair", pair)
-    asked = _asked(lease=str(lease.folder))
+    asked = _asked(gpu_lock=str(lease.folder))
     worker.measure(asked, rows.append, device="cpu", tools=FakeDevice(), compile_fx=compile_fx, memory=1 << 30)
     assert seen == [("compile", True), ("compile", True), ("pair", False)], (
         "two graphs: the second came up while it was alone"
@@ -192,4 +192,4 @@ def test_the_judges_hooks_break_no_graph(name: str) -> None:
 
 def test_the_lease_is_found_by_its_folder(tmp_path: Path) -> None:
     lease = GpuLock("GPU-1-2", tmp_path)
-    assert worker._lease(lease.folder).folder == lease.folder
+    assert worker._gpu_lock_in(lease.folder).folder == lease.folder

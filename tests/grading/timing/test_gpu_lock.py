@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kbx_env.grading.timing import gpu_lock as lease_module
+from kbx_env.grading.timing import gpu_lock
 from kbx_env.grading.timing.gpu_lock import PARTS, GpuHold, GpuLock
 
 HOLD = """
@@ -106,7 +106,7 @@ def test_known_users_are_those_that_live_or_lived_a_moment_ago(tmp_path, monkeyp
         ended.wait()
     with lease.user(os.getppid()):
         assert lease.users() == {os.getpid(), os.getppid(), ended.pid}
-    monkeypatch.setattr(lease_module, "LINGER", 0.0)
+    monkeypatch.setattr(gpu_lock, "ENDED_PROCESS_SECONDS", 0.0)
     assert ended.pid not in lease.users() and not (lease.folder / "users" / str(ended.pid)).exists()
 
 
@@ -161,8 +161,8 @@ def test_memory_is_shared_out_in_order(tmp_path) -> None:
 
 def test_those_who_wait_are_alone_one_after_the_other_and_then_it_is_everybodys(tmp_path, monkeypatch) -> None:
     """The GPU idles while the last who share it leave: once for several, not once for each."""
-    monkeypatch.setattr(lease_module, "BATCH", 2)
-    monkeypatch.setattr(lease_module, "WINDOW", 0.3)
+    monkeypatch.setattr(gpu_lock, "EXCLUSIVE_BATCH", 2)
+    monkeypatch.setattr(gpu_lock, "SHARED_WINDOW_SECONDS", 0.3)
     lease, order, threads = GpuLock("g", tmp_path), list[str](), []
 
     def alone(k: int) -> None:

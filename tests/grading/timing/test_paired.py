@@ -55,11 +55,11 @@ def test_the_interval_holds_the_truth(us: float, placement: float) -> None:
 
 def test_a_real_difference_shows() -> None:
     paired = clock.pair(Model(12.0, 0.01, 1), Model(11.0, 0.01, 2))
-    assert paired.low > 0.03 and paired.a_us == pytest.approx(12.0, rel=0.03)
+    assert paired.low > 0.03 and paired.eager_us == pytest.approx(12.0, rel=0.03)
 
 
 def test_one_bad_call_in_a_block_changes_nothing() -> None:
-    assert clock.middle([10.0, 10.1, 9.9, 10.0, 4000.0]) == pytest.approx(10.0, rel=0.01)
+    assert clock.trimmed_mean([10.0, 10.1, 9.9, 10.0, 4000.0]) == pytest.approx(10.0, rel=0.01)
 
 
 class Counts(Model):
@@ -97,10 +97,10 @@ def test_who_is_far_from_eager_is_measured_less_and_checked_all_the_same(candida
         checked: list[list[int]] = []
         side = Counts(candidate_us, 0.001, seed)
         paired = clock.pair(Counts(100.0, 0.001, seed + 100), side, check=lambda order, turns: checked.append(order))
-        assert clock.FEW <= paired.pairs == len(checked) < clock.MIN_ROUNDS * clock.PAIRS
+        assert clock.EARLY_ROUNDS <= paired.pairs == len(checked) < clock.MIN_ROUNDS * clock.PAIRS
         assert paired.log_ratio == pytest.approx(math.log(100.0 / candidate_us), abs=0.02)
         assert paired.low < paired.log_ratio < paired.high
-        assert max(paired.low, -paired.high) > clock.CLEAR
+        assert max(paired.low, -paired.high) > clock.CLEAR_LOG_RATIO
 
 
 @pytest.mark.parametrize("placement", [0.002, 0.02])
@@ -133,11 +133,11 @@ def test_a_block_of_several_calls_has_been_warmed() -> None:
 )
 def test_times_that_cannot_be_are_refused(us: object) -> None:
     with pytest.raises(GradingAborted):
-        clock.RunnerSide(puppet_session({"ok": True, "us": us}), CASE).measure([0])
+        clock.RunnerContestant(puppet_session({"ok": True, "us": us}), CASE).measure([0])
 
 
 def test_work_hidden_from_the_events_shows_on_the_wall_clock(monkeypatch) -> None:
-    side = clock.RunnerSide(puppet_session({"ok": True}), CASE)
+    side = clock.RunnerContestant(puppet_session({"ok": True}), CASE)
     now = [0.0]
     monkeypatch.setattr(contestants.time, "perf_counter", lambda: now[0])
 
@@ -145,21 +145,21 @@ def test_work_hidden_from_the_events_shows_on_the_wall_clock(monkeypatch) -> Non
         now[0] += 17 * header["times"] * 100e-6
         return {"ok": True}, []
 
-    monkeypatch.setattr(side.talk, "ask", ask)
+    monkeypatch.setattr(side.session, "ask", ask)
     side.audit(90.0, 17)
     with pytest.raises(GradingAborted, match="claims 50 us"):
         side.audit(50.0, 17)
 
 
 def test_an_autotuner_at_work_in_a_timed_call_ends_it(monkeypatch) -> None:
-    side = clock.RunnerSide(puppet_session({"ok": True, "us": [1.0], "tuned": 1}), CASE)
+    side = clock.RunnerContestant(puppet_session({"ok": True, "us": [1.0], "tuned": 1}), CASE)
     with pytest.raises(GradingAborted, match="autotuner") as stop:
         side.measure([0])
     assert stop.value.violations[0].rule == "clock"
 
 
 def test_graphs_hold_a_number_of_calls_that_nobody_knows(monkeypatch) -> None:
-    side = clock.RunnerSide(puppet_session({"ok": True, "captured": True}), CASE)
+    side = clock.RunnerContestant(puppet_session({"ok": True, "captured": True}), CASE)
     small = {side.capture(1 << 10) for _ in range(60)}
     assert len(small) > 5 and min(small) >= contestants.GRAPH_CALLS[0] and max(small) <= contestants.GRAPH_CALLS[1]
     assert {side.capture(1 << 30) for _ in range(9)} == {contestants.SLOTS}, "what fits into memory"
@@ -213,5 +213,5 @@ def test_what_no_kernel_has_to_read_is_judged_all_the_same() -> None:
     task = load_task("fusion/fused_gelu_min")
     case = max(task.cases, key=lambda c: len(c.axes.get("*", ())) if isinstance(c.axes.get("*"), tuple) else 0)
     args = inputs.draw(task, case, 3)
-    needs = clock._Needs.of(task, case, args, "cpu")
+    needs = clock._CaseWork.of(task, case, args, "cpu")
     assert needs.tensor_bytes >= sum(v.numel() * v.element_size() for v in args.values() if hasattr(v, "numel")) > 0

@@ -64,7 +64,7 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
             other.launch(lambda: None, eager_us())
             return result
 
-        monkeypatch.setattr(sides.EagerSide, "__init__", _eager(eager))
+        monkeypatch.setattr(sides.EagerContestant, "__init__", _eager(eager))
         return paired.time_task(task, FakeTalk(task, device, make(device), request.param))  # type: ignore[arg-type]
 
     def _eager(function: Any) -> Any:
@@ -333,7 +333,7 @@ def test_who_works_only_while_it_is_measured_in_vain_is_found_out(
     time: Callable[..., Timing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the first attempt's calls 12 could be held, of the second's as many: here chance keeps those it has."""
-    monkeypatch.setattr(paired, "HELD", 3)
+    monkeypatch.setattr(paired, "MAX_KEPT_RESULTS", 3)
     monkeypatch.setattr(paired, "secrets", SimpleNamespace(randbelow=lambda n: n - 1, randbits=lambda n: 7))
     pair, measured = paired.pair, [0]
 
@@ -385,7 +385,7 @@ def test_a_kernel_far_slower_than_eager_is_measured_less(time: Callable[..., Tim
         return entry
 
     told = time(slow, CASES[:1])
-    assert told.high < 0.1 and told.cases[0].pairs == paired.FEW * paired.PAIRS
+    assert told.high < 0.1 and told.cases[0].pairs == paired.EARLY_ROUNDS * paired.PAIRS
 
 
 def lies_where_it_is_slow(device: FakeDevice) -> Callable[..., Any]:
@@ -456,7 +456,7 @@ def test_who_works_only_while_it_is_watched_is_told(time: Callable[..., Timing],
 
 def test_inputs_of_a_slot_come_once_with_its_captured_calls(time: Callable[..., Timing], monkeypatch) -> None:
     asked: list[tuple[int, bool]] = []
-    real = sides.RunnerSide.fetch
+    real = sides.RunnerContestant.fetch
 
     def fetch(side: Any, call: int, captured: bool = False, inputs: bool = True) -> Any:
         if captured:
@@ -465,7 +465,7 @@ def test_inputs_of_a_slot_come_once_with_its_captured_calls(time: Callable[..., 
         assert bool(found.answer.after) is inputs
         return found
 
-    monkeypatch.setattr(sides.RunnerSide, "fetch", fetch)
+    monkeypatch.setattr(sides.RunnerContestant, "fetch", fetch)
     assert time(honest, CASES[:1]).speedup > 1
     assert len(asked) >= sides.GRAPH_CALLS[0]
     assert sorted(s for s, inputs in asked if inputs) == sorted({s for s, _ in asked})
