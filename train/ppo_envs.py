@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
-from kbx_env.train.judge import workers_here
+from kbx_env.train.batch_grader import workers_here
 
 from kbx_env.deadlines import deadline_of
 from kbx_env.envs.schedule_env import ScheduleEnv

@@ -99,7 +99,7 @@ def runs_of(logs: Logs, weights: Mapping[str, float]) -> tuple[list[Run], list[s
     for (preset, seed), lines in logs.items():
         values = {m: _column(lines, key) for m, key in _LOGGED.items()}
         for m in ("correct", "compiles"):
-            if np.isnan(values[m]).all():  # or 0 solved would be said of what nobody could judge
+            if np.isnan(values[m]).all():  # or 0 solved would be said of what nobody could grader
                 raise UsageError(f"{preset}, seed {seed}: no step has a {_LOGGED[m]}; masked gradings alone tell nothing")
         parts = [weights[t] * _column(lines, f"terms/{t}") for t in terms]
         known = [p for p in parts if not np.isnan(p).all()]  # speed, where there is no GPU

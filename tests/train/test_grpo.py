@@ -84,7 +84,7 @@ def test_a_masked_answer_teaches_nothing_and_is_no_zero(argv: list[str], monkeyp
     monkeypatch.setattr(grpo_trainer.GRPOTrainer, "_generate_and_score_completions", spy)
     (line,) = run([*argv, "trainer.num_generations=4", "tasks=logspace"], Counting(lost, right, wrong, right))
     advantages = sorted(seen[0]["advantages"].tolist())
-    mean = (1 + WRONG + 1) / 3  # of the three that were judged
+    mean = (1 + WRONG + 1) / 3  # of the three that were graded
     assert advantages == pytest.approx([WRONG - mean, 0.0, 1 - mean, 1 - mean], abs=1e-6)
     assert line["masked"] == 1 and line["reward"] == pytest.approx(mean) and line["correct_rate"] == pytest.approx(2 / 3)
     assert line.keys() >= KEYS and line["speedup"] is None and line["gradings"] == 4 and line["turns"] == 1
@@ -295,10 +295,10 @@ def test_lora_is_merged_and_resumed(argv: list[str], tmp_path: Path) -> None:
 
 
 def test_mirrors_see_the_same_numbers(argv: list[str], monkeypatch: pytest.MonkeyPatch, stack: contextlib.ExitStack) -> None:
-    # Reporters that TRL adds come before our own callbacks; the tally must come before them.
+    # Reporters that TRL adds come before our own callbacks; the metrics must come before them.
     trainer = grpo.trainer_of(read(grpo.Settings, argv), stack, by_word)
     names = [type(c).__name__ for c in trainer.callback_handler.callbacks]
-    assert names[0] == "Tally" and names.count("Tally") == 1 and "JsonlLog" in names
+    assert names[0] == "StepMetrics" and names.count("StepMetrics") == 1 and "JsonlLog" in names
 
 
 @pytest.mark.parametrize("name", ["grpo", "tiny-grpo", "tiny-grpo-multi"])

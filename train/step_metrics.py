@@ -1,6 +1,6 @@
-"""What the episodes of a training step came to: the numbers of ``log.jsonl``, and a few of the texts in ``samples.jsonl``.
+"""Metrics of the episodes of a training step for ``log.jsonl``, and some of their texts for ``samples.jsonl``.
 
-Rates are over episodes that are not masked; an episode counts by its best submission (right before wrong, then by reward).
+Rates are over episodes that are not masked. An episode counts by its best submission (correct before wrong, then by reward).
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from kbx_env.train import logs
-from kbx_env.train.judge import Judge, Judged
+from kbx_env.train.batch_grader import BatchGrader, GradedAnswer
 from transformers import TrainerCallback
 
 SAMPLES = "samples.jsonl"
+"""File of texts, in the folder of a run."""
 MOST = 8000
-"""Characters of a text that are kept, from its beginning and its end."""
+"""Characters of a text that are kept: half of them from its beginning, half from its end."""
 
 
 @dataclass(frozen=True)
-class Fact:
-    """One episode in numbers; ``best`` is about its best submission. ``reward`` is ``None`` where it is masked."""
+class EpisodeStats:
+    """One episode in numbers; from ``verdict`` to ``terms`` (without ``solved``) those of its best submission."""
 
     task: str
     reward: float | None
+    """``None`` where the episode is masked."""
     verdict: str
     compiled: bool
     correct: bool
@@ -40,39 +42,46 @@ class Fact:
     turns: int
 
 
-def best_of(turns: Sequence[Judged]) -> Judged:
-    """The best submission of an episode: unmasked before masked, right before wrong, then by reward."""
+def best_of(turns: Sequence[GradedAnswer]) -> GradedAnswer:
+    """Return the best submission of an episode: unmasked before masked, correct before wrong, then by reward."""
     return max(turns, key=lambda j: (j.base is not None, j.outcome.correct, j.base or 0.0))
 
 
-def fact(task: str, turns: Sequence[Judged], reward: float | None) -> Fact:
-    """An episode of at least one submission, with the reward that it was given."""
+def episode_stats(task: str, turns: Sequence[GradedAnswer], reward: float | None) -> EpisodeStats:
+    """Return the numbers of an episode.
+
+    Args:
+        task: the task's id.
+        turns: its submissions, at least one.
+        reward: the reward of the episode; ``None`` where it is masked.
+    """
     best = best_of(turns)
     rules = Counter(v.rule for j in turns for v in j.outcome.violations)
-    return Fact(
+    return EpisodeStats(
         task, reward, str(best.outcome.verdict), best.compiled, best.outcome.correct, any(j.solved for j in turns),
         best.outcome.speedup, best.terms, rules, len(turns),
     )  # fmt: skip
 
 
-def summary(facts: Sequence[Fact]) -> dict[str, Any]:
-    """The numbers of some episodes; what nothing is known of is ``None``.
+def summary(episodes: Sequence[EpisodeStats]) -> dict[str, Any]:
+    """Return the metrics of some episodes, as the keys of a line of ``log.jsonl``; ``None`` where no episode has a value.
 
     ``reward``, ``terms/NAME``: means. ``compile_rate``, ``correct_rate``, ``solved_rate``: shares of the unmasked episodes.
-    ``masked``, ``violations/RULE``: counts. ``speedup``: geometric mean over right and timed ones. ``turns``: mean submissions.
+    ``masked``, ``violations/RULE``: counts. ``speedup``: geometric mean over correct, timed episodes. ``turns``: mean number of
+    submissions.
     """
-    known = [f for f in facts if f.reward is not None]
+    known = [f for f in episodes if f.reward is not None]
     speeds = [f.speedup for f in known if f.correct and f.speedup]
-    names = sorted({n for f in facts for n in f.terms})
+    names = sorted({n for f in episodes for n in f.terms})
     rules = Counter[str]()
-    for f in facts:
+    for f in episodes:
         rules.update(f.violations)
     return {
         "reward": _mean([f.reward for f in known]),
         "compile_rate": _mean([f.compiled for f in known]), "correct_rate": _mean([f.correct for f in known]),
-        "solved_rate": _mean([f.solved for f in known]), "masked": len(facts) - len(known),
+        "solved_rate": _mean([f.solved for f in known]), "masked": len(episodes) - len(known),
         "speedup": math.exp(statistics.fmean(map(math.log, speeds))) if speeds else None,
-        "turns": _mean([f.turns for f in facts]),
+        "turns": _mean([f.turns for f in episodes]),
         **{f"terms/{n}": _mean([v for f in known if (v := f.terms.get(n)) is not None]) for n in names},
         **{f"violations/{rule}": n for rule, n in sorted(rules.items())},
     }  # fmt: skip
@@ -82,43 +91,49 @@ def _mean(values: Sequence[Any]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-class Tally(TrainerCallback):
-    """Adds its numbers to every line of the log that tells of a training step.
+class StepMetrics(TrainerCallback):
+    """A callback that adds metrics to every line of the log about a training step.
 
-    A line tells of the episodes that were played since the line before; where a step learns from episodes of an earlier one
-    (``steps_per_generation``, ``num_iterations``) it repeats their numbers, with ``grading_seconds`` 0. It must be called before
-    the callbacks that write: see ``first``.
+    A line is about the episodes since the line before. Where a step learns from episodes of an earlier one
+    (``steps_per_generation``, ``num_iterations``), it repeats their metrics, with ``grading_seconds`` 0. It must be called before
+    the callbacks that write: see ``insert_first``.
     """
 
-    def __init__(self, folder: str | Path, judge: Judge, shown: int = 4) -> None:
-        """A tally.
+    def __init__(self, folder: str | Path, grader: BatchGrader, shown: int = 4) -> None:
+        """Metrics of one run.
 
         Args:
-            folder: of the run.
-            judge: counts gradings and their time.
+            folder: folder of the run.
+            grader: counts gradings and their time.
             shown: texts of each step that are kept.
         """
-        self._folder, self._judge, self._shown = Path(folder), judge, shown
-        self._facts: list[Fact] = []
+        self._folder, self._grader, self._shown = Path(folder), grader, shown
+        self._episodes: list[EpisodeStats] = []
         self._line: dict[str, Any] = {}
         self._before, self._counted, self._seconds = 0, 0, 0.0
 
-    def add(self, facts: Sequence[Fact], texts: Sequence[str], step: int) -> None:
-        """Take the episodes of one generation, played at a training step (from 1)."""
-        self._facts += facts
+    def add(self, episodes: Sequence[EpisodeStats], texts: Sequence[str], step: int) -> None:
+        """Add the episodes of one generation, and write some of their texts.
+
+        Args:
+            episodes: their numbers.
+            texts: their texts, in the same order.
+            step: the training step at which they were played, from 1.
+        """
+        self._episodes += episodes
         if not _main():
             return
         # Evenly over the batch, which is sorted by task.
-        some = range(0, len(facts), max(1, math.ceil(len(facts) / self._shown))) if self._shown else ()
+        some = range(0, len(episodes), max(1, math.ceil(len(episodes) / self._shown))) if self._shown else ()
         with (self._folder / SAMPLES).open("a", encoding="utf-8") as file:
             for i in some:
-                f = facts[i]
+                f = episodes[i]
                 line = {"step": step, "task": f.task, "reward": f.reward, "verdict": f.verdict, "turns": f.turns,
                         "text": _bounded(texts[i])}  # fmt: skip
                 file.write(json.dumps(line) + "\n")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Go on counting from the step that training starts from, and drop what was kept after it."""
+        """Continue counting at the step that training starts from, and drop the texts of later steps."""
         earlier = [x for x in logs.read(self._folder) if x["step"] <= state.global_step] if state.global_step else []
         lines = [x for x in earlier if x.get("gradings") is not None]
         self._before = int(lines[-1]["gradings"]) if lines else 0
@@ -129,40 +144,41 @@ class Tally(TrainerCallback):
             os.replace(part, path)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Add the numbers, in place: the writers come after."""
+        """Add the metrics to ``logs`` in place: the callbacks that write it come after this one."""
         if logs is None or "train_runtime" in logs or any(k.startswith("eval_") for k in logs):
             return
-        facts, count = self._facts, self._judge.gradings - self._counted
-        seconds = self._judge.seconds - self._seconds
-        self._facts, self._counted, self._seconds = [], self._judge.gradings, self._judge.seconds
+        episodes, count = self._episodes, self._grader.gradings - self._counted
+        seconds = self._grader.seconds - self._seconds
+        self._episodes, self._counted, self._seconds = [], self._grader.gradings, self._grader.seconds
         if args.world_size > 1:
             from accelerate.utils import gather_object
 
-            parts = gather_object([(facts, count, seconds)])
-            facts = [f for part, _, _ in parts for f in part]
+            parts = gather_object([(episodes, count, seconds)])
+            episodes = [f for part, _, _ in parts for f in part]
             count, seconds = sum(n for _, n, _ in parts), max(s for _, _, s in parts)
-        if facts:
-            self._line = summary(facts)
+        if episodes:
+            self._line = summary(episodes)
         self._before += count
         logs.update(self._line or summary([]))
         logs.update({"gradings": self._before, "grading_seconds": round(seconds, 3)})
 
 
-def first(trainer: Any, tally: Tally) -> None:
-    """Put a tally before all callbacks: mirrors that TRL adds itself would otherwise not see its numbers."""
-    trainer.add_callback(tally)
+def insert_first(trainer: Any, metrics: StepMetrics) -> None:
+    """Put the metrics before all callbacks: those that TRL adds itself, such as wandb's, would otherwise not see them."""
+    trainer.add_callback(metrics)
     found = trainer.callback_handler.callbacks
-    found.insert(0, found.pop(found.index(tally)))
+    found.insert(0, found.pop(found.index(metrics)))
 
 
 def _main() -> bool:
+    """Return whether this is the only or the first process of the run."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _step(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):  # cut off by a kill
+    except (ValueError, KeyError, TypeError):  # an incomplete line, of a run that was killed
         return math.inf
 
 

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from _evidence_jobs import MARKS
-from _evidence_learn import answer_of, checkpoint_of
-from _evidence_run import ROOT, Evidence, lines_of
-from _evidence_stats import beside, compared
-from _evidence_time import say
+from experiments.learning_evidence.budget import say
+from experiments.learning_evidence.evidence import ROOT, Evidence, lines_of
+from experiments.learning_evidence.jobs import MARKS
+from experiments.learning_evidence.learn import answer_of, checkpoint_of
+from experiments.learning_evidence.stats import beside, compared
 
 KINDS = ("sft", "single", "multi")
 _RUN = re.compile(r"(single|multi)-(\d+)")

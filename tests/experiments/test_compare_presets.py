@@ -13,7 +13,7 @@ import pytest
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
 
 pytest.importorskip("datasets")
-FILE = Path(__file__).parents[2] / "benchmarks/preset_places.py"
+FILE = Path(__file__).parents[2] / "experiments/preset_comparison/compare_presets.py"
 RIGHT = np.array([1.0] + [0.0] * 63)
 
 

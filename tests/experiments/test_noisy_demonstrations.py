@@ -17,8 +17,10 @@ from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 
 pytest.importorskip("datasets")
-from kbx_env.train import breaking, data, doubtful  # noqa: E402
-from kbx_env.train.compact import compact  # noqa: E402
+from kbx_env.train import data, mutation  # noqa: E402
+
+from experiments.noisy_demonstrations import data as doubtful  # noqa: E402
+from experiments.small_models.compact import compact  # noqa: E402
 
 TASK = "fusion/fused_hstack_div"
 SOURCE = compact(expert_source(TASK) or "", load_task(TASK).entry)
@@ -36,7 +38,7 @@ def test_places_are_those_where_a_kernel_runs_and_is_wrong() -> None:
     (one,) = doubtful.doubts([load_task(TASK)], 12, grade=fake, progress=False)
     assert one.source == SOURCE and len(one.faults) == 12
     for fault in one.faults:
-        assert fake(TASK, breaking.with_faults(SOURCE, [fault]).encode()).verdict is Verdict.INCORRECT
+        assert fake(TASK, mutation.with_faults(SOURCE, [fault]).encode()).verdict is Verdict.INCORRECT
     marks = sorted((f.begin, f.end) for f in one.faults)
     assert all(a[1] <= b[0] for a, b in zip(marks, marks[1:]))
     # By seed, and whatever else is asked for beside it.
@@ -95,12 +97,12 @@ def test_faults_after_which_nothing_runs() -> None:
 @settings(max_examples=25, deadline=None)
 def test_several_faults_are_python_and_do_not_move_each_other(task: str, draw: st.DataObject) -> None:
     source = compact(expert_source(task) or "", load_task(task).entry)
-    some = draw.draw(st.lists(st.sampled_from(breaking.places(source, doubtful.RUNNING)), min_size=1, max_size=6, unique=True))
-    kept: list[breaking.Fault] = []
+    some = draw.draw(st.lists(st.sampled_from(mutation.fault_sites(source, doubtful.RUNNING)), min_size=1, max_size=6, unique=True))
+    kept: list[mutation.Fault] = []
     for fault in some:
         if all(fault.end <= o.begin or o.end <= fault.begin for o in kept):
             kept.append(fault)
-    text = breaking.with_faults(source, kept)
+    text = mutation.with_faults(source, kept)
     ast.parse(text)
     assert Counter(text) != Counter(source) or text != source
     assert len(text) - len(source) == sum(len(f.text) - (f.end - f.begin) for f in kept)

@@ -1,6 +1,6 @@
-"""Grades the answers of a training step, all at once: verdict, reward, terms and feedback of each.
+"""Grade the answers of a training step in parallel: outcome, reward, terms and feedback of each.
 
-A grading that could not be done (``infra_fault``) has no reward: it is masked, never counted as 0, and never ends a run.
+A grading that the machine lost (``infra_fault``) has no reward: it is masked, never counted as 0, and never ends a run.
 """
 
 from __future__ import annotations
@@ -27,32 +27,35 @@ from kbx_env.spec.catalog import load_task
 from kbx_env.store import Store
 
 EXECUTORS = ("process", "ray")
+"""Where gradings run: in processes of this machine, or on a Ray cluster."""
 STORE = "gradings.sqlite"
+"""File of gradings, in the folder of a run."""
 POLICY = "training"
-"""Under this name gradings are kept."""
+"""Name of the policy under which the store keeps gradings."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """One graded submission.
-
-    ``reward`` is the preset's own, of an episode of one turn; ``base`` is it without shaping, ``potential`` the shaping's Phi:
-    over several turns these two count. All are ``None`` where the grading is masked. ``solved``: correct, and where kernels are
-    timed at least ``target`` times as fast as eager.
-    """
+class GradedAnswer:
+    """One graded submission. ``reward``, ``base`` and ``potential`` are ``None`` where the grading is masked."""
 
     outcome: Outcome
     reward: float | None
+    """The preset's reward for an episode of one turn."""
     base: float | None
+    """The preset's reward without shaping; for episodes of several turns."""
     potential: float | None
+    """The potential Phi of the preset's shaping; for episodes of several turns."""
     terms: Mapping[str, float | None]
+    """The terms of the reward, by name."""
     feedback: str
+    """What the model is shown about the submission."""
     compiled: bool
     solved: bool
+    """Correct and, where kernels are timed, at least ``target`` times as fast as eager."""
 
 
-class Judge:
-    """Grades over worker processes or a Ray cluster. ``gradings`` and ``seconds`` are what it has done so far."""
+class BatchGrader:
+    """Grades on worker processes or a Ray cluster. ``gradings`` and ``seconds`` count the gradings and their time so far."""
 
     def __init__(
         self, preset: str = "default", backend: str = "auto", *, workers: int | None = None, executor: str = "process",
@@ -61,31 +64,31 @@ class Judge:
         grading_seed: int | None = None, split: str = "train", sizes: str = "published", out: str | Path | None = None,
         store: str | Path | None = None, grade: Callable[..., Outcome] | None = None,
     ) -> None:  # fmt: skip
-        """A judge; its workers start at once.
+        """Start a grader and its workers.
 
         Args:
-            preset: name of the reward.
+            preset: name of the reward preset.
             backend: cpu, cuda, or auto.
-            workers: gradings at a time; by default ``workers_here``. On Ray what there is room for.
+            workers: gradings at a time; by default ``workers_here``, on Ray as many as fit on the cluster.
             executor: process or ray.
-            ray_address: of the cluster: local, auto, or HOST:PORT.
+            ray_address: address of the cluster: local, auto, or HOST:PORT.
             per_gpu: gradings that share a GPU of the cluster; by default what its cores allow.
             timing: time correct kernels on a GPU.
             grading: contract or paper.
             torch_ops: strict or allow.
-            targets: of compilation ahead of time.
-            target: speedup from which a task is solved, where kernels are timed.
-            wall: seconds for the stages of one grading but timing.
-            grading_seed: fixes the inputs; ``None``: secret and fresh for each grading.
-            split: train, or eval: the held-out shapes too, for evaluation.
-            sizes: which are timed or estimated: published, or held-out, for evaluation.
-            out: folder that keeps the gradings: equal sources are then graded once, also after a kill.
-            store: file that keeps them instead, and may be several runs' own: what one has graded the others know.
-            grade: stands in for the real grader in tests.
+            targets: ahead-of-time compilation targets.
+            target: smallest speedup with which a task is solved, where kernels are timed.
+            wall: seconds for one grading, without timing.
+            grading_seed: fixes the inputs; ``None``: secret and new for each grading.
+            split: train, or for evaluation eval, which has the held-out shapes too.
+            sizes: sizes that are timed or estimated: published, or for evaluation held-out.
+            out: folder for the file of gradings, so that equal sources are graded once, also in a resumed run.
+            store: another file of gradings, which several runs may share.
+            grade: replaces the real grader in tests.
 
         Raises:
             UnknownName: no such preset, backend, executor, grading, sizes or target.
-            UsageError: no Ray or no GPU where one is asked for.
+            UsageError: an option out of its range, or Ray or a GPU is needed and missing.
         """
         from kbx_env.rewards.compose import load_preset, load_term
 
@@ -106,16 +109,16 @@ class Judge:
             raise UsageError(f"workers is {workers}; at least 1")
         if not 0 <= target < math.inf or not 0 < wall < math.inf:
             raise UsageError(f"target is {target}, wall is {wall}; a speedup, and seconds above 0")
-        self._compiles, self._target, self._told = load_term("compiles"), target, False
+        self._compiles, self._target, self._fault_printed = load_term("compiles"), target, False
         self.gradings, self.seconds = 0, 0.0
         self._stack = contextlib.ExitStack()
         try:
-            lane: WorkerPool
+            pool: WorkerPool
             if executor == "ray" and grade is None:
                 from kbx_env.executor.pools.ray_pool import open_ray
 
-                lane, device = open_ray(backend, ray_address, workers, per_gpu, timing)
-                self._stack.callback(lane.close)
+                pool, device = open_ray(backend, ray_address, workers, per_gpu, timing)
+                self._stack.callback(pool.close)
                 self.backend = "cpu" if device == "cpu" else "cuda"
                 self._about = versions.environment("cpu") | {"device": device}
                 timed = self.backend == "cuda" and timing
@@ -124,34 +127,41 @@ class Judge:
                 timed = self.backend == "cuda" and timing
                 self._about = versions.environment(self.backend)
                 many = workers or workers_here(self.backend)
-                lane = InlinePool(grade, many) if grade else ProcessPool(many, env=_own_gpu())
+                pool = InlinePool(grade, many) if grade else ProcessPool(many, env=_own_gpu())
             self.timed = timed
             self._options: dict[str, Any] = {
                 "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing, "split": split,
                 "wall": wall, "seed": grading_seed, "estimate": self.preset.estimate, "torch_ops": torch_ops,
-                **({} if sizes == "published" else {"sizes": sizes}),  # absent: gradings of earlier runs keep their keys
+                **({} if sizes == "published" else {"sizes": sizes}),  # absent: earlier gradings keep their keys
             }  # fmt: skip
             file = Path(store) if store is not None else Path(out) / STORE if out is not None else None
             if file is not None:
                 try:
                     file.parent.mkdir(parents=True, exist_ok=True)
                 except OSError as e:
-                    asked = f"out={out}" if store is None else f"store={store}"
-                    raise UsageError(f"cannot write to {asked}: {e.strerror}; give a folder that can be written") from e
-            kept = None if file is None else self._stack.enter_context(contextlib.closing(Store(file)))
+                    setting = f"out={out}" if store is None else f"store={store}"
+                    raise UsageError(f"cannot write to {setting}: {e.strerror}; give a folder that can be written") from e
+            gradings = None if file is None else self._stack.enter_context(contextlib.closing(Store(file)))
             deadline = deadline_of(timed, wall)
-            self._executor = self._stack.enter_context(Executor(lane, store=kept, deadline=deadline, capacity=sys.maxsize))
+            self._executor = self._stack.enter_context(Executor(pool, store=gradings, deadline=deadline, capacity=sys.maxsize))
         except BaseException:
             self._stack.close()
             raise
 
-    def __call__(self, answers: Sequence[tuple[str, str]]) -> list[Judged]:
-        """Grade (task, answer) pairs in parallel, in their order. An answer may be prose around a fenced block."""
+    def __call__(self, answers: Sequence[tuple[str, str]]) -> list[GradedAnswer]:
+        """Grade answers in parallel.
+
+        Args:
+            answers: pairs of a task's id and an answer, which may be prose around a fenced block.
+
+        Returns:
+            The graded answers, in the same order.
+        """
         start = time.monotonic()
         if self.backend == "cuda":
             _make_room()
         asked = [(task, strip_fences(text).encode("utf-8", "surrogatepass")) for task, text in answers]
-        futures: dict[tuple[str, bytes], Future[Outcome] | Exception] = {}  # equal answers of a batch are one grading
+        futures: dict[tuple[str, bytes], Future[Outcome] | Exception] = {}  # equal answers of a batch are graded once
         for task, source in asked:
             if (task, source) in futures:
                 continue
@@ -165,33 +175,33 @@ class Judge:
         self.gradings += len(outcomes)
         self.seconds += time.monotonic() - start
         faults = [o for o in outcomes if o.fault is Fault.INFRA]
-        if faults and not self._told:
-            self._told = True
+        if faults and not self._fault_printed:
+            self._fault_printed = True
             print(f"{len(faults)} of {len(outcomes)} gradings are masked: {faults[0].message[:300]}", file=sys.stderr)
-        return [self._judged(o) for o in outcomes]
+        return [self._graded(o) for o in outcomes]
 
     def _outcome(self, task: str, future: Future[Outcome] | Exception) -> Outcome:
         try:
             if isinstance(future, Exception):
                 raise future
             return future.result()
-        except Exception as e:  # of the grader, the store, the disk: nobody's kernel is to blame, and training goes on
+        except Exception as e:  # an error of the grader, the store or the disk is not the kernel's: training goes on
             text = f"{GRADER_FAILED}: {type(e).__name__}: {e}"
             grading = str(self._options["grading"])
             return Outcome(task, Verdict.INFRA_FAULT, Stage.SCREEN, self.backend, grading, Fault.INFRA, text)
 
-    def _judged(self, outcome: Outcome) -> Judged:
+    def _graded(self, outcome: Outcome) -> GradedAnswer:
         fast = not self.timed or (outcome.speedup or 0.0) >= self._target
-        return Judged(
+        return GradedAnswer(
             outcome, self.preset(outcome), self.preset.base(outcome), self.preset.potential(outcome), self.preset.terms(outcome),
             prompt.feedback(outcome), self._compiles(outcome) == 1.0, outcome.correct and fast,
         )  # fmt: skip
 
     def close(self) -> None:
-        """End the workers; what has ended is in the store."""
+        """Stop the workers. Gradings that have ended are in the store."""
         self._stack.close()
 
-    def __enter__(self) -> Judge:
+    def __enter__(self) -> BatchGrader:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -199,14 +209,20 @@ class Judge:
 
 
 def workers_here(backend: str) -> int:
-    """Gradings at a time on this machine: on the CPU backend the cores. On a GPU they share it through its lease, timing has it
-    alone; two cores are left to the kernels that are timed, and what remains is divided among the processes that train here."""
+    """Return how many gradings run at a time on this machine.
+
+    On the CPU backend as many as cores. On CUDA two cores are left for the kernels that are timed, and the others are divided
+    among the training processes of this machine.
+
+    Args:
+        backend: ``cpu`` or ``cuda``.
+    """
     cores = os.cpu_count() or 1
     return cores if backend == "cpu" else max(1, (cores - 2) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _make_room() -> None:
-    """Give back what this process only keeps for later: kernels are graded on the same GPU, in other processes."""
+    """Free torch's cached GPU memory: other processes grade kernels on the same GPU."""
     import torch
 
     if torch.cuda.is_initialized():
@@ -214,9 +230,9 @@ def _make_room() -> None:
 
 
 def _own_gpu() -> dict[str, str]:
-    """Where several processes train on a GPU each, kernels of one are timed on its own."""
+    """Return the environment of workers: where several processes train, each on a GPU, its kernels are timed on its own GPU."""
     rank = os.environ.get("LOCAL_RANK")
     if rank is None or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < 2:
         return {}
-    seen = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
-    return {"CUDA_VISIBLE_DEVICES": seen[int(rank)] if int(rank) < len(seen) else rank}
+    devices = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
+    return {"CUDA_VISIBLE_DEVICES": devices[int(rank)] if int(rank) < len(devices) else rank}

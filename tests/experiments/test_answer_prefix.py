@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,16 +18,17 @@ pytest.importorskip("trl")
 from kbx_env.baselines.llm.chat import Ask  # noqa: E402
 from kbx_env.baselines.llm.conversation import Conversation, follow_up  # noqa: E402
 from kbx_env.baselines.llm.local import LocalModel  # noqa: E402
-from kbx_env.train import data, grpo, grpo_setup, models, rollout, rows, sft  # noqa: E402
-from kbx_env.train.compact import compact  # noqa: E402
-from kbx_env.train.judge import Judge  # noqa: E402
+from kbx_env.train import models, rollout, rows  # noqa: E402
+from kbx_env.train.batch_grader import BatchGrader  # noqa: E402
+from kbx_env.train.reward_fn import reward_of  # noqa: E402
 from kbx_env.train.settings import read  # noqa: E402
-from kbx_env.train.single import reward_of  # noqa: E402
-from kbx_env.train.tally import Tally  # noqa: E402
-from test_breaking import repairs  # noqa: E402
-from test_copying import approve  # noqa: E402
-from test_judge import right  # noqa: E402
-from test_rollout import scripted  # noqa: E402
+from kbx_env.train.step_metrics import SAMPLES  # noqa: E402
+from test_copying import approve, repairs  # noqa: E402
+
+from experiments.small_models import build_model, data, grpo, sft  # noqa: E402
+from experiments.small_models.answer_prefix import AnswerPrefix, PrefixedGrader, PrefixedMetrics  # noqa: E402
+from experiments.small_models.compact import compact  # noqa: E402
+from kbx_env.outcome import Cases, Evidence, Outcome, Stage, Verdict  # noqa: E402
 
 NAME = "math/erfc_sqrt"
 
@@ -34,12 +37,16 @@ NAME = "math/erfc_sqrt"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("begun") / "model"
     sizes: dict[str, Any] = {"hidden": 32, "layers": 1, "heads": 2, "vocab": 600, "context": 4096}
-    return models.build(models.Build(str(out), **sizes, tokens="lines", prompt="short", answer="begun"))
+    return build_model.build(build_model.Build(str(out), **sizes, tokens="lines", prompt="short", answer="begun"))
 
 
 @pytest.fixture(scope="module")
 def talk(folder: Path) -> Conversation:
     return Conversation(models.tokenizer_for(folder))
+
+
+def right(task: str) -> Outcome:
+    return Outcome(task, Verdict.CORRECT, Stage.EVIDENCE, "cpu", "contract", cases=Cases(4, 4, (), 4, 4), evidence=Evidence(1))
 
 
 def told(name: str = NAME) -> list[dict[str, str]]:
@@ -92,14 +99,23 @@ def test_what_is_graded_is_whole_in_both_modes(folder: Path, talk: Conversation,
         accelerator=SimpleNamespace(num_processes=1), processing_class=tokenizer, state=SimpleNamespace(global_step=0)
     )
     prompts = [[{**told()[0], "task": NAME}]]
-    with Judge(backend="cpu", workers=1, grade=grade) as judge:
-        generate = scripted(tokenizer, rest)
-        play = rollout.Rollout(judge, Tally(tmp_path, judge), talk, generate, 2, 900)
+    prefix = AnswerPrefix(tokenizer)
+    with BatchGrader(backend="cpu", workers=1, grade=grade) as plain:
+        grader: Any = PrefixedGrader(plain, prefix)
+        metrics = PrefixedMetrics(tmp_path, plain, 4, prefix)
+
+        def generate(trainer: Any, prompts: list[list[int]], most: int) -> Any:
+            return [[*tokenizer(rest, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for _ in prompts], None
+
+        play = rollout.Rollout(grader, metrics, talk, generate, 2, 900)
         made = play(prompts, trainer)
         assert made[rollout.REWARD] == [pytest.approx(1.0)]
         assert talk.decode(made["completion_ids"][0]) == rest, "what the template said is not trained on"
-        single = reward_of(judge, Tally(tmp_path, judge), tokenizer)
+        single = reward_of(grader, metrics, tokenizer)
         assert single(prompts, [""], made["completion_ids"], [NAME], trainer.state) == [pytest.approx(1.0)]
+        assert grader.gradings == 2
+    samples = [json.loads(line)["text"] for line in (tmp_path / SAMPLES).read_text().splitlines()]
+    assert len(samples) == 2 and all(text.startswith(begun + rest) for text in samples), "kept whole"
     assert graded and all(s.decode().startswith("import torch\nimport triton\n") and b"def erfc_sqrt(" in s for s in graded)
 
 
@@ -128,14 +144,32 @@ def test_demonstrations_must_begin_so_too(folder: Path, tmp_path: Path, style: s
             assert tokenizer.decode(ids[:first]).endswith("):\n") and tokenizer.decode(ids[first:]).startswith("    ")
 
 
+def test_grpo_grades_whole_answers(folder: Path, tmp_path: Path) -> None:
+    graded: list[bytes] = []
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        graded.append(source)
+        return right(task)
+
+    words = [f"model={folder}", f"out={tmp_path / 'out'}", "tasks=erfc_sqrt", "backend=cpu", "targets=none", "trainer.use_cpu=true",
+             "trainer.max_steps=1", "trainer.num_generations=2", "trainer.per_device_train_batch_size=2",
+             "trainer.max_completion_length=8", "trainer.save_steps=100"]  # fmt: skip
+    settings = read(grpo.Settings, words)
+    with contextlib.ExitStack() as stack:
+        grpo.trainer_of(settings, stack, grade).train()
+    texts = [json.loads(line)["text"] for line in (tmp_path / "out" / SAMPLES).read_text().splitlines()]
+    assert graded and all(b"def erfc_sqrt(" in source for source in graded)
+    assert texts and all(text.startswith("```python\nimport torch\n") for text in texts)
+
+
 def test_what_a_beginning_does_not_go_with_is_said(folder: Path, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"hidden": 32, "layers": 1, "heads": 2, "vocab": 600, "context": 4096, "answer": "begun"}
     with pytest.raises(UsageError, match="tokens=lines"):
-        models.build(models.Build(str(tmp_path / "a"), **sizes))
+        build_model.build(build_model.Build(str(tmp_path / "a"), **sizes))
     with pytest.raises(UsageError, match="template=qwen3:"):
-        models.build(models.Build(str(tmp_path / "b"), **sizes, tokens="lines", prompt="short", template="qwen3"))
+        build_model.build(build_model.Build(str(tmp_path / "b"), **sizes, tokens="lines", prompt="short", template="qwen3"))
     with pytest.raises(UsageError, match="no tool can be called"):
-        grpo_setup.load(read(grpo.Settings, [f"model={folder}", f"out={tmp_path}", "mode=tool", "trainer.use_cpu=true"]), None)
+        grpo.load(read(grpo.Settings, [f"model={folder}", f"out={tmp_path}", "mode=tool", "trainer.use_cpu=true"]), None)
 
 
 @pytest.mark.parametrize("template", ["phi3", "qwen3_instruct_2507"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kbx_env.train.vary import renamed, retuned, variations
+from kbx_env.train.renaming import renamed, retuned, variations
 
 from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 

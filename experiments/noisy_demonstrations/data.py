@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # run as a script from a clone
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from kbx_env.baselines.llm.conversation import follow_up
 from kbx_env.train import data
-from kbx_env.train.breaking import KINDS, Fault, places, with_faults
-from kbx_env.train.compact import compact
+from kbx_env.train.mutation import KINDS, Fault, fault_sites, with_faults
 from kbx_env.train.rows import about, message, write
 from kbx_env.train.settings import command
 
+from experiments.small_models.compact import compact
 from kbx_env.envs.prompt import feedback
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.outcome import Outcome, Verdict
@@ -82,14 +82,14 @@ def doubts(
     for kind in kinds:
         if kind not in KINDS:
             raise UnknownName("kind of fault", kind, KINDS)
-    wanted = (Verdict.INCORRECT,) if set(kinds) <= set(RUNNING) else data.MENDED
+    wanted = (Verdict.INCORRECT,) if set(kinds) <= set(RUNNING) else data.MISTAKES
     found: dict[str, Doubts] = {}
     waiting: dict[str, list[Fault]] = {}
     for task in tasks:
         if (expert := expert_source(task.id)) is not None:
             source = compact(expert, task.entry)
             found[task.id] = Doubts(task, source, ())
-            waiting[task.id] = places(source, kinds)
+            waiting[task.id] = fault_sites(source, kinds)
             random.Random(f"{seed} {task.id} places").shuffle(waiting[task.id])
     while True:
         asked: list[tuple[Doubts, Fault]] = []
@@ -154,7 +154,7 @@ def demonstrations(
         outcomes = verdicts([(one.task, f"doubtful-{b}", t) for b, t in earlier.items()]) if verdicts and earlier else []
         if lost := [o for o in outcomes if o.verdict is Verdict.INFRA_FAULT]:
             raise UsageError(f"the machine lost a grading of {one.task.id}: {lost[0].message[:200]}; give the command again")
-        told = {b: follow_up(feedback(o)) for b, o in zip(earlier, outcomes, strict=True) if o.verdict in data.MENDED}
+        told = {b: follow_up(feedback(o)) for b, o in zip(earlier, outcomes, strict=True) if o.verdict in data.MISTAKES}
         for (before, wrong), (bits, text) in pairs:
             if before not in told:
                 continue  # two faults can undo each other, or end in something that is no honest mistake

@@ -27,14 +27,15 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if __package__ in (None, ""):  # run as a script
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from kbx_env.rewards.compose import load_preset
 from kbx_env.train import data
-from kbx_env.train.breaking import with_faults
-from kbx_env.train.doubtful import RUNNING, Doubts, doubts, line_of
+from kbx_env.train.mutation import with_faults
 from kbx_env.train.reward_curves import Curves, Run, ratio
 
+from experiments.noisy_demonstrations.data import RUNNING, Doubts, doubts, line_of
 from kbx_env import versions
 from kbx_env.errors import KbxError, UsageError
 from kbx_env.outcome import Fault, Outcome

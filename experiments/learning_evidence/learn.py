@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _evidence_data import fitting, shown
-from _evidence_run import Evidence, lines_of
-from _evidence_stats import curves, quarters
-from _evidence_time import say
+from experiments.learning_evidence.budget import say
+from experiments.learning_evidence.demonstrations import fitting, shown
+from experiments.learning_evidence.evidence import Evidence, lines_of
+from experiments.learning_evidence.stats import curves, quarters
 
 SFT_KEYS = ("step", "epoch", "seconds", "loss", "mean_token_accuracy")
 GRPO_KEYS = (
@@ -45,6 +45,7 @@ def sft(e: Evidence) -> None:
     from kbx_env.train import models, rows, settings
     from kbx_env.train.memory import weights_of
 
+    from experiments.small_models import build_model
     from kbx_env.spec.catalog import load_tasks
 
     a, out = e.a, e.work / "sft"
@@ -54,7 +55,7 @@ def sft(e: Evidence) -> None:
     if e.model is None:
         sizes = {"hidden": a.hidden, "layers": a.layers, "heads": a.heads, "vocab": a.vocab, "context": a.context, "seed": 0}
         file = e.settings("build", "build", sizes, {"out": str(e.work / "model")})
-        e.model = models.build(settings.read(models.Build, [file]))
+        e.model = build_model.build(settings.read(build_model.Build, [file]))
     start, e.model = e.model, None  # GRPO from a model that was shown nothing would tell nothing
     e.result["weights"] = weights_of(start)
     tokenizer = models.tokenizer_for(start)

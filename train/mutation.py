@@ -1,7 +1,7 @@
-"""Wrong answers to begin a repair with: right kernels, each with one fault of the kinds that beginners make.
+"""Mutations of correct kernels: wrong versions with one fault each, of the kinds that beginners make.
 
-A demonstration of several turns shows a wrong module, what the grader says of it, and the right one. Faults are put where the
-syntax tree says, by number: the same kernel under other names is broken in the same place by the same seed.
+A demonstration over several turns shows a wrong module, the grader's feedback on it, and the correct one. Faults are chosen by
+their number in the syntax tree, so that one seed puts the same fault into a kernel and into the same kernel under other names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 KINDS = ("operator", "number", "name", "line", "bracket")
-"""Another operator or comparison; another constant; a name that nobody has defined; a line left out; a bracket left out."""
+"""Another operator or comparison; another constant; an undefined name; a missing line; a missing bracket."""
 _SWAPS: dict[type[ast.AST], str] = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//", ast.Lt: ">=", ast.LtE: ">",
     ast.Gt: "<=", ast.GtE: "<", ast.Eq: "!=", ast.NotEq: "==",
@@ -23,16 +23,16 @@ _SIGNS: dict[type[ast.AST], str] = {
     ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
 }  # fmt: skip
 _ENDS = ("_", "_0", "_x")
-"""Behind a name: hardly any kernel has names that end so."""
+"""Suffixes that make a name undefined: hardly any kernel has names with them."""
 
 
 At = Callable[[int, int], int]
-"""From a line, counted from 1, and a column in bytes, as the syntax tree has them, to a position."""
+"""From a line, counted from 1, and a column in bytes, as in the syntax tree, to a position in characters."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Replace ``begin`` to ``end`` (character positions) by ``text``."""
+    """A fault: the characters from ``begin`` to ``end`` are replaced by ``text``."""
 
     begin: int
     end: int
@@ -40,33 +40,40 @@ class Fault:
 
 
 def broken(source: str, count: int, seed: int | str) -> list[tuple[str, str]]:
-    """Up to ``count`` different wrong versions of a source, each with the kind of its fault; kinds by turns.
+    """Return different versions of a source with one fault each; the kinds of faults take turns.
 
-    Whether they are wrong is for the grader to say: a fault may lie where nothing depends on it.
+    The grader must decide whether a version is wrong: the result may not depend on the changed place.
 
     Args:
-        source: Python that is right.
-        count: how many at most; fewer where there are fewer places.
-        seed: of the places.
+        source: a correct Python module.
+        count: number of versions; fewer where the source has fewer places for a fault.
+        seed: seed of the choice.
+
+    Returns:
+        For each version the kind of its fault, one of ``KINDS``, and its source.
 
     Raises:
         SyntaxError: the source is no Python.
     """
     draw, nodes, at = random.Random(f"{seed} faults"), list(_walk(source)), _offsets(source)
-    places = {kind: find(source, nodes, at) for kind, find in _FINDERS.items()}
+    sites = {kind: find(source, nodes, at) for kind, find in _FINDERS.items()}
     for kind in KINDS:
-        draw.shuffle(places[kind])
+        draw.shuffle(sites[kind])
     found: list[tuple[str, str]] = []
-    while len(found) < count and any(places.values()):
+    while len(found) < count and any(sites.values()):
         for kind in KINDS:
-            if places[kind] and len(found) < count:
-                fault = places[kind].pop()
+            if sites[kind] and len(found) < count:
+                fault = sites[kind].pop()
                 found.append((kind, source[: fault.begin] + fault.text + source[fault.end :]))
     return found
 
 
-def places(source: str, kinds: Sequence[str]) -> list[Fault]:
-    """All single faults of some kinds, in the order of the text.
+def fault_sites(source: str, kinds: Sequence[str]) -> list[Fault]:
+    """Return all single faults of some kinds, in the order of the text.
+
+    Args:
+        source: a Python module.
+        kinds: some of ``KINDS``.
 
     Raises:
         SyntaxError: the source is no Python.
@@ -76,7 +83,7 @@ def places(source: str, kinds: Sequence[str]) -> list[Fault]:
 
 
 def with_faults(source: str, faults: Sequence[Fault]) -> str:
-    """The source with several faults, none of which overlaps another."""
+    """Return a source with several faults, which must not overlap."""
     for fault in sorted(faults, key=lambda f: f.begin, reverse=True):
         source = source[: fault.begin] + fault.text + source[fault.end :]
     return source
@@ -152,7 +159,7 @@ def _brackets(source: str, nodes: Sequence[ast.AST], at: At) -> list[Fault]:
 
 
 def _walk(source: str) -> Iterator[ast.AST]:
-    """Functions and the nodes of their bodies, in the order of the tree: imports, heads and decorators stay as they are."""
+    """Yield the functions and the nodes of their bodies, in the order of the tree: imports, signatures and decorators stay."""
     for function in ast.parse(source).body:
         if isinstance(function, ast.FunctionDef):
             yield function

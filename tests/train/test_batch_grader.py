@@ -1,4 +1,4 @@
-"""The judge of a training step: all at once, nothing twice, and a fault of the grader is never a reward."""
+"""The grader of a training step: all at once, nothing twice, and a fault of the grader is never a reward."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kbx_env.errors import UsageError
 from kbx_env.outcome import Cases, Evidence, Fault, Outcome, Stage, Verdict
 
 pytest.importorskip("trl")
-from kbx_env.train.judge import Judge, workers_here  # noqa: E402
-from kbx_env.train.tally import fact, summary  # noqa: E402
+from kbx_env.train.batch_grader import BatchGrader, workers_here  # noqa: E402
+from kbx_env.train.step_metrics import episode_stats, summary  # noqa: E402
 
 TASK, OTHER = "random/logspace", "math/erfc_sqrt"
 
@@ -51,10 +51,10 @@ def test_a_batch_is_graded_in_one_parallel_call() -> None:
         together.wait()
         return by_word(task, source)
 
-    with Judge(workers=4, backend="cpu", grade=grade) as judge:
-        judged = judge([(TASK, f"GOOD {i}" if i % 2 else f"bad {i}") for i in range(4)])
-    assert [j.outcome.correct for j in judged] == [False, True, False, True] and judge.gradings == 4 and judge.seconds > 0
-    assert [j.solved for j in judged] == [False, True, False, True] and "Verdict: incorrect" in judged[0].feedback
+    with BatchGrader(workers=4, backend="cpu", grade=grade) as grader:
+        graded = grader([(TASK, f"GOOD {i}" if i % 2 else f"bad {i}") for i in range(4)])
+    assert [j.outcome.correct for j in graded] == [False, True, False, True] and grader.gradings == 4 and grader.seconds > 0
+    assert [j.solved for j in graded] == [False, True, False, True] and "Verdict: incorrect" in graded[0].feedback
 
 
 def test_what_the_grader_is_asked() -> None:
@@ -64,8 +64,8 @@ def test_what_the_grader_is_asked() -> None:
         seen.append((task, source, options))
         return right(task)
 
-    with Judge("estimated", "cpu", workers=1, grade=grade) as judge:
-        judge([(TASK, "Here it is:\n```python\nx = 1\n```\nDone.")])
+    with BatchGrader("estimated", "cpu", workers=1, grade=grade) as grader:
+        grader([(TASK, "Here it is:\n```python\nx = 1\n```\nDone.")])
     ((task, source, options),) = seen
     assert (task, source) == (TASK, b"x = 1\n") and options["seed"] is None and options["split"] == "train"
     assert options["estimate"] == "h200", "the preset needs it"
@@ -79,17 +79,17 @@ def test_a_fault_is_masked_and_ends_nothing(capsys: pytest.CaptureFixture[str]) 
             raise UsageError("no such thing")
         return by_word(task, source)
 
-    with Judge(backend="cpu", workers=2, grade=grade) as judge:
-        judged = judge([(TASK, t) for t in ("GOOD", "LOST", "RAISE", "REFUSE", "bad")] + [("math/nothing", "GOOD")])
-    assert [j.reward for j in judged[1:4]] == [None] * 3 and judged[5].reward is None
-    assert judged[0].reward == pytest.approx(1.0) and judged[4].reward == pytest.approx(WRONG)
-    assert all(j.outcome.fault is Fault.INFRA and not j.solved for j in judged[1:4])
+    with BatchGrader(backend="cpu", workers=2, grade=grade) as grader:
+        graded = grader([(TASK, t) for t in ("GOOD", "LOST", "RAISE", "REFUSE", "bad")] + [("math/nothing", "GOOD")])
+    assert [j.reward for j in graded[1:4]] == [None] * 3 and graded[5].reward is None
+    assert graded[0].reward == pytest.approx(1.0) and graded[4].reward == pytest.approx(WRONG)
+    assert all(j.outcome.fault is Fault.INFRA and not j.solved for j in graded[1:4])
     assert capsys.readouterr().err.count("masked") == 1
-    facts = [fact(TASK, [j], j.reward) for j in judged]
-    told = summary(facts)
+    episodes = [episode_stats(TASK, [j], j.reward) for j in graded]
+    told = summary(episodes)
     assert told["masked"] == 4 and told["correct_rate"] == 0.5 and told["speedup"] is None and told["turns"] == 1
     assert told["reward"] == pytest.approx((1.0 + WRONG) / 2)
-    assert summary([])["reward"] is None and summary(facts[1:2])["reward"] is None
+    assert summary([])["reward"] is None and summary(episodes[1:2])["reward"] is None
 
 
 def test_equal_sources_are_graded_once_and_kept(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_equal_sources_are_graded_once_and_kept(tmp_path: Path) -> None:
 
     pairs = [(TASK, "GOOD"), (TASK, "```python\nGOOD```"), (TASK, "GOOD"), (OTHER, "GOOD")]
     for again in range(2):
-        with Judge(backend="cpu", workers=1, out=tmp_path, grade=grade) as judge:
-            judge(pairs)
-            assert all(j.outcome.correct for j in judge(pairs)) and judge.gradings == 8
+        with BatchGrader(backend="cpu", workers=1, out=tmp_path, grade=grade) as grader:
+            grader(pairs)
+            assert all(j.outcome.correct for j in grader(pairs)) and grader.gradings == 8
         assert len(calls) == 2, f"run {again}: one for each task"
 
 
@@ -115,12 +115,12 @@ def test_runs_may_share_a_file_of_gradings(tmp_path: Path) -> None:
         return by_word(task, source)
 
     for run in "ab":
-        with Judge(backend="cpu", workers=1, out=tmp_path / run, store=tmp_path / "both/known.sqlite", grade=grade) as judge:
-            assert judge([(TASK, "GOOD")])[0].outcome.correct
+        with BatchGrader(backend="cpu", workers=1, out=tmp_path / run, store=tmp_path / "both/known.sqlite", grade=grade) as grader:
+            assert grader([(TASK, "GOOD")])[0].outcome.correct
     assert len(calls) == 1 and not (tmp_path / "a").exists()
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot write to store="):
-        Judge(backend="cpu", store=tmp_path / "file/known.sqlite", grade=grade)
+        BatchGrader(backend="cpu", store=tmp_path / "file/known.sqlite", grade=grade)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_runs_may_share_a_file_of_gradings(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_mistakes(options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        Judge(**options, grade=by_word)
+        BatchGrader(**options, grade=by_word)
 
 
 def test_workers_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +154,8 @@ def test_evaluation_takes_the_held_out_shapes() -> None:
         seen.append(options["split"])
         return right(task)
 
-    with Judge(backend="cpu", workers=1, split="eval", grade=grade) as judge:
-        judge([(TASK, "GOOD")])
+    with BatchGrader(backend="cpu", workers=1, split="eval", grade=grade) as grader:
+        grader([(TASK, "GOOD")])
     assert seen == ["eval"]
 
 
@@ -167,17 +167,17 @@ def test_held_out_sizes_are_asked_for_by_name_alone() -> None:
         return right(task)
 
     for sizes in ("published", "held-out"):
-        with Judge(backend="cpu", workers=1, sizes=sizes, grade=grade) as judge:
-            judge([(TASK, "GOOD")])
+        with BatchGrader(backend="cpu", workers=1, sizes=sizes, grade=grade) as grader:
+            grader([(TASK, "GOOD")])
     assert seen == [None, "held-out"], "stored gradings of published sizes keep their keys"
 
 
 def test_a_real_grading() -> None:
     from kbx_env.spec.catalog import expert_source
 
-    with Judge(backend="cpu", workers=1, targets=()) as judge:
+    with BatchGrader(backend="cpu", workers=1, targets=()) as grader:
         deep = f"```python\nx = {'-' * 9000}1\n```"  # more than Python's parser takes: MemoryError
-        good, empty, nested = judge([(TASK, f"```python\n{expert_source(TASK)}\n```"), (TASK, ""), (TASK, deep)])
+        good, empty, nested = grader([(TASK, f"```python\n{expert_source(TASK)}\n```"), (TASK, ""), (TASK, deep)])
     assert good.outcome.correct and good.compiled and good.reward == pytest.approx(1.0)
     assert empty.outcome.verdict is Verdict.MALFORMED and empty.reward == 0.0
     assert nested.outcome.verdict is Verdict.MALFORMED and nested.reward == 0.0

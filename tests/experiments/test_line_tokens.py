@@ -13,16 +13,19 @@ from kbx_env.errors import UnknownName, UsageError
 from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 
 pytest.importorskip("trl")
-from kbx_env.train import models, rows, tokens  # noqa: E402
-from kbx_env.train.compact import compact  # noqa: E402
-from kbx_env.train.tokens import parameter_names  # noqa: E402
+from kbx_env.train import models, rows  # noqa: E402
+
+from experiments.small_models import build_model  # noqa: E402
+from experiments.small_models import line_tokens as tokens  # noqa: E402
+from experiments.small_models.compact import compact  # noqa: E402
+from experiments.small_models.line_tokens import parameter_names  # noqa: E402
 
 SIZES: dict[str, Any] = {"hidden": 16, "layers": 1, "heads": 2, "vocab": 4096, "context": 2048, "tokens": "lines"}
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = models.build(models.Build(str(tmp_path_factory.mktemp("tokens") / "short"), prompt="short", **SIZES))
+    folder = build_model.build(build_model.Build(str(tmp_path_factory.mktemp("tokens") / "short"), prompt="short", **SIZES))
     return models.tokenizer_for(folder)
 
 
@@ -82,7 +85,7 @@ def test_a_parameter_is_tokenized_alike_wherever_it_stands(tokenizer: Any) -> No
 
 
 def test_the_full_prompt_stays_where_it_is_not_shortened(tmp_path: Path) -> None:
-    tokenizer = models.tokenizer_for(models.build(models.Build(str(tmp_path / "a"), **{**SIZES, "vocab": 600})))
+    tokenizer = models.tokenizer_for(build_model.build(build_model.Build(str(tmp_path / "a"), **{**SIZES, "vocab": 600})))
     (message,) = (rows.message(load_task("math/trunc"), "cpu"),)
     assert message["content"] in _prompt(tokenizer, "math/trunc")
 
@@ -98,9 +101,10 @@ def test_lines_of_demonstrations_become_tokens(tmp_path: Path, monkeypatch: pyte
         return str(file)
 
     def build(**more: Any) -> Any:
-        return models.tokenizer_for(models.build(models.Build(str(tmp_path / str(more.get("vocab"))), **{**SIZES, **more})))
+        settings = build_model.Build(str(tmp_path / str(more.get("vocab"))), **{**SIZES, **more})
+        return models.tokenizer_for(build_model.build(settings))
 
-    monkeypatch.setattr(models, "load_tasks", lambda **_: [load_task("math/exp_sqrt")])  # one kernel beside: a second, not ten
+    monkeypatch.setattr(build_model, "load_tasks", lambda **_: [load_task("math/exp_sqrt")])  # one kernel: a second, not ten
     kept = build(data=write(*["math/exp_sqrt"] * 40), vocab=4000)
     plain = build(vocab=3999)
     assert [len(t(line, add_special_tokens=False)["input_ids"]) > 1 for t in (kept, plain)] == [False, True]
@@ -132,6 +136,6 @@ def test_tokens_that_nothing_is_made_of_are_left_out() -> None:
 def test_what_does_not_fit_each_other_is_said(tmp_path: Path) -> None:
     for change, says in (({"tokens": "word"}, "words"), ({"prompt": "brief"}, "short")):
         with pytest.raises(UnknownName, match=says):
-            models.build(models.Build(str(tmp_path / "a"), **{**SIZES, **change}))
+            build_model.build(build_model.Build(str(tmp_path / "a"), **{**SIZES, **change}))
     with pytest.raises(UsageError, match="tokens=lines"):
-        models.build(models.Build(str(tmp_path / "a"), **{**SIZES, "tokens": "words", "prompt": "short"}))
+        build_model.build(build_model.Build(str(tmp_path / "a"), **{**SIZES, "tokens": "words", "prompt": "short"}))

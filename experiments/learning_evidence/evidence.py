@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _evidence_time import GRACE, Budget, Ended, say, together
+from experiments.learning_evidence.budget import GRACE, Budget, Ended, say, together
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository."""
 MOST = 16 << 20
 """Bytes of one file that is still looked at by hand and kept beside a page of figures."""
 SECTIONS = ("build", "sft", "grpo", "ppo")
@@ -137,7 +138,8 @@ class Evidence:
         file = self.work / f"{name}.json"
         until = time.time() + max(1.0, seconds - min(GRACE, seconds / 4) - 4)
         file.write_text(json.dumps({**job, "until": until}))
-        return [sys.executable, str(ROOT / "benchmarks/train_evidence.py"), str(self.a.out), "--child", str(file)]
+        script = Path(__file__).with_name("train_evidence.py")
+        return [sys.executable, str(script), str(self.a.out), "--child", str(file)]
 
     def run(self, step: str, commands: Mapping[str, Sequence[str]], seconds: float, said: Callable[[], str] = lambda: "") -> None:
         """Run commands side by side; how they ended is kept, and every 15 s what they found by then."""

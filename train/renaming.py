@@ -1,14 +1,13 @@
-"""Other spellings of a kernel: new names, no comments, other block sizes. What it means stays, which a grader then proves.
+"""Variations of a kernel: other names, no comments, other block sizes. The grader then checks that they are correct.
 
-Names are changed module-wide by one map onto fresh names, so no scope has to be understood: a name is left alone wherever
-text, keywords or ``**`` could refer to it. The entry function and its parameters are the contract and never change.
+Names change module-wide by one map onto fresh names, so that scopes do not matter. A name stays wherever text, keywords or
+``**`` could refer to it. The entry function and its parameters are the task's contract and never change.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import functools
 import io
 import keyword
 import random
@@ -20,9 +19,9 @@ from kbx_env.baselines.search.knobs import knobs_of, with_knobs
 from kbx_env.baselines.search.ties import jitted
 
 CHANGED = 3
-"""Numbers of a kernel that one variation changes at most."""
+"""Numbers of a kernel (block sizes, warps, stages) that one variation changes at most."""
 SHARE = 0.75
-"""Of the names that may change, how many do."""
+"""Share of the names that may change that do."""
 _WORDS = {
     "x": ("x_ptr", "inp", "src", "input_ptr"), "y": ("y_ptr", "dst", "out_ptr", "result_ptr"), "w": ("weights", "w_ptr"),
     "n": ("size", "numel", "n_elements", "length"), "i": ("idx", "offs", "offset"), "j": ("col", "jdx"), "k": ("kdx", "inner"),
@@ -39,57 +38,36 @@ _CONSTANTS = ("{}_", "{}_C", "N_{}", "{}0", "K_{}")
 
 
 def renamed(source: str, entry: str, seed: int | str) -> str:
-    """The source with other names and without comments and docstrings; the same for the same seed.
+    """Return a source with other names and without comments and docstrings; the same for the same seed.
 
     Args:
-        source: Python.
+        source: a Python module.
         entry: the function whose name and parameters stay.
-        seed: of the choice of names.
+        seed: seed of the choice of names.
 
     Raises:
         SyntaxError: the source is no Python.
     """
     source = _bare(source)
     tree = ast.parse(source)
-    reader = _Names(tree, entry)
-    return _edited(source, _places(source, tree, reader), _map(reader, random.Random(f"{seed} names"), source))
+    names = ModuleNames(tree, entry)
+    return replaced(source, occurrences(source, tree, names), _map(names, random.Random(f"{seed} names"), source))
 
 
-def with_contract(source: str, entry: str, names: Mapping[str, str]) -> str | None:
-    """The source with other names for its entry function and that function's parameters; ``None`` where they cannot change.
+def occurrences(source: str, tree: ast.Module, names: ModuleNames) -> list[tuple[int, int, str]]:
+    """Return where names occur that may change: line (from 1), column in bytes, and name; last first.
 
     Args:
-        source: Python.
-        entry: the function of the contract.
-        names: old names, the entry's and its parameters', and new ones that the source does not have.
-
-    Raises:
-        SyntaxError: the source is no Python.
+        source: a Python module.
+        tree: its syntax tree.
+        names: its names.
     """
-    free, known, edits = _contract(source, entry)
-    if not set(names) <= free or known & set(names.values()) or len(set(names.values())) < len(names):
-        return None
-    return _edited(source, edits, names)
-
-
-@functools.lru_cache(maxsize=8)
-def _contract(source: str, entry: str) -> tuple[frozenset[str], frozenset[str], list[tuple[int, int, str]]]:
-    """Names that may change, the entry's and its parameters' among them; names that are taken; where names stand."""
-    tree = ast.parse(source)
-    mine = {entry, *(p for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == entry for p in _parameters(n))}
-    reader = _Names(tree, None, frozenset(mine))
-    known = reader.bound | reader.imported | {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-    return frozenset(reader.free), frozenset(known), _places(source, tree, reader)
-
-
-def _places(source: str, tree: ast.Module, reader: _Names) -> list[tuple[int, int, str]]:
-    """Where names stand, last first."""
     edits: list[tuple[int, int, str]] = []  # line, byte, old name
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             edits.append((node.lineno, node.col_offset, node.id))
         elif isinstance(node, ast.arg | ast.keyword) and node.arg is not None:
-            if isinstance(node, ast.arg) or id(node) in reader.ours:
+            if isinstance(node, ast.arg) or id(node) in names.own_keywords:
                 edits.append((node.lineno, node.col_offset, node.arg))
     lines = source.splitlines(keepends=True)
     for row, column, name in _defined(source):
@@ -97,7 +75,14 @@ def _places(source: str, tree: ast.Module, reader: _Names) -> list[tuple[int, in
     return sorted(set(edits), reverse=True)
 
 
-def _edited(source: str, edits: Sequence[tuple[int, int, str]], names: Mapping[str, str]) -> str:
+def replaced(source: str, edits: Sequence[tuple[int, int, str]], names: Mapping[str, str]) -> str:
+    """Return a source with other names.
+
+    Args:
+        source: a Python module.
+        edits: where names occur, as ``occurrences`` returns it.
+        names: old names and their new ones; other names stay.
+    """
     data = [line.encode() for line in source.splitlines(keepends=True)]
     for row, column, old in edits:
         if old in names:
@@ -110,13 +95,21 @@ def _edited(source: str, edits: Sequence[tuple[int, int, str]], names: Mapping[s
 
 
 def retuned(source: str, seed: int | str) -> str | None:
-    """The source with up to ``CHANGED`` other block sizes, warps or stages; ``None`` where it has no such number."""
+    """Return a source with up to ``CHANGED`` other block sizes, warps or stages.
+
+    Args:
+        source: a Python module.
+        seed: seed of the choice.
+
+    Returns:
+        The source; ``None`` where it has no such number.
+    """
     knobs = [k for k in knobs_of(source) if len(k.choices) > 1]
     if not knobs:
         return None
     draw = random.Random(f"{seed} knobs")
     some = draw.sample(knobs, draw.randint(1, min(CHANGED, len(knobs))))
-    # A step or two away: what is far from a kernel tuned by hand mostly does not fit on the device.
+    # At most two steps away: the kernels are tuned by hand, and sizes far from theirs mostly do not fit on the device.
     chosen = {}
     for k in some:
         at = k.choices.index(k.value)
@@ -126,9 +119,16 @@ def retuned(source: str, seed: int | str) -> str | None:
 
 
 def variations(source: str, entry: str, count: int, seed: int | str) -> list[tuple[str, str]]:
-    """``count`` different (name, source) beside the source itself, fewer where it has no more.
+    """Return different variations of a source.
 
-    Names of variations say what was done: ``names``, ``knobs`` or ``both``, and the number of the draw.
+    Args:
+        source: a Python module.
+        entry: the function whose name and parameters stay.
+        count: number of variations; fewer where the source has no more.
+        seed: seed of the choices.
+
+    Returns:
+        Pairs of a name and a source. The name says what changed (``names``, ``knobs`` or ``both``) and the number of the draw.
     """
     found: list[tuple[str, str]] = []
     seen = {source}
@@ -146,19 +146,25 @@ def variations(source: str, entry: str, count: int, seed: int | str) -> list[tup
     return found
 
 
-class _Names:
-    """What a module binds, and which of its names may change."""
+class ModuleNames:
+    """The names that a module binds, and which of them may change."""
 
-    def __init__(self, tree: ast.Module, entry: str | None, mine: frozenset[str] = frozenset()) -> None:
-        """``entry`` and its parameters are fixed, if it is given; names ``mine`` are the module's own, builtins or not."""
+    def __init__(self, tree: ast.Module, entry: str | None, own: frozenset[str] = frozenset()) -> None:
+        """Read the names of a module.
+
+        Args:
+            tree: its syntax tree.
+            entry: a function whose name and parameters stay; ``None`` for none.
+            own: names that the module defines and that may change, although they are also names of builtins.
+        """
         self.functions: dict[str, list[ast.FunctionDef]] = {}
         self.bound: set[str] = set()
-        self.fixed: set[str] = {*(set(dir(builtins)) - mine), *keyword.kwlist, *keyword.softkwlist}
+        self.fixed: set[str] = {*(set(dir(builtins)) - own), *keyword.kwlist, *keyword.softkwlist}
         if entry is not None:
             self.fixed.add(entry)
         self.imported: set[str] = set()
-        self.ours: set[int] = set()
-        """Keywords (by ``id``) that name a parameter of a function of this module."""
+        self.own_keywords: set[int] = set()
+        """``id`` of each keyword node that names a parameter of a function of this module."""
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
                 self.functions.setdefault(node.name, []).append(node)
@@ -171,7 +177,7 @@ class _Names:
 
     @property
     def free(self) -> list[str]:
-        """The names that may change, sorted."""
+        """Names that may change, sorted."""
         return sorted(n for n in self.bound - self.fixed - self.imported if not n.startswith("__"))
 
     def _look(self, node: ast.AST, entry: str | None) -> None:
@@ -180,7 +186,7 @@ class _Names:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             self.bound.add(node.id)
         elif isinstance(node, ast.FunctionDef) and node.name == entry:
-            self.fixed |= set(_parameters(node))
+            self.fixed |= set(parameters_of(node))
         elif isinstance(node, ast.Import | ast.ImportFrom):
             self.imported |= {(a.asname or a.name).split(".")[0] for a in node.names}
         elif isinstance(node, ast.Global | ast.Nonlocal):
@@ -190,9 +196,9 @@ class _Names:
         elif isinstance(node, ast.MatchMapping) and node.rest:
             self.fixed.add(node.rest)
         elif isinstance(node, ast.AsyncFunctionDef):
-            self.fixed |= {node.name, *_parameters(node)}
+            self.fixed |= {node.name, *parameters_of(node)}
         elif isinstance(node, ast.ClassDef | ast.JoinedStr):
-            # Attributes, and places that Python 3.11 does not tell.
+            # Names of attributes, and names whose position Python 3.11 does not report.
             self.fixed |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | _inner(node)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             self.fixed |= set(re.findall(r"\w+", node.value))  # keys of a configuration, names for getattr
@@ -202,9 +208,9 @@ class _Names:
         called = call.func.value if isinstance(call.func, ast.Subscript) else call.func
         if isinstance(called, ast.Name) and called.id in self.functions:
             for k in call.keywords:
-                takers = [k.arg in _parameters(f) for f in self.functions[called.id]]
+                takers = [k.arg in parameters_of(f) for f in self.functions[called.id]]
                 if all(takers):
-                    self.ours.add(id(k))
+                    self.own_keywords.add(id(k))
                 elif any(takers) or any(f.args.kwarg for f in self.functions[called.id]):
                     self.fixed.add(k.arg or "")
             return
@@ -223,37 +229,39 @@ def _inner(node: ast.AST) -> set[str]:
     found = {node.name} if isinstance(node, ast.ClassDef) else set()
     for f in ast.walk(node):
         if isinstance(f, ast.FunctionDef):
-            found |= {f.name, *_parameters(f)}
+            found |= {f.name, *parameters_of(f)}
     return found
 
 
-def _parameters(f: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+def parameters_of(f: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Return the names of a function's parameters."""
     a = f.args
     more = [x.arg for x in (a.vararg, a.kwarg) if x is not None]
     return [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs)] + more
 
 
-def _map(reader: _Names, draw: random.Random, source: str) -> dict[str, str]:
-    taken = set(re.findall(r"\w+", source)) | reader.fixed | reader.imported
-    names: dict[str, str] = {}
-    for old in reader.free:
+def _map(names: ModuleNames, draw: random.Random, source: str) -> dict[str, str]:
+    """Draw new names for some of the names that may change."""
+    taken = set(re.findall(r"\w+", source)) | names.fixed | names.imported
+    new_names: dict[str, str] = {}
+    for old in names.free:
         if draw.random() > SHARE:
             continue
         plain = old.strip("_") or "v"
-        if old in reader.functions:
-            forms: tuple[str, ...] = _KERNELS if any(jitted(f) for f in reader.functions[old]) else _FUNCTIONS
+        if old in names.functions:
+            forms: tuple[str, ...] = _KERNELS if any(jitted(f) for f in names.functions[old]) else _FUNCTIONS
         else:
             forms = _CONSTANTS if plain.isupper() else _VALUES
         options = [*_WORDS.get(old, ()), *(form.format(plain) for form in forms), *(f"{plain}_{k}" for k in range(2, 200))]
         likely = options[: len(_WORDS.get(old, ())) or len(forms)]
         draw.shuffle(likely)
-        names[old] = next(o for o in [*likely, *options] if o not in taken and o.isidentifier())
-        taken.add(names[old])
-    return names
+        new_names[old] = next(o for o in [*likely, *options] if o not in taken and o.isidentifier())
+        taken.add(new_names[old])
+    return new_names
 
 
 def _defined(source: str) -> Iterator[tuple[int, int, str]]:
-    """Line, column and name of every function that is defined: the tree tells where ``def`` stands, not the name."""
+    """Yield line, column and name of each function definition: the syntax tree has the position of ``def`` only."""
     before = ""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.NAME and before == "def":
@@ -262,7 +270,7 @@ def _defined(source: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _bare(source: str) -> str:
-    """The source without comments and docstrings, which would name what has changed."""
+    """Return the source without comments and docstrings, which would mention old names."""
     lines = source.splitlines(keepends=True)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -272,9 +280,9 @@ def _bare(source: str) -> str:
     gone: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
-            said = node.body[0]
-            alone = source.splitlines()[said.lineno - 1][: said.col_offset].strip() == ""
+            docstring = node.body[0]
+            alone = source.splitlines()[docstring.lineno - 1][: docstring.col_offset].strip() == ""
             if alone and (len(node.body) > 1 or isinstance(node, ast.Module)):
-                gone |= set(range(said.lineno, (said.end_lineno or said.lineno) + 1))
+                gone |= set(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))
     text = "".join(line for row, line in enumerate(lines, 1) if row not in gone)
     return re.sub(r"\n{4,}", "\n\n\n", text).strip("\n") + "\n"

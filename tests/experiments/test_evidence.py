@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-FILE = Path(__file__).parents[2] / "benchmarks/train_evidence.py"
+FILE = Path(__file__).parents[2] / "experiments/learning_evidence/train_evidence.py"
 
 
 @pytest.fixture(scope="module")
@@ -286,14 +286,15 @@ def test_grpo_on_what_sft_was_not_shown(
 
 
 def test_a_batch_that_was_graded_is_learnt_from_whole(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from _evidence_jobs import MARKS, _fits, _until, updates_of
+    from experiments.learning_evidence.jobs import MARKS, _fits, _until, updates_of
 
     now = time.monotonic()
     assert _fits(now + 5, [10.0, 0.1, 0.1, 0.1]) and not _fits(now + 5, [10.0, 0.1, 0.1, 0.1], 4), "the next batch takes as long"
     args = SimpleNamespace(steps_per_generation=4, gradient_accumulation_steps=2, num_iterations=2)
     assert updates_of(args) == 4 and updates_of(SimpleNamespace(gradient_accumulation_steps=2)) == 1
     kept: list[tuple[str, int]] = []
-    monkeypatch.setattr("_evidence_jobs._save", lambda trainer, folder, gradings: kept.append((folder.name, gradings)))
+    saving = "experiments.learning_evidence.jobs._save"
+    monkeypatch.setattr(saving, lambda trainer, folder, gradings: kept.append((folder.name, gradings)))
     until, control = _until(now + 1e6, 16 * MARKS, tmp_path), SimpleNamespace(should_training_stop=False)
     until.trainer = None
     for step in range(1, 4 * MARKS + 1):
@@ -380,7 +381,7 @@ def test_masked_and_missing_answers_are_no_zeros(script: ModuleType) -> None:
     found = script.compared(rows, ("sft", "single"))
     assert found["first"]["answers"] == 2 and found["first"]["sft"]["mean"] == 0.75
     assert found["first"]["single - sft"]["mean"] == 0.25 and found["first"]["single - sft"]["tasks"] == 1
-    assert sys.modules["_evidence_stats"].interval(np.full((2, 3), np.nan))["mean"] is None
+    assert sys.modules["experiments.learning_evidence.stats"].interval(np.full((2, 3), np.nan))["mean"] is None
     assert script.compared([], ("sft",))["first"] == {"answers": 0}
 
 

@@ -1,8 +1,8 @@
 """What training does to a small model in a few minutes of a GPU: SFT, GRPO by one answer and over several turns, PPO.
 
-    python benchmarks/train_evidence.py OUT --data runs/data/demonstrations.parquet [--minutes 9] [--seeds 3] [--work W]
-                                        [--parts sft,single,multi,shaping,report,ppo] [--config FILE.yaml] [--model CHECKPOINT]
-    python benchmarks/train_evidence.py OUT2 --parts report --work W        goes on with what W holds
+    python experiments/learning_evidence/train_evidence.py OUT --data runs/data/demonstrations.parquet [--minutes 9] [--seeds 3]
+        [--work W] [--parts sft,single,multi,shaping,report,ppo] [--config FILE.yaml] [--model CHECKPOINT]
+    python experiments/learning_evidence/train_evidence.py OUT2 --parts report --work W        continues with what W holds
 
 ``sft``: a model with random weights is taught demonstrations, but those of ``--hold`` of the tasks and those that are too long.
 ``single`` and ``multi``: GRPO goes on from there, on the tasks held back (or others: ``--grpo-on``); all seeds run at one time,
@@ -30,16 +30,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+if __package__ in (None, ""):  # run as a script
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from _evidence_data import shown
-from _evidence_grade import common, ppo, report
-from _evidence_jobs import MARKS, child
-from _evidence_learn import grpo, presets_of, sft, shaping
-from _evidence_run import Evidence, replace
-from _evidence_stats import beside, compared, curves, quarters
-from _evidence_time import SHARES, Budget, say, together
+from experiments.learning_evidence.budget import SHARES, Budget, say, together
+from experiments.learning_evidence.demonstrations import shown
+from experiments.learning_evidence.evaluate import common, ppo, report
+from experiments.learning_evidence.evidence import Evidence, replace
+from experiments.learning_evidence.jobs import MARKS, child
+from experiments.learning_evidence.learn import grpo, presets_of, sft, shaping
+from experiments.learning_evidence.stats import beside, compared, curves, quarters
 
 __all__ = ["SHARES", "Budget", "beside", "common", "compared", "curves", "quarters", "replace", "shown", "together"]
 PARTS = ("sft", "single", "multi", "shaping", "report", "ppo")
