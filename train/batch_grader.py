@@ -216,6 +216,9 @@ def workers_here(backend: str) -> int:
 
     Args:
         backend: ``cpu`` or ``cuda``.
+
+    Returns:
+        Gradings at a time, at least 1.
     """
     cores = os.cpu_count() or 1
     return cores if backend == "cpu" else max(1, (cores - 2) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

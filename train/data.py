@@ -123,7 +123,7 @@ def check(tasks: Sequence[Task], backend: str, workers: int, **counts: int) -> N
         tasks: the tasks.
         backend: the backend whose instruction is shown.
         workers: gradings at a time.
-        counts: numbers of variations and so on, by the name of their setting.
+        **counts: numbers of variations and so on, by the name of their setting.
 
     Raises:
         UsageError: a task of the eval split, or a count out of its range.
@@ -148,6 +148,9 @@ def candidates(
         variations: variations of each kernel, in addition to the kernel itself; fewer where it has no more.
         seed: seed of the variations.
         rewrite: a function of a source and the name of its entry function that returns another spelling of each candidate.
+
+    Returns:
+        The candidates; those of a task follow each other.
     """
     found = []
     for task in tasks:
@@ -163,6 +166,9 @@ def accepted(asked: Sequence[Candidate], outcomes: Sequence[Outcome]) -> tuple[l
     Args:
         asked: the candidates.
         outcomes: their outcomes, in the same order.
+
+    Returns:
+        The accepted candidates, and the counts of the others.
     """
     taken, refused = list[Candidate](), Counter[str]()
     for one, outcome in zip(asked, outcomes, strict=True):
@@ -180,6 +186,9 @@ def row(messages: Sequence[Mapping[str, str]], one: Candidate, variation: str | 
         messages: the prompt.
         one: the source that the completion shows, and the task that the other columns describe.
         variation: the column ``variation``; by default that of the source.
+
+    Returns:
+        The columns of the row.
     """
     return {
         "prompt": list(messages), "completion": [answer(one.source)], "variation": variation or one.variation, **about(one.task)
@@ -193,6 +202,9 @@ def repair_messages(instruction: Mapping[str, str], wrong: str, told: str) -> li
         instruction: the message that asks for the kernel.
         wrong: source of the wrong answer.
         told: the grader's feedback on it.
+
+    Returns:
+        The three messages.
     """
     return [instruction, answer(wrong), {"role": "user", "content": follow_up(told)}]
 
@@ -207,6 +219,9 @@ def collected(
         asked: the candidates that were graded.
         refused: how many of them were refused, by reason.
         tasks: the tasks that demonstrations were asked for.
+
+    Returns:
+        The rows, and what was left out.
 
     Raises:
         UsageError: there is no row.
@@ -352,6 +367,12 @@ class Settings(Common):
 def chosen(s: Common) -> list[Task]:
     """Return the tasks that a script is asked for.
 
+    Args:
+        s: the settings.
+
+    Returns:
+        The tasks.
+
     Raises:
         UnknownName: no such format, backend, category or task.
     """
@@ -363,6 +384,12 @@ def chosen(s: Common) -> list[Task]:
 
 def folder(s: Common) -> Path:
     """Make the folder to write to, save the settings in it, and return it.
+
+    Args:
+        s: the settings.
+
+    Returns:
+        The folder.
 
     Raises:
         UsageError: it cannot be made.

@@ -52,6 +52,9 @@ _VLLM = ((0, 22), (0, 31))
 def check(s: Settings) -> None:
     """Check the settings that can be checked without the model.
 
+    Args:
+        s: the settings.
+
     Raises:
         UsageError: a setting out of its range, or settings that exclude each other.
         UnknownName: no such mode, episode reward, category or preset.
@@ -83,6 +86,12 @@ def check(s: Settings) -> None:
 def tasks_of(s: Settings) -> list[Task]:
     """Return the tasks of a run, in the order of the curriculum if there is one.
 
+    Args:
+        s: the settings.
+
+    Returns:
+        The tasks.
+
     Raises:
         UsageError: the split is not train.
         UnknownName: no task matches.
@@ -98,6 +107,12 @@ def tasks_of(s: Settings) -> list[Task]:
 
 def uses_vllm(s: Settings) -> bool:
     """Return whether vLLM generates the answers.
+
+    Args:
+        s: the settings.
+
+    Returns:
+        Whether it does.
 
     Raises:
         UsageError: ``vllm=true``, and vLLM cannot be used.
@@ -127,6 +142,12 @@ def uses_vllm(s: Settings) -> bool:
 
 def config_of_run(s: Settings) -> Any:
     """Return the ``trl.GRPOConfig`` of a run.
+
+    Args:
+        s: the settings.
+
+    Returns:
+        The configuration.
 
     Raises:
         UsageError: TRL is not installed, or it refuses the section ``trainer``.

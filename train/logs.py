@@ -72,6 +72,9 @@ def mirrors(wandb: bool, folder: str | Path) -> list[str]:
         wandb: whether Weights & Biases mirrors the log.
         folder: folder of the run.
 
+    Returns:
+        Names of the loggers; empty for none.
+
     Raises:
         UsageError: ``wandb`` is set and the package is not installed.
     """

@@ -35,6 +35,9 @@ def needed(weights: int, dtype: str, lora: bool, vllm: bool = False) -> int:
         dtype: their dtype.
         lora: whether only a LoRA adapter is trained. It is small, so that the frozen weights alone count.
         vllm: whether vLLM keeps a second copy of the weights on the same GPU, in half precision.
+
+    Returns:
+        Bytes.
     """
     each = _BYTES[dtype]
     return weights * ((each if lora else 4 * each) + (2 if vllm else 0))

@@ -231,6 +231,9 @@ def wrapped(core: str, template: str, context: int) -> Any:
         core: a ``tokenizers.Tokenizer`` as JSON.
         template: the chat template.
         context: the longest text, in tokens.
+
+    Returns:
+        A ``transformers.PreTrainedTokenizerFast``.
     """
     from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerFast

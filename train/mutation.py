@@ -75,6 +75,9 @@ def fault_sites(source: str, kinds: Sequence[str]) -> list[Fault]:
         source: a Python module.
         kinds: some of ``KINDS``.
 
+    Returns:
+        The faults.
+
     Raises:
         SyntaxError: the source is no Python.
     """

@@ -45,6 +45,9 @@ def renamed(source: str, entry: str, seed: int | str) -> str:
         entry: the function whose name and parameters stay.
         seed: seed of the choice of names.
 
+    Returns:
+        The source.
+
     Raises:
         SyntaxError: the source is no Python.
     """
@@ -61,6 +64,9 @@ def occurrences(source: str, tree: ast.Module, names: ModuleNames) -> list[tuple
         source: a Python module.
         tree: its syntax tree.
         names: its names.
+
+    Returns:
+        The occurrences.
     """
     edits: list[tuple[int, int, str]] = []  # line, byte, old name
     for node in ast.walk(tree):
@@ -82,6 +88,9 @@ def replaced(source: str, edits: Sequence[tuple[int, int, str]], names: Mapping[
         source: a Python module.
         edits: where names occur, as ``occurrences`` returns it.
         names: old names and their new ones; other names stay.
+
+    Returns:
+        The source.
     """
     data = [line.encode() for line in source.splitlines(keepends=True)]
     for row, column, old in edits:

@@ -28,6 +28,9 @@ def message(task: Task, backend: str) -> dict[str, str]:
     Args:
         task: the task.
         backend: ``cpu`` or ``cuda``.
+
+    Returns:
+        The message, with ``role`` and ``content``.
     """
     return {"role": "user", "content": instruction(task, backend)}
 
@@ -84,6 +87,9 @@ def only(dataset: Dataset, *, category: str | None = None, pattern: str = "*", s
         category: category of their tasks; ``None`` for all.
         pattern: glob over ids or names of tasks, comma-separated for several.
         split: split of their tasks, or ``all``.
+
+    Returns:
+        The rows.
 
     Raises:
         UnknownName: no such category, or no row matches.

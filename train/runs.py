@@ -36,7 +36,7 @@ def trainer_config(cls: type[T], section: Mapping[str, Any], **ours: Any) -> T:
     Args:
         cls: ``trl.SFTConfig``, ``trl.GRPOConfig``, ...
         section: the section ``trainer`` of the settings.
-        ours: fields that the script sets itself.
+        **ours: fields that the script sets itself.
 
     Returns:
         The configuration.
@@ -65,6 +65,9 @@ def checkpoint_of(out: str, resume: str | None) -> Path | None:
         out: the run's folder.
         resume: ``None``, a checkpoint folder, or ``last``: the newest complete checkpoint in ``out``, where there is one.
 
+    Returns:
+        The checkpoint's folder.
+
     Raises:
         UsageError: the folder is not empty and ``resume`` is ``None``, or there is no such checkpoint.
     """
@@ -90,6 +93,12 @@ def checkpoint_of(out: str, resume: str | None) -> Path | None:
 def step_of(checkpoint: Path) -> int:
     """Return the step at which a checkpoint was written.
 
+    Args:
+        checkpoint: the checkpoint's folder.
+
+    Returns:
+        The step.
+
     Raises:
         UsageError: the file of its state cannot be read.
     """
@@ -101,6 +110,12 @@ def step_of(checkpoint: Path) -> int:
 
 def adapter_of(lora: Mapping[str, Any] | None) -> Any:
     """Return the ``peft.LoraConfig`` of a section ``lora``; ``None`` if there is no such section.
+
+    Args:
+        lora: the section.
+
+    Returns:
+        The configuration.
 
     Raises:
         UsageError: peft is not installed, or it refuses the section.

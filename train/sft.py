@@ -64,6 +64,12 @@ class Settings:
 def trainer_of(s: Settings) -> Any:
     """Return the trainer of a run, after all checks and before any step.
 
+    Args:
+        s: the settings.
+
+    Returns:
+        A ``trl.SFTTrainer``.
+
     Raises:
         UsageError: settings, model or data that cannot be used.
     """
@@ -106,6 +112,9 @@ def fitting(data: Dataset, tokenizer: Any, longest: int | None) -> Dataset:
         data: rows with ``prompt`` and ``completion``.
         tokenizer: has the chat template.
         longest: tokens of prompt and completion together; ``None`` for no limit.
+
+    Returns:
+        The rows.
     """
     if longest is None:
         return data

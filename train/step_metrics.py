@@ -54,6 +54,9 @@ def episode_stats(task: str, turns: Sequence[GradedAnswer], reward: float | None
         task: the task's id.
         turns: its submissions, at least one.
         reward: the reward of the episode; ``None`` where it is masked.
+
+    Returns:
+        The numbers.
     """
     best = best_of(turns)
     rules = Counter(v.rule for j in turns for v in j.outcome.violations)

@@ -31,7 +31,7 @@ class KernelToolEnv:
 
         Args:
             task: the task's id.
-            row: the other columns of the row of data, which are not used.
+            **row: the other columns of the row of data, which are not used.
         """
         self._task, self._turns = task, []
 
@@ -60,6 +60,9 @@ def tools(grader: BatchGrader, metrics: StepMetrics, tokenizer: Any, max_turns: 
         tokenizer: decodes answers.
         max_turns: submissions of an episode.
         episode: which submission counts, ``best`` or ``last``.
+
+    Returns:
+        Keyword arguments.
     """
 
     def kernel_reward(

@@ -52,7 +52,8 @@ def check_beginnings(s: Settings) -> None:
         if not completion[0]["content"].startswith(prefix):
             raise UsageError(
                 f"{s.data}: row {number} does not begin as the chat template of {s.model} begins every answer "
-                f"({prefix[:40]!r}...); make demonstrations with experiments/small_models/data.py style=compact, or the model with answer=free"
+                f"({prefix[:40]!r}...); make demonstrations with experiments/small_models/data.py style=compact, or the model with "
+                "answer=free"
             )
 
 

@@ -112,7 +112,7 @@ def test_answers_that_all_earn_the_same_move_nothing(argv: list[str], model_fold
 
     parameter = torch.nn.Parameter(torch.zeros(3))
     adam = torch.optim.AdamW([parameter], lr=0.1)
-    adam.register_step_pre_hook(grpo_trainer.StandStill())
+    adam.register_step_pre_hook(grpo_trainer.SkipEmptySteps())
     for gradient in ([1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]):
         parameter.grad = torch.tensor(gradient)
         adam.step()
@@ -121,7 +121,7 @@ def test_answers_that_all_earn_the_same_move_nothing(argv: list[str], model_fold
 
 def test_a_gradient_that_is_no_number_moves_nothing() -> None:
     parameter, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
-    adam, still = torch.optim.AdamW([parameter, other], lr=0.1), grpo_trainer.StandStill()
+    adam, still = torch.optim.AdamW([parameter, other], lr=0.1), grpo_trainer.SkipEmptySteps()
     adam.register_step_pre_hook(still)
 
     def step(gradient: list[float]) -> None:
@@ -143,7 +143,7 @@ def test_a_gradient_that_is_no_number_moves_nothing() -> None:
 
 
 def test_one_broken_update_does_not_end_training(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    told = grpo_trainer.StandStill.__call__
+    told = grpo_trainer.SkipEmptySteps.__call__
     number = iter(range(9))
 
     def broken(self: Any, optimizer: torch.optim.Optimizer, *more: Any) -> None:
@@ -151,7 +151,7 @@ def test_one_broken_update_does_not_end_training(argv: list[str], monkeypatch: p
             optimizer.param_groups[0]["params"][0].grad.fill_(math.nan)
         told(self, optimizer, *more)
 
-    monkeypatch.setattr(grpo_trainer.StandStill, "__call__", broken)
+    monkeypatch.setattr(grpo_trainer.SkipEmptySteps, "__call__", broken)
     lines = run([*argv, "trainer.max_steps=3"], Counting(right, wrong))
     assert [x["skipped_updates"] for x in lines] == [0, 1, 0] and all(x["loss"] is not None for x in lines)
 
