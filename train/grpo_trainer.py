@@ -35,7 +35,15 @@ class KernelTrainer(GRPOTrainer):
         return optimizer
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log as TRL's trainer; lines of training also have ``skipped_updates``, updates since the last line without a finite gradient."""
+        """Log as TRL's trainer; lines of training also have ``skipped_updates``.
+
+        That counts the updates since the line before that had no finite gradient.
+
+        Args:
+            logs: the line, which is changed in place.
+            *args: arguments of TRL's method.
+            **kwargs: keyword arguments of TRL's method.
+        """
         if self.skip is not None and "train_runtime" not in logs and not any(k.startswith("eval_") for k in logs):
             logs["skipped_updates"], self.skip.skipped = self.skip.skipped, 0  # in place, as TRL does
         super().log(logs, *args, **kwargs)

@@ -46,6 +46,9 @@ class Budget:
         Args:
             step: the step, which is then no longer remaining.
             seconds: at most so many; by default its share of the remaining time.
+
+        Returns:
+            Seconds.
         """
         left, shares = max(0.0, self._end - self._clock()), sum(SHARES[s] for s in self._left)
         self._left.remove(step)

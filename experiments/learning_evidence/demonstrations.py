@@ -1,4 +1,4 @@
-"""Which demonstrations `train_evidence.py` shows, and which tasks it keeps for reinforcement learning."""
+"""Choose the demonstrations of `train_evidence.py`, and the tasks that it holds back for reinforcement learning."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ if TYPE_CHECKING:
 def shown(
     data: Dataset, tokens: Callable[[Sequence[str]], Sequence[int]], among: Collection[str], *, most: int, hold: float, seed: int
 ) -> tuple[Dataset, dict[str, Any]]:
-    """The demonstrations to learn from, and what was left out.
+    """Choose the demonstrations to learn from.
 
     Args:
         data: rows with ``task`` and ``completion``.
-        tokens: of completions' texts.
+        tokens: returns the number of tokens of each text.
         among: tasks that may be held back.
-        most: tokens of a completion; longer ones are left out, they would be cut off in every later answer.
-        hold: share, 0 to 1, of the tasks in ``among`` with a row that is short enough: none of their rows is shown.
-        seed: of their choice.
+        most: longest completion, in tokens; longer ones are left out, since later answers would be cut off there.
+        hold: share, 0 to 1, of the tasks in ``among`` with a short enough row that are held back: none of their rows is shown.
+        seed: seed of the choice.
 
     Returns:
-        The rows that are left, and counts: ``rows``, ``shown`` and those left out as ``too_long`` or ``held``; ``shown_tasks``,
-        ``held_tasks``.
+        The rows, and counts: ``rows``, ``shown``, ``too_long``, ``held``, ``tasks``; and the lists ``shown_tasks``, ``held_tasks``.
 
     Raises:
         ValueError: nothing is left.
@@ -46,7 +45,17 @@ def shown(
 
 
 def fitting(model: Path, ids: Sequence[str], backend: str, answer: int) -> list[str]:
-    """The tasks whose prompt and an answer of so many tokens fit into the model: all modes are asked the same ones."""
+    """Return the tasks whose prompt and answer fit into the model's context; all modes then have the same tasks.
+
+    Args:
+        model: folder of the checkpoint.
+        ids: ids of tasks.
+        backend: ``cpu`` or ``cuda``: the instruction that is shown.
+        answer: tokens of an answer.
+
+    Returns:
+        Ids of tasks.
+    """
     from kbx_env.baselines.llm.conversation import Conversation
     from kbx_env.train import models, rows
     from transformers import AutoConfig

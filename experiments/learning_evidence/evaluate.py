@@ -1,4 +1,4 @@
-"""The steps of `train_evidence.py` that say how good something is: checkpoints on the eval split, schedules beside experts."""
+"""The steps of `train_evidence.py` that evaluate: checkpoints on the eval split, and schedules beside experts."""
 
 from __future__ import annotations
 
@@ -18,19 +18,23 @@ from experiments.learning_evidence.learn import answer_of, checkpoint_of
 from experiments.learning_evidence.stats import beside, compared
 
 KINDS = ("sft", "single", "multi")
+"""Kinds of checkpoints."""
 _RUN = re.compile(r"(single|multi)-(\d+)")
 
 
 def common(work: Path) -> tuple[str, dict[str, dict[str, int]], list[str]]:
-    """What runs of GRPO in a work folder have in common, whichever command trained them.
+    """Find the last checkpoint that all runs of GRPO in a work folder have reached.
+
+    Args:
+        work: the work folder.
 
     Returns:
-        The folder of the last mark that every run reached (where one reached none: ``final``), gradings and updates there by
-        run, and the runs without any checkpoint.
+        The folder of that mark (``final`` where a run reached none), gradings and updates there by run, and the names of the runs
+        without any checkpoint.
     """
     names = sorted(p.name for p in work.iterdir() if p.is_dir() and _RUN.fullmatch(p.name))
     reached = {n: max((k for k in range(1, MARKS + 1) if (work / n / f"at-{k}").is_dir()), default=0) for n in names}
-    # One that kept nothing at all must not take the marks from the others.
+    # A run without any checkpoint does not count: else the others could not be compared at a mark.
     found = {n: k for n, k in reached.items() if k or checkpoint_of(work / n / "final")}
     folder = f"at-{mark}" if (mark := min(found.values(), default=0)) else "final"
     counts = {n: c for n in found if (c := checkpoint_of(work / n / folder))}
@@ -38,7 +42,14 @@ def common(work: Path) -> tuple[str, dict[str, dict[str, int]], list[str]]:
 
 
 def report(e: Evidence) -> None:
-    """The eval split, or tasks that were learnt, asked of the start and of every run at the same number of gradings."""
+    """Evaluate the SFT checkpoint and every run, at the same number of gradings, on the eval split or on train tasks.
+
+    Args:
+        e: the run of the script.
+
+    Raises:
+        RuntimeError: there is no checkpoint.
+    """
     a, seconds = e.a, e.budget.take("report")
     if e.model is None:
         raise RuntimeError("there is no checkpoint to evaluate: --model, or --work of a command that trained one")
@@ -57,7 +68,7 @@ def report(e: Evidence) -> None:
     (e.work / "rows").mkdir(exist_ok=True)
     commands, rows_of = {}, {}
     for name, folder in folders.items():
-        # A later command with the same settings goes on with the samples that are lacking.
+        # A later command with the same settings does the missing samples only.
         key = hashlib.sha256(json.dumps([asked, _weights(folder)], sort_keys=True).encode()).hexdigest()[:8]
         rows_of[name] = e.work / f"rows/{name}-{key}.jsonl"
         commands[f"report-{name}"] = e.job(
@@ -67,7 +78,7 @@ def report(e: Evidence) -> None:
 
     def collect(last: bool) -> None:
         rows = list({
-            (n, r["task"], r["sample"]): {"kind": n.split("-")[0], "seed": int(n.split("-")[1]), **r}  # the later one knows more
+            (n, r["task"], r["sample"]): {"kind": n.split("-")[0], "seed": int(n.split("-")[1]), **r}  # the later one has more
             for n, file in rows_of.items() for r in lines_of(file)
         }.values())  # fmt: skip
         e.files["evaluation"] = rows
@@ -88,7 +99,7 @@ def report(e: Evidence) -> None:
 
 
 def _weights(folder: Path) -> list[Any]:
-    """What tells a checkpoint from one that was trained into the same folder later."""
+    """Return what distinguishes a checkpoint from a later one in the same folder: size and time of its files."""
     files = sorted(folder.glob("*.safetensors"))
     return [str(folder), *([f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files)]
 
@@ -100,13 +111,20 @@ def _ids(pattern: str) -> set[str]:
 
 
 def ppo(e: Evidence) -> None:
-    """Schedules: learnt at published sizes, chosen for published and held-out ones, graded beside the experts as they are."""
+    """Train schedules at published sizes, and grade the choices for published and held-out sizes beside the unchanged experts.
+
+    Args:
+        e: the run of the script.
+
+    Raises:
+        RuntimeError: PPO finished no iteration, or a folder holds a run on other tasks.
+    """
     a, seconds = e.a, e.budget.take("ppo")
     end = e.budget.elapsed + seconds
     backend = "cuda" if e.cuda else "cpu"
     folders = {k: e.work / f"ppo-{k}" for k in range(a.ppo_seeds)}
-    # Two cores of each GPU are left to the kernels that are timed. On a fresh machine the first gradings may have the GPU alone for
-    # a minute (docs/measurements/2026-11-23-h200-learning.md): who else is at work waits.
+    # Two cores for each GPU are left for the kernels that are timed. On a fresh machine the first gradings may hold the GPU for a
+    # minute (docs/measurements/2026-11-23-h200-learning.md), and other processes wait.
     workers = a.workers or max(1, min(4, (e.cores - 2 * max(1, len(e.gpus))) // a.ppo_seeds))
     minutes = 0.55 * seconds / 60
     commands = {}
@@ -114,16 +132,16 @@ def ppo(e: Evidence) -> None:
         ours = {
             "tasks": a.ppo_tasks, "split": "train", "batch": 16, "minibatch": 16, "lr": 0.002, "entropy": 0.003,
             "workers": workers, "save_every": 1, "iterations": 1000,
-            # Near the expert's own schedule: most of what lies further off only takes the compiler's time.
+            # Near the expert's own schedule: most schedules further away only take the compiler's time.
             "reach": 1, "still": 1.5, "wall": 15,
         }  # fmt: skip
-        # A schedule's speed is the same for every policy: what one seed has measured the others need not measure again.
+        # A shared store: no seed measures a schedule that another one has measured.
         fixed = {
             "backend": backend, "out": str(out), "seed": k, "minutes": round(minutes, 3),
             "store": str(e.work / "ppo-gradings.sqlite"),
         }  # fmt: skip
         words = [e.settings("ppo", f"ppo-{k}", ours, fixed)]
-        if list(out.glob("checkpoints/0*")):  # of an earlier command: its minutes count
+        if list(out.glob("checkpoints/0*")):  # of an earlier command, whose minutes count
             spent = (lines_of(out / "log.jsonl") or [{}])[-1].get("seconds", 0.0)
             words = [f"resume={out}", f"minutes={minutes + spent / 60:.3f}", f"workers={workers}"]
             trained_on = json.loads((out / "run.json").read_text())["tasks"]
@@ -131,7 +149,7 @@ def ppo(e: Evidence) -> None:
                 raise RuntimeError(f"{out} was trained on {trained_on}: give these as --ppo-tasks, or another --work")
         commands[f"ppo-{k}"] = [sys.executable, str(ROOT / "train/ppo.py"), *words]
     graded = e.work / "schedules.jsonl"
-    graded.unlink(missing_ok=True)  # an earlier command's are of what the policy was then
+    graded.unlink(missing_ok=True)  # those of an earlier command are of an earlier policy
 
     def collect(last: bool) -> None:
         rows = lines_of(graded)

@@ -1,4 +1,4 @@
-"""One run of `train_evidence.py`: its folders, its time, its children, and files that are there whole whatever ends it."""
+"""One run of `train_evidence.py`: its folders, time, child processes and result files."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from experiments.learning_evidence.budget import GRACE, Budget, Ended, say, toge
 ROOT = Path(__file__).resolve().parents[2]
 """The repository."""
 MOST = 16 << 20
-"""Bytes of one file that is still looked at by hand and kept beside a page of figures."""
+"""Largest result file in bytes."""
 SECTIONS = ("build", "sft", "grpo", "ppo")
-"""Of ``--config``."""
+"""Sections of ``--config``."""
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Rows of a file, without one that a kill cut off."""
+    """Return the rows of a JSONL file, without incomplete ones; empty where there is no file."""
     found = []
     for line in path.read_text().splitlines() if path.is_file() else []:
         with contextlib.suppress(ValueError):
@@ -37,7 +37,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """As strict JSON has it: numbers that are not finite are ``None``."""
+    """Return a value as strict JSON has it: numbers that are not finite become ``None``."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -46,7 +46,13 @@ def plain(value: Any) -> Any:
 
 
 def replace(path: Path, value: Any, most: int = MOST) -> None:
-    """Write a JSON file whole or not at all; of one that is too large every second row goes, and it says how often that was."""
+    """Write a JSON file atomically. Of one that is too large every second row is left out, as often as ``halved`` in it says.
+
+    Args:
+        path: the file.
+        value: its content.
+        most: largest size in bytes.
+    """
     value, times = plain(value), 0
     while len(text := json.dumps(value, allow_nan=False)) > most:
         value, times = _halved(value), times + 1
@@ -66,22 +72,27 @@ def _halved(value: Any) -> Any:
 
 
 def gpus_here() -> list[str]:
-    """Names of the GPUs that this process sees, as ``CUDA_VISIBLE_DEVICES`` takes them."""
+    """Return the names of the visible GPUs, as ``CUDA_VISIBLE_DEVICES`` takes them."""
     import torch
 
     count = torch.cuda.device_count()
-    seen = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
-    return seen[:count] if len(seen) >= count else [str(k) for k in range(count)]
+    devices = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
+    return devices[:count] if len(devices) >= count else [str(k) for k in range(count)]
 
 
 class Evidence:
     """One run of the script.
 
-    ``result``, ``training`` and ``files`` are what OUT gets: evidence.json, training.json, and one file a name. Steps name in
-    ``collectors`` who brings them up to date from the work folder, called every 15 s and at the end: with ``True`` at the end.
+    ``result``, ``training`` and ``files`` become evidence.json, training.json, and one file for each name. Each step puts a
+    function into ``collectors`` that updates them from the work folder: called with ``False`` every 15 s, with ``True`` at the end.
     """
 
     def __init__(self, a: argparse.Namespace) -> None:
+        """Make the folders.
+
+        Args:
+            a: options of the command line.
+        """
         import torch
         from omegaconf import OmegaConf
 
@@ -98,7 +109,7 @@ class Evidence:
         if unknown := set(self.more) - set(SECTIONS):
             raise SystemExit(f"--config {a.config}: unknown section {', '.join(unknown)}; known: {', '.join(SECTIONS)}")
         self.cores = os.cpu_count() or 1
-        # What an earlier command has trained in this folder goes on from there.
+        # Continue from the checkpoint of an earlier command in this folder.
         before = self.work / "sft/final"
         self.model: Path | None = Path(a.model).absolute() if a.model else before if before.is_dir() else None
         self.result: dict[str, Any] = {
@@ -109,12 +120,16 @@ class Evidence:
         self.training: dict[str, Any] = {}
         self.files: dict[str, Any] = {}
         self.collectors: dict[str, Callable[[bool], None]] = {}
-        # Threads of many processes would fight for the cores.
+        # One thread for each process: there are more processes than cores.
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
 
     def keep(self, last: bool = False) -> None:
-        """Bring everything up to date and write it."""
+        """Update and write all result files.
+
+        Args:
+            last: whether the step is over.
+        """
         for name, collect in self.collectors.items():
             try:
                 collect(last)
@@ -126,7 +141,17 @@ class Evidence:
             replace(self.a.out / f"{name}.json", value)
 
     def settings(self, section: str, name: str, ours: Mapping[str, Any], fixed: Mapping[str, Any]) -> str:
-        """A YAML file for a script: our defaults, over them the user's section, over that what this comparison rests on."""
+        """Write a YAML file with settings of a script, and return its path.
+
+        Args:
+            section: section of ``--config``, which takes precedence over ``ours``.
+            name: name of the file.
+            ours: defaults of this script.
+            fixed: settings that must be the same for the comparison; they take precedence over the section.
+
+        Returns:
+            The path.
+        """
         from omegaconf import OmegaConf
 
         file = self.work / f"{name}.yaml"
@@ -134,7 +159,16 @@ class Evidence:
         return str(file)
 
     def job(self, name: str, seconds: float, **job: Any) -> list[str]:
-        """The command of a child; it ends by itself a little before it would be stopped."""
+        """Write the file of a job and return the command of its child process.
+
+        Args:
+            name: name of the job.
+            seconds: its time; the child ends by itself a little before it would be stopped.
+            **job: content of the file.
+
+        Returns:
+            The command's words.
+        """
         file = self.work / f"{name}.json"
         until = time.time() + max(1.0, seconds - min(GRACE, seconds / 4) - 4)
         file.write_text(json.dumps({**job, "until": until}))
@@ -142,7 +176,14 @@ class Evidence:
         return [sys.executable, str(script), str(self.a.out), "--child", str(file)]
 
     def run(self, step: str, commands: Mapping[str, Sequence[str]], seconds: float, said: Callable[[], str] = lambda: "") -> None:
-        """Run commands side by side; how they ended is kept, and every 15 s what they found by then."""
+        """Run commands side by side, update the result files every 15 s, and record how the commands ended.
+
+        Args:
+            step: name of the step.
+            commands: the commands, by name.
+            seconds: their time.
+            said: returns their progress as text.
+        """
         say(f"{step}: {', '.join(commands)}; {seconds:.0f} s")
 
         def told() -> str:
@@ -160,7 +201,14 @@ class Evidence:
             say(f"{name}: exit status {end.status}: {end.tail.strip()[-600:]}")
 
     def all(self, how: Mapping[str, Callable[[Evidence], None]]) -> int:
-        """Every step that was asked for; one that fails leaves the others what they can do."""
+        """Do all steps; a step that fails does not keep the others from running.
+
+        Args:
+            how: a function of this object for each step.
+
+        Returns:
+            The exit status.
+        """
         self.keep()
         try:
             for name in self.steps:

@@ -44,6 +44,9 @@ def _fits(end: float, steps: Sequence[float], look: int = 3) -> bool:
         end: the end of the time, in ``time.monotonic`` seconds.
         steps: seconds of the steps so far.
         look: the longest of the last steps counts: of so many, but of at least three.
+
+    Returns:
+        Whether it does.
     """
     return not _STOP.asked and time.monotonic() + max(steps[-max(3, look) :], default=0.0) < end
 
@@ -71,6 +74,9 @@ def _until(end: float, gradings: int | None, folder: Path | None) -> Any:
         end: the end of the time, in ``time.monotonic`` seconds.
         gradings: ends training after so many gradings; ``None`` for no such limit.
         folder: keeps ``MARKS`` checkpoints on the way to ``gradings``; ``None`` for none.
+
+    Returns:
+        A ``transformers.TrainerCallback``; its attribute ``trainer`` must be set.
     """
     from transformers import TrainerCallback
 

@@ -1,4 +1,4 @@
-"""The steps of `train_evidence.py` in which a language model learns: SFT, GRPO in its modes, and under shaped rewards."""
+"""The steps of `train_evidence.py` that train a language model: SFT, GRPO in its modes, and GRPO with shaped rewards."""
 
 from __future__ import annotations
 
@@ -21,27 +21,47 @@ GRPO_KEYS = (
     "entropy", "skipped_updates", "completions/clipped_ratio", "completions/mean_length", "frac_reward_zero_std", "grad_norm",
 )  # fmt: skip
 HELD = "held.json"
-"""Of the work folder: what SFT was shown and what not, for GRPO in a later command."""
+"""File in the work folder with the tasks that SFT was shown and those held back, for GRPO in a later command."""
 
 
 @dataclass(frozen=True)
 class Learner:
-    """One run of GRPO: its folder's ``name``, single or multi, a preset of rewards, and patterns of train tasks."""
+    """One run of GRPO."""
 
     name: str
+    """Name of its folder."""
     mode: str
+    """``single`` or ``multi``."""
     preset: str
+    """The reward preset."""
     tasks: str
+    """Patterns of train tasks."""
     seed: int
 
 
 def answer_of(turns: int, length: int, feedback: int) -> int:
-    """Tokens of an episode: every turn has what a single answer has, and verdicts come on top."""
+    """Return the tokens of an episode.
+
+    Args:
+        turns: number of turns.
+        length: tokens of the answer of one turn.
+        feedback: tokens of the feedback after a turn.
+
+    Returns:
+        Tokens of all answers and the feedback between them.
+    """
     return length * turns + feedback * (turns - 1)
 
 
 def sft(e: Evidence) -> None:
-    """A model from nothing, unless there is one, then demonstrations."""
+    """Build a model unless there is one, and train it on demonstrations.
+
+    Args:
+        e: the run of the script.
+
+    Raises:
+        RuntimeError: there is a result already, or SFT made no checkpoint or too few steps.
+    """
     from kbx_env.train import models, rows, settings
     from kbx_env.train.memory import weights_of
 
@@ -56,7 +76,7 @@ def sft(e: Evidence) -> None:
         sizes = {"hidden": a.hidden, "layers": a.layers, "heads": a.heads, "vocab": a.vocab, "context": a.context, "seed": 0}
         file = e.settings("build", "build", sizes, {"out": str(e.work / "model")})
         e.model = build_model.build(settings.read(build_model.Build, [file]))
-    start, e.model = e.model, None  # GRPO from a model that was shown nothing would tell nothing
+    start, e.model = e.model, None  # no GRPO from a model without SFT
     e.result["weights"] = weights_of(start)
     tokenizer = models.tokenizer_for(start)
     data, told = shown(
@@ -69,7 +89,7 @@ def sft(e: Evidence) -> None:
     ours = {"trainer": {
         "max_steps": 100_000, "learning_rate": 1e-3, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 20,
         "per_device_train_batch_size": 16 if e.cuda else 2, "logging_steps": 5 if e.cuda else 1, "save_strategy": "no",
-        "max_grad_norm": 1.0, "disable_tqdm": True, "gradient_checkpointing": False,  # small models: time is short, not memory
+        "max_grad_norm": 1.0, "disable_tqdm": True, "gradient_checkpointing": False,  # small models need little memory
     }}  # fmt: skip
     fixed = {"model": str(start), "data": str(rows.write(data, e.work / "shown", "parquet")), "out": str(out)}
     seconds -= time.monotonic() - before
@@ -93,17 +113,24 @@ def sft(e: Evidence) -> None:
         raise RuntimeError("no checkpoint came out of SFT")
     collect(True)
     if (done := e.result["sft"]["steps"]) < a.least_steps:
-        # What goes on from there would take the rest of the minutes and tell nothing.
+        # Later steps would spend the remaining minutes on a model that has learnt too little.
         raise RuntimeError(f"SFT did {done} steps, fewer than --least-steps {a.least_steps}: more minutes; the start counts too")
     e.model = out / "final"
 
 
 def grpo(e: Evidence) -> None:
-    """Every mode and seed side by side, from one checkpoint."""
+    """Run GRPO in every mode with every seed side by side, from one checkpoint.
+
+    Args:
+        e: the run of the script.
+
+    Raises:
+        RuntimeError: no tasks are left for it.
+    """
     from kbx_env.spec.catalog import load_tasks
 
     told, among = (lines_of(e.work / HELD) or [{}])[-1], [t.id for t in load_tasks(split="train", pattern=e.a.tasks)]
-    # What SFT was shown it knows by heart.
+    # The model may have memorized the tasks that SFT was shown.
     if e.a.grpo_on == "held" and told.get("held_tasks"):
         among = [t for t in among if t in told["held_tasks"]]
     elif e.a.grpo_on == "held":
@@ -120,7 +147,7 @@ def grpo(e: Evidence) -> None:
 
 
 def shaping(e: Evidence) -> None:
-    """Shaped against unshaped rewards on the tasks that the shaping is for, all side by side."""
+    """Run GRPO with shaped and with unshaped rewards on the tasks of the shaping, side by side."""
     runs = [
         Learner(f"{preset}-{kind}-{k}", "single", preset if kind == "shaped" else "default", tasks, k)
         for k in range(e.a.seeds) for preset, tasks in presets_of(e.a.shaping_tasks).items() for kind in ("unshaped", "shaped")
@@ -129,10 +156,16 @@ def shaping(e: Evidence) -> None:
 
 
 def presets_of(text: str) -> dict[str, str]:
-    """Preset -> patterns of train tasks, of ``PRESET=PATTERNS;PRESET=PATTERNS``.
+    """Parse ``PRESET=PATTERNS;PRESET=PATTERNS``.
+
+    Args:
+        text: the text.
+
+    Returns:
+        Patterns of train tasks by preset.
 
     Raises:
-        ValueError: no such form.
+        ValueError: the text has another form.
     """
     found = dict(part.partition("=")[::2] for part in text.split(";") if part)
     if not found or not all(found) or not all(found.values()):
@@ -185,15 +218,15 @@ def _learn(e: Evidence, step: str, runs: Sequence[Learner]) -> None:
 
 
 def _settings(e: Evidence, r: Learner, tasks: Sequence[str], many: int) -> str:
-    """The file with a run's settings."""
+    """Write the settings of a run and return their file."""
     a = e.a
     turns = a.turns if r.mode == "multi" else 1
     part = a.batch // turns // a.minibatches
-    # Answers of a backward pass: the runs of a GPU share its memory.
+    # Answers of a backward pass: several runs share the memory of a GPU.
     most = a.at_once if many <= 6 * max(1, len(e.gpus)) else max(1, a.at_once // 2)
     at_once = max(n for n in range(1, min(part, most) + 1) if part % n == 0)
     ours: dict[str, Any] = {
-        # While a run is graded others generate: all cores are shared out, none kept back.
+        # All cores are divided among the runs: while one run grades, others generate.
         "targets": "none", "wall": a.wall, "workers": a.workers or math.ceil(e.cores / many), "samples": 2, "vllm": "false",
         "per_turn_credit": r.mode == "multi",
         "trainer": {
@@ -201,11 +234,11 @@ def _settings(e: Evidence, r: Learner, tasks: Sequence[str], many: int) -> str:
             "temperature": a.temperature, "min_p": a.min_p or None,
             "num_generations": a.generations, "per_device_train_batch_size": at_once,
             "gradient_accumulation_steps": part // at_once, "disable_tqdm": True, "gradient_checkpointing": False,
-            # Where it is what TRL takes anyway it is not said: --config may have generation_batch_size.
+            # Left out where it is TRL's default: --config may have generation_batch_size instead.
             **({"steps_per_generation": a.minibatches * (part // at_once)} if a.minibatches > 1 else {}),
         },
     }  # fmt: skip
-    # Other processes work on this GPU outside of any lease: what was timed beside them would mean nothing.
+    # Kernels are not timed: other processes use this GPU without holding the grader's lock.
     fixed: dict[str, Any] = {
         "model": str(e.model), "out": str(e.work / r.name), "mode": r.mode, "max_turns": turns, "seed": r.seed,
         "tasks": ",".join(tasks), "reward": r.preset, "backend": a.backend, "timing": False,
@@ -217,6 +250,6 @@ def _settings(e: Evidence, r: Learner, tasks: Sequence[str], many: int) -> str:
 
 
 def checkpoint_of(folder: Path) -> dict[str, int] | None:
-    """Gradings and updates of a kept checkpoint; ``None`` where there is none."""
+    """Return gradings and updates of a checkpoint that was kept; ``None`` where there is none."""
     found = lines_of(folder / "gradings.json")
     return {"gradings": found[-1]["gradings"], "updates": found[-1]["step"]} if found else None

@@ -1,4 +1,4 @@
-"""Statistics for `train_evidence.py`: means with intervals, differences of pairs."""
+"""Statistics of `train_evidence.py`: means with intervals, differences of pairs."""
 
 from __future__ import annotations
 
@@ -10,33 +10,52 @@ from typing import Any
 import numpy as np
 
 DRAWS = 4000
-"""Of a bootstrap."""
+"""Draws of a bootstrap."""
 
 
 Asked = set[tuple[str, int]]
-"""Task and sample."""
+"""Pairs of a task and the number of a sample."""
 
 
 def cells(rows: Sequence[Mapping[str, Any]], kind: str, value: str, tasks: Sequence[str], asked: Asked) -> np.ndarray:
-    """(seeds, tasks) of means over samples; nan where nothing is known. A masked sample (None) is left out, not 0."""
-    mine = [r for r in rows if r["kind"] == kind and (r["task"], r["sample"]) in asked and r[value] is not None]
+    """Return means over samples by seed and task.
+
+    Args:
+        rows: rows of an evaluation.
+        kind: the kind of checkpoint.
+        value: the column.
+        tasks: the tasks.
+        asked: the samples that count.
+
+    Returns:
+        (seeds, tasks) means; nan where nothing is known. A masked sample (``None``) is left out and does not count as 0.
+    """
+    known_rows = [r for r in rows if r["kind"] == kind and (r["task"], r["sample"]) in asked and r[value] is not None]
     seeds = sorted({r["seed"] for r in rows if r["kind"] == kind})
     found = np.full((len(seeds), len(tasks)), np.nan)
     for i, seed in enumerate(seeds):
         for j, task in enumerate(tasks):
-            known = [r[value] for r in mine if (r["seed"], r["task"]) == (seed, task)]
+            known = [r[value] for r in known_rows if (r["seed"], r["task"]) == (seed, task)]
             if known:
                 found[i, j] = sum(known) / len(known)
     return found
 
 
 def interval(of: np.ndarray, seed: int = 0) -> dict[str, Any]:
-    """The mean with a 95 % percentile bootstrap over seeds and tasks, both drawn; of one seed over tasks alone."""
+    """Return the mean with a 95 % percentile bootstrap that draws seeds and tasks.
+
+    Args:
+        of: (seeds, tasks) values; nan where not known.
+        seed: seed of the draws.
+
+    Returns:
+        ``mean``, ``low``, ``high``, and numbers of ``seeds`` and ``tasks``.
+    """
     if not of.size or np.isnan(of).all():
         return {"mean": None, "low": None, "high": None, "seeds": int(of.shape[0]), "tasks": 0}
     draw = np.random.default_rng(seed)
     n, m = of.shape
-    # How often each seed and each task is drawn; weights instead of copies.
+    # How often each seed and each task is drawn, as weights.
     often = [draw.multinomial(k, np.full(k, 1 / k), DRAWS).astype(float) for k in (n, m)]
     total, count = (np.einsum("di,ij,dj->d", often[0], x, often[1]) for x in (np.nan_to_num(of), (~np.isnan(of)).astype(float)))
     means = total[count > 0] / count[count > 0]
@@ -46,10 +65,17 @@ def interval(of: np.ndarray, seed: int = 0) -> dict[str, Any]:
 
 
 def compared(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> dict[str, Any]:
-    """Mean rewards of every kind, and differences of pairs of the same seed and task.
+    """Return mean rewards of every kind of checkpoint, and differences of pairs of the same seed and task.
 
-    Only what every checkpoint was asked and answered in time counts. ``first``: the first answer's reward; ``best``: the
-    episode's, which a row lacks that was written after its first answer.
+    Only samples that every checkpoint has answered in time count. ``first`` is the reward of the first answer, ``best`` that of the
+    episode, which a row lacks if only its first answer was graded in time.
+
+    Args:
+        rows: rows of an evaluation.
+        kinds: the kinds of checkpoints.
+
+    Returns:
+        Figures as plain JSON types.
     """
     kinds = [k for k in kinds if any(r["kind"] == k for r in rows)]
     runs = {(r["kind"], r["seed"]) for r in rows}
@@ -64,7 +90,7 @@ def compared(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> dict[st
         told: dict[str, Any] = {"answers": len(asked), **{k: interval(v) for k, v in held.items()}}
         for a, b in (("single", "sft"), ("multi", "sft"), ("multi", "single")):
             if a in held and b in held:
-                # The same number stands for the same draws of answers; a run that is lacking leaves its pair out.
+                # Equal seeds draw equal random numbers. A pair with a missing run is left out.
                 both = sorted({s for k, s in runs if k == a} & {s for k, s in runs if k == b})
                 sides = [held[k][[sorted(s for x, s in runs if x == k).index(s) for s in both]] for k in (a, b)]
                 told[f"{a} - {b}"] = interval(sides[0] - sides[1])
@@ -73,7 +99,7 @@ def compared(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> dict[st
 
 
 def quarters(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Training reward and rates over the first and the last quarter of a run's gradings."""
+    """Return training reward and rates over the first and the last quarter of a run's gradings, from the lines of its log."""
     lines = [x for x in lines if x.get("gradings")]
     if not lines:
         return {}
@@ -88,11 +114,17 @@ def quarters(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def beside(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Schedules beside the experts as they are: of each kind of sizes, for what the policies choose and for the best of training.
+    """Compare schedules with the unchanged experts: for each kind of sizes the policies' choices and the best ones of training.
 
-    ``speedup_over_default``: exp of the mean over seeds and tasks of log(speedup / the default's), each the mean over
-    repetitions, which time both; ``by`` says whether speedups were measured, or estimated as on a CPU. ``gain``: rewards less the
-    default's. ``failed``: schedules that were not correct, by task; they have no speedup and are in no mean.
+    ``speedup_over_default`` is exp of the mean over seeds and tasks of log(speedup / the default's), each the mean over
+    repetitions, which time both. ``by`` says whether speedups were measured, or estimated as on a CPU. ``gain`` is the reward minus
+    the default's. ``failed`` has the schedules that were not correct, by task; they are in no mean.
+
+    Args:
+        rows: gradings of schedules.
+
+    Returns:
+        Figures as plain JSON types.
     """
     found: dict[str, Any] = {}
     for sizes in dict.fromkeys(r["sizes"] for r in rows):
@@ -120,41 +152,41 @@ def _beside(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
                 }  # fmt: skip
             if paid:
                 gains[i, j] = np.mean(paid)
-    whole = interval(logs)
+    speedup = interval(logs)
     for key in ("mean", "low", "high"):
-        whole[key] = None if whole[key] is None else round(math.exp(whole[key]), 5)
+        speedup[key] = None if speedup[key] is None else round(math.exp(speedup[key]), 5)
     failed = {r["task"]: r["verdict"] for r in rows if r["schedule"] == name and r["verdict"] not in ("correct", "infra_fault")}
     measured = any(r["speedup"] for r in rows)
-    return {"speedup_over_default": whole, "by": "measured" if measured else "estimated", "gain": interval(gains), "failed": failed,
-            "tasks": told}  # fmt: skip
+    return {"speedup_over_default": speedup, "by": "measured" if measured else "estimated", "gain": interval(gains),
+            "failed": failed, "tasks": told}  # fmt: skip
 
 
 def _worth(row: Mapping[str, Any]) -> float | None:
-    """Of a schedule: measured speedup, or where none is the estimated share of the roofline; ratios of both mean the same."""
+    """Return the measured speedup of a schedule, or else its estimated share of the roofline: ratios of both mean the same."""
     found: float | None = row["speedup"] or row["share"]
     return found
 
 
 def curves(work: Path, presets: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Runs under shaped rewards beside unshaped ones: gradings needed for the unshaped runs' final rates, by preset.
+    """Compare shaped with unshaped rewards by the gradings needed for the unshaped runs' final rates.
 
     Args:
-        work: holds the runs' folders, ``PRESET-shaped-SEED`` and ``PRESET-unshaped-SEED``.
-        presets: by name.
+        work: folder of the runs' folders, ``PRESET-shaped-SEED`` and ``PRESET-unshaped-SEED``.
+        presets: patterns of tasks by preset.
 
     Returns:
-        Figures, and the same with curves; where runs of either kind tell nothing ``lacking`` says so.
+        Figures by preset, and the same with curves. ``lacking`` names the runs that cannot be compared.
     """
     from kbx_env.rewards.compose import load_preset
     from kbx_env.train import reward_curves
 
     from kbx_env.errors import UsageError
 
-    short, whole = dict[str, Any](), dict[str, Any]()
+    short, with_curves = dict[str, Any](), dict[str, Any]()
     for preset in presets:
         lacking, logs = [], dict[tuple[str, int], list[dict[str, Any]]]()
-        for kind in ("unshaped", "shaped"):  # others are compared with the first
-            for folder in sorted(p for p in work.glob(f"{preset}-{kind}-*") if p.is_dir()):  # jobs' files are there too
+        for kind in ("unshaped", "shaped"):  # the second kind is compared with the first
+            for folder in sorted(p for p in work.glob(f"{preset}-{kind}-*") if p.is_dir()):  # the folder also has the files of jobs
                 try:
                     lines = reward_curves.lines_of(folder)
                     key = (kind, int(folder.name.rpartition("-")[2]))
@@ -165,13 +197,13 @@ def curves(work: Path, presets: Mapping[str, str]) -> tuple[dict[str, Any], dict
         if {k for k, _ in logs} == {"unshaped", "shaped"}:
             runs, terms = reward_curves.runs_of(logs, load_preset("default").weights)
             told = _rounded(reward_curves.compare(runs)) | {"base_terms": terms, "lacking": lacking}
-            whole[preset] = told
+            with_curves[preset] = told
             metrics = {m: {n: {k: v for k, v in x.items() if k != "curve"} for n, x in of.items()}
                        for m, of in told["metrics"].items()}  # fmt: skip
             short[preset] = {k: v for k, v in told.items() if k != "intervals"} | {"metrics": metrics}
         else:
-            short[preset] = whole[preset] = {"lacking": lacking or ["no runs"]}
-    return short, whole
+            short[preset] = with_curves[preset] = {"lacking": lacking or ["no runs"]}
+    return short, with_curves
 
 
 def _rounded(value: Any) -> Any:

@@ -1,22 +1,21 @@
-"""What training does to a small model in a few minutes of a GPU: SFT, GRPO by one answer and over several turns, PPO.
+"""Measure what SFT, GRPO (one answer, several turns) and PPO do to a small model in some minutes of a GPU.
 
     python experiments/learning_evidence/train_evidence.py OUT --data runs/data/demonstrations.parquet [--minutes 9] [--seeds 3]
         [--work W] [--parts sft,single,multi,shaping,report,ppo] [--config FILE.yaml] [--model CHECKPOINT]
-    python experiments/learning_evidence/train_evidence.py OUT2 --parts report --work W        continues with what W holds
+    python experiments/learning_evidence/train_evidence.py OUT2 --parts report --work W        continues with the checkpoints in W
 
-``sft``: a model with random weights is taught demonstrations, but those of ``--hold`` of the tasks and those that are too long.
-``single`` and ``multi``: GRPO goes on from there, on the tasks held back (or others: ``--grpo-on``); all seeds run at one time,
-a turn has as many tokens as a single answer, and compared is what each was at the same number of gradings, the largest that every
-run reached.
-``shaping``: GRPO on tasks of fusion and quantization under shaped and unshaped rewards, compared by the gradings that the shaped
-runs need for the unshaped ones' final rates. ``report`` asks the SFT checkpoint and all of ``single`` and ``multi`` for the whole
-eval split, held-out shapes included. ``ppo`` learns schedules (measured, on a GPU) and grades them beside the experts as they are,
-at published and at held-out sizes.
+``sft``: a model with random weights learns demonstrations, except those of a share ``--hold`` of the tasks and those that are too
+long. ``single`` and ``multi``: GRPO continues on the tasks held back (or others: ``--grpo-on``). All seeds run side by side, and a
+turn may be as long as a single answer. Runs are compared at the largest number of gradings that all of them reached. ``shaping``:
+GRPO on tasks of fusion and quantization with shaped and unshaped rewards, compared by the gradings that shaped runs need for the
+final rates of unshaped ones. ``report`` evaluates the SFT checkpoint and all of ``single`` and ``multi`` on the whole eval split
+with held-out shapes. ``ppo`` learns schedules (measured, on a GPU) and grades them beside the unchanged experts at published and
+at held-out sizes.
 
-Each step has its share of the minutes; one that runs out is stopped with SIGINT, says so, and what it had by then counts. OUT gets
-evidence.json, training.json, shaping.json, evaluation.json and ppo.json, written anew every 15 s, whole, and once more where SIGINT
-or SIGTERM ends this script. Checkpoints live in ``--work``: parts of a later command with the same folder begin with them.
-``--config``: sections ``build``, ``sft``, ``grpo`` and ``ppo`` of those scripts' settings.
+Each step has a share of the minutes. A step that runs out of time is stopped with SIGINT, and its results so far count. OUT gets
+evidence.json, training.json, shaping.json, evaluation.json and ppo.json; they are written every 15 s, atomically, and also when
+SIGINT or SIGTERM ends this script. Checkpoints are in ``--work``; a later command with the same folder continues from them.
+``--config`` has sections ``build``, ``sft``, ``grpo`` and ``ppo`` with settings of these scripts.
 """
 
 from __future__ import annotations
@@ -47,12 +46,19 @@ STEPS: Mapping[str, Callable[[Evidence], None]] = {"sft": sft, "grpo": grpo, "sh
 PPO_TASKS = (
     "loss/cross_entropy,fusion/fused_sigmoid_batch_norm,spatialops/interpolate,index/permute_copy,math/bessel_j1"
 )
-"""Of the train split, cheap to grade, and by the cost model's estimate with room above the experts' own schedules; no product:
-larger tiles keep the assembler busy for longer than a grading may take."""
+"""Tasks of the train split that are cheap to grade and for which the cost model estimates that better schedules exist. None is a
+matrix product: its larger tiles take the assembler longer than a grading may take."""
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse and check the command line.
+
+    Args:
+        argv: the arguments; ``None`` for those of the process.
+
+    Returns:
+        The options.
+    """
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("out", type=Path)
     p.add_argument("--data", help="demonstrations, as train/data.py writes them (part sft)")
@@ -116,7 +122,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _check(p: argparse.ArgumentParser, a: argparse.Namespace) -> None:
-    """Patterns and presets, before anything long begins."""
+    """Check patterns and presets, before anything slow starts."""
     from kbx_env.rewards.compose import load_preset
 
     from kbx_env.errors import UsageError
@@ -140,7 +146,7 @@ def _check(p: argparse.ArgumentParser, a: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _polite() -> Iterator[None]:
-    """SIGTERM ends the children too, as Ctrl-C does; what comes after the first signal must not cut off the writing."""
+    """Let SIGTERM end the children as Ctrl-C does, and ignore further signals, so that results are written completely."""
     names = (signal.SIGTERM, signal.SIGINT)
 
     def stop(*_: Any) -> None:
@@ -157,7 +163,7 @@ def _polite() -> Iterator[None]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 when all was done, 1 when something failed, 130 when interrupted; what was found is in OUT either way."""
+    """Run the command; exit status 0 when all is done, 1 when something failed, 130 when interrupted. OUT has the results."""
     a = arguments(argv)
     if a.child:
         return child(a.child)

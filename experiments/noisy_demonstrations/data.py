@@ -1,12 +1,12 @@
-"""Demonstrations of a model that half knows: right kernels with faults at a few places, each there or not by chance.
+"""Make demonstrations with random faults: correct kernels in which each of some places is faulty or not, by chance.
 
-    python train/doubtful.py out=runs/doubtful tasks='quantization/*' places=8 odds=0.6 rows=400 workers=2
+    python experiments/noisy_demonstrations/data.py out=runs/doubtful tasks='quantization/*' places=8 odds=0.6 rows=400 workers=2
 
-A model that is trained on them writes kernels that compile, run and are mostly wrong: each place is faulty in ``odds`` of its
-answers, none in (1 - odds)^places. This is where experiments on what is paid to wrong kernels can begin (``compare_rewards.py``).
-A fault is another operator or a constant twice as large. Chance chooses the places, among the faults that alone make a kernel
-wrong and not crash; what a reward makes of them has no part in it. The tasks are those of the train split. With ``kinds`` faults
-may keep a kernel from running at all, and with ``repairs`` there are rows for answers in several turns.
+A model that is trained on them writes kernels that compile, run and are mostly wrong: each place is faulty in a share ``odds`` of
+its answers, and no place in (1 - odds)^places of them. Comparisons of rewards for wrong kernels (``train/compare_rewards.py``)
+start from such a model. A fault is another operator or a constant twice as large. The places are drawn from the faults that alone
+make a kernel wrong but not crash; no reward takes part in the choice. The tasks are those of the train split. With ``kinds``
+faults may keep a kernel from running, and with ``repairs`` there are rows for answers in several turns.
 """
 
 from __future__ import annotations
@@ -41,58 +41,62 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 RUNNING = ("operator", "number")
-"""Kinds of faults that a kernel can survive, to run and be wrong."""
+"""Kinds of faults with which a kernel can still run."""
 PLACES = "places.json"
+"""File with the places of each task, beside the demonstrations."""
 _ROUND = 3
-"""Times as many faults as are still lacking are graded at once."""
+"""In one round so many times the number of missing faults are graded."""
 
 
 @dataclass(frozen=True)
-class Doubts:
-    """A task's kernel, and where it may be faulty."""
+class NoisyKernel:
+    """A task's kernel and the faults that it may have."""
 
     task: Task
     source: str
     faults: tuple[Fault, ...]
 
 
-def doubts(
+def noisy_kernels(
     tasks: Sequence[Task], count: int, seed: int = 0, *, workers: int = 1, store: Store | None = None, progress: bool = True,
     grade: Callable[..., Outcome] | None = None, kinds: Sequence[str] = RUNNING,
-) -> list[Doubts]:  # fmt: skip
-    """The project's kernels of some tasks with ``count`` places each; a task without a kernel or with fewer is left out.
+) -> list[NoisyKernel]:  # fmt: skip
+    """Choose faults in the project's kernels of some tasks.
 
     Args:
-        tasks: of the train split.
-        count: places of each kernel.
-        seed: of the choice.
+        tasks: tasks of the train split.
+        count: faults of each kernel.
+        seed: seed of the choice.
         workers: gradings at a time.
         store: keeps the gradings.
-        progress: show a bar on stderr, if that is a terminal.
-        grade: stands in for the real grader in tests.
-        kinds: of faults, as in ``breaking.KINDS``. Where all of them are of ``RUNNING`` each must leave a kernel that runs and
-            is wrong; else it may as well not compile, or raise.
+        progress: show a progress bar on stderr, if that is a terminal.
+        grade: replaces the real grader in tests.
+        kinds: kinds of faults, of ``mutation.KINDS``. If all of them are in ``RUNNING``, the kernel must run with each fault and
+            be wrong; else it may also fail to compile or raise.
+
+    Returns:
+        The kernels; a task without a kernel or with fewer faults is left out.
 
     Raises:
-        UsageError: a task of the eval split, or a grading that the machine lost: places must not depend on that.
+        UsageError: a task of the eval split, or a grading that the machine lost: the choice must not depend on that.
         UnknownName: no such kind.
     """
-    if evil := [t.id for t in tasks if splits().get(t.id) != "train"]:
-        raise UsageError(f"no demonstrations of tasks outside the train split: {', '.join(evil[:5])}; use split='train'")
+    if evaluated := [t.id for t in tasks if splits().get(t.id) != "train"]:
+        raise UsageError(f"no demonstrations of tasks outside the train split: {', '.join(evaluated[:5])}; use split='train'")
     for kind in kinds:
         if kind not in KINDS:
             raise UnknownName("kind of fault", kind, KINDS)
     wanted = (Verdict.INCORRECT,) if set(kinds) <= set(RUNNING) else data.MISTAKES
-    found: dict[str, Doubts] = {}
+    found: dict[str, NoisyKernel] = {}
     waiting: dict[str, list[Fault]] = {}
     for task in tasks:
         if (expert := expert_source(task.id)) is not None:
             source = compact(expert, task.entry)
-            found[task.id] = Doubts(task, source, ())
+            found[task.id] = NoisyKernel(task, source, ())
             waiting[task.id] = fault_sites(source, kinds)
             random.Random(f"{seed} {task.id} places").shuffle(waiting[task.id])
     while True:
-        asked: list[tuple[Doubts, Fault]] = []
+        asked: list[tuple[NoisyKernel, Fault]] = []
         for name, one in found.items():
             lacking = _ROUND * (count - len(one.faults))
             asked += [(one, f) for f in waiting[name][:lacking] if _apart(f, one.faults)]
@@ -105,28 +109,32 @@ def doubts(
                 raise UsageError(f"the machine lost a grading of {one.task.id}: {outcome.message[:200]}; give the command again")
             had = found[one.task.id].faults
             if outcome.verdict in wanted and len(had) < count and _apart(fault, had):
-                found[one.task.id] = Doubts(one.task, one.source, (*had, fault))
+                found[one.task.id] = NoisyKernel(one.task, one.source, (*had, fault))
 
 
 def _apart(fault: Fault, others: Sequence[Fault]) -> bool:
+    """Return whether a fault overlaps none of the others."""
     return all(fault.end <= o.begin or o.end <= fault.begin for o in others)
 
 
 def demonstrations(
-    made: Sequence[Doubts], odds: float, count: int, seed: int = 0, backend: str = "cpu", *, repairs: int = 0,
+    made: Sequence[NoisyKernel], odds: float, count: int, seed: int = 0, backend: str = "cpu", *, repairs: int = 0,
     verdicts: Callable[[list[tuple[Task, str, str]]], list[Outcome]] | None = None,
 ) -> Dataset:  # fmt: skip
-    """``count`` rows of each kernel, with the columns of ``data.demonstrations``; ``variation`` has a 1 for each faulty place.
+    """Make rows with the columns of ``train/data.py``; ``variation`` has a 1 for each fault that is there.
 
     Args:
         made: the kernels.
         odds: probability of each fault.
-        count: rows in which the task is all that an answer follows.
-        seed: of the draws.
-        backend: whose instruction is shown.
-        repairs: rows of each kernel in which an earlier, wrong answer and its verdict come first. What follows is drawn as ever:
-            a model that has learnt them answers again, and whether it makes anything of the verdict is left to what is paid.
-        verdicts: grades earlier answers; ``repairs`` need it.
+        count: rows of each kernel with a single answer.
+        seed: seed of the draws.
+        backend: ``cpu`` or ``cuda``: the instruction that is shown.
+        repairs: rows of each kernel in which a wrong answer and its feedback come first. The answer after it is drawn like any
+            other, so that a trained model answers again but has not learnt to use the feedback.
+        verdicts: grades earlier answers; needed for ``repairs``.
+
+    Returns:
+        The rows.
 
     Raises:
         UsageError: a grading of an earlier answer that the machine lost: rows must not depend on that.
@@ -137,7 +145,7 @@ def demonstrations(
     for one in made:
         draw = random.Random(f"{seed} {one.task.id} rows")
 
-        def drawn(one: Doubts = one, draw: random.Random = draw) -> tuple[str, str]:
+        def drawn(one: NoisyKernel = one, draw: random.Random = draw) -> tuple[str, str]:
             faulty = [draw.random() < odds for _ in one.faults]
             text = with_faults(one.source, [f for f, there in zip(one.faults, faulty, strict=True) if there])
             return "".join(str(int(b)) for b in faulty), text
@@ -154,11 +162,11 @@ def demonstrations(
         outcomes = verdicts([(one.task, f"doubtful-{b}", t) for b, t in earlier.items()]) if verdicts and earlier else []
         if lost := [o for o in outcomes if o.verdict is Verdict.INFRA_FAULT]:
             raise UsageError(f"the machine lost a grading of {one.task.id}: {lost[0].message[:200]}; give the command again")
-        told = {b: follow_up(feedback(o)) for b, o in zip(earlier, outcomes, strict=True) if o.verdict in data.MISTAKES}
+        replies = {b: follow_up(feedback(o)) for b, o in zip(earlier, outcomes, strict=True) if o.verdict in data.MISTAKES}
         for (before, wrong), (bits, text) in pairs:
-            if before not in told:
-                continue  # two faults can undo each other, or end in something that is no honest mistake
-            asks = [message(one.task, backend), data.answer(wrong), {"role": "user", "content": told[before]}]
+            if before not in replies:
+                continue  # two faults may cancel out, or end in another verdict than an honest mistake
+            asks = [message(one.task, backend), data.answer(wrong), {"role": "user", "content": replies[before]}]
             again = {"prompt": asks, "completion": [data.answer(text)]}
             rows.append({**again, "variation": f"doubtful-{bits}-after-{before}", **about(one.task)})
     return Dataset.from_list(rows)
@@ -166,22 +174,22 @@ def demonstrations(
 
 @dataclass
 class Settings(data.Common):
-    """Of this script."""
+    """Settings of this script."""
 
     kinds: str = ",".join(RUNNING)
-    """Of faults, comma-separated: operator, number, name, line, bracket. With the last three kernels may not compile, or raise."""
+    """Kinds of faults, comma-separated: operator, number, name, line, bracket. With the last three kernels may fail to run."""
     places: int = 8
-    """Of each kernel that may be faulty."""
+    """Places of each kernel that may be faulty."""
     odds: float = 0.5
-    """With which each is."""
+    """Probability of each fault."""
     rows: int = 400
-    """Of each kernel."""
+    """Rows of each kernel with a single answer."""
     repairs: int = 0
-    """Rows of each kernel beside them, in which a wrong answer and its verdict come first: for answers in several turns."""
+    """More rows of each kernel, in which a wrong answer and its feedback come first: for answers in several turns."""
 
 
 def run(s: Settings) -> None:
-    """Write the rows and say where each kernel may be faulty."""
+    """Write the rows and the places of each kernel, and print a summary."""
     if min(s.places, s.rows, s.workers) < 1 or s.repairs < 0 or not 0 < s.odds < 1:
         raise UsageError(
             f"places is {s.places}, rows is {s.rows}, workers is {s.workers}, repairs is {s.repairs}, odds is {s.odds}; "
@@ -191,30 +199,38 @@ def run(s: Settings) -> None:
     tasks = data.chosen(s)
     out = data.folder(s)
     with contextlib.closing(Store(out / "gradings.sqlite")) as store:
-        made = doubts(tasks, s.places, s.seed, workers=s.workers, store=store, kinds=kinds)
+        made = noisy_kernels(tasks, s.places, s.seed, workers=s.workers, store=store, kinds=kinds)
         if not made:
             raise UsageError(f"none of {len(tasks)} tasks has a kernel with {s.places} such places; give fewer, or other tasks")
         rows = demonstrations(
             made, s.odds, s.rows, s.seed, s.backend, repairs=s.repairs,
             verdicts=lambda asked: data.graded(asked, s.workers, store, True, None),
         )  # fmt: skip
-    told = {d.task.id: [asdict(f) | {"line": line_of(d.source, f)} for f in d.faults] for d in made}
-    (out / PLACES).write_text(json.dumps(told, indent=1))
+    places = {d.task.id: [asdict(f) | {"line": line_of(d.source, f)} for f in d.faults] for d in made}
+    (out / PLACES).write_text(json.dumps(places, indent=1))
     right = sum("1" not in str(v).split("-")[1] for v in rows["variation"])
     print(f"{write(rows, out / 'demonstrations', s.format)}: {len(rows)} rows of {len(made)} tasks, {right} without a fault")
-    if left := sorted({t.id for t in tasks} - told.keys()):
+    if left := sorted({t.id for t in tasks} - places.keys()):
         print(f"left out, with fewer than {s.places} places or no kernel: {', '.join(left)}")
 
 
 def line_of(source: str, fault: Fault) -> str:
-    """The line of a source that a fault is in, the fault marked."""
+    """Return the line of a source with a fault, the fault marked as ``[old -> new]``.
+
+    Args:
+        source: the source without faults.
+        fault: the fault.
+
+    Returns:
+        The line, without the whitespace around it.
+    """
     begin, end = source.rfind("\n", 0, fault.begin) + 1, source.find("\n", fault.end)
     return f"{source[begin : fault.begin]}[{source[fault.begin : fault.end]} -> {fault.text}]{source[fault.end : end]}".strip()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 when written, 2 on bad usage, 130 when interrupted: go on with the same command."""
-    return command("doubtful.py", Settings, __doc__, run, argv)
+    """Run the command; exit status 0 when written, 2 on bad usage, 130 when interrupted (the same command continues)."""
+    return command("data.py", Settings, __doc__, run, argv)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A kernel's source as briefly as Python says it: no comments, one way to break lines, nothing that nobody calls.
+"""Compact sources of kernels: no comments, one way to break lines, no unused functions.
 
-Every source begins alike: the same three imports, then the entry function, then whatever else there is. So that a template can
-begin an answer (``answer=begun`` of ``build_model.py``), and a model need not. Two kinds of sources do not: an entry stays where
-it is whose line needs names of the module (in defaults, annotations, decorators), and imports from ``__future__`` come first.
+All sources begin alike: the same three imports, then the entry function, then the rest. A chat template can therefore write the
+beginning of an answer (``answer=begun`` of ``build_model.py``). There are two exceptions: imports from ``__future__`` come first,
+and an entry function whose definition needs names of the module (in defaults, annotations, decorators) stays where it is.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import ast
 
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
-"""What every source begins with, whether it needs all of it or not."""
+"""The imports at the beginning of every source, even if it does not need all of them."""
 
 
 def compact(source: str, entry: str) -> str:
-    """The same module without comments, docstrings, unused functions and imports, as ``ast.unparse`` writes it: ``HEAD``, the
-    entry, the rest.
+    """Return a module without comments, docstrings, unused functions and imports: ``HEAD``, the entry function, the rest.
 
     Args:
-        source: Python.
-        entry: the function that is called from outside.
+        source: a Python module.
+        entry: the name of its entry function.
+
+    Returns:
+        The source, as ``ast.unparse`` writes it.
 
     Raises:
         SyntaxError: the source is no Python.
@@ -44,13 +46,13 @@ def compact(source: str, entry: str) -> str:
     future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     others = [node for node in tree.body if node not in (*first, *future)]
     rest = [node for node in others if not isinstance(node, ast.Import) or node.names]
-    # A name is looked up when a function runs: the entry may stand before what it calls.
+    # The entry may come before the functions that it calls: names are looked up when it runs.
     tree.body = [*future, *head, *first, *rest]
     return ast.unparse(tree) + "\n"
 
 
 def _early(node: ast.FunctionDef) -> bool:
-    """Whether names of the module are looked up where the function is defined, not when it runs."""
+    """Return whether the definition of a function, before any call, looks up names of the module."""
     a = node.args
     every = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
     parts = [*node.decorator_list, *a.defaults, *filter(None, a.kw_defaults), *filter(None, (x.annotation for x in every))]
@@ -59,6 +61,7 @@ def _early(node: ast.FunctionDef) -> bool:
 
 
 def _needed(node: ast.stmt, tree: ast.Module, entry: str) -> bool:
+    """Return whether a statement of the module is used; remove unused names from an import."""
     if isinstance(node, ast.FunctionDef):
         return node.name == entry or node.name in _named(tree, node)
     if isinstance(node, ast.Import | ast.ImportFrom) and getattr(node, "module", None) != "__future__":
@@ -69,7 +72,7 @@ def _needed(node: ast.stmt, tree: ast.Module, entry: str) -> bool:
 
 
 def _named(tree: ast.Module, but: ast.stmt) -> set[str]:
-    """Names that the rest of a module reads, and the words of its texts, by which something may be looked up."""
+    """Return the names that the other statements of a module use, and their texts, which may name something too."""
     found: set[str] = set()
     for statement in tree.body:
         if statement is not but:

@@ -32,6 +32,13 @@ Settings = grpo.Settings
 def load(s: Settings, config: Any) -> tuple[Any, Any]:
     """Load model and tokenizer; see ``grpo_setup.load``.
 
+    Args:
+        s: the settings.
+        config: the ``trl.GRPOConfig`` of the run.
+
+    Returns:
+        The model and its tokenizer.
+
     Raises:
         UsageError: the template begins answers, so that no tool can be called, or ``grpo_setup.load`` refuses the checkpoint.
     """

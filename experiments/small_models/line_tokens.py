@@ -1,9 +1,9 @@
-"""A tokenizer for small models: whole lines of code are tokens, names are tokenized alike wherever they are copied from and to.
+"""A tokenizer for small models: whole lines of code are tokens, and names have the same tokens in prompt and answer.
 
-Two stages, as in SuperBPE (arXiv 2503.13423): merges inside of words first, then merges over words but never over the end of a
-line. Names are the exception: the one after ``def``, and the parameters of the tasks. They are never merged with anything around
-them, so that a name read in the prompt is written with the same tokens. A normalizer may shorten the prompt: it belongs to the
-tokenizer, so that training, reports and servers all send what the model was trained on, and nobody has to know.
+It is trained in two stages, as SuperBPE (arXiv 2503.13423): first merges within words, then merges over words but never over the
+end of a line. The name after ``def`` and the parameters of tasks are never merged with the text around them, so that a name in the
+prompt is written with the same tokens in the answer. A normalizer may shorten the prompt. It belongs to the tokenizer, so that
+training, reports and servers all send the shortened prompt.
 """
 
 from __future__ import annotations
@@ -21,45 +21,62 @@ from kbx_env.spec.catalog import load_tasks
 from kbx_env.spec.task import Task
 
 WORDS = r"[A-Za-z]+|[0-9]+|_+| +|\n+|[^\sA-Za-z0-9_]|[^\S \n]+"
-"""Pieces of one kind of letter each: merges of the first stage never join two kinds."""
+"""Pieces of one kind of character each; merges of the first stage never join two kinds."""
 LINES = r"^(?!def )[^\n]*\n?|^def |[A-Za-z]+|[0-9]+|_+|\([^\n]*\n?|[^\n]|\n"
-"""Whole lines; of a line that defines a function ``def``, the words of the name, and the rest."""
+"""Pieces of the second stage: whole lines; of the definition of a function ``def``, the words of its name, and the rest."""
 SHARE = 0.3
-"""Of the tokens, how many the first stage may take."""
+"""Share of the tokens that the first stage makes at most."""
 GLUE = frozenset({"mask", "dtype", "device", "layout"})
-"""Parameters whose names are in every kernel anyway, for what they are called in torch and Triton."""
+"""Parameters that are no tokens of their own, since every kernel has the same words from torch and Triton."""
 LEAST = 3
-"""Documents that must share a token of the second stage: one of a single kernel could only be learned by heart."""
+"""A token of the second stage must be in so many documents: one of a single kernel could only be memorized."""
 
 
 def shortening(task: Task) -> list[tuple[str, str]]:
-    """Regular expressions and what they are replaced by, which shorten every task's instruction.
+    """Return regular expressions and their replacements that shorten every task's instruction.
 
-    What stays is the task's id, the first paragraph of its contract, and the signature as the line that begins the function.
+    The task's id stays, and the first paragraph of its contract, and the signature as the first line of the function.
+
+    Args:
+        task: any task; all instructions have the same frame.
+
+    Returns:
+        Pairs of a regular expression and a replacement.
     """
-    named, told = f"{task.entry}{task.signature}", []
+    signature, rules = f"{task.entry}{task.signature}", list[tuple[str, str]]()
     for backend in ("cpu", "cuda"):
         text = instruction(task, backend)
         head, _, rest = text.partition(task.spec)
-        before, _, after = rest.partition(named)
-        title = re.escape(head.partition(task.id)[2]).replace(re.escape(named), r"[^\n]*").replace("\\\n", r"\n")
-        told += [(title, "\n"), (_exactly(after), ":\n"), (r"(\n\n(?!Rules)[^\n]+(\n[^\n]+)*)*" + _exactly(before), "\ndef ")]
-    return list(dict.fromkeys(told))
+        before, _, after = rest.partition(signature)
+        title = re.escape(head.partition(task.id)[2]).replace(re.escape(signature), r"[^\n]*").replace("\\\n", r"\n")
+        rules += [(title, "\n"), (_exactly(after), ":\n"), (r"(\n\n(?!Rules)[^\n]+(\n[^\n]+)*)*" + _exactly(before), "\ndef ")]
+    return list(dict.fromkeys(rules))
 
 
 @functools.cache
 def parameter_names() -> tuple[str, ...]:
-    """The parameters of the train split's tasks that are words: shorter ones are symbols, and lines are full of them."""
+    """Return the names of the train split's parameters that are words: shorter ones are symbols, which most lines contain."""
     found = {p for task in load_tasks(split="train") for p in task.signature.parameters}
     return tuple(sorted(p for p in found - GLUE if len(p) >= 3 and not p.startswith("_")))
 
 
 def _exactly(text: str) -> str:
+    """Return a regular expression of the tokenizers library that matches a text."""
     return re.sub(r"([^\w\s,;:'\"`<>=/])", r"\\\1", text).replace("\n", r"\n")
 
 
 def lines_tokenizer(documents: Sequence[str], vocab: int, special: Sequence[str], short: Sequence[tuple[str, str]] = ()) -> Any:
-    """A ``tokenizers.Tokenizer`` of at most ``vocab`` tokens; documents are as they come, not shortened yet."""
+    """Train a tokenizer.
+
+    Args:
+        documents: texts to train on, not shortened.
+        vocab: number of tokens at most.
+        special: special tokens.
+        short: pairs of ``shortening``; empty for prompts in full.
+
+    Returns:
+        A ``tokenizers.Tokenizer``.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     def splitter(pattern: str) -> Any:
@@ -79,7 +96,7 @@ def lines_tokenizer(documents: Sequence[str], vocab: int, special: Sequence[str]
     ids = dict(first.get_vocab())
     parts = sorted(ids, key=ids.__getitem__)
     merges = list(_merges_of(first))
-    # Longer ones first: of two that fit, the expression takes the one that it names first.
+    # Longer names first: the expression takes the first one that matches.
     alone = "|".join(sorted(parameter_names(), key=len, reverse=True))
     lines = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(rf"(?<![\w.])(?:{alone})(?!\w)"), "isolated"),
@@ -105,10 +122,16 @@ def lines_tokenizer(documents: Sequence[str], vocab: int, special: Sequence[str]
 
 
 def only_used(tokenizer: Any, documents: Sequence[str]) -> Any:
-    """The tokenizer with those tokens alone that some documents are made of, and bytes: these documents are tokenized as before.
+    """Return a tokenizer without the tokens that some documents do not need; bytes stay, and the documents keep their tokens.
 
-    What a token was merged from goes too, where it only ever is part of whole lines: a small model spends most of its time on
-    rows of a vocabulary that nothing it is shown or asked for has.
+    Tokens that are only parts of whole lines are removed too. A small model is faster with a small vocabulary.
+
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer`` of ``lines_tokenizer``.
+        documents: the texts.
+
+    Returns:
+        A ``tokenizers.Tokenizer``.
     """
     from tokenizers import Tokenizer
 
@@ -125,11 +148,11 @@ def only_used(tokenizer: Any, documents: Sequence[str]) -> Any:
         parts = [t.value for t in tokenizer.model.tokenize(piece)]
         waiting = parts if len(parts) > 1 else []
         kept.update(parts)
-        while waiting:  # of a line in several tokens every step of its merging stays
+        while waiting:  # the merges of a line that has several tokens stay
             waiting = [p for t in waiting for p in made_of.get(t, ())]
             kept.update(waiting)
     ids = {t: n for n, t in enumerate(sorted(kept, key=model["vocab"].__getitem__))}
-    model["vocab"], model["ignore_merges"] = ids, True  # a piece that is a token is found as it is
+    model["vocab"], model["ignore_merges"] = ids, True  # a piece that is a token needs no merges
     model["merges"] = [[a, b] for a, b in pairs if {a, b, a + b} <= kept]
     for special in state["added_tokens"]:
         special["id"] = ids[special["content"]]
@@ -142,46 +165,69 @@ def _merges_of(tokenizer: Any) -> Iterator[tuple[str, str]]:
 
 
 def _joined(pieces: dict[tuple[str, ...], int], most: int) -> Iterator[tuple[str, str]]:
-    """Merges over words, the most frequent pair first. ``pieces``: of which documents (bits) each piece is."""
-    words = [list(p) for p in pieces]
-    where = list(pieces.values())
-    weight = [mask.bit_count() for mask in where]
-    count: dict[tuple[str, str], int] = defaultdict(int)
-    holders: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for i, word in enumerate(words):
-        for pair in zip(word, word[1:], strict=False):
-            count[pair] += weight[i]
-            holders[pair].add(i)
-    heap = [(-n, pair) for pair, n in count.items()]
-    heapq.heapify(heap)
-    done = 0
-    while heap and done < most:
-        n, pair = heapq.heappop(heap)
-        if -n != count[pair]:
-            continue  # an older count of it
-        documents = 0
-        for i in holders[pair]:
-            documents |= where[i]
-        if documents.bit_count() < LEAST:
+    """Yield merges over words, the most frequent pair first.
+
+    Args:
+        pieces: the documents of each piece, as bits of a number; a piece is given by its tokens.
+        most: number of merges at most.
+
+    Yields:
+        The two tokens that are merged.
+    """
+    counts, done = _PairCounts(pieces), 0
+    while counts.heap and done < most:
+        n, pair = heapq.heappop(counts.heap)
+        if -n != counts.of[pair]:
+            continue  # an outdated count
+        if counts.documents(pair) < LEAST:
             continue
         done += 1
         yield pair
+        counts.merge(pair)
+
+
+class _PairCounts:
+    """How often pairs of neighbouring tokens occur, by number of documents; kept up to date while pairs are merged."""
+
+    def __init__(self, pieces: dict[tuple[str, ...], int]) -> None:
+        self._words, self._where = [list(p) for p in pieces], list(pieces.values())
+        self._weight = [mask.bit_count() for mask in self._where]
+        self.of: dict[tuple[str, str], int] = defaultdict(int)
+        self._holders: dict[tuple[str, str], set[int]] = defaultdict(set)
+        for i in range(len(self._words)):
+            self._count(i, 1)
+        self.heap = [(-n, pair) for pair, n in self.of.items()]
+        heapq.heapify(self.heap)
+
+    def _count(self, i: int, sign: int) -> set[tuple[str, str]]:
+        """Add the pairs of a word to the counts, or take them away; return the pairs."""
+        pairs = list(zip(self._words[i], self._words[i][1:], strict=False))
+        for pair in pairs:
+            self.of[pair] += sign * self._weight[i]
+            if sign > 0:
+                self._holders[pair].add(i)
+            else:
+                self._holders[pair].discard(i)
+        return set(pairs)
+
+    def documents(self, pair: tuple[str, str]) -> int:
+        """Return the number of documents that have a pair."""
+        mask = 0
+        for i in self._holders[pair]:
+            mask |= self._where[i]
+        return mask.bit_count()
+
+    def merge(self, pair: tuple[str, str]) -> None:
+        """Merge a pair in all words."""
         changed: set[tuple[str, str]] = set()
-        for i in sorted(holders.pop(pair)):
-            word = words[i]
-            for p in zip(word, word[1:], strict=False):
-                count[p] -= weight[i]
-                changed.add(p)
-                holders[p].discard(i)
-            k = 0
+        for i in sorted(self._holders.pop(pair)):
+            changed |= self._count(i, -1)
+            word, k = self._words[i], 0
             while k < len(word) - 1:
                 if (word[k], word[k + 1]) == pair:
                     word[k : k + 2] = [pair[0] + pair[1]]
                 k += 1
-            for p in zip(word, word[1:], strict=False):
-                count[p] += weight[i]
-                changed.add(p)
-                holders[p].add(i)
-        for p in changed - {pair}:
-            if count[p] > 0:
-                heapq.heappush(heap, (-count[p], p))
+            changed |= self._count(i, 1)
+        for other in changed - {pair}:
+            if self.of[other] > 0:
+                heapq.heappush(self.heap, (-self.of[other], other))

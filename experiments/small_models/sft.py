@@ -28,6 +28,12 @@ Settings = sft.Settings
 def trainer_of(s: Settings) -> Any:
     """Return the trainer of a run; see ``train/sft.py``.
 
+    Args:
+        s: the settings.
+
+    Returns:
+        A ``trl.SFTTrainer``.
+
     Raises:
         UsageError: the demonstrations do not begin as the template begins answers, or ``train/sft.py`` refuses the settings.
     """
@@ -37,6 +43,9 @@ def trainer_of(s: Settings) -> Any:
 
 def check_beginnings(s: Settings) -> None:
     """Check that each demonstration begins as the chat template begins answers: that part is not learnt.
+
+    Args:
+        s: the settings.
 
     Raises:
         UsageError: a row that begins otherwise; names it, counted from 1.

@@ -35,20 +35,20 @@ def fake(task: str, source: bytes, **options: object) -> Outcome:
 
 
 def test_places_are_those_where_a_kernel_runs_and_is_wrong() -> None:
-    (one,) = doubtful.doubts([load_task(TASK)], 12, grade=fake, progress=False)
+    (one,) = doubtful.noisy_kernels([load_task(TASK)], 12, grade=fake, progress=False)
     assert one.source == SOURCE and len(one.faults) == 12
     for fault in one.faults:
         assert fake(TASK, mutation.with_faults(SOURCE, [fault]).encode()).verdict is Verdict.INCORRECT
     marks = sorted((f.begin, f.end) for f in one.faults)
     assert all(a[1] <= b[0] for a, b in zip(marks, marks[1:]))
     # By seed, and whatever else is asked for beside it.
-    both = doubtful.doubts([load_task(TASK), load_task("math/erfc_sqrt")], 12, grade=fake, progress=False)
-    assert one in both and doubtful.doubts([load_task(TASK)], 12, 1, grade=fake, progress=False) != [one]
-    assert doubtful.doubts([load_task(TASK)], 999, grade=fake, progress=False) == []
+    both = doubtful.noisy_kernels([load_task(TASK), load_task("math/erfc_sqrt")], 12, grade=fake, progress=False)
+    assert one in both and doubtful.noisy_kernels([load_task(TASK)], 12, 1, grade=fake, progress=False) != [one]
+    assert doubtful.noisy_kernels([load_task(TASK)], 999, grade=fake, progress=False) == []
 
 
 def test_each_place_is_faulty_as_often_as_asked() -> None:
-    made = doubtful.doubts([load_task(TASK)], 4, grade=fake, progress=False)
+    made = doubtful.noisy_kernels([load_task(TASK)], 4, grade=fake, progress=False)
     rows = doubtful.demonstrations(made, 0.25, 600)
     assert len(rows) == 600 and set(rows.column_names) >= {"prompt", "completion", "task", "category", "difficulty", "variation"}
     marks = [str(v).removeprefix("doubtful-") for v in rows["variation"]]
@@ -63,7 +63,7 @@ def test_each_place_is_faulty_as_often_as_asked() -> None:
 
 
 def test_answers_after_a_wrong_one_and_its_verdict() -> None:
-    (one,) = doubtful.doubts([load_task(TASK)], 4, grade=fake, progress=False)
+    (one,) = doubtful.noisy_kernels([load_task(TASK)], 4, grade=fake, progress=False)
     asked: list[str] = []
 
     def verdicts(pairs: list[tuple[object, str, str]]) -> list[Outcome]:
@@ -86,11 +86,11 @@ def test_answers_after_a_wrong_one_and_its_verdict() -> None:
 
 
 def test_faults_after_which_nothing_runs() -> None:
-    (one,) = doubtful.doubts([load_task(TASK)], 6, grade=fake, progress=False, kinds=("name", "line"))
+    (one,) = doubtful.noisy_kernels([load_task(TASK)], 6, grade=fake, progress=False, kinds=("name", "line"))
     for fault in one.faults:
         assert fault.text in ("pass", "_", "_0", "_x")
     with pytest.raises(UnknownName, match="bracket"):
-        doubtful.doubts([load_task(TASK)], 6, grade=fake, progress=False, kinds=("typo",))
+        doubtful.noisy_kernels([load_task(TASK)], 6, grade=fake, progress=False, kinds=("typo",))
 
 
 @given(st.sampled_from([t.id for t in load_tasks(split="train", category="fusion")]), st.data())
@@ -130,4 +130,4 @@ def test_the_command_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_no_task_of_the_eval_split() -> None:
     with pytest.raises(UsageError, match="outside the train split"):
-        doubtful.doubts(load_tasks(split="eval")[:1], 3, grade=fake, progress=False)
+        doubtful.noisy_kernels(load_tasks(split="eval")[:1], 3, grade=fake, progress=False)

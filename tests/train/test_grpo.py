@@ -26,7 +26,7 @@ from kbx_env.baselines.llm.local import LocalModel  # noqa: E402
 from kbx_env.eval import report  # noqa: E402
 from kbx_env.train import grpo, grpo_setup, grpo_trainer, logs, memory, models  # noqa: E402
 from kbx_env.train.settings import read  # noqa: E402
-from test_judge import WRONG, by_word, lost, right, wrong  # noqa: E402
+from test_batch_grader import WRONG, by_word, lost, right, wrong  # noqa: E402
 
 KEYS = {
     "step", "seconds", "reward", "gradings", "compile_rate", "correct_rate", "solved_rate", "masked", "speedup",
@@ -216,7 +216,7 @@ def test_a_curriculum_is_in_order(argv: list[str], stack: contextlib.ExitStack) 
 KILLED = """
 import os, signal, sys
 sys.path[:0] = [{tests!r}]
-from test_judge import by_word
+from test_batch_grader import by_word
 from kbx_env.train import grpo, logs
 from kbx_env.train.settings import read
 class Killed(logs.JsonlLog):
