@@ -1,11 +1,11 @@
-"""How many verdicts a second the CPU tier gives: right kernels over warm worker processes.
+"""Measure the verdicts a second of the CPU tier, for correct kernels on warm worker processes.
 
     python benchmarks/cpu_rate.py [--tasks GLOB] [--workers N] [--seconds S] [--targets LIST] [--profile N]
 
-Every expert that matches is graded once to warm up, then all in turns for ``--seconds``. Prints one JSON object: verdicts
-per second, the seconds that one takes (quartiles, by stage), the processor time of one, and the load average: on a shared
-machine the processor time says more than the rate. ``--profile N`` grades N sources in this process instead and prints
-where the grader's own time goes.
+Every expert that matches is graded once to warm up, then all in turn for ``--seconds``. Prints one JSON object: verdicts per
+second, seconds of a verdict (quartiles, by stage), processor time of a verdict, and the load average. On a shared machine the
+processor time is more reliable than the rate. ``--profile N`` grades N sources in this process instead and prints the functions
+that take the most time.
 """
 
 from __future__ import annotations
@@ -32,10 +32,17 @@ from kbx_env.spec.catalog import expert_source, task_ids
 
 
 def requests(pattern: str, targets: list[str]) -> list[Request]:
-    """One request for every expert whose task matches.
+    """Return one request for every expert whose task matches.
+
+    Args:
+        pattern: patterns of tasks.
+        targets: ahead-of-time targets.
+
+    Returns:
+        The requests.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no task matches.
     """
     options = {"backend": "cpu", "targets": targets}
     found = [t for t in task_ids() if any(fnmatchcase(t, p) for p in pattern.split(","))]
@@ -46,17 +53,26 @@ def requests(pattern: str, targets: list[str]) -> list[Request]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and of everything below it, those that have ended included."""
+    """Return the processor seconds of a process and its descendants, with those that have ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # it has just ended
         return 0.0
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + sum(cpu_seconds(int(p)) for p in below)
 
 
 def rate(asked: list[Request], workers: int, seconds: float) -> dict[str, Any]:
-    """Grade for so many seconds, after every request was graded once."""
+    """Grade every request once, then all in turn for some seconds.
+
+    Args:
+        asked: the requests.
+        workers: gradings at a time.
+        seconds: the time.
+
+    Returns:
+        The figures, as plain JSON types.
+    """
     lane = ProcessPool(workers)
     with Executor(lane, attempts=1) as executor:
         start = time.perf_counter()
@@ -90,7 +106,12 @@ def rate(asked: list[Request], workers: int, seconds: float) -> dict[str, Any]:
 
 
 def profile(asked: list[Request], count: int) -> None:
-    """Print the 40 functions of this process that took most, with what they called; the sandbox's work is waiting here."""
+    """Print the 40 functions of this process with the most cumulative time; work in the sandbox shows as waiting.
+
+    Args:
+        asked: the requests.
+        count: gradings.
+    """
     from kbx_env.grading.grader import Grader
 
     with Grader() as grader:
@@ -105,7 +126,7 @@ def profile(asked: list[Request], count: int) -> None:
 
 
 def main() -> int:
-    """See the head of this file."""
+    """Run the command."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--tasks", default="activation/*,math/*")
     p.add_argument("--workers", type=int, default=2)

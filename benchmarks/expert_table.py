@@ -1,9 +1,9 @@
-"""The tables of docs/measurements from one or more results of benchmarks/expert_speed.py.
+"""Make the tables of docs/measurements from results of benchmarks/expert_speed.py.
 
     python benchmarks/expert_table.py RESULT.json... > table.md
 
-Of a task that several results hold, the last complete one counts. A speedup is the geometric mean over the timed sizes;
-the comparison with torch.compile is of the largest size alone.
+If several results have a task, the last complete one counts. A speedup is the geometric mean over the timed sizes; the comparison
+with torch.compile is at the largest size only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 
 def gmean(values: list[float]) -> float:
-    """Geometric mean."""
+    """Return the geometric mean."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def rows(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of each task that was timed at all its sizes."""
+    """Return the rows of each task that was timed at all its sizes."""
     found: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         here: dict[str, list[dict[str, Any]]] = {}

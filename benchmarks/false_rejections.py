@@ -1,4 +1,4 @@
-"""How often the grader rejects what is right: grade every expert on many fresh secret seeds (CPU backend).
+"""Measure how often the grader rejects correct kernels: grade every expert with many new secret seeds (CPU backend).
 
 python benchmarks/false_rejections.py OUT.json [--tasks GLOB] [--times N] [--workers N]
 """
@@ -19,7 +19,7 @@ from kbx_env.spec.catalog import expert_source, task_ids
 
 
 def grade_once(task: str) -> dict[str, Any]:
-    """One grading; only what differs from ``correct`` is kept in full."""
+    """Grade an expert once; only outcomes other than ``correct`` are kept in full."""
     from kbx_env.grading.grader import grade
 
     outcome = grade(task, expert_source(task), backend="cpu", targets=())
@@ -27,7 +27,7 @@ def grade_once(task: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse the command line and write one row per task."""
+    """Run the command; writes one row for each task."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--tasks", default="*")
