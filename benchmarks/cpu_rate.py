@@ -62,27 +62,27 @@ def cpu_seconds(pid: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + sum(cpu_seconds(int(p)) for p in below)
 
 
-def rate(asked: list[Request], workers: int, seconds: float) -> dict[str, Any]:
+def rate(batch: list[Request], workers: int, seconds: float) -> dict[str, Any]:
     """Grade every request once, then all in turn for some seconds.
 
     Args:
-        asked: the requests.
+        batch: the requests.
         workers: gradings at a time.
         seconds: the time.
 
     Returns:
         The figures, as plain JSON types.
     """
-    lane = ProcessPool(workers)
-    with Executor(lane, attempts=1) as executor:
+    pool = ProcessPool(workers)
+    with Executor(pool, attempts=1) as executor:
         start = time.perf_counter()
-        if not lane.ready(300):
+        if not pool.ready(300):
             raise UsageError("the workers did not start within 300 s; see: python -m kbx_env doctor")
         warm = time.perf_counter() - start
-        executor.grade_many(asked)
+        executor.grade_many(batch)
         load, spent = os.getloadavg(), cpu_seconds(os.getpid())
         start = time.perf_counter()
-        turns = itertools.cycle(asked)
+        turns = itertools.cycle(batch)
         ended: list[Outcome] = []
         flight: set[Future[Outcome]] = set()
         while time.perf_counter() < start + seconds:
@@ -97,7 +97,7 @@ def rate(asked: list[Request], workers: int, seconds: float) -> dict[str, Any]:
     return {
         "verdicts_per_second": round(len(ended) / wall, 2), "verdicts": len(ended), "seconds": round(wall, 1),
         "cpu_seconds_of_one": round(spent / len(ended), 3),
-        "workers": workers, "cores": os.cpu_count(), "tasks": len(asked), "start_seconds": round(warm, 1),
+        "workers": workers, "cores": os.cpu_count(), "tasks": len(batch), "start_seconds": round(warm, 1),
         "seconds_of_one": [round(q, 3) for q in statistics.quantiles(took, n=4)] if len(took) > 1 else took,
         "mean_seconds_by_stage": {k: round(sum(o.seconds.get(k, 0) for o in ended) / len(ended), 4) for k in stages},
         "outcomes": dict(Counter(str(o.verdict) for o in ended)),
@@ -105,21 +105,21 @@ def rate(asked: list[Request], workers: int, seconds: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def profile(asked: list[Request], count: int) -> None:
+def profile(batch: list[Request], count: int) -> None:
     """Print the 40 functions of this process with the most cumulative time; work in the sandbox shows as waiting.
 
     Args:
-        asked: the requests.
+        batch: the requests.
         count: gradings.
     """
     from kbx_env.grading.grader import Grader
 
     with Grader() as grader:
-        for request in asked:
+        for request in batch:
             grader.grade(request.task, request.source, **request.options)
         watch = cProfile.Profile()
         watch.enable()
-        for request in itertools.islice(itertools.cycle(asked), count):
+        for request in itertools.islice(itertools.cycle(batch), count):
             grader.grade(request.task, request.source, **request.options)
         watch.disable()
     pstats.Stats(watch).sort_stats("cumulative").print_stats(40).sort_stats("tottime").print_stats(25)
@@ -135,11 +135,11 @@ def main() -> int:
     p.add_argument("--profile", type=int, metavar="N")
     a = p.parse_args()
     try:
-        asked = requests(a.tasks, [t for t in a.targets.split(",") if t])
+        batch = requests(a.tasks, [t for t in a.targets.split(",") if t])
         if a.profile:
-            profile(asked, a.profile)
+            profile(batch, a.profile)
         else:
-            print(json.dumps(rate(asked, a.workers, a.seconds), indent=1))
+            print(json.dumps(rate(batch, a.workers, a.seconds), indent=1))
     except UsageError as e:
         print(f"cpu_rate.py: {e}", file=sys.stderr)
         return 2

@@ -141,14 +141,14 @@ def verified(task: Any, case: Any, args: dict[str, Any], timer: Timer) -> str:
     Returns:
         What is wrong; empty where the result is correct.
     """
-    mine = reference.resolve(args, "cuda")
-    outputs = timer.function(**assembled(mine))
+    call_args = reference.resolve(args, "cuda")
+    outputs = timer.function(**assembled(call_args))
     torch.cuda.synchronize()
     many = isinstance(outputs, tuple | list)
     outputs = tuple(outputs) if many else (outputs,)
-    names = {id(v): k for k, v in mine.items() if isinstance(v, torch.Tensor)}
+    names = {id(v): k for k, v in call_args.items() if isinstance(v, torch.Tensor)}
     aliases = tuple(names.get(id(o)) for o in outputs)
-    after = {k: v for k, v in mine.items() if isinstance(v, torch.Tensor)}
+    after = {k: v for k, v in call_args.items() if isinstance(v, torch.Tensor)}
     answer = judge.Answer(outputs, many, after, aliases, aliases)
     on_gpu = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in args.items()}
     count = judge.calls_needed(task, case)

@@ -44,10 +44,10 @@ def main() -> None:
         last = rs[-1]
         compiled = last["compiled_us"] / last["expert_us"] if last.get("compiled_us") else None
         by.setdefault(t.split("/")[0], []).append((speedup, compiled, t))
-        told = (graded.get(t) or {}).get("evidence") or {}
+        evidence = (graded.get(t) or {}).get("evidence") or {}
         calls = ((graded.get(t) or {}).get("cases") or {}).get("total")
-        launches = f"{told['launches'] / calls:.1f}" if told.get("launches") and calls else ""
-        moved = f"{told['ideal_bytes'] / told['moved_bytes']:.2f}" if told.get("moved_bytes") else ""
+        launches = f"{evidence['launches'] / calls:.1f}" if evidence.get("launches") and calls else ""
+        moved = f"{evidence['ideal_bytes'] / evidence['moved_bytes']:.2f}" if evidence.get("moved_bytes") else ""
         pairs = ", ".join(f"{r['expert_us']:.0f}/{r['eager_us']:.0f}" for r in rs)
         lines.append(
             f"| {t} | {pairs} | {speedup:.3f} | {f'{compiled:.2f}' if compiled else ''} | {launches} | {moved} |"

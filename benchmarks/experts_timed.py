@@ -101,7 +101,7 @@ class PhasedGrader(Grader):
             self._watch_lock(kind)
 
     def _watch_lock(self, kind: str) -> None:
-        real, told = getattr(gpu_lock.GpuLock, kind), self._locks
+        real, locks = getattr(gpu_lock.GpuLock, kind), self._locks
 
         @contextmanager
         def watched(lock: gpu_lock.GpuLock, *args: Any) -> Iterator[float]:
@@ -110,7 +110,7 @@ class PhasedGrader(Grader):
                 try:
                     yield waited
                 finally:
-                    row = told.setdefault(kind, {"holds": 0, "waited": 0.0, "held": 0.0, "longest": 0.0})
+                    row = locks.setdefault(kind, {"holds": 0, "waited": 0.0, "held": 0.0, "longest": 0.0})
                     held = time.monotonic() - began
                     row["holds"] += 1
                     row["waited"] += waited
@@ -202,15 +202,15 @@ def run_once(run: int, tasks: Sequence[str], workers: int, out: Any, seconds: fl
         seconds: gradings that have not ended after so many seconds are listed as ``unfinished``.
         phases: whether the steps of exclusive use are recorded.
     """
-    lanes = gpu_pool(1, workers, PHASED if phases else GRADER, uuids_of(1))
+    pool = gpu_pool(1, workers, PHASED if phases else GRADER, uuids_of(1))
     rows: list[dict[str, Any]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     begun: dict[int, float] = {}
     start = time.perf_counter()
-    lanes.told = lambda request, gpu, worker, begin, end: begun.setdefault(request.sample, begin - start)
+    pool.told = lambda request, gpu, worker, begin, end: begun.setdefault(request.sample, begin - start)
     options = {"backend": "cuda", "targets": ("sm_90",), "timing": True}
     with (
-        Executor(lanes, deadline=deadline_of(True), capacity=sys.maxsize) as executor,
+        Executor(pool, deadline=deadline_of(True), capacity=sys.maxsize) as executor,
         Progress(*columns, console=Console(stderr=True)) as bar,
     ):
         line = bar.add_task(f"run {run}", total=len(tasks))

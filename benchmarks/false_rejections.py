@@ -41,9 +41,9 @@ def main() -> None:
         rows = list(track(pool.imap_unordered(grade_once, jobs), total=len(jobs), description="grading"))
     table = []
     for task in chosen:
-        mine = [r for r in rows if r["task"] == task]
-        wrong = [r["message"] for r in mine if not r["correct"]]
-        table.append({"task": task, "gradings": len(mine), "rejected": len(wrong), "messages": wrong[:10]})
+        own_rows = [r for r in rows if r["task"] == task]
+        wrong = [r["message"] for r in own_rows if not r["correct"]]
+        table.append({"task": task, "gradings": len(own_rows), "rejected": len(wrong), "messages": wrong[:10]})
     options.out.write_text(json.dumps({"seconds": time.time() - start, "tasks": table}, indent=1))
     for row in table:
         if row["rejected"]:

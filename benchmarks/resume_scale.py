@@ -119,11 +119,11 @@ def resume(folder: Path, kind: str, profile: bool) -> dict[str, Any]:
     command = [sys.executable, *how, str(ROOT / "eval" / "report.py"), *arguments(folder, kind)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     took, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    said = folder / f"out-{kind}" / "report.json"
+    report = folder / f"out-{kind}" / "report.json"
     return {
         "seconds": round(took, 1), "processor_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
         "peak_mb": round(after.ru_maxrss / 1024), "load_average": os.getloadavg()[0],
-        "report_mb": round(said.stat().st_size / 1e6, 1), "report_sha": hashlib.sha256(said.read_bytes()).hexdigest(),
+        "report_mb": round(report.stat().st_size / 1e6, 1), "report_sha": hashlib.sha256(report.read_bytes()).hexdigest(),
     }  # fmt: skip
 
 

@@ -66,11 +66,11 @@ def record(out: Path, replays: Sequence[Path], workers: int) -> None:
     outcomes = kbx_env.grade_many(
         [(task, source) for _, task, source in every], workers=workers, backend="cpu", targets=(), seed=SEED
     )
-    told: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for (name, _, _), outcome in zip(every, outcomes, strict=True):
-        told[name] = {k: v for k, v in outcome.to_dict().items() if k not in LEFT_OUT}
-    out.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
-    print(f"{len(told)} outcomes in {out}")
+        by_name[name] = {k: v for k, v in outcome.to_dict().items() if k not in LEFT_OUT}
+    out.write_text(json.dumps(by_name, indent=1, sort_keys=True) + "\n")
+    print(f"{len(by_name)} outcomes in {out}")
 
 
 def compare(before: Path, after: Path) -> int:

@@ -160,9 +160,9 @@ class BatchGrader:
         start = time.monotonic()
         if self.backend == "cuda":
             _make_room()
-        asked = [(task, strip_fences(text).encode("utf-8", "surrogatepass")) for task, text in answers]
+        submissions = [(task, strip_fences(text).encode("utf-8", "surrogatepass")) for task, text in answers]
         futures: dict[tuple[str, bytes], Future[Outcome] | Exception] = {}  # equal answers of a batch are graded once
-        for task, source in asked:
+        for task, source in submissions:
             if (task, source) in futures:
                 continue
             try:
@@ -171,7 +171,7 @@ class BatchGrader:
             except Exception as e:
                 futures[task, source] = e
         found = {key: self._outcome(key[0], future) for key, future in futures.items()}
-        outcomes = [found[key] for key in asked]
+        outcomes = [found[key] for key in submissions]
         self.gradings += len(outcomes)
         self.seconds += time.monotonic() - start
         faults = [o for o in outcomes if o.fault is Fault.INFRA]

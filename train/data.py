@@ -101,19 +101,19 @@ def demonstrations(
     """
     check(tasks, backend, workers, variations=variations, repairs=repairs)
 
-    def grade_all(asked: Sequence[Candidate]) -> list[Outcome]:
-        return graded(asked, workers, store, progress, grade)
+    def grade_all(proposed: Sequence[Candidate]) -> list[Outcome]:
+        return graded(proposed, workers, store, progress, grade)
 
-    asked = candidates(tasks, variations, seed)
-    taken, refused = accepted(asked, grade_all(asked))
+    proposed = candidates(tasks, variations, seed)
+    taken, refused = accepted(proposed, grade_all(proposed))
     mistakes = wrong_versions(taken, repairs, seed, grade_all)
     rows = list[dict[str, Any]]()
     for one in taken:
         instruction = message(one.task, backend)
         rows.append(row([instruction], one))
-        for k, (wrong, told) in mistakes.get((one.task.id, one.variation), {}).items():
-            rows.append(row(repair_messages(instruction, wrong, told), one, f"{REPAIR}-{k}-{one.variation}"))
-    return collected(rows, asked, refused, tasks)
+        for k, (wrong, reply) in mistakes.get((one.task.id, one.variation), {}).items():
+            rows.append(row(repair_messages(instruction, wrong, reply), one, f"{REPAIR}-{k}-{one.variation}"))
+    return collected(rows, proposed, refused, tasks)
 
 
 def check(tasks: Sequence[Task], backend: str, workers: int, **counts: int) -> None:
@@ -134,8 +134,8 @@ def check(tasks: Sequence[Task], backend: str, workers: int, **counts: int) -> N
     if backend not in ("cpu", "cuda"):
         raise UnknownName("backend of prompts", backend, ("cpu", "cuda"))
     if min(counts.values(), default=0) < 0 or workers < 1:
-        told = "".join(f"{name} is {count}, " for name, count in counts.items())
-        raise UsageError(f"{told}workers is {workers}; workers at least 1, the others at least 0")
+        values = "".join(f"{name} is {count}, " for name, count in counts.items())
+        raise UsageError(f"{values}workers is {workers}; workers at least 1, the others at least 0")
 
 
 def candidates(
@@ -160,18 +160,18 @@ def candidates(
     return found
 
 
-def accepted(asked: Sequence[Candidate], outcomes: Sequence[Outcome]) -> tuple[list[Candidate], Counter[str]]:
+def accepted(proposed: Sequence[Candidate], outcomes: Sequence[Outcome]) -> tuple[list[Candidate], Counter[str]]:
     """Return the candidates that may be shown, and how many may not, by reason.
 
     Args:
-        asked: the candidates.
+        proposed: the candidates.
         outcomes: their outcomes, in the same order.
 
     Returns:
         The accepted candidates, and the counts of the others.
     """
     taken, refused = list[Candidate](), Counter[str]()
-    for one, outcome in zip(asked, outcomes, strict=True):
+    for one, outcome in zip(proposed, outcomes, strict=True):
         if reason := _reason(outcome) or _leak(one.source):
             refused[reason] += 1
         else:
@@ -195,28 +195,28 @@ def row(messages: Sequence[Mapping[str, str]], one: Candidate, variation: str | 
     }
 
 
-def repair_messages(instruction: Mapping[str, str], wrong: str, told: str) -> list[Mapping[str, str]]:
+def repair_messages(instruction: Mapping[str, str], wrong: str, reply: str) -> list[Mapping[str, str]]:
     """Return the prompt of a repair.
 
     Args:
         instruction: the message that asks for the kernel.
         wrong: source of the wrong answer.
-        told: the grader's feedback on it.
+        reply: the grader's feedback on it.
 
     Returns:
         The three messages.
     """
-    return [instruction, answer(wrong), {"role": "user", "content": follow_up(told)}]
+    return [instruction, answer(wrong), {"role": "user", "content": follow_up(reply)}]
 
 
 def collected(
-    rows: list[dict[str, Any]], asked: Sequence[Candidate], refused: Counter[str], tasks: Sequence[Task]
+    rows: list[dict[str, Any]], proposed: Sequence[Candidate], refused: Counter[str], tasks: Sequence[Task]
 ) -> Demonstrations:
     """Return the rows as a dataset.
 
     Args:
         rows: the rows.
-        asked: the candidates that were graded.
+        proposed: the candidates that were graded.
         refused: how many of them were refused, by reason.
         tasks: the tasks that demonstrations were asked for.
 
@@ -227,10 +227,10 @@ def collected(
         UsageError: there is no row.
     """
     if not rows:
-        raise UsageError(f"none of {len(asked)} sources may be shown: {counts_text(refused) or 'no task has a kernel'}")
+        raise UsageError(f"none of {len(proposed)} sources may be shown: {counts_text(refused) or 'no task has a kernel'}")
     from datasets import Dataset
 
-    shown = {one.task.id for one in asked}
+    shown = {one.task.id for one in proposed}
     return Demonstrations(Dataset.from_list(rows), refused, tuple(t.id for t in tasks if t.id not in shown))
 
 
@@ -253,13 +253,13 @@ def wrong_versions(
     Returns:
         By task id and variation: number of the version, as ``mutation.broken`` counts them -> its source and the feedback on it.
     """
-    asked, numbers = list[Candidate](), list[int]()
+    proposed, numbers = list[Candidate](), list[int]()
     for one in taken:
         for k, (_, wrong) in enumerate(broken(one.source, repairs, fault_seed(seed, one))):
-            asked.append(one._replace(source=wrong))
+            proposed.append(one._replace(source=wrong))
             numbers.append(k)
     found: dict[tuple[str, str], dict[int, tuple[str, str]]] = {}
-    for k, wrong_one, outcome in zip(numbers, asked, grade_all(asked) if asked else [], strict=True):
+    for k, wrong_one, outcome in zip(numbers, proposed, grade_all(proposed) if proposed else [], strict=True):
         if outcome.verdict in MISTAKES:
             found.setdefault((wrong_one.task.id, wrong_one.variation), {})[k] = wrong_one.source, feedback(outcome)
     return found
@@ -271,12 +271,13 @@ def fault_seed(seed: int, one: Candidate) -> str:
 
 
 def graded(
-    asked: Sequence[tuple[Task, str, str]], workers: int, store: Store | None, progress: bool, grade: Callable[..., Outcome] | None
+    sources: Sequence[tuple[Task, str, str]], workers: int, store: Store | None, progress: bool,
+    grade: Callable[..., Outcome] | None,
 ) -> list[Outcome]:
     """Grade sources.
 
     Args:
-        asked: for each source its task, a name that is not used, and the text; such as ``Candidate`` s.
+        sources: for each source its task, a name that is not used, and the text; such as ``Candidate`` s.
         workers: gradings at a time.
         store: keeps the gradings.
         progress: show a progress bar on stderr, if that is a terminal.
@@ -288,7 +289,7 @@ def graded(
     here = versions.environment("cpu")
     requests = [
         Request(t.id, text.encode(), GRADING, here | {"fingerprint": t.fingerprint}, "demonstrations")
-        for t, _, text in asked
+        for t, _, text in sources
     ]
     with contextlib.ExitStack() as stack:
         pool: WorkerPool
@@ -417,11 +418,11 @@ def write_datasets(s: Settings, make: Callable[[list[Task], Store], Demonstratio
         make: makes the demonstrations of some tasks, with a store of gradings.
     """
     tasks = chosen(s)
-    asked = prompts(tasks, s.backend, repeats=s.repeats, seed=s.seed)
+    questions = prompts(tasks, s.backend, repeats=s.repeats, seed=s.seed)
     out = folder(s)
     with contextlib.closing(Store(out / "gradings.sqlite")) as store:
         made = make(tasks, store)
-    for name, data in (("prompts", asked), ("demonstrations", made.dataset)):
+    for name, data in (("prompts", questions), ("demonstrations", made.dataset)):
         print(f"{write(data, out / name, s.format)}: {len(data)} rows")
     kinds = Counter(str(v).split("-")[0] for v in made.dataset["variation"])
     print(f"demonstrations of {len(set(made.dataset['task']))} tasks: {counts_text(kinds)}")

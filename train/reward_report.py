@@ -107,10 +107,10 @@ def markdown(data: Comparison) -> str:
     heads = ["preset", "seeds", *(METRICS[m] for m in used), f"gradings to {first}'s {METRICS[metric]}", "ratio"]
     lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for p in data["presets"]:
-        mine = data["metrics"].get(metric, {}).get(p)
-        needed = "–" if mine is None or mine["gradings_to_target"] is None else f"{mine['gradings_to_target']:,.0f}"
+        figures = data["metrics"].get(metric, {}).get(p)
+        needed = "–" if figures is None or figures["gradings_to_target"] is None else f"{figures['gradings_to_target']:,.0f}"
         cells = [_ends(m, data["metrics"][m][p]["final"]) for m in used]
-        lines.append(f"| {p} | {len(data['seeds'][p])} | " + " | ".join(cells) + f" | {needed} | {_ratio(mine, p == first)} |")
+        lines.append(f"| {p} | {len(data['seeds'][p])} | " + " | ".join(cells) + f" | {needed} | {_ratio(figures, p == first)} |")
     lines += ["", f"Final: mean over the last {100 * FINAL:g} % of {data['budget_gradings']:,.0f} gradings, which every run has. "
               "Brackets: 95 % t intervals over seeds; of the ratio: expanded percentile bootstrap that draws the seeds of both "
               "presets, target included. None where no two seeds differ.",
@@ -120,8 +120,8 @@ def markdown(data: Comparison) -> str:
     lines += ["Gradings needed, seed by seed (– : never in this budget):", ""]
     lines += ["| preset | seed | gradings needed | final |", "|---|---|---|---|"]
     for p in data["presets"] if metric in data["metrics"] else ():
-        mine = data["metrics"][metric][p]
-        for seed, n, end in zip(data["seeds"][p], mine["gradings_to_target_per_seed"], mine["final_per_seed"], strict=True):
+        figures = data["metrics"][metric][p]
+        for seed, n, end in zip(data["seeds"][p], figures["gradings_to_target_per_seed"], figures["final_per_seed"], strict=True):
             lines.append(f"| {p} | {seed} | {'–' if n is None else f'{n:,.0f}'} | {_value(metric, end)} |")
     lines += ["", "## How it was made", ""]
     lines += [f"- {name}: {value}" for name, value in about.items() if value]
@@ -136,10 +136,10 @@ def markdown(data: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _ratio(mine: Comparison | None, is_first: bool) -> str:
-    if is_first or mine is None:
+def _ratio(figures: Comparison | None, is_first: bool) -> str:
+    if is_first or figures is None:
         return "1" if is_first else "–"
-    r = mine["ratio"]
+    r = figures["ratio"]
     shown = "–" if r["value"] is None else f"{r['value']:.2f}"
     return shown if r["low"] is None else f"{shown} [{_range(r)}]"
 
