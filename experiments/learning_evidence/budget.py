@@ -68,8 +68,8 @@ class Ended:
 
 
 def together(
-    commands: Mapping[str, Sequence[str]], seconds: float, folder: Path, *, said: Callable[[], str] = lambda: "",
-    heard: Callable[[str, Ended], None] = lambda name, end: None, grace: float = GRACE, every: float = 15.0,
+    commands: Mapping[str, Sequence[str]], seconds: float, folder: Path, *, progress: Callable[[], str] = lambda: "",
+    on_end: Callable[[str, Ended], None] = lambda name, end: None, grace: float = GRACE, every: float = 15.0,
     env: Mapping[str, str] | None = None, gpus: Sequence[str] = (),
 ) -> dict[str, Ended]:  # fmt: skip
     """Run commands side by side until their time is over. None outlives the call, however it ends.
@@ -78,10 +78,10 @@ def together(
         commands: the commands, by name.
         seconds: time of all of them; ``grace`` is part of it.
         folder: folder for their output.
-        said: returns their progress as text, called every ``every`` seconds.
-        heard: called when a command has ended, also where this call is interrupted.
+        progress: returns their progress as text, called every ``every`` seconds.
+        on_end: called when a command has ended, also where this call is interrupted.
         grace: seconds between SIGINT and SIGKILL.
-        every: see ``said``.
+        every: see ``progress``.
         env: environment variables in addition to ours.
         gpus: names of GPUs; of several each command sees one, in turn.
 
@@ -89,7 +89,7 @@ def together(
         How each command ended, by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    children = _Children(folder, heard)
+    children = _Children(folder, on_end)
     soft = children.began + max(seconds - min(grace, seconds / 4), 0.0)
     try:
         for k, (name, command) in enumerate(commands.items()):
@@ -100,13 +100,13 @@ def together(
             children.poll(soft, grace)
             if (now := time.monotonic()) - reported > every:
                 reported = now
-                say(said())
+                say(progress())
             time.sleep(0.1)
     except BaseException:
         children.interrupt()
         end = time.monotonic() + HURRY
         with contextlib.suppress(Exception, KeyboardInterrupt):
-            said()  # writes the results so far before we wait: our own parent may not wait for us
+            progress()  # writes the results so far before we wait: our own parent may not wait for us
         while time.monotonic() < end and children.alive:
             time.sleep(0.1)
         raise
@@ -118,8 +118,8 @@ def together(
 class _Children:
     """Commands that run side by side."""
 
-    def __init__(self, folder: Path, heard: Callable[[str, Ended], None]) -> None:
-        self.began, self._folder, self._heard = time.monotonic(), folder, heard
+    def __init__(self, folder: Path, on_end: Callable[[str, Ended], None]) -> None:
+        self.began, self._folder, self._on_end = time.monotonic(), folder, on_end
         self._of, self.ended, self._stopped = dict[str, subprocess.Popen[bytes]](), dict[str, Ended](), set[str]()
 
     @property
@@ -168,7 +168,7 @@ class _Children:
         text = (self._folder / f"{name}.txt").read_text(errors="replace")
         took = round(time.monotonic() - self.began, 1)
         self.ended[name] = Ended(self._of[name].returncode, took, name in self._stopped, text[-2000:])
-        self._heard(name, self.ended[name])
+        self._on_end(name, self.ended[name])
 
     def _stop(self, name: str) -> None:
         self._stopped.add(name)

@@ -60,7 +60,7 @@ def report(e: Evidence) -> None:
     say(f"compared at {e.result['compared_at']}")
     seeds = sorted({int(n.split("-")[1]) for n in counts} or range(a.seeds))
     folders = {f"sft-{k}": e.model for k in seeds} | {n: e.work / n / mark for n in counts}
-    asked = {
+    options = {
         "backend": a.backend, "wall": a.wall, "turns": a.turns, "length": a.length, "temperature": a.temperature, "min_p": a.min_p,
         "room": answer_of(a.turns, a.length, a.feedback), "round": a.round,
         "split": "train" if a.report_on else "eval", "tasks": a.report_on or "*",
@@ -69,11 +69,11 @@ def report(e: Evidence) -> None:
     commands, rows_of = {}, {}
     for name, folder in folders.items():
         # A later command with the same settings does the missing samples only.
-        key = hashlib.sha256(json.dumps([asked, _weights(folder)], sort_keys=True).encode()).hexdigest()[:8]
+        key = hashlib.sha256(json.dumps([options, _weights(folder)], sort_keys=True).encode()).hexdigest()[:8]
         rows_of[name] = e.work / f"rows/{name}-{key}.jsonl"
         commands[f"report-{name}"] = e.job(
             f"report-{name}", seconds, kind="evaluate", model=str(folder), samples=a.samples, seed=1000 + int(name.split("-")[1]),
-            workers=a.workers or math.ceil(e.cores / len(folders)), rows=str(rows_of[name]), **asked,
+            workers=a.workers or math.ceil(e.cores / len(folders)), rows=str(rows_of[name]), **options,
         )  # fmt: skip
 
     def collect(last: bool) -> None:
@@ -82,19 +82,19 @@ def report(e: Evidence) -> None:
             for n, file in rows_of.items() for r in lines_of(file)
         }.values())  # fmt: skip
         e.files["evaluation"] = rows
-        e.result["evaluation"] = {"settings": asked, "all": compared(rows, KINDS)}
+        e.result["evaluation"] = {"settings": options, "all": compared(rows, KINDS)}
         if a.eval_tasks:
             some = _ids(a.eval_tasks)
-            told = compared([r for r in rows if r["task"] in some], KINDS)
-            e.result["evaluation"]["subset"] = {"pattern": a.eval_tasks, **told}
+            figures = compared([r for r in rows if r["task"] in some], KINDS)
+            e.result["evaluation"]["subset"] = {"pattern": a.eval_tasks, **figures}
 
     e.collectors["report"] = collect
     e.run("report", commands, seconds, lambda: "; ".join(f"{n} {len(lines_of(f))} rows" for n, f in rows_of.items()))
     collect(True)
     for which in ("all", "subset"):
         for value in ("first", "best"):
-            told = e.result["evaluation"].get(which, {}).get(value, {})
-            for name, x in list(told.items())[1:]:
+            figures = e.result["evaluation"].get(which, {}).get(value, {})
+            for name, x in list(figures.items())[1:]:
                 say(f"{which}, {value} answer, {name}: {x['mean']} [{x['low']}, {x['high']}]")
 
 
@@ -162,7 +162,7 @@ def ppo(e: Evidence) -> None:
         counts = {n: {"iterations": len(log), "gradings": log[-1]["gradings"]} for n, log in logs.items() if log}
         e.result["ppo"] = {"backend": backend, "tasks": a.ppo_tasks, "training": counts, **beside(rows)}
 
-    def said() -> str:
+    def progress() -> str:
         last = {n: (log or [{}])[-1] for n, log in e.files["ppo"]["log"].items()}
         steps = {out.name: len(lines_of(out / "steps.jsonl")) for out in folders.values()}  # an iteration may take minutes
         return "; ".join(
@@ -170,7 +170,7 @@ def ppo(e: Evidence) -> None:
         )
 
     e.collectors["ppo"] = collect
-    e.run("ppo", commands, 0.65 * seconds, said)
+    e.run("ppo", commands, 0.65 * seconds, progress)
     trained = {k: str(out) for k, out in folders.items() if list(out.glob("checkpoints/0*"))}
     if not trained:
         raise RuntimeError("PPO ended no iteration in its time")
@@ -181,6 +181,6 @@ def ppo(e: Evidence) -> None:
     )  # fmt: skip
     e.run("schedules", {"schedules": command}, left, lambda: f"schedules: {len(lines_of(graded))} gradings")
     collect(True)
-    told: dict[str, Any] = e.result["ppo"]
+    figures: dict[str, Any] = e.result["ppo"]
     for sizes in ("held-out", "published"):
-        say(f"ppo, {sizes}: {json.dumps(told.get(sizes, {}).get('policy', {}).get('speedup_over_default'))}")
+        say(f"ppo, {sizes}: {json.dumps(figures.get(sizes, {}).get('policy', {}).get('speedup_over_default'))}")

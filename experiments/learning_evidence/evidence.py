@@ -175,24 +175,26 @@ class Evidence:
         script = Path(__file__).with_name("train_evidence.py")
         return [sys.executable, str(script), str(self.a.out), "--child", str(file)]
 
-    def run(self, step: str, commands: Mapping[str, Sequence[str]], seconds: float, said: Callable[[], str] = lambda: "") -> None:
+    def run(
+        self, step: str, commands: Mapping[str, Sequence[str]], seconds: float, progress: Callable[[], str] = lambda: ""
+    ) -> None:
         """Run commands side by side, update the result files every 15 s, and record how the commands ended.
 
         Args:
             step: name of the step.
             commands: the commands, by name.
             seconds: their time.
-            said: returns their progress as text.
+            progress: returns their progress as text.
         """
         say(f"{step}: {', '.join(commands)}; {seconds:.0f} s")
 
-        def told() -> str:
+        def updated() -> str:
             self.keep()
-            return said()
+            return progress()
 
-        together(commands, seconds, self.work / "said", said=told, heard=self._heard, env=self.env, gpus=self.gpus)
+        together(commands, seconds, self.work / "said", progress=updated, on_end=self._ended, env=self.env, gpus=self.gpus)
 
-    def _heard(self, name: str, end: Ended) -> None:
+    def _ended(self, name: str, end: Ended) -> None:
         self.result["steps"][name] = {"status": end.status, "seconds": end.seconds, "stopped": end.stopped}
         if end.stopped:
             say(f"{name}: stopped, ended after {end.seconds} s with status {end.status}")

@@ -27,14 +27,14 @@ class _Late(Exception):
     """A second SIGINT came."""
 
 
-_STOP = SimpleNamespace(asked=False)
+_STOP = SimpleNamespace(requested=False)
 """Whether SIGINT came."""
 
 
 def _interrupted(*_: Any) -> None:
-    if _STOP.asked:
+    if _STOP.requested:
         raise _Late
-    _STOP.asked = True
+    _STOP.requested = True
 
 
 def _fits(end: float, steps: Sequence[float], look: int = 3) -> bool:
@@ -48,7 +48,7 @@ def _fits(end: float, steps: Sequence[float], look: int = 3) -> bool:
     Returns:
         Whether it does.
     """
-    return not _STOP.asked and time.monotonic() + max(steps[-max(3, look) :], default=0.0) < end
+    return not _STOP.requested and time.monotonic() + max(steps[-max(3, look) :], default=0.0) < end
 
 
 def updates_of(args: Any) -> int:
@@ -92,7 +92,7 @@ def _until(end: float, gradings: int | None, folder: Path | None) -> Any:
             self.times.append(time.monotonic() - self.last)
             # The first update of a batch generates and grades, which takes long; the batch's other updates are then done too.
             whole = state.global_step % updates_of(args) == 0
-            if _STOP.asked or (whole and not _fits(end, self.times, updates_of(args))):
+            if _STOP.requested or (whole and not _fits(end, self.times, updates_of(args))):
                 control.should_training_stop = True
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
@@ -183,13 +183,13 @@ def evaluate(job: Mapping[str, Any], end: float) -> None:
             if not _fits(end, took):
                 break
             before = time.monotonic()
-            asked = [(t.id, k) for k in range(begin, min(begin + job["round"], job["samples"])) for t in tasks]
-            if done.issuperset(asked):
+            samples = [(t.id, k) for k in range(begin, min(begin + job["round"], job["samples"])) for t in tasks]
+            if done.issuperset(samples):
                 continue
             torch.manual_seed(1000 * job["seed"] + begin)  # of each round, so that a later command draws the same samples
-            answers.begin(asked)
+            answers.begin(samples)
             known = {t.id: t for t in tasks}
-            played = play([[rows.message(known[t], grader.backend) | {"task": t}] for t, _ in asked], stub)
+            played = play([[rows.message(known[t], grader.backend) | {"task": t}] for t, _ in samples], stub)
             for line, best, spans in zip(answers.lines, played[REWARD], played["turn_spans"], strict=True):
                 line |= {"best": best, "turns": len(spans)}
             answers.write()
@@ -202,11 +202,11 @@ class _FirstAnswers:
 
     def __init__(self, grader: Callable[[Sequence[tuple[str, str]]], list[GradedAnswer]], file: Path) -> None:
         self._grader, self._file = grader, file
-        self._asked, self.lines, self._calls = list[tuple[str, int]](), list[dict[str, Any]](), 0
+        self._samples, self.lines, self._calls = list[tuple[str, int]](), list[dict[str, Any]](), 0
 
-    def begin(self, asked: list[tuple[str, int]]) -> None:
+    def begin(self, samples: list[tuple[str, int]]) -> None:
         """Begin a round of episodes, given by task and number of the sample."""
-        self._asked, self._calls = asked, 0
+        self._samples, self._calls = samples, 0
 
     def __call__(self, answers: Sequence[tuple[str, str]]) -> list[GradedAnswer]:
         graded = self._grader(answers)
@@ -217,7 +217,7 @@ class _FirstAnswers:
                     "task": task, "sample": k, "first": g.reward, "verdict": str(g.outcome.verdict),
                     "compiled": None if g.reward is None else float(g.compiled),
                     "correct": None if g.reward is None else float(g.outcome.correct),
-                } for (task, k), g in zip(self._asked, graded, strict=True)
+                } for (task, k), g in zip(self._samples, graded, strict=True)
             ]  # fmt: skip
             self.write()
         return graded
@@ -269,14 +269,14 @@ def schedules(job: Mapping[str, Any], end: float) -> None:
                 BatchGrader(preset, job["backend"], workers=job["workers"], targets=(), wall=60.0, sizes=sizes, split="eval")
             ) for sizes in sources
         }  # fmt: skip
-        parts = [(sizes, asked[k : k + AT_ONCE]) for sizes, asked in sources.items() for k in range(0, len(asked), AT_ONCE)]
+        parts = [(sizes, every[k : k + AT_ONCE]) for sizes, every in sources.items() for k in range(0, len(every), AT_ONCE)]
         for repetition, (sizes, part) in itertools.product(range(job["repetitions"]), parts):
             if not _fits(end, took):
                 return
             before, lines = time.monotonic(), []
-            asked = [(*schedule, task, text) for task, found in part for schedule, text in found]
-            graded = graders[sizes]([(task, text) for _, _, task, text in asked])
-            for (seed, name, task, _), j in zip(asked, graded, strict=True):
+            batch = [(*schedule, task, text) for task, found in part for schedule, text in found]
+            graded = graders[sizes]([(task, text) for _, _, task, text in batch])
+            for (seed, name, task, _), j in zip(batch, graded, strict=True):
                 o = j.outcome
                 lines.append({
                     "sizes": sizes, "schedule": name, "seed": seed, "task": task, "repetition": repetition, "reward": j.reward,
@@ -286,7 +286,7 @@ def schedules(job: Mapping[str, Any], end: float) -> None:
             with Path(job["rows"]).open("a") as file:
                 file.write("".join(json.dumps(line) + "\n" for line in lines))
             took.append(time.monotonic() - before)
-            print(f"{len(asked)} gradings in {took[-1]:.1f} s", flush=True)
+            print(f"{len(batch)} gradings in {took[-1]:.1f} s", flush=True)
 
 
 Schedule = tuple[int | None, str]

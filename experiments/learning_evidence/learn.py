@@ -79,13 +79,13 @@ def sft(e: Evidence) -> None:
     start, e.model = e.model, None  # no GRPO from a model without SFT
     e.result["weights"] = weights_of(start)
     tokenizer = models.tokenizer_for(start)
-    data, told = shown(
+    data, facts = shown(
         rows.load(a.data), lambda texts: [len(x) for x in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]],
         {t.id for t in load_tasks(split="train", pattern=a.tasks)}, most=a.most_tokens, hold=a.hold, seed=a.hold_seed,
     )  # fmt: skip
-    (e.work / HELD).write_text(json.dumps(told))
-    e.result["demonstrations"] = told
-    say(f"model: {e.result['weights']:,} weights; demonstrations: { {k: v for k, v in told.items() if not k.endswith('_tasks')} }")
+    (e.work / HELD).write_text(json.dumps(facts))
+    e.result["demonstrations"] = facts
+    say(f"model: {e.result['weights']:,} weights; demonstrations: { {k: v for k, v in facts.items() if not k.endswith('_tasks')} }")
     ours = {"trainer": {
         "max_steps": 100_000, "learning_rate": 1e-3, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 20,
         "per_device_train_batch_size": 16 if e.cuda else 2, "logging_steps": 5 if e.cuda else 1, "save_strategy": "no",
@@ -104,11 +104,11 @@ def sft(e: Evidence) -> None:
             **({k: known[-1].get(k) for k in SFT_KEYS[1:]} if known else {}),
         }  # fmt: skip
 
-    def said() -> str:
+    def progress() -> str:
         return f"sft: {e.result['sft']}"
 
     e.collectors["sft"] = collect
-    e.run("sft", {"sft": e.job("sft", seconds, kind="sft", settings=e.settings("sft", "sft", ours, fixed))}, seconds, said)
+    e.run("sft", {"sft": e.job("sft", seconds, kind="sft", settings=e.settings("sft", "sft", ours, fixed))}, seconds, progress)
     if not (out / "final").is_dir():
         raise RuntimeError("no checkpoint came out of SFT")
     collect(True)
@@ -129,16 +129,16 @@ def grpo(e: Evidence) -> None:
     """
     from kbx_env.spec.catalog import load_tasks
 
-    told, among = (lines_of(e.work / HELD) or [{}])[-1], [t.id for t in load_tasks(split="train", pattern=e.a.tasks)]
+    facts, among = (lines_of(e.work / HELD) or [{}])[-1], [t.id for t in load_tasks(split="train", pattern=e.a.tasks)]
     # The model may have memorized the tasks that SFT was shown.
-    if e.a.grpo_on == "held" and told.get("held_tasks"):
-        among = [t for t in among if t in told["held_tasks"]]
+    if e.a.grpo_on == "held" and facts.get("held_tasks"):
+        among = [t for t in among if t in facts["held_tasks"]]
     elif e.a.grpo_on == "held":
         say(f"grpo: {e.work / HELD} names no tasks held back, so all of --tasks are learnt from")
     elif e.a.grpo_on == "unseen":
-        if "shown_tasks" not in told:
+        if "shown_tasks" not in facts:
             raise RuntimeError(f"--grpo-on unseen: {e.work / HELD} does not say what SFT was shown; run part sft in this folder")
-        among = [t for t in among if t not in told["shown_tasks"]]
+        among = [t for t in among if t not in facts["shown_tasks"]]
     if not among:
         raise RuntimeError(f"--grpo-on {e.a.grpo_on}: it leaves none of --tasks {e.a.tasks}; --grpo-on all takes them as they are")
     pattern = ",".join(among)
@@ -181,19 +181,19 @@ def _learn(e: Evidence, step: str, runs: Sequence[Learner]) -> None:
         raise RuntimeError("GRPO begins with a checkpoint: --parts sft, --model, or --work of a command that did SFT")
     if there := [r.name for r in runs if (e.work / r.name).exists()]:
         raise RuntimeError(f"{e.work} holds {', '.join(there)} already: leave the part out, or give another --work")
-    asked: dict[str, list[str]] = {}
+    tasks_of: dict[str, list[str]] = {}
     longest = answer_of(a.turns, a.length, a.feedback)
     for r in runs:
-        if r.tasks in asked:
+        if r.tasks in tasks_of:
             continue
         every = [t.id for t in load_tasks(split="train", pattern=r.tasks)]
-        asked[r.tasks] = some = fitting(e.model, every, a.backend, longest)
-        told = {"tasks": some, "too_long": len(every) - len(some)}
-        e.result.setdefault("train_tasks", {})["grpo" if step == "grpo" else r.name.split("-")[0]] = told
+        tasks_of[r.tasks] = some = fitting(e.model, every, a.backend, longest)
+        facts = {"tasks": some, "too_long": len(every) - len(some)}
+        e.result.setdefault("train_tasks", {})["grpo" if step == "grpo" else r.name.split("-")[0]] = facts
         if not some:
             raise RuntimeError(f"no prompt of {r.tasks} leaves room for {longest} tokens of answers; raise --context")
     seconds -= time.monotonic() - began
-    commands = {r.name: e.job(r.name, seconds, kind="grpo", settings=_settings(e, r, asked[r.tasks], len(runs)),
+    commands = {r.name: e.job(r.name, seconds, kind="grpo", settings=_settings(e, r, tasks_of[r.tasks], len(runs)),
                               gradings=a.gradings, marks=step == "grpo") for r in runs}  # fmt: skip
 
     def collect(last: bool) -> None:
@@ -206,15 +206,15 @@ def _learn(e: Evidence, step: str, runs: Sequence[Learner]) -> None:
         if step == "shaping" and last:
             e.result["shaping"], e.files["shaping"] = curves(e.work, presets_of(a.shaping_tasks))
 
-    def said() -> str:
-        told = {r.name: e.result["training"][r.name] for r in runs}
+    def progress() -> str:
+        facts = {r.name: e.result["training"][r.name] for r in runs}
         return "; ".join(
             f"{n} {x.get('updates', 0)} updates, {x.get('gradings', 0)} gradings, reward {x.get('reward_last_quarter')}"
-            for n, x in told.items()
+            for n, x in facts.items()
         )
 
     e.collectors[step] = collect
-    e.run(step, commands, seconds, said)
+    e.run(step, commands, seconds, progress)
 
 
 def _settings(e: Evidence, r: Learner, tasks: Sequence[str], many: int) -> str:

@@ -13,11 +13,11 @@ DRAWS = 4000
 """Draws of a bootstrap."""
 
 
-Asked = set[tuple[str, int]]
+Samples = set[tuple[str, int]]
 """Pairs of a task and the number of a sample."""
 
 
-def cells(rows: Sequence[Mapping[str, Any]], kind: str, value: str, tasks: Sequence[str], asked: Asked) -> np.ndarray:
+def cells(rows: Sequence[Mapping[str, Any]], kind: str, value: str, tasks: Sequence[str], samples: Samples) -> np.ndarray:
     """Return means over samples by seed and task.
 
     Args:
@@ -25,12 +25,12 @@ def cells(rows: Sequence[Mapping[str, Any]], kind: str, value: str, tasks: Seque
         kind: the kind of checkpoint.
         value: the column.
         tasks: the tasks.
-        asked: the samples that count.
+        samples: the samples that count.
 
     Returns:
         (seeds, tasks) means; nan where nothing is known. A masked sample (``None``) is left out and does not count as 0.
     """
-    known_rows = [r for r in rows if r["kind"] == kind and (r["task"], r["sample"]) in asked and r[value] is not None]
+    known_rows = [r for r in rows if r["kind"] == kind and (r["task"], r["sample"]) in samples and r[value] is not None]
     seeds = sorted({r["seed"] for r in rows if r["kind"] == kind})
     found = np.full((len(seeds), len(tasks)), np.nan)
     for i, seed in enumerate(seeds):
@@ -82,19 +82,19 @@ def compared(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> dict[st
     tasks = sorted({r["task"] for r in rows})
     found: dict[str, Any] = {"tasks": len(tasks), "runs": sorted(f"{k}-{s}" for k, s in runs)}
     for value in ("first", "best", "compiled", "correct"):
-        sets: list[Asked] = [
+        sets: list[Samples] = [
             {(r["task"], r["sample"]) for r in rows if (r["kind"], r["seed"]) == run and value in r} for run in runs
         ]
-        asked: Asked = set.intersection(*sets) if sets else set()
-        held = {k: cells(rows, k, value, tasks, asked) for k in kinds} if asked else {}
-        told: dict[str, Any] = {"answers": len(asked), **{k: interval(v) for k, v in held.items()}}
+        samples: Samples = set.intersection(*sets) if sets else set()
+        held = {k: cells(rows, k, value, tasks, samples) for k in kinds} if samples else {}
+        figures: dict[str, Any] = {"answers": len(samples), **{k: interval(v) for k, v in held.items()}}
         for a, b in (("single", "sft"), ("multi", "sft"), ("multi", "single")):
             if a in held and b in held:
                 # Equal seeds draw equal random numbers. A pair with a missing run is left out.
                 both = sorted({s for k, s in runs if k == a} & {s for k, s in runs if k == b})
                 sides = [held[k][[sorted(s for x, s in runs if x == k).index(s) for s in both]] for k in (a, b)]
-                told[f"{a} - {b}"] = interval(sides[0] - sides[1])
-        found[value] = told
+                figures[f"{a} - {b}"] = interval(sides[0] - sides[1])
+        found[value] = figures
     return found
 
 
@@ -104,13 +104,13 @@ def quarters(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not lines:
         return {}
     end = lines[-1]["gradings"]
-    told: dict[str, Any] = {"gradings": end, "updates": lines[-1].get("step", len(lines)), "seconds": lines[-1]["seconds"]}
+    figures: dict[str, Any] = {"gradings": end, "updates": lines[-1].get("step", len(lines)), "seconds": lines[-1]["seconds"]}
     for name, some in (("first", [x for x in lines if x["gradings"] <= end / 4] or lines[:1]),
                        ("last", [x for x in lines if x["gradings"] > 3 * end / 4])):  # fmt: skip
         for key in ("reward", "compile_rate", "correct_rate", "masked"):
             known = [x[key] for x in some if x.get(key) is not None]
-            told[f"{key}_{name}_quarter"] = round(sum(known) / len(known), 5) if known else None
-    return told
+            figures[f"{key}_{name}_quarter"] = round(sum(known) / len(known), 5) if known else None
+    return figures
 
 
 def beside(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _beside(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
     tasks, seeds = sorted({r["task"] for r in rows}), sorted({r["seed"] for r in rows if r["schedule"] == name})
     default = {(r["task"], r["repetition"]): r for r in rows if r["schedule"] == "default"}
     logs, gains = (np.full((len(seeds), len(tasks)), np.nan) for _ in range(2))
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for j, task in enumerate(tasks):
         for i, seed in enumerate(seeds):
             pairs = [(r, d) for r in rows if (r["schedule"], r["seed"], r["task"]) == (name, seed, task)
@@ -146,7 +146,7 @@ def _beside(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
             paid = [r["reward"] - d["reward"] for r, d in pairs if None not in (r["reward"], d["reward"])]
             if ratios:
                 logs[i, j] = np.mean(ratios)
-                told.setdefault(task, {})[str(seed)] = {
+                figures.setdefault(task, {})[str(seed)] = {
                     "ratio": round(math.exp(logs[i, j]), 5), "n": len(ratios),
                     "low": round(math.exp(min(ratios)), 5), "high": round(math.exp(max(ratios)), 5),
                 }  # fmt: skip
@@ -158,7 +158,7 @@ def _beside(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
     failed = {r["task"]: r["verdict"] for r in rows if r["schedule"] == name and r["verdict"] not in ("correct", "infra_fault")}
     measured = any(r["speedup"] for r in rows)
     return {"speedup_over_default": speedup, "by": "measured" if measured else "estimated", "gain": interval(gains),
-            "failed": failed, "tasks": told}  # fmt: skip
+            "failed": failed, "tasks": figures}  # fmt: skip
 
 
 def _worth(row: Mapping[str, Any]) -> float | None:
@@ -196,11 +196,11 @@ def curves(work: Path, presets: Mapping[str, str]) -> tuple[dict[str, Any], dict
                     lacking.append(f"{folder.name}: {e}")
         if {k for k, _ in logs} == {"unshaped", "shaped"}:
             runs, terms = reward_curves.runs_of(logs, load_preset("default").weights)
-            told = _rounded(reward_curves.compare(runs)) | {"base_terms": terms, "lacking": lacking}
-            with_curves[preset] = told
+            figures = _rounded(reward_curves.compare(runs)) | {"base_terms": terms, "lacking": lacking}
+            with_curves[preset] = figures
             metrics = {m: {n: {k: v for k, v in x.items() if k != "curve"} for n, x in of.items()}
-                       for m, of in told["metrics"].items()}  # fmt: skip
-            short[preset] = {k: v for k, v in told.items() if k != "intervals"} | {"metrics": metrics}
+                       for m, of in figures["metrics"].items()}  # fmt: skip
+            short[preset] = {k: v for k, v in figures.items() if k != "intervals"} | {"metrics": metrics}
         else:
             short[preset] = with_curves[preset] = {"lacking": lacking or ["no runs"]}
     return short, with_curves

@@ -100,10 +100,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--ppo-tasks", default=PPO_TASKS, help=f"patterns of train tasks (default: {PPO_TASKS})")
     p.add_argument("--child", help=argparse.SUPPRESS)
     a = p.parse_args(argv)
-    asked = a.parts.split(",")
-    if unknown := set(asked) - set(PARTS):
+    parts = a.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
         p.error(f"unknown part {', '.join(sorted(unknown))}; known: {', '.join(PARTS)}")
-    if not a.child and "sft" in asked and not (a.data and Path(a.data).exists()):
+    if not a.child and "sft" in parts and not (a.data and Path(a.data).exists()):
         p.error("--data: no demonstrations; make them with train/data.py")
     if min(a.seeds, a.turns, a.ppo_seeds, a.samples, a.round, a.length, a.repetitions) < 1 or not a.minutes > 0:
         p.error("--seeds, --minutes, --turns, --samples, --round, --length, --repetitions and --ppo-seeds are above 0")
@@ -137,9 +137,9 @@ def _check(p: argparse.ArgumentParser, a: argparse.Namespace) -> None:
             load_preset(preset)
         patterns = [("--tasks", "train", a.tasks), ("--ppo-tasks", "train", a.ppo_tasks), ("--eval-tasks", "eval", a.eval_tasks),
                     ("--report-on", "train", a.report_on)]  # fmt: skip
-        for asked in [*((option, "train", v) for v in presets.values()), *patterns]:
-            option = asked[0]
-            load_tasks(split=asked[1], pattern=asked[2] or "*")
+        for checked, split, pattern in [*((option, "train", v) for v in presets.values()), *patterns]:
+            option = checked
+            load_tasks(split=split, pattern=pattern or "*")
     except (UsageError, ValueError) as e:
         p.error(f"{option}: {e}")
 

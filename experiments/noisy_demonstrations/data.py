@@ -96,15 +96,15 @@ def noisy_kernels(
             waiting[task.id] = fault_sites(source, kinds)
             random.Random(f"{seed} {task.id} places").shuffle(waiting[task.id])
     while True:
-        asked: list[tuple[NoisyKernel, Fault]] = []
+        trials: list[tuple[NoisyKernel, Fault]] = []
         for name, one in found.items():
             lacking = _ROUND * (count - len(one.faults))
-            asked += [(one, f) for f in waiting[name][:lacking] if _apart(f, one.faults)]
+            trials += [(one, f) for f in waiting[name][:lacking] if _apart(f, one.faults)]
             waiting[name] = waiting[name][max(0, lacking) :]
-        if not asked:
+        if not trials:
             return [d for d in found.values() if len(d.faults) == count]
-        texts = [(d.task, "doubtful", with_faults(d.source, [f])) for d, f in asked]
-        for (one, fault), outcome in zip(asked, data.graded(texts, workers, store, progress, grade), strict=True):
+        texts = [(d.task, "doubtful", with_faults(d.source, [f])) for d, f in trials]
+        for (one, fault), outcome in zip(trials, data.graded(texts, workers, store, progress, grade), strict=True):
             if outcome.verdict is Verdict.INFRA_FAULT:
                 raise UsageError(f"the machine lost a grading of {one.task.id}: {outcome.message[:200]}; give the command again")
             had = found[one.task.id].faults
@@ -204,7 +204,7 @@ def run(s: Settings) -> None:
             raise UsageError(f"none of {len(tasks)} tasks has a kernel with {s.places} such places; give fewer, or other tasks")
         rows = demonstrations(
             made, s.odds, s.rows, s.seed, s.backend, repairs=s.repairs,
-            verdicts=lambda asked: data.graded(asked, s.workers, store, True, None),
+            verdicts=lambda sources: data.graded(sources, s.workers, store, True, None),
         )  # fmt: skip
     places = {d.task.id: [asdict(f) | {"line": line_of(d.source, f)} for f in d.faults] for d in made}
     (out / PLACES).write_text(json.dumps(places, indent=1))

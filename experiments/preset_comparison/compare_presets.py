@@ -195,7 +195,7 @@ def compare(a: argparse.Namespace) -> dict[str, Any]:
             for one in noisy_kernels(tasks, a.places, a.seed + number, workers=a.workers, store=store, kinds=kinds):
                 outcomes = table(one, a.workers, store)
                 rates.append(taught(outcomes, presets, a))
-                row = {
+                row: dict[str, Any] = {
                     "task": one.task.id, "set": number, "right": sum(o.correct for o in outcomes),
                     "masked": sum(o.fault is Fault.INFRA for o in outcomes), "presets": compared(rates[-1]),
                     "places": [line_of(one.source, f) for f in one.faults],

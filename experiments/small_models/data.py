@@ -77,25 +77,25 @@ def demonstrations(
     if style not in STYLES:
         raise UnknownName("style", style, STYLES)
 
-    def grade_all(asked: Sequence[data.Candidate]) -> list[Outcome]:
-        return data.graded(asked, workers, store, progress, grade)
+    def grade_all(proposed: Sequence[data.Candidate]) -> list[Outcome]:
+        return data.graded(proposed, workers, store, progress, grade)
 
-    asked = data.candidates(tasks, variations, seed, compact if style == "compact" else None)
-    taken, refused = data.accepted(asked, grade_all(asked))
+    proposed = data.candidates(tasks, variations, seed, compact if style == "compact" else None)
+    taken, refused = data.accepted(proposed, grade_all(proposed))
     mistakes = data.wrong_versions(taken, repairs, seed, grade_all)
     rows = list[dict[str, Any]]()
     for one in taken:
         wrong = mistakes.get((one.task.id, one.variation), {})
         instruction = message(one.task, backend)
         rows.append(data.row([instruction], one))
-        for k, (source, told) in wrong.items():
+        for k, (source, reply) in wrong.items():
             rows.append(data.row(
-                data.repair_messages(instruction, source, told), one, f"{data.REPAIR}-{k}-{one.variation}"
+                data.repair_messages(instruction, source, reply), one, f"{data.REPAIR}-{k}-{one.variation}"
             ))  # fmt: skip
         names = f"{seed} {one.variation} {one.task.id}"
         for number, (renamed, source) in enumerate(copied(one.task, one.source, copies, names, entries())):
             rows += _copy_rows(one, number, renamed, source, wrong, backend=backend, repairs=repairs, seed=seed)
-    return data.collected(rows, asked, refused, tasks)
+    return data.collected(rows, proposed, refused, tasks)
 
 
 def _copy_rows(
@@ -108,9 +108,9 @@ def _copy_rows(
     rows = [data.row([instruction], shown, prefix + one.variation)]
     versions = list(wrong.items())
     if versions:
-        k, (mistake, told) = versions[(number + 1) % len(versions)]
+        k, (mistake, reply) = versions[(number + 1) % len(versions)]
         its_mistake = broken(source, repairs, data.fault_seed(seed, one))[k][1]
-        if (its_feedback := translated(told, mistake, one.task, its_mistake, renamed)) is not None:
+        if (its_feedback := translated(reply, mistake, one.task, its_mistake, renamed)) is not None:
             messages = data.repair_messages(instruction, its_mistake, its_feedback)
             rows.append(data.row(messages, shown, f"{prefix}{data.REPAIR}-{k}-{one.variation}"))
     return rows

@@ -80,7 +80,7 @@ def test_an_interruption_leaves_no_child_and_tells_how_they_ended(script: Module
 
     with pytest.raises(KeyboardInterrupt):
         script.together(
-            {"polite": [sys.executable, "-c", polite]}, 60.0, tmp_path, said=said, heard=heard.__setitem__, every=0.2
+            {"polite": [sys.executable, "-c", polite]}, 60.0, tmp_path, progress=said, on_end=heard.__setitem__, every=0.2
         )
     assert heard["polite"].status == 130 and heard["polite"].stopped and "what I had" in heard["polite"].tail
 
