@@ -167,7 +167,7 @@ def main() -> int:
     ap.add_argument("--device", default="h200")
     ap.add_argument("--write", action="store_true", help="keep the constants in the device's data file")
     ap.add_argument("--worst", type=int, default=15, help="points to print that are estimated worst")
-    ap.add_argument("--synthetic", action="store_true", help="time by the model with 20 % noise, to check the fit")
+    ap.add_argument("--synthetic", action="store_true", help="time by the model with 20 %% noise, to check the fit")
     a = ap.parse_args()
     device, start = load(a.device), time.monotonic()
     samples, about = read(a.points, device, a.synthetic)
