@@ -27,7 +27,7 @@ MOST = 8000
 
 @dataclass(frozen=True)
 class EpisodeStats:
-    """One episode in numbers; from ``verdict`` to ``terms`` (without ``solved``) those of its best submission."""
+    """One episode in numbers. Verdict, ``compiled``, ``correct``, ``speedup`` and ``terms`` are those of its best submission."""
 
     task: str
     reward: float | None
@@ -36,10 +36,13 @@ class EpisodeStats:
     compiled: bool
     correct: bool
     solved: bool
+    """Whether any submission solved the task."""
     speedup: float | None
     terms: Mapping[str, float | None]
     violations: Mapping[str, int]
+    """Violations of all submissions, by rule."""
     turns: int
+    """Number of submissions."""
 
 
 def best_of(turns: Sequence[GradedAnswer]) -> GradedAnswer:
