@@ -1,4 +1,4 @@
-"""The points that the cost model is fitted on: kernels, knobs and sizes, as data."""
+"""The points that the cost model is fitted to: kernels, knobs and sizes, as data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import _cost_kernels as kernels
 
 WIDTH = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1, "i32": 4}
+"""Bytes of an element, by type."""
 
 
 @dataclass(eq=False)
@@ -198,7 +199,7 @@ def _products() -> Iterator[Point]:
     for dims in ((1, 256, 256, 256), (1, 1000, 1024, 512), (1, 2048, 2048, 2048), (1, 8192, 4096, 4096)):
         for t in tiles:
             yield _product("matmul_bf16", "bf16", dims, t)
-            # A tile of 8-bit numbers is half as wide: the depth may double.
+            # 8-bit numbers need half the space, so that the depth of the tile may double.
             if t[0] >= 32:
                 yield _product("matmul_i8", "i8", dims, (t[0], t[1], max(t[2], 64), *t[3:]))
     yield _product("matmul_bf16", "bf16", (1, 16, 8192, 8192), tiles[-1])
@@ -207,10 +208,13 @@ def _products() -> Iterator[Point]:
             yield _product("bmm", "tf32", dims, t)
             if t[0] <= 64:
                 yield _product("bmm", "ieee", dims, t)
-    # One warp holds a whole 128 by 128 accumulator: far more registers than there are.
+    # One warp holds a whole accumulator of 128 by 128 numbers, for which there are not enough registers.
     for dims in ((1, 512, 512, 512), (1, 2048, 2048, 1024)):
         for t in ((128, 128, 32, 1, 2), (64, 128, 32, 1, 2), (128, 128, 32, 2, 2)):
             yield _product("spills", "f16", dims, t)
+
+
+def _attentions() -> Iterator[Point]:
     for heads, n in ((4, 256), (16, 1024), (64, 2048)):
         for B, BK, w, stages in ((64, 32, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 32, 4, 3), (32, 32, 2, 2)):
             bufs = [Buf("f16", heads * n * 64) for _ in range(3)]
@@ -218,6 +222,9 @@ def _products() -> Iterator[Point]:
             const = {"B": B, "BK": BK, "D": 64}
             one = Launch(kernels._attention, (n // B, heads, 1), args, const, w, stages)
             yield Point("attention", f"{heads}x{n}", f"B{B}K{BK}w{w}s{stages}", [one])
+
+
+def _powers() -> Iterator[Point]:
     for count in (8, 256, 8192):
         for D, steps, w in ((16, 64, 1), (32, 64, 1), (32, 512, 4), (64, 128, 4), (128, 64, 8)):
             args = [Buf("f32", count * D * D, "unit"), Buf("f32", count * D, "zero"), steps]
@@ -227,4 +234,4 @@ def _products() -> Iterator[Point]:
 
 def points() -> list[Point]:
     """Return every point once."""
-    return list({p.name: p for p in (*_elementwise(), *_rows(), *_images(), *_products())}.values())
+    return list({p.name: p for p in (*_elementwise(), *_rows(), *_images(), *_products(), *_attentions(), *_powers())}.values())

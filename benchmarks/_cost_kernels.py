@@ -1,4 +1,4 @@
-"""Short kernels with their knobs as arguments: the work that the cost model is fitted on."""
+"""Short kernels with their knobs as arguments, for the points that the cost model is fitted to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of ttir_differential.py, as expressions that are written out to a module.
+"""The kernels of ttir_differential.py, as expressions from which a module is written.
 
 An elementwise case stores one expression of its inputs ``x``, ``y``, ``z``; a block case has a
 body of its own. Groups: "exact" must agree in every bit, "ulp" is correctly rounded arithmetic,

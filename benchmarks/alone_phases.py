@@ -1,9 +1,9 @@
-"""Where the seconds go in which one grading has the GPU to itself: what bounds verdicts a second where kernels are timed.
+"""Measure how one grading spends its exclusive time on the GPU, which limits verdicts a second where kernels are timed.
 
 python benchmarks/alone_phases.py OUT.json [--tasks activation/relu,reduce/sum,linearalgebra/solve] [--turns 2]
 
-The expert of each task is graded with timing, several turns in one process: in the first torch loads its kernels. Every step's
-own seconds, without those of the steps within it, and how often it ran.
+The expert of each task is graded with timing, several times in one process; in the first turn torch loads its kernels. The result
+has each step's own seconds, without those of the steps within it, and how often it ran.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Name = str | Callable[..., str]
 
 
 class Phases:
-    """Own seconds and runs of each step, while the GPU is held alone."""
+    """Own seconds and number of runs of each step while the GPU is held exclusively."""
 
     def __init__(self) -> None:
         self.seconds, self.runs = collections.Counter[str](), collections.Counter[str]()
@@ -39,7 +39,13 @@ class Phases:
         self._alone = False
 
     def watch(self, owner: Any, attribute: str, name: Name) -> None:
-        """Measure a function from now on."""
+        """Replace a function by one that is measured.
+
+        Args:
+            owner: module or class of the function.
+            attribute: its name there.
+            name: name of the step.
+        """
         real = getattr(owner, attribute)
 
         @functools.wraps(real)
@@ -63,7 +69,7 @@ class Phases:
         )
 
     def watch_all(self) -> None:
-        """The steps of a timing."""
+        """Measure the steps of a timing."""
         self.watch(contestants.RunnerContestant, "_ask", lambda side, header, *a, **k: f"runner: {header['do']}")
         for method in ("__init__", "prepare", "shuffle", "measure"):
             self.watch(contestants.EagerContestant, method, f"eager: {method.strip('_')}")
@@ -90,7 +96,7 @@ class Phases:
         gpu_lock.GpuHold.alone = alone  # type: ignore[method-assign, assignment]
 
     def take(self) -> dict[str, dict[str, float]]:
-        """What was found since the last time, the longest first."""
+        """Return the figures since the last call, the longest step first."""
         found = {k: {"seconds": round(v, 4), "runs": self.runs[k]} for k, v in self.seconds.most_common()}
         self.seconds.clear()
         self.runs.clear()
@@ -98,7 +104,7 @@ class Phases:
 
 
 def main() -> int:
-    """Grade, print, write."""
+    """Grade, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--tasks", default="activation/relu,reduce/sum,linearalgebra/solve,convolution/conv2d")

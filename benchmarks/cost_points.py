@@ -5,7 +5,7 @@ Usage:
     python benchmarks/cost_points.py OUT.json --extract MEASURED.json    anywhere: adds the facts of every launch
     python benchmarks/cost_points.py OUT.json --facts-only               anywhere: compiles here, no timings
 
-Timings are medians of device microseconds, each after a flush of the L2 cache. An interrupted run keeps what it has.
+Timings are medians of device microseconds, each after a flush of the L2 cache. An interrupted run keeps its results so far.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class Output:
                 r = resources(cubin)
                 held = {"registers": r.registers, "local_bytes": r.local_bytes}
             except Exception:
-                # Another form of cubin, or a package is missing on the GPU machine: ask the driver, once loaded.
+                # For another cubin format, or without the package on the GPU machine: ask the driver after loading.
                 held = {"registers": int(compiled.n_regs), "local_bytes": 4 * int(compiled.n_spills)}
             texts = {"ttir": pack(compiled.asm["ttir"]), "ptx": pack(compiled.asm["ptx"])}
             self.data["kernels"][key] = {**texts, **held, "shared_bytes": compiled.metadata.shared}
         return key
 
     def write(self) -> None:
-        """Write all of it; a reader never sees half a file."""
+        """Write the file atomically."""
         half = self.path.with_suffix(".part")
         half.write_text(json.dumps(self.data))
         os.replace(half, self.path)
@@ -103,7 +103,7 @@ def _tensor(b: Buf) -> Any:
 
 
 def _warm(indices: list[int]) -> int:
-    """Compile points into the disk cache (in a worker process)."""
+    """Compile some points into the disk cache; runs in a worker process."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -121,7 +121,13 @@ def _warm(indices: list[int]) -> int:
 
 
 def warm(count: int, jobs: int, seconds: float) -> None:
-    """Compile every point in parallel for at most some seconds."""
+    """Compile points in parallel.
+
+    Args:
+        count: number of points.
+        jobs: number of processes.
+        seconds: time limit.
+    """
     if jobs < 2:
         return
     start = time.monotonic()
@@ -138,7 +144,16 @@ def warm(count: int, jobs: int, seconds: float) -> None:
 
 
 def time_point(p: Point, flush: Any, out: Output) -> dict[str, Any]:
-    """Launch a point's sequence some times and return its entry."""
+    """Time the launches of a point.
+
+    Args:
+        p: the point.
+        flush: a buffer that is written to flush the L2 cache.
+        out: keeps the compiled kernels.
+
+    Returns:
+        The point's entry of the JSON file.
+    """
     import torch
 
     bufs: dict[int, Any] = {}
@@ -176,7 +191,16 @@ def time_point(p: Point, flush: Any, out: Output) -> dict[str, Any]:
 
 
 def measure(path: Path, budget: float, jobs: int) -> int:
-    """Time every point within a budget of seconds."""
+    """Time every point.
+
+    Args:
+        path: the JSON file.
+        budget: time limit in seconds.
+        jobs: number of processes that compile.
+
+    Returns:
+        The exit status.
+    """
     import torch
     import triton
 
@@ -205,7 +229,7 @@ def measure(path: Path, budget: float, jobs: int) -> int:
                 out.data["points"].append(time_point(p, flush, out))
             except Exception as e:
                 out.data["skipped"].append([p.name, f"{type(e).__name__}: {str(e)[:200]}"])
-                # A fault of the device stays: nothing after it can be measured.
+                # After a fault of the device nothing can be measured in this process.
                 torch.cuda.synchronize()
             if k % 50 == 49:
                 out.write()
@@ -248,7 +272,7 @@ def _memory(b: Buf, cache: dict[Any, Any]) -> Any:
     import numpy as np
 
     if b.fill in ("zero", "randn"):
-        # Only values that addresses depend on need be true; zero pages cost nothing until they are written.
+        # Only values that addresses depend on must be real; pages of zeros take no memory until they are written.
         return np.zeros(b.bytes, np.uint8)
     key = (b.kind, b.n, b.fill)
     if key not in cache:
@@ -262,7 +286,15 @@ def _memory(b: Buf, cache: dict[Any, Any]) -> Any:
 
 
 def extract(p: Point, compiled: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the facts of a point's launches, given its compiled kernels."""
+    """Return the facts of a point's launches.
+
+    Args:
+        p: the point.
+        compiled: its compiled kernels.
+
+    Returns:
+        One object for each launch, as plain JSON types.
+    """
     from kbx_env.backends.cost.facts import count, facts
     from kbx_env.backends.ttir import Region
 
@@ -277,7 +309,7 @@ def extract(p: Point, compiled: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     regions[id(a)] = Region((len(regions) + 1) << 36, _memory(a, cache), f"arg{len(regions)}")
                 flat.append(regions[id(a)].base)
             elif isinstance(a, float) or a != 1:
-                # An integer 1 is compiled in and no argument.
+                # Triton compiles the integer 1 in, so that it is no argument.
                 flat.append(a)
         deadline = time.monotonic() + 30
         counts = count(
@@ -305,7 +337,12 @@ def _extract_some(names: list[str], entries: list[list[dict[str, Any]]]) -> list
 
 
 def add_facts(data: dict[str, Any], jobs: int) -> None:
-    """Extract the facts of every point of a file, in a few processes."""
+    """Add the facts of every point.
+
+    Args:
+        data: the content of the JSON file, which is changed.
+        jobs: number of processes.
+    """
     start = time.monotonic()
     entries = data["points"]
     work = [([e["name"]], [[data["kernels"][k["kernel"]] for k in e["launches"]]]) for e in entries]
@@ -326,7 +363,16 @@ def add_facts(data: dict[str, Any], jobs: int) -> None:
 
 
 def facts_only(path: Path, only: str, jobs: int) -> int:
-    """Compile here and extract, to try the extraction without a GPU."""
+    """Compile and extract without a GPU, to try the extraction.
+
+    Args:
+        path: the JSON file.
+        only: text in the names of the points.
+        jobs: number of processes.
+
+    Returns:
+        The exit status.
+    """
     out = Output(path, {"name": "none"})
     start = time.monotonic()
     for p in ordered():
@@ -346,7 +392,7 @@ def facts_only(path: Path, only: str, jobs: int) -> int:
 
 
 def main() -> int:
-    """Parse the command line."""
+    """Run the command."""
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("out", type=Path)
     ap.add_argument("--budget-seconds", type=float, default=400)
@@ -363,7 +409,7 @@ def main() -> int:
         return 0
     if a.facts_only:
         return facts_only(a.out, a.only, a.jobs)
-    # A runner that ends the command must still find the file.
+    # Written before the command may be killed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     return measure(a.out, a.budget_seconds, a.jobs)
 

@@ -1,11 +1,11 @@
-"""How many verdicts a second the CPU tier gives: right kernels over warm worker processes.
+"""Measure the verdicts a second of the CPU tier, for correct kernels on warm worker processes.
 
     python benchmarks/cpu_rate.py [--tasks GLOB] [--workers N] [--seconds S] [--targets LIST] [--profile N]
 
-Every expert that matches is graded once to warm up, then all in turns for ``--seconds``. Prints one JSON object: verdicts
-per second, the seconds that one takes (quartiles, by stage), the processor time of one, and the load average: on a shared
-machine the processor time says more than the rate. ``--profile N`` grades N sources in this process instead and prints
-where the grader's own time goes.
+Every expert that matches is graded once to warm up, then all in turn for ``--seconds``. Prints one JSON object: verdicts per
+second, seconds of a verdict (quartiles, by stage), processor time of a verdict, and the load average. On a shared machine the
+processor time is more reliable than the rate. ``--profile N`` grades N sources in this process instead and prints the functions
+that take the most time.
 """
 
 from __future__ import annotations
@@ -32,10 +32,17 @@ from kbx_env.spec.catalog import expert_source, task_ids
 
 
 def requests(pattern: str, targets: list[str]) -> list[Request]:
-    """One request for every expert whose task matches.
+    """Return one request for every expert whose task matches.
+
+    Args:
+        pattern: patterns of tasks.
+        targets: ahead-of-time targets.
+
+    Returns:
+        The requests.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no task matches.
     """
     options = {"backend": "cpu", "targets": targets}
     found = [t for t in task_ids() if any(fnmatchcase(t, p) for p in pattern.split(","))]
@@ -46,27 +53,36 @@ def requests(pattern: str, targets: list[str]) -> list[Request]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and of everything below it, those that have ended included."""
+    """Return the processor seconds of a process and its descendants, with those that have ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # it has just ended
         return 0.0
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + sum(cpu_seconds(int(p)) for p in below)
 
 
-def rate(asked: list[Request], workers: int, seconds: float) -> dict[str, Any]:
-    """Grade for so many seconds, after every request was graded once."""
-    lane = ProcessPool(workers)
-    with Executor(lane, attempts=1) as executor:
+def rate(batch: list[Request], workers: int, seconds: float) -> dict[str, Any]:
+    """Grade every request once, then all in turn for some seconds.
+
+    Args:
+        batch: the requests.
+        workers: gradings at a time.
+        seconds: the time.
+
+    Returns:
+        The figures, as plain JSON types.
+    """
+    pool = ProcessPool(workers)
+    with Executor(pool, attempts=1) as executor:
         start = time.perf_counter()
-        if not lane.ready(300):
+        if not pool.ready(300):
             raise UsageError("the workers did not start within 300 s; see: python -m kbx_env doctor")
         warm = time.perf_counter() - start
-        executor.grade_many(asked)
+        executor.grade_many(batch)
         load, spent = os.getloadavg(), cpu_seconds(os.getpid())
         start = time.perf_counter()
-        turns = itertools.cycle(asked)
+        turns = itertools.cycle(batch)
         ended: list[Outcome] = []
         flight: set[Future[Outcome]] = set()
         while time.perf_counter() < start + seconds:
@@ -81,7 +97,7 @@ def rate(asked: list[Request], workers: int, seconds: float) -> dict[str, Any]:
     return {
         "verdicts_per_second": round(len(ended) / wall, 2), "verdicts": len(ended), "seconds": round(wall, 1),
         "cpu_seconds_of_one": round(spent / len(ended), 3),
-        "workers": workers, "cores": os.cpu_count(), "tasks": len(asked), "start_seconds": round(warm, 1),
+        "workers": workers, "cores": os.cpu_count(), "tasks": len(batch), "start_seconds": round(warm, 1),
         "seconds_of_one": [round(q, 3) for q in statistics.quantiles(took, n=4)] if len(took) > 1 else took,
         "mean_seconds_by_stage": {k: round(sum(o.seconds.get(k, 0) for o in ended) / len(ended), 4) for k in stages},
         "outcomes": dict(Counter(str(o.verdict) for o in ended)),
@@ -89,23 +105,28 @@ def rate(asked: list[Request], workers: int, seconds: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def profile(asked: list[Request], count: int) -> None:
-    """Print the 40 functions of this process that took most, with what they called; the sandbox's work is waiting here."""
+def profile(batch: list[Request], count: int) -> None:
+    """Print the 40 functions of this process with the most cumulative time; work in the sandbox shows as waiting.
+
+    Args:
+        batch: the requests.
+        count: gradings.
+    """
     from kbx_env.grading.grader import Grader
 
     with Grader() as grader:
-        for request in asked:
+        for request in batch:
             grader.grade(request.task, request.source, **request.options)
         watch = cProfile.Profile()
         watch.enable()
-        for request in itertools.islice(itertools.cycle(asked), count):
+        for request in itertools.islice(itertools.cycle(batch), count):
             grader.grade(request.task, request.source, **request.options)
         watch.disable()
     pstats.Stats(watch).sort_stats("cumulative").print_stats(40).sort_stats("tottime").print_stats(25)
 
 
 def main() -> int:
-    """See the head of this file."""
+    """Run the command."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--tasks", default="activation/*,math/*")
     p.add_argument("--workers", type=int, default=2)
@@ -114,11 +135,11 @@ def main() -> int:
     p.add_argument("--profile", type=int, metavar="N")
     a = p.parse_args()
     try:
-        asked = requests(a.tasks, [t for t in a.targets.split(",") if t])
+        batch = requests(a.tasks, [t for t in a.targets.split(",") if t])
         if a.profile:
-            profile(asked, a.profile)
+            profile(batch, a.profile)
         else:
-            print(json.dumps(rate(asked, a.workers, a.seconds), indent=1))
+            print(json.dumps(rate(batch, a.workers, a.seconds), indent=1))
     except UsageError as e:
         print(f"cpu_rate.py: {e}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Compares estimated with measured times of the experts, which took no part in the fit.
+"""Compare estimated with measured times of the experts, which are not among the points of the fit.
 
     python benchmarks/estimate_experts.py MEASUREMENTS.json [--device h200]
 
@@ -23,7 +23,7 @@ from kbx_env.spec.catalog import expert_source, task_ids
 
 
 def main() -> int:
-    """Estimate here, compare with what was measured there."""
+    """Estimate on this machine and compare with the measurements."""
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("measured", type=Path)
     ap.add_argument("--device", default="h200")

@@ -1,12 +1,12 @@
-"""Every expert on one GPU: correct under the default grading, and how fast beside torch eager and torch.compile.
+"""Measure every expert on one GPU: its verdict, and its speed beside torch eager and torch.compile.
 
     python benchmarks/expert_speed.py OUT_FOLDER [--tasks GLOB] [--shard 1/2] [--workers 12] [--compile]
                                       [--parts grade,speed]
 
-``grade`` asks the grader for its verdict (without its own timing, several tasks at once). ``speed`` times each timed case in
-this process with the grader's stopwatch, expert and eager in turns, after the result of the timed size was judged. It is
-what the grader's clock does in a third of the time, without its guards against dishonest kernels: the experts are ours.
-``--compile`` times torch.compile of the eager baseline at the largest size too, after worker processes filled its cache.
+``grade`` grades without timing, several tasks at a time. ``speed`` times each timed case in this process with the grader's
+stopwatch, expert and eager in turn, after the result at the timed size was judged. That takes a third of the time of the grader's
+own timing, and leaves out its protection against dishonest kernels, which our experts do not need. ``--compile`` also times
+torch.compile of the eager baseline at the largest size, after worker processes have filled its cache.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 from kbx_env.spec.task import GeneratorArg
 
 ROUNDS, BLOCK = 8, 3
-"""Turns of each side and calls in one turn."""
+"""Turns of each side, and calls of one turn."""
 SLOW_US = 20_000.0
-"""A call above this is timed in a single turn."""
+"""A call that takes longer is timed in a single turn."""
 COMPILE_SECONDS = 60
 
 
@@ -48,7 +48,7 @@ _GRADER: Any = None
 
 
 def graded(task_id: str) -> dict[str, Any]:
-    """The grader's verdict, as a row; each worker process keeps one grader."""
+    """Grade a task's expert and return the row; each worker process keeps one grader."""
     global _GRADER
     from kbx_env.grading.grader import Grader
 
@@ -63,7 +63,7 @@ def graded(task_id: str) -> dict[str, Any]:
 
 
 def load(task_id: str) -> Any:
-    """The expert's entry, imported into this process: our own code."""
+    """Import a task's expert into this process and return its entry function."""
     path = Path(tempfile.mkdtemp()) / (task_id.split("/")[-1] + ".py")
     path.write_text(expert_source(task_id) or "")
     spec = importlib.util.spec_from_file_location("expert_" + task_id.replace("/", "_"), path)
@@ -80,19 +80,29 @@ class Timer:
         self.watch, self.function = Stopwatch("cuda"), function
 
     def prepare(self, args: dict[str, Any], n: int) -> None:
-        """Take n copies of the inputs and warm up."""
+        """Make ``n`` copies of the inputs ``args`` and warm up."""
         slots = [reference.resolve(args, "cuda", generator_seed=i) for i in range(n)]
         with reference.exact_matmul():
             self.watch.prepare(lambda s: self.function(**assembled(s)), slots)
 
     def measure(self, order: list[int]) -> list[float]:
-        """Device microseconds of each call."""
+        """Call the copies in an order and return the device microseconds of each call."""
         with reference.exact_matmul():
             return [float(u) for u in self.watch.measure({"order": order})["us"]]
 
 
 def timed(task: Any, case: Any, args: dict[str, Any], sides: dict[str, Any]) -> dict[str, Any]:
-    """One case: microseconds by side, and whether the expert's result at this size is right."""
+    """Time one case.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: its inputs.
+        sides: the functions to time, by name.
+
+    Returns:
+        Microseconds by side, and whether the expert's result is correct.
+    """
     row: dict[str, Any] = {"case": case.label()}
     size = sum(v.numel() * v.element_size() for v in args.values() if isinstance(v, torch.Tensor))
     n = 2 if size < 64 << 20 else 1
@@ -120,15 +130,25 @@ def timed(task: Any, case: Any, args: dict[str, Any], sides: dict[str, Any]) -> 
 
 
 def verified(task: Any, case: Any, args: dict[str, Any], timer: Timer) -> str:
-    """The judge's word on a fresh call at the timed size, empty when it is right."""
-    mine = reference.resolve(args, "cuda")
-    outputs = timer.function(**assembled(mine))
+    """Judge a new call at the timed size.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: its inputs.
+        timer: the side that is called.
+
+    Returns:
+        What is wrong; empty where the result is correct.
+    """
+    call_args = reference.resolve(args, "cuda")
+    outputs = timer.function(**assembled(call_args))
     torch.cuda.synchronize()
     many = isinstance(outputs, tuple | list)
     outputs = tuple(outputs) if many else (outputs,)
-    names = {id(v): k for k, v in mine.items() if isinstance(v, torch.Tensor)}
+    names = {id(v): k for k, v in call_args.items() if isinstance(v, torch.Tensor)}
     aliases = tuple(names.get(id(o)) for o in outputs)
-    after = {k: v for k, v in mine.items() if isinstance(v, torch.Tensor)}
+    after = {k: v for k, v in call_args.items() if isinstance(v, torch.Tensor)}
     answer = judge.Answer(outputs, many, after, aliases, aliases)
     on_gpu = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in args.items()}
     count = judge.calls_needed(task, case)
@@ -136,7 +156,7 @@ def verified(task: Any, case: Any, args: dict[str, Any], timer: Timer) -> str:
 
 
 def compiles(task_id: str) -> tuple[str, str]:
-    """Compile the eager baseline at the largest timed size into the cache on disk: the task and what went wrong, or ""."""
+    """Compile the eager baseline at the largest timed size into the disk cache; return the task and the error or ``""``."""
     import signal
 
     def late(*_: Any) -> None:
@@ -158,7 +178,16 @@ def compiles(task_id: str) -> tuple[str, str]:
 
 
 def speeds(ids: list[str], compiled: set[str], write: Any) -> list[dict[str, Any]]:
-    """Every timed case of the tasks; the inputs of the next cases are drawn meanwhile."""
+    """Time every timed case of some tasks; the inputs of the next cases are drawn in the background.
+
+    Args:
+        ids: ids of tasks.
+        compiled: ids of the tasks for which torch.compile is timed too.
+        write: writes the rows so far.
+
+    Returns:
+        One row for each case.
+    """
     pool = ThreadPoolExecutor(6)
     work = [(t, k) for t in ids for k in range(len(load_task(t).timed))]
     ahead: dict[int, Any] = {}
@@ -186,7 +215,7 @@ def speeds(ids: list[str], compiled: set[str], write: Any) -> list[dict[str, Any
             row = timed(task, task.timed[k], ahead.pop(index).result(), sides)
         except Exception:
             row = {"case": task.timed[k].label(), "error": traceback.format_exc()[-800:]}
-        torch._dynamo.reset()  # compiled code and its cycles keep their inputs alive
+        torch._dynamo.reset()  # reference cycles in compiled code keep inputs alive
         gc.collect()
         torch.cuda.empty_cache()
         row |= {"task": t, "wall_seconds": round(time.perf_counter() - start, 2)}
@@ -201,7 +230,7 @@ def speeds(ids: list[str], compiled: set[str], write: Any) -> list[dict[str, Any
 
 
 def main() -> None:
-    """Run both parts; write after every row so that an interrupted run keeps what it has."""
+    """Run both parts; write after every row, so that an interrupted run keeps its results so far."""
     p = argparse.ArgumentParser()
     p.add_argument("out", type=Path)
     p.add_argument("--tasks", default="*")

@@ -1,9 +1,9 @@
-"""The tables of docs/measurements from one or more results of benchmarks/expert_speed.py.
+"""Make the tables of docs/measurements from results of benchmarks/expert_speed.py.
 
     python benchmarks/expert_table.py RESULT.json... > table.md
 
-Of a task that several results hold, the last complete one counts. A speedup is the geometric mean over the timed sizes;
-the comparison with torch.compile is of the largest size alone.
+If several results have a task, the last complete one counts. A speedup is the geometric mean over the timed sizes; the comparison
+with torch.compile is at the largest size only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 
 def gmean(values: list[float]) -> float:
-    """Geometric mean."""
+    """Return the geometric mean."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def rows(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of each task that was timed at all its sizes."""
+    """Return the rows of each task that was timed at all its sizes."""
     found: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         here: dict[str, list[dict[str, Any]]] = {}
@@ -44,10 +44,10 @@ def main() -> None:
         last = rs[-1]
         compiled = last["compiled_us"] / last["expert_us"] if last.get("compiled_us") else None
         by.setdefault(t.split("/")[0], []).append((speedup, compiled, t))
-        told = (graded.get(t) or {}).get("evidence") or {}
+        evidence = (graded.get(t) or {}).get("evidence") or {}
         calls = ((graded.get(t) or {}).get("cases") or {}).get("total")
-        launches = f"{told['launches'] / calls:.1f}" if told.get("launches") and calls else ""
-        moved = f"{told['ideal_bytes'] / told['moved_bytes']:.2f}" if told.get("moved_bytes") else ""
+        launches = f"{evidence['launches'] / calls:.1f}" if evidence.get("launches") and calls else ""
+        moved = f"{evidence['ideal_bytes'] / evidence['moved_bytes']:.2f}" if evidence.get("moved_bytes") else ""
         pairs = ", ".join(f"{r['expert_us']:.0f}/{r['eager_us']:.0f}" for r in rs)
         lines.append(
             f"| {t} | {pairs} | {speedup:.3f} | {f'{compiled:.2f}' if compiled else ''} | {launches} | {moved} |"

@@ -3,11 +3,10 @@
     python benchmarks/experts_timed.py OUT.jsonl [--tasks 'math/*,reduce/*'] [--workers 14] [--load] [--runs 1]
                                        [--seconds S] [--phases]
 
-The experts are right, so every verdict other than ``correct`` is a fault of the grader. Each line of OUT is one grading:
-verdict, speedup and its 95 % interval, and for every timed case the times in microseconds, the floor in microseconds and the
-share of the roofline. A summary goes to the terminal and, with the ceilings, to OUT's last line. ``--load`` keeps every core
-busy meanwhile, because the host's speed must not decide what a GPU is believed to reach. ``--phases`` adds the seconds of each
-step for which the GPU was held exclusively.
+The experts are correct, so every other verdict is an error of the grader. Each line of OUT is one grading: verdict, speedup with
+its 95 % interval, and for every timed case times in microseconds, the floor in microseconds and the share of the roofline. A
+summary goes to the terminal and, with the ceilings, to OUT's last line. ``--load`` keeps every core busy, because the host's speed
+must not change the measured ceilings. ``--phases`` adds the seconds of each step for which the GPU was held exclusively.
 
 The exit status is 0 if every grading is correct and none is void, otherwise 1.
 """
@@ -53,7 +52,7 @@ from kbx_env.outcome import Outcome
 from kbx_env.spec.catalog import expert_source, task_ids
 
 LONG_SECONDS = 40.0
-"""A grading that takes longer shows where it is."""
+"""A grading that takes longer writes its stack."""
 PHASED = "benchmarks.experts_timed:PhasedGrader"
 
 
@@ -83,9 +82,10 @@ def stacks_of_long_work(seconds: float, out: Any) -> Iterator[None]:
 
 
 class PhasedGrader(Grader):
-    """A grader whose manifests tell the steps of its exclusive use of the GPU (``phases``) and its use of the lock (``locks``).
+    """A grader whose manifests have the steps of its exclusive use of the GPU (``phases``) and its use of the lock (``locks``).
 
-    Times are in seconds. What a worker does after LONG_SECONDS goes to ``stalls-PID.txt`` in the folder KBX_STALLS.
+    Times are in seconds. A worker that takes longer than LONG_SECONDS writes its stack to ``stalls-PID.txt`` in the folder of the
+    environment variable KBX_STALLS.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class PhasedGrader(Grader):
             self._watch_lock(kind)
 
     def _watch_lock(self, kind: str) -> None:
-        real, told = getattr(gpu_lock.GpuLock, kind), self._locks
+        real, locks = getattr(gpu_lock.GpuLock, kind), self._locks
 
         @contextmanager
         def watched(lock: gpu_lock.GpuLock, *args: Any) -> Iterator[float]:
@@ -110,7 +110,7 @@ class PhasedGrader(Grader):
                 try:
                     yield waited
                 finally:
-                    row = told.setdefault(kind, {"holds": 0, "waited": 0.0, "held": 0.0, "longest": 0.0})
+                    row = locks.setdefault(kind, {"holds": 0, "waited": 0.0, "held": 0.0, "longest": 0.0})
                     held = time.monotonic() - began
                     row["holds"] += 1
                     row["waited"] += waited
@@ -139,7 +139,7 @@ def _spin(stop: Any) -> None:
 
 @contextmanager
 def load_on_all_cores(on: bool) -> Iterator[None]:
-    """Keep one process a core busy, if ``on``."""
+    """Keep one process for each core busy, if ``on``."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     busy = [context.Process(target=_spin, args=(stop,), daemon=True) for _ in range(multiprocessing.cpu_count() if on else 0)]
@@ -156,7 +156,18 @@ def load_on_all_cores(on: bool) -> Iterator[None]:
 
 
 def row_of(run: int, task: str, outcome: Outcome, began: float, ended: float) -> dict[str, Any]:
-    """One grading as a JSON object; times in seconds since the run began, or in microseconds where the name says so."""
+    """Return one grading as a JSON object.
+
+    Args:
+        run: number of the run.
+        task: the task.
+        outcome: its outcome.
+        began: start of the grading, in seconds since the run began.
+        ended: its end, likewise.
+
+    Returns:
+        The row; its times are in seconds, or in microseconds where the name says so.
+    """
     timing = outcome.timing
     cases = [
         {
@@ -185,21 +196,21 @@ def run_once(run: int, tasks: Sequence[str], workers: int, out: Any, seconds: fl
 
     Args:
         run: the number of this run, for its rows.
-        tasks: what to grade.
+        tasks: the tasks whose experts are graded.
         workers: gradings at a time.
         out: an open text file for the rows.
-        seconds: after which what has not ended is listed as ``unfinished``.
+        seconds: gradings that have not ended after so many seconds are listed as ``unfinished``.
         phases: whether the steps of exclusive use are recorded.
     """
-    lanes = gpu_pool(1, workers, PHASED if phases else GRADER, uuids_of(1))
+    pool = gpu_pool(1, workers, PHASED if phases else GRADER, uuids_of(1))
     rows: list[dict[str, Any]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     begun: dict[int, float] = {}
     start = time.perf_counter()
-    lanes.told = lambda request, gpu, worker, begin, end: begun.setdefault(request.sample, begin - start)
+    pool.told = lambda request, gpu, worker, begin, end: begun.setdefault(request.sample, begin - start)
     options = {"backend": "cuda", "targets": ("sm_90",), "timing": True}
     with (
-        Executor(lanes, deadline=deadline_of(True), capacity=sys.maxsize) as executor,
+        Executor(pool, deadline=deadline_of(True), capacity=sys.maxsize) as executor,
         Progress(*columns, console=Console(stderr=True)) as bar,
     ):
         line = bar.add_task(f"run {run}", total=len(tasks))
@@ -224,7 +235,7 @@ def run_once(run: int, tasks: Sequence[str], workers: int, out: Any, seconds: fl
 
 
 def _spread(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Largest over smallest speedup of each task over the runs, where there are several."""
+    """Return the largest divided by the smallest speedup of each task over several runs."""
     by: dict[str, list[float]] = defaultdict(list)
     for r in rows:
         if r.get("speedup"):
@@ -233,7 +244,17 @@ def _spread(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def summary(rows: Sequence[dict[str, Any]], walls: Sequence[float], workers: int, load: Sequence[bool]) -> dict[str, Any]:
-    """What the rows say, as a JSON object."""
+    """Summarize the rows.
+
+    Args:
+        rows: the rows.
+        walls: seconds of each run.
+        workers: gradings at a time.
+        load: whether the cores were kept busy.
+
+    Returns:
+        A JSON object.
+    """
     spread = _spread(rows)
     shares = sorted((c["share"], r["task"], c["case"]) for r in rows for c in r["cases"] if c["share"])
     eager = sorted((c["eager_share"], r["task"], c["case"]) for r in rows for c in r["cases"] if c["eager_share"])
@@ -274,7 +295,7 @@ def tell(found: dict[str, Any], console: Console) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run; 0 if all is correct and nothing void, 1 if not, 2 on bad usage."""
+    """Run the command; exit status 0 if every grading is correct and none is void, 1 if not, 2 on bad usage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT.jsonl")
     parser.add_argument("--tasks", default="*", help="comma-separated patterns of task ids (default: all)")

@@ -1,4 +1,4 @@
-"""How often the grader rejects what is right: grade every expert on many fresh secret seeds (CPU backend).
+"""Measure how often the grader rejects correct kernels: grade every expert with many new secret seeds (CPU backend).
 
 python benchmarks/false_rejections.py OUT.json [--tasks GLOB] [--times N] [--workers N]
 """
@@ -19,7 +19,7 @@ from kbx_env.spec.catalog import expert_source, task_ids
 
 
 def grade_once(task: str) -> dict[str, Any]:
-    """One grading; only what differs from ``correct`` is kept in full."""
+    """Grade an expert once; only outcomes other than ``correct`` are kept in full."""
     from kbx_env.grading.grader import grade
 
     outcome = grade(task, expert_source(task), backend="cpu", targets=())
@@ -27,7 +27,7 @@ def grade_once(task: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse the command line and write one row per task."""
+    """Run the command; writes one row for each task."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--tasks", default="*")
@@ -41,9 +41,9 @@ def main() -> None:
         rows = list(track(pool.imap_unordered(grade_once, jobs), total=len(jobs), description="grading"))
     table = []
     for task in chosen:
-        mine = [r for r in rows if r["task"] == task]
-        wrong = [r["message"] for r in mine if not r["correct"]]
-        table.append({"task": task, "gradings": len(mine), "rejected": len(wrong), "messages": wrong[:10]})
+        own_rows = [r for r in rows if r["task"] == task]
+        wrong = [r["message"] for r in own_rows if not r["correct"]]
+        table.append({"task": task, "gradings": len(own_rows), "rejected": len(wrong), "messages": wrong[:10]})
     options.out.write_text(json.dumps({"seconds": time.time() - start, "tasks": table}, indent=1))
     for row in table:
         if row["rejected"]:

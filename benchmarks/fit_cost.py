@@ -1,11 +1,11 @@
-"""Fit the constants of the cost model to measured points, and say how well it ranks.
+"""Fit the constants of the cost model to measured points, and report how well it ranks them.
 
 Usage:
     python benchmarks/fit_cost.py POINTS.json [--device h200] [--write] [--worst 15]
     python benchmarks/fit_cost.py POINTS.json --synthetic       checks the fit on made-up timings
 
-POINTS.json comes from ``cost_points.py --extract``. Held-out numbers estimate each task with constants that were
-fitted to the other tasks.
+POINTS.json comes from ``cost_points.py --extract``. For held-out numbers each task is
+estimated with constants that were fitted to the other tasks.
 """
 
 from __future__ import annotations
@@ -60,12 +60,21 @@ class Sample:
 
     @property
     def size(self) -> str:
-        """Task and problem size: points that differ in knobs only share it."""
+        """Task and problem size; points that differ in knobs only have the same."""
         return self.name.rsplit("/", 1)[0]
 
 
 def read(file: Path, device: Device, synthetic: bool) -> tuple[list[Sample], dict[str, Any]]:
-    """Return the points that have facts and a timing, and what the file says of the device."""
+    """Read the points that have facts and a timing.
+
+    Args:
+        file: the JSON file.
+        device: the device's constants.
+        synthetic: replace timings by made-up ones.
+
+    Returns:
+        The points, and the facts about the device in the file.
+    """
     data = json.loads(file.read_text())
     rng = np.random.default_rng(0)
     out = []
@@ -90,7 +99,7 @@ def errors(samples: Sequence[Sample], device: Device) -> np.ndarray[Any, Any]:
 
 def fit(samples: Sequence[Sample], device: Device) -> Device:
     """Return the device with the constants that fit the points best."""
-    # Every task weighs the same, however many points it has.
+    # Every task has the same weight, regardless of its number of points.
     sizes: defaultdict[str, int] = defaultdict(int)
     for s in samples:
         sizes[s.task] += 1
@@ -102,7 +111,7 @@ def fit(samples: Sequence[Sample], device: Device) -> Device:
         return device.with_constants(**dict(zip(keys, np.exp(x).tolist(), strict=True)))
 
     start = np.clip(np.log([asdict(Constants())[k] for k in keys]), low + 1e-3, high - 1e-3)
-    # Soft: a point that the model cannot explain must not bend the constants for all others.
+    # A soft loss: a point that the model cannot explain must not distort the constants.
     best = least_squares(
         lambda x: weight * errors(samples, made(x)), start, bounds=(low, high), loss="soft_l1", f_scale=0.1, max_nfev=40
     )
@@ -126,7 +135,7 @@ def _groups(
 def judge(samples: Sequence[Sample], estimates: Sequence[float]) -> dict[str, Any]:
     """Return rank correlations and errors of estimates."""
     by_task = {k: _rank(v) for k, v in _groups(samples, estimates, lambda s: s.task).items() if len(v) > 3}
-    # Where knobs change nothing there is no order to find: groups that spread less than 1.3 times stay out.
+    # Groups whose times differ by less than a factor of 1.3 are left out: they have no order to find.
     by_size = {
         k: _rank(v)
         for k, v in _groups(samples, estimates, lambda s: s.size).items()
@@ -146,7 +155,7 @@ def judge(samples: Sequence[Sample], estimates: Sequence[float]) -> dict[str, An
 
 
 def show(title: str, result: dict[str, Any]) -> None:
-    """Print what ``judge`` returned."""
+    """Print a result of ``judge`` under a title."""
     print(f"{title}: " + ", ".join(f"{k} {v}" for k, v in result.items() if k != "spearman_within_task"))
     print("  within task: " + ", ".join(f"{k} {v}" for k, v in result["spearman_within_task"].items()))
 
@@ -158,7 +167,7 @@ def main() -> int:
     ap.add_argument("--device", default="h200")
     ap.add_argument("--write", action="store_true", help="keep the constants in the device's data file")
     ap.add_argument("--worst", type=int, default=15, help="points to print that are estimated worst")
-    ap.add_argument("--synthetic", action="store_true", help="time by the model with 20 % noise, to check the fit")
+    ap.add_argument("--synthetic", action="store_true", help="time by the model with 20 %% noise, to check the fit")
     a = ap.parse_args()
     device, start = load(a.device), time.monotonic()
     samples, about = read(a.points, device, a.synthetic)

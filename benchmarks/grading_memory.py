@@ -1,10 +1,10 @@
-"""Whether grading grows: memory of the process that asks, and of the workers that grade, over thousands of gradings.
+"""Measure whether memory grows over thousands of gradings, in the requesting process and in its workers.
 
 python benchmarks/grading_memory.py OUT.json [--count 10000] [--workers 2] [--backend cpu|cuda] [--every 250]
 
-Experts of eight small tasks by turns, every fourth spoilt, each with a number of its own so that none is a repetition, over
-the executor and a store as a report has them. Sampled: resident MB of this process and of each worker (its runners, which live
-for one grading each, are not counted); on CUDA the GPU's memory in use as well.
+Grades experts of eight small tasks in turn, every fourth one broken on purpose, each with a number of its own so that none
+repeats, with an executor and a store as in a report. Samples the resident MB of this process and of each worker (not of its
+runners, which live for one grading each), and on CUDA also the GPU's memory in use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TASKS = ("math/add", "math/exp_sqrt", "math/softmax", "activation/relu", "activa
 
 
 def source_of(number: int) -> tuple[str, bytes]:
-    """The task and the answer of a number."""
+    """Return the task and the source of the grading with a number."""
     task = TASKS[number % len(TASKS)]
     text = expert_source(task)
     assert text is not None
@@ -45,7 +45,7 @@ def source_of(number: int) -> tuple[str, bytes]:
 
 
 def resident(pid: int | str) -> float | None:
-    """Resident MB of a process; ``None`` if it is gone."""
+    """Return the resident MB of a process; ``None`` if it has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
@@ -54,17 +54,17 @@ def resident(pid: int | str) -> float | None:
 
 
 def children() -> list[int]:
-    """The processes that this one has started."""
+    """Return the processes that this one has started."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended
+        with contextlib.suppress(OSError):  # it has ended
             if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
                 found.append(int(stat.parent.name))
     return found
 
 
 def sample(done: int, began: float, backend: str) -> dict[str, Any]:
-    """The memory now."""
+    """Return the current memory use, with the number of gradings ``done`` and the seconds since ``began``."""
     gpu = None
     if backend == "cuda":
         import torch
@@ -77,7 +77,7 @@ def sample(done: int, began: float, backend: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Grade, sample, write."""
+    """Grade, sample and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=10_000)

@@ -1,4 +1,4 @@
-"""Measures the grader on one GPU: experts with speedups, A/A, baselines that must earn nothing, the zoo.
+"""Measure the grader on one GPU: experts with speedups, kernels against themselves, baselines without reward, the zoo.
 
     python benchmarks/measure_gpu.py OUT_FOLDER [--quick]
 
@@ -13,6 +13,7 @@ import math
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -32,7 +33,17 @@ ZOO = Path(__file__).resolve().parent.parent / "tests/zoo"
 
 
 def self_against_self(grader: Grader, task_id: str, case_index: int, repeats: int) -> list[dict]:
-    """The same kernel in two fresh runners, timed against each other: the ratio must be 1 within its interval."""
+    """Time a kernel against itself in two new runners: the interval of the ratio must contain 1.
+
+    Args:
+        grader: the grader.
+        task_id: the task whose expert is timed.
+        case_index: number of the timed case.
+        repeats: number of comparisons.
+
+    Returns:
+        One row for each comparison.
+    """
     task = load_task(task_id)
     case = task.timed[case_index]
     rows = []
@@ -40,9 +51,9 @@ def self_against_self(grader: Grader, task_id: str, case_index: int, repeats: in
         secret = b"aa-%d" % repeat
         sides = []
         for _ in range(2):
-            talk = RunnerSession(grader.zygote(), task, "cuda", secret, "eval", 60)
-            talk.load((expert_source(task_id) or "").encode())
-            sides.append(clock.RunnerContestant(talk, case))
+            session = RunnerSession(grader.zygote(), task, "cuda", secret, "eval", 60)
+            session.load((expert_source(task_id) or "").encode())
+            sides.append(clock.RunnerContestant(session, case))
         slots = [
             inputs.draw(task, case, inputs.case_seed(secret, task.id, "time", case_index, k))
             for k in range(clock.SLOTS)
@@ -61,7 +72,18 @@ def self_against_self(grader: Grader, task_id: str, case_index: int, repeats: in
 
 
 def graded(grader: Grader, label: str, task_id: str, source: str | None, **options: object) -> dict:
-    """One grading as a row; prints it."""
+    """Grade a source, print the result and return it as a row.
+
+    Args:
+        grader: the grader.
+        label: name of the source.
+        task_id: the task.
+        source: the source; ``None`` counts as empty.
+        **options: options of ``grade``.
+
+    Returns:
+        The row.
+    """
     start = time.perf_counter()
     try:
         row = grader.grade(task_id, source or "", backend="cuda", **options).to_dict()  # type: ignore[arg-type]
@@ -78,7 +100,7 @@ def graded(grader: Grader, label: str, task_id: str, source: str | None, **optio
 
 
 def main() -> None:
-    """Run everything, write after every part so that an interrupted run keeps what it has."""
+    """Run all parts; write after every part, so that an interrupted run keeps its results so far."""
     p = argparse.ArgumentParser()
     p.add_argument("out", type=Path)
     p.add_argument("--quick", action="store_true")
@@ -94,52 +116,55 @@ def main() -> None:
         "copy_bytes_per_second": ceilings.copy, "fp16_flops_per_second": ceilings.product,
     }  # fmt: skip
     print(result, flush=True)
+    parts = {"experts": experts, "baselines": baselines, "zoo": zoo, "aa": self_comparisons}
     with Grader() as grader:
+        for name, run in parts.items():
+            if name in a.parts.split(","):
+                for rows in run(grader, a):
+                    result[name] = rows
+                    (a.out / "measurements.json").write_text(json.dumps(result, indent=1))
 
-        def part(name: str, rows: list) -> None:
-            result[name] = rows
-            (a.out / "measurements.json").write_text(json.dumps(result, indent=1))
 
-        parts = a.parts.split(",")
-        if "experts" in parts:
-            rows = []
-            for t in (t.id for t in load_tasks(pattern=a.tasks)):
-                rows.append(graded(grader, "expert", t, expert_source(t), targets=("sm_90",), timing=not a.quick))
-                part("experts", rows)
-        if "baselines" in parts:
-            rows = []
-            for name in ("eager", "zeros"):
-                policy = make_policy(name)
-                for t in task_ids():
-                    rows.append(graded(grader, name, t, policy.act({"task": t}), targets=(), timing=False))
-            part("baselines", rows)
-        if "zoo" in parts:
-            rows = []
-            for kind in ("exploits", "honest"):
-                for path in sorted((ZOO / kind).glob("*.py")):
-                    task_id = path.read_text().splitlines()[0].removeprefix("# task:").strip()
-                    rows.append(
-                        graded(
-                            grader,
-                            f"{kind}/{path.stem}",
-                            task_id,
-                            path.read_text(),
-                            targets=(),
-                            timing=False,
-                            wall=10.0,
-                        )
-                    )
-            part("zoo", rows)
-        if "aa" in parts:
-            rows = []
-            for task_id, case in (("activation/gelu_fp16", 0), ("activation/gelu_fp16", 2), ("math/softmax", 1),
-                                  ("matrixmultiply/matmul_bf16", 1)):  # fmt: skip
-                try:
-                    rows += self_against_self(grader, task_id, case, a.aa)
-                except Exception:
-                    rows.append({"task": task_id, "error": traceback.format_exc()[-1500:]})
-                print(*rows[-a.aa :], sep="\n", flush=True)
-                part("aa", rows)
+def experts(grader: Grader, a: argparse.Namespace) -> Iterator[list]:
+    """Grade the experts; yield the rows so far after each one."""
+    rows: list = []
+    for t in (t.id for t in load_tasks(pattern=a.tasks)):
+        rows.append(graded(grader, "expert", t, expert_source(t), targets=("sm_90",), timing=not a.quick))
+        yield rows
+
+
+def baselines(grader: Grader, a: argparse.Namespace) -> Iterator[list]:
+    """Grade the baselines on all tasks; yield all rows."""
+    rows = []
+    for name in ("eager", "zeros"):
+        policy = make_policy(name)
+        for t in task_ids():
+            rows.append(graded(grader, name, t, policy.act({"task": t}), targets=(), timing=False))
+    yield rows
+
+
+def zoo(grader: Grader, a: argparse.Namespace) -> Iterator[list]:
+    """Grade the zoo's attacks and honest oddities; yield all rows."""
+    rows = []
+    for kind in ("exploits", "honest"):
+        for path in sorted((ZOO / kind).glob("*.py")):
+            source = path.read_text()
+            task_id = source.splitlines()[0].removeprefix("# task:").strip()
+            rows.append(graded(grader, f"{kind}/{path.stem}", task_id, source, targets=(), timing=False, wall=10.0))
+    yield rows
+
+
+def self_comparisons(grader: Grader, a: argparse.Namespace) -> Iterator[list]:
+    """Time some kernels against themselves; yield the rows so far after each one."""
+    rows: list = []
+    for task_id, case in (("activation/gelu_fp16", 0), ("activation/gelu_fp16", 2), ("math/softmax", 1),
+                          ("matrixmultiply/matmul_bf16", 1)):  # fmt: skip
+        try:
+            rows += self_against_self(grader, task_id, case, a.aa)
+        except Exception:
+            rows.append({"task": task_id, "error": traceback.format_exc()[-1500:]})
+        print(*rows[-a.aa :], sep="\n", flush=True)
+        yield rows
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How long a report takes that finds all its gradings in the store: ``eval/report.py --resume`` over many of them.
+"""Measure the time of a report whose gradings are all in the store: ``eval/report.py --resume`` with many rows.
 
 python benchmarks/resume_scale.py OUT.json [--rows 100000] [--policy sampled] [--folder DIR] [--profile]
 
-Experts of four tasks, each also spoilt, are graded once on the CPU backend and kept over and over as the samples of one
-policy. The second run, the measured one, is a process of its own and has nothing to grade. ``sampled``: a policy that never
-answers alike twice (found by its sample); ``replay``: one whose answers are a file's (found by their source). With
-``--folder`` the first run's folder stays, and is used again: by the same grader code only, else all would be graded anew.
+Experts of four tasks, correct and broken on purpose, are graded once on the CPU backend and stored many times as the samples of
+one policy. The second run, which is measured, is a process of its own and grades nothing. ``sampled`` is a policy whose answers
+all differ, so that the store finds them by sample; ``replay`` has a file of answers, which are found by source. With ``--folder``
+the folder is kept and used again, by the same version of the grader only: another version would grade everything again.
 """
 
 from __future__ import annotations
@@ -35,34 +35,43 @@ SAMPLES = "KBX_RESUME_SAMPLES"
 
 
 class Sampled:
-    """Right and spoilt answers by turns, each with its number; not repeatable, as a model is."""
+    """A policy with correct and broken answers in turn, each with its number; it does not repeat itself, like a model."""
 
     name = "sampled"
 
     def samples(self, task: str) -> int:
-        """As many as the environment says."""
+        """Return the number in the environment variable KBX_RESUME_SAMPLES."""
         return int(os.environ[SAMPLES])
 
     def act(self, observation: Mapping[str, Any]) -> str:
-        """The expert's source, every other one spoilt."""
+        """Return the expert's source, every other one broken."""
         return source_of(observation["task"], observation["sample"])
 
 
 def source_of(task: str, sample: int) -> str:
-    """The answer of a sample."""
+    """Return the answer to a task in a sample."""
     source = expert_source(task)
     return (source if sample % 2 else source.replace(" + ", " - ").replace("other=", "othr=")) + f"\n# {sample}\n"
 
 
 def arguments(folder: Path, kind: str) -> list[str]:
-    """Of ``report.py``."""
+    """Return the arguments of ``eval/report.py`` for a kind of policy."""
     policy = "python:resume_scale:Sampled" if kind == "sampled" else f"replay:{folder}/answers.jsonl"
     return ["--policy", policy, "--backend", "cpu", "--split", "all", "--tasks", ",".join(t.split("/")[1] for t in TASKS),
             "--resume", "--out", str(folder / f"out-{kind}")]  # fmt: skip
 
 
 def keep(folder: Path, kind: str, samples: int) -> float:
-    """A report of two samples a task by the real grader, then as many rows like them as are wanted; seconds."""
+    """Make a report of two samples a task with the real grader, then copy its rows.
+
+    Args:
+        folder: folder of the report.
+        kind: the policy, ``sampled`` or ``replay``.
+        samples: samples of each task after copying.
+
+    Returns:
+        Seconds.
+    """
     from kbx_env.eval import report
 
     start = time.perf_counter()
@@ -94,23 +103,32 @@ def _like(row: Row, sample: int) -> tuple[str, str, int, dict[str, Any], bytes, 
 
 
 def resume(folder: Path, kind: str, profile: bool) -> dict[str, Any]:
-    """The measured run: seconds, processor seconds, peak memory, and a digest of what it says."""
+    """Do the measured run.
+
+    Args:
+        folder: folder of the report.
+        kind: the policy, ``sampled`` or ``replay``.
+        profile: print a profile.
+
+    Returns:
+        Seconds, processor seconds, peak memory, and a digest of the report.
+    """
     how = ["-m", "cProfile", "-o", str(folder / "profile")] if profile else []
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     command = [sys.executable, *how, str(ROOT / "eval" / "report.py"), *arguments(folder, kind)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     took, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    said = folder / f"out-{kind}" / "report.json"
+    report = folder / f"out-{kind}" / "report.json"
     return {
         "seconds": round(took, 1), "processor_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
         "peak_mb": round(after.ru_maxrss / 1024), "load_average": os.getloadavg()[0],
-        "report_mb": round(said.stat().st_size / 1e6, 1), "report_sha": hashlib.sha256(said.read_bytes()).hexdigest(),
+        "report_mb": round(report.stat().st_size / 1e6, 1), "report_sha": hashlib.sha256(report.read_bytes()).hexdigest(),
     }  # fmt: skip
 
 
 def main() -> None:
-    """Parse the command line, measure, write JSON and print it."""
+    """Run the command: measure, write JSON and print it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--rows", type=int, default=100_000)

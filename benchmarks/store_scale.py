@@ -1,11 +1,10 @@
-"""How the store of gradings fares with many rows: inserts, look-ups, the report's query, export, the file's size.
+"""Measure the store of gradings with many rows: inserts, look-ups, the report's query, export, the file's size.
 
 python benchmarks/store_scale.py OUT.json [--rows 1000000] [--measured 20000] [--writers 4] [--folder DIR]
 
-Real gradings of experts (some broken on purpose) on the CPU backend are the patterns; each row varies one of them, and
-every fifth hands in a source that is already there. Measured inserts are a transaction each, as in a report. Between them
-the file is filled up by copying rows and sources within SQLite, each under a random key.
-Rates include the making of the rows, times of single inserts do not.
+Rows are variations of real gradings of experts (some broken on purpose) on the CPU backend; every fifth one has a source that is
+already there. Each measured insert is a transaction, as in a report. In between, rows and sources are copied within SQLite, each
+under a random key. Rates include the time to make the rows, times of single inserts do not.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Pattern = tuple[str, bytes, Outcome]
 
 
 def patterns(count: int = 16) -> list[Pattern]:
-    """Graded sources: half of them right, the others spoilt in several ways."""
+    """Return graded sources: half of them correct, the others broken in several ways."""
     from kbx_env.grading.grader import Grader
 
     ways: Sequence[Callable[[str], str]] = (
@@ -60,14 +59,14 @@ def patterns(count: int = 16) -> list[Pattern]:
 
 
 class Maker:
-    """The n-th row, the same in every process."""
+    """Makes the n-th row, the same in every process."""
 
     def __init__(self, found: Sequence[Pattern], environment: dict[str, str]) -> None:
         self._found, self._environment = found, environment
         self._tasks = sorted(task_ids())
 
     def row(self, n: int) -> tuple[str, str, int, dict[str, Any], bytes, Outcome]:
-        """Key, policy, sample, request, source and outcome of row ``n``."""
+        """Return key, policy, sample, request, source and outcome of row ``n``."""
         _, source, outcome = self._found[n % len(self._found)]
         policy = POLICIES[n // 7 % len(POLICIES)]
         task = self._tasks[n // 11 % len(self._tasks)]
@@ -91,7 +90,16 @@ class Maker:
 
 
 def insert(path: Path, maker: Maker, numbers: range) -> tuple[list[float], float, float, float]:
-    """Seconds of every ``put``, each a transaction; processor seconds of them all; when the first began and the last ended."""
+    """Insert rows, each in a transaction.
+
+    Args:
+        path: the file.
+        maker: makes the rows.
+        numbers: numbers of the rows.
+
+    Returns:
+        Seconds of every ``put``, processor seconds of all of them, start of the first and end of the last one.
+    """
     store, took, used = Store(path), [], 0.0
     begun = time.time()
     for n in numbers:
@@ -106,7 +114,7 @@ def insert(path: Path, maker: Maker, numbers: range) -> tuple[list[float], float
 
 
 def multiply(path: Path, rows: int) -> int:
-    """Copy all rows and sources until there are about ``rows``; returns how many there are."""
+    """Copy all rows and sources until there are about ``rows``; return their number."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous=OFF")
         have, sources = (db.execute(f"SELECT max(id) FROM {t}").fetchone()[0] for t in ("gradings", "sources"))
@@ -124,14 +132,14 @@ def multiply(path: Path, rows: int) -> int:
 
 
 def spread(took: Sequence[float]) -> dict[str, float]:
-    """Milliseconds: median, 99th percentile, worst."""
+    """Return median, 99th percentile and maximum of some seconds, in milliseconds."""
     ordered = sorted(took)
     at = {"p50_ms": 0.5, "p99_ms": 0.99, "max_ms": 1.0}
     return {k: round(1000 * ordered[min(len(ordered) - 1, int(q * len(ordered)))], 4) for k, q in at.items()}
 
 
 def timed(act: Callable[[Any], Any], over: Sequence[Any]) -> dict[str, float]:
-    """``spread`` of one call for each."""
+    """Call a function for each value and return the ``spread`` of its times."""
     took = []
     for item in over:
         start = time.perf_counter()
@@ -141,7 +149,18 @@ def timed(act: Callable[[Any], Any], over: Sequence[Any]) -> dict[str, float]:
 
 
 def fill(path: Path, maker: Maker, rows: int, measured: int, writers: int) -> dict[str, Any]:
-    """A new file: rows one by one, many copies of them, rows one by one again, by one process and by several."""
+    """Fill a new file: single rows, many copies of them, single rows again, by one process and by several.
+
+    Args:
+        path: the file.
+        maker: makes the rows.
+        rows: number of rows in all.
+        measured: number of inserts that are measured.
+        writers: number of processes.
+
+    Returns:
+        The figures.
+    """
     measured = min(measured, rows // 3)
     result: dict[str, Any] = {"new_file_one_writer": _inserts([insert(path, maker, range(measured))])}
     start = time.perf_counter()
@@ -164,7 +183,16 @@ def _inserts(parts: Sequence[tuple[list[float], float, float, float]]) -> dict[s
 
 
 def looks(path: Path, maker: Maker, measured: int) -> dict[str, Any]:
-    """Look-ups in the full file: by key at random places, the others among the rows that are no copies."""
+    """Measure look-ups in the full file: by key for random rows, the others for rows that are no copies.
+
+    Args:
+        path: the file.
+        maker: makes the rows.
+        measured: number of look-ups.
+
+    Returns:
+        The figures.
+    """
     store, chosen = Store(path), random.Random(2)
     there = [maker.row(chosen.randrange(measured)) for _ in range(min(LOOKS, measured))]
     with contextlib.closing(sqlite3.connect(path)) as db:
@@ -186,7 +214,7 @@ def looks(path: Path, maker: Maker, measured: int) -> dict[str, Any]:
 
 
 def queries(path: Path) -> dict[str, Any]:
-    """The report's query and the overview. Peak memory is that of this process so far."""
+    """Measure the report's query and the overview; peak memory is that of this process so far."""
     store = Store(path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
@@ -208,7 +236,7 @@ def queries(path: Path) -> dict[str, Any]:
 
 
 def upkeep(path: Path) -> dict[str, Any]:
-    """Export to Parquet, then prune one policy. ``None`` without pyarrow."""
+    """Measure an export to Parquet and the pruning of one policy; ``None`` without pyarrow."""
     from kbx_env.cli.store import export
     from kbx_env.errors import UsageError
 
@@ -231,7 +259,7 @@ def _mb(path: Path) -> float:
 
 
 def main() -> None:
-    """Parse the command line, measure, write JSON and print it."""
+    """Run the command: measure, write JSON and print it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--rows", type=int, default=1_000_000)

@@ -1,9 +1,9 @@
-"""Grades the same sources on the CPU tier and on the GPU alone, and lists every verdict that differs.
+"""Grade the same sources on the CPU tier and on the GPU only, and list every verdict that differs.
 
     python benchmarks/tier_parity.py OUT.json [--replays FOLDER] [--shard K/N]
 
-On the GPU the proof on the CPU tier is left out here, so that the two verdicts are formed apart. Sources: the experts,
-experts with planted faults, the zoo, and replays of declared tasks.
+The GPU grading leaves out its evidence from the CPU tier, so that the two verdicts are independent. Sources: the experts, experts
+with planted faults, the zoo, and replays of declared tasks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kbx_env.spec.catalog import expert_source, task_ids
 
 
 def sources(replays: Path | None) -> Iterator[tuple[str, str, bytes]]:
-    """(name, task, source) of everything to be graded."""
+    """Yield name, task and source of everything to be graded."""
     known = set(task_ids())
     for task in task_ids():
         yield f"expert {task}", task, (expert_source(task) or "").encode()
@@ -45,7 +45,7 @@ def sources(replays: Path | None) -> Iterator[tuple[str, str, bytes]]:
 
 
 def main() -> int:
-    """Grade, compare, write."""
+    """Grade, compare and write."""
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("out", type=Path)
     ap.add_argument("--replays", type=Path)

@@ -78,7 +78,7 @@ def make_input(case: Case, t: str, rng: np.random.Generator) -> np.ndarray:
         out = rng.integers(0, 1 << 63, case.size, dtype=np.uint64).astype(word)
     if case.special:
         s = specials(t)
-        # Every second element, at random, so that specials meet ordinary numbers and one another.
+        # Random halves of the elements, so that special values meet ordinary numbers and one another.
         at = rng.random(case.size) < 0.5
         out[at] = rng.choice(s, int(at.sum()))
     return out
@@ -143,7 +143,17 @@ def _ordered(raw: np.ndarray, t: str) -> np.ndarray:
 
 
 def compare(case: Case, gpu: np.ndarray, cpu: np.ndarray, inputs: list[np.ndarray]) -> dict[str, Any]:
-    """Return the row of the report for two outputs."""
+    """Compare the outputs of a kernel.
+
+    Args:
+        case: the kernel.
+        gpu: output of the GPU.
+        cpu: output of the executor.
+        inputs: the inputs.
+
+    Returns:
+        The row of the report.
+    """
     t = case.output
     a, b = _values(gpu, t), _values(cpu, t)
     row: dict[str, Any] = {}
@@ -194,7 +204,7 @@ def main() -> int:
                 else:
                     gpu, text = on_gpu(fn, case, inputs)
                     row.update(compare(case, gpu, on_executor(text, case, inputs), inputs))
-            except Exception as e:  # one kernel that fails must not hide the others
+            except Exception as e:  # the other kernels run even if one fails
                 row["error"] = f"{type(e).__name__}: {e}"[-400:]
             rows.append(row)
             if row.get("error") or row.get("mismatches"):

@@ -1,11 +1,11 @@
-"""Record the verdicts of many known sources on the CPU tier, and compare two records: a move of code must change none.
+"""Record the verdicts of many known sources on the CPU tier, and compare two records: a refactoring must change no verdict.
 
     python benchmarks/verdicts.py record OUT.json [--replays FILE.jsonl ...] [--workers 2]
     python benchmarks/verdicts.py compare BEFORE.json AFTER.json
 
-A record has the experts, the zoo's attacks and honest oddities, and recorded answers. Inputs are fixed by a seed, so that two
-records differ only where the grader does. Seconds, versions and fingerprints are left out. ``compare`` ends with status 1 where
-an outcome differs and names it.
+A record has the experts, the zoo's attacks and honest oddities, and recorded answers. A seed fixes the inputs, so that two records
+differ only if the grader does. Seconds, versions and fingerprints are left out. ``compare`` names the outcomes that differ and then
+ends with status 1.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from kbx_env.spec.catalog import expert_source, task_ids
 
 SEED = 20261123
 LEFT_OUT = ("seconds", "manifest", "source_sha256", "compile")
-"""Parts of an outcome that say nothing of the verdict, or change from run to run."""
+"""Parts of an outcome that do not belong to the verdict, or change from run to run."""
 
 
 def sources(replays: Sequence[Path]) -> list[tuple[str, str, bytes]]:
-    """What is graded, as (name, task, source).
+    """Return name, task and source of everything that is graded.
 
     Args:
         replays: files of recorded answers.
+
+    Returns:
+        Tuples of name, task and source.
     """
     found = [(f"expert {t}", t, text.encode()) for t in task_ids() if (text := expert_source(t))]
     for honest in (False, True):
@@ -52,20 +55,34 @@ def sources(replays: Sequence[Path]) -> list[tuple[str, str, bytes]]:
 
 
 def record(out: Path, replays: Sequence[Path], workers: int) -> None:
-    """Grade everything and write the outcomes by name."""
+    """Grade everything and write the outcomes by name.
+
+    Args:
+        out: the file.
+        replays: files of recorded answers.
+        workers: gradings at a time.
+    """
     every = sources(replays)
     outcomes = kbx_env.grade_many(
         [(task, source) for _, task, source in every], workers=workers, backend="cpu", targets=(), seed=SEED
     )
-    told: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for (name, _, _), outcome in zip(every, outcomes, strict=True):
-        told[name] = {k: v for k, v in outcome.to_dict().items() if k not in LEFT_OUT}
-    out.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
-    print(f"{len(told)} outcomes in {out}")
+        by_name[name] = {k: v for k, v in outcome.to_dict().items() if k not in LEFT_OUT}
+    out.write_text(json.dumps(by_name, indent=1, sort_keys=True) + "\n")
+    print(f"{len(by_name)} outcomes in {out}")
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print every difference; the number of outcomes that differ or are in one record only."""
+    """Print every difference between two records.
+
+    Args:
+        before: a record.
+        after: another one.
+
+    Returns:
+        The number of outcomes that differ or are in one record only.
+    """
     a, b = json.loads(before.read_text()), json.loads(after.read_text())
     different = 0
     for name in sorted(set(a) | set(b)):
@@ -80,7 +97,7 @@ def compare(before: Path, after: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run; 0 if all is well, 1 where records differ, 2 on bad usage."""
+    """Run the command; exit status 0, 1 if records differ, 2 on bad usage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     actions = parser.add_subparsers(dest="action", required=True)
     recording = actions.add_parser("record", help="grade everything and write the outcomes")

@@ -1,4 +1,4 @@
-"""A small model from nothing: random weights, a tokenizer trained on this project's own prompts and kernels.
+"""Build a small model with random weights and a tokenizer trained on this project's own prompts and kernels.
 
     python train/build_model.py out=runs/model hidden=256 layers=6 heads=8 vocab=4096 context=8192
 """
@@ -17,7 +17,7 @@ from kbx_env.train.settings import command, save
 
 
 def run(b: Build) -> None:
-    """Write it and say how large it is."""
+    """Write the model and print how large it is."""
     folder = build(b)
     save(b, folder)
     model, tokenizer = load(folder)
@@ -25,7 +25,7 @@ def run(b: Build) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 when written, 2 on bad usage."""
+    """Run the command; exit status 0 when written, 2 on bad usage."""
     return command("build_model.py", Build, __doc__, run, argv)
 
 

@@ -1,12 +1,12 @@
-"""Which reward teaches faster: trains once for every preset and seed, and compares what is the same under all of them.
+"""Compare reward presets: train once for each preset and seed, then compare metrics that mean the same under all presets.
 
     python train/compare_rewards.py --presets default,fusion --tasks 'fusion/*' --seeds 5 --config train/configs/grpo.yaml \\
         --out runs/compare [key=value ... for the learner]
     python train/compare_rewards.py --out runs/compare --report-only
 
-Every run is ``train/grpo.py CONFIG reward=PRESET tasks=GLOB seed=K out=OUT/PRESET-seedK key=value ...``. Ctrl-C stops, the same
-command goes on: finished runs are skipped, the one that was cut off resumes. More seeds or presets may be added later. Other
-presets are compared with the first. Written: ``comparison.json``, ``.md``, ``.png``, ``.svg``; how to read them: docs/rewards.md.
+Each run is ``train/grpo.py CONFIG reward=PRESET tasks=GLOB seed=K out=OUT/PRESET-seedK key=value ...``. After Ctrl-C the same
+command continues: finished runs are skipped, the interrupted one resumes. Seeds and presets may be added later. The other presets
+are compared with the first. Writes ``comparison.json``, ``.md``, ``.png`` and ``.svg``; docs/rewards.md explains them.
 """
 
 from __future__ import annotations
@@ -41,14 +41,17 @@ from kbx_env.errors import KbxError, UsageError
 from kbx_env.spec.catalog import load_tasks
 
 LEARNER = Path(__file__).resolve().parent / "grpo.py"
-RECORD, LOCK, SAID = "experiment.json", ".lock", "output"
+"""The script that trains."""
+RECORD, LOCK, OUTPUT = "experiment.json", ".lock", "output"
+"""In the folder of an experiment: its record, its lock, and the folder for the output of runs."""
 OURS = ("reward", "tasks", "seed", "out", "resume")
+"""Settings of the learner that this script sets."""
 GRACE = 60.0
-"""Seconds that a learner has to end after an interruption."""
+"""Seconds between SIGINT and SIGTERM, for an interrupted learner to end by itself."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--presets", help="comma-separated; the others are compared with the first")
     p.add_argument("--tasks", default="*", help="glob over task ids of the train split, comma-separated")
@@ -63,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What is to be run; ``record`` is what all runs in a folder share."""
+    """An experiment: its runs and their settings."""
 
     presets: tuple[str, ...]
     seeds: int
@@ -73,27 +76,43 @@ class Experiment:
     learner: str
     words: tuple[str, ...]
     record: Mapping[str, Any]
+    """Settings that all runs in a folder share, as they are kept there."""
 
     def runs(self) -> list[tuple[str, int]]:
-        """Seeds outermost, so that what an interruption leaves compares."""
+        """Return preset and seed of each run: all presets of a seed come before the next seed, so that partial results compare."""
         return [(p, k) for k in range(self.seeds) for p in self.presets]
 
     def command(self, preset: str, seed: int, resume: bool) -> list[str]:
-        """Of one run."""
-        given = [f"reward={preset}", f"tasks={self.tasks}", f"seed={seed}", f"out={self.out / name_of(preset, seed)}"]
-        return [sys.executable, self.learner, self.config, *given, *self.words, *(["resume=last"] if resume else [])]
+        """Return the command of one run.
+
+        Args:
+            preset: its preset.
+            seed: its seed.
+            resume: whether it continues from its newest checkpoint.
+
+        Returns:
+            The command's words.
+        """
+        own = [f"reward={preset}", f"tasks={self.tasks}", f"seed={seed}", f"out={self.out / name_of(preset, seed)}"]
+        return [sys.executable, self.learner, self.config, *own, *self.words, *(["resume=last"] if resume else [])]
 
 
 def name_of(preset: str, seed: int) -> str:
-    """Folder of a run."""
+    """Return the name of a run's folder."""
     return f"{preset}-seed{seed}"
 
 
 def experiment(a: argparse.Namespace) -> Experiment:
-    """Everything checked, nothing begun.
+    """Check the command line and return the experiment, before anything runs.
+
+    Args:
+        a: the parsed command line.
+
+    Returns:
+        The experiment.
 
     Raises:
-        UsageError: whatever is wrong with the command line, or the folder is another experiment's.
+        UsageError: an option that cannot be used, or the folder holds another experiment.
     """
     for option, like in (("presets", "default,fusion"), ("seeds", "5"), ("config", "train/configs/grpo.yaml")):
         if getattr(a, option) is None:
@@ -131,7 +150,7 @@ def _presets(text: str) -> tuple[str, ...]:
 
 
 def _check_settings(learner: str, argv: Sequence[str]) -> None:
-    """Read the settings as the learner will; another learner reads them itself, at its first run."""
+    """Check the learner's settings. A learner other than ``LEARNER`` checks them itself at its first run."""
     if Path(learner).resolve() != LEARNER:
         return
     try:
@@ -147,16 +166,16 @@ def _check_settings(learner: str, argv: Sequence[str]) -> None:
 def _check_folder(out: Path, record: Mapping[str, Any]) -> None:
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file; give a folder")
-    held = _read(out)
-    if held is None:
+    earlier = _read(out)
+    if earlier is None:
         if out.is_dir() and any(p.name != LOCK for p in out.iterdir()):
             raise UsageError(f"--out {out} is not empty and holds no experiment of this script; give another folder")
         return
     for key in ("tasks", "task_ids", "config", "words"):
-        if held.get(key) != record[key]:
+        if earlier.get(key) != record[key]:
             raise UsageError(f"--out {out} is in use by another experiment (its {key} differ); give another folder")
     for preset, weights in record["weights"].items():
-        if held["weights"].get(preset, weights) != weights:
+        if earlier["weights"].get(preset, weights) != weights:
             raise UsageError(f"--out {out} holds runs of {preset!r} with other weights; give another folder")
 
 
@@ -176,40 +195,43 @@ def _write(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _alone(out: Path) -> Iterator[int]:
-    """The folder's lock. Learners inherit it: one that outlives this script keeps a second script away."""
+    """Hold the folder's lock. Learners inherit it, so that a learner that outlives this script keeps a second script away."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        held = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as e:
         raise UsageError(f"cannot write to --out {out}: {e.strerror}") from e
     try:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
             raise UsageError(f"--out {out} is in use by a running experiment; wait for it, or give another folder") from e
-        yield held
+        yield lock
     finally:
-        os.close(held)
+        os.close(lock)
 
 
 def train(x: Experiment) -> None:
-    """All runs that are not finished.
+    """Do all runs that are not finished.
+
+    Args:
+        x: the experiment.
 
     Raises:
         UsageError: the learner refuses its settings.
-        KbxError: the learner failed; what it said is in ``OUT/output``.
-        KeyboardInterrupt: the learner has been stopped, and what it saved is there.
+        KbxError: the learner failed; its output is in ``OUT/output``.
+        KeyboardInterrupt: interrupted; the learner has ended, and its checkpoints are kept.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     with _alone(x.out) as lock:
-        held = _read(x.out) or {"finished": {}}
-        held = {**x.record, "presets": x.presets, "weights": {**held.get("weights", {}), **x.record["weights"]},
-                "finished": held["finished"]}  # fmt: skip
-        _write(x.out / RECORD, json.dumps(held, indent=1))
-        (x.out / SAID).mkdir(exist_ok=True)
-        todo = [r for r in x.runs() if name_of(*r) not in held["finished"]]
+        record = _read(x.out) or {"finished": {}}
+        record = {**x.record, "presets": x.presets, "weights": {**record.get("weights", {}), **x.record["weights"]},
+                "finished": record["finished"]}  # fmt: skip
+        _write(x.out / RECORD, json.dumps(record, indent=1))
+        (x.out / OUTPUT).mkdir(exist_ok=True)
+        todo = [r for r in x.runs() if name_of(*r) not in record["finished"]]
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True)) as bar:
             row = bar.add_task("runs", total=len(x.runs()), completed=len(x.runs()) - len(todo))
@@ -219,18 +241,18 @@ def train(x: Experiment) -> None:
                 for line in _learn(x, preset, seed, lock):
                     bar.update(row, description=f"{preset}, seed {seed}: {line}")
                 reward_curves.lines_of(folder)
-                held["finished"][folder.name] = {"wall": round(time.monotonic() - begin, 1), **_environment(folder)}
-                _write(x.out / RECORD, json.dumps(held, indent=1))
+                record["finished"][folder.name] = {"wall": round(time.monotonic() - begin, 1), **_environment(folder)}
+                _write(x.out / RECORD, json.dumps(record, indent=1))
                 bar.advance(row)
 
 
 def _learn(x: Experiment, preset: str, seed: int, lock: int) -> Iterator[str]:
-    """Run the learner to its end; yields now and then how far it is."""
+    """Run the learner to its end; yield its progress as text several times a second."""
     folder = x.out / name_of(preset, seed)
-    said = x.out / SAID / f"{folder.name}.txt"
+    output = x.out / OUTPUT / f"{folder.name}.txt"
     resume = folder.is_dir() and any(folder.iterdir())
-    with said.open("ab") as file:
-        # In a session of its own: Ctrl-C reaches it once, from here.
+    with output.open("ab") as file:
+        # In a session of its own: Ctrl-C then reaches the learner only once, by _stop.
         child = subprocess.Popen(
             x.command(preset, seed, resume), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
             start_new_session=True, pass_fds=(lock,),
@@ -246,13 +268,13 @@ def _learn(x: Experiment, preset: str, seed: int, lock: int) -> Iterator[str]:
     if child.returncode in (130, -signal.SIGINT):
         raise KeyboardInterrupt
     if child.returncode:
-        last = [t for t in said.read_text(errors="replace").splitlines() if t.strip()][-1:] or ["it said nothing"]
-        text = f"the run {folder.name} failed (exit status {child.returncode}): {last[0][:400]}; all it said: {said}"
+        last = [t for t in output.read_text(errors="replace").splitlines() if t.strip()][-1:] or ["it said nothing"]
+        text = f"the run {folder.name} failed (exit status {child.returncode}): {last[0][:400]}; all it said: {output}"
         raise UsageError(text) if child.returncode == 2 else KbxError(text)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """End a learner and whatever it started, gently first."""
+    """End a learner and its child processes: by SIGINT, then by SIGTERM, then by SIGKILL."""
     for number, seconds in ((signal.SIGINT, GRACE), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
         if child.poll() is not None:
             return
@@ -263,6 +285,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 
 def _latest(folder: Path) -> str:
+    """Return the progress of a run by the last line of its log."""
     try:
         with (folder / "log.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
@@ -274,19 +297,19 @@ def _latest(folder: Path) -> str:
 
 
 def _environment(folder: Path) -> dict[str, Any]:
-    """Device and versions of a run on this machine, and the model, by the settings that it saved."""
+    """Return device, versions and model of a run that has just ended on this machine."""
     import torch
     from omegaconf import OmegaConf
 
     from kbx_env import versions
 
     saved: Any = {}
-    with contextlib.suppress(Exception):  # a learner of another kind may keep none
+    with contextlib.suppress(Exception):  # another learner may save no settings
         saved = OmegaConf.load(folder / settings.FILE)
     backend = saved.get("backend")
     backend = backend if backend in ("cpu", "cuda") else "cuda" if torch.cuda.is_available() else "cpu"
     found = versions.environment(backend)
-    if torch.cuda.is_available():  # the learner uses it, whatever grades
+    if torch.cuda.is_available():  # the learner uses the GPU, also where grading is on the CPU
         found["device"] = torch.cuda.get_device_name(0)
     for library in ("transformers", "trl"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -295,55 +318,66 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 
 def report(out: Path, presets: Sequence[str] | None = None, seeds: int | None = None) -> dict[str, Any]:
-    """Compare the finished runs of a folder and write the comparison; returns it.
+    """Compare the finished runs of a folder and write the comparison.
+
+    Args:
+        out: the folder.
+        presets: presets to compare, the first one with each other; by default those of the experiment.
+        seeds: only seeds below this number; by default all.
+
+    Returns:
+        The comparison, as in ``comparison.json``.
 
     Raises:
-        UsageError: no runs, a preset without a finished one, or logs that are none of a run.
+        UsageError: no runs, a preset without a finished one, or a log that is not that of a run.
     """
-    held = _read(out)
-    presets = tuple(presets or (held or {}).get("presets", ()))
+    record = _read(out)
+    presets = tuple(presets or (record or {}).get("presets", ()))
     if not presets:
         raise UsageError(f"{out} holds no experiment; name the presets of its runs with --presets")
-    of: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    left = []
+    logs: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    unfinished = []
     for preset in presets:
         for folder in out.glob(f"{preset}-seed*"):
             number = folder.name.removeprefix(f"{preset}-seed")
             if not re.fullmatch(r"\d+", number) or seeds is not None and int(number) >= seeds:
                 continue
-            if held is not None and folder.name not in held["finished"]:
-                left.append(folder.name)
+            if record is not None and folder.name not in record["finished"]:
+                unfinished.append(folder.name)
                 continue
-            of[preset, int(number)] = reward_curves.lines_of(folder)
-        if not any(p == preset for p, _ in of):
+            logs[preset, int(number)] = reward_curves.lines_of(folder)
+        if not any(p == preset for p, _ in logs):
             raise UsageError(f"no finished run of {preset!r} in {out}; nothing to compare")
     order = {p: k for k, p in enumerate(presets)}
-    of = {k: of[k] for k in sorted(of, key=lambda k: (order[k[0]], k[1]))}
-    runs, terms = reward_curves.runs_of(of, load_preset(presets[0]).weights)
-    told = reward_curves.compare(runs)
-    told |= {"base_terms": terms, "unfinished": sorted(left), "about": _about(held, runs, left)}
-    told["conclusion"] = reward_report.conclusion(told)
-    _write(out / "comparison.json", json.dumps(told, indent=1, allow_nan=False))
-    reward_report.write(told, out)
-    return told
+    logs = {k: logs[k] for k in sorted(logs, key=lambda k: (order[k[0]], k[1]))}
+    runs, terms = reward_curves.runs_of(logs, load_preset(presets[0]).weights)
+    comparison = reward_curves.compare(runs)
+    comparison |= {"base_terms": terms, "unfinished": sorted(unfinished), "about": _about(record, runs, unfinished)}
+    comparison["conclusion"] = reward_report.conclusion(comparison)
+    _write(out / "comparison.json", json.dumps(comparison, indent=1, allow_nan=False))
+    reward_report.write(comparison, out)
+    return comparison
 
 
-def _about(held: Mapping[str, Any] | None, runs: Sequence[reward_curves.Run], left: Sequence[str]) -> dict[str, str]:
-    if held is None:
+def _about(record: Mapping[str, Any] | None, runs: Sequence[reward_curves.Run], unfinished: Sequence[str]) -> dict[str, str]:
+    """Return the facts about how the runs were made, for the report."""
+    if record is None:
         return {"Runs": "made without this script: device, versions and settings are not recorded"}
-    mine = [held["finished"][name_of(r.preset, r.seed)] for r in runs]
+    finished = [record["finished"][name_of(r.preset, r.seed)] for r in runs]
 
     def of(key: str) -> str:
-        return ", ".join(dict.fromkeys(str(m.get(key)) for m in mine if m.get(key)))
+        return ", ".join(dict.fromkeys(str(m.get(key)) for m in finished if m.get(key)))
 
-    libraries = [", ".join(f"{k} {v[:12]}" for k, v in m["environment"].items() if k not in ("device", "machine")) for m in mine]
+    libraries = [
+        ", ".join(f"{k} {v[:12]}" for k, v in m["environment"].items() if k not in ("device", "machine")) for m in finished
+    ]
     return {
-        "Tasks": f"`{held['tasks']}`, {len(held['task_ids'])} of the train split",
-        "Model": of("model"), "Settings beyond the file": " ".join(held["words"]),
-        "Device": ", ".join(dict.fromkeys(m["environment"]["device"] for m in mine))
+        "Tasks": f"`{record['tasks']}`, {len(record['task_ids'])} of the train split",
+        "Model": of("model"), "Settings beyond the file": " ".join(record["words"]),
+        "Device": ", ".join(dict.fromkeys(m["environment"]["device"] for m in finished))
                   + f" ({platform.machine()}, {of('cores')} cores), backend {of('backend')}",
         "Versions": " / ".join(dict.fromkeys(libraries)),
-        "Left out, not finished": ", ".join(sorted(left)),
+        "Left out, not finished": ", ".join(sorted(unfinished)),
     }  # fmt: skip
 
 
@@ -352,7 +386,7 @@ def _interrupt(*_: Any) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 when compared, 1 when a learner failed, 2 on bad usage, 130 when interrupted: the same command goes on."""
+    """Run the command; exit status 0 when compared, 1 when a learner failed, 2 on bad usage, 130 when interrupted."""
     a = parser().parse_intermixed_args(argv)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -360,12 +394,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             plot_style.check()
             if a.words:
                 raise UsageError(f"--report-only trains nothing: {a.words[0]!r} has no use")
-            told = report(Path(a.out), _presets(a.presets) if a.presets else None, a.seeds)
+            comparison = report(Path(a.out), _presets(a.presets) if a.presets else None, a.seeds)
         else:
             x = experiment(a)
             train(x)
-            told = report(x.out, x.presets, x.seeds)
-        print("\n".join(told["conclusion"]))
+            comparison = report(x.out, x.presets, x.seeds)
+        print("\n".join(comparison["conclusion"]))
         print(f"report: {Path(a.out) / 'comparison.md'}")
     except KeyboardInterrupt:
         print(f"interrupted; the same command goes on, --report-only --out {a.out} shows what is finished", file=sys.stderr)

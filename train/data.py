@@ -1,10 +1,10 @@
-"""Training data: prompts of tasks, and demonstrations that the grader has found correct.
+"""Make training data: prompts of tasks, and demonstrations that the grader has found correct.
 
     python train/data.py out=runs/data tasks='*' variations=4 workers=2 seed=0 format=parquet
 
-Demonstrations are the project's own kernels of the train split, and variations of them. Every one is graded before it is
-taken; gradings are kept in ``gradings.sqlite``, so that a killed run goes on with the same command. No task of the eval split
-gets in. With ``repairs`` there are conversations too: a wrong answer, what the grader says of it, the right one.
+Demonstrations are the project's own kernels of the train split and variations of them. Each one is graded before it is
+accepted. Gradings are kept in ``gradings.sqlite``, so that the same command continues a killed run. Tasks of the eval split
+are refused. With ``repairs`` there are also conversations: a wrong answer, the grader's feedback, the correct answer.
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ import contextlib
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from kbx_env.baselines.llm.conversation import follow_up
-from kbx_env.train.breaking import broken
-from kbx_env.train.compact import compact
-from kbx_env.train.copying import copies as copied
-from kbx_env.train.copying import retold
+from kbx_env.train.mutation import broken
+from kbx_env.train.renaming import variations as varied
 from kbx_env.train.rows import FORMATS, about, by_difficulty, load, message, only, prompts, write
 from kbx_env.train.settings import MISSING, command, save
-from kbx_env.train.vary import variations as varied
 
 from kbx_env import versions
 from kbx_env.envs.prompt import feedback
@@ -45,152 +42,272 @@ if TYPE_CHECKING:
 
 __all__ = ["Demonstrations", "by_difficulty", "demonstrations", "load", "only", "prompts", "write"]
 EXPERT = "expert"
-"""The variation that is none."""
-COPY = "copy"
-"""The variation of a row that shows another one's kernel under other names (``train/copying.py``)."""
+"""The ``variation`` of a row that shows the project's kernel unchanged."""
 REPAIR = "repair"
-"""The variation of a row in which a wrong answer and its verdict come first."""
-MENDED = (Verdict.MALFORMED, Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.INCORRECT)
-"""Verdicts of wrong answers that are shown: honest mistakes."""
-STYLES = ("plain", "compact")
+"""How the ``variation`` of a row begins in which a wrong answer and its feedback come first."""
+MISTAKES = (Verdict.MALFORMED, Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.INCORRECT)
+"""Verdicts of the wrong answers that repairs show: honest mistakes, no forbidden shortcuts and no timeouts."""
 GRADING = {
     "backend": "cpu", "targets": ["sm_90"], "grading": "contract", "seed": None, "timing": False, "split": "train",
     "torch_ops": "strict", "estimate": None,
 }  # fmt: skip
-"""How demonstrations are graded. ``split``: the held-out shapes are for evaluation; they choose no training data either."""
+"""Grading options for demonstrations. ``split`` is train: the held-out shapes do not choose training data either."""
+
+
+class Candidate(NamedTuple):
+    """A source that becomes a demonstration if the grader finds it correct."""
+
+    task: Task
+    variation: str
+    source: str
 
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """``dataset`` holds the rows; ``refused`` counts variations that were not taken, by verdict; ``without`` are tasks for
-    which the project has no kernel."""
+    """The result of ``demonstrations``."""
 
     dataset: Dataset
+    """The rows."""
     refused: Counter[str]
+    """How many candidates were refused, by reason (mostly a verdict)."""
     without: tuple[str, ...]
+    """Ids of tasks for which the project has no kernel."""
 
 
 def demonstrations(
     tasks: Sequence[Task], *, backend: str = "cpu", variations: int = 4, seed: int = 0, workers: int = 1,
-    store: Store | None = None, progress: bool = True, grade: Callable[..., Outcome] | None = None, style: str = "plain",
-    copies: int = 0, repairs: int = 0,
+    store: Store | None = None, progress: bool = True, grade: Callable[..., Outcome] | None = None, repairs: int = 0,
 ) -> Demonstrations:  # fmt: skip
-    """Rows for supervised fine-tuning: ``prompt``, ``completion``, ``task``, ``category``, ``difficulty``, ``variation``.
+    """Make rows for supervised fine-tuning: ``prompt``, ``completion``, ``task``, ``category``, ``difficulty``, ``variation``.
 
     Args:
-        tasks: of the train split.
-        backend: whose instruction the prompts show, ``cpu`` or ``cuda``; grading itself is done on the CPU backend.
-        variations: of each kernel, beside itself, before grading.
-        seed: of the variations.
+        tasks: tasks of the train split.
+        backend: ``cpu`` or ``cuda``: the instruction that the prompts show. Grading itself runs on the CPU backend.
+        variations: variations of each kernel, in addition to the kernel itself, before grading.
+        seed: seed of the variations.
         workers: gradings at a time.
-        store: keeps the gradings; with the same one nothing is graded twice.
-        progress: show a bar on stderr, if that is a terminal.
-        grade: stands in for the real grader in tests.
-        style: ``plain``, or ``compact``: without comments, unused functions and the kernels' own formatting.
-        copies: of each row that was taken, with other names for the entry function and its parameters in prompt and answer.
-        repairs: wrong versions of each kernel that was taken, before grading. Each that is wrong is in a row whose prompt has
-            three messages: the instruction, the wrong answer, its verdict. Each copy has such a row too, wrong versions by turns.
+        store: keeps the gradings; with the same store nothing is graded twice.
+        progress: show a progress bar on stderr, if that is a terminal.
+        grade: replaces the real grader in tests.
+        repairs: wrong versions of each accepted kernel, before grading. Each one that the grader refuses becomes a row whose
+            prompt has three messages: the instruction, the wrong answer, its feedback.
+
+    Returns:
+        The rows, and what was left out.
 
     Raises:
-        UsageError: a task of the eval split, or numbers that make no sense.
-        UnknownName: no such backend or style.
+        UsageError: a task of the eval split, a count out of its range, or no candidate is accepted.
+        UnknownName: no such backend.
     """
-    if evil := [t.id for t in tasks if splits().get(t.id) != "train"]:
-        raise UsageError(f"no demonstrations of tasks outside the train split: {', '.join(evil[:5])}; use split='train'")
+    check(tasks, backend, workers, variations=variations, repairs=repairs)
+
+    def grade_all(proposed: Sequence[Candidate]) -> list[Outcome]:
+        return graded(proposed, workers, store, progress, grade)
+
+    proposed = candidates(tasks, variations, seed)
+    taken, refused = accepted(proposed, grade_all(proposed))
+    mistakes = wrong_versions(taken, repairs, seed, grade_all)
+    rows = list[dict[str, Any]]()
+    for one in taken:
+        instruction = message(one.task, backend)
+        rows.append(row([instruction], one))
+        for k, (wrong, reply) in mistakes.get((one.task.id, one.variation), {}).items():
+            rows.append(row(repair_messages(instruction, wrong, reply), one, f"{REPAIR}-{k}-{one.variation}"))
+    return collected(rows, proposed, refused, tasks)
+
+
+def check(tasks: Sequence[Task], backend: str, workers: int, **counts: int) -> None:
+    """Check what demonstrations are asked for.
+
+    Args:
+        tasks: the tasks.
+        backend: the backend whose instruction is shown.
+        workers: gradings at a time.
+        **counts: numbers of variations and so on, by the name of their setting.
+
+    Raises:
+        UsageError: a task of the eval split, or a count out of its range.
+        UnknownName: no such backend.
+    """
+    if evaluated := [t.id for t in tasks if splits().get(t.id) != "train"]:
+        raise UsageError(f"no demonstrations of tasks outside the train split: {', '.join(evaluated[:5])}; use split='train'")
     if backend not in ("cpu", "cuda"):
         raise UnknownName("backend of prompts", backend, ("cpu", "cuda"))
-    if style not in STYLES:
-        raise UnknownName("style", style, STYLES)
-    if min(variations, copies, repairs) < 0 or workers < 1:
-        raise UsageError(
-            f"variations is {variations}, copies is {copies}, repairs is {repairs}, workers is {workers}; at least 0, 0, 0 and 1"
-        )
-    brief = compact if style == "compact" else _as_is
-    sources = [(t, s) for t in tasks if (s := expert_source(t.id)) is not None]
-    asked = [
-        (t, name, brief(text, t.entry)) for t, source in sources
-        for name, text in [(EXPERT, source), *varied(source, t.entry, variations, f"{seed} {t.id}")]
-    ]  # fmt: skip
-    outcomes = graded(asked, workers, store, progress, grade)
-    rows, refused, taken = list[dict[str, Any]](), Counter[str](), list[tuple[Task, str, str]]()
-    for source, outcome in zip(asked, outcomes, strict=True):
-        if why := _why_not(outcome) or _leak(source[2]):
-            refused[why] += 1
-        else:
-            taken.append(source)
-    faults = _faults(taken, repairs, seed, lambda wrong: graded(wrong, workers, store, progress, grade))
-    for task, name, text in taken:
-        others = copied(task, text, copies, f"{seed} {name} {task.id}", entries())
-        mine = list(faults.get((task.id, name), {}).items())
-        for number, (told, shown) in enumerate([(task, text), *others]):
-            before, right = f"{COPY}-{number - 1}-" if number else "", [answer(shown)]
-            rows.append({"prompt": [message(told, backend)], "completion": right, "variation": before + name, **about(task)})
-            some = [mine[number % len(mine)]] if number and mine else mine
-            wrong = broken(shown, repairs, f"{seed} {name} {task.id}") if some else []
-            for k, (given, said) in some:
-                if (verdict := retold(said, given, task, wrong[k][1], told) if number else said) is None:
-                    continue
-                asks = [message(told, backend), answer(wrong[k][1]), {"role": "user", "content": follow_up(verdict)}]
-                rows.append({"prompt": asks, "completion": right, "variation": f"{before}{REPAIR}-{k}-{name}", **about(task)})
-    if not rows:
-        raise UsageError(f"none of {len(asked)} sources may be shown: {_counts(refused) or 'no task has a kernel'}")
-    from datasets import Dataset
-
-    had = {t.id for t, _ in sources}
-    return Demonstrations(Dataset.from_list(rows), refused, tuple(t.id for t in tasks if t.id not in had))
+    if min(counts.values(), default=0) < 0 or workers < 1:
+        values = "".join(f"{name} is {count}, " for name, count in counts.items())
+        raise UsageError(f"{values}workers is {workers}; workers at least 1, the others at least 0")
 
 
-def answer(text: str) -> dict[str, str]:
-    """The message in which a model answers with a module."""
-    return {"role": "assistant", "content": f"```python\n{text.strip(chr(10))}\n```"}
+def candidates(
+    tasks: Sequence[Task], variations: int, seed: int, rewrite: Callable[[str, str], str] | None = None
+) -> list[Candidate]:
+    """Return the project's kernels of some tasks and variations of them.
 
+    Args:
+        tasks: tasks; one without a kernel has no candidates.
+        variations: variations of each kernel, in addition to the kernel itself; fewer where it has no more.
+        seed: seed of the variations.
+        rewrite: a function of a source and the name of its entry function that returns another spelling of each candidate.
 
-def _faults(
-    taken: Sequence[tuple[Task, str, str]], repairs: int, seed: int,
-    verdicts: Callable[[list[tuple[Task, str, str]]], list[Outcome]],
-) -> dict[tuple[str, str], dict[int, tuple[str, str]]]:  # fmt: skip
-    """By task and variation its wrong versions, numbered as by ``broken``, and what the grader says of each."""
-    asked, whose = [], []
-    for task, name, text in taken:
-        for k, (_, wrong) in enumerate(broken(text, repairs, f"{seed} {name} {task.id}")):
-            asked.append((task, name, wrong))
-            whose.append((task.id, name, k))
-    found: dict[tuple[str, str], dict[int, tuple[str, str]]] = {}
-    for (task_id, name, k), (_, _, wrong), outcome in zip(whose, asked, verdicts(asked) if asked else [], strict=True):
-        if outcome.verdict in MENDED:
-            found.setdefault((task_id, name), {})[k] = wrong, feedback(outcome)
+    Returns:
+        The candidates; those of a task follow each other.
+    """
+    found = []
+    for task in tasks:
+        if (expert := expert_source(task.id)) is not None:
+            for name, source in [(EXPERT, expert), *varied(expert, task.entry, variations, f"{seed} {task.id}")]:
+                found.append(Candidate(task, name, rewrite(source, task.entry) if rewrite else source))
     return found
 
 
+def accepted(proposed: Sequence[Candidate], outcomes: Sequence[Outcome]) -> tuple[list[Candidate], Counter[str]]:
+    """Return the candidates that may be shown, and how many may not, by reason.
+
+    Args:
+        proposed: the candidates.
+        outcomes: their outcomes, in the same order.
+
+    Returns:
+        The accepted candidates, and the counts of the others.
+    """
+    taken, refused = list[Candidate](), Counter[str]()
+    for one, outcome in zip(proposed, outcomes, strict=True):
+        if reason := _reason(outcome) or _leak(one.source):
+            refused[reason] += 1
+        else:
+            taken.append(one)
+    return taken, refused
+
+
+def row(messages: Sequence[Mapping[str, str]], one: Candidate, variation: str | None = None) -> dict[str, Any]:
+    """Return one row of demonstrations.
+
+    Args:
+        messages: the prompt.
+        one: the source that the completion shows, and the task that the other columns describe.
+        variation: the column ``variation``; by default that of the source.
+
+    Returns:
+        The columns of the row.
+    """
+    return {
+        "prompt": list(messages), "completion": [answer(one.source)], "variation": variation or one.variation, **about(one.task)
+    }
+
+
+def repair_messages(instruction: Mapping[str, str], wrong: str, reply: str) -> list[Mapping[str, str]]:
+    """Return the prompt of a repair.
+
+    Args:
+        instruction: the message that asks for the kernel.
+        wrong: source of the wrong answer.
+        reply: the grader's feedback on it.
+
+    Returns:
+        The three messages.
+    """
+    return [instruction, answer(wrong), {"role": "user", "content": follow_up(reply)}]
+
+
+def collected(
+    rows: list[dict[str, Any]], proposed: Sequence[Candidate], refused: Counter[str], tasks: Sequence[Task]
+) -> Demonstrations:
+    """Return the rows as a dataset.
+
+    Args:
+        rows: the rows.
+        proposed: the candidates that were graded.
+        refused: how many of them were refused, by reason.
+        tasks: the tasks that demonstrations were asked for.
+
+    Returns:
+        The rows, and what was left out.
+
+    Raises:
+        UsageError: there is no row.
+    """
+    if not rows:
+        raise UsageError(f"none of {len(proposed)} sources may be shown: {counts_text(refused) or 'no task has a kernel'}")
+    from datasets import Dataset
+
+    shown = {one.task.id for one in proposed}
+    return Demonstrations(Dataset.from_list(rows), refused, tuple(t.id for t in tasks if t.id not in shown))
+
+
+def answer(source: str) -> dict[str, str]:
+    """Return the message in which a model answers with a module."""
+    return {"role": "assistant", "content": f"```python\n{source.strip(chr(10))}\n```"}
+
+
+def wrong_versions(
+    taken: Sequence[Candidate], repairs: int, seed: int, grade_all: Callable[[list[Candidate]], list[Outcome]]
+) -> dict[tuple[str, str], dict[int, tuple[str, str]]]:
+    """Make wrong versions of accepted sources and keep those that the grader refuses for an honest mistake.
+
+    Args:
+        taken: the sources.
+        repairs: wrong versions of each, before grading.
+        seed: seed of the faults.
+        grade_all: grades candidates.
+
+    Returns:
+        By task id and variation: number of the version, as ``mutation.broken`` counts them -> its source and the feedback on it.
+    """
+    proposed, numbers = list[Candidate](), list[int]()
+    for one in taken:
+        for k, (_, wrong) in enumerate(broken(one.source, repairs, fault_seed(seed, one))):
+            proposed.append(one._replace(source=wrong))
+            numbers.append(k)
+    found: dict[tuple[str, str], dict[int, tuple[str, str]]] = {}
+    for k, wrong_one, outcome in zip(numbers, proposed, grade_all(proposed) if proposed else [], strict=True):
+        if outcome.verdict in MISTAKES:
+            found.setdefault((wrong_one.task.id, wrong_one.variation), {})[k] = wrong_one.source, feedback(outcome)
+    return found
+
+
+def fault_seed(seed: int, one: Candidate) -> str:
+    """Return the seed with which ``mutation.broken`` makes the wrong versions of a source."""
+    return f"{seed} {one.variation} {one.task.id}"
+
+
 def graded(
-    asked: Sequence[tuple[Task, str, str]], workers: int, store: Store | None, progress: bool, grade: Callable[..., Outcome] | None
+    sources: Sequence[tuple[Task, str, str]], workers: int, store: Store | None, progress: bool,
+    grade: Callable[..., Outcome] | None,
 ) -> list[Outcome]:
-    """The outcome of each source, given as task, what it is called, and text."""
+    """Grade sources.
+
+    Args:
+        sources: for each source its task, a name that is not used, and the text; such as ``Candidate`` s.
+        workers: gradings at a time.
+        store: keeps the gradings.
+        progress: show a progress bar on stderr, if that is a terminal.
+        grade: replaces the real grader in tests.
+
+    Returns:
+        The outcomes, in the order of the sources.
+    """
     here = versions.environment("cpu")
     requests = [
         Request(t.id, text.encode(), GRADING, here | {"fingerprint": t.fingerprint}, "demonstrations")
-        for t, _, text in asked
+        for t, _, text in sources
     ]
     with contextlib.ExitStack() as stack:
-        lane: WorkerPool
+        pool: WorkerPool
         if grade is not None:
-            lane = InlinePool(grade)
+            pool = InlinePool(grade)
         elif store is not None and all(store.get(r.key) for r in requests):
-            lane = InlinePool(_nothing_to_do)  # all is known: no worker need start
+            pool = InlinePool(_nothing_to_do)  # every grading is in the store: no worker has to start
         else:
-            lane = ProcessPool(min(workers, max(1, len(requests))))
-        return stack.enter_context(Executor(lane, store=store, capacity=sys.maxsize)).grade_many(requests, progress)
-
-
-def _as_is(source: str, entry: str) -> str:
-    return source
+            pool = ProcessPool(min(workers, max(1, len(requests))))
+        return stack.enter_context(Executor(pool, store=store, capacity=sys.maxsize)).grade_many(requests, progress)
 
 
 def _nothing_to_do(task: str, source: bytes, **options: Any) -> Outcome:
-    raise RuntimeError(f"{task} was to be in the store")
+    raise RuntimeError(f"the grading of a kernel of {task} should have been in the store")
 
 
-def _why_not(outcome: Outcome) -> str | None:
+def _reason(outcome: Outcome) -> str | None:
+    """Return why a graded source is not shown; ``None`` where it may be."""
     if outcome.fault is Fault.INFRA:
         return "infra_fault (run again)"
     if not outcome.correct:
@@ -200,64 +317,62 @@ def _why_not(outcome: Outcome) -> str | None:
 
 @functools.cache
 def eval_entries() -> frozenset[str]:
-    """Names of the entry functions of the eval split."""
+    """Return the names of the entry functions of the eval split."""
     return frozenset(t.entry for t in load_tasks(split="eval"))
 
 
-@functools.cache
-def entries() -> frozenset[str]:
-    """Names of the entry functions of all tasks: a made-up name that is one of them would not be made up."""
-    return frozenset(t.entry for t in load_tasks(split="all"))
-
-
-def _leak(text: str) -> str | None:
-    """A helper with the name of an evaluated function would be a demonstration of it."""
-    defined = {n.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)}
+def _leak(source: str) -> str | None:
+    """Return why a correct source may not be shown: a helper named as an evaluated function would demonstrate that function."""
+    defined = {n.name for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)}
     return "defines a function of the eval split" if defined & eval_entries() else None
 
 
-def _counts(counter: Counter[str]) -> str:
+def counts_text(counter: Counter[str]) -> str:
+    """Return counts as text, the largest first; empty where there are none."""
     return ", ".join(f"{k} {n}" for k, n in counter.most_common())
 
 
 @dataclass
 class Common:
-    """Of every script that makes demonstrations."""
+    """Settings of every script that makes demonstrations."""
 
     out: str = MISSING
-    """Folder for demonstrations.*, what is told beside them, gradings.sqlite and settings.yaml."""
+    """Folder for demonstrations.*, the files beside them, gradings.sqlite and settings.yaml."""
     tasks: str = "*"
     """Glob over ids of the train split, comma-separated."""
     category: str | None = None
     """One category only."""
     backend: str = "cpu"
-    """Whose instruction is shown: cpu, or cuda where the model will be timed on a GPU."""
+    """The instruction that prompts show: cpu, or cuda where the model will be timed on a GPU."""
     workers: int = 1
     """Gradings at a time."""
     seed: int = 0
-    """Of all that is drawn."""
+    """Seed of everything that is drawn."""
     format: str = "parquet"
     """parquet, jsonl or arrow."""
 
 
 @dataclass
 class Settings(Common):
-    """Of this script."""
+    """Settings of this script."""
 
     variations: int = 4
-    """Of each kernel, beside itself, before grading."""
-    style: str = "plain"
-    """compact: no comments, no unused functions, one way to break lines; for small models, with build_model.py tokens=lines."""
-    copies: int = 0
-    """Of each demonstration, under made-up names in prompt and answer: teaches a model from nothing to read the name."""
+    """Variations of each kernel, in addition to the kernel itself, before grading."""
     repairs: int = 0
-    """Wrong versions of each kernel, before grading: rows in which one and its verdict come first, for answers in several turns."""
+    """Wrong versions of each kernel, before grading. Their rows show a wrong answer and its feedback first, for answers in
+    several turns."""
     repeats: int = 1
-    """Rows of prompts.* for each task, with seeds of their own."""
+    """Rows of prompts.* for each task, each with a seed of its own."""
 
 
 def chosen(s: Common) -> list[Task]:
-    """The tasks that a script is asked for.
+    """Return the tasks that a script is asked for.
+
+    Args:
+        s: the settings.
+
+    Returns:
+        The tasks.
 
     Raises:
         UnknownName: no such format, backend, category or task.
@@ -269,7 +384,13 @@ def chosen(s: Common) -> list[Task]:
 
 
 def folder(s: Common) -> Path:
-    """The folder to write to, with the settings in it.
+    """Make the folder to write to, save the settings in it, and return it.
+
+    Args:
+        s: the settings.
+
+    Returns:
+        The folder.
 
     Raises:
         UsageError: it cannot be made.
@@ -283,26 +404,35 @@ def folder(s: Common) -> Path:
 
 
 def run(s: Settings) -> None:
-    """Write both datasets and say what is in them."""
+    """Write both datasets and print a summary."""
+    write_datasets(s, lambda tasks, store: demonstrations(
+        tasks, backend=s.backend, variations=s.variations, seed=s.seed, workers=s.workers, store=store, repairs=s.repairs
+    ))  # fmt: skip
+
+
+def write_datasets(s: Settings, make: Callable[[list[Task], Store], Demonstrations]) -> None:
+    """Write prompts and demonstrations and print a summary.
+
+    Args:
+        s: the settings.
+        make: makes the demonstrations of some tasks, with a store of gradings.
+    """
     tasks = chosen(s)
-    asked = prompts(tasks, s.backend, repeats=s.repeats, seed=s.seed)
+    questions = prompts(tasks, s.backend, repeats=s.repeats, seed=s.seed)
     out = folder(s)
     with contextlib.closing(Store(out / "gradings.sqlite")) as store:
-        made = demonstrations(
-            tasks, backend=s.backend, variations=s.variations, seed=s.seed, workers=s.workers, store=store, style=s.style,
-            copies=s.copies, repairs=s.repairs,
-        )  # fmt: skip
-    for name, data in (("prompts", asked), ("demonstrations", made.dataset)):
+        made = make(tasks, store)
+    for name, data in (("prompts", questions), ("demonstrations", made.dataset)):
         print(f"{write(data, out / name, s.format)}: {len(data)} rows")
     kinds = Counter(str(v).split("-")[0] for v in made.dataset["variation"])
-    print(f"demonstrations of {len(set(made.dataset['task']))} tasks: {_counts(kinds)}")
-    print(f"refused: {_counts(made.refused) or 'none'}")
+    print(f"demonstrations of {len(set(made.dataset['task']))} tasks: {counts_text(kinds)}")
+    print(f"refused: {counts_text(made.refused) or 'none'}")
     if made.without:
         print(f"without a kernel of the project's: {', '.join(made.without)}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 when written, 2 on bad usage, 130 when interrupted: go on with the same command."""
+    """Run the command; exit status 0 when written, 2 on bad usage, 130 when interrupted (the same command continues)."""
     return command("data.py", Settings, __doc__, run, argv)
 
 

@@ -1,4 +1,4 @@
-"""From settings of ``train/grpo.py`` to a trainer: every mistake is said here, before anything long begins."""
+"""Make a trainer from the settings of ``train/grpo.py``; all usage errors are raised here, before anything slow starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kbx_env.baselines.llm.conversation import Conversation
 from kbx_env.train import memory, models, rows
-from kbx_env.train.judge import Judge
+from kbx_env.train.batch_grader import BatchGrader
 from kbx_env.train.runs import adapter_of as adapter_of
 from kbx_env.train.runs import on_cpu, trainer_config
 
@@ -23,36 +23,41 @@ from kbx_env.spec.task import CATEGORIES, Task
 if TYPE_CHECKING:
     from datasets import Dataset
     from kbx_env.train.grpo import Settings
+    from kbx_env.train.step_metrics import StepMetrics
 
     from kbx_env.outcome import Outcome
 
 MODES = ("single", "multi", "tool")
+"""How a model answers: once, over several turns, or by calling a tool."""
 DEFAULTS: dict[str, Any] = {
     "num_generations": 8,
     "per_device_train_batch_size": 8,
     "max_completion_length": 4096,  # of all turns together; TRL's 256 cuts every kernel
-    # Sums over tokens divided by a constant: with a mean over each answer, long wrong ones cost least (Dr. GRPO). The constant
-    # is max_completion_length, so the learning rate scales with it.
+    # Divides sums over tokens by a constant (Dr. GRPO): with a mean over each answer, long wrong answers would cost least. The
+    # constant is max_completion_length, so the learning rate scales with it.
     "loss_type": "dr_grpo",
-    # Divided by its deviation, a group whose kernels differ by timing noise alone would move the model as much as any other.
+    # Divided by its deviation, a group whose rewards differ by timing noise only would move the model as much as any other.
     "scale_rewards": "none",
-    "epsilon_high": 0.28,  # rare tokens may become likely (DAPO): kernels need ideas that the model seldom has
-    "beta": 0.0,  # no reference model: half the memory, and verdicts cannot be flattered
-    # The reward of an answer that was cut off says nothing of its tokens. Its group still sees the reward.
+    "epsilon_high": 0.28,  # lets rare tokens become likely (DAPO, clip-higher)
+    "beta": 0.0,  # no reference model, which would double the memory for weights
+    # The tokens of an answer that was cut off are not learnt from. Its reward still counts in its group's mean.
     "mask_truncated_completions": True,
     "logging_steps": 1,
 }
-"""Where the section ``trainer`` says nothing."""
+"""Defaults of the section ``trainer``, where they differ from TRL's."""
 _VLLM = ((0, 22), (0, 31))
-"""The versions of vLLM that TRL 1.16 takes."""
+"""First and last minor version of vLLM that TRL 1.16 supports."""
 
 
 def check(s: Settings) -> None:
-    """What needs no model.
+    """Check the settings that can be checked without the model.
+
+    Args:
+        s: the settings.
 
     Raises:
-        UsageError: a setting out of its range.
-        UnknownName: no such mode, way to count, or category.
+        UsageError: a setting out of its range, or settings that exclude each other.
+        UnknownName: no such mode, episode reward, category or preset.
     """
     from kbx_env.train.rollout import EPISODES
 
@@ -79,10 +84,17 @@ def check(s: Settings) -> None:
 
 
 def tasks_of(s: Settings) -> list[Task]:
-    """The tasks of a run, easy ones first if asked for.
+    """Return the tasks of a run, in the order of the curriculum if there is one.
+
+    Args:
+        s: the settings.
+
+    Returns:
+        The tasks.
 
     Raises:
-        UsageError: tasks of the eval split are asked for, or there is none.
+        UsageError: the split is not train.
+        UnknownName: no task matches.
     """
     if s.split != "train":
         raise UsageError(f"split={s.split}: evaluated tasks are never trained on, it would spoil every report; use split=train")
@@ -94,10 +106,16 @@ def tasks_of(s: Settings) -> list[Task]:
 
 
 def uses_vllm(s: Settings) -> bool:
-    """Whether vLLM generates.
+    """Return whether vLLM generates the answers.
+
+    Args:
+        s: the settings.
+
+    Returns:
+        Whether it does.
 
     Raises:
-        UsageError: it is asked for and cannot.
+        UsageError: ``vllm=true``, and vLLM cannot be used.
     """
     wish = s.vllm.lower()
     if wish not in ("auto", "true", "false"):
@@ -123,7 +141,13 @@ def uses_vllm(s: Settings) -> bool:
 
 
 def config_of_run(s: Settings) -> Any:
-    """``trl.GRPOConfig``.
+    """Return the ``trl.GRPOConfig`` of a run.
+
+    Args:
+        s: the settings.
+
+    Returns:
+        The configuration.
 
     Raises:
         UsageError: TRL is not installed, or it refuses the section ``trainer``.
@@ -153,11 +177,11 @@ def config_of_run(s: Settings) -> Any:
 
 
 _SHARES = ("top_p", "typical_p")
-"""Shares of the probability that may be drawn; 1 is all."""
+"""Sampling settings that keep a share of the probability; 1 keeps all tokens."""
 
 
 def truncated(config: Any) -> str:
-    """Settings of sampling that leave tokens out, as text; empty where there are none."""
+    """Return the sampling settings of a ``trl.GRPOConfig`` that leave tokens out, as text; empty where there are none."""
     known = {n: getattr(config, n) for n in ("min_p", "top_k", "top_p")} | dict(config.generation_kwargs or {})
     least = {n: 0 for n in ("min_p", "top_k", "epsilon_cutoff", "eta_cutoff")}
     cut = [n for n in known if known[n] is not None and (known[n] > least[n] if n in least else n in _SHARES and known[n] < 1)]
@@ -165,7 +189,14 @@ def truncated(config: Any) -> str:
 
 
 def load(s: Settings, config: Any) -> tuple[Any, Any]:
-    """Model and tokenizer, and whether they fit.
+    """Load model and tokenizer and check that they can be trained.
+
+    Args:
+        s: the settings.
+        config: the ``trl.GRPOConfig`` of the run.
+
+    Returns:
+        The model, on the CPU, and its tokenizer.
 
     Raises:
         UsageError: no such checkpoint, no chat template, a template that cannot do the mode, or a GPU that is too small.
@@ -177,8 +208,6 @@ def load(s: Settings, config: Any) -> tuple[Any, Any]:
     tokenizer = models.tokenizer_for(s.model)
     if s.mode == "multi" and s.max_turns > 1:
         Conversation(tokenizer, ends_of(s.model)).follow_up("x")
-    if s.mode == "tool" and Conversation(tokenizer).begun([rows.message(load_tasks(split="train")[0], "cpu")]):
-        raise UsageError(f"{s.model}: its template begins every answer with code, so that no tool can be called; use mode=single")
     if not cpu:
         import torch
 
@@ -188,7 +217,7 @@ def load(s: Settings, config: Any) -> tuple[Any, Any]:
 
 
 def ends_of(folder: str | Path) -> list[int]:
-    """The tokens with which a checkpoint ends an answer, as its generation settings say."""
+    """Return the tokens that end an answer, by the generation settings of the checkpoint; empty where it has none."""
     from transformers import GenerationConfig
 
     try:
@@ -198,10 +227,18 @@ def ends_of(folder: str | Path) -> list[int]:
     return list(found) if isinstance(found, list) else [] if found is None else [found]
 
 
-def judge_of(s: Settings, grade: Callable[..., Outcome] | None) -> Judge:
-    """The judge of a run, its gradings kept in ``out`` or in ``store``."""
+def grader_of(s: Settings, grade: Callable[..., Outcome] | None) -> BatchGrader:
+    """Start the grader of a run. It keeps its gradings in ``store``, or else in ``out``.
+
+    Args:
+        s: the settings.
+        grade: replaces the real grader in tests.
+
+    Returns:
+        The grader; the caller closes it.
+    """
     targets = [t.strip() for t in s.targets.split(",") if t.strip() not in ("", "none")]
-    return Judge(
+    return BatchGrader(
         s.reward, s.backend, workers=s.workers, executor=s.executor, ray_address=s.ray_address,
         per_gpu=s.per_gpu, timing=s.timing, torch_ops=s.torch_ops, targets=targets, target=s.target, wall=s.wall,
         grading_seed=s.grading_seed, out=s.out, store=s.store, grade=grade,
@@ -209,7 +246,18 @@ def judge_of(s: Settings, grade: Callable[..., Outcome] | None) -> Judge:
 
 
 def rows_of(s: Settings, tasks: Sequence[Task], backend: str, config: Any, model: Any, tokenizer: Any) -> Dataset:
-    """Prompts as rows. One that leaves no room for an answer is dropped; some tasks come twice where a batch needs more.
+    """Return the prompts of a run as rows. A task whose prompt leaves no room for an answer is dropped.
+
+    Args:
+        s: the settings.
+        tasks: the tasks, in order.
+        backend: ``cpu`` or ``cuda``: the instruction that is shown.
+        config: the ``trl.GRPOConfig`` of the run.
+        model: the model.
+        tokenizer: its tokenizer.
+
+    Returns:
+        At least one row for each task that fits; some tasks have two, to fill the last batch.
 
     Raises:
         UsageError: no prompt fits.
@@ -226,8 +274,8 @@ def rows_of(s: Settings, tasks: Sequence[Task], backend: str, config: Any, model
                 f"{s.model} takes {context} tokens: no prompt fits beside an answer of {config.max_completion_length}; "
                 "lower trainer.max_completion_length"
             )
-    # The sampler takes whole batches of prompts: without these, tasks would be left out, and with few of them all. An epoch is
-    # of whole updates, or its last one would be made of fewer answers.
+    # The sampler drops an incomplete batch of prompts, so rows are repeated to fill it. An epoch is a whole number of updates, or
+    # its last update would have fewer answers.
     parts, steps = config.gradient_accumulation_steps, config.steps_per_generation * config.num_iterations
     each = config.generation_batch_size // config.num_generations * (parts // math.gcd(parts, steps))
     lacking = -len(fits) % each
@@ -241,19 +289,34 @@ def rows_of(s: Settings, tasks: Sequence[Task], backend: str, config: Any, model
 
 
 def assemble(
-    s: Settings, config: Any, model: Any, tokenizer: Any, adapter: Any, data: Dataset, judge: Judge
+    s: Settings, config: Any, model: Any, tokenizer: Any, adapter: Any, data: Dataset, grader: BatchGrader,
+    metrics: StepMetrics | None = None,
 ) -> Any:  # fmt: skip
-    """The trainer, with reward, log and callbacks for its mode.
+    """Return the trainer, with the reward function, log and callbacks of its mode.
+
+    Args:
+        s: the settings.
+        config: the ``trl.GRPOConfig`` of the run.
+        model: the model.
+        tokenizer: its tokenizer.
+        adapter: a ``peft.LoraConfig``, or ``None``.
+        data: the prompts, as ``rows_of`` makes them.
+        grader: grades the answers.
+        metrics: records the episodes; by default into the run's folder.
+
+    Returns:
+        A ``KernelTrainer``.
 
     Raises:
         UsageError: TRL refuses the settings.
     """
     from kbx_env.train import grpo_trainer
     from kbx_env.train.logs import JsonlLog
-    from kbx_env.train.tally import Tally, first
+    from kbx_env.train.step_metrics import StepMetrics, insert_first
 
     grpo_trainer.quiet()
-    tally = Tally(s.out, judge, s.samples)
+    if metrics is None:
+        metrics = StepMetrics(s.out, grader, s.samples)
     more: dict[str, Any]
     if s.mode == "multi":
         from kbx_env.train.rollout import Rollout, paid
@@ -261,17 +324,17 @@ def assemble(
         own = model.generation_config.eos_token_id if model.generation_config is not None else None
         conversation = Conversation(tokenizer, own if isinstance(own, list) else [own])
         more = {"reward_funcs": [paid], "rollout_func": Rollout(
-            judge, tally, conversation, grpo_trainer.generate, s.max_turns, config.max_completion_length,
+            grader, metrics, conversation, grpo_trainer.generate, s.max_turns, config.max_completion_length,
             models.context_of(model), s.episode, s.gamma if s.per_turn_credit else 1.0, s.turn_length,
         )}  # fmt: skip
     elif s.mode == "tool":
         from kbx_env.train.tool_env import tools
 
-        more = tools(judge, tally, tokenizer, s.max_turns, s.episode)
+        more = tools(grader, metrics, tokenizer, s.max_turns, s.episode)
     else:
-        from kbx_env.train.single import reward_of
+        from kbx_env.train.reward_fn import reward_of
 
-        more = {"reward_funcs": [reward_of(judge, tally, tokenizer)]}
+        more = {"reward_funcs": [reward_of(grader, metrics, tokenizer)]}
     try:
         trainer = grpo_trainer.KernelTrainer(
             model=model, args=config, train_dataset=data, processing_class=tokenizer, peft_config=adapter,
@@ -280,5 +343,5 @@ def assemble(
     except ValueError as e:
         raise UsageError(f"the trainer refuses these settings: {str(e)[:600]}") from e
     trainer.per_turn = s.per_turn_credit
-    first(trainer, tally)
+    insert_first(trainer, metrics)
     return trainer

@@ -1,4 +1,4 @@
-"""TRL's trainer for GRPO, with what it leaves open: empty answers, and credit for each turn. All private calls of TRL are here."""
+"""TRL's trainer for GRPO with two additions: empty answers, and credit for each turn. All private calls of TRL are here."""
 
 from __future__ import annotations
 
@@ -13,36 +13,44 @@ from trl import GRPOTrainer
 from kbx_env.errors import UsageError
 
 SPANS = "turn_spans"
-"""The column of a rollout: for every turn its first token, its last one + 1, and its return (``None``: masked)."""
+"""Column of a rollout with the spans of its turns."""
 Span = tuple[int, int, float | None]
-
-
+"""One turn: its first token, its last token + 1, and its return (``None``: masked)."""
 BROKEN = 10
-"""Updates in a row whose gradients are no numbers, before a run ends."""
+"""A run ends after so many updates in a row with gradients that are NaN or infinite."""
 
 
 class KernelTrainer(GRPOTrainer):
-    """GRPO over graded kernels; ``per_turn`` gives every turn an advantage of its own."""
+    """GRPO over graded kernels."""
 
     per_turn = False
-    still: StandStill | None = None
+    """Whether each turn has an advantage of its own."""
+    skip: SkipEmptySteps | None = None
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """As the trainer's; a step without a gradient is none."""
+        """Make the optimizer of TRL's trainer and skip its steps without a gradient."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
-        self.still = StandStill()
-        optimizer.register_step_pre_hook(self.still)
+        self.skip = SkipEmptySteps()
+        optimizer.register_step_pre_hook(self.skip)
         return optimizer
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As the trainer's; lines of training have ``skipped_updates``: how many since the line before had no finite gradient."""
-        if self.still is not None and "train_runtime" not in logs and not any(k.startswith("eval_") for k in logs):
-            logs["skipped_updates"], self.still.skipped = self.still.skipped, 0  # in place, as TRL does
+        """Log as TRL's trainer; lines of training also have ``skipped_updates``.
+
+        That counts the updates since the line before that had no finite gradient.
+
+        Args:
+            logs: the line, which is changed in place.
+            *args: arguments of TRL's method.
+            **kwargs: keyword arguments of TRL's method.
+        """
+        if self.skip is not None and "train_runtime" not in logs and not any(k.startswith("eval_") for k in logs):
+            logs["skipped_updates"], self.skip.skipped = self.skip.skipped, 0  # in place, as TRL does
         super().log(logs, *args, **kwargs)
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         ids, logprobs = super()._generate_single_turn(*args, **kwargs)
-        # An answer without any token would be an IndexError further on; one end token is what it means.
+        # An answer without any token would raise an IndexError in TRL; it becomes one end token.
         end = self.eos_token_ids[0]
         empty = [i for i, row in enumerate(ids) if not len(row)]
         for i in empty:
@@ -70,19 +78,26 @@ class KernelTrainer(GRPOTrainer):
         return out
 
 
-class StandStill:
-    """Before a step of an optimizer: where there is nothing to learn, take the gradients away, so that nothing moves.
+class SkipEmptySteps:
+    """An optimizer hook that removes all gradients before a step that must not change the weights.
 
-    All of them 0, since no group had a difference: Adam would go on by its momentum, and its averages would be those of gradients
-    that were not there: the next one that comes moves the weights further than a step should. Or one of them no number: it would
-    make every weight none (two runs died of cuDNN's: docs/measurements/2026-11-23-h200-learning.md). ``skipped`` counts these.
+    That is a step whose gradients are all 0, since no group had a difference: Adam would move on by its momentum, and its averages
+    would shrink, so that the next gradient would move the weights further than a step should. And it is a step with a gradient
+    that is NaN or infinite, which would make every weight NaN (docs/measurements/2026-11-23-h200-learning.md); ``skipped`` counts
+    these.
     """
 
     def __init__(self) -> None:
+        """A hook for one optimizer."""
         self.skipped = self._row = 0
 
     def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """The hook.
+        """Remove the gradients if the step must not change the weights.
+
+        Args:
+            optimizer: the optimizer that is about to step.
+            args: arguments of the step, not used.
+            kwargs: keyword arguments of the step, not used.
 
         Raises:
             UsageError: ``BROKEN`` updates in a row had no finite gradient.
@@ -102,9 +117,9 @@ class StandStill:
 
 
 def _anywhere(gradients: Sequence[torch.Tensor], device: torch.device) -> tuple[bool, bool]:
-    """Whether a gradient is no number, and whether one is not 0: in any process, so that all of them do the same."""
+    """Return whether a gradient is not finite, and whether one is not 0; in any process, so that all processes do the same."""
     largest: Any = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf) if gradients else torch.zeros((), device=device)
-    largest = largest.full_tensor() if hasattr(largest, "full_tensor") else largest  # spread over processes
+    largest = largest.full_tensor() if hasattr(largest, "full_tensor") else largest  # a sharded tensor
     flags = torch.stack((~largest.isfinite(), largest != 0)).to(torch.int32)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX)
@@ -113,12 +128,15 @@ def _anywhere(gradients: Sequence[torch.Tensor], device: torch.device) -> tuple[
 
 
 def turn_advantages(spans: Sequence[Sequence[Span]], group: int, scale: str) -> list[list[float]]:
-    """The advantage of every turn: its return less the mean over all unmasked turns of its group; 0 where it is masked.
+    """Return the advantage of each turn: its return minus the mean over all unmasked turns of its group; 0 where it is masked.
 
     Args:
-        spans: of all rows, those of a group one after another.
-        group: rows in each.
-        scale: ``none``, or divide by the deviation in the ``group`` or in the ``batch``.
+        spans: the turns of each row; the rows of a group follow each other.
+        group: rows of a group.
+        scale: ``none``, or divide by the standard deviation in the ``group`` or in the ``batch``.
+
+    Returns:
+        For each row the advantages of its turns.
     """
 
     def known(rows: Sequence[Sequence[Span]]) -> torch.Tensor:
@@ -136,7 +154,16 @@ def turn_advantages(spans: Sequence[Sequence[Span]], group: int, scale: str) -> 
 
 
 def generate(trainer: Any, prompts: list[list[int]], most: int) -> tuple[list[list[int]], list[list[float]] | None]:
-    """One answer to each prompt of tokens, at most ``most`` tokens long, with the log-probabilities that vLLM tells."""
+    """Generate one answer to each prompt.
+
+    Args:
+        trainer: TRL's trainer.
+        prompts: the prompts in tokens.
+        most: longest answer, in tokens.
+
+    Returns:
+        The answers in tokens and, if vLLM generates, the log-probabilities of their tokens.
+    """
     holder, name = (
         (trainer.vllm_generation, "max_completion_length") if trainer.use_vllm else (trainer.generation_config, "max_new_tokens")
     )
@@ -150,6 +177,6 @@ def generate(trainer: Any, prompts: list[list[int]], most: int) -> tuple[list[li
 
 
 def quiet() -> None:
-    """TRL prints the whole row of a masked answer; ``masked`` in the log says it shorter."""
+    """Keep TRL from printing the whole row of each masked answer; the log counts them as ``masked``."""
     for name in ("trl.trainer.grpo_trainer", "trl"):
         logging.getLogger(name).addFilter(lambda r: "All reward functions returned None" not in str(r.msg))

@@ -1,4 +1,4 @@
-"""The record of a training run: one JSON object a line, kept by us. Weights & Biases is a mirror of it, never the record."""
+"""The log of a training run: one JSON object a line. Weights & Biases may mirror it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from transformers import TrainerCallback
 from kbx_env.errors import UsageError
 
 FILE = "log.jsonl"
+"""File of the log, in the folder of a run."""
 
 
 class JsonlLog(TrainerCallback):
-    """Writes ``log.jsonl``: ``step``, ``epoch``, ``seconds`` of training so far, and what the trainer logs at that step.
+    """Writes ``log.jsonl``: ``step``, ``epoch``, ``seconds`` of training so far, and the trainer's own log of that step.
 
-    A run that goes on from a checkpoint drops the lines after it and adds to the rest: every step is there once.
-    Numbers that are not finite are ``null``.
+    A resumed run drops the lines after its checkpoint, so that the file has every step once. Numbers that are not finite are
+    ``null``.
     """
 
     def __init__(self, folder: str | Path) -> None:
+        """A log in the folder of a run."""
         self.path = Path(folder) / FILE
         self._began, self._before = time.monotonic(), 0.0
 
@@ -41,7 +43,7 @@ class JsonlLog(TrainerCallback):
         os.replace(part, self.path)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """One line."""
+        """Write one line."""
         if not state.is_world_process_zero:
             return
         seconds = round(self._before + time.monotonic() - self._began, 3)
@@ -52,7 +54,7 @@ class JsonlLog(TrainerCallback):
 
 
 def read(folder: str | Path) -> list[dict[str, Any]]:
-    """The lines of a log, none where there is none; a last line that was cut off by a kill is left out."""
+    """Return the lines of the log in a folder; empty where there is none. Incomplete lines of a killed run are left out."""
     path = Path(folder) / FILE
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
@@ -64,16 +66,23 @@ def read(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def mirrors(wandb: bool, folder: str | Path) -> list[str]:
-    """What ``report_to`` is to be. Without an account wandb writes into the folder, for ``wandb sync`` later.
+    """Return the value of the trainer's ``report_to``. Without an account wandb writes into the folder, for ``wandb sync``.
+
+    Args:
+        wandb: whether Weights & Biases mirrors the log.
+        folder: folder of the run.
+
+    Returns:
+        Names of the loggers; empty for none.
 
     Raises:
-        UsageError: wandb is asked for and not installed.
+        UsageError: ``wandb`` is set and the package is not installed.
     """
     if not wandb:
         return []
     if importlib.util.find_spec("wandb") is None:
         raise UsageError('wandb=true needs wandb: pip install "kbx_env[wandb]", or leave it out: log.jsonl is written anyway')
-    home = Path(folder).absolute()  # wandb makes a folder of its name in it
+    home = Path(folder).absolute()  # wandb makes a folder wandb/ in it
     if not os.environ.get("WANDB_API_KEY"):
         os.environ.setdefault("WANDB_MODE", "offline")
     os.environ.setdefault("WANDB_LOG_MODEL", "false")
@@ -84,6 +93,7 @@ def mirrors(wandb: bool, folder: str | Path) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value that JSON can hold."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Whether a model fits onto a GPU for training, from the shapes in its checkpoint: said before it is loaded."""
+"""Estimate the GPU memory that training needs, from the shapes in a checkpoint, before the model is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def weights_of(folder: str | Path) -> int:
-    """How many weights the safetensors of a checkpoint hold; 0 where it has none."""
+    """Return the number of weights in the safetensors of a checkpoint; 0 where it has none."""
     from safetensors import safe_open
 
     count = 0
@@ -26,17 +26,32 @@ def weights_of(folder: str | Path) -> int:
 
 
 def needed(weights: int, dtype: str, lora: bool, vllm: bool = False) -> int:
-    """Bytes of weights, gradients and Adam's two moments; of an adapter the frozen weights alone, it is small beside them.
+    """Return the bytes that weights, gradients and Adam's two moments need.
 
-    Activations and the cache of generation come on top: a run that does not even fit this cannot begin. With vLLM on the same
-    GPU there is a second copy of the weights, in half precision.
+    That is a lower bound: activations and the cache of generation come on top.
+
+    Args:
+        weights: number of weights.
+        dtype: their dtype.
+        lora: whether only a LoRA adapter is trained. It is small, so that the frozen weights alone count.
+        vllm: whether vLLM keeps a second copy of the weights on the same GPU, in half precision.
+
+    Returns:
+        Bytes.
     """
     each = _BYTES[dtype]
     return weights * ((each if lora else 4 * each) + (2 if vllm else 0))
 
 
 def check(folder: str | Path, dtype: str, lora: bool, vllm: bool, free: int) -> None:
-    """Compare with the bytes that are free on the GPU.
+    """Check that a model can fit on the GPU.
+
+    Args:
+        folder: folder of the checkpoint.
+        dtype: dtype of the weights.
+        lora: whether only a LoRA adapter is trained.
+        vllm: whether vLLM runs on the same GPU.
+        free: free bytes of the GPU.
 
     Raises:
         UsageError: the GPU is too small.

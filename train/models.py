@@ -1,59 +1,53 @@
-"""Models to train: a checkpoint on this machine, or a small one from nothing.
+"""Models to train: a checkpoint on this machine, or a small one with random weights.
 
-A model from nothing has random weights and a tokenizer that was trained on this project's own prompts and kernels: enough to
-try the whole way from demonstrations to a report on a machine without a GPU.
+A small model has a tokenizer that was trained on this project's own prompts and kernels: enough to try every step from
+demonstrations to a report on a machine without a GPU.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kbx_env.baselines.llm.conversation import Conversation
 from kbx_env.baselines.llm.local import tokenizer_of
-from kbx_env.train.compact import HEAD, compact
 from kbx_env.train.settings import MISSING
-from kbx_env.train.tokens import lines_tokenizer, only_used, shortening
 
 from kbx_env.envs.prompt import instruction
 from kbx_env.errors import UnknownName, UsageError
-from kbx_env.spec.catalog import expert_source, load_tasks, splits
+from kbx_env.spec.catalog import expert_source, load_tasks
 
 DTYPES = ("float32", "bfloat16", "float16")
+"""Dtypes of weights."""
 END, PAD = "<|im_end|>", "<|endoftext|>"
-_SPECIAL = (PAD, "<|im_start|>", END)
-_PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""One token each, but shown in decoded text, as in Qwen's own tokenizers."""
+"""The tokens that end an answer and that fill up a batch."""
+SPECIAL_TOKENS = (PAD, "<|im_start|>", END)
+"""Tokens of small models that decoded text leaves out."""
+ADDED_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""Words that are one token each and that decoded text shows, as in Qwen's own tokenizers."""
 _ALPHABET = 256
-_FRAME = f"<|im_start|>system\nuser\nassistant\n{END}\n"
-"""What chat templates put around messages."""
-TOKENS, PROMPTS, ANSWERS = ("words", "lines"), ("full", "short"), ("free", "begun")
-BEGUN = """\
-{%- if add_generation_prompt %}
-    {%- set asked = messages | selectattr("role", "equalto", "user") | first %}
-    {%- if asked is defined and asked.content is string and "\\n\\nSignature\\n    " in asked.content %}
-        {{- "```python\\nHEAD\\ndef " }}
-        {{- asked.content.split("\\n\\nSignature\\n    ")[1].split("\\n\\nContract\\n")[0] + ":\\n" }}
-    {%- endif %}
-{%- endif %}""".replace("HEAD", HEAD.replace("\n", "\\n"))
-"""Behind a chat template: it begins each answer to an instruction of ours as all compact demonstrations begin."""
 
 
 def tokenizer_for(folder: str | Path) -> Any:
-    """The tokenizer of a checkpoint, ready for training: with chat template and padding token, padding on the left.
+    """Load the tokenizer of a checkpoint, ready for training: with chat template and padding token, padding on the left.
+
+    Args:
+        folder: folder of the checkpoint.
+
+    Returns:
+        The tokenizer.
 
     Raises:
-        UsageError: no checkpoint, or its tokenizer has no template, or nothing to pad with.
+        UsageError: no checkpoint, or its tokenizer has no chat template or no token to pad with.
     """
     tokenizer = tokenizer_of(Path(folder))
     if tokenizer.chat_template is None:
         raise UsageError(f"{folder}: the tokenizer has no chat template; save one with it (chat_template.jinja)")
     if tokenizer.pad_token is None:
-        # Padding with the end token would teach a model never to end: its labels would be masked.
+        # Labels of padding are masked: a model whose padding is its end token would never learn to end an answer.
         pad = PAD if PAD in tokenizer.get_vocab() and tokenizer.eos_token != PAD else tokenizer.eos_token
         if pad is None:
             raise UsageError(f"{folder}: the tokenizer has neither a padding nor an end token; set pad_token and save it anew")
@@ -63,15 +57,18 @@ def tokenizer_for(folder: str | Path) -> Any:
 
 
 def load(folder: str | Path, *, dtype: str = "float32") -> tuple[Any, Any]:
-    """A model and its tokenizer, on the CPU: a trainer moves the model. The process does without cuDNN's attention from then on.
+    """Load a model and its tokenizer to the CPU; a trainer moves the model. Switches off cuDNN's attention in this process.
 
     Args:
-        folder: of a checkpoint, as ``save_pretrained`` writes it; nothing is fetched from a hub.
-        dtype: of the weights, one of ``DTYPES``.
+        folder: folder of a checkpoint, as ``save_pretrained`` writes it; nothing is fetched from a hub.
+        dtype: dtype of the weights, one of ``DTYPES``.
+
+    Returns:
+        The model and its tokenizer.
 
     Raises:
-        UsageError: the folder is missing or no checkpoint of a causal language model, or its parts do not fit each other.
-        UnknownName: no such type.
+        UsageError: the folder is missing or holds no causal language model, or model and tokenizer do not fit each other.
+        UnknownName: no such dtype.
     """
     if dtype not in DTYPES:
         raise UnknownName("dtype of a model", dtype, DTYPES)
@@ -89,8 +86,8 @@ def load(folder: str | Path, *, dtype: str = "float32") -> tuple[Any, Any]:
     room = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > room:
         raise UsageError(f"{folder}: the tokenizer has {len(tokenizer)} tokens, the model {room}; they are of different models")
-    # cuDNN's attention, which torch takes on H100 and H200 where it computes in half precision, has gradients that are no numbers
-    # for batches with padding whose longest row is 64 tokens more than a multiple of 128 (pytorch issue 196678).
+    # torch uses cuDNN's attention in half precision on H100 and H200. Its gradients are NaN for padded batches whose longest row
+    # is 64 tokens more than a multiple of 128 (pytorch issue 196678).
     torch.backends.cuda.enable_cudnn_sdp(False)
     model.config.pad_token_id = tokenizer.pad_token_id
     if model.generation_config is not None:
@@ -99,13 +96,13 @@ def load(folder: str | Path, *, dtype: str = "float32") -> tuple[Any, Any]:
 
 
 def context_of(model: Any) -> int | None:
-    """Tokens that a model takes, prompt and answer together; ``None`` where it does not say."""
+    """Return the longest prompt and answer together that a model takes, in tokens; ``None`` where its config does not say."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 @dataclass
 class Build:
-    """A model from nothing."""
+    """Settings of a small model with random weights."""
 
     out: str = MISSING
     """Folder of the checkpoint; must be new or empty."""
@@ -114,69 +111,47 @@ class Build:
     layers: int = 6
     """Decoder blocks."""
     heads: int = 8
-    """Attention heads; they divide the width."""
+    """Attention heads; must divide the hidden width."""
     kv_heads: int | None = None
-    """Heads of keys and values; null: half the heads."""
+    """Heads of keys and values; null: half the attention heads."""
     intermediate: int | None = None
     """Width of the feed-forward layers; null: 3 times the hidden width."""
     vocab: int = 4096
     """Tokens, special ones included."""
     context: int = 8192
     """Tokens of prompt and answer together."""
-    tokens: str = "words"
-    """lines: frequent whole lines of code are one token (train/tokens.py); train it on demonstrations with style=compact."""
-    prompt: str = "full"
-    """short: the tokenizer leaves out the rules and all but the first paragraph of the contract; only with tokens=lines."""
-    answer: str = "free"
-    """begun: the chat template begins every answer with the imports and the line that defines the entry function, and the model
-    goes on from there; only with tokens=lines; train it on demonstrations with style=compact. Not with mode=tool, and asked of
-    servers an answer lacks its beginning: ask such a checkpoint as hf:FOLDER."""
-    data: str | None = None
-    """Demonstrations whose lines become tokens too, only with tokens=lines: answers like them are then a few tokens a line, other
-    tokens than theirs are left out, and a model that is to learn these and nothing else is small and quick, as experiments on
-    rewards want it (train/doubtful.py)."""
     template: str = "qwen3_instruct_2507"
-    """A chat template that TRL knows by name. This one has no thinking, and shows earlier turns as they were generated."""
+    """A chat template that TRL knows by name. The default has no thinking and shows earlier turns as they were generated."""
     seed: int = 0
-    """Of the weights."""
+    """Seed of the weights."""
 
 
-def build(b: Build) -> Path:
-    """Write a checkpoint: Qwen3 architecture, random weights, a byte-level BPE of its own. Returns the folder.
+def build(b: Build, make_tokenizer: Callable[[str], Any] | None = None) -> Path:
+    """Write a checkpoint: Qwen3 architecture, random weights, a tokenizer of its own.
+
+    Args:
+        b: the settings.
+        make_tokenizer: makes the tokenizer from the text of the chat template; by default a byte-level BPE is trained.
+
+    Returns:
+        The folder.
 
     Raises:
-        UsageError: the folder is not empty, or sizes that do not fit each other.
+        UsageError: the folder is not empty, or sizes do not fit each other.
         UnknownName: no such template.
     """
     out, kv = Path(b.out), b.kv_heads or max(1, b.heads // 2)
-    least = _ALPHABET + len(_SPECIAL) + len(_PLAIN)
-    for name in ("hidden", "layers", "heads", "context"):
-        if getattr(b, name) < 1:
-            raise UsageError(f"{name} is {getattr(b, name)}; at least 1")
-    if b.hidden % b.heads or b.hidden // b.heads % 2:
-        raise UsageError(f"hidden={b.hidden} over heads={b.heads}: each head needs an even whole number of channels")
-    if b.heads % kv:
-        raise UsageError(f"heads={b.heads} over kv_heads={kv}: must divide")
-    if b.vocab < least:
-        raise UsageError(f"vocab is {b.vocab}; at least {least}: every byte and the special tokens")
-    for kind, given, accepted in (("tokens", b.tokens, TOKENS), ("prompt", b.prompt, PROMPTS), ("answer", b.answer, ANSWERS)):
-        if given not in accepted:
-            raise UnknownName(kind, given, accepted)
-    if b.prompt == "short" and b.tokens != "lines":
-        raise UsageError("prompt=short is done by the tokenizer of tokens=lines; give both")
-    if b.answer == "begun" and b.tokens != "lines":
-        raise UsageError("answer=begun needs tokens=lines: other tokens reach over the end of what the template has begun")
-    if b.data is not None and b.tokens != "lines":
-        raise UsageError(f"data={b.data} is for the lines of demonstrations; give tokens=lines with it")
-    template = template_of(b.template) + (f"\n{BEGUN}" if b.answer == "begun" else "")
+    _check(b, kv)
+    template = template_of(b.template)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"out={b.out} is not empty; give another folder, or remove it")
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer = _trained(b, template)
-    if b.answer == "begun":
-        _check_begun(b, tokenizer)
+    if make_tokenizer is None:
+        tokenizer = wrapped(_words_core(b.vocab - len(ADDED_TOKENS)), template, b.context)
+    else:
+        tokenizer = make_tokenizer(template)
     torch.manual_seed(b.seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=b.hidden, intermediate_size=b.intermediate or 3 * b.hidden,
@@ -189,18 +164,27 @@ def build(b: Build) -> Path:
     return out
 
 
-def _check_begun(b: Build, tokenizer: Any) -> None:
-    """A prompt must be what prompt and answer together begin with, or a model is trained on what it is never asked."""
-    messages = [{"role": "user", "content": instruction(load_tasks(split="train")[0], "cpu")}]
-    begun = Conversation(tokenizer).begun(messages)
-    asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    whole = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": f"{begun}    pass"}], tokenize=False)
-    if not begun or not whole.startswith(asked):
-        raise UsageError(f"answer=begun does not go with template={b.template}: earlier answers are shown otherwise")
+def _check(b: Build, kv_heads: int) -> None:
+    for name in ("hidden", "layers", "heads", "context"):
+        if getattr(b, name) < 1:
+            raise UsageError(f"{name} is {getattr(b, name)}; at least 1")
+    if b.hidden % b.heads or b.hidden // b.heads % 2:
+        raise UsageError(f"hidden={b.hidden} over heads={b.heads}: each head needs an even whole number of channels")
+    if b.heads % kv_heads:
+        raise UsageError(f"heads={b.heads} over kv_heads={kv_heads}: must divide")
+    least = _ALPHABET + len(SPECIAL_TOKENS) + len(ADDED_TOKENS)
+    if b.vocab < least:
+        raise UsageError(f"vocab is {b.vocab}; at least {least}: every byte and the special tokens")
 
 
 def template_of(name: str) -> str:
-    """The text of a chat template that TRL knows. Byte for byte its own: TRL recognises templates by comparing them.
+    """Return the text of a chat template of TRL, byte for byte: TRL recognises templates by comparing their texts.
+
+    Args:
+        name: its name in TRL.
+
+    Returns:
+        The Jinja source.
 
     Raises:
         UnknownName: there is none of that name.
@@ -219,69 +203,43 @@ def template_of(name: str) -> str:
 
 
 def _texts() -> Iterator[str]:
-    # The train split alone: nothing of an evaluated task is in the model, not even its words.
+    # Of the train split alone: the tokenizer must not know words of evaluated tasks.
     for task in load_tasks(split="train"):
         yield from (instruction(task, "cpu"), expert_source(task.id) or "")
 
 
-def _shown(data: str) -> list[list[str]]:
-    """The messages of each demonstration of a file."""
-    from kbx_env.train import rows
-
-    shown = rows.load(data)
-    if evil := sorted({t for t in shown["task"] if splits()[t] != "train"}):
-        raise UsageError(f"{data}: rows of tasks outside the train split, whose words no model may know: {', '.join(evil[:5])}")
-    if not {"prompt", "completion"} <= set(shown.column_names):
-        raise UsageError(f"{data}: no columns prompt and completion; give demonstrations")
-    pairs = zip(shown["prompt"], shown["completion"], strict=True)
-    try:
-        found = [[m["content"] for m in (*asked, *told)] for asked, told in pairs]
-    except TypeError as e:
-        raise UsageError(f"{data}: prompt and completion are lists of messages, as train/data.py writes them") from e
-    if not all(isinstance(text, str) for row in found for text in row):
-        raise UsageError(f"{data}: prompt and completion are lists of messages with text")
-    return found
-
-
-def _kernels() -> list[str]:
-    """One document for each task of the train split, as ``data.py style=compact`` shows it."""
-    found = []
-    for task in load_tasks(split="train"):
-        source = expert_source(task.id)
-        if source is not None:
-            found.append(f"{instruction(task, 'cpu')}\n```python\n{compact(source, task.entry)}```")
-    return found
-
-
 @functools.cache
-def _core(tokens: str, prompt: str, room: int, data: str | None, written: int = 0) -> str:
-    """What a tokenizer of so many tokens has learnt, as JSON; some seconds, once a process."""
+def _words_core(vocab: int) -> str:
+    """Train a byte-level BPE of ``vocab`` tokens and return it as JSON. Cached, since it takes some seconds."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    if tokens == "lines":
-        short = shortening(load_tasks(split="train")[0]) if prompt == "short" else ()
-        shown = [] if data is None else _shown(data)
-        made = lines_tokenizer([*("\n".join(row) for row in shown), *_kernels()], room, _SPECIAL, short)
-        return str((only_used(made, [_FRAME, *(text for row in shown for text in row)]) if shown else made).to_str())
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=room, special_tokens=list(_SPECIAL), show_progress=False,
+        vocab_size=vocab, special_tokens=list(SPECIAL_TOKENS), show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
     core.train_from_iterator(_texts(), trainer)
     return str(core.to_str())
 
 
-def _trained(b: Build, template: str) -> Any:
+def wrapped(core: str, template: str, context: int) -> Any:
+    """Return a tokenizer for transformers, with ``ADDED_TOKENS``, end and padding token.
+
+    Args:
+        core: a ``tokenizers.Tokenizer`` as JSON.
+        template: the chat template.
+        context: the longest text, in tokens.
+
+    Returns:
+        A ``transformers.PreTrainedTokenizerFast``.
+    """
     from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    # The data's own time: a file may be written anew.
-    written = Path(b.data).stat().st_mtime_ns if b.data is not None and Path(b.data).exists() else 0
-    core = Tokenizer.from_str(_core(b.tokens, b.prompt, b.vocab - len(_PLAIN), b.data, written))
-    core.add_tokens([AddedToken(t, normalized=False) for t in _PLAIN])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD, model_max_length=b.context)
+    made = Tokenizer.from_str(core)
+    made.add_tokens([AddedToken(t, normalized=False) for t in ADDED_TOKENS])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, pad_token=PAD, model_max_length=context)
     tokenizer.chat_template = template
     return tokenizer

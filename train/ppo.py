@@ -1,8 +1,8 @@
-"""PPO (RLlib) learns to schedule the project's own kernels: block sizes, warps, stages, one grading a step.
+"""PPO (RLlib) learns schedules of the project's own kernels: block sizes, warps and stages, with one grading a step.
 
     python train/ppo.py train/configs/tiny-ppo.yaml out=runs/ppo
     python train/ppo.py train/configs/ppo.yaml iterations=100 workers=4
-    python train/ppo.py resume=runs/ppo [iterations=200]          goes on where a run was killed
+    python train/ppo.py resume=runs/ppo [iterations=200]          continues a run that was killed
     python train/ppo.py export checkpoint=runs/ppo tasks='math/*' out=schedules.jsonl [best=true]
 
 An export is graded like any policy: ``python eval/report.py --policy replay:schedules.jsonl --policy
@@ -39,14 +39,14 @@ from kbx_env.executor.pools import ray_session
 from kbx_env.outcome import Outcome
 
 MAY_CHANGE = ("iterations", "gradings", "minutes", "workers", "save_every", "store")
-"""Settings that a resumed run may have otherwise than it began."""
+"""Settings that a resumed run may change."""
 PATIENCE = 3
-"""Iterations in a row of which the machine lost every grading, before a run ends."""
+"""A run ends after so many iterations in a row of which the machine lost every grading."""
 
 
 @dataclass
 class PPOSettings:
-    """Of a training run."""
+    """Settings of a training run."""
 
     tasks: str = "*"
     """Glob over task ids, comma-separated."""
@@ -55,60 +55,67 @@ class PPOSettings:
     backend: str = "auto"
     """auto, cpu or cuda."""
     reward: str = ""
-    """A preset; empty for ``estimated`` on the CPU (a cost model's guess) and ``default`` on CUDA (measured speed)."""
+    """A reward preset; empty for ``estimated`` on the CPU (a cost model's estimate) and ``default`` on CUDA (measured speed)."""
     relative: bool = True
-    """Rewards less that of the expert as it is."""
+    """Subtract the reward of the unchanged expert."""
     shapes: str = "train"
-    """``eval`` also grades on the held-out shapes, and times (estimates) held-out sizes."""
+    """train, or eval: also grade on the held-out shapes, and time (on the CPU estimate) held-out sizes."""
     max_turns: int = 1
-    """Gradings an episode."""
+    """Gradings of an episode."""
     reach: int = 2
-    """Steps along a knob's choices that a move takes at most: 1 or 2."""
+    """Longest move, in steps along a knob's choices: 1 or 2."""
     screen: bool = False
-    """Ask the compiler first which knobs the timed shapes notice (a second a knob); the others take no slot."""
+    """First find out with the compiler which knobs change the code of the timed shapes (a second a knob); others get no slot."""
     wall: float = 30.0
     """Seconds for one grading."""
     iterations: int = 50
-    """In all, those before a resumption included."""
+    """Iterations in all, with those before a resumption."""
     gradings: int = 0
-    """End after so many gradings that were really run; 0 for no such limit."""
+    """End after so many gradings (those from the store do not count); 0 for no such limit."""
     minutes: float = 0.0
     """End after so many minutes; 0 for no such limit."""
     batch: int = 64
-    """Steps an iteration."""
+    """Steps of an iteration."""
     minibatch: int = 32
+    """Steps of an update."""
     epochs: int = 8
+    """Passes over the steps of an iteration."""
     lr: float = 1e-3
+    """Learning rate of Adam."""
     entropy: float = 0.01
+    """Weight of the entropy bonus."""
     clip: float = 0.2
+    """PPO's clip range."""
     hiddens: list[int] = field(default_factory=lambda: [64, 64])
     """Widths of the layers."""
     still: float = 0.0
-    """Logit of leaving a slot as it is to begin with; e^still are its odds against any one move. 0: even odds."""
+    """Initial logit of leaving a slot as it is; e^still are its odds against any one move. 0: even odds."""
     seed: int = 0
+    """Seed of weights, sampling and order of tasks."""
     workers: int | None = None
-    """Gradings at a time, each in a process of its own; by default what the cores allow."""
+    """Gradings at a time, each in a process of its own; null: as many as the cores allow."""
     save_every: int = 5
     """Iterations between checkpoints."""
     out: str = "runs/ppo"
+    """Folder of the run."""
     store: str = ""
-    """A file of gradings that several runs may share: what one has graded the others know; empty for gradings.sqlite in out."""
+    """A file of gradings that several runs may share, so that none repeats another's; empty for gradings.sqlite in out."""
     resume: str = ""
-    """The out= folder of a run to go on with."""
+    """The out= folder of a run to continue."""
 
 
 def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> dict[str, Any]:
-    """Train, from the beginning or where a run stopped.
+    """Train from the beginning, or continue a run.
 
     Args:
         given: the settings.
         grade: grades instead of the sandbox; several threads call it.
 
     Returns:
-        task -> ``settings`` that the policy chooses at the end, their reward ``value``, and that of the ``default``.
+        By task the policy's final choice: its ``settings``, their reward ``value``, and the reward of the ``default`` schedule.
 
     Raises:
-        UsageError: settings that cannot work, a folder that is in use, or no Ray.
+        UsageError: settings that cannot be used, a folder that is in use, or no Ray.
     """
     settings = _resumed(given) if given.resume else given
     _check(settings, new=not given.resume)
@@ -116,23 +123,23 @@ def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> di
     env = _options(settings)
     _unused(out, resumed=bool(given.resume))
     settings = dataclasses.replace(settings, store=_shared(settings))
-    # It says what is wrong with names and a shared store before anything starts.
-    with_env = ScheduleEnv(**env, store=settings.store or None, grade=grade)
+    # An env is made first, since it checks names and the shared store.
+    probe = ScheduleEnv(**env, store=settings.store or None, grade=grade)
     try:
         algorithm_of = _rllib()
         _begin(out, settings)
-        env["idle"] = _idle(settings, with_env, out)
-        device = with_env.device.name if with_env.device else None
-        about = About(tuple(settings.hiddens), with_env.backend, device, settings.max_turns, env["idle"], settings.reach)
-        env["tasks"], env["backend"] = [t.id for t in with_env.tasks], with_env.backend
+        env["idle"] = _idle(settings, probe, out)
+        device = probe.device.name if probe.device else None
+        about = About(tuple(settings.hiddens), probe.backend, device, settings.max_turns, env["idle"], settings.reach)
+        env["tasks"], env["backend"] = [t.id for t in probe.tasks], probe.backend
     finally:
-        with_env.close()
+        probe.close()
     progress, folder = Progress(), None
     if given.resume:
         progress, folder = ppo_run.restore(out)
     level = os.environ.get("RAY_BACKEND_LOG_LEVEL")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # a warning of its own at every env runner
-    _, mine = ray_session.connect("local", 1)
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # each env runner would print a warning
+    _, connected = ray_session.connect("local", 1)
     algorithm = None
     try:
         envs = {"file": str((out / ppo_run.STEPS).absolute()), "workers": settings.workers, "grade": grade}
@@ -143,9 +150,9 @@ def train(given: PPOSettings, grade: Callable[..., Outcome] | None = None) -> di
     finally:
         if algorithm is not None:
             algorithm.stop()
-        if mine:
+        if connected:
             ray_session.disconnect()
-        if level is None:  # Ray tells of it, in every process that this one starts
+        if level is None:  # Ray would print it in every process that this one starts
             os.environ.pop("RAY_BACKEND_LOG_LEVEL", None)
     return _greedy(ScheduleAgent.load(out), settings, env | {"grade": grade}, out)
 
@@ -180,7 +187,7 @@ def _load(algorithm: Any, folder: Path) -> None:
 
 
 def _options(s: PPOSettings) -> dict[str, Any]:
-    """Options of ``ScheduleEnv``."""
+    """Return the options of ``ScheduleEnv``."""
     return {
         "tasks": s.tasks, "split": s.split, "backend": s.backend, "reward": s.reward or None, "relative": s.relative,
         "shapes": s.shapes, "max_turns": s.max_turns, "reach": s.reach, "wall": s.wall,
@@ -188,12 +195,12 @@ def _options(s: PPOSettings) -> dict[str, Any]:
 
 
 def _store(s: PPOSettings) -> str:
-    """The file of gradings."""
+    """Return the file of gradings."""
     return s.store or str(Path(s.out, ppo_run.STORE).absolute())
 
 
 def _shared(s: PPOSettings) -> str:
-    """The file that runs share, absolute: a run may be resumed from another folder. Empty where they share none."""
+    """Return the shared file of gradings as an absolute path, since a run may be resumed elsewhere; empty where none is shared."""
     if not s.store:
         return ""
     file = Path(s.store).expanduser().absolute()
@@ -203,7 +210,10 @@ def _shared(s: PPOSettings) -> str:
 
 
 def _rllib() -> Any:
-    """A function that builds the algorithm.
+    """Return a function that builds the algorithm.
+
+    Returns:
+        A function of the settings, the envs' config and the iteration to start at.
 
     Raises:
         UsageError: RLlib is not installed.
@@ -215,7 +225,7 @@ def _rllib() -> Any:
         raise UsageError(f'training needs RLlib ({e}); install it: pip install "kbx_env[rllib]"') from e
 
     def build(s: PPOSettings, env: Mapping[str, Any], iteration: int) -> Any:
-        # A resumed run would see its first tasks again under the first seed.
+        # With the first seed, a resumed run would get the tasks of its first iterations again.
         return ppo_rllib.configure(
             env, hiddens=s.hiddens, still=s.still, batch=s.batch, max_turns=s.max_turns, minibatch=s.minibatch, epochs=s.epochs,
             lr=s.lr, entropy=s.entropy, clip=s.clip, seed=s.seed + 100_003 * iteration,
@@ -239,7 +249,7 @@ def _begin(out: Path, s: PPOSettings) -> None:
 
 
 def _resumed(given: PPOSettings) -> PPOSettings:
-    """The settings that a run began with, but for those that may change."""
+    """Return the settings of the run to continue, with those that may change taken from the command line."""
     file = Path(given.resume) / ppo_run.RUN
     try:
         known = {f.name for f in dataclasses.fields(PPOSettings)}
@@ -247,12 +257,12 @@ def _resumed(given: PPOSettings) -> PPOSettings:
     except (OSError, ValueError, TypeError, AttributeError) as e:
         raise UsageError(f"resume={given.resume!r} is no run of train/ppo.py: {file} cannot be read ({e})"[:300]) from e
     plain = PPOSettings()
-    asked = {k for k in known - {"resume", "out"} if getattr(given, k) != getattr(plain, k)}
-    fixed = sorted(k for k in asked - set(MAY_CHANGE) if getattr(given, k) != getattr(saved, k))
+    changed_here = {k for k in known - {"resume", "out"} if getattr(given, k) != getattr(plain, k)}
+    fixed = sorted(k for k in changed_here - set(MAY_CHANGE) if getattr(given, k) != getattr(saved, k))
     if fixed:
         raise UsageError(f"a resumed run keeps its {fixed[0]}; only {', '.join(MAY_CHANGE)} may change")
-    changed = {k: getattr(given, k) for k in asked & set(MAY_CHANGE)}
-    if saved.workers == 0:  # what runs of earlier versions began with
+    changed = {k: getattr(given, k) for k in changed_here & set(MAY_CHANGE)}
+    if saved.workers == 0:  # runs of earlier versions wrote 0 for the default
         changed = {"workers": None} | changed
     return dataclasses.replace(saved, out=given.resume, resume="", **changed)
 
@@ -297,13 +307,13 @@ def _loop(algorithm: Any, s: PPOSettings, about: About, progress: Progress, out:
             if lost >= PATIENCE:
                 why = next((r["message"] for r in reversed(rows) if r.get("message")), "nothing was graded")
                 raise SandboxError(f"the machine lost every grading of {lost} iterations: {why}")
-            told = progress.take(rows)
-            progress.seconds = told["seconds"] = round(time.monotonic() - began, 2)
+            line_of_log = progress.take(rows)
+            progress.seconds = line_of_log["seconds"] = round(time.monotonic() - began, 2)
             with (out / ppo_run.LOG).open("a") as log:
-                log.write(json.dumps(told) + "\n")
+                log.write(json.dumps(line_of_log) + "\n")
             progress.log = (out / ppo_run.LOG).stat().st_size
             ppo_run.write(out / ppo_run.BEST, {t: b["settings"] for t, b in sorted(progress.best.items())})
-            gain = "" if told["gain"] is None else f", gain {told['gain']:+.4f}"
+            gain = "" if line_of_log["gain"] is None else f", gain {line_of_log['gain']:+.4f}"
             bar.update(line, completed=progress.iteration, description=f"{progress.gradings} gradings{gain}")
             if progress.iteration % s.save_every == 0:
                 saved = progress.iteration
@@ -313,7 +323,7 @@ def _loop(algorithm: Any, s: PPOSettings, about: About, progress: Progress, out:
 
 
 def _train(algorithm: Any) -> None:
-    """One iteration. RLlib tells of an env's error by one of its own, which names no cause."""
+    """Do one iteration. RLlib wraps an env's error in one of its own; raise the original."""
     try:
         algorithm.train()
     except RuntimeError as e:
@@ -327,7 +337,7 @@ def _enough(p: Progress, s: PPOSettings) -> bool:
 
 
 def _greedy(agent: ScheduleAgent, s: PPOSettings, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """Grade what the policy chooses for its own tasks; most of it has been graded in training."""
+    """Grade the policy's choices for its own tasks; most of them have been graded in training."""
     found = {}
     best = best_of(newest(out))
     env = ScheduleEnv(**{**options, "store": _store(s)})
@@ -346,7 +356,15 @@ def _greedy(agent: ScheduleAgent, s: PPOSettings, options: Mapping[str, Any], ou
 
 
 def table(found: Mapping[str, Mapping[str, Any]], out: Path) -> Any:
-    """The policy's choices beside the experts as they are."""
+    """Return a table of the policy's choices beside the unchanged experts.
+
+    Args:
+        found: the result of ``train``.
+        out: folder of the run, for the title.
+
+    Returns:
+        A ``rich`` table.
+    """
     from rich.table import Table
 
     rows = Table("task", "expert", "policy", "best seen", "policy's numbers", title=f"rewards ({out})")
@@ -358,7 +376,7 @@ def table(found: Mapping[str, Mapping[str, Any]], out: Path) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 when done, 1 when nothing can be graded, 2 on bad usage, 130 when interrupted."""
+    """Run the command; exit status 0 when done, 1 when nothing can be graded, 2 on bad usage, 130 when interrupted."""
     from rich.console import Console
 
     given = list(sys.argv[1:] if argv is None else argv)

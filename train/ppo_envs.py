@@ -1,4 +1,4 @@
-"""The envs of a run of ``train/ppo.py``: they step side by side, and what they want graded is graded at the same time."""
+"""The envs of ``train/ppo.py``: they step side by side, and the schedules of a step are graded in parallel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
-from kbx_env.train.judge import workers_here
+from kbx_env.train.batch_grader import workers_here
 
 from kbx_env.deadlines import deadline_of
 from kbx_env.envs.schedule_env import ScheduleEnv
@@ -21,26 +21,33 @@ from kbx_env.executor import Executor, InlinePool, ProcessPool, WorkerPool
 from kbx_env.outcome import Outcome
 
 MOST = 64
-"""Envs side by side: each keeps the features of the tasks that it has seen."""
+"""Envs side by side at most: each keeps the features of the tasks that it has seen, which takes memory."""
 Grade = Callable[..., Outcome]
+"""A function that grades like ``kbx_env.grade``."""
 
 
 class Recorded(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
-    """Writes a line a step to the run's file; RLlib is told only whether a step is masked."""
+    """Writes a line for each step to the run's file, and passes on to RLlib only whether a step is masked."""
 
     def __init__(self, env: ScheduleEnv, file: str | Path, count: Callable[[], int]) -> None:
-        """``count`` tells how many gradings were run since it was asked last."""
+        """Wrap an env.
+
+        Args:
+            env: the env.
+            file: record of the steps.
+            count: returns how many gradings were run since its last call.
+        """
         super().__init__(env)
         self.inner, self._file, self._count = env, Path(file), count
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """As the env's."""
+        """Reset the env."""
         return self.env.reset(seed=seed, options=options)[0], {"masked": False}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
-        """As the env's, and a line."""
+        """Step the env and write a line."""
         seen, reward, terminated, truncated, info = self.env.step(action)
         row = {
             "task": info["task"], "settings": info["settings"], "verdict": str(info["outcome"].verdict),
@@ -49,9 +56,9 @@ class Recorded(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
         }  # fmt: skip
         if not info["outcome"].correct:
             row["message"] = info["outcome"].message[:300]
-        row["gradings"] = self._count()  # with the default's own, where it was not known
+        row["gradings"] = self._count()  # includes that of the default schedule, where it was not known
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
-        # One write to a file opened for appending: a line is there whole or not at all, also after a kill.
+        # One write to a file opened for appending: no line is incomplete, also after a kill.
         fd = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(fd, line)
@@ -61,21 +68,21 @@ class Recorded(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class Together(SyncVectorEnv):
-    """``ScheduleEnv`` s that step side by side: what they want graded in a step runs in parallel, equal ones once.
+    """``ScheduleEnv`` s that step side by side: the gradings of a step run in parallel, equal ones once.
 
-    Each env steps as it does alone and finds its gradings done. A process for each env, which is how RLlib would run them, has a
-    grader of its own that does one grading at a time, and takes a minute to begin (docs/decisions/0016-schedule-env.md).
+    Each env steps as it does alone, and its gradings are done already. RLlib would run each env in a process of its own, with a
+    grader that does one grading at a time and takes a minute to start (docs/decisions/0016-schedule-env.md).
     """
 
     def __init__(self, envs: int, file: str | Path, workers: int | None, grade: Grade | None, options: Mapping[str, Any]) -> None:
-        """So many envs over one executor, whose workers start at once.
+        """Make the envs and start the workers of their executor.
 
         Args:
-            envs: how many.
+            envs: number of envs.
             file: record of the steps.
-            workers: gradings at a time; by default what the cores allow.
+            workers: gradings at a time; by default as many as the cores allow.
             grade: grades instead of worker processes; several threads call it.
-            options: of ``ScheduleEnv``; with a ``store``, which tells every env what another has graded.
+            options: options of ``ScheduleEnv``; with a ``store``, through which the envs share gradings.
 
         Raises:
             UsageError: options that an env refuses.
@@ -87,19 +94,19 @@ class Together(SyncVectorEnv):
         super().__init__([lambda: Recorded(ScheduleEnv(**options, grade=self._graded), file, self._count)] * envs)
         backend = self._envs()[0].backend
         width = workers or workers_here(backend)
-        lane: WorkerPool
+        pool: WorkerPool
         if grade:
-            lane = InlinePool(lambda task, source, **o: grade(task, source.decode(), **o), width)
+            pool = InlinePool(lambda task, source, **o: grade(task, source.decode(), **o), width)
         else:
-            lane = ProcessPool(width)
+            pool = ProcessPool(width)
         timed = backend == "cuda" and options.get("timing", True)
-        self._executor = Executor(lane, deadline=deadline_of(timed, options.get("wall", 30.0)), capacity=sys.maxsize)
+        self._executor = Executor(pool, deadline=deadline_of(timed, options.get("wall", 30.0)), capacity=sys.maxsize)
 
     def _envs(self) -> list[ScheduleEnv]:
         return [e.inner for e in self.envs if isinstance(e, Recorded)]
 
     def step(self, actions: Any) -> Any:
-        """Grade what the actions mean, all at the same time, then step every env."""
+        """Grade the schedules of all actions in parallel, then step every env."""
         assert self._executor is not None
         playing = [(e, a) for e, a, over in zip(self._envs(), actions, self._autoreset_envs, strict=True) if not over]
         wanted = {(r.task, r.source): r for e, a in playing for r in e.needs(a)}
@@ -112,7 +119,7 @@ class Together(SyncVectorEnv):
             self._ready = {}
 
     def _graded(self, task: str, source: str, **options: Any) -> Outcome:
-        """What was graded for this step; of several envs that take it the first one counts it."""
+        """Return a grading of this step; of several envs that need the same one, the first one counts it."""
         self._run += (task, source) in self._uncounted
         self._uncounted.discard((task, source))
         return self._ready[task, source]
@@ -122,7 +129,7 @@ class Together(SyncVectorEnv):
         return run
 
     def close_extras(self, **more: Any) -> None:
-        """Close the envs and end the workers."""
+        """Close the envs and stop the workers."""
         with contextlib.ExitStack() as stack:
             if self._executor is not None:
                 stack.callback(self._executor.close)
@@ -130,11 +137,19 @@ class Together(SyncVectorEnv):
 
 
 def side_by_side(batch: int, max_turns: int) -> int:
-    """Envs for a batch of so many steps: the most that leave each whole episodes, so that one step of all fills it."""
+    """Return the largest number of envs that divides the episodes of a batch, ``MOST`` at most.
+
+    Args:
+        batch: steps of a batch.
+        max_turns: steps of an episode.
+
+    Returns:
+        The number of envs: one step of all of them at a time fills the batch with complete episodes.
+    """
     episodes = batch // max_turns
     return max(n for n in range(1, min(episodes, MOST) + 1) if episodes % n == 0)
 
 
 def make_envs(config: Mapping[str, Any]) -> Together:
-    """RLlib's way to them: ``num_envs``, and as ``env_config`` the arguments of ``Together`` beside it."""
+    """Make the envs for RLlib, from a config with ``num_envs`` and, as ``env_config``, the other arguments of ``Together``."""
     return Together(config["num_envs"], config["file"], config["workers"], config["grade"], config["options"])

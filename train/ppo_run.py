@@ -1,4 +1,4 @@
-"""What a run of ``train/ppo.py`` leaves in its folder: a log, the record of steps, the best schedules, checkpoints."""
+"""Files of a run of ``train/ppo.py``: its log, the record of steps, the best schedules, checkpoints."""
 
 from __future__ import annotations
 
@@ -21,33 +21,36 @@ from kbx_env.errors import UsageError
 LOG, BEST, GREEDY, RUN, STORE, STEPS = (
     "log.jsonl", "schedules.json", "greedy.json", "run.json", "gradings.sqlite", "steps.jsonl",
 )  # fmt: skip
+"""Files in the folder of a run."""
 RLLIB = "rllib"
+"""Folder of RLlib's own state, in a checkpoint."""
 KEEP = 2
-"""Checkpoints: the last one, and one in case it cannot be read."""
+"""Checkpoints that are kept: the last one, and one more in case that one is damaged."""
 
 
 @dataclass
 class Progress:
-    """What a run has done so far; ``offset`` is how much of the record of steps has been read, in bytes."""
+    """Counts of a run so far, and its best schedules."""
 
     iteration: int = 0
     steps: int = 0
     gradings: int = 0
     seconds: float = 0.0
     offset: int = 0
+    """Bytes of the record of steps that have been read."""
     log: int = 0
     """Bytes of the log."""
     best: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def take(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Count an iteration's rows; returns its line of the log."""
+        """Count the rows of an iteration, as the record of steps has them, and return its line of the log."""
         self.iteration += 1
         self.steps += len(rows)
         self.gradings += sum(r["gradings"] for r in rows)
         known = [r for r in rows if not r["masked"] and r["value"] is not None]
         for r in known:
             best = self.best.get(r["task"])
-            # Of equal ones the one that changes less: a number that makes no difference stays the expert's.
+            # Of equal rewards the schedule with fewer changes wins: numbers that make no difference stay the expert's.
             if r["correct"] and (best is None or _worth(r) > _worth(best)):
                 self.best[r["task"]] = {k: r[k] for k in ("settings", "value", "default")}
         pairs = [(r["value"], r["default"]) for r in known if r["default"] is not None]
@@ -68,7 +71,15 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def restore(out: Path) -> tuple[Progress, Path | None]:
-    """What the newest checkpoint knows; what was logged after it is done again, and its gradings come from the store.
+    """Read the newest checkpoint, and cut log and record of steps to its length.
+
+    The steps after it are done again; their gradings come from the store.
+
+    Args:
+        out: folder of the run.
+
+    Returns:
+        The progress, and the checkpoint's folder; ``None`` where there is none yet.
 
     Raises:
         UsageError: the checkpoint is not one of ``train/ppo.py``.
@@ -89,7 +100,15 @@ def restore(out: Path) -> tuple[Progress, Path | None]:
 
 
 def rows_of(file: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The rows from an offset on, and where they end."""
+    """Read the rows of a JSONL file from an offset on.
+
+    Args:
+        file: the file, which may not exist yet.
+        offset: where to start, in bytes.
+
+    Returns:
+        The complete rows, and the offset of their end.
+    """
     if not file.exists():
         return [], offset
     with file.open("rb") as f:
@@ -100,7 +119,14 @@ def rows_of(file: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def save_checkpoint(algorithm: Any, about: About, progress: Progress, out: Path) -> None:
-    """A checkpoint appears whole or not at all."""
+    """Write a checkpoint atomically, and remove old ones.
+
+    Args:
+        algorithm: RLlib's algorithm.
+        about: how the policy is trained.
+        progress: the progress of the run.
+        out: folder of the run.
+    """
     final = out / CHECKPOINTS / f"{progress.iteration:06d}"
     part = final.with_suffix(".part")
     for old in (part, final):
@@ -115,7 +141,7 @@ def save_checkpoint(algorithm: Any, about: About, progress: Progress, out: Path)
 
 
 def write(file: Path, value: Any) -> None:
-    """JSON, whole or not at all."""
+    """Write a JSON file atomically."""
     part = file.with_name(file.name + ".part")
     part.write_text(json.dumps(value, indent=1))
     os.replace(part, file)

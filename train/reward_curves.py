@@ -1,7 +1,7 @@
-"""What training runs of several reward presets show: curves against gradings and figures with intervals over seeds.
+"""Learning curves of training runs with several reward presets, and figures with intervals over seeds.
 
-Rewards of two presets are not comparable, so nothing here looks at them: correct rate, compile rate, share of telling cases and
-base reward (the terms by the first preset's weights) mean the same under every preset. Pure functions of logs.
+The rewards of two presets are not comparable, so this module compares metrics that mean the same under every preset: correct
+rate, compile rate, share of telling cases, and base reward (the terms by the first preset's weights). Pure functions of logs.
 """
 
 from __future__ import annotations
@@ -21,21 +21,29 @@ from kbx_env.errors import UsageError
 METRICS = {
     "correct": "correct rate", "compiles": "compile rate", "cases": "share of telling cases", "base": "base reward",
 }  # fmt: skip
+"""Names of the metrics, as they are shown."""
 RATES = ("correct", "compiles", "cases")
-WINDOW, FINAL, POINTS = 0.1, 0.2, 181
-"""Share of the budget that a curve's point is a mean over (centred), share that is final, and points of a curve."""
+"""Metrics between 0 and 1."""
+WINDOW = 0.1
+"""Width of the centred window of a curve's point, as a share of the budget of gradings."""
+FINAL = 0.2
+"""Share of the budget at its end that a final value is the mean of."""
+POINTS = 181
+"""Points of a curve."""
 _LOGGED = {"correct": "correct_rate", "compiles": "compile_rate", "cases": "terms/cases"}
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One log: gradings at the end of each step, and the step's mean of each metric (nan: not known)."""
+    """The log of one run."""
 
     preset: str
     seed: int
     gradings: Array
+    """(steps,) gradings so far at the end of each step."""
     values: Mapping[str, Array]
+    """By metric (steps,) the step's mean; nan where it is not known."""
     seconds: float
 
     @property
@@ -44,7 +52,16 @@ class Run:
         return float(self.gradings[-1])
 
     def mean(self, metric: str, begin: Array, end: Array) -> Array:
-        """Mean over the gradings of each window; a step's value is that of all its gradings, unknown steps are left out."""
+        """Return the mean over the gradings of each window. All gradings of a step have its value; unknown steps are left out.
+
+        Args:
+            metric: one of ``METRICS``.
+            begin: (n,) beginnings of windows, in gradings.
+            end: (n,) their ends.
+
+        Returns:
+            (n,) means; nan where nothing in the window is known.
+        """
         width, value = np.diff(self.gradings, prepend=0.0), self.values[metric]
         known = ~np.isnan(value)
         at = np.concatenate([[0.0], self.gradings])
@@ -54,15 +71,21 @@ class Run:
         return np.divide(held, some, out=np.full(np.shape(held), np.nan), where=some > 1e-9)
 
     def ever(self, metric: str) -> bool:
-        """Whether it was above 0 at any step."""
+        """Return whether a metric was above 0 at any step."""
         return bool(np.any(np.nan_to_num(self.values[metric]) > 0))
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
-    """The steps of a run's ``log.jsonl``, each once; a line that a kill cut off is left out, as are lines that tell no gradings.
+    """Return the lines of a run's ``log.jsonl`` that have gradings, one for each step. Incomplete lines are left out.
+
+    Args:
+        folder: folder of the run.
+
+    Returns:
+        The lines, in the order of steps.
 
     Raises:
-        UsageError: there is no such log, nothing in it, or gradings that go back: no log of one run.
+        UsageError: there is no log, it has no gradings, or its gradings decrease, so that it is not the log of one run.
     """
     path = folder / "log.jsonl"
     if not path.is_file():
@@ -84,25 +107,32 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 Logs = Mapping[tuple[str, int], Sequence[Mapping[str, Any]]]
-"""Lines by preset and seed."""
+"""Lines of logs by preset and seed."""
 
 
 def runs_of(logs: Logs, weights: Mapping[str, float]) -> tuple[list[Run], list[str]]:
-    """Runs with their metrics, and the terms of the base reward: those with a weight that every run logged.
+    """Read the metrics of runs.
+
+    Args:
+        logs: their logs.
+        weights: weights of the terms of the base reward.
+
+    Returns:
+        The runs, and the terms of the base reward: those in ``weights`` that every run has logged.
 
     Raises:
         UsageError: a run without any correct or compile rate.
     """
-    told = [set().union(*lines) for lines in logs.values()]
-    terms = [t for t in weights if all(f"terms/{t}" in keys for keys in told)]
+    logged = [set().union(*lines) for lines in logs.values()]
+    terms = [t for t in weights if all(f"terms/{t}" in keys for keys in logged)]
     found = []
     for (preset, seed), lines in logs.items():
         values = {m: _column(lines, key) for m, key in _LOGGED.items()}
         for m in ("correct", "compiles"):
-            if np.isnan(values[m]).all():  # or 0 solved would be said of what nobody could judge
+            if np.isnan(values[m]).all():  # else it would count as 0 solved although nothing was graded
                 raise UsageError(f"{preset}, seed {seed}: no step has a {_LOGGED[m]}; masked gradings alone tell nothing")
         parts = [weights[t] * _column(lines, f"terms/{t}") for t in terms]
-        known = [p for p in parts if not np.isnan(p).all()]  # speed, where there is no GPU
+        known = [p for p in parts if not np.isnan(p).all()]  # without a GPU the term of speed is unknown
         values["base"] = np.sum(known, axis=0) if known else np.full(len(lines), np.nan)
         gradings = np.array([x["gradings"] for x in lines], dtype=float)
         found.append(Run(preset, seed, gradings, values, float(lines[-1].get("seconds") or 0.0)))
@@ -114,7 +144,14 @@ def _column(lines: Sequence[Mapping[str, Any]], key: str) -> Array:
 
 
 def compare(runs: Sequence[Run]) -> dict[str, Any]:
-    """Everything about the runs, as plain JSON; the preset of the first run is the one that others are compared with."""
+    """Compare runs.
+
+    Args:
+        runs: the runs. The other presets are compared with the preset of the first one.
+
+    Returns:
+        All figures and curves, as plain JSON types.
+    """
     names = list(dict.fromkeys(r.preset for r in runs))
     of = {n: [r for r in runs if r.preset == n] for n in names}
     budget = min(r.spent for r in runs)
@@ -141,16 +178,29 @@ def compare(runs: Sequence[Run]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Curves:
-    """Smoothed curves of a preset's seeds (rows) on a grid, and their final values."""
+    """Smoothed curves of a preset's seeds, and their final values."""
 
     grid: Array
+    """(points,) gradings."""
     rows: Array
+    """(seeds, points) values; nan where not known."""
     final: Array
+    """(seeds,) final values."""
     end: float
+    """The last point of the grid."""
 
     @classmethod
     def of(cls, runs: Sequence[Run], metric: str, budget: float) -> Curves:
-        """Only where the whole window lies within the budget: a shorter one at the ends would be noisier, a moved one late."""
+        """Make the curves of a metric, at points whose whole window lies within the budget: shorter windows would be noisier.
+
+        Args:
+            runs: the runs of one preset.
+            metric: one of ``METRICS``.
+            budget: gradings that every run has.
+
+        Returns:
+            The curves.
+        """
         half = WINDOW * budget / 2
         grid = np.linspace(half, budget - half, POINTS)
         rows = np.array([r.mean(metric, grid - half, grid + half) for r in runs])
@@ -158,7 +208,15 @@ class Curves:
         return cls(grid, rows, np.array(last), float(grid[-1]))
 
     def reached(self, target: float, draw: Any = None) -> float | None:
-        """Gradings at which the mean curve (of drawn rows) is first at the target; ``None`` where it never is."""
+        """Return the gradings at which the mean curve first reaches a target; ``None`` where it never does.
+
+        Args:
+            target: the value to reach.
+            draw: numbers of the rows whose mean is taken; by default all.
+
+        Returns:
+            Gradings.
+        """
         return crossing(self.grid, _mean(self.rows if draw is None else self.rows[draw]), target)
 
 
@@ -170,7 +228,16 @@ def _mean(rows: Array) -> Array:
 
 
 def crossing(grid: Array, curve: Array, target: float) -> float | None:
-    """Where a curve first is at a target, between points on a straight line; a curve that begins there is there at its begin."""
+    """Return where a curve first reaches a target, with straight lines between its points.
+
+    Args:
+        grid: (points,) positions.
+        curve: (points,) values; nan where not known.
+        target: the value to reach.
+
+    Returns:
+        The position; the first known one if the curve starts at the target, ``None`` where it never reaches it.
+    """
     there = np.nonzero(np.nan_to_num(curve, nan=-math.inf) >= target - 1e-9)[0]
     if not len(there):
         return None
@@ -182,7 +249,16 @@ def crossing(grid: Array, curve: Array, target: float) -> float | None:
 
 
 def interval(values: Sequence[float] | Array, top: float = math.inf) -> dict[str, Any]:
-    """Mean and t interval over seeds, cut to [0, ``top``]; none where no two seeds differ: nothing is known of their spread."""
+    """Return mean and t interval over seeds.
+
+    Args:
+        values: one value for each seed; nan is left out.
+        top: the interval is cut to [0, ``top``].
+
+    Returns:
+        ``value``, ``low``, ``high`` and number of ``seeds``; no interval (``None``) where no two seeds differ, since nothing is
+        known of their spread.
+    """
     from scipy.stats import t
 
     v = np.array([x for x in values if not math.isnan(x)])
@@ -196,7 +272,15 @@ def interval(values: Sequence[float] | Array, top: float = math.inf) -> dict[str
 
 
 def difference(one: Array, other: Array) -> dict[str, Any]:
-    """``one`` minus ``other`` with Welch's interval (1947); none for single seeds or where none differ."""
+    """Return the difference of two means with Welch's interval (1947).
+
+    Args:
+        one: one value for each seed; nan is left out.
+        other: what is subtracted, likewise.
+
+    Returns:
+        ``value``, ``low`` and ``high``; no interval (``None``) for single seeds or where no two seeds differ.
+    """
     from scipy.stats import t
 
     a, b = (v[~np.isnan(v)] for v in (one, other))
@@ -211,10 +295,18 @@ def difference(one: Array, other: Array) -> dict[str, Any]:
 
 
 def ratio(first: Curves, other: Curves) -> dict[str, Any]:
-    """Gradings of ``other`` over those of ``first`` to the first's final value; seeds of both are drawn, and the target with them.
+    """Return the ratio of the gradings that two presets need to reach the first one's final value.
 
-    A curve that never gets there has a ratio of at least what the budget shows, and no upper end: ``never`` is the share of such
-    draws, ``unbounded`` says that the interval has no upper end. ``value`` is ``None`` where nothing is to be reached, or is not.
+    The interval is a bootstrap that draws the seeds of both, and the target with them. In a draw in which a curve never reaches
+    the target, the ratio is at least what the budget shows, without an upper end.
+
+    Args:
+        first: curves of the first preset.
+        other: curves of the other one, whose gradings are the numerator.
+
+    Returns:
+        ``value`` (``None`` where the target is 0 or not reached), ``low``, ``high``, ``unbounded`` (the interval has no upper
+        end), ``never`` (share of draws that do not reach the target) and ``target``.
     """
     seeds, target = min(len(first.rows), len(other.rows)), float(np.mean(first.final))
     none = {"value": None, "low": None, "high": None, "unbounded": False, "never": None, "target": target}
@@ -230,12 +322,12 @@ def ratio(first: Curves, other: Curves) -> dict[str, Any]:
         goal = float(np.mean(first.final[i]))
         a, b = (first.reached(goal, i), other.reached(goal, j)) if goal > 0 else (None, None)
         never += b is None
-        # What is not reached takes more than the budget: on either side of the division that bounds one side only.
+        # A target that is not reached takes more gradings than the budget: that bounds the ratio from one side only.
         lows.append((b or other.end) / a if a else 0.0)
         highs.append(math.inf if b is None else b / (a or first.end))
     if np.unique(np.round([*lows, *highs], 9)).size == 1:
         return none | {"never": never / DRAWS}
-    # Quantiles without interpolation: between a number and infinity lies nothing.
+    # Quantiles without interpolation: there is none between a number and infinity.
     tail = _tail(len(first.rows), len(other.rows))
     low, high = float(np.quantile(lows, tail, method="lower")), float(np.quantile(highs, 1 - tail, method="higher"))
     if value is not None:
@@ -245,27 +337,28 @@ def ratio(first: Curves, other: Curves) -> dict[str, Any]:
 
 
 def _tail(n: int, m: int) -> float:
-    """The percentile where a bootstrap interval ends, expanded as drawn means of few seeds spread too little (Hesterberg 2015)."""
+    """Return the percentile at which a bootstrap interval ends, expanded for small numbers of seeds (Hesterberg 2015)."""
     from scipy.stats import norm, t
 
     few = min(n, m)
     return float(norm.cdf(-math.sqrt(few / (few - 1)) * t.ppf(0.5 + LEVEL / 2, n + m - 2)))
 
 
-def _figures(metric: str, mine: Curves, first: Curves | None) -> dict[str, Any]:
+def _figures(metric: str, curves: Curves, first: Curves | None) -> dict[str, Any]:
+    """Return the figures of a preset, and of its comparison with the first one unless it is the first."""
     top = 1.0 if metric in RATES else math.inf
-    target = float(np.mean((first or mine).final))
+    target = float(np.mean((first or curves).final))
     aim = target if target > 0 else None  # nothing is reached at 0 gradings
-    points = [interval(column, top) for column in mine.rows.T]
-    told: dict[str, Any] = {
-        "final": interval(mine.final, top), "final_per_seed": [_plain(v) for v in mine.final], "target": aim,
-        "gradings_to_target": None if aim is None else mine.reached(aim),
-        "gradings_to_target_per_seed": [None if aim is None else crossing(mine.grid, row, aim) for row in mine.rows],
+    points = [interval(column, top) for column in curves.rows.T]
+    figures: dict[str, Any] = {
+        "final": interval(curves.final, top), "final_per_seed": [_plain(v) for v in curves.final], "target": aim,
+        "gradings_to_target": None if aim is None else curves.reached(aim),
+        "gradings_to_target_per_seed": [None if aim is None else crossing(curves.grid, row, aim) for row in curves.rows],
     }  # fmt: skip
     if first is not None:
-        told |= {"ratio": ratio(first, mine), "difference": difference(mine.final, first.final)}
-    told["curve"] = {"gradings": mine.grid.round(3).tolist(), **{k: [p[k] for p in points] for k in ("value", "low", "high")}}
-    return told
+        figures |= {"ratio": ratio(first, curves), "difference": difference(curves.final, first.final)}
+    figures["curve"] = {"gradings": curves.grid.round(3).tolist(), **{k: [p[k] for p in points] for k in ("value", "low", "high")}}
+    return figures
 
 
 def _plain(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Episodes of several turns for GRPO: the model answers, all answers of a turn are graded at once, verdicts are shown, again."""
+"""Episodes of several turns for GRPO: the model answers, all answers of a turn are graded at once, feedback is shown, repeat."""
 
 from __future__ import annotations
 
@@ -8,26 +8,32 @@ from typing import Any
 
 from kbx_env.baselines.llm.conversation import Conversation
 from kbx_env.rewards.shaping import shaped
-from kbx_env.train.judge import Judge, Judged
-from kbx_env.train.tally import Tally, fact
+from kbx_env.train.batch_grader import BatchGrader, GradedAnswer
+from kbx_env.train.step_metrics import StepMetrics, episode_stats
 
 REWARD = "episode_reward"
+"""The column of a rollout with the reward of each episode."""
 EPISODES = ("best", "last")
+"""Which submission of an episode counts."""
 _LEAST = 16
-"""Tokens that must be left for an answer, or feedback is not shown any more."""
+"""Tokens that must be left for an answer; with fewer the episode ends and feedback is not shown."""
 Generate = Callable[[Any, list[list[int]], int], tuple[list[list[int]], list[list[float]] | None]]
+"""From trainer, prompts in tokens and the longest answer to answers in tokens and, if known, their log-probabilities."""
 
 
-def episode_reward(turns: Sequence[Judged], episode: str = "best", several: bool = True) -> float | None:
-    """The one number of an episode; ``None`` where every turn is masked.
+def episode_reward(turns: Sequence[GradedAnswer], episode: str = "best", several: bool = True) -> float | None:
+    """Return the reward of an episode.
 
-    Potential-based shaping adds up to 0 over an episode, whatever was submitted: the sum needs none of it, and only credit for
-    each turn (``turn_returns``) does. An episode that may have one turn only is paid the preset's own reward.
+    Potential-based shaping adds up to 0 over an episode, so the episode's reward leaves it out; ``turn_returns`` has it. An
+    episode that may have only one turn gets the preset's own reward.
 
     Args:
-        turns: its submissions, in order.
-        episode: ``best``: of the best unmasked submission, or ``last``: of the last one.
-        several: whether it may have more turns than one.
+        turns: the submissions of the episode, in order.
+        episode: ``best``: the reward of the best unmasked submission, or ``last``: of the last one.
+        several: whether the episode may have more than one turn.
+
+    Returns:
+        The reward; ``None`` where every turn is masked.
     """
     values = [v for j in turns if (v := j.base if several else j.reward) is not None]
     if not values:
@@ -35,10 +41,16 @@ def episode_reward(turns: Sequence[Judged], episode: str = "best", several: bool
     return max(values) if episode == "best" else values[-1]
 
 
-def turn_returns(turns: Sequence[Judged], gamma: float, several: bool = True) -> list[float | None]:
-    """For every turn the discounted sum of rewards from it on, shaping included (Kevin: arXiv 2507.11948).
+def turn_returns(turns: Sequence[GradedAnswer], gamma: float, several: bool = True) -> list[float | None]:
+    """Return the discounted sum of rewards from each turn on, with shaping (as in Kevin, arXiv 2507.11948).
 
-    A masked turn has none, and is no step: what comes after it is not discounted for it.
+    Args:
+        turns: the submissions of the episode, in order.
+        gamma: discount between turns.
+        several: whether the episode may have more than one turn.
+
+    Returns:
+        One return for each turn; ``None`` for a masked turn, which does not count as a step of discounting.
     """
     shaping = shaped([j.potential for j in turns], gamma)
     rewards = [
@@ -56,19 +68,20 @@ def turn_returns(turns: Sequence[Judged], gamma: float, several: bool = True) ->
 
 
 @dataclass
-class _Row:
-    """One episode: ``ids`` after the prompt, ``mask`` 1 on what the model said, ``room`` for all of them; ``begun`` of every
-    answer by the template."""
+class _EpisodeState:
+    """One episode in progress.
+
+    ``ids`` are the tokens after the prompt, at most ``room``; ``mask`` is 1 on those that the model generated.
+    """
 
     task: str
     question: str
-    begun: str
     prompt: list[int]
     room: int
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    turns: list[Judged] = field(default_factory=list)
+    turns: list[GradedAnswer] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
     over: bool = False
 
@@ -76,78 +89,90 @@ class _Row:
     def left(self) -> int:
         return self.room - len(self.ids)
 
-    def add(self, ids: Sequence[int], said: int, logprobs: Sequence[float] | None = None) -> None:
+    def add(self, ids: Sequence[int], generated: int, logprobs: Sequence[float] | None = None) -> None:
         self.ids += ids
-        self.mask += [said] * len(ids)
+        self.mask += [generated] * len(ids)
         self.logprobs += logprobs if logprobs is not None else [0.0] * len(ids)
 
 
 @dataclass
 class Rollout:
-    """What TRL calls as ``rollout_func``: prompts in, already repeated; tokens, masks and rewards out.
+    """Plays episodes as TRL's ``rollout_func``: takes prompts, already repeated, and returns tokens, masks and rewards.
 
     An episode ends when it is solved, after ``max_turns``, with an answer that was cut off, or when feedback and another answer
-    no longer fit into ``length`` tokens (of all turns together) or into the model's ``context``. ``each``: tokens of one answer
-    at most; ``None``: whatever is left, so that a first answer may take what all turns have.
+    no longer fit.
     """
 
-    judge: Judge
-    tally: Tally
+    grader: BatchGrader
+    metrics: StepMetrics
     conversation: Conversation
     generate: Generate
     max_turns: int
     length: int
+    """Tokens of all turns together, feedback included."""
     context: int | None = None
+    """Tokens that the model takes, prompt included; ``None``: no limit is known."""
     episode: str = "best"
+    """Which submission counts, one of ``EPISODES``."""
     gamma: float = 1.0
+    """Discount between turns."""
     each: int | None = None
+    """Longest answer of one turn, in tokens; ``None``: all that is left, so that a first answer may use up every turn's share."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """Play one episode for each prompt."""
+        """Play one episode for each prompt.
+
+        Args:
+            prompts: lists of messages; the last message has a key ``task`` with the task's id.
+            trainer: TRL's trainer, passed on to ``generate``.
+
+        Returns:
+            Columns for TRL, one entry for each episode: ``prompt_ids``, ``completion_ids``, ``logprobs``, ``env_mask``,
+            ``REWARD`` and ``SPANS``.
+        """
         from kbx_env.train.grpo_trainer import SPANS
 
-        rows, told = [], False
+        rows, has_logprobs = [], False
         for messages in prompts:
             ids = self.conversation.opening(messages)
             room = self.length if self.context is None else min(self.length, self.context - len(ids))
-            begun = self.conversation.begun(messages)
-            rows.append(_Row(messages[-1]["task"], messages[-1]["content"], begun, ids, max(1, room)))
+            rows.append(_EpisodeState(messages[-1]["task"], messages[-1]["content"], ids, max(1, room)))
         for turn in range(self.max_turns):
             live = [r for r in rows if not r.over]
             if not _anywhere(trainer, bool(live)):
                 break
-            told = self._turn(live, rows, trainer, last=turn + 1 == self.max_turns) or told
+            has_logprobs = self._turn(live, rows, trainer, last=turn + 1 == self.max_turns) or has_logprobs
         several = self.max_turns > 1
         rewards = [episode_reward(r.turns, self.episode, several) for r in rows]
-        facts = [fact(r.task, r.turns, reward) for r, reward in zip(rows, rewards, strict=True)]
-        texts = [r.begun + trainer.processing_class.decode(r.ids) for r in rows]
-        self.tally.add(facts, texts, trainer.state.global_step + 1)
+        episodes = [episode_stats(r.task, r.turns, reward) for r, reward in zip(rows, rewards, strict=True)]
+        texts = [trainer.processing_class.decode(r.ids) for r in rows]
+        self.metrics.add(episodes, texts, trainer.state.global_step + 1)
         returns = [turn_returns(r.turns, self.gamma, several) for r in rows]
         return {
             "prompt_ids": [r.prompt for r in rows], "completion_ids": [r.ids for r in rows],
-            "logprobs": [r.logprobs for r in rows] if told else None, "env_mask": [r.mask for r in rows], REWARD: rewards,
+            "logprobs": [r.logprobs for r in rows] if has_logprobs else None, "env_mask": [r.mask for r in rows], REWARD: rewards,
             SPANS: [[(*span, x) for span, x in zip(r.spans, xs, strict=True)] for r, xs in zip(rows, returns, strict=True)],
         }  # fmt: skip
 
-    def _turn(self, live: list[_Row], rows: list[_Row], trainer: Any, *, last: bool) -> bool:
-        """One turn of all live episodes; whether the generator told log-probabilities."""
-        if not live:  # generating is a joint act of all processes where weights are spread over them
+    def _turn(self, live: list[_EpisodeState], rows: list[_EpisodeState], trainer: Any, *, last: bool) -> bool:
+        """Play one turn of all live episodes; return whether the generator reported log-probabilities."""
+        if not live:  # where weights are sharded over processes, all of them must take part in generating
             return self.generate(trainer, [rows[0].prompt], 1)[1] is not None
         most = [r.left if self.each is None else min(r.left, self.each) for r in live]
         answers, logprobs = self.generate(trainer, [r.prompt + r.ids for r in live], max(most))
-        asked = []
+        submissions = []
         for i, (row, ids) in enumerate(zip(live, answers, strict=True)):
             kept = list(ids[: most[i]]) or [min(self.conversation.ends)]
             start = len(row.ids)
             row.add(kept, 1, None if logprobs is None else list(logprobs[i])[: len(kept)])
             row.spans.append((start, len(row.ids)))
-            asked.append((row.task, row.begun + self.conversation.decode(kept)))
-        for row, judged in zip(live, self.judge(asked), strict=True):
-            row.turns.append(judged)
-            if judged.solved or last or row.ids[-1] not in self.conversation.ends:
+            submissions.append((row.task, self.conversation.decode(kept)))
+        for row, graded in zip(live, self.grader(submissions), strict=True):
+            row.turns.append(graded)
+            if graded.solved or last or row.ids[-1] not in self.conversation.ends:
                 row.over = True
                 continue
-            shown = self.conversation.follow_up(judged.feedback, row.question)
+            shown = self.conversation.follow_up(graded.feedback, row.question)
             if len(shown) + _LEAST > row.left:
                 row.over = True
             else:
@@ -156,6 +181,7 @@ class Rollout:
 
 
 def _anywhere(trainer: Any, live: bool) -> bool:
+    """Return whether any process has live episodes."""
     if trainer.accelerator.num_processes == 1:
         return live
     from accelerate.utils import gather_object
@@ -164,5 +190,5 @@ def _anywhere(trainer: Any, live: bool) -> bool:
 
 
 def paid(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """The reward function of a rollout: what its episodes were given."""
+    """Return the rewards that the rollout has put into its column ``REWARD``: TRL's reward function of this mode."""
     return list(columns[REWARD])

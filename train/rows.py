@@ -1,4 +1,4 @@
-"""Rows of training data as datasets: prompts and demonstrations, written and read back, sorted and filtered."""
+"""Datasets of prompts and demonstrations: make, write, read, sort and filter their rows."""
 
 from __future__ import annotations
 
@@ -19,32 +19,45 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 FORMATS = ("parquet", "jsonl", "arrow")
+"""File formats of datasets."""
 
 
 def message(task: Task, backend: str) -> dict[str, str]:
-    """The one message of a prompt: what the policy ``hf:FOLDER`` sends, and nothing else."""
+    """Return the only message of a prompt, the same that the policy ``hf:FOLDER`` sends.
+
+    Args:
+        task: the task.
+        backend: ``cpu`` or ``cuda``.
+
+    Returns:
+        The message, with ``role`` and ``content``.
+    """
     return {"role": "user", "content": instruction(task, backend)}
 
 
 def about(task: Task) -> dict[str, Any]:
-    """The columns that describe a task."""
+    """Return the columns that describe a task."""
     return {"task": task.id, "category": task.category, "difficulty": task.difficulty}
 
 
 def prompts(tasks: Sequence[Task], backend: str, *, repeats: int = 1, seed: int = 0) -> Dataset:
-    """One row for each task and repeat: ``prompt``, ``task``, ``seed``, ``category``, ``difficulty``.
+    """Make one row for each task and repeat: ``prompt``, ``task``, ``seed``, ``category``, ``difficulty``.
 
-    The message of a prompt has one key more, ``task``: chat templates do not look at it, and it reaches functions that are
-    handed the prompt alone.
+    The message of a prompt has one more key, ``task``. Chat templates ignore it, and functions that are given only the prompt
+    can read it.
 
     Args:
-        tasks: what to ask for, in this order.
-        backend: ``cpu`` or ``cuda``, resolved: the instruction says whether kernels are timed.
-        repeats: rows for each task, with seeds of their own; the tasks' order is repeated as a whole.
-        seed: of the rows' seeds, which lie in [0, 2^31).
+        tasks: the tasks, in this order.
+        backend: ``cpu`` or ``cuda``, not ``auto``: the instruction says whether kernels are timed.
+        repeats: rows for each task, each with a seed of its own; all tasks come once before the next repeat.
+        seed: seed of the rows' seeds, which lie in [0, 2^31).
+
+    Returns:
+        The rows.
 
     Raises:
-        UsageError: no repeat, or a backend that is not resolved.
+        UsageError: ``repeats`` is below 1.
+        UnknownName: no such backend.
     """
     if repeats < 1:
         raise UsageError(f"repeats is {repeats}; at least 1")
@@ -61,13 +74,22 @@ def _seed(seed: int, task: str, turn: int) -> int:
 
 
 def by_difficulty(dataset: Dataset) -> Dataset:
-    """Easy rows first; rows of one difficulty keep their order."""
+    """Sort rows by difficulty, easy ones first; rows of one difficulty keep their order."""
     levels = dataset["difficulty"]
     return dataset.select(sorted(range(len(dataset)), key=lambda i: levels[i]))
 
 
 def only(dataset: Dataset, *, category: str | None = None, pattern: str = "*", split: str = "all") -> Dataset:
-    """The rows of a category, of tasks that match a glob (comma-separated for several), and of a split.
+    """Return the rows that meet all conditions.
+
+    Args:
+        dataset: the rows.
+        category: category of their tasks; ``None`` for all.
+        pattern: glob over ids or names of tasks, comma-separated for several.
+        split: split of their tasks, or ``all``.
+
+    Returns:
+        The rows.
 
     Raises:
         UnknownName: no such category, or no row matches.
@@ -87,7 +109,15 @@ def only(dataset: Dataset, *, category: str | None = None, pattern: str = "*", s
 
 
 def write(dataset: Dataset, path: Path, form: str) -> Path:
-    """Write ``path`` with the ending of the format, whole or not at all; returns the file (``arrow``: a folder).
+    """Write a dataset atomically.
+
+    Args:
+        dataset: the rows.
+        path: the file, without the ending of its format.
+        form: one of ``FORMATS``.
+
+    Returns:
+        The file that was written; for ``arrow`` a folder.
 
     Raises:
         UnknownName: no such format.
@@ -110,11 +140,17 @@ def write(dataset: Dataset, path: Path, form: str) -> Path:
 
 
 def load(path: str | Path) -> Dataset:
-    """What ``write`` wrote, by its ending; every row names a known task.
+    """Read a dataset that ``write`` wrote, in the format of its ending.
+
+    Args:
+        path: the file, or the folder of arrow files.
+
+    Returns:
+        The rows; each names a known task.
 
     Raises:
-        UsageError: no such file, not readable as what its name says, or a row without task or with an unknown one; names
-            the row, counted from 1.
+        UsageError: no such file, it cannot be read in its format, or a row has no task; names the row, counted from 1.
+        UnknownName: a row has an unknown task.
     """
     file = Path(path)
     if not file.exists():
@@ -152,7 +188,7 @@ def _read(file: Path, form: str) -> Dataset:
     if form == "parquet":
         import pyarrow.parquet
 
-        return Dataset(pyarrow.parquet.read_table(file))  # `Dataset.from_parquet` would keep a copy in a cache at home
+        return Dataset(pyarrow.parquet.read_table(file))  # `Dataset.from_parquet` would copy it to a cache in the home folder
     rows = []
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):

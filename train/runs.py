@@ -1,4 +1,4 @@
-"""What the scripts around a TRL trainer share: its configuration, and where a run goes on from."""
+"""Shared by the scripts that run a TRL trainer: its configuration, checkpoints to resume from, and the final checkpoint."""
 
 from __future__ import annotations
 
@@ -15,32 +15,35 @@ from kbx_env.train.settings import config_of
 from kbx_env.errors import UsageError
 
 FINAL = "final"
-"""The folder of the trained checkpoint, within that of a run."""
+"""Folder of the trained checkpoint, in the folder of a run."""
 LAST = "last"
-"""As ``resume``: the newest whole checkpoint."""
-_STATE = "trainer_state.json"  # the last file of a checkpoint that is written
+"""Value of ``resume`` for the newest complete checkpoint."""
+_STATE = "trainer_state.json"  # the last file that is written: a checkpoint with it is complete
 _GPU = ("bf16", "activation_checkpointing", "gradient_checkpointing", "dataloader_pin_memory")
 T = TypeVar("T")
 
 
 def on_cpu(section: Mapping[str, Any]) -> bool:
-    """Whether a trainer with these settings runs on the CPU."""
+    """Return whether a trainer with this section ``trainer`` runs on the CPU."""
     import torch
 
     return bool(section.get("use_cpu")) or not torch.cuda.is_available()
 
 
 def trainer_config(cls: type[T], section: Mapping[str, Any], **ours: Any) -> T:
-    """TRL's configuration; on a CPU without half precision and recomputation, unless the section says otherwise.
+    """Make a configuration of TRL; on a CPU without half precision and recomputation, unless the section sets them.
 
     Args:
         cls: ``trl.SFTConfig``, ``trl.GRPOConfig``, ...
-        section: the free section ``trainer`` of the settings.
-        ours: what the script decides.
+        section: the section ``trainer`` of the settings.
+        **ours: fields that the script sets itself.
+
+    Returns:
+        The configuration.
 
     Raises:
         UnknownName: no such field.
-        UsageError: what the class refuses.
+        UsageError: the class refuses a value.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     section = dict(section)
@@ -48,47 +51,56 @@ def trainer_config(cls: type[T], section: Mapping[str, Any], **ours: Any) -> T:
         names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
         # transformers renamed one of these, and warns at the old name.
         old = "gradient_checkpointing" if "activation_checkpointing" in names else "activation_checkpointing"
-        said = "gradient_checkpointing" in section or "activation_checkpointing" in section
+        given = "gradient_checkpointing" in section or "activation_checkpointing" in section
         for name in _GPU:
-            if name in names and name != old and not (said and name.endswith("checkpointing")):
+            if name in names and name != old and not (given and name.endswith("checkpointing")):
                 section.setdefault(name, False)
     return config_of(cls, section, **ours)
 
 
 def checkpoint_of(out: str, resume: str | None) -> Path | None:
-    """Where a run goes on from; ``None``: from the beginning.
+    """Return the checkpoint to resume from; ``None`` to start from the beginning.
 
     Args:
         out: the run's folder.
-        resume: ``None``, a checkpoint folder, or ``last``: the newest whole checkpoint in ``out``, where there is one.
+        resume: ``None``, a checkpoint folder, or ``last``: the newest complete checkpoint in ``out``, where there is one.
+
+    Returns:
+        The checkpoint's folder.
 
     Raises:
-        UsageError: results of another run are in the folder, or there is no such checkpoint.
+        UsageError: the folder is not empty and ``resume`` is ``None``, or there is no such checkpoint.
     """
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"out={out} is a file; give a folder")
-    whole = sorted((p.parent for p in folder.glob(f"checkpoint-*/{_STATE}")), key=step_of)
+    complete = sorted((p.parent for p in folder.glob(f"checkpoint-*/{_STATE}")), key=step_of)
     if resume is None:
         if folder.is_dir() and any(folder.iterdir()):
             raise UsageError(f"out={out} is not empty; resume=last goes on there, or give another folder")
         return None
     if resume == LAST:
-        if not whole:
+        if not complete:
             print(f"no whole checkpoint in {folder} yet: from the beginning")
-        return whole[-1] if whole else None
+        return complete[-1] if complete else None
     if not (Path(resume) / _STATE).is_file():
-        near = ", ".join(p.name for p in whole) or "none"
+        near = ", ".join(p.name for p in complete) or "none"
         raise UsageError(f"resume={resume} is no checkpoint of a run (it has no {_STATE}); whole ones in {folder}: {near}")
     step_of(Path(resume))
     return Path(resume)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step at which a checkpoint was written.
+    """Return the step at which a checkpoint was written.
+
+    Args:
+        checkpoint: the checkpoint's folder.
+
+    Returns:
+        The step.
 
     Raises:
-        UsageError: it is damaged.
+        UsageError: the file of its state cannot be read.
     """
     try:
         return int(json.loads((checkpoint / _STATE).read_text())["global_step"])
@@ -97,7 +109,13 @@ def step_of(checkpoint: Path) -> int:
 
 
 def adapter_of(lora: Mapping[str, Any] | None) -> Any:
-    """``peft.LoraConfig`` of a section ``lora``; ``None`` for none.
+    """Return the ``peft.LoraConfig`` of a section ``lora``; ``None`` if there is no such section.
+
+    Args:
+        lora: the section.
+
+    Returns:
+        The configuration.
 
     Raises:
         UsageError: peft is not installed, or it refuses the section.
@@ -112,7 +130,12 @@ def adapter_of(lora: Mapping[str, Any] | None) -> Any:
 
 
 def finish(trainer: Any, folder: Path) -> None:
-    """Write the trained model with its tokenizer, an adapter merged."""
+    """Write the trained model and its tokenizer; an adapter is merged into the weights.
+
+    Args:
+        trainer: one of TRL's.
+        folder: the folder to write.
+    """
     model = trainer.accelerator.unwrap_model(trainer.model)
     merge = getattr(model, "merge_and_unload", None)
     if merge is None:
@@ -124,7 +147,16 @@ def finish(trainer: Any, folder: Path) -> None:
 
 
 def finish_from(trainer: Any, checkpoint: Path, folder: Path, *, model: str, lora: bool, dtype: str) -> None:
-    """The same from a checkpoint that is at the end of training; ``model``: what the run began with."""
+    """Write the trained model from a checkpoint of the last step, without training.
+
+    Args:
+        trainer: one of TRL's.
+        checkpoint: the checkpoint.
+        folder: the folder to write.
+        model: the checkpoint that the run started from.
+        lora: whether the checkpoint holds an adapter.
+        dtype: dtype of the weights.
+    """
     if not trainer.is_world_process_zero():
         return
     from kbx_env.train import models
@@ -141,7 +173,7 @@ def finish_from(trainer: Any, checkpoint: Path, folder: Path, *, model: str, lor
 
 
 def steps_of(trainer: Any) -> int:
-    """Steps of a whole run. Trainers do one more when they go on from their last one."""
+    """Return the number of steps of a whole run. A trainer that resumes from its last step would do one more."""
     if trainer.args.max_steps > 0:
         return int(trainer.args.max_steps)
     each = math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
@@ -149,11 +181,11 @@ def steps_of(trainer: Any) -> int:
 
 
 def train(trainer: Any, checkpoint: Path | None, s: Any) -> None:
-    """Train from a checkpoint on (``None``: from the start), or only finish where it is at the end, and write ``out/final``.
+    """Train and write ``out/final``; from a checkpoint of the last step only write it.
 
     Args:
         trainer: one of TRL's.
-        checkpoint: as ``checkpoint_of`` found it.
+        checkpoint: the checkpoint to resume from; ``None`` to start from the beginning.
         s: settings of the script, with ``out``, ``model``, ``lora`` and ``dtype``.
     """
     out = Path(s.out)

@@ -1,4 +1,4 @@
-"""Schedules as kernels: rows for the policy ``replay:FILE.jsonl`` of ``eval/report.py``."""
+"""Write a policy's schedules as kernels, for the policy ``replay:FILE.jsonl`` of ``eval/report.py``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kbx_env.grading.sizes import SIZES
 from kbx_env.spec.catalog import expert_source, load_tasks
 
 STATE = "state.json"
-"""Of a checkpoint: counts, and the best schedules seen."""
+"""File of a checkpoint with its counts and the best schedules so far."""
 
 
 @dataclass
 class ExportSettings:
-    """What to export."""
+    """Settings of the export."""
 
     checkpoint: str = ""
     """A run's folder or one of its checkpoints."""
@@ -30,15 +30,18 @@ class ExportSettings:
     split: str = "all"
     """train, eval or all tasks."""
     out: str = "schedules.jsonl"
-    """The file; the experts as they are go beside it, as ``NAME.default.jsonl``."""
+    """File of the schedules; the unchanged experts go to ``NAME.default.jsonl`` beside it."""
     best: bool = False
-    """For tasks that were trained on, the best schedule that was graded in training; else what the policy chooses."""
+    """For tasks of the training, export the best schedule that was graded in training instead of the policy's choice."""
     sizes: str = "published"
     """The timed sizes that the policy chooses for: published or held-out."""
 
 
 def export(settings: ExportSettings) -> tuple[Path, Path, list[dict[str, Any]]]:
-    """Write the schedules of a policy, and beside them the experts as they are.
+    """Write the schedules of a policy, and beside them the unchanged experts.
+
+    Args:
+        settings: the settings.
 
     Returns:
         The two files, and the rows of the first.
@@ -55,12 +58,12 @@ def export(settings: ExportSettings) -> tuple[Path, Path, list[dict[str, Any]]]:
     tasks = [t.id for t in load_tasks(split=settings.split, pattern=settings.tasks) if expert_source(t.id) is not None]
     rows, plain = [], []
     for task in tasks:
-        whole = agent.template(task).source
+        expert = agent.template(task).source
         chosen = best.get(task, {}).get("settings")
         how = "policy" if chosen is None else "best of training"
         chosen = agent.settings(task, settings.sizes) if chosen is None else chosen
-        rows.append({"task": task, "predict": with_knobs(whole, chosen), "settings": chosen, "how": how})
-        plain.append({"task": task, "predict": whole, "settings": {}, "how": "default"})
+        rows.append({"task": task, "predict": with_knobs(expert, chosen), "settings": chosen, "how": how})
+        plain.append({"task": task, "predict": expert, "settings": {}, "how": "default"})
     out = Path(settings.out)
     beside = out.with_name(f"{out.stem}.default{out.suffix}")
     try:
@@ -73,10 +76,16 @@ def export(settings: ExportSettings) -> tuple[Path, Path, list[dict[str, Any]]]:
 
 
 def best_of(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Task -> the best schedule that was graded in training: ``settings``, ``value`` and ``default`` (rewards).
+    """Return by task the best schedule that was graded in training: ``settings``, ``value`` and ``default`` (rewards).
+
+    Args:
+        checkpoint: folder of a checkpoint.
+
+    Returns:
+        The schedules.
 
     Raises:
-        UsageError: the checkpoint does not tell.
+        UsageError: the checkpoint has no such record.
     """
     try:
         found: Mapping[str, Mapping[str, Any]] = json.loads((checkpoint / STATE).read_text())["best"]

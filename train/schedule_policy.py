@@ -1,4 +1,4 @@
-"""The network that chooses schedules, and its use without Ray: ``ScheduleAgent.load(DIR)``."""
+"""The network that chooses schedules, and the trained policy without Ray: ``ScheduleAgent.load(DIR)``."""
 
 from __future__ import annotations
 
@@ -19,18 +19,24 @@ from kbx_env.errors import UsageError
 from kbx_env.spec.catalog import load_task
 
 WEIGHTS, ABOUT, FORMAT = "policy.npz", "policy.json", 1
+"""Files of a policy, and the version of their format."""
 CHECKPOINTS = "checkpoints"
+"""Folder of checkpoints, in the folder of a run."""
 _NEVER = -1e6
-"""Added to the logit of a move that changes nothing: finite, so that no entropy becomes 0 times infinity."""
+"""Added to the logit of a move that changes nothing. It is finite, so that the entropy has no term 0 times infinity."""
 
 
 class ScheduleNet(nn.Module):
-    """Features -> logits of each slot's moves, and a value; two separate stacks of tanh layers.
-
-    ``still`` is what the logits of the middle moves have more than the others to begin with; it is part of the weights.
-    """
+    """Maps features to logits of each slot's moves and to a value, with two separate stacks of tanh layers."""
 
     def __init__(self, hiddens: Sequence[int], reach: int = max(MOVES), still: float = 0.0) -> None:
+        """Make a network with random weights.
+
+        Args:
+            hiddens: widths of the layers.
+            reach: longest move, in steps along a slot's choices.
+            still: added to the initial bias of the moves that leave a slot as it is.
+        """
         super().__init__()
         self.reach = reach
         self.policy = _stack(len(features.NAMES), hiddens, len(SLOTS) * (2 * reach + 1))
@@ -39,13 +45,20 @@ class ScheduleNet(nn.Module):
         self.value = _stack(len(features.NAMES), hiddens, 1)
 
     def logits(self, seen: torch.Tensor) -> torch.Tensor:
-        """(n, slots * moves) float32 from (n, features); moves that make no difference are out of reach."""
+        """Return the logits of moves; those of moves that change nothing are very low.
+
+        Args:
+            seen: (n, features) float32 features.
+
+        Returns:
+            (n, slots * moves) float32.
+        """
         legal = seen[..., features.LEGAL].unflatten(-1, (len(SLOTS), len(MOVES)))
         within = legal[..., MIDDLE - self.reach : MIDDLE + self.reach + 1].flatten(-2)
         return self.policy(seen) + (1.0 - within) * _NEVER
 
     def values(self, seen: torch.Tensor) -> torch.Tensor:
-        """(n,) float32: the expected sum of rewards."""
+        """Return the expected sum of rewards, (n,) float32, from (n, features) float32 features."""
         return self.value(seen).squeeze(-1)
 
 
@@ -55,7 +68,7 @@ def _stack(inputs: int, hiddens: Sequence[int], outputs: int) -> nn.Sequential:
         layers += [nn.Linear(inputs, width), nn.Tanh()]
         inputs = width
     last = nn.Linear(inputs, outputs)
-    # Nearly even odds and no opinion on values to begin with.
+    # Initially all moves are about equally likely, and all values are about 0.
     nn.init.normal_(last.weight, std=0.01)
     nn.init.zeros_(last.bias)
     return nn.Sequential(*layers, last)
@@ -63,29 +76,43 @@ def _stack(inputs: int, hiddens: Sequence[int], outputs: int) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class About:
-    """What a policy was trained as; kept beside its weights.
-
-    ``device`` names the GPU whose peaks it saw (``None``: unknown); ``idle`` are knobs without a slot, by task;
-    ``reach`` is the longest move it knows.
-    """
+    """How a policy was trained; kept beside its weights."""
 
     hiddens: tuple[int, ...]
+    """Widths of the layers."""
     backend: str
+    """``cpu`` or ``cuda``."""
     device: str | None
+    """Name of the GPU whose peaks are among the features; ``None``: unknown."""
     max_turns: int
+    """Gradings of an episode."""
     idle: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Knobs without a slot, by task."""
     reach: int = max(MOVES)
+    """Longest move, in steps along a slot's choices."""
 
 
 def save_policy(folder: Path, weights: Mapping[str, np.ndarray], about: About) -> None:
-    """Write a policy that needs no Ray to be read."""
+    """Write a policy in a format that is read without Ray.
+
+    Args:
+        folder: where to write.
+        weights: arrays by name.
+        about: how it was trained.
+    """
     np.savez(folder / WEIGHTS, **{k: np.asarray(v) for k, v in weights.items()})  # type: ignore[arg-type]
     layout = {"format": FORMAT, "features": features.VERSION, "slots": SLOTS, "moves": MOVES}
     (folder / ABOUT).write_text(json.dumps({**layout, **about.__dict__}, indent=1))
 
 
 def newest(folder: str | Path) -> Path:
-    """The checkpoint in a folder: itself, or the last one of a run.
+    """Return the checkpoint in a folder: the folder itself, or the last checkpoint of a run.
+
+    Args:
+        folder: folder of a checkpoint or of a run.
+
+    Returns:
+        The checkpoint's folder.
 
     Raises:
         UsageError: there is none.
@@ -102,12 +129,13 @@ def newest(folder: str | Path) -> Path:
 
 
 class ScheduleAgent:
-    """A trained policy: task -> schedule, greedily, without grading anything and without Ray.
+    """A trained policy that chooses a schedule for a task, greedily, without grading and without Ray.
 
-    A policy that was trained with several gradings an episode answers as at their first.
+    A policy that was trained with several gradings an episode answers as for the first one.
     """
 
     def __init__(self, net: ScheduleNet, about: About) -> None:
+        """An agent with a network and the facts about its training."""
         self.net, self.about = net, about
         self._device = cost.load(about.device) if about.device else None
 
@@ -115,8 +143,14 @@ class ScheduleAgent:
     def load(cls, checkpoint: str | Path) -> ScheduleAgent:
         """Read a checkpoint, or the newest one of a run's folder.
 
+        Args:
+            checkpoint: folder of the checkpoint or of the run.
+
+        Returns:
+            The agent.
+
         Raises:
-            UsageError: it is not one of ``train/ppo.py``, or one of another layout.
+            UsageError: it is no checkpoint of ``train/ppo.py``, or has other features or slots.
         """
         folder = newest(checkpoint)
         try:
@@ -127,7 +161,7 @@ class ScheduleAgent:
                     f"the policy in {str(folder)!r} was trained on other features or slots; train it again"
                 )
             idle = {t: tuple(names) for t, names in data["idle"].items()}
-            reach = data.get("reach", max(MOVES))  # all there was before it could be chosen
+            reach = data.get("reach", max(MOVES))  # older checkpoints do not have it
             if reach not in REACHES:
                 raise UsageError(f"the policy in {str(folder)!r} has moves of {reach!r} steps; known: {REACHES}")
             about = About(tuple(data["hiddens"]), data["backend"], data["device"], data["max_turns"], idle, reach)
@@ -141,19 +175,30 @@ class ScheduleAgent:
         return cls(net.eval(), about)
 
     def template(self, task: str) -> Template:
-        """The task's template, with the slots that the policy knows."""
+        """Return the task's template, with the slots that the policy knows."""
         return template(load_task(task).id, tuple(sorted(self.about.idle.get(task, ()))), self.about.reach)
 
     def observe(self, task: str, sizes: str = "published") -> np.ndarray:
-        """What an env shows before the first grading: float32, ``(len(NAMES),)``; ``sizes`` as ``grade`` takes them."""
+        """Return the observation of an env before the first grading.
+
+        Args:
+            task: the task's id.
+            sizes: the timed sizes, ``published`` or ``held-out``.
+
+        Returns:
+            float32 ``(len(NAMES),)``.
+        """
         seen = features.static(load_task(task), self.template(task), self.about.backend, self._device, sizes)
         return np.concatenate([seen, features.changing(0.0, None, None, 0.0, 0.0, 1.0)])
 
     def act(self, seen: np.ndarray) -> np.ndarray:
-        """The likeliest move of each slot, of equal ones the one nearer to the expert, as an env of the same reach takes it.
+        """Return the likeliest move of each slot; among equal ones that nearest to the expert.
+
+        Args:
+            seen: float32 ``(len(NAMES),)``, an observation.
 
         Returns:
-            int64 ``(len(SLOTS),)``.
+            int64 ``(len(SLOTS),)``, an action for an env of the same reach.
         """
         with torch.no_grad():
             logits = self.net.logits(torch.from_numpy(seen)[None])[0].reshape(len(SLOTS), -1).numpy()
@@ -161,11 +206,26 @@ class ScheduleAgent:
         return np.array([max(order, key=lambda m, row=row: row[m]) for row in logits], np.int64)  # type: ignore[misc]
 
     def settings(self, task: str, sizes: str = "published") -> dict[str, int]:
-        """Knob -> value, for the knobs that the schedule for these sizes changes."""
+        """Return the knobs that the policy's schedule changes, with their values.
+
+        Args:
+            task: the task's id.
+            sizes: the timed sizes, ``published`` or ``held-out``.
+
+        Returns:
+            Values by the name of the knob.
+        """
         return self.template(task).settings(self.act(self.observe(task, sizes)))
 
     def source(self, task: str, sizes: str = "published") -> str:
-        """The kernel with its schedule for these sizes.
+        """Return the kernel with the policy's schedule.
+
+        Args:
+            task: the task's id.
+            sizes: the timed sizes, ``published`` or ``held-out``.
+
+        Returns:
+            A Python module.
 
         Raises:
             UsageError: no such task, or it has no expert.

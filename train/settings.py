@@ -1,8 +1,8 @@
-"""Settings of the scripts in ``train/``: a dataclass with defaults, over it a YAML file, over that ``key=value``.
+"""Settings of the scripts in ``train/``: defaults of a dataclass, changed by a YAML file, changed by ``key=value``.
 
     SCRIPT [CONFIG.yaml] [key=value ...] [--help]
 
-Typed, and nothing unknown is taken: a run that ignored a misspelt setting would be another run than the one asked for.
+Settings are typed, and unknown ones are refused: a run that ignored a misspelt setting would not be the run that was asked for.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ from typing import Any, TypeVar, get_type_hints
 from kbx_env.errors import UnknownName, UsageError
 
 FILE = "settings.yaml"
+"""File of the settings, in the folder of a run."""
 MISSING: Any = "???"
-"""The default of a setting that must be given."""
+"""Default of a setting that must be given."""
 T = TypeVar("T")
 
 
 def read(cls: type[T], argv: Sequence[str], description: str = "") -> T:
-    """The settings of a command line.
+    """Read the settings of a command line.
 
     Args:
-        cls: a dataclass; the text under a field is what ``--help`` says of it.
-        argv: without the script's name.
+        cls: a dataclass; ``--help`` shows the docstring under each field.
+        argv: the arguments, without the script's name.
         description: the first lines of ``--help``.
+
+    Returns:
+        An instance of the dataclass.
 
     Raises:
         UsageError: no such file, no YAML, a value of another type, or a setting without a value.
@@ -58,7 +62,7 @@ def read(cls: type[T], argv: Sequence[str], description: str = "") -> T:
         one = _pair(cls, config, pair)
         given = _merged(cls, given, one, "the command line")
     try:
-        # Resolved here, so that a bad ${...} is said before anything long begins.
+        # Resolved here, so that a bad ${...} is reported before anything slow starts.
         missing = sorted(config.missing_keys(given))
         config.resolve(given)
         made = None if missing else config.to_object(given)
@@ -70,7 +74,15 @@ def read(cls: type[T], argv: Sequence[str], description: str = "") -> T:
 
 
 def save(settings: Any, folder: str | Path) -> Path:
-    """Write ``settings.yaml`` into a folder: given to the same script, it repeats the run. Returns the file."""
+    """Write settings as a YAML file with which the same script repeats the run.
+
+    Args:
+        settings: the settings.
+        folder: folder of the run.
+
+    Returns:
+        The file.
+    """
     config = _omegaconf()
     path = Path(folder) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +93,15 @@ def save(settings: Any, folder: str | Path) -> Path:
 
 
 def usage(cls: type, description: str = "") -> str:
-    """What ``--help`` prints: every setting with its type, default and meaning."""
+    """Return the text of ``--help``: every setting with its type, default and meaning.
+
+    Args:
+        cls: the dataclass of the settings.
+        description: the first lines.
+
+    Returns:
+        The text.
+    """
     lines = [description.strip(), "", "SCRIPT [CONFIG.yaml] [key=value ...] [--help]", ""] if description else []
     lines += ["settings:"]
     for name, kind, default, doc in _fields(cls):
@@ -92,17 +112,20 @@ def usage(cls: type, description: str = "") -> str:
 
 
 def config_of(cls: type[T], section: Mapping[str, Any], what: str = "trainer", **ours: Any) -> T:
-    """A configuration class of a library from a free section and from what the script itself decides.
+    """Make a library's configuration from a section of the settings and from values of the script itself.
 
     Args:
         cls: a dataclass such as ``trl.SFTConfig``.
-        section: the settings of that name, as the user wrote them.
+        section: the section, as the user wrote it.
         what: the section's name, for errors.
-        ours: values that are not for the section to say.
+        **ours: values that the script sets, which the section must not have.
+
+    Returns:
+        An instance of the class.
 
     Raises:
         UnknownName: the class has no such field.
-        UsageError: a field that is ours, or a value that the class refuses.
+        UsageError: the section has a value of ``ours``, or the class refuses a value.
     """
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     for name, value in section.items():
@@ -120,7 +143,18 @@ def config_of(cls: type[T], section: Mapping[str, Any], what: str = "trainer", *
 
 
 def command(name: str, cls: type[T], description: str, run: Callable[[T], None], argv: Sequence[str] | None) -> int:
-    """The ``main`` of a script: 0 when done, 2 on bad usage, 130 when interrupted."""
+    """Run a script.
+
+    Args:
+        name: its name, for error messages.
+        cls: the dataclass of its settings.
+        description: the first lines of ``--help``.
+        run: does the work, with the settings.
+        argv: its arguments; ``None`` for those of the process.
+
+    Returns:
+        The exit status: 0 when done, 2 on bad usage, 130 when interrupted.
+    """
     try:
         run(read(cls, sys.argv[1:] if argv is None else argv, description))
     except UsageError as e:
@@ -153,7 +187,7 @@ def _file(config: Any, path: str) -> Any:
 
 
 def _pair(cls: type, config: Any, pair: str) -> Any:
-    """One ``key=value``. Text is taken as it is: a glob such as ``*`` would be no YAML."""
+    """Parse one ``key=value``. The value of a text setting is not parsed as YAML, since a glob such as ``*`` is no YAML."""
     key, _, value = pair.partition("=")
     if {name: kind for name, kind, *_ in _fields(cls)}.get(key) in ("str", "str or null") and value not in ("null", "None"):
         quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
@@ -188,7 +222,7 @@ def _line(e: BaseException) -> str:
 
 
 def _fields(cls: type, prefix: str = "") -> list[tuple[str, str, Any, str]]:
-    """Dotted name, type, default and meaning of every setting."""
+    """Return dotted name, type, default and meaning of every setting."""
     found: list[tuple[str, str, Any, str]] = []
     hints, docs = get_type_hints(cls), _docs(cls)
     for f in dataclasses.fields(cls):
@@ -203,12 +237,12 @@ def _fields(cls: type, prefix: str = "") -> list[tuple[str, str, Any, str]]:
 
 
 def _docs(cls: type) -> dict[str, str]:
-    """The text under each field, of the class and what it inherits from."""
+    """Return the docstring under each field of the class and of its base classes."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError):  # made without a file: there is nothing to say
+        except (OSError, TypeError):  # a class without a source file has no docstrings of fields
             continue
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
         for field, text in zip(body, body[1:]):

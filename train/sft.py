@@ -1,10 +1,10 @@
-"""Supervised fine-tuning on demonstrations, before reinforcement learning: the model learns the form of an answer.
+"""Supervised fine-tuning on demonstrations, before reinforcement learning: the model learns the format of an answer.
 
     python train/sft.py train/configs/sft.yaml model=CHECKPOINT data=runs/data/demonstrations.parquet out=runs/sft
     python train/sft.py runs/sft/settings.yaml resume=last
 
-The loss is on completions alone. ``out/final`` is a checkpoint with tokenizer and chat template, which
-``eval/report.py --policy out/final`` takes; ``out/log.jsonl`` has a line for every logged step.
+The loss is on completions only. ``out/final`` is a checkpoint with tokenizer and chat template, for
+``eval/report.py --policy hf:out/final``; ``out/log.jsonl`` has a line for every logged step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kbx_env.baselines.llm.conversation import Conversation
 from kbx_env.train import models, rows
 from kbx_env.train.runs import adapter_of, checkpoint_of, on_cpu, train, trainer_config
 from kbx_env.train.settings import MISSING, command, save
@@ -32,52 +31,57 @@ if TYPE_CHECKING:
 
 @dataclass
 class Settings:
-    """Of this script."""
+    """Settings of this script."""
 
     model: str = MISSING
-    """Folder of the checkpoint to begin with; nothing is fetched from a hub."""
+    """Folder of the checkpoint to start from; nothing is fetched from a hub."""
     data: str = MISSING
     """Demonstrations, as train/data.py writes them: a .parquet or .jsonl file, or a folder."""
     out: str = MISSING
     """Folder for checkpoints, log and result; must be new or empty unless resume is given."""
     tasks: str = "*"
-    """Glob over task ids, comma-separated: demonstrations of others are left out."""
+    """Glob over task ids, comma-separated: demonstrations of other tasks are left out."""
     category: str | None = None
     """Demonstrations of one category only."""
     curriculum: bool = False
     """Easy tasks first, in this order in every epoch; otherwise shuffled."""
     max_length: int | None = None
-    """Tokens of prompt and completion together; null: what the model takes. What is longer is dropped, never cut."""
+    """Tokens of prompt and completion together; null: the model's context. Longer demonstrations are dropped, never cut."""
     dtype: str | None = None
-    """Of the weights: float32 or bfloat16. null: float32, and for LoRA on a GPU bfloat16."""
+    """Dtype of the weights: float32 or bfloat16. null: float32, and for LoRA on a GPU bfloat16."""
     lora: dict[str, Any] | None = None
     """Fields of peft.LoraConfig, such as {r: 16, lora_alpha: 32}; null: all weights are trained."""
     resume: str | None = None
-    """A checkpoint folder of an earlier run to go on from, or last: the newest whole one in out, if there is any."""
+    """A checkpoint folder of an earlier run to continue, or last: the newest complete one in out, if there is any."""
     wandb: bool = False
     """Mirror the log to Weights & Biases; without an account it stays in out/wandb."""
     seed: int = 0
-    """Of shuffling, dropout and new weights."""
+    """Seed of shuffling, dropout and new weights."""
     trainer: dict[str, Any] = field(default_factory=dict)
     """Fields of trl.SFTConfig, unchanged: learning_rate, num_train_epochs, per_device_train_batch_size, save_steps, ..."""
 
 
 def trainer_of(s: Settings) -> Any:
-    """The trainer of a run, all checks done and nothing begun.
+    """Return the trainer of a run, after all checks and before any step.
+
+    Args:
+        s: the settings.
+
+    Returns:
+        A ``trl.SFTTrainer``.
 
     Raises:
-        UsageError: whatever is wrong with model, data or settings.
+        UsageError: settings, model or data that cannot be used.
     """
     data = rows.only(rows.load(s.data), category=s.category, pattern=s.tasks)
     _check_columns(s.data, data)
-    # What the libraries refuse is known before the model is loaded.
+    # Made before the model is loaded, so that settings which the libraries refuse are reported at once.
     config = _config(s)
     adapter = _adapter(s)
     model, tokenizer = models.load(s.model, dtype=s.dtype or ("bfloat16" if adapter and not on_cpu(s.trainer) else "float32"))
     context = models.context_of(model)
     if s.max_length is not None and context is not None and s.max_length > context:
         raise UsageError(f"max_length is {s.max_length}; {s.model} takes {context} tokens")
-    _check_beginnings(s, data, Conversation(tokenizer))
     longest = s.max_length or context
     fits = fitting(data, tokenizer, longest)
     if len(fits) < len(data):
@@ -86,7 +90,7 @@ def trainer_of(s: Settings) -> Any:
         raise UsageError(f"all {len(data)} demonstrations are longer than {longest} tokens; raise max_length or choose others")
     if s.curriculum:
         fits = rows.by_difficulty(fits)
-    config.max_length = None  # nothing is cut: what does not fit is gone
+    config.max_length = None  # nothing has to be cut: rows that do not fit are dropped
     if config.packing:
         config.max_length = longest
     from kbx_env.train.logs import JsonlLog
@@ -102,11 +106,20 @@ def trainer_of(s: Settings) -> Any:
 
 
 def fitting(data: Dataset, tokenizer: Any, longest: int | None) -> Dataset:
-    """The rows whose prompt and completion are at most so many tokens together."""
+    """Return the rows whose prompt and completion fit.
+
+    Args:
+        data: rows with ``prompt`` and ``completion``.
+        tokenizer: has the chat template.
+        longest: tokens of prompt and completion together; ``None`` for no limit.
+
+    Returns:
+        The rows.
+    """
     if longest is None:
         return data
     keep = []
-    for begin in range(0, len(data), 1000):  # many at once: the tokenizer is fast, and calling it is not
+    for begin in range(0, len(data), 1000):  # a thousand rows a call: each call of the tokenizer is slow
         some = data[begin : begin + 1000]
         both = zip(some["prompt"], some["completion"], strict=True)
         texts = [tokenizer.apply_chat_template(prompt + completion, tokenize=False) for prompt, completion in both]
@@ -134,20 +147,6 @@ def _check_columns(path: str, data: Dataset) -> None:
             raise UsageError(f"{path}: row {number} is of {task}, a task of the eval split; it would spoil every report")
 
 
-def _check_beginnings(s: Settings, data: Dataset, conversation: Conversation) -> None:
-    """What a template begins is not learnt: it must be what the demonstration begins with."""
-    tasks = dict(zip(data["task"], range(len(data)), strict=True))
-    if not any(conversation.begun(data[k]["prompt"]) for k in tasks.values()):
-        return
-    for number, (prompt, completion) in enumerate(zip(data["prompt"], data["completion"], strict=True), 1):
-        begun = conversation.begun(prompt)
-        if not completion[0]["content"].startswith(begun):
-            raise UsageError(
-                f"{s.data}: row {number} does not begin as the chat template of {s.model} begins every answer ({begun[:40]!r}...); "
-                "make demonstrations with train/data.py style=compact, or the model with answer=free"
-            )
-
-
 def _config(s: Settings) -> Any:
     try:
         from trl import SFTConfig
@@ -167,7 +166,7 @@ def _adapter(s: Settings) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 when trained, 2 on bad usage, 130 when interrupted: go on with ``resume=last``."""
+    """Run the command; exit status 0 when trained, 2 on bad usage, 130 when interrupted: continue with ``resume=last``."""
     return command("sft.py", Settings, __doc__, run, argv)
 
 

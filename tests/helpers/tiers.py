@@ -119,7 +119,7 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "sandbox/test_runner.py": {"test_one_line_bodies": ("*-rejected-*", "*-runtime_error-*")},
-    "train/test_begun.py": {"test_all_tasks_are_begun_as_compact_demonstrations_begin": ()},
+    "experiments/test_answer_prefix.py": {"test_all_tasks_are_begun_as_compact_demonstrations_begin": ()},
     "train/test_compare_rewards.py": {
         "test_a_stopped_experiment_goes_on": (), "test_a_killed_one_leaves_the_folder_to_its_learner": ()
     },
@@ -127,7 +127,7 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
         "test_the_command_writes_what_it_reads": ("jsonl", "arrow"),
         "test_no_text_defines_a_function_of_the_eval_split": (),
     },
-    "train/test_evidence.py": {"test_commands_end_in_time": ()},
+    "experiments/test_evidence.py": {"test_commands_end_in_time": ()},
     "train/test_grpo.py": {"test_a_killed_run_goes_on_and_loses_nothing": ()},
     "train/test_ppo.py": {
         "test_the_whole_way_on_the_cpu": (),
@@ -137,7 +137,7 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_run_of_an_earlier_version_goes_on": (),
     },
     "train/test_sft.py": {"test_a_killed_run_goes_on_and_loses_nothing": ()},
-    "train/test_tokens.py": {
+    "experiments/test_line_tokens.py": {
         "test_answers_are_short_and_come_back_as_they_were": (),
         "test_the_full_prompt_stays_where_it_is_not_shortened": (),
     },

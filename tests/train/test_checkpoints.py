@@ -76,7 +76,7 @@ def test_the_tokenizer_has_seen_no_evaluated_task() -> None:
 
 def test_the_same_seed_is_the_same_model(model_folder: Path, tmp_path: Path) -> None:
     sizes = {"hidden": 32, "layers": 1, "heads": 2, "vocab": 600, "context": 4096}
-    models._core.cache_clear()  # trained anew
+    models._words_core.cache_clear()  # trained anew
     again = models.build(models.Build(str(tmp_path / "a"), **sizes))
     assert (again / "model.safetensors").read_bytes() == (model_folder / "model.safetensors").read_bytes()
     assert (again / "tokenizer.json").read_bytes() == (model_folder / "tokenizer.json").read_bytes()

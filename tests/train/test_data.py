@@ -198,7 +198,8 @@ def test_easy_rows_first_and_filters(shown: Path) -> None:
 
 @pytest.mark.parametrize(
     ("argv", "says"),
-    [(["format=csv"], "csv"), (["tasks=nothing"], "nothing"), (["workers=0"], "workers"), (["backend=tpu"], "tpu")],
+    [(["format=csv"], "csv"), (["tasks=nothing"], "nothing"), (["workers=0"], "workers"), (["backend=tpu"], "tpu"),
+     (["style=compact"], "unknown setting"), (["copies=2"], "unknown setting")],
 )
 def test_bad_usage_is_one_line(argv: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert data.main([f"out={tmp_path}", "tasks=erfc_sqrt", *argv]) == 2

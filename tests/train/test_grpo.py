@@ -26,7 +26,7 @@ from kbx_env.baselines.llm.local import LocalModel  # noqa: E402
 from kbx_env.eval import report  # noqa: E402
 from kbx_env.train import grpo, grpo_setup, grpo_trainer, logs, memory, models  # noqa: E402
 from kbx_env.train.settings import read  # noqa: E402
-from test_judge import WRONG, by_word, lost, right, wrong  # noqa: E402
+from test_batch_grader import WRONG, by_word, lost, right, wrong  # noqa: E402
 
 KEYS = {
     "step", "seconds", "reward", "gradings", "compile_rate", "correct_rate", "solved_rate", "masked", "speedup",
@@ -84,7 +84,7 @@ def test_a_masked_answer_teaches_nothing_and_is_no_zero(argv: list[str], monkeyp
     monkeypatch.setattr(grpo_trainer.GRPOTrainer, "_generate_and_score_completions", spy)
     (line,) = run([*argv, "trainer.num_generations=4", "tasks=logspace"], Counting(lost, right, wrong, right))
     advantages = sorted(seen[0]["advantages"].tolist())
-    mean = (1 + WRONG + 1) / 3  # of the three that were judged
+    mean = (1 + WRONG + 1) / 3  # of the three that were graded
     assert advantages == pytest.approx([WRONG - mean, 0.0, 1 - mean, 1 - mean], abs=1e-6)
     assert line["masked"] == 1 and line["reward"] == pytest.approx(mean) and line["correct_rate"] == pytest.approx(2 / 3)
     assert line.keys() >= KEYS and line["speedup"] is None and line["gradings"] == 4 and line["turns"] == 1
@@ -112,7 +112,7 @@ def test_answers_that_all_earn_the_same_move_nothing(argv: list[str], model_fold
 
     parameter = torch.nn.Parameter(torch.zeros(3))
     adam = torch.optim.AdamW([parameter], lr=0.1)
-    adam.register_step_pre_hook(grpo_trainer.StandStill())
+    adam.register_step_pre_hook(grpo_trainer.SkipEmptySteps())
     for gradient in ([1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]):
         parameter.grad = torch.tensor(gradient)
         adam.step()
@@ -121,7 +121,7 @@ def test_answers_that_all_earn_the_same_move_nothing(argv: list[str], model_fold
 
 def test_a_gradient_that_is_no_number_moves_nothing() -> None:
     parameter, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
-    adam, still = torch.optim.AdamW([parameter, other], lr=0.1), grpo_trainer.StandStill()
+    adam, still = torch.optim.AdamW([parameter, other], lr=0.1), grpo_trainer.SkipEmptySteps()
     adam.register_step_pre_hook(still)
 
     def step(gradient: list[float]) -> None:
@@ -143,7 +143,7 @@ def test_a_gradient_that_is_no_number_moves_nothing() -> None:
 
 
 def test_one_broken_update_does_not_end_training(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    told = grpo_trainer.StandStill.__call__
+    told = grpo_trainer.SkipEmptySteps.__call__
     number = iter(range(9))
 
     def broken(self: Any, optimizer: torch.optim.Optimizer, *more: Any) -> None:
@@ -151,7 +151,7 @@ def test_one_broken_update_does_not_end_training(argv: list[str], monkeypatch: p
             optimizer.param_groups[0]["params"][0].grad.fill_(math.nan)
         told(self, optimizer, *more)
 
-    monkeypatch.setattr(grpo_trainer.StandStill, "__call__", broken)
+    monkeypatch.setattr(grpo_trainer.SkipEmptySteps, "__call__", broken)
     lines = run([*argv, "trainer.max_steps=3"], Counting(right, wrong))
     assert [x["skipped_updates"] for x in lines] == [0, 1, 0] and all(x["loss"] is not None for x in lines)
 
@@ -216,7 +216,7 @@ def test_a_curriculum_is_in_order(argv: list[str], stack: contextlib.ExitStack) 
 KILLED = """
 import os, signal, sys
 sys.path[:0] = [{tests!r}]
-from test_judge import by_word
+from test_batch_grader import by_word
 from kbx_env.train import grpo, logs
 from kbx_env.train.settings import read
 class Killed(logs.JsonlLog):
@@ -295,10 +295,10 @@ def test_lora_is_merged_and_resumed(argv: list[str], tmp_path: Path) -> None:
 
 
 def test_mirrors_see_the_same_numbers(argv: list[str], monkeypatch: pytest.MonkeyPatch, stack: contextlib.ExitStack) -> None:
-    # Reporters that TRL adds come before our own callbacks; the tally must come before them.
+    # Reporters that TRL adds come before our own callbacks; the metrics must come before them.
     trainer = grpo.trainer_of(read(grpo.Settings, argv), stack, by_word)
     names = [type(c).__name__ for c in trainer.callback_handler.callbacks]
-    assert names[0] == "Tally" and names.count("Tally") == 1 and "JsonlLog" in names
+    assert names[0] == "StepMetrics" and names.count("StepMetrics") == 1 and "JsonlLog" in names
 
 
 @pytest.mark.parametrize("name", ["grpo", "tiny-grpo", "tiny-grpo-multi"])

@@ -21,13 +21,13 @@ from kbx_env.baselines.llm.conversation import Conversation, follow_up  # noqa: 
 from kbx_env.baselines.llm.local import LocalModel  # noqa: E402
 from kbx_env.baselines.policy import make_policy  # noqa: E402
 from kbx_env.train import grpo, grpo_trainer, models, rollout  # noqa: E402
-from kbx_env.train.judge import Judge, Judged  # noqa: E402
+from kbx_env.train.batch_grader import BatchGrader, GradedAnswer  # noqa: E402
 from kbx_env.train.rollout import episode_reward, turn_returns  # noqa: E402
 from kbx_env.train.settings import read  # noqa: E402
-from kbx_env.train.tally import Tally  # noqa: E402
+from kbx_env.train.step_metrics import StepMetrics  # noqa: E402
 from kbx_env.train.tool_env import KernelToolEnv  # noqa: E402
+from test_batch_grader import OTHER, TASK, WRONG, by_word  # noqa: E402
 from test_grpo import QUICK, steps  # noqa: E402
-from test_judge import OTHER, TASK, WRONG, by_word  # noqa: E402
 
 BAD, GOOD, LOST = ("```python\n" + word + "\n```" for word in ("BAD", "GOOD", "LOST"))
 
@@ -67,8 +67,8 @@ def played(
         accelerator=SimpleNamespace(num_processes=1), processing_class=tokenizer, state=SimpleNamespace(global_step=0)
     )
     generate = scripted(tokenizer, *lines, end=end)
-    with Judge(backend="cpu", workers=2, grade=by_word) as judge:
-        play = rollout.Rollout(judge, Tally(out, judge), Conversation(tokenizer), generate, turns, length, context, **more)
+    with BatchGrader(backend="cpu", workers=2, grade=by_word) as grader:
+        play = rollout.Rollout(grader, StepMetrics(out, grader), Conversation(tokenizer), generate, turns, length, context, **more)
         prompts = [[{"role": "user", "content": f"Write {t}", "task": t}] for t in tasks]
         return play(prompts, trainer), generate.seen, tokenizer
 
@@ -118,17 +118,17 @@ def test_masked_turns_and_last_turns(model_folder: Path, tmp_path: Path) -> None
     assert made[rollout.REWARD] == [pytest.approx(1.0)] * 2
 
 
-def judged(base: float | None, potential: float | None = 0.0) -> Judged:
-    return Judged(None, None if base is None else base + 0.05, base, potential, {}, "", False, False)  # type: ignore[arg-type]
+def graded(base: float | None, potential: float | None = 0.0) -> GradedAnswer:
+    return GradedAnswer(None, None if base is None else base + 0.05, base, potential, {}, "", False, False)  # type: ignore[arg-type]
 
 
 def test_rewards_of_episodes_and_turns() -> None:
-    turns = [judged(0.2), judged(None, None), judged(0.8), judged(0.5)]
+    turns = [graded(0.2), graded(None, None), graded(0.8), graded(0.5)]
     assert episode_reward(turns) == 0.8 and episode_reward(turns, "last") == 0.5 and episode_reward(turns[1:2]) is None
     assert episode_reward(turns[:1], several=False) == 0.25, "one turn alone is paid the preset's own reward"
     assert turn_returns(turns, 0.5) == [pytest.approx(0.2 + 0.5 * (0.8 + 0.5 * 0.5)), None, pytest.approx(1.05), 0.5]
     # Shaping moves credit between turns; over the whole episode it adds up to nothing.
-    plain, hinted = [judged(0.1), judged(0.1), judged(1.0)], [judged(0.1, 0.1), judged(0.1, 0.3), judged(1.0, 0.2)]
+    plain, hinted = [graded(0.1), graded(0.1), graded(1.0)], [graded(0.1, 0.1), graded(0.1, 0.3), graded(1.0, 0.2)]
     assert turn_returns(hinted, 0.4)[0] == pytest.approx(turn_returns(plain, 0.4)[0])
     assert turn_returns(hinted, 0.4)[1] == pytest.approx(turn_returns(plain, 0.4)[1] - 0.1)
 
@@ -173,11 +173,11 @@ def test_the_one_private_call_of_trl(argv: list[str], stack: contextlib.ExitStac
 
 
 def test_by_tool(model_folder: Path, tmp_path: Path) -> None:
-    with Judge(backend="cpu", workers=1, grade=by_word) as judge:
-        env = KernelToolEnv(judge, 2)
+    with BatchGrader(backend="cpu", workers=1, grade=by_word) as grader:
+        env = KernelToolEnv(grader, 2)
         assert env.reset(prompt=[], task=TASK, seed=3) is None
         assert "Verdict: incorrect" in env.submit_kernel("BAD") and env.submit_kernel("GOOD").startswith("Solved")
-        assert env.submit_kernel("GOOD") == "No submission is left." and judge.gradings == 2
+        assert env.submit_kernel("GOOD") == "No submission is left." and grader.gradings == 2
         env.reset(task=OTHER)
         assert "incorrect" in env.submit_kernel("BAD")
     argv = [f"model={model_folder}", f"out={tmp_path / 'out'}", *QUICK, "mode=tool", "max_turns=2"]
@@ -237,8 +237,8 @@ def test_the_report_plays_turns_as_training_did(model_folder: Path, tmp_path: Pa
         accelerator=SimpleNamespace(num_processes=1), processing_class=tokenizer, state=SimpleNamespace(global_step=0)
     )
     generate = scripted(tokenizer, BAD, GOOD)
-    with Judge(backend="cpu", workers=1, grade=by_word) as judge:
-        play = rollout.Rollout(judge, Tally(tmp_path, judge), Conversation(tokenizer), generate, 4, 4000)
+    with BatchGrader(backend="cpu", workers=1, grade=by_word) as grader:
+        play = rollout.Rollout(grader, StepMetrics(tmp_path, grader), Conversation(tokenizer), generate, 4, 4000)
         play([[{"role": "user", "content": instruction(task, "cpu"), "task": TASK}]], trainer)
     assert seen == [x[0] for x in generate.seen]  # type: ignore[attr-defined]
     assert follow_up("x").startswith("x\n")

@@ -1,0 +1,1 @@
+"""Whether training improves a small model within some minutes of a GPU."""

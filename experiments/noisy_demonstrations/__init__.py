@@ -1,0 +1,1 @@
+"""Demonstrations with random faults, for a model whose kernels are often wrong."""

@@ -1,0 +1,1 @@
+"""Reward presets compared without a language model."""

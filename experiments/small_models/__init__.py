@@ -1,0 +1,1 @@
+"""Models of some million random weights that learn short kernels within minutes."""

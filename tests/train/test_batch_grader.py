@@ -1,0 +1,183 @@
+"""The grader of a training step: all at once, nothing twice, and a fault of the grader is never a reward."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kbx_env.errors import UsageError
+from kbx_env.outcome import Cases, Evidence, Fault, Outcome, Stage, Verdict
+
+pytest.importorskip("trl")
+from kbx_env.train.batch_grader import BatchGrader, workers_here  # noqa: E402
+from kbx_env.train.step_metrics import episode_stats, summary  # noqa: E402
+
+TASK, OTHER = "random/logspace", "math/erfc_sqrt"
+
+
+def right(task: str) -> Outcome:
+    return Outcome(task, Verdict.CORRECT, Stage.EVIDENCE, "cpu", "contract", cases=Cases(4, 4, (), 4, 4), evidence=Evidence(1))
+
+
+def wrong(task: str, passed: int = 2) -> Outcome:
+    return Outcome(
+        task, Verdict.INCORRECT, Stage.CORRECT, "cpu", "contract", Fault.POLICY, "values differ",
+        Cases(passed, 4, (), passed, 4), evidence=Evidence(1),
+    )  # fmt: skip
+
+
+def lost(task: str) -> Outcome:
+    # What is unsupported is not tried a second time.
+    return Outcome(task, Verdict.INFRA_FAULT, Stage.COMPILE, "cpu", "contract", Fault.INFRA, "unsupported: a test")
+
+
+WRONG = 0.1 + 0.3 * 0.5
+"""What the default preset pays for a kernel that compiles and passes half of the telling cases."""
+
+
+def by_word(task: str, source: bytes, **options: Any) -> Outcome:
+    """A grader that reads its verdict in the source."""
+    return right(task) if b"GOOD" in source else lost(task) if b"LOST" in source else wrong(task)
+
+
+def test_a_batch_is_graded_in_one_parallel_call() -> None:
+    together = threading.Barrier(4, timeout=20)  # breaks unless four gradings run at the same time
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        together.wait()
+        return by_word(task, source)
+
+    with BatchGrader(workers=4, backend="cpu", grade=grade) as grader:
+        graded = grader([(TASK, f"GOOD {i}" if i % 2 else f"bad {i}") for i in range(4)])
+    assert [j.outcome.correct for j in graded] == [False, True, False, True] and grader.gradings == 4 and grader.seconds > 0
+    assert [j.solved for j in graded] == [False, True, False, True] and "Verdict: incorrect" in graded[0].feedback
+
+
+def test_what_the_grader_is_asked() -> None:
+    seen = []
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        seen.append((task, source, options))
+        return right(task)
+
+    with BatchGrader("estimated", "cpu", workers=1, grade=grade) as grader:
+        grader([(TASK, "Here it is:\n```python\nx = 1\n```\nDone.")])
+    ((task, source, options),) = seen
+    assert (task, source) == (TASK, b"x = 1\n") and options["seed"] is None and options["split"] == "train"
+    assert options["estimate"] == "h200", "the preset needs it"
+
+
+def test_a_fault_is_masked_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        if b"RAISE" in source:
+            raise RuntimeError("the grader broke")
+        if b"REFUSE" in source:
+            raise UsageError("no such thing")
+        return by_word(task, source)
+
+    with BatchGrader(backend="cpu", workers=2, grade=grade) as grader:
+        graded = grader([(TASK, t) for t in ("GOOD", "LOST", "RAISE", "REFUSE", "bad")] + [("math/nothing", "GOOD")])
+    assert [j.reward for j in graded[1:4]] == [None] * 3 and graded[5].reward is None
+    assert graded[0].reward == pytest.approx(1.0) and graded[4].reward == pytest.approx(WRONG)
+    assert all(j.outcome.fault is Fault.INFRA and not j.solved for j in graded[1:4])
+    assert capsys.readouterr().err.count("masked") == 1
+    episodes = [episode_stats(TASK, [j], j.reward) for j in graded]
+    told = summary(episodes)
+    assert told["masked"] == 4 and told["correct_rate"] == 0.5 and told["speedup"] is None and told["turns"] == 1
+    assert told["reward"] == pytest.approx((1.0 + WRONG) / 2)
+    assert summary([])["reward"] is None and summary(episodes[1:2])["reward"] is None
+
+
+def test_equal_sources_are_graded_once_and_kept(tmp_path: Path) -> None:
+    calls = []
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        calls.append(source)
+        return by_word(task, source)
+
+    pairs = [(TASK, "GOOD"), (TASK, "```python\nGOOD```"), (TASK, "GOOD"), (OTHER, "GOOD")]
+    for again in range(2):
+        with BatchGrader(backend="cpu", workers=1, out=tmp_path, grade=grade) as grader:
+            grader(pairs)
+            assert all(j.outcome.correct for j in grader(pairs)) and grader.gradings == 8
+        assert len(calls) == 2, f"run {again}: one for each task"
+
+
+def test_runs_may_share_a_file_of_gradings(tmp_path: Path) -> None:
+    calls = []
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        calls.append(source)
+        return by_word(task, source)
+
+    for run in "ab":
+        with BatchGrader(backend="cpu", workers=1, out=tmp_path / run, store=tmp_path / "both/known.sqlite", grade=grade) as grader:
+            assert grader([(TASK, "GOOD")])[0].outcome.correct
+    assert len(calls) == 1 and not (tmp_path / "a").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot write to store="):
+        BatchGrader(backend="cpu", store=tmp_path / "file/known.sqlite", grade=grade)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"preset": "defualt"}, "default"), ({"backend": "tpu"}, "cpu"), ({"executor": "threads"}, "process"),
+        ({"workers": 0}, "workers"), ({"ray_address": "auto"}, "executor=ray"),
+        ({"per_gpu": 2}, "executor=ray"), ({"targets": ["sm_1"]}, "sm_90"),
+        ({"sizes": "large"}, "held-out"), ({"wall": 0.0}, "wall"), ({"torch_ops": "no"}, "strict"),
+    ],
+)  # fmt: skip
+def test_mistakes(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        BatchGrader(**options, grade=by_word)
+
+
+def test_workers_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its lease gives timing the GPU alone, so that several gradings do no harm.
+    found = []
+    for cores, processes in ((16, "1"), (16, "4"), (2, "1"), (None, "1")):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        found.append((workers_here("cuda"), workers_here("cpu")))
+    assert found == [(14, 16), (3, 16), (1, 2), (1, 1)]
+
+
+def test_evaluation_takes_the_held_out_shapes() -> None:
+    seen = []
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        seen.append(options["split"])
+        return right(task)
+
+    with BatchGrader(backend="cpu", workers=1, split="eval", grade=grade) as grader:
+        grader([(TASK, "GOOD")])
+    assert seen == ["eval"]
+
+
+def test_held_out_sizes_are_asked_for_by_name_alone() -> None:
+    seen = []
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        seen.append(options.get("sizes"))
+        return right(task)
+
+    for sizes in ("published", "held-out"):
+        with BatchGrader(backend="cpu", workers=1, sizes=sizes, grade=grade) as grader:
+            grader([(TASK, "GOOD")])
+    assert seen == [None, "held-out"], "stored gradings of published sizes keep their keys"
+
+
+def test_a_real_grading() -> None:
+    from kbx_env.spec.catalog import expert_source
+
+    with BatchGrader(backend="cpu", workers=1, targets=()) as grader:
+        deep = f"```python\nx = {'-' * 9000}1\n```"  # more than Python's parser takes: MemoryError
+        good, empty, nested = grader([(TASK, f"```python\n{expert_source(TASK)}\n```"), (TASK, ""), (TASK, deep)])
+    assert good.outcome.correct and good.compiled and good.reward == pytest.approx(1.0)
+    assert empty.outcome.verdict is Verdict.MALFORMED and empty.reward == 0.0
+    assert nested.outcome.verdict is Verdict.MALFORMED and nested.reward == 0.0
