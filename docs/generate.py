@@ -1,7 +1,7 @@
 """Writes docs/tasks.md from the task declarations, and checks the Markdown pages.
 
-    python docs/generate.py            write docs/tasks.md
-    python docs/generate.py --check    fail if docs/tasks.md is stale or a Markdown line is too long
+python docs/generate.py            write docs/tasks.md
+python docs/generate.py --check    fail if docs/tasks.md is stale or a Markdown line is too long
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from kbx_env.spec.catalog import load_tasks, splits
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from kbx_env.spec.catalog import load_tasks, splits  # noqa: E402
-
 WIDTH = 120
 FOLDERS = ("docs", "tests", "kbx_env", "tasks", "rewards", "baselines", "train", "eval", "benchmarks", "experiments", "examples")
 

@@ -29,9 +29,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):  # run as a script from a clone
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from kbx_env.baselines.llm import access
 from kbx_env.baselines.policy import Episodic, make_policy
 from kbx_env.eval import curves

@@ -25,10 +25,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-if __package__ in (None, ""):
-    sys.path.insert(0, str(ROOT))
-
 from rich.progress import Progress
 
 from kbx_env import jsonl
@@ -36,7 +32,7 @@ from kbx_env.executor import Executor, ProcessPool, Request
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome
 from kbx_env.spec.catalog import expert_source, load_task, task_ids
 
-ZOO = ROOT / "tests" / "zoo"
+ZOO = Path(__file__).resolve().parent.parent / "tests" / "zoo"
 NUMBERS = "0 1 -1 2 3 7 16 64 1024 65536 1048577 2147483648 -9223372036854775808 1e308 1e-45 0.5 True None".split()
 STRAY = "\x00\x0b\x0c\ufeff\u202e\u2028\ud800\u0660\u00aa\U0001f4a3\u1d00\u017f\r\x85\u3000"
 WORDS = """

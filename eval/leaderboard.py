@@ -20,17 +20,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):  # run as a script from a clone
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from kbx_env.eval import stats
+from kbx_env.eval.pages import formatting
+from kbx_env.eval.pages.render import render
+from kbx_env.eval.report import pass_at, spending, summarise
+from kbx_env.eval.report_data import FILE, PUBLISHED, PolicyStudy, read
 
-from kbx_env.eval import stats  # noqa: E402
-from kbx_env.eval.pages import formatting  # noqa: E402
-from kbx_env.eval.pages.render import render  # noqa: E402
-from kbx_env.eval.report import pass_at, spending, summarise  # noqa: E402
-from kbx_env.eval.report_data import FILE, PUBLISHED, PolicyStudy, read  # noqa: E402
-
-from kbx_env.errors import UsageError  # noqa: E402
-from kbx_env.outcome import Fault, Outcome, Stage, Verdict  # noqa: E402
+from kbx_env.errors import UsageError
+from kbx_env.outcome import Fault, Outcome, Stage, Verdict
 
 UNSAID = "not said"
 """A condition that a report does not state."""

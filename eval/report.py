@@ -20,9 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if __package__ in (None, ""):  # run as a script from a clone
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from kbx_env.baselines.llm import access
 from kbx_env.eval import pages
 from kbx_env.eval.calibration import calibrate

@@ -17,10 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-if __package__ in (None, ""):
-    sys.path.insert(0, str(ROOT))
-
 from kbx_env.baselines.replay import source_of
 from kbx_env.eval.zoo import specimens
 from kbx_env.rewards.compose import load_preset

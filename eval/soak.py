@@ -21,10 +21,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-if __package__ in (None, ""):
-    sys.path.insert(0, str(ROOT))
-
 from kbx_env.eval.zoo import specimens
 from rich.progress import Progress
 

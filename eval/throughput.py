@@ -29,10 +29,6 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-if __package__ in (None, ""):
-    sys.path.insert(0, str(ROOT))
-
 from kbx_env.eval import meters, simulate, trace
 from kbx_env.eval.soak import below, resident
 from kbx_env.eval.workload import Piece, workload

@@ -27,10 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-if __package__ in (None, ""):
-    sys.path.insert(0, str(ROOT))
-
 from rich.progress import track
 
 from kbx_env.errors import KbxError
@@ -38,7 +34,7 @@ from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.grader import Grader, resolve_backend
 from kbx_env.outcome import Outcome
 
-ZOO = ROOT / "tests" / "zoo"
+ZOO = Path(__file__).resolve().parent.parent / "tests" / "zoo"
 FIELDS = ("task", "tries", "shows", "family", "backend", "harm", "worth", "open")
 """Fields in the first comment lines of a file."""
 NAIVE = "naive grader"

@@ -217,7 +217,8 @@ class Estimate:
 @dataclass(frozen=True)
 class KernelTraffic:
     """What one kernel did, summed over one call of every case. Bytes; ``tensors`` maps a parameter to the bytes loaded,
-    stored and updated atomically through it ("" where a pointer may come from several)."""
+    stored and updated atomically through it ("" where a pointer may come from several).
+    """
 
     kernel: str
     launches: int

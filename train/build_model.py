@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-if __package__ in (None, ""):  # run as a script from a clone
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from kbx_env.train.models import Build, build, load
 from kbx_env.train.settings import command, save

@@ -30,9 +30,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):  # run as a script from a clone
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from kbx_env.eval import plot_style
 from kbx_env.rewards.compose import load_preset
 from kbx_env.train import reward_curves, reward_report, settings

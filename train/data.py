@@ -19,9 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-if __package__ in (None, ""):  # run as a script from a clone
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from kbx_env.baselines.llm.conversation import follow_up
 from kbx_env.train.mutation import broken
 from kbx_env.train.renaming import variations as varied

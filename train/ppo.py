@@ -22,9 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):  # run as a script from a clone
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from kbx_env.train import ppo_run
 from kbx_env.train import settings as reading
 from kbx_env.train.ppo_envs import MOST

@@ -15,9 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if __package__ in (None, ""):  # run as a script from a clone
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from kbx_env.train import models, rows
 from kbx_env.train.runs import adapter_of, checkpoint_of, on_cpu, train, trainer_config
 from kbx_env.train.settings import MISSING, command, save

@@ -128,7 +128,8 @@ def names(task: Task, case: Case) -> dict[str, float]:
 
 def numels(task: Task, case: Case) -> dict[str, int]:
     """Return the elements of every declared tensor; 0 for an optional one that the case leaves out or passes as a
-    number."""
+    number.
+    """
     return {
         n: math.prod(shape_of(t, case.axes)) if n not in case.args and (not t.optional or n in case.given) else 0
         for n, t in task.takes.items()

@@ -42,7 +42,8 @@ def case_seed(secret: bytes, task_id: str, split: str, case_index: int, repeat: 
 
 def generator_seed(seed: int, name: str) -> int:
     """Return the seed of one tensor or ``torch.Generator`` argument of a call: 63 bits from the call's seed and the
-    name."""
+    name.
+    """
     return _hash63("kbx-stream", b"%d" % seed, name.encode())
 
 

@@ -44,7 +44,8 @@ def timed(task: Task, sizes: str = "published") -> tuple[Case, ...]:
 
 def at(task: Task, index: int) -> Case:
     """Return a timed case by its index among the published and then the held-out ones; processes refer to cases by
-    it."""
+    it.
+    """
     return task.timed[index] if index < len(task.timed) else held_out(task)[index - len(task.timed)]
 
 
@@ -170,7 +171,8 @@ def _counterpart(task: Task, case: Case) -> Case:
 
 def _part(task: Task, size: int, share: float) -> int:
     """Return a share of a size; in half of the tasks, chosen by name, large sizes are rounded up to two decimal
-    digits."""
+    digits.
+    """
     part = round(size * share)
     if size < ROUND or zlib.crc32(task.id.encode()) % 2:
         return part

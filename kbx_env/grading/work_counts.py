@@ -31,7 +31,8 @@ class Counts(Protocol):
 
     def is_tensor(self, name: str) -> bool:
         """Return whether functions get a name as it is, because it is a tensor or an argument, and not the number it
-        stands for."""
+        stands for.
+        """
 
 
 def _windows(n: int, taps: int, step: int, padding: int, dilation: int, ceil: bool) -> list[set[int]]:
@@ -327,7 +328,8 @@ class Values(_Shared):
 
     def _beneath(self, name: str, mask: Any) -> float:
         """Count the elements of a tensor that meet a true element of ``mask`` when both are broadcast against each
-        other."""
+        other.
+        """
         value = self._value(name)
         if not isinstance(value, torch.Tensor):
             return 0
@@ -387,7 +389,8 @@ class Values(_Shared):
 
     def used(self, name: str) -> float:
         """Count the elements on which the first result depends: those with a gradient. It must be linear in the
-        tensor."""
+        tensor.
+        """
         resolved = reference.resolve(self.args, str(self._tensor(name).device))
         leaf = resolved[name].detach().requires_grad_()
         result = self.task.reference(**assembled(resolved | {name: leaf}))
@@ -402,7 +405,8 @@ class Values(_Shared):
 
 class Sizes(_Shared):
     """Replaces ``Values`` where there are no values: every count is a size. For comparing cases only, no lower
-    bound."""
+    bound.
+    """
 
     def _numel(self, name: Operand) -> int:
         """Return the elements of a tensor; of a result, the elements of the largest tensor; of anything else 0."""

@@ -16,7 +16,7 @@ from kbx_env.eval import report
 from kbx_env import versions
 from kbx_env.envs.episode import Trajectory
 from kbx_env.errors import UsageError
-from kbx_env.outcome import Cases, Fault, Outcome, Stage, Timing, Verdict
+from kbx_env.outcome import Cases, Fault, FaultKind, Outcome, Stage, Timing, Verdict
 
 
 class Fake:
@@ -34,7 +34,7 @@ class Fake:
         if task.startswith("math/"):
             return Outcome(verdict=Verdict.CORRECT, cases=Cases(2, 2), **common)
         if task.startswith("loss/"):
-            return Outcome(verdict=Verdict.INFRA_FAULT, fault=Fault.INFRA, message="unsupported", **common)
+            return Outcome(verdict=Verdict.INFRA_FAULT, fault=Fault.INFRA, fault_kind=FaultKind.UNSUPPORTED, **common)
         return Outcome(
             verdict=Verdict.INCORRECT, fault=Fault.POLICY, message="<b>off</b> by 3 | much", cases=Cases(1, 2), **common
         )

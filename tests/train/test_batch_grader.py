@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kbx_env.errors import UsageError
-from kbx_env.outcome import Cases, Evidence, Fault, Outcome, Stage, Verdict
+from kbx_env.outcome import Cases, Evidence, Fault, FaultKind, Outcome, Stage, Verdict
 
 pytest.importorskip("trl")
 from kbx_env.train.batch_grader import BatchGrader, workers_here  # noqa: E402
@@ -31,8 +31,11 @@ def wrong(task: str, passed: int = 2) -> Outcome:
 
 
 def lost(task: str) -> Outcome:
-    # What is unsupported is not tried a second time.
-    return Outcome(task, Verdict.INFRA_FAULT, Stage.COMPILE, "cpu", "contract", Fault.INFRA, "unsupported: a test")
+    # A kernel that the backend does not support is not tried a second time.
+    return Outcome(
+        task, Verdict.INFRA_FAULT, Stage.COMPILE, "cpu", "contract", Fault.INFRA, "unsupported: a test",
+        fault_kind=FaultKind.UNSUPPORTED,
+    )  # fmt: skip
 
 
 WRONG = 0.1 + 0.3 * 0.5

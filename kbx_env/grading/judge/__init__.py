@@ -1,5 +1,6 @@
 """Judges answers: one judge for each type of criterion. Answers are untrusted claims; rulings never contain values of
-inputs."""
+inputs.
+"""
 
 from __future__ import annotations
 

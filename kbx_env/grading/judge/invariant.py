@@ -1,5 +1,6 @@
 """Judges factorisations by their properties, which hold for any choice of signs: reconstruction, orthogonality,
-ordering."""
+ordering.
+"""
 
 from __future__ import annotations
 

@@ -191,7 +191,8 @@ def _met(n: int, size: int, device: torch.device) -> torch.Tensor:
 
 def xored(a: Line, b: Line, *, own: bool) -> str | None:
     """Test the products of elements whose positions differ by the same XOR, for every XOR; arguments as for
-    ``shifted``."""
+    ``shifted``.
+    """
     size = 1 << max(1, (a.n - 1).bit_length())
 
     def at(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

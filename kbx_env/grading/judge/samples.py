@@ -139,7 +139,8 @@ def _some(x: torch.Tensor, seed: int) -> torch.Tensor:
 
 def _seed(x: torch.Tensor) -> int:
     """Return 63 bits of the samples: the same answer is always judged alike, and no submission knows the places
-    before."""
+    before.
+    """
     return int(x.view(torch.int64).sum()) & ((1 << 63) - 1)
 
 

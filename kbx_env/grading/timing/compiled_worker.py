@@ -110,7 +110,8 @@ class Gate:
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """Hold the GPU alone within the block, in which the compiler measures; its seconds do not count as
-        compiling."""
+        compiling.
+        """
         if self.held:
             yield
             return
@@ -215,7 +216,8 @@ def unhooked() -> Iterator[None]:
 
 def _measures_inside(gate: Gate) -> None:
     """Make inductor hold the GPU when it measures: it decides by measurements, while it compiles, whether to pad a
-    matrix."""
+    matrix.
+    """
     from torch._inductor.runtime.benchmarking import benchmarker
 
     measure = type(benchmarker).benchmark_gpu

@@ -149,7 +149,8 @@ class GpuLock:
 
     def _shared_window_due(self) -> bool:
         """Return whether exclusive requests must wait for a shared window: it is open, or due after the holder's
-        batch."""
+        batch.
+        """
         count, until, holder = self._read_state()
         return time.monotonic() < until or (count >= EXCLUSIVE_BATCH and Path(f"/proc/{holder}").exists())
 

@@ -138,7 +138,8 @@ class InputWindows:
     @property
     def turning(self) -> dict[str, list[int]]:
         """The tensors that change and the rows and columns of matrices that may be rolled, as a stopwatch takes
-        them."""
+        them.
+        """
         return {n: list(r.matrix) for n, r in self.rules.items()}
 
 

@@ -44,7 +44,8 @@ class Paired:
 
     def by_medians(self) -> Paired:
         """Return a skewed result with a ratio of at most that of the median calls, and the uncertainty of its
-        rounds."""
+        rounds.
+        """
         ratio = min(self.log_ratio, math.log(self.eager_us / self.candidate_us))
         return replace(self, log_ratio=ratio, low=ratio - (self.log_ratio - self.low), high=max(self.high, ratio))
 
@@ -70,6 +71,7 @@ def interval(rounds: Sequence[float], us: float) -> tuple[float, float, float]:
 
 def trimmed_mean(values: Sequence[float]) -> float:
     """Return the mean without the lowest and the highest: as robust as a median, but not a multiple of the clock's
-    ticks."""
+    ticks.
+    """
     kept = sorted(values)[1:-1] if len(values) > 2 else values
     return sum(kept) / len(kept)
