@@ -196,7 +196,7 @@ def run_once(run: int, tasks: Sequence[str], workers: int, out: Any, seconds: fl
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     begun: dict[int, float] = {}
     start = time.perf_counter()
-    lanes.told = lambda request, gpu, worker, begin, end: begun.setdefault(request.sample, begin - start)
+    lanes.on_attempt = lambda request, gpu, worker, begin, end: begun.setdefault(request.sample, begin - start)
     options = {"backend": "cuda", "targets": ("sm_90",), "timing": True}
     with (
         Executor(lanes, deadline=deadline_of(True), capacity=sys.maxsize) as executor,
