@@ -5,8 +5,8 @@ from __future__ import annotations
 WALL = 30.0
 """Default wall limit of a submission in seconds, over all stages but timing."""
 COMPILE_SECONDS = 60.0
-"""Seconds for compiling what calls will launch, in addition to the wall limit. A submission may have a kernel for each case, and the
-time that compilers take depends on the load of the machine."""
+"""Seconds for compiling the kernels that calls will launch, in addition to the wall limit. A submission may have a kernel for each
+case, and the time that compilers take depends on the load of the machine."""
 MORE_SECONDS = 600.0
 """Further seconds for an attempt that also times torch.compile, its wait until other processes have compiled included."""
 _LEAST = 180.0

@@ -55,7 +55,7 @@ class SandboxError(KbxError):
 
 
 class NoAnswer(KbxError):
-    """A policy has no kernel for a task: a refusal, an empty answer, or one that was cut off. It counts as a failure of the policy."""
+    """A policy has no kernel for a task: a refusal, an empty answer, or one that was cut off. Counts against the policy."""
 
 
 class ModelError(KbxError):
