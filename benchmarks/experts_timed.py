@@ -207,7 +207,7 @@ def run_once(run: int, tasks: Sequence[str], workers: int, out: Any, seconds: fl
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     begun: dict[int, float] = {}
     start = time.perf_counter()
-    pool.told = lambda request, gpu, worker, begin, end: begun.setdefault(request.sample, begin - start)
+    pool.on_attempt = lambda request, gpu, worker, begin, end: begun.setdefault(request.sample, begin - start)
     options = {"backend": "cuda", "targets": ("sm_90",), "timing": True}
     with (
         Executor(pool, deadline=deadline_of(True), capacity=sys.maxsize) as executor,

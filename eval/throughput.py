@@ -73,7 +73,7 @@ def measure(
     ended: dict[int, tuple[float, Outcome]] = {}
     submitted: dict[int, float] = {}
     spans: dict[int, list[tuple[int, int, float, float]]] = defaultdict(list)  # of every attempt: GPU, worker, begin, end
-    pools.told = lambda request, *span: spans[request.sample].append(span)
+    pools.on_attempt = lambda request, *span: spans[request.sample].append(span)
     failed: list[BaseException] = []
     over = threading.Event()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -1,26 +1,29 @@
-"""How long gradings may take: what a submission has, what compilers have beside it, and when an attempt counts as lost."""
+"""Time limits of gradings: for the submission, for compilers, and for an attempt before it counts as lost."""
 
 from __future__ import annotations
 
 WALL = 30.0
-"""Seconds that a submission has by default, over all stages but timing."""
+"""Default wall limit of a submission in seconds, over all stages but timing."""
 COMPILE_SECONDS = 60.0
-"""Of compiling what calls will launch, beside the wall limit: a kernel for each case is honest, and how long compilers take is
-a matter of who else is at work."""
+"""Seconds for compiling the kernels that calls will launch, in addition to the wall limit. A submission may have a kernel for each
+case, and the time that compilers take depends on the load of the machine."""
 MORE_SECONDS = 600.0
-"""For torch.compile, when it is to be told of, and for standing in line until others have compiled."""
+"""Further seconds for an attempt that also times torch.compile, its wait until other processes have compiled included."""
 _LEAST = 180.0
-"""It covers a worker that is still getting warm on a busy machine, whatever the submission itself may take."""
+"""Least deadline of an attempt in seconds: a worker may still be warming up on a busy machine."""
 _TIMED = 600.0
-"""Timing a slow kernel on every case is allowed to take minutes."""
+"""Least deadline of an attempt with timing in seconds: timing a slow kernel on every case may take minutes."""
 
 
 def deadline_of(timed: bool, wall: float = WALL, compiled: bool = False) -> float:
-    """Seconds after which an attempt at a grading counts as lost by the machine; no honest grading takes as long.
+    """Choose the deadline of an attempt. It is longer than any honest grading takes, so a later attempt counts as lost.
 
     Args:
         timed: whether kernels are timed.
-        wall: seconds of the submission's own.
+        wall: wall limit of the submission in seconds.
         compiled: whether torch.compile is timed too.
+
+    Returns:
+        Seconds.
     """
     return max(_TIMED if timed else _LEAST, COMPILE_SECONDS + 4 * wall) + (MORE_SECONDS if compiled else 0.0)

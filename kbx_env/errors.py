@@ -1,4 +1,4 @@
-"""The errors a user of kbx_env can meet: each names the thing, what was accepted, and the remedy."""
+"""Errors for users of kbx_env. A message names the thing, the accepted values, and the remedy."""
 
 from __future__ import annotations
 
@@ -7,22 +7,37 @@ from collections.abc import Iterable
 
 
 class KbxError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of all errors of kbx_env."""
 
 
 class UsageError(KbxError, ValueError):
-    """The caller asked for something that cannot be done; command lines exit with status 2."""
+    """The caller passed something that is not accepted. Command lines exit with status 2."""
 
 
 class UnknownName(UsageError):
-    """A task, category, split, backend, preset or policy that does not exist."""
+    """A task, category, split, backend, preset, policy, ... that does not exist.
+
+    Attributes:
+        kind: of the thing.
+        got: the unknown name.
+        accepted: all accepted names, sorted.
+    """
 
     def __init__(self, kind: str, got: object, accepted: Iterable[str], remedy: str = "") -> None:
+        """Make the message. It lists the accepted names, or the nearest ones if there are many.
+
+        Args:
+            kind: of the thing, for the message.
+            got: the unknown name.
+            accepted: the accepted names.
+            remedy: ends the message.
+        """
         names = sorted(map(str, accepted))
         close = difflib.get_close_matches(str(got), names, n=3, cutoff=0.4)
-        tail = {n.rsplit("/", 1)[-1]: n for n in names}
-        close += [tail[m] for m in difflib.get_close_matches(str(got).rsplit("/", 1)[-1], tail, n=2, cutoff=0.5)]
-        # A short list is shown whole; of a long one the nearest names help more.
+        last_parts = {n.rsplit("/", 1)[-1]: n for n in names}
+        matches = difflib.get_close_matches(str(got).rsplit("/", 1)[-1], last_parts, n=2, cutoff=0.5)
+        close += [last_parts[m] for m in matches]
+        # A short list is shown in full; of a long list, the nearest names help more.
         close = list(dict.fromkeys(close)) if len(names) > 8 else []
         shown = close or names[:20]
         hint = "did you mean" if close else "accepted"
@@ -32,20 +47,20 @@ class UnknownName(UsageError):
 
 
 class DeclarationError(KbxError):
-    """A task, term or policy file is not declared as the project asks."""
+    """A task, reward term or policy file has a wrong declaration."""
 
 
 class SandboxError(KbxError):
-    """The sandbox itself failed (not the submission): an infrastructure fault."""
+    """The sandbox failed, not the submission. This is an infrastructure fault."""
 
 
 class NoAnswer(KbxError):
-    """A policy has no kernel for a task, and why: a refusal, an empty answer, one that was cut off. The policy pays."""
+    """A policy has no kernel for a task: a refusal, an empty answer, or one that was cut off. Counts against the policy."""
 
 
 class ModelError(KbxError):
-    """The model's server failed (not the model): the sample stays unknown, like an infrastructure fault."""
+    """The server of a model failed, not the model. The sample stays unknown, like an infrastructure fault."""
 
 
 class BudgetSpent(ModelError):
-    """A limit on calls, tokens or dollars was reached: no more is asked, what was answered is graded."""
+    """A limit on calls, tokens or dollars is reached. No more calls are made; answers that arrived are graded."""

@@ -1,4 +1,4 @@
-"""What a grading said: frozen records, JSON both ways. A missing number is ``None``, never 0."""
+"""The result of a grading: frozen records that convert to JSON and back. An unknown number is ``None``, never 0."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from enum import StrEnum
 from typing import Any
 
 GRADER_FAILED = "the grader failed"
-"""Begins the message of a fault of the grading process itself (``FaultKind.GRADER_FAILED``)."""
+"""Start of the message when the grading process itself failed (``FaultKind.GRADER_FAILED``)."""
 
 
 class Verdict(StrEnum):
-    """The one-word answer."""
+    """The verdict on a submission."""
 
     CORRECT = "correct"
     INCORRECT = "incorrect"
@@ -27,25 +27,25 @@ class Verdict(StrEnum):
 
 
 class Fault(StrEnum):
-    """Who is to blame for a verdict other than correct."""
+    """Whether the policy or the infrastructure caused a verdict other than correct."""
 
     POLICY = "policy"
-    """Bad source, wrong result, cheat, its own hang or crash: the policy pays."""
+    """Bad source, wrong result, a cheat, a hang or a crash of the submission. The policy gets the reward of a failure."""
     INFRA = "infra"
-    """Dead worker, out of memory by a neighbour, unsupported on this backend: masked, never punished."""
+    """Dead worker, memory used up by another process, kernel unsupported by the backend. Masked: there is no reward."""
 
 
 class FaultKind(StrEnum):
-    """The cause of an infrastructure fault. It decides on another attempt; the message is for people."""
+    """The cause of an infrastructure fault. It decides on another attempt; the message is only for readers."""
 
     UNSUPPORTED = "unsupported"
-    """The backend cannot execute this kernel, now or later: it is not tried again."""
+    """The backend cannot execute this kernel; there is no other attempt."""
     SANDBOX = "sandbox"
     """A process of the sandbox did not start or was killed from outside, or the machine's memory or disk is full."""
     GRADER_FAILED = "grader_failed"
-    """The grading process raised. It is replaced: an error of CUDA stays in a process for good."""
+    """The grading process raised an exception. It is replaced, because an error of CUDA stays in a process."""
     WORKER_LOST = "worker_lost"
-    """The worker that graded has died or was killed at its deadline."""
+    """The worker process died or was killed at its deadline."""
     DEADLINE = "deadline"
     """The request's own deadline passed before a verdict."""
 
@@ -62,7 +62,12 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that the submission broke."""
+    """A rule that the submission broke.
+
+    Attributes:
+        rule: name of the rule.
+        detail: what the submission did, with the line where it is known.
+    """
 
     rule: str
     detail: str
@@ -70,7 +75,12 @@ class Violation:
 
 @dataclass(frozen=True)
 class CaseFailure:
-    """One failed case. Holds sizes and errors, never input values."""
+    """A failed case. Holds sizes and errors, never input values.
+
+    Attributes:
+        case: label of the case.
+        reason: why it failed.
+    """
 
     case: str
     reason: str
@@ -78,10 +88,17 @@ class CaseFailure:
 
 @dataclass(frozen=True)
 class Cases:
-    """Correctness cases, over every repeat.
+    """Counts of correctness cases, over all repeats.
 
-    ``telling`` counts the cases on which no constant and no copy of an input would be right: only their passing
-    says anything about the kernel.
+    A case is telling if no constant and no copy of an input would be right: only passed telling cases are evidence for the
+    kernel.
+
+    Attributes:
+        passed: number of cases passed.
+        total: number of cases run.
+        failures: the first failed cases.
+        telling_passed: number of telling cases passed; ``None`` if it was not recorded.
+        telling: number of telling cases run; ``None`` if it was not recorded.
     """
 
     passed: int
@@ -93,11 +110,20 @@ class Cases:
 
 @dataclass(frozen=True)
 class Build:
-    """One kernel, compiled ahead of time for one target. Registers per thread, spills and shared memory in
-    bytes; ``None`` where the target's tools do not tell.
+    """One kernel, compiled ahead of time for one target. Numbers are ``None`` where the tools of the target do not tell.
 
-    ``warps`` of a program, as compiled: of 32 threads, on AMD of 64. ``None`` where nothing was compiled, and in gradings
-    of before it was recorded.
+    Attributes:
+        kernel: name of the kernel.
+        target: name of the target.
+        ok: whether it compiled.
+        error: message of the compiler; ``None`` if it compiled.
+        registers: per thread.
+        spills: bytes.
+        shared: bytes of shared memory.
+        shared_limit: bytes of shared memory that the target allows.
+        seconds: of compiling. Not compared.
+        warps: per program, as compiled; of 32 threads, on AMD of 64. ``None`` where nothing was compiled, and in outcomes
+            from before it was recorded.
     """
 
     kernel: str
@@ -114,7 +140,25 @@ class Build:
 
 @dataclass(frozen=True)
 class CaseTime:
-    """Timing of one case. Times in microseconds of device time (median), ratios are eager / candidate."""
+    """Timing of one case. Times are medians in microseconds of device time, ratios are eager / candidate.
+
+    Attributes:
+        case: label of the case.
+        eager_us: time of torch eager.
+        candidate_us: time of the submission.
+        speedup: the ratio, from paired measurements.
+        low: lower end of its 95 % interval.
+        high: upper end of its 95 % interval.
+        pairs: number of paired measurements.
+        floor_us: physical lower bound of the time (roofline); ``None`` if the limits of the device are not known.
+        method: how the times were measured.
+        disturbed: in every attempt the hardware throttled its clocks, or another process computed on the GPU.
+        void: nearer to the roofline than any known kernel: not believed until a person has explained it.
+        ideal_bytes: bytes that any kernel must move in this case.
+        flops: operations that the task needs in this case, by its declaration.
+        compiled_us: time of the torch.compile baseline, if it was measured: ``eager_us`` times a ratio compiled / eager from
+            paired measurements.
+    """
 
     case: str
     eager_us: float
@@ -126,42 +170,49 @@ class CaseTime:
     floor_us: float | None = None
     method: str = "events"
     disturbed: bool = False
-    """The clocks were throttled for the hardware's sake, or another process computed meanwhile, in every attempt."""
     void: bool = False
-    """Nearer to the physical roofline than any kernel known: not believed until a person has explained it."""
     ideal_bytes: int | None = None
-    """Bytes that any kernel must move in this case."""
     flops: int | None = None
-    """Operations that the task must do in this case, from its declaration."""
     compiled_us: float | None = None
-    """The torch.compile'd baseline, when asked for: ``eager_us`` times a ratio compiled / eager that was measured in pairs."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Speedup over torch eager on the same device: geometric mean over the timed cases, 95 % interval."""
+    """Speedup over torch eager on the same device.
+
+    Attributes:
+        speedup: geometric mean of eager / candidate over the timed cases.
+        low: lower end of its 95 % interval.
+        high: upper end of its 95 % interval.
+        floor_ratio: the largest speedup that the physical limits of the device allow: geometric mean of eager / roofline over
+            the cases with a roofline. ``None`` if there is none.
+        cases: the timed cases.
+        device: name of the GPU.
+        before: clocks, temperature, power, throttling and other processes before timing, as the driver tells them; ``None``
+            if it does not.
+        after: the same after timing.
+        notes: remarks about single cases.
+        compiled_speedup: geometric mean of compiled / candidate, for the torch.compile baseline; ``None`` unless it is known
+            for every case. Never part of a reward.
+        roofline: physical limits and measured ceilings of the device with their sources, as
+            ``kbx_env.grading.timing.roofline.Roofline`` has them; ``None`` in outcomes from before it was recorded.
+    """
 
     speedup: float
     low: float
     high: float
     floor_ratio: float | None
-    """The largest speedup that the device's physical limits allow; ``None`` where they are not known."""
     cases: tuple[CaseTime, ...]
     device: str
     before: Mapping[str, Any] | None = None
-    """Clocks, temperature, power, throttling and other processes as the driver tells them before timing; ``None`` where it
-    does not."""
     after: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     compiled_speedup: float | None = None
-    """Speedup over the torch.compile'd baseline: geometric mean, ``None`` unless it is known for every case. Never paid."""
     roofline: Mapping[str, Any] | None = None
-    """The device's physical limits and measured ceilings, with where they come from (``kbx_env.grading.timing.roofline.Roofline``);
-    ``None`` in outcomes from before they were kept."""
 
     @property
     def void(self) -> bool:
-        """Whether a case's time is not believed: nothing is paid for it, the reward is masked, and a person should look."""
+        """Whether the time of a case is not believed. Then the reward is masked, and a person should look at it."""
         return any(c.void for c in self.cases)
 
 
@@ -169,9 +220,20 @@ class Timing:
 class Finding:
     """A fault in a kernel that a run on a GPU would not report.
 
-    ``kind`` is out_of_bounds, uninitialised_read, decides_on_unwritten, write_conflict, order_dependent or reordered;
-    ``program`` the coordinates of the program; ``index`` the element of ``tensor``; ``by`` the bytes by which an access lies
-    outside. ``indirect``: the address depends on loaded values, which index and distance would give away: both are ``None``.
+    Attributes:
+        kind: ``out_of_bounds``, ``uninitialised_read``, ``decides_on_unwritten``, ``write_conflict``, ``order_dependent`` or
+            ``reordered``.
+        kernel: name of the kernel.
+        line: source line of the access, 0 if unknown.
+        file: name of the source file, "" if unknown.
+        program: coordinates of the program.
+        tensor: name of the tensor that the pointer came from, "" if unknown.
+        index: element of the tensor, from its first; ``None`` if ``indirect``.
+        by: bytes by which an access lies outside the tensor, 0 for other kinds; ``None`` if ``indirect``.
+        detail: what happened, without addresses and values.
+        access: ``load``, ``store``, ``atomic``, ``reduce``, ``host`` or ``decision``.
+        indirect: whether loaded values decide on the address or the mask: index and distance would reveal them.
+        text: the finding in one line.
     """
 
     kind: str
@@ -190,7 +252,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class CaseEstimate:
-    """An estimate of one timing case: never a measurement. ``floor_us`` is what the datasheet's peaks allow at best."""
+    """A cost model's estimate of one timing case; never a measurement.
+
+    Attributes:
+        case: label of the case.
+        estimated_us: microseconds of device time.
+        floor_us: microseconds at the peaks of the datasheet.
+        launches: kernel launches of one call.
+        bound_by: resource that takes most of the time.
+    """
 
     case: str
     estimated_us: float
@@ -201,10 +271,14 @@ class CaseEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated device time on a named GPU, from a cost model, on a machine without one.
+    """A cost model's estimate of device time on a named GPU, made on a machine without that GPU.
 
-    ``estimated_share`` is the geometric mean over the cases of floor / estimate, at most 1: how near to the roofline.
-    ``constants`` says where the model's constants come from.
+    Attributes:
+        device: name of the GPU.
+        estimated_us: microseconds of device time, geometric mean over the cases.
+        estimated_share: geometric mean over the cases of floor / estimate, at most 1; 1 is the roofline.
+        cases: the cases.
+        constants: source of the constants of the model.
     """
 
     device: str
@@ -216,8 +290,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class KernelTraffic:
-    """What one kernel did, summed over one call of every case. Bytes; ``tensors`` maps a parameter to the bytes loaded,
-    stored and updated atomically through it ("" where a pointer may come from several).
+    """Work of one kernel, summed over one call of every case.
+
+    Attributes:
+        kernel: name of the kernel.
+        launches: number of launches.
+        programs: number of programs.
+        moved_bytes: bytes loaded, stored and updated atomically.
+        sector_bytes: bytes of the 32-byte sectors that were touched.
+        reread_bytes: bytes loaded again by the same launch.
+        tensors: bytes loaded, stored and updated atomically, by parameter ("" where a pointer may come from several).
+        flops: operations by unit.
     """
 
     kernel: str
@@ -232,9 +315,15 @@ class KernelTraffic:
 
 @dataclass(frozen=True)
 class Passing:
-    """Work of one call of every telling case that passed, summed: what a kernel that is right in some cases does there.
+    """Work of one call of every telling case that passed, summed.
 
-    ``between_bytes`` went through memory that is neither an argument nor a result, in ``buffers`` allocations.
+    Attributes:
+        cases: number of such cases.
+        launches: number of launches.
+        moved_bytes: bytes loaded, stored and updated atomically.
+        ideal_bytes: bytes that any kernel must move.
+        between_bytes: bytes through memory that is neither an argument nor a result.
+        buffers: number of allocations of such memory.
     """
 
     cases: int
@@ -247,16 +336,28 @@ class Passing:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What shows that Triton did the work.
+    """Evidence that Triton did the work. ``None`` where the backend cannot know.
 
-    Facts on the CPU tier, where the grader executes the launches: ``stored_share`` (of the elements of all results,
-    those that a Triton store wrote), ``depends_on`` (inputs that may reach a result), bytes and operations summed over
-    one call of every case (``moved_bytes`` as requested, ``sector_bytes`` in 32-byte sectors, ``reread_bytes`` loaded
-    again by the same launch, ``flops`` by unit). ``ablation`` (CUDA) is True when the result went wrong without the
-    launches, as it must. ``None``: not known on this backend.
+    On the CPU tier the grader executes the launches, so that all numbers are facts. Bytes and operations are summed over one
+    call of every case.
 
-    ``passing`` and, for a quantized task, ``stages`` (name of a stage of the scheme -> share of the wrong telling cases that
-    the grader looked at in which it saw the stage hold, see ``grading/evidence/stage_credit.py``) are facts of the CPU tier too.
+    Attributes:
+        launches: number of kernel launches.
+        ablation: CUDA only: whether the result was wrong without the launches, as it must be.
+        denied_ops: operations of the submission that were denied.
+        moved_bytes: bytes loaded, stored and updated atomically, as requested.
+        ideal_bytes: bytes that any kernel must move.
+        dots: kinds of matrix products.
+        findings: faults that a run on a GPU would not report.
+        sector_bytes: bytes of the 32-byte sectors that were touched.
+        reread_bytes: bytes loaded again by the same launch.
+        flops: operations by unit.
+        stored_share: share of the elements of all results that a Triton store wrote.
+        depends_on: names of the inputs that may reach a result.
+        kernels: work by kernel.
+        passing: work of the telling cases that passed.
+        stages: for a quantized task, by stage of its scheme: in which share of the wrong telling cases that the grader
+            examined the stage held, see ``grading/evidence/stage_credit.py``.
     """
 
     launches: int
@@ -277,12 +378,37 @@ class Evidence:
 
 
 LAUNCHLESS = "no kernel is launched"
-"""Of ``Outcome.slips``, where the text alone says so."""
+"""Entry of ``Outcome.slips`` for a source that launches no kernel."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The whole verdict on one submission."""
+    """The result of grading one submission. Outcomes that differ in ``seconds`` alone are equal.
+
+    Attributes:
+        task: ``category/name``.
+        verdict: the verdict.
+        stage: the stage that gave the verdict.
+        backend: ``cpu`` or ``cuda``; ``auto`` if it was not resolved before an infrastructure fault.
+        grading: the tolerances, as ``GradeOptions.grading`` names them.
+        fault: what caused a verdict other than correct; ``None`` for a correct one.
+        message: the reason, in words.
+        cases: counts of correctness cases; ``None`` if none was run.
+        violations: rules that the submission broke.
+        compile: ahead-of-time builds.
+        timing: speedup; ``None`` unless the kernel is correct and was timed (CUDA only).
+        evidence: evidence that Triton did the work; ``None`` if the grading ended before.
+        estimate: estimate of device time; ``None`` unless the kernel is correct and an estimate was asked for.
+        seconds: wall time by stage, and ``total``. Not compared.
+        manifest: versions and settings of the grading.
+        source_sha256: hash of the submission, in hex.
+        slips: errors that are certain from the text, found without running it; may hold ``LAUNCHLESS``. ``None`` where the
+            text could not be read, and in outcomes from before they were recorded.
+        fault_kind: cause of an infrastructure fault; ``None`` for other verdicts, and in outcomes from before it was recorded.
+
+    Raises:
+        ValueError: fields contradict each other.
+    """
 
     task: str
     verdict: Verdict
@@ -298,16 +424,13 @@ class Outcome:
     evidence: Evidence | None = None
     estimate: Estimate | None = None
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
-    """Of each stage. Two outcomes that differ in nothing else are equal."""
     manifest: Mapping[str, Any] = field(default_factory=dict)
     source_sha256: str = ""
     slips: tuple[str, ...] | None = None
-    """Errors that are certain from the text, found by the grader without running it, ``LAUNCHLESS`` among them; ``None`` where it
-    could not be read, and in outcomes of before they were looked for."""
     fault_kind: FaultKind | None = None
-    """Cause of an infrastructure fault; ``None`` for every other verdict, and in outcomes of before it was kept."""
 
     def __post_init__(self) -> None:
+        """Check that the fields do not contradict each other."""
         if (self.verdict is Verdict.CORRECT) != (self.fault is None):
             raise ValueError(f"verdict {self.verdict} with fault {self.fault}: only a correct outcome has no fault")
         if self.verdict is Verdict.INFRA_FAULT and self.fault is not Fault.INFRA:
@@ -323,33 +446,47 @@ class Outcome:
 
     @property
     def correct(self) -> bool:
-        """Whether the kernel is right and honest."""
+        """Whether the verdict is correct."""
         return self.verdict is Verdict.CORRECT
 
     @property
     def masked(self) -> bool:
-        """Whether the outcome has no reward: the machine is to blame, or a time is not believed and waits for a person."""
+        """Whether the outcome has no reward: after an infrastructure fault, or if a time is not believed."""
         return self.fault is Fault.INFRA or (self.timing is not None and self.timing.void)
 
     @property
     def speedup(self) -> float | None:
-        """Geometric-mean speedup over eager, ``None`` where nothing was timed."""
+        """Geometric-mean speedup over eager; ``None`` if nothing was timed."""
         return self.timing.speedup if self.timing else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, with the derived ``correct`` and ``speedup``."""
+        """Return the fields as JSON types, and ``correct`` and ``speedup``."""
         data = _plain(self)
         data["correct"] = self.correct
         data["speedup"] = self.speedup
         return data
 
     def to_json(self, **extra: Any) -> str:
-        """One JSON object; ``extra`` keys are added."""
+        """Return ``to_dict`` as JSON text.
+
+        Args:
+            **extra: further keys of the object.
+
+        Returns:
+            One JSON object on one line.
+        """
         return json.dumps(self.to_dict() | extra, allow_nan=False)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
-        """The inverse of ``to_dict``; unknown keys are ignored."""
+        """Read what ``to_dict`` returned.
+
+        Args:
+            data: the JSON object; unknown keys are ignored, optional ones may be missing.
+
+        Returns:
+            The outcome.
+        """
         d = dict(data)
         return cls(
             task=d["task"], verdict=Verdict(d["verdict"]), stage=Stage(d["stage"]), backend=d["backend"],
@@ -368,7 +505,7 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, StrEnum):
-        return value.value  # one text for all: str() would make a new one each time
+        return value.value  # shared by all outcomes; str() would make a new text each time
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

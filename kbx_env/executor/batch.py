@@ -1,4 +1,4 @@
-"""``kbx_env.grade_many``: many sources in one call, over worker processes that end with it."""
+"""``kbx_env.grade_many``: grades many sources in one call, in worker processes that end with the call."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from kbx_env.outcome import Outcome
 def grade_many(
     pairs: Iterable[tuple[str, str | bytes]], *, workers: int | None = None, progress: bool = True, **options: Any
 ) -> list[Outcome]:
-    """Grade many sources in worker processes, which end with the call.
+    """Grade many sources in worker processes that end with the call.
 
     Args:
         pairs: (task, source).
-        workers: gradings at a time; by default the number of cores, less two where kernels are timed. Timed gradings share the
-            GPU through its lock.
-        progress: show a bar on stderr, if that is a terminal.
+        workers: gradings at a time; by default the number of cores, less two where kernels are timed. Timed gradings share
+            the GPU through its lock.
+        progress: show a progress bar on stderr, if stderr is a terminal.
         **options: fields of ``kbx_env.options.GradeOptions``, the same for all.
 
     Returns:
-        The outcomes in the order given.
+        The outcomes, in the order of the pairs.
 
     Raises:
-        UsageError: an option that ``grade`` does not have, or what ``grade`` refuses.
+        UsageError: an unknown task or option, a value that is not accepted, or fewer than one worker.
         KeyboardInterrupt: on Ctrl-C, after the workers have ended.
     """
     chosen = GradeOptions.of(options).resolved()
@@ -44,11 +44,11 @@ def grade_many(
 
 
 def _requests(pairs: Iterable[tuple[str, str | bytes]], options: dict[str, Any]) -> Sequence[Request]:
-    made = []
+    requests = []
     for pair in pairs:
         if not (isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[1], str | bytes)):
             raise UsageError(f"cannot grade {str(pair)[:80]!r}; give (task, source) with the source as str or bytes")
         task, source = pair
         data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
-        made.append(Request(task, data, options))
-    return made
+        requests.append(Request(task, data, options))
+    return requests

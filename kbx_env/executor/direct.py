@@ -1,4 +1,4 @@
-"""``kbx_env.grade``: grades one source in this process. Also the one place that decides on another attempt."""
+"""``kbx_env.grade``: grades one source in this process. Also decides whether a grading gets another attempt."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 ATTEMPTS = 2
 """Gradings of one source before an infrastructure fault is final."""
 _MESSAGE = 300
-"""Characters of a fault's message that the next attempt's manifest keeps."""
+"""Characters of a fault's message that the manifest of the next attempt keeps."""
 
 
 def final(outcome: Outcome) -> bool:
-    """Whether another attempt would come to the same: every verdict, and what the backend cannot execute."""
+    """Return whether another attempt is pointless: true for all but infrastructure faults, and for unsupported kernels."""
     return outcome.fault is not Fault.INFRA or outcome.fault_kind is FaultKind.UNSUPPORTED
 
 
 def numbered(outcome: Outcome, attempt: int, faults: list[str]) -> Outcome:
-    """Return the outcome of an attempt, whose manifest names the attempt and the faults of those before it.
+    """Record the attempt and the faults of earlier attempts in the manifest of an outcome.
 
     Args:
         outcome: of this attempt.
         attempt: its number, from 1.
-        faults: messages of earlier attempts; that of this one is appended if it is lost too.
+        faults: messages of earlier attempts; the message of this one is appended if it is not final either.
 
     Returns:
-        The outcome with ``attempt``, and ``faults`` if there were any, in its manifest.
+        A copy with ``attempt`` in its manifest, and ``faults`` if there were any.
     """
     manifest = {**outcome.manifest, "attempt": attempt}
     if faults:
@@ -43,14 +43,14 @@ def numbered(outcome: Outcome, attempt: int, faults: list[str]) -> Outcome:
 
 
 def retrying(grade: Callable[..., Outcome], attempts: int = ATTEMPTS) -> Callable[..., Outcome]:
-    """Return a grade function that repeats a grading which the machine lost.
+    """Make a grade function that tries again after an infrastructure fault.
 
     Args:
         grade: makes one attempt, such as ``Grader.grade``.
-        attempts: at most so many.
+        attempts: the most attempts for one call.
 
     Returns:
-        A function with the same arguments.
+        A function with the signature of ``grade``.
     """
 
     @functools.wraps(grade)
@@ -66,6 +66,7 @@ def retrying(grade: Callable[..., Outcome], attempts: int = ATTEMPTS) -> Callabl
 
 
 _shared: Grader | None = None
+"""The grader of this process; made by the first ``grade`` and closed at exit."""
 
 
 def grade(task_id: str, source: str | bytes, **options: Any) -> Outcome:
@@ -77,10 +78,10 @@ def grade(task_id: str, source: str | bytes, **options: Any) -> Outcome:
         **options: fields of ``kbx_env.options.GradeOptions``.
 
     Returns:
-        The outcome. An infrastructure fault is tried once more before it is returned.
+        The outcome. After an infrastructure fault the grading is tried once more.
 
     Raises:
-        UsageError: an unknown task or option, or a value that is refused.
+        UsageError: an unknown task or option, or a value that is not accepted.
     """
     global _shared
     if _shared is None:

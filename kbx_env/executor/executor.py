@@ -1,4 +1,4 @@
-"""Runs gradings over a lane: priorities, sharing, attempts, deadlines, back-pressure, cancellation, and a store."""
+"""Runs gradings on a worker pool: priorities, sharing, attempts, deadlines, back-pressure, cancellation, and a store."""
 
 from __future__ import annotations
 
@@ -21,144 +21,163 @@ from kbx_env.store import Store
 __all__ = ["Executor"]
 
 
-_MOMENT = 0.05
-"""Seconds before a deadline in which nothing is begun any more."""
+_LEAST_SECONDS = 0.05
+"""No attempt begins when fewer seconds than this are left before the deadline."""
 
 
 class Executor:
-    """Grades requests over a lane: equal ones once, infrastructure faults again, everything kept in the store.
+    """Grades requests on a worker pool. Equal requests share a grading, infrastructure faults are tried again.
 
-    Requests of a higher priority begin first, equal ones in order of submission; requests of equal content that are
-    under way share one grading, at the highest priority asked for.
+    Requests with a higher priority begin first; requests of equal priority begin in order of submission. Requests of equal
+    content that are in progress at the same time share one grading, which has the highest of their priorities.
 
-    At most ``capacity`` gradings wait; the next ``submit`` blocks until one has begun. A request that joins a grading
-    which is there already never blocks, nor does one that is submitted from the executor's own threads (a done-callback):
-    it would wait for itself.
+    At most ``capacity`` gradings wait in the queue; the next ``submit`` blocks until one of them has begun. Two kinds of
+    request never block: a request that joins a grading in progress, and a request that is submitted from a thread of the
+    executor itself (in a done-callback), which would wait for itself.
 
-    A future may be cancelled until it has its verdict. A grading that waits leaves the queue with the last one who
-    wanted it. One that runs is left to end, and its verdict is stored for everybody who asked: stopping it would cost a
-    warm worker, and another may want it by then.
+    A future can be cancelled until it has its outcome. A grading leaves the queue when its last waiter cancels. A grading
+    that runs is not stopped, and its outcome is stored for every waiter: stopping it would cost a warm worker, and another
+    request for the same content may arrive meanwhile.
     """
 
     def __init__(
         self,
-        lane: WorkerPool,
+        pool: WorkerPool,
         attempts: int = ATTEMPTS,
         store: Store | None = None,
         deadline: float = deadline_of(timed=False),
         capacity: int | None = None,
     ) -> None:
-        """An executor over a lane, which it closes with itself.
+        """Take over a worker pool, which ``close`` closes too.
 
         Args:
-            lane: where gradings run.
+            pool: runs the gradings.
             attempts: gradings of one request before an infrastructure fault is final.
-            store: keeps every outcome, and answers what it holds already; the caller closes it.
+            store: keeps every outcome, and supplies outcomes that it already has; the caller closes it.
             deadline: seconds for one attempt.
-            capacity: gradings that may wait before ``submit`` blocks; 4 for each place of the lane by default.
+            capacity: gradings that may wait before ``submit`` blocks; 4 for each worker of the pool by default.
 
         Raises:
-            UsageError: no attempt, or a capacity below 1.
+            UsageError: ``attempts`` or ``capacity`` is below 1.
         """
-        capacity = 4 * lane.width if capacity is None else capacity
+        capacity = 4 * pool.width if capacity is None else capacity
         for name, value in (("attempts", attempts), ("capacity", capacity)):
             if value < 1:
                 raise UsageError(f"{name} of the executor is {value!r}; at least 1")
-        self._lane, self._attempts, self._store, self._deadline = lane, attempts, store, deadline
-        self._capacity, self._width, self._closed = capacity, lane.width, False
-        self._mine = threading.local()
-        # The pool gets one token for every grading that waits; which one a token takes is decided when it runs.
-        self._pool = ThreadPoolExecutor(lane.width, thread_name_prefix="grade", initializer=self._own)
+        self._pool, self._attempts, self._store, self._deadline = pool, attempts, store, deadline
+        self._capacity, self._width, self._closed = capacity, pool.width, False
+        self._thread_local = threading.local()  # has the attribute ``own`` in threads of this executor
+        # Each queued grading gets one ``_work`` call. The call chooses its grading when it runs, by priority.
+        self._threads = ThreadPoolExecutor(pool.width, thread_name_prefix="grade", initializer=self._mark_own_thread)
         self._lock = threading.RLock()
         self._orders = itertools.count()
-        self._flight: dict[str, Job] = {}
+        self._jobs: dict[str, Job] = {}  # by content: the gradings that wait or run
         self._waiting: PriorityQueue[Job] = PriorityQueue()
-        self._outside: PriorityQueue[Waiter] = PriorityQueue()  # those for whom there is no room
-        self._alarms = DeadlineTimer(self._expire)
+        self._blocked: PriorityQueue[Waiter] = PriorityQueue()  # beyond the capacity
+        self._timer = DeadlineTimer(self._expire)
 
     def submit(self, request: Request) -> Future[Outcome]:
-        """The verdict to come: an ``infra_fault`` outcome when every attempt was lost, never a lost exception.
+        """Queue a request. Blocks while ``capacity`` gradings wait.
 
-        Blocks while ``capacity`` gradings wait. When the request's deadline passes first, the outcome is an
-        ``infra_fault``: the message says whether it was ever begun.
+        Args:
+            request: the submission to grade.
+
+        Returns:
+            The future outcome. It is an ``infra_fault`` when every attempt was lost, or when the request's deadline passes
+            first; then the message says whether the grading had begun.
 
         Raises:
             RuntimeError: the executor is closed.
         """
-        want = self._stored(request) or self._enter(request)
+        waiter = self._stored(request) or self._enter(request)
         try:
-            want.admitted.wait()
+            waiter.admitted.wait()
         except BaseException:  # Ctrl-C
-            want.future.cancel()
+            waiter.future.cancel()
             raise
-        return want.future
+        return waiter.future
 
     async def asubmit(self, request: Request) -> Outcome:
-        """The verdict. While ``capacity`` gradings wait, the request stands outside, in order of priority as well.
+        """Grade a request. It is admitted to the queue by priority too when ``capacity`` gradings wait.
 
         Cancelling the task cancels the request.
 
+        Args:
+            request: the submission to grade.
+
+        Returns:
+            The outcome, as the future of ``submit`` has it.
+
         Raises:
-            UsageError: what the grader refuses.
-            RuntimeError: the executor is closed, or was closed meanwhile.
+            UsageError: the grader refuses the request.
+            RuntimeError: the executor is closed, or was closed before the outcome.
         """
         stored = await asyncio.to_thread(self._stored, request) if self._store else None  # the file may be locked
-        want = stored or self._enter(request)
+        waiter = stored or self._enter(request)
         try:
-            return await asyncio.wrap_future(want.future)
+            return await asyncio.wrap_future(waiter.future)
         except asyncio.CancelledError:
-            want.future.cancel()
+            waiter.future.cancel()
             task = asyncio.current_task()
-            if task is not None and not task.cancelling():  # it was not the task that was cancelled
+            if task is not None and not task.cancelling():  # the future was cancelled, not the task
                 raise RuntimeError("the executor was closed before the verdict") from None
             raise
 
     async def stream(self, requests: Iterable[Request]) -> AsyncIterator[tuple[Request, Outcome]]:
-        """Each request with its outcome, as they end; takes no more of them than there is room for.
+        """Yield each request with its outcome, in the order in which the gradings end.
 
-        When the caller stops early, what has not ended is cancelled as soon as the generator is closed
+        When the caller stops early, unfinished requests are cancelled as soon as the generator is closed
         (``contextlib.aclosing``).
-        """
-        rest = iter(requests)
-        flight: dict[asyncio.Task[Outcome], Request] = {}
-        try:
-            while True:
-                for request in itertools.islice(rest, self._width + self._capacity - len(flight)):
-                    flight[asyncio.create_task(self.asubmit(request))] = request
-                if not flight:
-                    return
-                ended, _ = await asyncio.wait(flight, return_when=asyncio.FIRST_COMPLETED)
-                for task in ended:
-                    yield flight.pop(task), task.result()
-        finally:
-            for task in flight:
-                task.cancel()
-            await asyncio.gather(*flight, return_exceptions=True)
-
-    def grade_many(self, requests: Iterable[Request], progress: bool = True) -> list[Outcome]:
-        """The outcomes in the order of the requests, which are all submitted at once: back-pressure is for others.
 
         Args:
-            requests: what to grade.
-            progress: show a bar on stderr, if that is a terminal.
+            requests: read lazily, only as far as workers and queue have room.
+
+        Yields:
+            Pairs of request and outcome.
+        """
+        rest = iter(requests)
+        pending: dict[asyncio.Task[Outcome], Request] = {}
+        try:
+            while True:
+                for request in itertools.islice(rest, self._width + self._capacity - len(pending)):
+                    pending[asyncio.create_task(self.asubmit(request))] = request
+                if not pending:
+                    return
+                ended, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    yield pending.pop(task), task.result()
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    def grade_many(self, requests: Iterable[Request], progress: bool = True) -> list[Outcome]:
+        """Grade requests that are all submitted at once, whatever the capacity.
+
+        Args:
+            requests: the submissions to grade.
+            progress: show a progress bar on stderr, if stderr is a terminal.
+
+        Returns:
+            The outcomes, in the order of the requests.
 
         Raises:
-            UsageError: what the grader refuses; nothing more is begun then.
-            KeyboardInterrupt: on Ctrl-C; nothing more is begun, and what has ended is in the store.
+            UsageError: the grader refuses a request; no further grading begins.
+            KeyboardInterrupt: on Ctrl-C; no further grading begins, and finished gradings are in the store.
         """
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        asked = list(requests)
+        requests = list(requests)
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         futures: list[Future[Outcome]] = []
         with Progress(*columns, console=console, disable=not (progress and console.is_terminal)) as bar:
-            line = bar.add_task("grading", total=len(asked))
+            bar_task = bar.add_task("grading", total=len(requests))
             try:
-                for request in asked:
+                for request in requests:
                     futures.append((self._stored(request) or self._enter(request)).future)
-                    futures[-1].add_done_callback(lambda _: bar.advance(line))
+                    futures[-1].add_done_callback(lambda _: bar.advance(bar_task))
                 return [f.result() for f in futures]
             except BaseException:
                 for f in futures:
@@ -166,120 +185,127 @@ class Executor:
                 raise
 
     def close(self) -> None:
-        """Give up what has not begun and end the lane; what has ended is in the store."""
+        """Cancel gradings that have not begun, and close the pool. Finished gradings are in the store."""
         with self._lock:
             self._closed = True
-            left = [w for job in self._waiting.clear() for w in job.wants] + self._outside.clear()
-        for want in left:
-            want.future.cancel()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._lane.close()
-        self._pool.shutdown(wait=True)
-        self._alarms.close()
+            waiters = [w for job in self._waiting.clear() for w in job.waiters] + self._blocked.clear()
+        for waiter in waiters:
+            waiter.future.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
+        self._threads.shutdown(wait=True)
+        self._timer.close()
 
     def __enter__(self) -> Executor:
+        """Return the executor itself."""
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Close the executor."""
         self.close()
 
     # -- into the queue and out of it ------------------------------------------------------
 
-    def _own(self) -> None:
-        self._mine.thread = True
+    def _mark_own_thread(self) -> None:
+        self._thread_local.own = True
 
-    def _known(self, request: Request) -> Outcome | None:
-        """What the store knows: this request, or the same source under the same options from another policy or sample."""
+    def _outcome_from_store(self, request: Request) -> Outcome | None:
+        """Return the stored outcome of this request, or of the same source and options for another policy or sample."""
         if self._store is None:
             return None
         stored = self._store.get(request.key)
         if stored is None:
             stored = self._store.same(request.record, request.source)
-            if stored is not None:  # a row of its own: reports count gradings by policy and sample
+            if stored is not None:  # gets its own row, because reports count gradings by policy and sample
                 self._keep(request, stored)
         return stored
 
     def _keep(self, request: Request, outcome: Outcome) -> None:
-        # A grader with layers of defence left out says so in its outcomes, but no request does: they answer nobody else.
+        # A grader without some defence layers says so in its outcomes, but the key of a request does not: such outcomes
+        # must not be returned for other requests.
         if self._store is not None and not outcome.manifest.get("without"):
             self._store.put(request.key, request.policy, request.sample, request.record, request.source, outcome)
 
     def _stored(self, request: Request) -> Waiter | None:
-        outcome = self._known(request)
+        """Return a waiter that already has its outcome, if the store has one."""
+        outcome = self._outcome_from_store(request)
         if outcome is None:
             return None
-        want = Waiter(request, "", math.inf)
-        want.future.set_result(outcome)
-        want.admitted.set()
-        return want
+        waiter = Waiter(request, "", math.inf)
+        waiter.future.set_result(outcome)
+        waiter.admitted.set()
+        return waiter
 
     def _enter(self, request: Request) -> Waiter:
+        """Return a waiter, which is admitted to the queue or blocked."""
         until = math.inf if request.deadline is None else time.monotonic() + request.deadline
-        want = Waiter(request, request.content, until)
-        want.future.add_done_callback(lambda _: self._left(want))
+        waiter = Waiter(request, request.content, until)
+        waiter.future.add_done_callback(lambda _: self._on_done(waiter))
         with self._lock:
             if self._closed:
                 raise RuntimeError("the executor is closed")
-            want.order = next(self._orders)
-            if want.content in self._flight or len(self._waiting) < self._capacity or hasattr(self._mine, "thread"):
-                self._admit(want)
+            waiter.order = next(self._orders)
+            has_room = len(self._waiting) < self._capacity
+            if waiter.content in self._jobs or has_room or hasattr(self._thread_local, "own"):
+                self._admit(waiter)
             else:
-                self._outside.put(want, request.priority, want.order)
+                self._blocked.put(waiter, request.priority, waiter.order)
         if until < math.inf:
-            self._alarms.set(want)
-        return want
+            self._timer.set(waiter)
+        return waiter
 
-    def _admit(self, want: Waiter) -> None:
-        job = self._flight.get(want.content)
+    def _admit(self, waiter: Waiter) -> None:
+        job = self._jobs.get(waiter.content)
         if job is None:
-            job = self._flight[want.content] = Job(want.request, want.content, want.order)
-            self._pool.submit(self._work)
-        job.wants.append(want)
-        want.job = job
+            job = self._jobs[waiter.content] = Job(waiter.request, waiter.content, waiter.order)
+            self._threads.submit(self._work)
+        job.waiters.append(waiter)
+        waiter.job = job
         if not job.began:
             self._waiting.put(job, job.priority, job.order)
-        want.admitted.set()
+        waiter.admitted.set()
 
-    def _let_in(self) -> None:
-        while not self._closed and len(self._waiting) < self._capacity and (want := self._outside.take()):
-            self._admit(want)
+    def _admit_blocked(self) -> None:
+        while not self._closed and len(self._waiting) < self._capacity and (waiter := self._blocked.take()):
+            self._admit(waiter)
 
-    def _left(self, want: Waiter) -> None:
-        if want.future.cancelled():
-            want.future.set_running_or_notify_cancel()  # wakes those in concurrent.futures.wait
+    def _on_done(self, waiter: Waiter) -> None:
+        if waiter.future.cancelled():
+            waiter.future.set_running_or_notify_cancel()  # wakes callers of concurrent.futures.wait
             with self._lock:
-                self._drop(want)
+                self._drop(waiter)
 
-    def _drop(self, want: Waiter) -> None:
-        """Out of the queue, if it waits; who shares its grading stays."""
-        self._outside.drop(want)
-        job = want.job
-        if job is not None and not job.began and want in job.wants:
-            job.wants.remove(want)
-            if job.wants:
+    def _drop(self, waiter: Waiter) -> None:
+        """Take a waiter out of the queue, unless its grading has begun. Other waiters of the grading stay."""
+        self._blocked.drop(waiter)
+        job = waiter.job
+        if job is not None and not job.began and waiter in job.waiters:
+            job.waiters.remove(waiter)
+            if job.waiters:
                 self._waiting.put(job, job.priority, job.order)
             else:
                 self._waiting.drop(job)
-                self._flight.pop(job.content, None)
-                self._let_in()
-        want.admitted.set()
+                self._jobs.pop(job.content, None)
+                self._admit_blocked()
+        waiter.admitted.set()
 
-    def _expire(self, want: Waiter) -> None:
-        self._own()  # of the alarms' thread, which must not block in a callback
+    def _expire(self, waiter: Waiter) -> None:
+        self._mark_own_thread()  # runs in the thread of the timer, which must not block in a done-callback
         with self._lock:
-            began = want.job is not None and want.job.began
-            self._drop(want)
-        self._settle(want, _late(want.request, began))
+            began = waiter.job is not None and waiter.job.began
+            self._drop(waiter)
+        self._settle(waiter, _deadline_outcome(waiter.request, began))
 
     # -- grading ---------------------------------------------------------------------------
 
     def _work(self) -> None:
+        """Grade the first job of the queue, and give the outcome to its waiters."""
         with self._lock:
             job = self._waiting.take()
             if job is None:  # its request was cancelled
                 return
             job.began = True
-            self._let_in()
+            self._admit_blocked()
         outcome: Outcome | None = None
         error: BaseException | None = None
         try:
@@ -287,13 +313,13 @@ class Executor:
         except BaseException as e:
             error = e
         with self._lock:
-            self._flight.pop(job.content, None)
-        for want in job.wants:
-            if outcome or error or not want.future.done():
-                self._settle(want, outcome or _late(want.request, True), error)
+            self._jobs.pop(job.content, None)
+        for waiter in job.waiters:
+            if outcome or error or not waiter.future.done():
+                self._settle(waiter, outcome or _deadline_outcome(waiter.request, True), error)
 
-    def _settle(self, want: Waiter, outcome: Outcome, error: BaseException | None = None) -> None:
-        request = want.request
+    def _settle(self, waiter: Waiter, outcome: Outcome, error: BaseException | None = None) -> None:
+        request = waiter.request
         try:
             if error is None:
                 self._keep(request, outcome)
@@ -301,32 +327,39 @@ class Executor:
             error = e
         try:
             if error is not None:
-                want.future.set_exception(error)
+                waiter.future.set_exception(error)
             else:
-                want.future.set_result(outcome)
-        except InvalidStateError:  # cancelled, or too late
+                waiter.future.set_result(outcome)
+        except InvalidStateError:  # cancelled, or its deadline has passed
             pass
 
     def _attempt(self, job: Job) -> Outcome | None:
-        """The outcome; ``None`` when the time of everybody who wanted it is up."""
+        """Grade until an outcome is final or the attempts are used up.
+
+        Args:
+            job: began, so that it is no longer in the queue.
+
+        Returns:
+            The outcome, or ``None`` when the deadlines of all waiters have passed.
+        """
         request, attempt, outcome = job.request, 1, None
         faults: list[str] = []
         while attempt <= self._attempts and not (outcome and self._closed):
             start = time.monotonic()
             with self._lock:
                 left = job.until() - start
-            if left < _MOMENT:
+            if left < _LEAST_SECONDS:
                 return outcome if left == -math.inf else None
             try:
-                outcome = self._lane.grade(request, min(left, self._deadline))
+                outcome = self._pool.grade(request, min(left, self._deadline))
             except WorkerLost as e:
-                if left <= self._deadline and time.monotonic() > start + left - _MOMENT:
-                    continue  # cut short for those whose time is up; another, who joined meanwhile, may have more
-                outcome = _infra(request, str(e), FaultKind.WORKER_LOST)
+                if left <= self._deadline and time.monotonic() > start + left - _LEAST_SECONDS:
+                    continue  # ended at the waiters' deadline; a waiter that joined meanwhile may have a later one
+                outcome = _infra_outcome(request, str(e), FaultKind.WORKER_LOST)
             except UsageError:
                 raise
-            except Exception as e:  # a fault of the grader is never held against a submission
-                outcome = _infra(request, f"{GRADER_FAILED}: {type(e).__name__}: {e}", FaultKind.GRADER_FAILED)
+            except Exception as e:  # a fault of the grader never counts against a submission
+                outcome = _infra_outcome(request, f"{GRADER_FAILED}: {type(e).__name__}: {e}", FaultKind.GRADER_FAILED)
             outcome = numbered(outcome, attempt, faults)
             if final(outcome):
                 break
@@ -334,7 +367,7 @@ class Executor:
         return outcome
 
 
-def _infra(request: Request, message: str, kind: FaultKind, attempt: int = 1) -> Outcome:
+def _infra_outcome(request: Request, message: str, kind: FaultKind, attempt: int = 1) -> Outcome:
     options = request.options
     return Outcome(
         request.task, Verdict.INFRA_FAULT, Stage.COMPILE, str(options.get("backend", "auto")),
@@ -342,8 +375,8 @@ def _infra(request: Request, message: str, kind: FaultKind, attempt: int = 1) ->
     )  # fmt: skip
 
 
-def _late(request: Request, began: bool) -> Outcome:
+def _deadline_outcome(request: Request, began: bool) -> Outcome:
     within = f"its deadline of {request.deadline:g} s" if request.deadline else "its deadline"
     if began:
-        return _infra(request, f"no verdict within {within}", FaultKind.DEADLINE)
-    return _infra(request, f"never begun: {within} passed while it waited", FaultKind.DEADLINE, attempt=0)
+        return _infra_outcome(request, f"no verdict within {within}", FaultKind.DEADLINE)
+    return _infra_outcome(request, f"never begun: {within} passed while it waited", FaultKind.DEADLINE, attempt=0)

@@ -1,6 +1,6 @@
-"""The layers of defence by name, so that each can be left out to see what it is worth.
+"""The defence layers of a grader by name. Each can be left out to measure its effect.
 
-A grader that lacks a layer says so in every outcome, and no reward is ever paid for such an outcome.
+A grader without a layer says so in the manifest of every outcome, and such an outcome never gets a reward.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from kbx_env.errors import UnknownName
 
 
 class DefenceLayer(StrEnum):
-    """One layer; what it holds back is told in docs/threat_model.md."""
+    """One defence layer; docs/threat_model.md lists the attacks that each stops."""
 
     SCREEN = "screen"
-    """Forbidden imports and names in the text."""
+    """Forbidden imports and names in the text are rejected."""
     FIREWALL = "firewall"
-    """Torch operations that compute raise in the runner."""
+    """Torch operations that compute raise an error in the runner."""
     HOST = "host"
-    """Doors from tensors to host memory, and the budget of values read back."""
+    """Access from tensors to host memory is denied, and the number of values read back is limited."""
     LOCKDOWN = "lockdown"
-    """The audit hook: files, processes, sockets, ctypes, foreign modules."""
+    """The audit hook in the runner denies files, processes, sockets, ctypes and foreign modules."""
     KERNEL = "kernel"
-    """Landlock, no capabilities, no network: held by the operating system."""
+    """The operating system confines the runner: Landlock, no capabilities, no network."""
     SECRET = "secret"
-    """Inputs that nobody can know beforehand."""
+    """Inputs come from a secret seed."""
     CASES = "cases"
-    """Many sizes, layouts and parameters instead of one."""
+    """Many sizes, layouts and parameters are tried instead of one."""
     EFFECTS = "effects"
     """Inputs must be unchanged, results must be new tensors."""
     CONSTANT = "constant"
-    """A result that depends on no input is no work."""
+    """A result that depends on no input is rejected."""
     PROVENANCE = "provenance"
-    """Results must come out of Triton stores."""
+    """Results must be written by Triton stores."""
     CONTRACT = "contract"
     """Quantized tasks: integer operands must reach the result."""
     PROOF = "proof"
@@ -45,10 +45,16 @@ class DefenceLayer(StrEnum):
 
 
 def chosen(names: Iterable[str]) -> frozenset[DefenceLayer]:
-    """The layers of these names.
+    """Look up layers by name.
+
+    Args:
+        names: of layers.
+
+    Returns:
+        The layers.
 
     Raises:
-        UnknownName: not a layer.
+        UnknownName: a name is not that of a layer.
     """
     known = [d.value for d in DefenceLayer]
     for name in names:

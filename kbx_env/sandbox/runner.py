@@ -148,12 +148,15 @@ class Runner:
         return value
 
     def _generator(self, seed: int, turn: str) -> torch.Generator:
-        """Return a generator on this device.
+        """Choose the generator of a call.
 
         Args:
             seed: for a new generator.
             turn: ``again`` for the generator of the last call; ``copy`` for a new one in the state in which the last
                 ``again`` found it; else a new one.
+
+        Returns:
+            A generator on this device.
         """
         if turn == "again" and self.generator is not None:
             self.generator_state = self.generator.get_state()

@@ -147,6 +147,9 @@ def _watch(control: socket.socket, folder: str, backend: str, deadline: float, n
 def _unshare(libc: ctypes.CDLL) -> bool:
     """Put later children into a new process namespace; without privileges, inside a new user namespace.
 
+    Args:
+        libc: the C library.
+
     Returns:
         Whether the system allowed it.
     """
@@ -221,6 +224,14 @@ def _waited(
     control: socket.socket, children: Children, pid: int, folder: str, backend: str, deadline: float
 ) -> dict[str, Any]:
     """Wait until the script ends, the deadline passes, or the script exceeds a limit.
+
+    Args:
+        control: connection to the grader; it closes when the grader is gone.
+        children: the processes of the script.
+        pid: of the script's main process.
+        folder: of the script, whose size is limited.
+        backend: ``cpu`` or ``cuda``.
+        deadline: in seconds of ``time.monotonic``.
 
     Returns:
         ``status``: the exit status, minus the signal, or ``None`` at the deadline; and ``note`` for an exceeded limit.

@@ -305,9 +305,9 @@ def test_submit_blocks_while_as_many_wait_as_may_and_callbacks_never_do() -> Non
         blocked = threading.Thread(target=lambda: entered.append(executor.submit(Request("t", b"third"))))
         urgent = threading.Thread(target=lambda: entered.append(executor.submit(Request("t", b"urgent", priority=1))))
         blocked.start()
-        _until(lambda: len(executor._outside) == 1)
+        _until(lambda: len(executor._blocked) == 1)
         urgent.start()
-        _until(lambda: len(executor._outside) == 2)
+        _until(lambda: len(executor._blocked) == 2)
         time.sleep(0.1)
         assert not entered and len(executor._waiting) == 2
         gate.open.set()
@@ -327,7 +327,7 @@ def test_close_frees_who_waits_outside() -> None:
     entered: list[Future[Outcome]] = []
     blocked = threading.Thread(target=lambda: entered.append(executor.submit(Request("t", b"outside"))))
     blocked.start()
-    _until(lambda: len(executor._outside))
+    _until(lambda: len(executor._blocked))
     closing = threading.Thread(target=executor.close)
     closing.start()
     blocked.join(10)
@@ -377,7 +377,7 @@ def test_asyncio_gets_verdicts_and_cancelling_the_task_cancels_the_request(tmp_p
         first = asyncio.create_task(executor.asubmit(Request("t", b"first")))
         await asyncio.to_thread(_until, lambda: gate.began)
         tasks = [asyncio.create_task(executor.asubmit(Request("t", b"%d" % n))) for n in range(4)]  # capacity: 2
-        await asyncio.to_thread(_until, lambda: len(executor._waiting) == 2 and len(executor._outside) == 2)
+        await asyncio.to_thread(_until, lambda: len(executor._waiting) == 2 and len(executor._blocked) == 2)
         for n in (1, 3):
             tasks[n].cancel()
         for n in (1, 3):
@@ -436,7 +436,7 @@ def test_a_stream_tells_as_they_end_and_takes_no_more_than_there_is_room_for() -
     with Executor(InlinePool(grade, width=2), capacity=3) as executor:
         told = asyncio.run(asyncio.wait_for(use(executor), 30))
         assert len(told) >= 7 and told[-1] == b"0" and len(taken) <= len(told) + 5
-        assert not executor._outside and not executor._waiting
+        assert not executor._blocked and not executor._waiting
 
 
 def test_grade_many_keeps_the_order_and_is_silent_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,1 @@
-"""Where gradings run: in this process, in worker processes, on several GPUs, on a Ray cluster."""
+"""Worker pools: in this process, in worker processes, on several GPUs, on a Ray cluster."""

@@ -1,4 +1,4 @@
-"""Several GPUs of this machine as one place to grade: worker processes that see one GPU each, on cores beside it."""
+"""A worker pool over several GPUs of this machine: worker processes that see one GPU each, on CPU cores near it."""
 
 from __future__ import annotations
 
@@ -10,59 +10,84 @@ from collections.abc import Callable, Sequence
 
 from kbx_env.errors import UsageError
 from kbx_env.executor.pools import cpu_affinity
-from kbx_env.executor.pools.process import GRADER, ProcessPool, Request, WorkerLost, WorkerPool, spent
+from kbx_env.executor.pools.process import GRADER, ProcessPool, Request, WorkerLost, WorkerPool, poisons_worker
 from kbx_env.outcome import Outcome
 
-Told = Callable[[Request, int, int, float, float], None]
-"""Called after every attempt: the request, its GPU and worker, begin and end (``time.perf_counter``)."""
+OnAttempt = Callable[[Request, int, int, float, float], None]
+"""Called after every attempt with the request, the numbers of its GPU and worker, and begin and end in seconds
+(``time.perf_counter``)."""
 REST = (0.5, 30.0)
-"""Seconds for which a GPU that lost a request at once gets no other one while another GPU does not rest: doubled with each loss
-in a row, up to the second number."""
+"""First and longest rest of a GPU, in seconds. A GPU that loses a request at once gets no other request during its rest, while
+another GPU does not rest. The rest doubles with each loss in a row."""
 SOON = 0.5
-"""Share of the deadline before which a loss is the GPU's: later it may be the request that took too long."""
+"""Share of the deadline. A loss before it counts against the GPU; later the request itself may have taken too long."""
 
 
 class GpuPool:
-    """One lane for each GPU, seen as one. A GPU whose workers fail at once would else draw most of the work, and lose it."""
+    """One pool for each GPU, used as one pool. A GPU that loses requests rests.
 
-    def __init__(self, lanes: Sequence[WorkerPool]) -> None:
-        self._lanes, self.width = list(lanes), sum(lane.width for lane in lanes)
-        self.told: Told | None = None
+    Without rests, a GPU whose workers fail at once would take most of the requests, and lose them.
+
+    Attributes:
+        width: gradings that can run at the same time, on all GPUs.
+        on_attempt: called after every attempt, in the thread that graded; ``None`` for no call.
+        cores: CPU cores of the workers of each GPU; ``None`` if the workers may use any.
+    """
+
+    def __init__(self, pools: Sequence[WorkerPool]) -> None:
+        """Combine pools.
+
+        Args:
+            pools: one for each GPU; ``close`` closes them.
+        """
+        self._pools, self.width = list(pools), sum(pool.width for pool in pools)
+        self.on_attempt: OnAttempt | None = None
         self.cores: list[list[int]] | None = None
-        """Of each GPU's workers; ``None``: where the system likes."""
         self._changed = threading.Condition()
-        # The first worker of every GPU, then the second of every GPU: few requests are spread over all GPUs.
-        self._idle = [(gpu, k) for k in range(max(n.width for n in lanes)) for gpu, n in enumerate(lanes) if k < n.width]
-        self._losses, self._rests, self._closed = [0] * len(lanes), [0.0] * len(lanes), False
+        # The first slot of every GPU, then the second of every GPU: few requests are spread over all GPUs.
+        widest = max(pool.width for pool in pools)
+        self._idle = [(gpu, k) for k in range(widest) for gpu, pool in enumerate(pools) if k < pool.width]
+        self._losses, self._rests_until, self._closed = [0] * len(pools), [0.0] * len(pools), False
 
     def grade(self, request: Request, deadline: float) -> Outcome:
-        """Grade on the GPU whose worker has waited longest."""
+        """Grade on the GPU with the slot that has been idle longest; wait until a slot is idle.
+
+        Args:
+            request: the submission.
+            deadline: seconds from the moment a slot is idle.
+
+        Returns:
+            The outcome.
+
+        Raises:
+            WorkerLost: the worker died, or the deadline passed.
+        """
         gpu, worker = self._take()
         begin, lost = time.perf_counter(), False
         try:
-            outcome = self._lanes[gpu].grade(request, deadline)
-            lost = spent(outcome)
+            outcome = self._pools[gpu].grade(request, deadline)
+            lost = poisons_worker(outcome)
             return outcome
         except WorkerLost:
             lost = time.perf_counter() - begin < SOON * deadline
             raise
         finally:
             self._give(gpu, worker, lost)
-            if self.told is not None:
-                self.told(request, gpu, worker, begin, time.perf_counter())
+            if self.on_attempt is not None:
+                self.on_attempt(request, gpu, worker, begin, time.perf_counter())
 
     def _take(self) -> tuple[int, int]:
         with self._changed:
             while True:
                 now = time.monotonic()
-                rested = [place for place in self._idle if self._rests[place[0]] <= now]
-                if self._idle and not rested and (self._closed or min(self._rests) > now):
-                    # There is none to leave the work to: what rests least.
-                    rested = [min(self._idle, key=lambda place: self._rests[place[0]])]
-                if rested:
-                    self._idle.remove(rested[0])
-                    return rested[0]
-                waits = [self._rests[gpu] - now for gpu, _ in self._idle]
+                ready = [slot for slot in self._idle if self._rests_until[slot[0]] <= now]
+                if self._idle and not ready and (self._closed or min(self._rests_until) > now):
+                    # All GPUs rest: take the one whose rest ends first.
+                    ready = [min(self._idle, key=lambda slot: self._rests_until[slot[0]])]
+                if ready:
+                    self._idle.remove(ready[0])
+                    return ready[0]
+                waits = [self._rests_until[gpu] - now for gpu, _ in self._idle]
                 self._changed.wait(min(waits, default=None))
 
     def _give(self, gpu: int, worker: int, lost: bool) -> None:
@@ -70,60 +95,69 @@ class GpuPool:
             self._idle.append((gpu, worker))
             now, (first, longest) = time.monotonic(), REST
             if not lost:
-                self._losses[gpu], self._rests[gpu] = 0, 0.0
-            elif self._rests[gpu] <= now and not self._closed:  # several workers may have been lost to one cause
+                self._losses[gpu], self._rests_until[gpu] = 0, 0.0
+            elif self._rests_until[gpu] <= now and not self._closed:  # one cause may lose several workers
                 self._losses[gpu] += 1
-                self._rests[gpu] = now + min(longest, first * 2 ** min(self._losses[gpu] - 1, 10))
+                self._rests_until[gpu] = now + min(longest, first * 2 ** min(self._losses[gpu] - 1, 10))
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End every lane."""
+        """Close the pool of every GPU."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        with contextlib.ExitStack() as stack:  # one that fails leaves none open
-            for lane in self._lanes:
-                stack.callback(lane.close)
+        with contextlib.ExitStack() as stack:  # closes all, even if closing one fails
+            for pool in self._pools:
+                stack.callback(pool.close)
 
 
 def gpu_pool(gpus: int, workers: int, grader: str = GRADER, uuids: Sequence[str] = ()) -> GpuPool:
-    """Worker processes that see one GPU each; with 0 GPUs, one lane of processes that see none.
+    """Start worker processes that see one GPU each.
 
     Args:
-        gpus: how many, of those that this process sees.
-        workers: gradings at a time on each.
-        grader: see ``ProcessPool``.
-        uuids: of the GPUs (``uuids_of``), to find the cores beside them.
+        gpus: number of GPUs, the first of those that this process sees; 0 for one pool of processes that see no GPU.
+        workers: gradings at a time on each GPU.
+        grader: ``module:name``, as ``ProcessPool`` takes it.
+        uuids: of the GPUs (``uuids_of``), to find the CPU cores near them.
+
+    Returns:
+        The pool.
 
     Raises:
-        UsageError: fewer GPUs are visible.
+        UsageError: ``CUDA_VISIBLE_DEVICES`` shows fewer GPUs.
     """
-    mine = len(os.sched_getaffinity(0))
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, mine // (max(gpus, 1) * workers)))
-    # The numbers of the GPUs that this process sees, which need not begin at 0.
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [n.strip() for n in shown.split(",") if n.strip()] if shown else [str(k) for k in range(gpus)]
-    seen = names[:gpus] if gpus else [""]
-    if len(seen) < gpus:
-        raise UsageError(f"CUDA_VISIBLE_DEVICES={shown!r} shows {len(seen)} GPUs, {gpus} are asked for")
-    each = [{"CUDA_VISIBLE_DEVICES": name, "OMP_NUM_THREADS": threads} for name in seen]
-    beside = cpu_affinity.shares(uuids or [""] * gpus) if gpus > 1 else [None] * len(each)
+    cores = len(os.sched_getaffinity(0))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // (max(gpus, 1) * workers)))
+    # The GPUs that this process sees need not begin at number 0.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [n.strip() for n in visible.split(",") if n.strip()] if visible else [str(k) for k in range(gpus)]
+    chosen = names[:gpus] if gpus else [""]
+    if len(chosen) < gpus:
+        raise UsageError(f"CUDA_VISIBLE_DEVICES={visible!r} shows {len(chosen)} GPUs, {gpus} are asked for")
+    environments = [{"CUDA_VISIBLE_DEVICES": name, "OMP_NUM_THREADS": threads} for name in chosen]
+    near_cores = cpu_affinity.shares(uuids or [""] * gpus) if gpus > 1 else [None] * len(chosen)
     with contextlib.ExitStack() as stack:
-        lanes = []
-        for env, c in zip(each, beside, strict=True):
-            lanes.append(ProcessPool(workers, grader, env=env, cores=c))
-            stack.callback(lanes[-1].close)
-        made = GpuPool(lanes)
+        pools = []
+        for env, c in zip(environments, near_cores, strict=True):
+            pools.append(ProcessPool(workers, grader, env=env, cores=c))
+            stack.callback(pools[-1].close)
+        pool = GpuPool(pools)
         stack.pop_all()
-    made.cores = [sorted(c) for c in beside if c] or None
-    return made
+    pool.cores = [sorted(c) for c in near_cores if c] or None
+    return pool
 
 
 def uuids_of(gpus: int) -> list[str]:
-    """Ids of the first so many GPUs as the driver knows them.
+    """Return the ids of the first GPUs that this process sees.
+
+    Args:
+        gpus: number of GPUs; 0 for none.
+
+    Returns:
+        An id for each, as the driver names it (``GPU-...`` or ``MIG-...``), or "" where torch does not tell it.
 
     Raises:
-        UsageError: there are fewer, or they are of different models: what is measured on them could not be compared.
+        UsageError: torch finds fewer GPUs, or they are of different models, so that times do not compare.
     """
     if gpus < 0:
         raise UsageError(f"--gpus is {gpus}; 0 or more")
@@ -131,11 +165,11 @@ def uuids_of(gpus: int) -> list[str]:
         return []
     import torch
 
-    there = torch.cuda.device_count()
-    if there < gpus:
-        raise UsageError(f"--gpus is {gpus}, torch finds {there} on this machine (of parts of a GPU one at a time)")
+    count = torch.cuda.device_count()
+    if count < gpus:
+        raise UsageError(f"--gpus is {gpus}, torch finds {count} on this machine (of parts of a GPU one at a time)")
     models = {torch.cuda.get_device_name(k) for k in range(gpus)}
     if len(models) > 1:
         raise UsageError(f"--gpus {gpus} are of different models ({', '.join(sorted(models))}); choose with CUDA_VISIBLE_DEVICES")
-    found = [str(getattr(torch.cuda.get_device_properties(k), "uuid", "")) for k in range(gpus)]
-    return [u if not u or u.startswith(("GPU-", "MIG-")) else f"GPU-{u}" for u in found]
+    uuids = [str(getattr(torch.cuda.get_device_properties(k), "uuid", "")) for k in range(gpus)]
+    return [u if not u or u.startswith(("GPU-", "MIG-")) else f"GPU-{u}" for u in uuids]

@@ -1,4 +1,4 @@
-"""Where gradings run: the ``WorkerPool`` protocol, and its two plain forms, in this process and in worker processes."""
+"""Worker pools run gradings: the ``WorkerPool`` protocol, and pools in this process and in worker processes."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from kbx_env.outcome import GRADER_FAILED, FaultKind, Outcome
 from kbx_env.store import request_key
 
 GRADER = "kbx_env.grading.grader:Grader"
+"""Default grader of a worker, as ``module:name``."""
 CORES = "KBX_CORES"
-"""Environment variable that tells a worker its cores."""
+"""Environment variable with the CPU cores of a worker, separated by commas."""
 START_SECONDS = 300.0
-"""A worker that has not got ready by then hangs, and is replaced."""
+"""A worker that is not ready after so many seconds counts as hung, and is replaced."""
 
 
 class WorkerLost(KbxError):
-    """The place where a grading ran is gone (died, or killed at its deadline); says nothing about the submission."""
+    """The worker of a grading died or was killed at its deadline. This says nothing about the submission."""
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One grading to do.
+    """A submission to grade. Keys do not depend on ``priority`` and ``deadline``, which do not change the outcome.
 
     Attributes:
         task: ``category/name``.
         source: the submission.
-        options: those of ``grade``.
-        about: what else names the record (versions, ...).
-        policy: who handed it in.
-        sample: which of the policy's answers it is.
-        priority: requests of a higher one begin first; equal ones in order of submission.
-        deadline: seconds from submission to verdict; ``None``: no limit but that of the executor. Neither of these two
-            says what is graded, so no key depends on them.
+        options: fields of ``kbx_env.options.GradeOptions`` by name.
+        about: further fields of the stored record (versions, ...).
+        policy: name of the policy that wrote the submission.
+        sample: number of the submission among those of the policy for the task.
+        priority: requests with a higher priority begin first, equal priorities in order of submission.
+        deadline: seconds from submission to outcome; ``None`` for no limit except the one of the executor.
 
     Raises:
         UsageError: the priority is not a whole number, or the deadline not a number of seconds above 0.
@@ -63,25 +63,26 @@ class Request:
     deadline: float | None = None
 
     def __post_init__(self) -> None:
+        """Check priority and deadline."""
         if not isinstance(self.priority, int):
             raise UsageError(f"priority {self.priority!r} of a request; a whole number, 0 is usual, higher goes first")
         if self.deadline is not None and not (isinstance(self.deadline, int | float) and self.deadline > 0):
             raise UsageError(f"deadline {self.deadline!r} of a request; seconds above 0, or None for no deadline")
 
     @property
-    def _named(self) -> dict[str, Any]:
-        """The options as keys spell them: published sizes, all there were once, go without saying."""
+    def _key_options(self) -> dict[str, Any]:
+        """The options without ``sizes="published"``, which older keys do not have."""
         return {k: v for k, v in self.options.items() if (k, v) != ("sizes", "published")}
 
     @property
     def content(self) -> str:
-        """What is graded: requests of equal content that are under way at the same time share one grading."""
-        return request_key({"task": self.task, **self._named}, self.source)
+        """Key of task, options and source. Requests of equal content that are in progress share one grading."""
+        return request_key({"task": self.task, **self._key_options}, self.source)
 
     @property
     def record(self) -> dict[str, Any]:
-        """Everything but the source that identifies the stored grading."""
-        return {"policy": self.policy, "sample": self.sample, "task": self.task, **self._named, **self.about}
+        """All fields except the source that identify the stored grading."""
+        return {"policy": self.policy, "sample": self.sample, "task": self.task, **self._key_options, **self.about}
 
     @property
     def key(self) -> str:
@@ -90,52 +91,82 @@ class Request:
 
 
 class WorkerPool(Protocol):
-    """A place where gradings run, ``width`` at a time."""
+    """Runs gradings, ``width`` at a time. Thread-safe.
+
+    Attributes:
+        width: gradings that can run at the same time.
+    """
 
     width: int
 
     def grade(self, request: Request, deadline: float) -> Outcome:
-        """Grade within ``deadline`` seconds, or raise ``WorkerLost``."""
+        """Grade a submission.
+
+        Args:
+            request: the submission.
+            deadline: seconds.
+
+        Returns:
+            The outcome.
+
+        Raises:
+            WorkerLost: the worker died, or the deadline passed.
+            UsageError: the grader refuses the request.
+        """
 
     def close(self) -> None:
-        """End it."""
+        """End all workers, busy ones too."""
 
 
 class InlinePool:
-    """Calls a grade function in this process, one at a time; its own wall limit bounds it, not the deadline."""
+    """Calls a grade function in this process. The deadline is ignored: the function has its own wall limit."""
 
     def __init__(self, grade: Callable[..., Outcome], width: int = 1) -> None:
+        """Wrap a grade function.
+
+        Args:
+            grade: called with task, source and the options; it belongs to the caller.
+            width: calls at a time; above 1 the function must be thread-safe.
+        """
         self._grade, self.width = grade, width
 
     def grade(self, request: Request, deadline: float) -> Outcome:
-        """Grade here."""
+        """Grade in the calling thread.
+
+        Args:
+            request: the submission.
+            deadline: ignored.
+
+        Returns:
+            The outcome.
+        """
         return self._grade(request.task, request.source, **request.options)
 
     def close(self) -> None:
-        """Nothing to end: the function belongs to the caller."""
+        """Do nothing: the function belongs to the caller."""
 
 
 class ProcessPool:
-    """Worker processes with a warm grader each. They talk JSON lines: nothing of a submission is unpickled.
+    """Worker processes with a warm grader each. They exchange JSON lines, so nothing of a submission is unpickled.
 
-    A worker that dies or misses its deadline is killed with its group and replaced. One that is still getting ready when
-    a deadline passes is left to it: else a short deadline would kill every worker before its first verdict.
+    A worker that dies or misses a deadline is killed with its process group and replaced. A worker that is still starting
+    when a deadline passes is kept: otherwise a short deadline would kill every worker before its first outcome.
     """
 
     def __init__(
         self, workers: int, grader: str = GRADER, ahead: bool = True, env: Mapping[str, str] | None = None,
         cores: Collection[int] | None = None,
     ) -> None:  # fmt: skip
-        """A lane of so many processes.
+        """Make a pool of worker processes.
 
         Args:
-            workers: gradings at a time.
-            grader: ``module:name`` of what makes a grader without arguments; it has ``grade`` and ``close``, and may have
-                ``zygote``, which is called before the first request.
-            ahead: start every worker now, and the successor of one that died at once; they get warm in the background.
-                Otherwise a worker is started by the first request that finds none.
-            env: added to the environment of the workers (which GPU they see, ...).
-            cores: on which they run; default: where the system likes.
+            workers: number of processes: gradings at a time.
+            grader: ``module:name`` of a callable that makes a grader without arguments. A grader has ``grade`` and
+                ``close``, and may have ``zygote``, which is called before the first request.
+            ahead: start every worker now, and replace one that died at once; they warm up in the background. Otherwise a
+                worker starts with the first request that needs it.
+            env: environment variables of the workers, added to those of this process.
+            cores: CPU cores on which the workers run; by default any.
 
         Raises:
             UsageError: fewer than one worker.
@@ -150,20 +181,39 @@ class ProcessPool:
             self._idle.put(self._start() if ahead else None)
 
     def grade(self, request: Request, deadline: float) -> Outcome:
-        """Grade in a free worker."""
+        """Grade in a free worker; wait until one is free.
+
+        Args:
+            request: the submission.
+            deadline: seconds from the moment a worker is free.
+
+        Returns:
+            The outcome.
+
+        Raises:
+            WorkerLost: the worker died, the deadline passed, or the pool is closed.
+            UsageError: the grader refuses the request.
+        """
         worker = self._idle.get()
         try:
             if worker is None or not worker.alive:
                 worker = self._start()
             outcome = worker.ask(request, deadline)
-            if spent(outcome):
+            if poisons_worker(outcome):
                 worker.kill()
             return outcome
         finally:
             self._idle.put(self._successor(worker))
 
     def ready(self, timeout: float) -> bool:
-        """Wait until every idle worker is warm, at most ``timeout`` seconds; for who measures. False: not in time."""
+        """Wait until all workers are warm, so that a benchmark does not measure their start.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            Whether all live workers were warm in time.
+        """
         until = time.monotonic() + timeout
         with self._lock:
             workers = list(self._all)
@@ -174,21 +224,21 @@ class ProcessPool:
             return worker
         try:
             return self._start() if self._ahead else None
-        except (WorkerLost, OSError):  # closed, or no process to be had: the next request tries again, and is told
+        except (WorkerLost, OSError):  # closed, or no process: the next request tries again, and gets the error
             return None
 
     def _start(self) -> _Worker:
         with self._lock:
             if self._closed:
-                raise WorkerLost("the lane is closed")
+                raise WorkerLost("the worker pool is closed")
             self._all = {w for w in self._all if w.alive}
-            many = len(self._cores or ()) or os.cpu_count() or 1
-            worker = _Worker(self._grader, max(1, many // self.width), self._env, self._cores)
+            cores = len(self._cores or ()) or os.cpu_count() or 1
+            worker = _Worker(self._grader, max(1, cores // self.width), self._env, self._cores)
             self._all.add(worker)
             return worker
 
     def close(self) -> None:
-        """End every worker, busy ones too."""
+        """Kill all workers, busy ones too."""
         with self._lock:
             self._closed = True
             for worker in self._all:
@@ -196,17 +246,28 @@ class ProcessPool:
 
 
 class _Worker:
-    """One worker process, seen from the lane."""
+    """The pool's handle of one worker process."""
 
-    def __init__(self, grader: str, threads: int, more: Mapping[str, str], cores: Collection[int] | None = None) -> None:
+    def __init__(
+        self, grader: str, threads: int, extra_env: Mapping[str, str], cores: Collection[int] | None = None
+    ) -> None:
+        """Start the process.
+
+        Args:
+            grader: ``module:name``.
+            threads: CPU threads of torch, unless the environment sets ``OMP_NUM_THREADS``.
+            extra_env: environment variables, added to those of this process.
+            cores: CPU cores of the process; by default any.
+        """
         root = str(Path(kbx_env.__file__).resolve().parent.parent)
-        env = {**os.environ, **more, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+        env = {**os.environ, **extra_env}
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         # Each worker's torch would take every core: on 2 cores, 2 workers were half as fast as with one thread each.
         env.setdefault("OMP_NUM_THREADS", str(threads))
         if cores:
             env[CORES] = ",".join(map(str, sorted(cores)))
         self._ready, self._began, self._reading = False, time.monotonic(), threading.Lock()
-        # A session of its own: Ctrl-C reaches the parent alone, which then ends the workers in order.
+        # In its own session: Ctrl-C reaches the parent alone, which then ends the workers in order.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "kbx_env.executor.pools.worker", grader],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True,
@@ -214,23 +275,31 @@ class _Worker:
 
     @property
     def alive(self) -> bool:
+        """Whether the process runs."""
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Kill the group; the sandbox behind it ends when its sockets close."""
+        """Kill the process group. The sandbox of the worker ends when its sockets close."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except OSError:
             pass
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
-            # Whoever reads in another thread has met the end by now. What could not be written any more is lost anyway.
+            # Another thread that reads has met the end of the stream by now. Unwritten data is lost anyway.
             with contextlib.suppress(OSError, ValueError):
                 if pipe:
                     pipe.close()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is warm, or has ended (which asking it tells), within so many seconds."""
+        """Wait until the worker is warm or has ended; ``ask`` tells the two apart.
+
+        Args:
+            seconds: the longest wait.
+
+        Returns:
+            Whether it is warm or has ended.
+        """
         assert self._process.stdout
         poll = select.poll()
         poll.register(self._process.stdout, select.POLLIN)
@@ -242,11 +311,18 @@ class _Worker:
         return self._ready
 
     def ask(self, request: Request, deadline: float) -> Outcome:
-        """One request, one verdict.
+        """Send a request and wait for the outcome.
+
+        Args:
+            request: the submission.
+            deadline: seconds.
+
+        Returns:
+            The outcome.
 
         Raises:
-            WorkerLost: it died, or the deadline has passed.
-            UsageError: what the grader refuses.
+            WorkerLost: the worker died, or the deadline passed.
+            UsageError: the grader refuses the request.
         """
         assert self._process.stdin and self._process.stdout
         start = time.monotonic()
@@ -255,13 +331,13 @@ class _Worker:
                 self.kill()
             raise WorkerLost(f"no verdict within {deadline:g} s: the worker was still starting")
         data = {"task": request.task, "source": base64.b64encode(request.source).decode(), "options": request.options}
-        late = threading.Event()
+        timed_out = threading.Event()
 
-        def too_late() -> None:
-            late.set()
+        def on_timeout() -> None:
+            timed_out.set()
             self.kill()
 
-        timer = threading.Timer(max(0.0, start + deadline - time.monotonic()), too_late)
+        timer = threading.Timer(max(0.0, start + deadline - time.monotonic()), on_timeout)
         timer.daemon = True
         timer.start()
         try:
@@ -270,9 +346,9 @@ class _Worker:
             line = self._process.stdout.readline()
             reply = json.loads(line) if line.endswith(b"\n") else None
             if reply:
-                return verdict(reply)
+                return outcome_of(reply)
         except WorkerLost:
-            self.kill()  # what raised may have left anything behind
+            self.kill()  # after an error of the grader the state of the process is unknown
             raise
         except (OSError, ValueError, KeyError) as e:
             if isinstance(e, UsageError):
@@ -280,12 +356,22 @@ class _Worker:
         finally:
             timer.cancel()
         self.kill()
-        raise WorkerLost(f"no verdict within {deadline:g} s" if late.is_set() else
+        raise WorkerLost(f"no verdict within {deadline:g} s" if timed_out.is_set() else
                        f"the grading process died (exit {self._process.returncode})")  # fmt: skip
 
 
-def answer(grader: Any, task: str, source: bytes, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a worker of a lane replies: plain data, whatever the grading came to."""
+def reply_of(grader: Any, task: str, source: bytes, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Grade in a worker, and put the result or the error into plain data. Never raises an ``Exception``.
+
+    Args:
+        grader: has a method ``grade``.
+        task: ``category/name``.
+        source: the submission.
+        options: fields of ``kbx_env.options.GradeOptions`` by name.
+
+    Returns:
+        A JSON object: ``outcome``, ``usage`` (message of a ``UsageError``) or ``error`` (any other exception).
+    """
     try:
         return {"outcome": grader.grade(task, source, **options).to_dict()}
     except UsageError as e:
@@ -294,12 +380,18 @@ def answer(grader: Any, task: str, source: bytes, options: Mapping[str, Any]) ->
         return {"error": f"{type(e).__name__}: {e}"}
 
 
-def verdict(reply: Mapping[str, Any]) -> Outcome:
-    """What a reply of ``answer`` means on the lane's side.
+def outcome_of(reply: Mapping[str, Any]) -> Outcome:
+    """Read a reply of ``reply_of``.
+
+    Args:
+        reply: the JSON object.
+
+    Returns:
+        The outcome.
 
     Raises:
-        UsageError: the grader said that the request cannot be graded.
-        WorkerLost: the grader failed.
+        UsageError: the grader refused the request.
+        WorkerLost: the grader raised any other exception.
     """
     if "usage" in reply:
         raise UsageError(reply["usage"])
@@ -308,6 +400,6 @@ def verdict(reply: Mapping[str, Any]) -> Outcome:
     return Outcome.from_dict(reply["outcome"])
 
 
-def spent(outcome: Outcome) -> bool:
-    """Whether the process that gave this outcome must not be used again: an error of CUDA stays in it for good."""
+def poisons_worker(outcome: Outcome) -> bool:
+    """Return whether the process that gave this outcome must not be used again: an error of CUDA stays in a process."""
     return outcome.fault_kind is FaultKind.GRADER_FAILED

@@ -1,4 +1,4 @@
-"""Connects to Ray quietly, and says within seconds what is wrong when that cannot be done."""
+"""Connects to Ray without terminal output. Reports within seconds why a connection is not possible."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ import kbx_env
 from kbx_env.errors import UsageError
 
 _PROBE_SECONDS = 20.0
+"""Time limit of the process that asks a Ray head for an answer."""
 
 
 def last_line(e: BaseException) -> str:
-    """The last line of what Ray says: the cause, below the traceback of its worker."""
+    """Return type and last line of an error of Ray, at most 300 characters: the cause stands below a traceback."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     return f"{type(e).__name__}: {lines[-1] if lines else ''}"[:300]
 
 
 def connect(address: str, workers: int | None = None) -> tuple[Any, bool]:
-    """Connect, or start Ray here, without a word on the terminal. A Ray that is already in use is left as it is.
+    """Connect to a cluster, or start Ray on this machine, without terminal output. An existing connection is kept.
 
     Args:
-        address: ``local`` starts Ray, ``auto`` finds one that runs here, ``HOST:PORT`` is a cluster's head.
-        workers: cores that a Ray started here shall offer at least; by default those of the machine.
+        address: ``local`` starts Ray, ``auto`` finds one that runs on this machine, ``HOST:PORT`` is a cluster's head.
+        workers: CPUs that a Ray started here offers at least; by default the number of cores.
 
     Returns:
-        The module ``ray``, and whether it was connected here: then the caller owes a ``disconnect``.
+        The module ``ray``, and whether this call connected it: then the caller must call ``disconnect``.
 
     Raises:
         UsageError: Ray is not installed, or does not answer.
@@ -46,14 +47,14 @@ def connect(address: str, workers: int | None = None) -> tuple[Any, bool]:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     before = os.environ.get("PYTHONPATH")
     if address == "local":
-        # A clone that is not installed: the actors find the package as the workers of the process lane do.
+        # For a clone that is not installed: the actors find the package as the workers of ``ProcessPool`` do.
         root = str(Path(kbx_env.__file__).resolve().parent.parent)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, before]))
         cores = max(os.cpu_count() or 1, workers or 1)
         options |= {"include_dashboard": False, "num_cpus": cores, "object_store_memory": 100 << 20}
     elif address != "auto":
         _probe(address)
-    # Ray prints a paragraph for every actor that dies, whatever log_to_driver says; the outcomes name each.
+    # Ray prints a paragraph for every actor that dies, even without log_to_driver; the outcomes report them.
     ray._private.worker._worker_logs_enabled = False
     try:
         ray.init(address=address, **options)
@@ -69,7 +70,7 @@ def connect(address: str, workers: int | None = None) -> tuple[Any, bool]:
 
 
 def disconnect() -> None:
-    """Undo ``connect``: end a Ray that it started, leave a cluster that it joined."""
+    """Undo ``connect``: stop the Ray that it started, or leave the cluster that it joined."""
     import ray
 
     ray.shutdown()
@@ -77,14 +78,14 @@ def disconnect() -> None:
 
 
 def _probe(address: str) -> None:
-    """Raise UsageError unless a Ray head answers: ``ray.init`` itself would try for minutes, printing warnings."""
+    """Raise ``UsageError`` unless a Ray head answers: ``ray.init`` would try for minutes and print warnings."""
     found = re.fullmatch(r"([\w.-]+):(\d{1,5})", address)
     if found is None:
         raise UsageError(f"Ray address {address!r}; local, auto, or HOST:PORT of the head (6379 by default)")
     try:
         socket.create_connection((found[1], int(found[2])), timeout=5).close()
-        # In a process of its own, because a port that is open but no head of Ray keeps its client for minutes.
-        ask = [sys.executable, "-c", f"import ray; ray._raylet.GcsClient(address={address!r})"]
-        subprocess.run(ask, capture_output=True, timeout=_PROBE_SECONDS, check=True)
+        # In a separate process: an open port that is not a Ray head blocks the client for minutes.
+        command = [sys.executable, "-c", f"import ray; ray._raylet.GcsClient(address={address!r})"]
+        subprocess.run(command, capture_output=True, timeout=_PROBE_SECONDS, check=True)
     except (OSError, OverflowError, subprocess.SubprocessError) as e:
         raise UsageError(f"nothing answers at the Ray address {address!r}; give HOST:PORT of a running head") from e

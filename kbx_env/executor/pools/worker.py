@@ -1,4 +1,4 @@
-"""The main program of a worker process: a warm grader that reads requests and writes verdicts, a JSON object a line."""
+"""Main program of a worker process: reads requests and writes replies, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -9,31 +9,35 @@ import os
 import sys
 
 from kbx_env.errors import SandboxError
-from kbx_env.executor.pools.process import CORES, answer
+from kbx_env.executor.pools.process import CORES, reply_of
 
 
 def serve(spec: str) -> None:
-    """The worker's loop: a request a line in, a verdict a line out."""
+    """Serve requests from stdin until it closes.
+
+    Args:
+        spec: ``module:name`` of a callable that makes the grader.
+    """
     if cores := os.environ.pop(CORES, ""):
-        # Before it has a second thread or a process: all of them run where it runs.
+        # Before the first thread or child process starts: they inherit the cores.
         os.sched_setaffinity(0, {int(c) for c in cores.split(",")})
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not land between the verdicts
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries may print to stdout, which would disturb the replies
     module, _, name = spec.partition(":")
     grader = getattr(importlib.import_module(module), name)()
     if warm := getattr(grader, "zygote", None):
         try:
             warm()
-        except SandboxError:  # the first grading tries again, and tells
+        except SandboxError:  # the first grading tries again, and reports the error
             pass
-    answers.write("ready\n")
-    answers.flush()
+    replies.write("ready\n")
+    replies.flush()
     try:
         for line in sys.stdin:
-            ask = json.loads(line)
-            reply = answer(grader, ask["task"], base64.b64decode(ask["source"]), ask["options"])
-            answers.write(json.dumps(reply) + "\n")
-            answers.flush()
+            request = json.loads(line)
+            reply = reply_of(grader, request["task"], base64.b64decode(request["source"]), request["options"])
+            replies.write(json.dumps(reply) + "\n")
+            replies.flush()
     except BrokenPipeError:  # the parent is gone
         pass
     finally:

@@ -1,4 +1,4 @@
-"""One grading's engine, seen from the grader: sends it the trace, gets values, results and facts back."""
+"""Client of the engine process of a grading: sends traces of calls, gets values, results and facts back."""
 
 from __future__ import annotations
 
@@ -16,29 +16,47 @@ from kbx_env.grading.runtime.zygote_client import OUTSIDE, Zygote
 from kbx_env.protocol import wire
 
 HOST_READS, READ_BYTES = 64, 8
-"""Scalars of one call that the host code may see, and the bytes of one."""
+"""Values that the host code may read back in one call, and the bytes that count as one value."""
 
 
 class EngineError(Exception):
     """The engine ended the call.
 
     Attributes:
-        kind: policy, runtime, forged, memory, unsupported, timeout, broken or died.
+        kind: ``policy``, ``runtime``, ``forged``, ``memory``, ``unsupported``, ``timeout``, ``broken`` or ``died``.
+        name: type of the error.
+        line: source line of the submission; ``None`` if unknown.
     """
 
     def __init__(self, kind: str, name: str, message: str, line: int | None = None) -> None:
+        """Make an error.
+
+        Args:
+            kind: one of the kinds above.
+            name: type of the error.
+            message: what happened.
+            line: source line of the submission.
+        """
         super().__init__(message)
         self.kind, self.name, self.line = kind, name, line
 
 
 @dataclass
 class Origin:
-    """Where the values of one result came from; counts are elements, ``None`` on a device that executes for itself."""
+    """Where the values of one result came from.
+
+    Attributes:
+        elements: number of elements.
+        stored: elements that a Triton store wrote.
+        moved: elements that torch or the host wrote, not a kernel.
+        unwritten: elements that nothing wrote.
+        inputs: names of the inputs that may reach the result.
+        dots: kinds of matrix products that may reach the result.
+    """
 
     elements: int
     stored: int
     moved: int
-    """Put there by torch or by the host, not by a kernel."""
     unwritten: int
     inputs: frozenset[str]
     dots: frozenset[str]
@@ -46,7 +64,23 @@ class Origin:
 
 @dataclass
 class Facts:
-    """What the launches of one call did, as the engine saw it. Bytes, and operations by unit."""
+    """What the launches of one call did, as the engine counted it. Sizes are bytes.
+
+    Attributes:
+        launches: number of launches.
+        loaded: bytes loaded.
+        stored: bytes stored.
+        atomic: bytes updated atomically.
+        sectors: bytes of the 32-byte sectors that were touched.
+        reread: bytes loaded again by the same launch.
+        dots: kinds of matrix products.
+        flops: operations by unit.
+        findings: fields of ``kbx_env.outcome.Finding`` for each.
+        kernels: traffic by kernel.
+        between: bytes through memory that is neither an argument nor a result.
+        buffers: number of storages of such memory.
+        operands: kinds of products and of roundings to int8, and whether every operand depends on an input.
+    """
 
     launches: int = 0
     loaded: int = 0
@@ -59,39 +93,57 @@ class Facts:
     findings: tuple[Mapping[str, Any], ...] = ()
     kernels: tuple[Mapping[str, Any], ...] = ()
     between: int = 0
-    """Bytes through memory that is neither an argument nor a result, in ``buffers`` storages."""
     buffers: int = 0
     operands: tuple[tuple[str, bool], ...] = ()
-    """Kinds of products and of roundings to int8, and whether every operand depends on an input."""
 
     @property
     def moved(self) -> int:
-        """Bytes loaded, stored and updated."""
+        """Bytes loaded, stored and updated atomically."""
         return self.loaded + self.stored + self.atomic
 
 
 @dataclass
 class Traced:
-    """One executed call."""
+    """One executed call.
+
+    Attributes:
+        answer: results and changed arguments.
+        broken: why the results cannot be judged: one is no tensor; else ``None``.
+        origins: of the results, then of the arguments that the call wrote.
+        facts: of its launches.
+        effect: how the call changed memory that it must not change; else ``None``.
+    """
 
     answer: Answer
     broken: str | None
     origins: tuple[Origin, ...]
     facts: Facts
     effect: str | None
-    """What the call did to memory that was not its to change."""
 
 
 class Engine:
-    """The process that executes one submission's trace."""
+    """The process that executes the traces of one submission.
+
+    Attributes:
+        facts: of the last call, as far as it came.
+        keep: whether the engine keeps calls for ``again`` and ``census``.
+        totals: value of ``_schemes.TOTALS`` that matched the last metamorphic check; it is tried first in the next one.
+    """
 
     def __init__(self, zygote: Zygote, reads: float = HOST_READS) -> None:
-        self._process, self._reads = zygote.spawn(role="engine"), reads
+        """Start the process.
+
+        Args:
+            zygote: forks it.
+            reads: values that the host code may read back in one call.
+
+        Raises:
+            SandboxError: the process did not start.
+        """
+        self._process, self._max_reads = zygote.spawn(role="engine"), reads
         self.facts = Facts()
         self.keep = False
-        """Whether calls are remembered for ``again``."""
         self.totals = False
-        """Which of two sums of integers followed the exchange in the last call; see ``_schemes.TOTALS``."""
         self._views: list[Any] = []
 
     def close(self) -> None:
@@ -102,18 +154,21 @@ class Engine:
         self, sent: Mapping[str, Any], ask: Callable[[dict[str, Any]], dict[str, Any]], first: dict[str, Any],
         seconds: Callable[[], float], **flags: bool,
     ) -> Traced:  # fmt: skip
-        """Execute one call.
+        """Execute one call. Answers the host code's reads meanwhile.
 
         Args:
-            sent: the arguments; tensors hold the secret values.
-            ask: answers the runner and returns its next message.
-            first: the runner's first message.
-            seconds: what is left of the wall time.
-            flags: ``moves``, ``picks``, ``torch_ops`` and ``ablate``, see the engine's ``begin``.
+            sent: the arguments by name; tensors hold the secret values.
+            ask: sends a reply to the runner and returns its next message.
+            first: the first message of the runner.
+            seconds: returns the seconds that are left of the wall limit.
+            **flags: ``moves``, ``picks``, ``torch_ops`` and ``ablate``, as ``begin`` of the engine takes them.
+
+        Returns:
+            Results, changed arguments, and facts.
 
         Raises:
-            EngineError: the trace or a launch failed.
-            wire.WireError: the runner's message makes no sense.
+            EngineError: the trace or a launch failed, or the host code read back too many values.
+            wire.WireError: a message of the runner is malformed.
             SandboxError: the engine was killed from outside.
         """
         message, begun, reads = first, False, 0.0
@@ -134,31 +189,31 @@ class Engine:
             header |= {"read": [message["want"]], "wanted": True, "facts": True}
             _, data = self._ask(header, blobs, seconds())
             values = _values(message["want"], data[0])
-            # A complex number may carry sixteen bytes of anything.
+            # By bytes, because a complex number can carry sixteen bytes of any data.
             reads += len(data[0]) / READ_BYTES
-            if reads > self._reads:
-                raise EngineError("policy", "host_traffic", f"more than {self._reads} values read back in one call")
+            if reads > self._max_reads:
+                raise EngineError("policy", "host_traffic", f"more than {self._max_reads} values read back in one call")
             message = ask({"values": values})
         claims = _list(message.get("outputs"))[: wire.MAX_BLOBS // 2]
         views = self._views = [c["view"] for c in claims if c["k"] == "view"]
-        # Where the arguments lie is known here; a runner could name a copy that it has left alone.
-        places = {k: _place(bases, k, t) for k, t in tensors.items() if t.numel()}
-        after = {k: _span(v, tensors[k]) for k, v in places.items() if k != "out"}
-        header |= {"read": [*views, *after.values()], "results": len(views), "facts": True}
+        # The grader computes the views of the arguments: the runner could name an unchanged copy instead.
+        argument_views = {k: _argument_view(bases, k, t) for k, t in tensors.items() if t.numel()}
+        span_views = {k: _span_view(v, tensors[k]) for k, v in argument_views.items() if k != "out"}
+        header |= {"read": [*views, *span_views.values()], "results": len(views), "facts": True}
         reply, data = self._ask(header, blobs, seconds())
         outputs = [_tensor(v, d) for v, d in zip(views, data, strict=False)]
-        spans = {k: _tensor(v, d) for (k, v), d in zip(after.items(), data[len(views) :], strict=True)}
+        spans = {k: _tensor(v, d) for (k, v), d in zip(span_views.items(), data[len(views) :], strict=True)}
         changed = {k: t.clone() for k, t in tensors.items() if not t.numel() and k != "out"}
         changed |= {k: s.as_strided(tensors[k].shape, tensors[k].stride()) for k, s in spans.items()}
         effect = next((f"what lies between the elements of {k!r} was changed" for k, s in spans.items()
-                       if not _gaps_alike(s, tensors[k])), None)  # fmt: skip
+                       if not _gaps_unchanged(s, tensors[k])), None)  # fmt: skip
         if any(r["again"] for r in reply["read"][: len(views)]):
             effect = effect or "the result lies in the memory of an earlier call's result, which it overwrites"
-        alias = tuple(next((k for k, p in places.items() if p == v and tensors[k].numel()), None) for v in views)
+        alias = tuple(next((k for k, p in argument_views.items() if p == v and tensors[k].numel()), None) for v in views)
         shares = tuple(
-            next((k for k, p in places.items() if p[0] == v[0] and _numel(p) and _numel(v)), None) for v in views
+            next((k for k, p in argument_views.items() if p[0] == v[0] and _numel(p) and _numel(v)), None) for v in views
         )
-        kinds = [str(c.get("type")) for c in claims if c["k"] != "view"]
+        other_types = [str(c.get("type")) for c in claims if c["k"] != "view"]
         answer = Answer(
             outputs=tuple(outputs), is_tuple=bool(message["is_tuple"]), after=changed, aliases=alias, shares=shares,
             strides=tuple(tuple(v[4]) for v in views),
@@ -170,13 +225,18 @@ class Engine:
         )
         written = tuple(
             Origin(r["elements"], r["stored"], r["moved"], r["unwritten"], frozenset(r["inputs"]), frozenset(r["dots"]))
-            for k, r in zip(after, reply["read"][len(views) :], strict=True) if r["stored"] or r["moved"]
+            for k, r in zip(span_views, reply["read"][len(views) :], strict=True) if r["stored"] or r["moved"]
         )  # fmt: skip
-        broken = f"returned a {kinds[0]} where a tensor was expected" if kinds else None
+        broken = f"returned a {other_types[0]} where a tensor was expected" if other_types else None
         return Traced(answer, broken, origins + written, self.facts, effect)
 
     def again(self, place: str, table: Sequence[int], seconds: float) -> tuple[tuple[torch.Tensor, ...], int]:
-        """Execute the last call once more with other integers; see ``backends.engine.again``.
+        """Execute the last call once more with other integers, as ``backends.engine.replay`` does it.
+
+        Args:
+            place: operations whose integers are replaced, as ``Disturbance`` names them.
+            table: 256 bytes, by the byte that they replace.
+            seconds: time limit.
 
         Returns:
             The results, and how much of the work met other integers.
@@ -184,50 +244,59 @@ class Engine:
         Raises:
             EngineError: a launch failed that had not failed before.
         """
-        asked = {"place": place, "table": list(table), "seconds": seconds}
-        reply, data = self._ask({"again": asked, "read": self._views}, [], seconds)
+        change = {"place": place, "table": list(table), "seconds": seconds}
+        reply, data = self._ask({"again": change, "read": self._views}, [], seconds)
         return tuple(_tensor(v, d) for v, d in zip(self._views, data, strict=True)), int(reply["touched"])
 
     def census(self, seconds: float) -> list[list[int]]:
-        """Execute the last call once more as it was; how often each byte occurred in each operand of an int8 product, each result
-        of a rounding to int8 and each load of packed bytes.
+        """Execute the last call once more unchanged, and count bytes.
+
+        Args:
+            seconds: time limit.
+
+        Returns:
+            How often each byte occurred, 256 numbers for each operand of an int8 product, each result of a rounding to int8,
+            and each load of packed bytes.
 
         Raises:
             EngineError: a launch failed that had not failed before.
         """
-        asked = {"place": "products", "table": list(range(256)), "seconds": seconds, "count": True}
-        reply, _ = self._ask({"again": asked, "read": []}, [], seconds)
+        change = {"place": "products", "table": list(range(256)), "seconds": seconds, "count": True}
+        reply, _ = self._ask({"again": change, "read": []}, [], seconds)
         return [[int(n) for n in row] for row in reply["seen"]]
 
     def estimate(
         self, device: str, tiles: Mapping[str, torch.Tensor], sizes: Mapping[str, dict[str, Any]], message: dict[str, Any],
         ask: Callable[[dict[str, Any]], dict[str, Any]], seconds: float,
     ) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-        """Estimate a call that is recorded but not executed; returns the estimate and the runner's last message.
+        """Estimate the device time of a call that is recorded but not executed.
 
         Args:
             device: a name that ``kbx_env.backends.cost`` knows.
-            tiles: values to repeat, by argument: of any size.
+            tiles: values by argument, of any size; they are repeated to fill it.
             sizes: the arguments as ``blank`` describes them.
-            message: the runner's first message.
-            ask: answers the runner and returns its next message.
-            seconds: the limit.
+            message: the first message of the runner.
+            ask: sends a reply to the runner and returns its next message.
+            seconds: time limit.
+
+        Returns:
+            The estimate, and the last message of the runner.
 
         Raises:
             EngineError: the call reads a result back, or cannot be counted.
-            wire.WireError: the runner's message makes no sense.
+            wire.WireError: a message of the runner is malformed.
         """
         rows, blobs = [], []
         for name, d in sizes.items():
             if all(d["shape"]):
-                item = wire.DTYPES[d["dtype"]].itemsize
+                itemsize = wire.DTYPES[d["dtype"]].itemsize
                 span = 1 + sum((n - 1) * s for n, s in zip(d["shape"], d["stride"], strict=True))
                 tile = tiles.get(name)
-                same = tile is not None and tile.numel() and wire.NAMES[tile.dtype] == d["dtype"]
-                if same and tile is not None:
+                usable = tile is not None and tile.numel() and wire.NAMES[tile.dtype] == d["dtype"]
+                if usable and tile is not None:
                     blobs.append(wire.raw_bytes(tile.contiguous()))
-                place = dict(message["inputs"])[name]
-                rows.append([place, (d["shift"] + span) * item, d["shift"] * item, len(blobs) - 1 if same else None])
+                base, shift = dict(message["inputs"])[name], d["shift"] * itemsize
+                rows.append([base, shift + span * itemsize, shift, len(blobs) - 1 if usable else None])
         begin: dict[str, Any] = {"inputs": rows, "seconds": seconds}
         while True:
             header = {
@@ -252,15 +321,14 @@ class Engine:
             fate = self._process.fate()
             if fate in OUTSIDE:
                 raise SandboxError(f"the engine was killed from outside (signal {-fate})") from None
-            # Its memory and its stack have limits of their own: whatever else ends it, the launches did.
+            # Memory and stack of the engine are limited: any other end was caused by the launches.
             how = "it hung up" if fate is None else f"signal {-fate}" if fate < 0 else f"exit status {fate}"
             raise EngineError("died", "EngineError", f"executing the launches ended the process ({how})") from None
         except wire.WireError as e:
             raise EngineError("died", "EngineError", f"the launches made more than can be told ({e})") from None
         if "facts" in reply:
-            told = reply["facts"]
             fields: dict[str, Any] = {
-                k: tuple(v) if k in ("dots", "findings", "kernels", "operands") else v for k, v in told.items()
+                k: tuple(v) if k in ("dots", "findings", "kernels", "operands") else v for k, v in reply["facts"].items()
             }
             self.facts = Facts(**fields)
         if not reply.get("ok"):
@@ -269,30 +337,30 @@ class Engine:
 
 
 def blank(t: torch.Tensor) -> dict[str, Any]:
-    """What a runner is told of a tensor: everything but the values."""
+    """Describe a tensor for the runner, without its values."""
     return {
         "k": "blank", "dtype": wire.NAMES[t.dtype], "shape": list(t.shape), "stride": list(t.stride()),
         "shift": t.storage_offset() % 64,
     }  # fmt: skip
 
 
-def _place(bases: Mapping[str, Any], name: str, t: torch.Tensor) -> list[Any]:
-    """Where an argument lies, as a view: given by ``blank``, at the address that the runner found for it."""
+def _argument_view(bases: Mapping[str, Any], name: str, t: torch.Tensor) -> list[Any]:
+    """Return the view of an argument: laid out as ``blank`` says, at the address that the runner chose for it."""
     offset = t.storage_offset() % 64 * t.element_size()
     return [bases[name], str(t.dtype).removeprefix("torch."), offset, list(t.shape), list(t.stride())]
 
 
-def _span(place: list[Any], t: torch.Tensor) -> list[Any]:
-    """The same from the first element to the last, with what lies between."""
-    return [*place[:3], [1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))], [1]]
+def _span_view(view: list[Any], t: torch.Tensor) -> list[Any]:
+    """Return a one-dimensional view from the first element to the last, with the gaps between them."""
+    return [*view[:3], [1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))], [1]]
 
 
-def _gaps_alike(now: torch.Tensor, given: torch.Tensor) -> bool:
-    """Whether nothing changed between the elements of a strided argument."""
-    before = given.as_strided(now.shape, (1,), given.storage_offset())
-    gap = torch.ones(now.shape, dtype=torch.bool)
-    gap.as_strided(given.shape, given.stride()).fill_(False)
-    return torch.equal(now[gap].view(torch.uint8), before[gap].view(torch.uint8))
+def _gaps_unchanged(after: torch.Tensor, argument: torch.Tensor) -> bool:
+    """Return whether nothing changed between the elements of a strided argument, of which ``after`` is the span."""
+    before = argument.as_strided(after.shape, (1,), argument.storage_offset())
+    gap = torch.ones(after.shape, dtype=torch.bool)
+    gap.as_strided(argument.shape, argument.stride()).fill_(False)
+    return torch.equal(after[gap].view(torch.uint8), before[gap].view(torch.uint8))
 
 
 def _inputs(tensors: Mapping[str, torch.Tensor], bases: Mapping[str, Any], blobs: list[bytes]) -> list[list[Any]]:
@@ -302,10 +370,10 @@ def _inputs(tensors: Mapping[str, torch.Tensor], bases: Mapping[str, Any], blobs
         if span:
             size, shift = t.element_size(), t.storage_offset() % 64
             blobs.append(wire.raw_bytes(t, span * size))
-            # What lies in ``out`` is no input: nobody may depend on it.
+            # The values in ``out`` are no input, so it has no name: no result may depend on them.
             rows.append([
                 name if name != "out" else "", bases[name], (shift + span) * size, shift * size, len(blobs) - 1,
-                _place(bases, name, t),
+                _argument_view(bases, name, t),
             ])  # fmt: skip
     return rows
 

@@ -1,4 +1,4 @@
-"""Runs a script that a policy wrote (its own tests) away from the grader: confined, bounded, nothing left behind."""
+"""Runs a script that a policy wrote (its own tests) in a confined process with limits, apart from the grader."""
 
 from __future__ import annotations
 
@@ -24,29 +24,33 @@ from kbx_env.grading.timing.gpu_lock import gpu_lock_of
 from kbx_env.sandbox.script import BOOT, FILES, remove
 
 BACKENDS = ("cpu", "cuda")
+"""Backends of a script."""
 CHARACTERS = 8000
-"""Of each stream, its last ones."""
+"""Last characters that are kept of stdout and of stderr."""
 GRACE = 1.2
-"""Seconds after the wall limit at which a watcher that has not ended by itself is killed."""
+"""Seconds after the wall limit. A watcher process that has not ended by then is killed."""
 REMOVE_SECONDS = 0.2
-"""How long a caller waits for what the watcher could not remove in time."""
+"""Seconds that a caller waits while the rest of the folder is removed."""
 _KEPT = 4 * CHARACTERS + 4
-"""Bytes that hold so many characters, and what is left of one that was cut."""
+"""Bytes kept of a stream: ``CHARACTERS`` of up to four bytes, and the rest of one that was cut."""
 _PASSED_ON = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME",
     "CUDA_PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "TRITON_PTXAS_PATH", "TRITON_LIBCUDA_PATH", "CC",
 )  # fmt: skip
-"""All that a script sees of the environment: keys of models' servers are in there."""
+"""The only environment variables that a script sees. Others may hold secrets, such as API keys of model servers."""
 _NAMESPACES = True
-"""Tests do without them, as some hosts must."""
+"""Whether a script gets its own process namespace. Tests set it to false, as on hosts that allow no namespaces."""
 
 
 @dataclass(frozen=True)
 class ScriptResult:
-    """How a script ended. Everything in it is the script's word: no verdict may rest on it.
+    """How a script ended. The script controls all fields but ``seconds``, so no verdict may depend on them.
 
-    ``status`` is its exit status, negative for a signal, ``None`` when it was ended at the wall limit (seconds);
-    ``stdout`` and ``stderr`` are cut to their last 8,000 characters.
+    Attributes:
+        status: exit status, or minus the signal that ended it; ``None`` if it was ended at the wall limit.
+        stdout: its last 8,000 characters.
+        stderr: its last 8,000 characters.
+        seconds: wall time.
     """
 
     status: int | None
@@ -63,25 +67,28 @@ class ScriptResult:
 def run_script(files: Mapping[str, str], entry: str, *, backend: str = "cpu", wall: float = 30.0) -> ScriptResult:
     """Run ``entry`` with Python in a private folder that holds ``files``.
 
-    The script may write there only, and read there and among the libraries; it reaches no network and no other process, and
-    sees no secret of the environment. On the CPU backend Triton interprets kernels; torch is whole. When the script ends, so
-    does whatever it started. Thread-safe.
+    The script can write in this folder only, and read this folder and the libraries. It reaches no network and no other
+    process, and sees no secret of the environment. On the CPU backend Triton interprets kernels; all of torch is available.
+    All processes that the script started end with it. Thread-safe.
 
     Args:
         files: texts by plain file name.
-        entry: the one to run.
-        backend: ``cpu`` or ``cuda``; there the script shares the GPU's lease, and waits while somebody times.
-        wall: seconds that it may take, without that wait. A script that takes too much of something else (processes,
-            memory, disk) is killed before; ``stderr`` ends with the reason.
+        entry: name of the file to run.
+        backend: ``cpu`` or ``cuda``. On ``cuda`` the script shares the GPU lock, and waits while kernels are timed.
+        wall: seconds that it may take, without that wait. A script that exceeds another limit (processes, memory, disk) is
+            killed earlier; then ``stderr`` ends with the reason.
+
+    Returns:
+        How the script ended.
 
     Raises:
-        UsageError: a name, the backend or the wall limit makes no sense.
-        SandboxError: the machine could not start it.
+        UsageError: a file name, the entry, the backend or the wall limit is not accepted.
+        SandboxError: the script could not be started.
     """
     _check(files, entry, backend, wall)
-    lease = gpu_lock_of(backend)
-    # Shared is enough: its processes have ended before the lease is given back, and who times has the GPU alone.
-    with contextlib.nullcontext() if lease is None else lease.shared():
+    gpu_lock = gpu_lock_of(backend)
+    # The shared lock is enough: its processes end before the lock is released, and timing takes the lock alone.
+    with contextlib.nullcontext() if gpu_lock is None else gpu_lock.shared():
         try:
             folder = tempfile.mkdtemp(prefix="kbx-script-")
         except OSError as e:
@@ -92,7 +99,7 @@ def run_script(files: Mapping[str, str], entry: str, *, backend: str = "cpu", wa
         except OSError as e:
             raise SandboxError(f"a script could not be started: {e}") from e
         finally:
-            _removed(folder)
+            _remove_rest(folder)
 
 
 def _check(files: Mapping[str, str], entry: str, backend: str, wall: float) -> None:
@@ -121,16 +128,16 @@ def _fill(folder: str, files: Mapping[str, str]) -> None:
     for name in (FILES, "home", "tmp"):
         os.mkdir(os.path.join(folder, name))
     for name, text in files.items():
-        # Models' answers hold halves of surrogate pairs now and then: Python shall say what it thinks of them.
+        # Answers of models sometimes hold lone surrogates. They are passed on, so that Python reports the error.
         Path(folder, FILES, name).write_bytes(text.encode("utf-8", "surrogatepass"))
 
 
-def _removed(folder: str) -> None:
-    """Usually it is gone already; on a slow disk the rest goes while the caller has its result."""
+def _remove_rest(folder: str) -> None:
+    """Remove what the watcher left of the folder; on a slow disk, finish in a background thread."""
     if os.path.exists(folder):
-        rest = threading.Thread(target=remove, args=(folder,))
-        rest.start()
-        rest.join(REMOVE_SECONDS)
+        thread = threading.Thread(target=remove, args=(folder,))
+        thread.start()
+        thread.join(REMOVE_SECONDS)
 
 
 def _environment(folder: str, backend: str) -> dict[str, str]:
@@ -144,28 +151,27 @@ def _environment(folder: str, backend: str) -> dict[str, str]:
 
 def _run(folder: str, entry: str, backend: str, wall: float) -> ScriptResult:
     began = time.monotonic()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with ours:
-        with theirs:
-            arguments = [str(Path(kbx_env.__file__).resolve().parent), str(theirs.fileno()), folder, entry, backend]
+    control, watcher_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with control:
+        with watcher_end:
+            arguments = [str(Path(kbx_env.__file__).resolve().parent), str(watcher_end.fileno()), folder, entry, backend]
             process = subprocess.Popen(
                 [sys.executable, "-I", "-B", "-u", "-X", "utf8", "-c", BOOT, *arguments,
                  repr(began + wall), "yes" if _NAMESPACES else "no"],
-                pass_fds=[theirs.fileno()], env=_environment(folder, backend), cwd="/", start_new_session=True,
+                pass_fds=[watcher_end.fileno()], env=_environment(folder, backend), cwd="/", start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )  # fmt: skip
         try:
-            answer, streams = _listen(ours, process, began + wall + GRACE)
+            answer, streams = _listen(control, process, began + wall + GRACE)
             seconds = time.monotonic() - began
         finally:
-            ours.close()
+            control.close()
             _end(process)
     stdout, stderr = (_text(stream, folder) for stream in streams)
     if answer is None and process.returncode > 0:
         raise SandboxError(f"a script could not be started: {stderr[-500:]}")
-    if answer is None:  # something killed the watcher, and the script with it
-        late = seconds >= wall
-        answer = {"status": None if late else process.returncode}
+    if answer is None:  # the watcher was killed, and the script with it
+        answer = {"status": None if seconds >= wall else process.returncode}
     if "error" in answer:
         raise SandboxError(f"a script could not be started: {answer['error']}")
     if "note" in answer:
@@ -174,32 +180,42 @@ def _run(folder: str, entry: str, backend: str, wall: float) -> ScriptResult:
 
 
 def _listen(
-    ours: socket.socket, process: subprocess.Popen[bytes], until: float
+    control: socket.socket, process: subprocess.Popen[bytes], until: float
 ) -> tuple[dict[str, Any] | None, list[bytearray]]:
-    """Keep the streams empty until the watcher says how it went; ``None`` when it does not."""
+    """Read both streams until the watcher reports how the script ended.
+
+    Args:
+        control: connection to the watcher.
+        process: the watcher; the script writes to its streams.
+        until: the latest end, in seconds of ``time.monotonic``.
+
+    Returns:
+        The report, ``None`` if there is none; and the last bytes of stdout and stderr.
+    """
     assert process.stdout is not None and process.stderr is not None
     kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
     with selectors.DefaultSelector() as selector:
         for fd in kept:
             os.set_blocking(fd, False)
             selector.register(fd, selectors.EVENT_READ)
-        selector.register(ours, selectors.EVENT_READ)
-        said = None
-        while said is None and (left := until - time.monotonic()) > 0:
+        selector.register(control, selectors.EVENT_READ)
+        report = None
+        while report is None and (left := until - time.monotonic()) > 0:
             for key, _ in selector.select(left):
-                if key.fileobj is ours:
-                    said = ours.recv(4096)
+                if key.fileobj is control:
+                    report = control.recv(4096)
                 elif not _drain(key.fd, kept[key.fd]):
                     selector.unregister(key.fd)
     for fd, data in kept.items():
-        # What is still in the pipe; no more than a pipe holds, in case somebody has survived who writes.
+        # The rest of the pipe; not more than a pipe holds, in case a surviving process still writes.
         for _ in range(16):
             if not _drain(fd, data):
                 break
-    return json.loads(said) if said else None, list(kept.values())
+    return json.loads(report) if report else None, list(kept.values())
 
 
 def _drain(fd: int, kept: bytearray) -> bool:
+    """Append what a stream has to the bytes kept. Return whether it is still open."""
     try:
         more = os.read(fd, 1 << 16)
     except BlockingIOError:
@@ -211,13 +227,13 @@ def _drain(fd: int, kept: bytearray) -> bool:
 
 
 def _text(data: bytearray, folder: str) -> str:
-    # Where it ran is of no use to anybody, and another name every time.
+    # The path of the folder is useless to the policy, and differs every time.
     text = bytes(data).decode("utf-8", "replace")
     return text.replace(os.path.join(folder, FILES) + os.sep, "")[-CHARACTERS:]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The watcher hears the socket close, and ends; one that does not is killed, and its script with it."""
+    """Wait for the watcher, which ends when the socket closes; if it does not, kill it and its script."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(0.4)
     if process.poll() is None:

@@ -1,4 +1,4 @@
-"""The grader's handle on the sandbox: one warm zygote, one single-use runner per submission."""
+"""Client of the sandbox: one warm zygote, which forks one single-use runner for each submission."""
 
 from __future__ import annotations
 
@@ -23,26 +23,32 @@ from kbx_env.protocol import wire
 from kbx_env.protocol.status import ALIVE
 
 TIMED_BYTES = 16 << 30
-"""Bytes of one reply to a timing command: results and everything that was written in place."""
+"""Most bytes of a reply to a timing command: results, and tensors that were written in place."""
 LOG_BYTES = 256 << 10
-"""A log that is longer than this after one command was flooded: it holds 100 denials of 300 characters at most."""
+"""Most bytes of log after one command. An honest runner writes at most 100 denials of 300 characters; more is a flood."""
 FATE_SECONDS = 5.0
-"""How long a process may take to end after its socket has closed; one that lives on has hung up by itself."""
+"""Seconds that a process may take to end after its socket has closed. One that lives longer closed the socket itself."""
 OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
-"""Fates that come from outside: the out-of-memory killer, an operator. A submission cannot send these signals unnoticed."""
+"""Exit statuses of a process that was killed from outside, by the out-of-memory killer or an operator. A submission cannot send
+these signals unnoticed."""
 
 
 class Zygote:
-    """A warm process that forks runners. Thread-safe; ``close`` ends it."""
+    """A warm process that forks runners and engines. Thread-safe; ``close`` ends it."""
 
     def __init__(self) -> None:
+        """Start the process, and wait until it is warm.
+
+        Raises:
+            SandboxError: it did not start.
+        """
         try:
             self._start()
-        except OSError as e:  # no file descriptor, no process, no space: the machine's trouble
+        except OSError as e:  # no file descriptor, no process, no disk space
             raise SandboxError(f"the sandbox did not start: {e}") from e
 
     def _start(self) -> None:
-        # The zygote outlives a killed grader by the moment it takes to remove this.
+        # If the grader is killed, the zygote removes this folder before it ends.
         self._folder = tempfile.mkdtemp(prefix="kbx-")
         try:
             self._fork()
@@ -51,7 +57,7 @@ class Zygote:
             raise
 
     def _fork(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         root = str(Path(kbx_env.__file__).resolve().parent.parent)
         env = {k: v for k, v in os.environ.items() if not k.upper().endswith(("_KEY", "_TOKEN", "_SECRET"))}
         env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
@@ -59,19 +65,19 @@ class Zygote:
         env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kbx_env.sandbox.zygote", str(theirs.fileno()), self._folder],
-                pass_fds=[theirs.fileno()], env=env, stdin=subprocess.DEVNULL, start_new_session=True,
+                [sys.executable, "-m", "kbx_env.sandbox.zygote", str(zygote_end.fileno()), self._folder],
+                pass_fds=[zygote_end.fileno()], env=env, stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         except OSError:
-            ours.close()
+            control.close()
             raise
         finally:
-            theirs.close()
-        self._control, self._lost = ours, False
+            zygote_end.close()
+        self._control, self._lost = control, False
         self._lock = threading.Lock()
-        ours.settimeout(120)
+        control.settimeout(120)
         try:
-            ready = ours.recv(1)
+            ready = control.recv(1)
         except OSError:
             ready = b""
         if ready != b"R":
@@ -80,39 +86,52 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether the zygote can still be asked."""
+        """Whether the zygote runs and has answered all requests so far."""
         return not self._lost and self._process.poll() is None
 
     def spawn(self, **settings: Any) -> Runner:
-        """Fork a runner.
+        """Fork a runner or an engine.
+
+        Args:
+            **settings: JSON values for the process: its role, device, layers to leave out, ...
+
+        Returns:
+            A handle of the process.
 
         Raises:
-            SandboxError: the zygote is gone.
+            SandboxError: the zygote is gone, or the process did not start.
         """
-        with contextlib.ExitStack() as mine, contextlib.ExitStack() as theirs:
+        with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as always:
             try:
                 folder = tempfile.mkdtemp(dir=self._folder)
-                mine.callback(shutil.rmtree, folder, ignore_errors=True)
-                sock, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-                mine.callback(sock.close)
-                theirs.callback(other.close)
-                log, told = os.pipe()
-                mine.callback(os.close, log)
-                theirs.callback(os.close, told)
-                pid = self.ask(settings | {"folder": folder}, [other.fileno(), told])
+                on_failure.callback(shutil.rmtree, folder, ignore_errors=True)
+                sock, runner_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                on_failure.callback(sock.close)
+                always.callback(runner_end.close)
+                log, log_writer = os.pipe()
+                on_failure.callback(os.close, log)
+                always.callback(os.close, log_writer)
+                pid = self.ask(settings | {"folder": folder}, [runner_end.fileno(), log_writer])
                 if pid <= 0:
                     raise OSError(-pid, os.strerror(-pid))
             except (OSError, SandboxError) as e:
                 raise SandboxError(f"the sandbox could not start a process: {e}") from e
-            mine.pop_all()
+            on_failure.pop_all()
             return Runner(self, sock, pid, folder, log)
 
     def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
-        """One request, one number.
+        """Send a request and read the answer, a number.
+
+        Args:
+            request: JSON object.
+            fds: file descriptors that go with it.
+
+        Returns:
+            The number, as the request defines it.
 
         Raises:
-            SandboxError: the zygote is gone, or does not answer: it is never asked again then, because its late answer
-                would be taken for that of the next request.
+            SandboxError: the zygote is gone, or does not answer. Then no further request is sent, because a late answer would
+                be taken for the answer to the next request.
         """
         with self._lock:
             try:
@@ -128,7 +147,7 @@ class Zygote:
         return int.from_bytes(raw, "little", signed=True)
 
     def close(self) -> None:
-        """End the zygote and all its runners, with whatever they started."""
+        """End the zygote, all its runners, and all processes that these started."""
         with contextlib.suppress(OSError):
             self._control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -140,23 +159,47 @@ class Zygote:
 
 
 class Runner:
-    """One submission's process, seen from the grader."""
+    """The grader's handle of a process that the zygote forked.
+
+    Attributes:
+        pid: id of the process.
+        folder: the only folder in which the process may write.
+        mail: whether the process can send large tensors through CUDA IPC; known after the first ``ask``.
+    """
 
     def __init__(self, zygote: Zygote, sock: socket.socket, pid: int, folder: str, log: int) -> None:
+        """Wrap a forked process.
+
+        Args:
+            zygote: its parent.
+            sock: for commands and replies.
+            pid: id of the process.
+            folder: of the process; removed by ``close``.
+            log: file descriptor from which its log of denied operations is read.
+        """
         self._zygote, self._sock, self.pid, self.folder, self._log = zygote, sock, pid, folder, log
         self._ready = self.mail = False
-        self._rest = b""
+        self._log_rest = b""
         os.set_blocking(log, False)
 
     def ask(
         self, header: dict[str, Any], blobs: list[bytes] | None = None, *, deadline: float
     ) -> tuple[dict[str, Any], list[bytearray]]:
-        """One command, one reply.
+        """Send a command and read the reply.
+
+        Args:
+            header: the command, a JSON object.
+            blobs: bytes that go with it.
+            deadline: in seconds of ``time.monotonic``. The start of the process may take a minute from now even if the
+                deadline is earlier.
+
+        Returns:
+            The reply, and the bytes that go with it.
 
         Raises:
-            wire.Late: no reply before ``deadline`` (monotonic seconds).
-            wire.WireError: the runner died or talked nonsense.
-            SandboxError: the runner could not be set up.
+            wire.Late: no reply before the deadline.
+            wire.WireError: the process died, or its reply is malformed.
+            SandboxError: the process could not be set up.
         """
         if not self._ready:
             try:
@@ -167,23 +210,24 @@ class Runner:
                 raise SandboxError(f"runner could not start: {hello.get('message')}")
             self._ready, self.mail = True, hello.get("mail") is True
         wire.send(self._sock, header, blobs or [], deadline=deadline)
-        # Results at timed sizes, with everything that was written in place, are larger than any correctness case.
-        most = TIMED_BYTES if header.get("op") == "time" else wire.MAX_BYTES
-        reply, data = wire.receive(self._sock, deadline=deadline, max_bytes=most)
+        # Results at timed sizes, with tensors written in place, are larger than any correctness case.
+        max_bytes = TIMED_BYTES if header.get("op") == "time" else wire.MAX_BYTES
+        reply, data = wire.receive(self._sock, deadline=deadline, max_bytes=max_bytes)
         return reply, data
 
     def log(self) -> list[Any]:
-        """What the process wrote into its log since the last time: denials as [rule, detail], and running numbers.
+        """Read what the process wrote into its log since the last call.
 
-        A line that makes no sense is ``None``.
+        Returns:
+            A row for each line: a denial as [rule, detail], or a sequence number; ``None`` for a malformed line and for a flood.
         """
-        text = self._rest
+        text = self._log_rest
         with contextlib.suppress(BlockingIOError):
-            # What came first is kept: who floods the log neither pushes a denial out nor keeps the grader reading.
+            # The first bytes are kept: a flood neither removes an earlier denial nor keeps the grader reading.
             while len(text) < LOG_BYTES and (part := os.read(self._log, 1 << 16)):
                 text += part
         rows: list[Any] = [None] if len(text) >= LOG_BYTES else []
-        *lines, self._rest = text[:LOG_BYTES].split(b"\n")
+        *lines, self._log_rest = text[:LOG_BYTES].split(b"\n")
         for line in lines:
             try:
                 rows.append(wire.parse(line))
@@ -192,19 +236,22 @@ class Runner:
         return rows
 
     def fate(self) -> int | None:
-        """Exit status of a process that hung up, minus the signal that ended it, ``None`` while it lives.
+        """Return how a process ended that closed its socket. Waits up to ``FATE_SECONDS``.
+
+        Returns:
+            The exit status, or minus the signal that ended it; ``None`` if it still lives.
 
         Raises:
             SandboxError: the zygote is gone.
         """
         until = time.monotonic() + FATE_SECONDS
-        # A large process takes its time to end, above all one that held a GPU.
+        # A large process takes time to end, above all one that used a GPU.
         while (status := self._zygote.ask({"fate": self.pid})) == ALIVE and time.monotonic() < until:
             pass
         return None if status == ALIVE else status
 
     def close(self) -> None:
-        """Hang up and kill the whole process group: nothing of a submission outlives its grading."""
+        """Close the socket and kill the process group: no process of a submission outlives its grading."""
         with contextlib.suppress(OSError):
             self._sock.close()
         with contextlib.suppress(OSError):
@@ -218,7 +265,9 @@ class Runner:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Runner:
+        """Return the handle itself."""
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """End the process."""
         self.close()

@@ -57,7 +57,7 @@ def test_few_requests_are_spread_and_a_lost_one_frees_its_place() -> None:
         return answer(task, str(gpu))
 
     lanes = GpuPool([InlinePool(lambda task, source, gpu=k, **_: grade(gpu, task), 2) for k in range(2)])
-    lanes.told = lambda request, gpu, worker, begin, end: spans.append((request.task, gpu, worker)) if begin <= end else None
+    lanes.on_attempt = lambda request, gpu, worker, begin, end: spans.append((request.task, gpu, worker)) if begin <= end else None
     assert lanes.width == 4
     with Executor(lanes, attempts=1) as executor:
         found = executor.grade_many([Request("both", b"%d" % k) for k in range(2)], progress=False)
@@ -119,7 +119,7 @@ def test_a_request_that_is_late_makes_no_gpu_rest(monkeypatch: pytest.MonkeyPatc
     for _ in range(2):
         with pytest.raises(WorkerLost):
             lanes.grade(Request("late", b""), 0.1)
-    assert lanes.grade(Request("t", b""), 0.1).correct and lanes._rests == [0.0, 0.0]
+    assert lanes.grade(Request("t", b""), 0.1).correct and lanes._rests_until == [0.0, 0.0]
 
 
 def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
