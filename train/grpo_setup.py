@@ -22,7 +22,7 @@ from kbx_env.spec.task import CATEGORIES, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from kbx_env.train.grpo import Settings
+    from kbx_env.train.grpo_settings import Settings
     from kbx_env.train.step_metrics import StepMetrics
 
     from kbx_env.outcome import Outcome

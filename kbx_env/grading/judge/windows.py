@@ -206,7 +206,10 @@ def _consistent(fits: torch.Tensor) -> bool:
     Rows that fit with both sides leave the choice to the others.
 
     Args:
-        fits: (row side, column side, rows, columns).
+        fits: bool (row side, column side, rows, columns): whether an element is the maximum of that window.
+
+    Returns:
+        Whether there is such a choice.
     """
     free = fits.any(1).all(-1)  # (row side, rows): some side of each column fits
     if not bool(free.any(0).all()):

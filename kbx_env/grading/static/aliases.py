@@ -180,6 +180,9 @@ class Names:
     def fetched(self, node: ast.Call) -> list[tuple[ast.expr | None, str]]:
         """Return the attributes that a call reads by a string (``getattr``, ``attrgetter``, ``methodcaller``).
 
+        Args:
+            node: the call.
+
         Returns:
             Pairs of an object, ``None`` where the text does not name it, and the dotted name of the attribute.
         """

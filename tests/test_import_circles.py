@@ -1,4 +1,4 @@
-"""No two modules of the backends import each other, not even for annotations."""
+"""No two modules import each other, not even for annotations."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("kbx_env",)
-"""Folders without circles: the whole package. Its ``__init__.py`` files hand names on and are not counted."""
+ROOT = Path(__file__).resolve().parents[1]
+MAPPED = ("rewards", "baselines", "train", "eval")
+"""Folders of the repository that are packages below ``kbx_env`` once installed."""
 
 
 def _module_level(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
@@ -22,6 +22,7 @@ def _module_level(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 def _name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = ("kbx_env", *parts) if parts[0] in MAPPED else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -71,8 +72,15 @@ def _circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def test_no_two_modules_import_each_other() -> None:
-    paths = {_name(p): p for folder in PACKAGES for p in sorted((ROOT / folder).rglob("*.py"))}
-    assert len(paths) > 50
+    """``kbx_env/__init__.py`` is left out: it hands on names of the whole package, and modules read its version."""
+    paths = {
+        _name(p): p
+        for folder in ("kbx_env", *MAPPED)
+        for p in sorted((ROOT / folder).rglob("*.py"))
+        if "experts" not in p.parts
+    }
+    del paths["kbx_env"]
+    assert len(paths) > 250
     assert _circles(_graph(paths)) == []
 
 
