@@ -41,7 +41,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from kbx_env import versions
+from kbx_env import jsonl, versions
 from kbx_env.deadlines import deadline_of
 from kbx_env.errors import UsageError
 from kbx_env.executor import GRADER, Executor, Request
@@ -223,12 +223,12 @@ def run_once(run: int, tasks: Sequence[str], workers: int, out: Any, seconds: fl
                 sample, task = flight.pop(job)
                 now = time.perf_counter() - start
                 rows.append(row_of(run, task, job.result(), begun.get(sample, 0.0), now))
-                out.write(json.dumps(rows[-1]) + "\n")
+                out.write(jsonl.encode(rows[-1]))
                 out.flush()
                 bar.advance(line)
         for job, (_, task) in flight.items():
             rows.append({"run": run, "task": task, "verdict": "unfinished", "cases": [], "seconds": {}, "notes": []})
-            out.write(json.dumps(rows[-1]) + "\n")
+            out.write(jsonl.encode(rows[-1]))
             job.cancel()
         out.flush()
     return rows
@@ -331,7 +331,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows += run_once(run, tasks, a.workers, out, limit, a.phases)
             walls.append(time.perf_counter() - start)
         found = summary(rows, walls, a.workers, loads)
-        out.write(json.dumps({"summary": found}) + "\n")
+        out.write(jsonl.encode({"summary": found}))
     tell(found, Console(width=160))
     return 0 if not found["not_correct"] and not found["void"] else 1
 

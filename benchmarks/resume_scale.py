@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kbx_env import jsonl
 from kbx_env.outcome import Outcome
 from kbx_env.spec.catalog import expert_source
 from kbx_env.store import Row, Store, request_key
@@ -91,7 +92,7 @@ def _ask_for(folder: Path, kind: str, samples: int) -> None:
     os.environ[SAMPLES] = str(samples)
     if kind == "replay":
         rows = ({"task": t, "predict": source_of(t, n)} for t in TASKS for n in range(samples))
-        (folder / "answers.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        jsonl.write(folder / "answers.jsonl", rows)
 
 
 def _like(row: Row, sample: int) -> tuple[str, str, int, dict[str, Any], bytes, Outcome]:

@@ -17,11 +17,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "tests/grading"))
+sys.path.insert(0, str(ROOT / "tests/integration"))
 
 import torch
-from test_findings import FAULTS
+from test_sanitizer_findings import FAULTS
 
+from kbx_env import jsonl
 from kbx_env.grading import pipeline
 from kbx_env.grading.grader import Grader
 from kbx_env.spec.catalog import expert_source, task_ids
@@ -38,8 +39,7 @@ def sources(replays: Path | None) -> Iterator[tuple[str, str, bytes]]:
         task = path.read_text().splitlines()[0].removeprefix("# task:").strip()
         yield f"{path.parent.name} {path.stem}", task, path.read_bytes()
     for path in sorted(replays.glob("*.jsonl")) if replays else []:
-        for k, line in enumerate(path.read_text().splitlines()):
-            row = json.loads(line)
+        for k, row in enumerate(jsonl.read(path)):
             if row.get("task") in known:
                 yield f"replay {path.stem} {k}", row["task"], row["predict"].encode()
 

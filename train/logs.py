@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import os
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from kbx_env import jsonl
 from kbx_env.errors import UsageError
 
 FILE = "log.jsonl"
@@ -38,9 +38,7 @@ class JsonlLog(TrainerCallback):
         self._before = kept[-1]["seconds"] if kept else 0.0
         self._began = time.monotonic()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_suffix(".part")
-        part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        os.replace(part, self.path)
+        jsonl.write(self.path, kept)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write one line."""
@@ -49,20 +47,13 @@ class JsonlLog(TrainerCallback):
         seconds = round(self._before + time.monotonic() - self._began, 3)
         line = {"step": state.global_step, "epoch": _plain(state.epoch), "seconds": seconds}
         line |= {k: _plain(v) for k, v in (logs or {}).items() if k not in line}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        jsonl.append(self.path, line)
 
 
 def read(folder: str | Path) -> list[dict[str, Any]]:
     """Return the lines of the log in a folder; empty where there is none. Incomplete lines of a killed run are left out."""
     path = Path(folder) / FILE
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
+    return jsonl.read(path, skip_broken=True) if path.is_file() else []
 
 
 def mirrors(wandb: bool, folder: str | Path) -> list[str]:

@@ -29,6 +29,7 @@ from kbx_env.train.ppo_run import Progress
 from kbx_env.train.schedule_export import ExportSettings, best_of, export
 from kbx_env.train.schedule_policy import CHECKPOINTS, About, ScheduleAgent, newest
 
+from kbx_env import jsonl
 from kbx_env.envs.schedule import find_idle
 from kbx_env.envs.schedule_env import ScheduleEnv
 from kbx_env.errors import KbxError, SandboxError, UsageError
@@ -306,8 +307,7 @@ def _loop(algorithm: Any, s: PPOSettings, about: About, progress: Progress, out:
                 raise SandboxError(f"the machine lost every grading of {lost} iterations: {why}")
             line_of_log = progress.take(rows)
             progress.seconds = line_of_log["seconds"] = round(time.monotonic() - began, 2)
-            with (out / ppo_run.LOG).open("a") as log:
-                log.write(json.dumps(line_of_log) + "\n")
+            jsonl.append(out / ppo_run.LOG, line_of_log)
             progress.log = (out / ppo_run.LOG).stat().st_size
             ppo_run.write(out / ppo_run.BEST, {t: b["settings"] for t, b in sorted(progress.best.items())})
             gain = "" if line_of_log["gain"] is None else f", gain {line_of_log['gain']:+.4f}"

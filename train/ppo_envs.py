@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv
 from kbx_env.train.batch_grader import workers_here
 
+from kbx_env import jsonl
 from kbx_env.deadlines import deadline_of
 from kbx_env.envs.schedule_env import ScheduleEnv
 from kbx_env.executor import Executor, InlinePool, ProcessPool, WorkerPool
@@ -57,13 +56,7 @@ class Recorded(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
         if not info["outcome"].correct:
             row["message"] = info["outcome"].message[:300]
         row["gradings"] = self._count()  # includes that of the default schedule, where it was not known
-        line = (json.dumps(row, allow_nan=False) + "\n").encode()
-        # One write to a file opened for appending: no line is incomplete, also after a kill.
-        fd = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(fd, line)
-        finally:
-            os.close(fd)
+        jsonl.append(self._file, row, allow_nan=False)
         return seen, reward, terminated, truncated, {"masked": info["masked"]}
 
 

@@ -6,7 +6,6 @@ rate, compile rate, share of telling cases, and base reward (the terms by the fi
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from kbx_env.eval.stats import DRAWS, LEVEL
 
+from kbx_env import jsonl
 from kbx_env.errors import UsageError
 
 METRICS = {
@@ -91,11 +91,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise UsageError(f"no log of a run: {path}; leave out --report-only to run it")
     steps: dict[int, dict[str, Any]] = {}
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
+    for line in jsonl.read(path, skip_broken=True):
         if isinstance(line, dict) and isinstance(line.get("gradings"), int | float) and "step" in line:
             steps[line["step"]] = line
     found = [steps[s] for s in sorted(steps)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kbx_env import jsonl
 from kbx_env.envs.prompt import instruction
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.spec.catalog import splits, task_ids
@@ -134,7 +134,8 @@ def write(dataset: Dataset, path: Path, form: str) -> Path:
 
         pyarrow.parquet.write_table(dataset.with_format("arrow")[:], part)
     else:
-        part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in dataset), encoding="utf-8")
+        jsonl.write(file, dataset, ensure_ascii=False)
+        return file
     part.replace(file)
     return file
 
@@ -193,9 +194,9 @@ def _read(file: Path, form: str) -> Dataset:
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                row = json.loads(line)
-            except ValueError as e:
-                raise UsageError(f"{file}: row {number} is no JSON: {e}") from e
+                row = jsonl.parse(file, number, line)
+            except jsonl.NotJson as e:
+                raise UsageError(f"{file}: row {number} is no JSON: {e.reason}") from e
             if not isinstance(row, dict):
                 raise UsageError(f"{file}: row {number} is no JSON object")
             if "task" not in row:

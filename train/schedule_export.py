@@ -11,6 +11,7 @@ from typing import Any
 from kbx_env.baselines.search.knobs import with_knobs
 from kbx_env.train.schedule_policy import ScheduleAgent, newest
 
+from kbx_env import jsonl
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.grading.sizes import SIZES
 from kbx_env.spec.catalog import expert_source, load_tasks
@@ -69,7 +70,7 @@ def export(settings: ExportSettings) -> tuple[Path, Path, list[dict[str, Any]]]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         for file, lines in ((out, rows), (beside, plain)):
-            file.write_text("".join(json.dumps(row) + "\n" for row in lines))
+            jsonl.write(file, lines)
     except OSError as e:
         raise UsageError(f"cannot write {settings.out!r}: {e}") from e
     return out, beside, rows

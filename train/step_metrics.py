@@ -5,7 +5,6 @@ Rates are over episodes that are not masked. An episode counts by its best submi
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
@@ -18,6 +17,8 @@ from typing import Any
 from kbx_env.train import logs
 from kbx_env.train.batch_grader import BatchGrader, GradedAnswer
 from transformers import TrainerCallback
+
+from kbx_env import jsonl
 
 SAMPLES = "samples.jsonl"
 """File of texts, in the folder of a run."""
@@ -136,7 +137,7 @@ class StepMetrics(TrainerCallback):
                 f = episodes[i]
                 line = {"step": step, "task": f.task, "reward": f.reward, "verdict": f.verdict, "turns": f.turns,
                         "text": _bounded(texts[i])}  # fmt: skip
-                file.write(json.dumps(line) + "\n")
+                file.write(jsonl.encode(line))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Continue counting at the step that training starts from, and drop the texts of later steps."""
@@ -144,7 +145,7 @@ class StepMetrics(TrainerCallback):
         lines = [x for x in earlier if x.get("gradings") is not None]
         self._before = int(lines[-1]["gradings"]) if lines else 0
         if _main() and (path := self._folder / SAMPLES).is_file():
-            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= state.global_step]
+            kept = [line for n, line in jsonl.numbered(path) if _step(path, n, line) <= state.global_step]
             part = path.with_suffix(".part")
             part.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
             os.replace(part, path)
@@ -181,9 +182,9 @@ def _main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _step(line: str) -> float:
+def _step(path: Path, number: int, line: str) -> float:
     try:
-        return float(json.loads(line)["step"])
+        return float(jsonl.parse(path, number, line)["step"])
     except (ValueError, KeyError, TypeError):  # an incomplete line, of a run that was killed
         return math.inf
 

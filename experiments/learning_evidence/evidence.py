@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.learning_evidence.budget import GRACE, Budget, Ended, say, together
+from kbx_env import jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository."""
@@ -29,11 +30,7 @@ SECTIONS = ("build", "sft", "grpo", "ppo")
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a JSONL file, without incomplete ones; empty where there is no file."""
-    found = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return found
+    return jsonl.read(path, skip_broken=True) if path.is_file() else []
 
 
 def plain(value: Any) -> Any:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from kbx_env import jsonl
+
 if TYPE_CHECKING:
     from kbx_env.baselines.llm.conversation import Conversation
     from kbx_env.train.batch_grader import GradedAnswer
@@ -167,7 +169,7 @@ def evaluate(job: Mapping[str, Any], end: float) -> None:
         accelerator=SimpleNamespace(num_processes=1), state=SimpleNamespace(global_step=0), processing_class=tokenizer
     )
     tasks = load_tasks(split=job["split"], pattern=job["tasks"])
-    earlier = [json.loads(x) for x in Path(job["rows"]).read_text().splitlines()] if Path(job["rows"]).is_file() else []
+    earlier = jsonl.read(job["rows"]) if Path(job["rows"]).is_file() else []
     done = {(r["task"], r["sample"]) for r in earlier if "turns" in r}
     with BatchGrader(
         backend=job["backend"], workers=job["workers"], timing=False, targets=(), wall=job["wall"], split="eval"
@@ -225,7 +227,7 @@ class _FirstAnswers:
     def write(self) -> None:
         """Append the lines of the round."""
         with self._file.open("a") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in self.lines))
+            file.write("".join(map(jsonl.encode, self.lines)))
 
 
 def _generator(model: Any, tokenizer: Any, conversation: Conversation, context: int, job: Mapping[str, Any]) -> Any:
@@ -284,7 +286,7 @@ def schedules(job: Mapping[str, Any], end: float) -> None:
                     "high": o.timing.high if o.timing else None, "share": o.estimate.estimated_share if o.estimate else None,
                 })  # fmt: skip
             with Path(job["rows"]).open("a") as file:
-                file.write("".join(json.dumps(line) + "\n" for line in lines))
+                file.write("".join(map(jsonl.encode, lines)))
             took.append(time.monotonic() - before)
             print(f"{len(batch)} gradings in {took[-1]:.1f} s", flush=True)
 
@@ -305,7 +307,7 @@ def _sources(runs: Mapping[str, str], sizes: str) -> list[tuple[str, list[tuple[
             _, beside, rows = export(ExportSettings(folder, about["tasks"], about["split"], out, name == "best", sizes))
             for r in rows:
                 found.setdefault(r["task"], {})[int(seed), name] = r["predict"]
-            for r in map(json.loads, beside.read_text().splitlines()):
+            for r in jsonl.read(beside):
                 found.setdefault(r["task"], {})[None, "default"] = r["predict"]
     return [(task, list(of.items())) for task, of in found.items()]
 
