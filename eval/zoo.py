@@ -312,6 +312,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     attacks = [x for x in chosen if not x.honest]
     result: dict[str, Any] = {"backend": backend, "device": _device(backend), "date": time.strftime("%Y-%m-%d")}
+    # Set before torch starts in a worker: workers with a thread for every core keep each other from working.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // a.workers)))
     with ProcessPoolExecutor(a.workers, multiprocessing.get_context("spawn")) as pool:
         rows = result["rows"] = _all(pool, chosen, backend, "", "grading")
         if a.naive:

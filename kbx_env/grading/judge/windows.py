@@ -6,7 +6,7 @@ torch computes it). Only finitely many sequences of starts exist, each with the 
 
 Kernels and torch compute i + u in fp32. Where (i + u) a is next to a whole number, rounding decides on which side it falls, for
 each window by itself: the starts of some windows are those of the next sequence. With 1,601 windows this happened to one plane
-in some thousands. ``boundaries`` lists these mixtures, and ``_usual`` says how many planes may have one.
+in some thousands. ``boundaries`` lists these mixtures, and ``_Planes.usual`` says how many planes may have one.
 """
 
 from __future__ import annotations
