@@ -187,7 +187,7 @@ def _header(task: Task, session: Any, case: Case) -> dict[str, Any]:
 
     arguments: dict[str, Any] = dict(_sizes(task, case))
     arguments |= {n: v for n, v in case.args.items() if n not in arguments and n != "out"}
-    return dict(session.header(arguments) | {"op": "call", "mode": "run", "seconds": session.left})
+    return dict(session.header(arguments) | {"op": "call", "mode": "run", "seconds": session.budget.left})
 
 
 def _size(case: Case) -> int:

@@ -13,6 +13,7 @@ from kbx_env.device.driver import Driver, TensorMetadata
 from kbx_env.device.ipc_grader import IpcReceiver
 from kbx_env.device.ipc_runner import IpcSender
 from kbx_env.device.stopwatch import Stopwatch
+from kbx_env.grading.runtime.time_budget import TimeBudget
 from kbx_env.grading.timing.gpu_lock import GpuHold
 from kbx_env.sandbox.runner import Runner
 
@@ -129,7 +130,7 @@ class FakeTalk:
 
         from kbx_env.grading.runtime.session import RunnerSession
 
-        self.task, self.left, self.engine = task, 0.0, None
+        self.task, self.budget, self.engine = task, TimeBudget(0.0), None
         self.mailbox = IpcReceiver(device, mail_bytes) if mail_bytes else None
         self.runner = SimpleNamespace(pid=1, mail=bool(mail_bytes))
         self.gpu = GpuHold(None)

@@ -140,15 +140,6 @@ class RunnerSession:
         self._started = False
         self._served = self._log_number = 0
 
-    @property
-    def left(self) -> float:
-        """Seconds that the submission has left."""
-        return self.budget.left
-
-    @left.setter
-    def left(self, seconds: float) -> None:
-        self.budget.restart(seconds)
-
     def __enter__(self) -> RunnerSession:
         return self
 

@@ -167,7 +167,7 @@ class RunnerContestant:
         Returns:
             The reply and its blobs.
         """
-        self.session.left = seconds
+        self.session.budget.restart(seconds)
         return self.session.ask({"op": "time"} | header, blobs, idle=idle)
 
     def prepare(self, draws: Sequence[dict[str, Any]] | InputWindows) -> None:

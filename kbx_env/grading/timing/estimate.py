@@ -78,7 +78,7 @@ def _estimate_case(
         if name not in args and name != "out":
             args[name] = value
     header = session.header(args) | {"op": "call", "mode": "run", "seconds": SECONDS}
-    session.left = SECONDS
+    session.budget.restart(SECONDS)
     message, _ = session.ask(header)
     with readable():
         found, message = session.engine.estimate(device, tiles, sizes, message, lambda a: session.ask(a)[0], SECONDS)

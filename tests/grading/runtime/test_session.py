@@ -150,10 +150,10 @@ def test_compilers_have_seconds_of_their_own(slow: Callable[[float], RunnerSessi
         mine.call(TASK.cases[0], 0, "ablate", quiet=True)
     for k in range(5):
         mine.compiles(TASK.cases[0], k)
-    assert mine.left == pytest.approx(30.0)
+    assert mine.budget.left == pytest.approx(30.0)
     for k in range(2):
         mine.compiles(TASK.cases[0], k)
-    assert mine.left == pytest.approx(10.0), "and then the submission's"
+    assert mine.budget.left == pytest.approx(10.0), "and then the submission's"
 
 
 def test_who_was_late_is_not_asked_again(slow: Callable[[float], RunnerSession]) -> None:

@@ -1,0 +1,89 @@
+"""The pipeline: the first stage that fails ends a grading, and everything is closed whatever happens."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kbx_env.errors import SandboxError
+from kbx_env.grading import pipeline
+from kbx_env.grading.context import GradingContext
+from kbx_env.grading.record import OutcomeBuilder
+from kbx_env.grading.runtime.untrusted import GradingAborted
+from kbx_env.options import GradeOptions
+from kbx_env.outcome import FaultKind, Outcome, Stage, Verdict, Violation
+from kbx_env.spec.catalog import load_task
+
+TASK = load_task("activation/relu")
+
+
+class _Context(GradingContext):
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+        super().close()
+
+
+class _Stage:
+    def __init__(self, ran: list[str], name: str, result: Any = None) -> None:
+        self.ran, self.name, self.result = ran, name, result
+
+    def run(self, context: GradingContext) -> Outcome | None:
+        self.ran.append(self.name)
+        context.stage = Stage.CORRECT
+        if isinstance(self.result, Exception):
+            raise self.result
+        return context.builder.end(*self.result) if self.result else None
+
+
+@pytest.fixture
+def context() -> _Context:
+    builder = OutcomeBuilder(TASK, "cpu", "contract", "", {})
+    return _Context(TASK, b"", GradeOptions(backend="cpu"), b"", None, (), builder)  # type: ignore[arg-type]
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, context: _Context, *results: Any) -> tuple[Outcome, list[str]]:
+    ran: list[str] = []
+    stages = tuple(_Stage(ran, str(k), result) for k, result in enumerate(results))
+    monkeypatch.setattr(pipeline, "STAGES", stages)
+    return pipeline.run_pipeline(context), ran
+
+
+def test_the_first_failing_stage_ends_the_grading(monkeypatch: pytest.MonkeyPatch, context: _Context) -> None:
+    outcome, ran = _run(monkeypatch, context, None, (Verdict.INCORRECT, Stage.CORRECT, "off"), None)
+    assert (outcome.verdict, outcome.message, ran, context.closed) == (Verdict.INCORRECT, "off", ["0", "1"], 1)
+
+
+def test_a_submission_that_ends_its_grading_is_told_with_its_stage_and_violations(
+    monkeypatch: pytest.MonkeyPatch, context: _Context
+) -> None:
+    reason = GradingAborted(Verdict.REJECTED, "denied", [Violation("host_traffic", "reads")])
+    outcome, ran = _run(monkeypatch, context, None, reason, None)
+    assert (outcome.verdict, outcome.stage, ran, context.closed) == (Verdict.REJECTED, Stage.CORRECT, ["0", "1"], 1)
+    assert [v.rule for v in outcome.violations] == ["host_traffic"] and outcome.fault_kind is None
+
+
+def test_an_unsupported_kernel_keeps_its_kind(monkeypatch: pytest.MonkeyPatch, context: _Context) -> None:
+    reason = GradingAborted(Verdict.INFRA_FAULT, "inline assembly", fault_kind=FaultKind.UNSUPPORTED)
+    outcome, _ = _run(monkeypatch, context, reason)
+    assert outcome.masked and outcome.fault_kind is FaultKind.UNSUPPORTED
+
+
+def test_a_fault_of_the_machine_closes_everything_too(monkeypatch: pytest.MonkeyPatch, context: _Context) -> None:
+    with pytest.raises(SandboxError):
+        _run(monkeypatch, context, SandboxError("no process"))
+    assert context.closed == 1
+
+
+def test_the_documents_list_the_stages_in_order() -> None:
+    """The diagram in the module, and the stages that docs/grading.md explains, are the list that runs."""
+    names = [type(s).__name__ for s in pipeline.STAGES]
+    line = next(t for t in (pipeline.__doc__ or "").splitlines() if t.strip().startswith("source ->"))
+    assert re.findall(r"-> (\w+)", line) == [*names, "Outcome"]
+    page = (Path(__file__).resolve().parents[2] / "docs/grading.md").read_text()
+    places = [page.index(f"| `{name}`") for name in names]
+    assert places == sorted(places)
