@@ -34,7 +34,6 @@ soak:
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
-	$(BIN)/pydoclint --quiet kbx_env rewards baselines train eval benchmarks experiments
 	# mypy sees the five mapped folders where an installation has them.
 	rm -rf build/types && mkdir -p build/types/kbx_env
 	ln -s $(CURDIR)/kbx_env/* $(addprefix $(CURDIR)/,tasks rewards baselines train eval) build/types/kbx_env/

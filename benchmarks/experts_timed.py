@@ -201,6 +201,9 @@ def run_once(run: int, tasks: Sequence[str], workers: int, out: Any, seconds: fl
         out: an open text file for the rows.
         seconds: gradings that have not ended after so many seconds are listed as ``unfinished``.
         phases: whether the steps of exclusive use are recorded.
+
+    Returns:
+        The rows, in the order in which gradings ended.
     """
     pool = gpu_pool(1, workers, PHASED if phases else GRADER, uuids_of(1))
     rows: list[dict[str, Any]] = []

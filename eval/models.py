@@ -316,6 +316,12 @@ def mixed(data: Answers) -> Mixed:
 
     The random effect of each task is integrated numerically on a grid. This is exact, while the intervals of
     variational fits are too narrow.
+
+    Args:
+        data: the answers.
+
+    Returns:
+        The fit.
     """
     from scipy.optimize import minimize
     from scipy.special import expit, logsumexp

@@ -327,9 +327,7 @@ class Values(_Shared):
         return value if not isinstance(value, torch.Tensor) else value != 0
 
     def _beneath(self, name: str, mask: Any) -> float:
-        """Count the elements of a tensor that meet a true element of ``mask`` when both are broadcast against each
-        other.
-        """
+        """Count the elements of a tensor that meet a true element of ``mask`` when both are broadcast."""
         value = self._value(name)
         if not isinstance(value, torch.Tensor):
             return 0
@@ -388,9 +386,7 @@ class Values(_Shared):
         return self._counted(changes(self._tensor(name), new), new.numel())
 
     def used(self, name: str) -> float:
-        """Count the elements on which the first result depends: those with a gradient. It must be linear in the
-        tensor.
-        """
+        """Count the elements on which the first result, which is linear in the tensor, depends: those with a gradient."""
         resolved = reference.resolve(self.args, str(self._tensor(name).device))
         leaf = resolved[name].detach().requires_grad_()
         result = self.task.reference(**assembled(resolved | {name: leaf}))

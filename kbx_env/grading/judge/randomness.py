@@ -190,8 +190,15 @@ def _met(n: int, size: int, device: torch.device) -> torch.Tensor:
 
 
 def xored(a: Line, b: Line, *, own: bool) -> str | None:
-    """Test the products of elements whose positions differ by the same XOR, for every XOR; arguments as for
-    ``shifted``.
+    """Test the products of elements whose positions differ by the same XOR, for every XOR.
+
+    Args:
+        a: one line of numbers.
+        b: another, or the same.
+        own: whether they are the same.
+
+    Returns:
+        What they have in common, ``None`` if they look independent.
     """
     size = 1 << max(1, (a.n - 1).bit_length())
 

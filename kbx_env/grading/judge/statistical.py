@@ -182,6 +182,9 @@ def _behind(
 
     The result is multiplied with the inverse of the matrix to read off the mask. The reference with this mask is the
     exact answer. Arguments as for ``rule_dropout``; ``p`` is the drop probability.
+
+    Returns:
+        The ruling.
     """
     from kbx_env.tasks._seams import DROPPED
 
