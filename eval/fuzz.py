@@ -29,7 +29,7 @@ from rich.progress import Progress
 
 from kbx_env import jsonl
 from kbx_env.executor import Executor, ProcessPool, Request
-from kbx_env.outcome import GRADER_FAILED, Fault, Outcome
+from kbx_env.outcome import Fault, FaultKind, Outcome
 from kbx_env.spec.catalog import expert_source, load_task, task_ids
 
 ZOO = Path(__file__).resolve().parent.parent / "tests" / "zoo"
@@ -194,8 +194,7 @@ def encoded(text: str) -> bytes:
 def problem(outcome: Outcome) -> str:
     """Return the kind of problem with a verdict: ``crash``, ``silent``, ``infra``, or empty for none."""
     if outcome.fault is Fault.INFRA:
-        lost = (GRADER_FAILED, "the grading process died", "no verdict within")
-        return "crash" if outcome.message.startswith(lost) else "infra"
+        return "crash" if outcome.fault_kind in (FaultKind.GRADER_FAILED, FaultKind.WORKER_LOST) else "infra"
     if not outcome.correct and not outcome.message.strip():
         return "silent"
     return ""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kbx_env.eval import fuzz
 
 from kbx_env.grading.static.screen import screen
-from kbx_env.outcome import Fault, Outcome, Stage, Verdict
+from kbx_env.outcome import Fault, FaultKind, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import load_task
 
 TASK = load_task("activation/gelu_fp16")
@@ -50,14 +50,14 @@ def test_a_source_depends_on_seed_and_number_alone() -> None:
     assert fuzz.source(3, 14) == fuzz.source(3, 14) != fuzz.source(3, 15)
 
 
-def _infra(message: str) -> Outcome:
-    return Outcome("t", Verdict.INFRA_FAULT, Stage.COMPILE, "cpu", "contract", Fault.INFRA, message)
+def _infra(kind: FaultKind | None) -> Outcome:
+    return Outcome("t", Verdict.INFRA_FAULT, Stage.COMPILE, "cpu", "contract", Fault.INFRA, "why", fault_kind=kind)
 
 
 @pytest.mark.parametrize(
     ("outcome", "found"),
-    [(_infra("the grader failed: KeyError: 1"), "crash"), (_infra("the grading process died (exit -11)"), "crash"),
-     (_infra("unsupported on the cpu backend: x"), "infra"),
+    [(_infra(FaultKind.GRADER_FAILED), "crash"), (_infra(FaultKind.WORKER_LOST), "crash"),
+     (_infra(FaultKind.UNSUPPORTED), "infra"), (_infra(FaultKind.SANDBOX), "infra"),
      (Outcome("t", Verdict.INCORRECT, Stage.CORRECT, "cpu", "contract", Fault.POLICY, " "), "silent"),
      (Outcome("t", Verdict.INCORRECT, Stage.CORRECT, "cpu", "contract", Fault.POLICY, "why"), "")],
 )  # fmt: skip

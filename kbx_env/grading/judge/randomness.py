@@ -193,12 +193,12 @@ def xored(a: Line, b: Line, *, own: bool) -> str | None:
     """Test the products of elements whose positions differ by the same XOR, for every XOR.
 
     Args:
-        a: one line of numbers.
-        b: another, or the same.
-        own: whether they are the same.
+        a: the first factors.
+        b: the second factors.
+        own: ``a`` is ``b``: XOR 0 is left out.
 
     Returns:
-        What they have in common, ``None`` if they look independent.
+        The XOR at which the lines are correlated; ``None`` if they are not.
     """
     size = 1 << max(1, (a.n - 1).bit_length())
 
