@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from kbx_env.confinement import around
-from kbx_env.sandbox import script as child
+from kbx_env.protocol.script_process import remove
 
 
 def test_removing_is_not_fooled(tmp_path: Path) -> None:
@@ -16,9 +16,9 @@ def test_removing_is_not_fooled(tmp_path: Path) -> None:
     (gone / "a" / "b").mkdir(parents=True)
     for place in (gone, gone / "a", gone / "a" / "b"):
         (place / "link").symlink_to(tmp_path / "kept", target_is_directory=True)
-    child.remove(str(gone))
+    remove(str(gone))
     assert not gone.exists() and (tmp_path / "kept" / "file").exists()
-    child.remove(str(gone))
+    remove(str(gone))
 
 
 def test_what_is_around(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import kbx_env
 from kbx_env.errors import SandboxError, UnknownName, UsageError
 from kbx_env.grading.timing.gpu_lock import gpu_lock_of
-from kbx_env.sandbox.script import BOOT, FILES, remove
+from kbx_env.protocol.script_process import BOOT, FILES, remove
 
 BACKENDS = ("cpu", "cuda")
 """Backends of a script."""
