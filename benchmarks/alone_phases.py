@@ -23,8 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kbx_env import versions
 from kbx_env.errors import UsageError
 from kbx_env.grading import reference
-from kbx_env.grading.grader import Grader, resolve_backend
+from kbx_env.grading.grader import Grader
 from kbx_env.grading.timing import contestants, gpu_lock, input_windows, paired, roofline, telemetry
+from kbx_env.options import resolve_backend
 from kbx_env.spec.catalog import expert_source
 
 Name = str | Callable[..., str]

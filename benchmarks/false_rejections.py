@@ -20,7 +20,7 @@ from kbx_env.spec.catalog import expert_source, task_ids
 
 def grade_once(task: str) -> dict[str, Any]:
     """Grade an expert once; only outcomes other than ``correct`` are kept in full."""
-    from kbx_env.grading.grader import grade
+    from kbx_env import grade
 
     outcome = grade(task, expert_source(task), backend="cpu", targets=())
     return {"task": task, "correct": outcome.correct, "message": outcome.message, "seconds": outcome.seconds["total"]}

@@ -26,7 +26,7 @@ from rich.progress import track
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kbx_env import versions
 from kbx_env.executor import Executor, ProcessPool, Request
-from kbx_env.grading.grader import resolve_backend
+from kbx_env.options import resolve_backend
 from kbx_env.outcome import Outcome
 from kbx_env.spec.catalog import expert_source, load_task
 from kbx_env.store import Store

@@ -36,7 +36,8 @@ from kbx_env.eval import curves
 from kbx_env import versions
 from kbx_env.envs.episode import Episode, Trajectory
 from kbx_env.errors import BudgetSpent, KbxError, ModelError, UsageError
-from kbx_env.grading.grader import Grader, resolve_backend
+from kbx_env.grading.grader import Grader
+from kbx_env.options import resolve_backend
 from kbx_env.outcome import Outcome
 from kbx_env.spec.catalog import expert_source, load_tasks
 from kbx_env.spec.task import Task

@@ -13,10 +13,9 @@ from kbx_env.eval.report_data import Study
 
 from kbx_env.backends import cost
 from kbx_env.errors import UsageError
+from kbx_env.options import TARGETS
 from kbx_env.outcome import Build
 
-TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
-"""The same as `kbx_env.grading.grader.TARGETS`, whose import would import torch."""
 WARPS = 4
 """Triton's default number of warps of a program, assumed for builds from before warps were recorded."""
 

@@ -289,8 +289,7 @@ def _checked(a: argparse.Namespace) -> _Choices:
     """
     from kbx_env.backends import cost
     from kbx_env.errors import UnknownName
-    from kbx_env.grading.grader import BACKENDS, GRADINGS, TARGETS, TORCH_OPS, resolve_backend
-    from kbx_env.grading.sizes import SIZES
+    from kbx_env.options import BACKENDS, GRADINGS, SIZES, TARGETS, TORCH_OPS, resolve_backend
 
     tasks = load_tasks(split=a.split, pattern=a.tasks)
     targets = [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]

@@ -200,7 +200,7 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
     """
     import torch
 
-    from kbx_env.grading.grader import TARGETS
+    from kbx_env.options import TARGETS
 
     gpus = _integer("--gpus", a.gpus, 0) if a.gpus is not None else int(torch.cuda.is_available())
     uuids = uuids_of(gpus)

@@ -33,11 +33,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kbx_env.errors import UsageError
 from kbx_env.grading import inputs
-from kbx_env.grading.grader import Grader, resolve_backend
+from kbx_env.grading.grader import Grader
 from kbx_env.grading.runtime.session import RunnerSession
 from kbx_env.grading.timing import contestants, input_windows
 from kbx_env.grading.timing import paired as clock
 from kbx_env.grading.timing.input_windows import InputWindows
+from kbx_env.options import resolve_backend
 from kbx_env.spec.catalog import expert_source, load_task
 from kbx_env.spec.task import Case, Task
 

@@ -31,7 +31,8 @@ from rich.progress import track
 
 from kbx_env.errors import KbxError
 from kbx_env.grading.ablations import DefenceLayer
-from kbx_env.grading.grader import Grader, resolve_backend
+from kbx_env.grading.grader import Grader
+from kbx_env.options import resolve_backend
 from kbx_env.outcome import Outcome
 
 ZOO = Path(__file__).resolve().parent.parent / "tests" / "zoo"

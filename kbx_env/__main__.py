@@ -52,7 +52,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _grade(a: argparse.Namespace) -> int:
     from kbx_env.executor.direct import retrying
-    from kbx_env.grading.grader import Grader, resolve_backend
+    from kbx_env.grading.grader import Grader
+    from kbx_env.options import resolve_backend
     from kbx_env.rewards.compose import load_preset
 
     reward = load_preset(a.reward)

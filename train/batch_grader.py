@@ -92,8 +92,7 @@ class BatchGrader:
         """
         from kbx_env.rewards.compose import load_preset, load_term
 
-        from kbx_env.grading.grader import BACKENDS, GRADINGS, TARGETS, TORCH_OPS, resolve_backend
-        from kbx_env.grading.sizes import SIZES
+        from kbx_env.options import BACKENDS, GRADINGS, SIZES, TARGETS, TORCH_OPS, resolve_backend
 
         self.preset = load_preset(preset)
         for kind, name, known in (

@@ -13,7 +13,7 @@ from kbx_env.train.schedule_policy import ScheduleAgent, newest
 
 from kbx_env import jsonl
 from kbx_env.errors import UnknownName, UsageError
-from kbx_env.grading.sizes import SIZES
+from kbx_env.options import SIZES
 from kbx_env.spec.catalog import expert_source, load_tasks
 
 STATE = "state.json"

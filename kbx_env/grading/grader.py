@@ -21,12 +21,10 @@ from kbx_env.grading.pipeline import run_pipeline
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.processes import SandboxProcesses
 from kbx_env.grading.runtime.zygote_client import Zygote
-from kbx_env.options import BACKENDS, GRADINGS, TARGETS, TORCH_OPS, GradeOptions, resolve_backend
+from kbx_env.options import GradeOptions
 from kbx_env.outcome import GRADER_FAILED, FaultKind, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import load_task
 from kbx_env.spec.task import Task
-
-__all__ = ["BACKENDS", "GRADINGS", "TARGETS", "TORCH_OPS", "Grader", "resolve_backend"]
 
 # A process that was forked after torch had started its OpenMP threads would wait for them forever: they are not there.
 os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))

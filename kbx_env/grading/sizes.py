@@ -10,7 +10,6 @@ from typing import Any
 
 from kbx_env.errors import DeclarationError
 from kbx_env.grading import compulsory_work
-from kbx_env.options import SIZES as SIZES
 from kbx_env.spec.task import Case, Distribution, Ints, Literal, Places, Shuffled, Signed, Task, shape_of
 
 SHARES = (0.75, 0.875)

@@ -10,7 +10,6 @@ from kbx_env.eval import report_data
 from kbx_env.eval.portability import TARGETS, Portable, device_of, occupancy, portability
 
 from kbx_env.errors import UsageError
-from kbx_env.grading import grader
 from kbx_env.outcome import Build
 
 
@@ -28,10 +27,6 @@ def _told(*rows: dict[str, Any], **more: Any) -> dict[tuple[str, str], Portable]
     found = portability(report_data.from_reports([{"policy": "p", "manifest": {}, "tasks": list(rows)}]), **more)
     json.dumps([f.to_dict() for f in found], allow_nan=False)
     return {(f.target, f.category): f for f in found}
-
-
-def test_the_targets_are_the_grader_s() -> None:
-    assert TARGETS == grader.TARGETS
 
 
 def test_by_target_and_category() -> None:

@@ -205,7 +205,7 @@ def test_speedups_over_torch_compile_where_they_are_known(tmp_path: Path, monkey
         graded.append(options)
         return dataclasses.replace(_against(1.2, told[task]), task=task)
 
-    monkeypatch.setattr("kbx_env.grading.grader.resolve_backend", lambda name: "cuda")
+    monkeypatch.setattr("kbx_env.options.resolve_backend", lambda name: "cuda")
     monkeypatch.setattr("torch.cuda.get_device_name", lambda index: "H200")
     args = ["--policy", "expert", "--backend", "cuda", "--split", "all", "--tasks", "math/add,math/exp_sqrt"]
     out = report.run(report.parser().parse_args([*args, "--out", str(tmp_path / "with"), "--compiled"]), grade=grade)

@@ -17,6 +17,7 @@ from kbx_env.executor import Request
 from kbx_env.grading import compulsory_work, inputs, reference, sizes
 from kbx_env.grading.grader import Grader
 from kbx_env.grading.timing import paired
+from kbx_env.options import SIZES
 from kbx_env.protocol.wire import DTYPES, assembled
 from kbx_env.spec.catalog import expert_source, load_task, task_ids
 from kbx_env.spec.task import Case, DeviceArg, Places, Task, shape_of
@@ -166,7 +167,7 @@ def test_the_clock_times_the_sizes_asked_for(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_estimates_are_of_the_sizes_asked_for_and_the_outcome_says_which(grader: Grader) -> None:
     task, source = load_task("math/abs"), expert_source("math/abs") or ""
-    made = {s: grader.grade(task.id, source, backend="cpu", targets=(), estimate="h200", sizes=s) for s in sizes.SIZES}
+    made = {s: grader.grade(task.id, source, backend="cpu", targets=(), estimate="h200", sizes=s) for s in SIZES}
     with pytest.raises(UnknownName, match="unknown sizes 'all'; accepted: held-out, published"):
         grader.grade(task.id, source, backend="cpu", sizes="all")
     for asked, outcome in made.items():

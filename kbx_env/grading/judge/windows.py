@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from scipy import stats
+from scipy import special
 
 from kbx_env.grading.judge import randomness
 from kbx_env.grading.judge.randomness import Line
@@ -153,8 +153,9 @@ class _Planes:
 
     def usual(self, planes: int) -> int:
         """Return how many of so many planes may have rows or columns of a mixture."""
-        share = sum(b.share for axis in self._boundaries for b in axis)
-        return int(stats.binom.isf(RARE, planes, min(1.0, share))) if share else 0
+        share = min(1.0, sum(b.share for axis in self._boundaries for b in axis))
+        # bdtrc(k, n, p) is the probability of more than k successes in n trials.
+        return next(k for k in range(planes + 1) if special.bdtrc(k, planes, share) <= RARE)
 
     def exact(self, x: torch.Tensor, y: torch.Tensor, at: torch.Tensor | None) -> int:
         """Find the pair of sequences that gives a plane's result.

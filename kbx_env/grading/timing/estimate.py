@@ -99,7 +99,7 @@ def estimate(task: Task, session: RunnerSession, device: str, sizes: str = "publ
         task: the task.
         session: with the loaded submission.
         device: name of a data sheet.
-        sizes: which timing cases, one of ``grading.sizes.SIZES``.
+        sizes: which timing cases, one of ``kbx_env.options.SIZES``.
 
     Returns:
         The estimate; ``None`` where a case cannot be estimated, for example because the kernel reads a value back.

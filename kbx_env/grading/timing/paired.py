@@ -214,7 +214,7 @@ def time_task(task: Task, session: RunnerSession, sizes: str = "published") -> T
     Args:
         task: the task.
         session: with the loaded submission.
-        sizes: which timing cases, one of ``grading.sizes.SIZES``.
+        sizes: which timing cases, one of ``kbx_env.options.SIZES``.
 
     Returns:
         The speedup over eager and its interval, over all cases and for each.
