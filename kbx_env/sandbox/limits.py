@@ -77,25 +77,37 @@ def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
         armed: false while the runner itself works (set up, compile, answer).
     """
     from_triton = _triton_test()
-    checks: dict[str, _Check] = {
-        "open": _write_check(log, folder, from_triton),
-        "import": _import_check(log, from_triton),
-        "compile": _compile_check(log, from_triton),
-        "subprocess.Popen": _process_check(log, folder, from_triton),
-        **dict.fromkeys(_CTYPES, _ctypes_check(log, from_triton)),
-    }
-    closed = _closed_check(log, from_triton)
+    write_check = _write_check(log, folder, from_triton)
+    import_check = _import_check(log, from_triton)
+    compile_check = _compile_check(log, from_triton)
+    process_check = _process_check(log, folder, from_triton)
+    ctypes_check = _ctypes_check(log, from_triton)
+    closed_check = _closed_check(log, from_triton)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
-        check = checks.get(event) or (closed if event.startswith(_CLOSED) else None)
-        if check is not None and armed():
+        if event == "open":
+            check = write_check
+        elif event == "import":
+            check = import_check
+        elif event == "compile":
+            check = compile_check
+        elif event == "subprocess.Popen":
+            check = process_check
+        elif event in _CTYPES:
+            check = ctypes_check
+        elif event.startswith(_CLOSED):
+            check = closed_check
+        else:
+            return
+        if armed():
             check(event, args)
 
     sys.addaudithook(hook)
 
 
-# The checks are closures and not methods: a submission cannot replace a function that no module and no class names. Only
-# the hook calls them, so that the audited call is always the same number of frames away.
+# The checks are closures and not methods: a submission cannot replace a function that no module and no class names. The
+# hook keeps them in variables of its own and not in a dict or list: a submission that catches a refusal can reach the hook's
+# frame, and could empty a container. Only the hook calls them, so that the audited call is always the same number of frames away.
 
 
 def _triton_test() -> Callable[[], bool]:

@@ -198,6 +198,27 @@ def test_a_closed_log_is_tampering(grader: Grader, monkeypatch: pytest.MonkeyPat
     assert outcome.verdict is NO and "silent" in outcome.message
 
 
+def test_a_refusal_does_not_hand_over_what_refuses(grader: Grader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The traceback of a refusal leads to the frame of the audit hook: nothing found there can be emptied to disarm it."""
+    monkeypatch.setattr(grader, "without", Grader(without=["screen", "kernel"]).without)
+    file = tmp_path / "written"
+    write = f"""
+try:
+    open({str(file)!r}, "w")
+except BaseException as e:
+    step = e.__traceback__
+    while step is not None:
+        for held in step.tb_frame.f_locals.values():
+            if isinstance(held, (dict, list, set)):
+                held.clear()
+        step = step.tb_next
+with open({str(file)!r}, "w") as f:
+    f.write("x")
+"""
+    outcome = hostile(grader, write)
+    assert outcome.verdict is NO and not file.exists()
+
+
 @pytest.mark.skipif(not landlock_version(), reason="needs a kernel with Landlock")
 def test_the_kernel_holds_what_python_lets_through(unlocked: Grader) -> None:
     """Without the audit hook: no writing outside, no reading of the grader's memory, no signals, no network."""
