@@ -36,6 +36,7 @@ from kbx_env.eval import curves
 from kbx_env import versions
 from kbx_env.envs.episode import Episode, Trajectory
 from kbx_env.errors import BudgetSpent, KbxError, ModelError, UsageError
+from kbx_env.executor.direct import retrying
 from kbx_env.grading.grader import Grader
 from kbx_env.options import resolve_backend
 from kbx_env.outcome import Outcome
@@ -325,7 +326,7 @@ def main(argv: Sequence[str] | None = None, grade: GradeFunction | None = None) 
             result = compare(a, grade, out)
         else:
             with Grader() as grader:
-                result = compare(a, grader.grade, out)
+                result = compare(a, retrying(grader.grade), out)
         if result["runs"]:
             tell(result)
             # The table comes first, so that it is there if the picture fails.

@@ -23,6 +23,7 @@ from kbx_env.rewards.compose import load_preset
 from rich.progress import track
 
 from kbx_env import jsonl
+from kbx_env.executor.direct import retrying
 from kbx_env.grading.grader import Grader
 from kbx_env.outcome import Verdict
 from kbx_env.spec.catalog import expert_source, task_ids
@@ -84,7 +85,7 @@ def row(grader: Grader, group: str, name: str, task: str, text: str) -> dict[str
     Returns:
         The row of the result.
     """
-    outcome = grader.grade(task, text, backend="cpu", targets=(), wall=15.0)
+    outcome = retrying(grader.grade)(task, text, backend="cpu", targets=(), wall=15.0)
     default, shaped = load_preset("default"), load_preset(task.split("/")[0])
     return {
         "group": group, "name": name, "task": task, "verdict": str(outcome.verdict), "default": default(outcome),

@@ -24,6 +24,7 @@ from typing import Any
 from kbx_env.eval.zoo import specimens
 from rich.progress import Progress
 
+from kbx_env.executor.direct import retrying
 from kbx_env.grading.grader import Grader
 from kbx_env.spec.catalog import expert_source, task_ids
 
@@ -104,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if k == a.warm:
                 start, began = measured(grader), time.perf_counter()
             task, data = workload[k % len(workload)]
-            outcome = grader.grade(task, data, backend="cpu", targets=(), wall=a.wall)
+            outcome = retrying(grader.grade)(task, data, backend="cpu", targets=(), wall=a.wall)
             verdicts[str(outcome.verdict)] += 1
             if k >= a.warm and (k - a.warm + 1) % max(1, a.count // 10) == 0:
                 course.append({"gradings": k - a.warm + 1} | measured(grader))

@@ -30,6 +30,7 @@ from typing import Any
 from rich.progress import track
 
 from kbx_env.errors import KbxError
+from kbx_env.executor.direct import retrying
 from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.grader import Grader
 from kbx_env.options import resolve_backend
@@ -159,7 +160,7 @@ def graded(grader: Grader, s: Specimen, backend: str, wall: float | None = None)
         The grading.
     """
     timing = s.worth is not None and backend == "cuda"
-    return grader.grade(
+    return retrying(grader.grade)(
         s.task,
         s.path.read_bytes(),
         backend=backend,
