@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if __package__ in (None, ""):
     sys.path.insert(0, str(ROOT))
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -46,8 +47,9 @@ from kbx_env.deadlines import deadline_of
 from kbx_env.errors import UsageError
 from kbx_env.executor import GRADER, Executor, Request
 from kbx_env.executor.pools.gpu import gpu_pool, uuids_of
+from kbx_env.grading import compulsory_work
 from kbx_env.grading.grader import Grader
-from kbx_env.grading.timing import gpu_lock
+from kbx_env.grading.timing import gpu_lock, paired
 from kbx_env.outcome import Outcome
 from kbx_env.spec.catalog import expert_source, task_ids
 
@@ -81,11 +83,60 @@ def stacks_of_long_work(seconds: float, out: Any) -> Iterator[None]:
         thread.join()
 
 
+class Samples:
+    """Counts the Python stacks of one thread, to see where a grading spends its wall time.
+
+    Args:
+        period: seconds between two samples.
+    """
+
+    def __init__(self, period: float = 0.02) -> None:
+        self.period, self.counts = period, Counter[str]()
+
+    @contextmanager
+    def of_this_thread(self) -> Iterator[None]:
+        """Sample the calling thread within the block."""
+        done, watched = threading.Event(), threading.get_ident()
+
+        def watch() -> None:
+            while not done.wait(self.period):
+                frame = sys._current_frames().get(watched)
+                if frame is not None:
+                    self.counts[_folded(frame)] += 1
+                del frame
+
+        thread = threading.Thread(target=watch, name="samples", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+def _folded(frame: Any) -> str:
+    """Return the project's functions of a stack and the innermost other function, outermost first, joined by semicolons.
+
+    A function that sends a command to a process has the command's name in square brackets.
+    """
+    names = list[str]()
+    while frame is not None:
+        path, code = frame.f_code.co_filename, frame.f_code
+        if "kbx_env" in path:
+            header = frame.f_locals.get("header") if code.co_name == "_ask" else None
+            command = f"[{header.get('do') or header.get('op')}]" if isinstance(header, dict) else ""
+            names.append(f"{Path(path).stem}:{code.co_name}{command}")
+        elif not names:
+            names.append(f"({Path(path).stem}:{code.co_name})")
+        frame = frame.f_back
+    return ";".join(reversed(names))
+
+
 class PhasedGrader(Grader):
     """A grader whose manifests have the steps of its exclusive use of the GPU (``phases``) and its use of the lock (``locks``).
 
-    Times are in seconds. A worker that takes longer than LONG_SECONDS writes its stack to ``stalls-PID.txt`` in the folder of the
-    environment variable KBX_STALLS.
+    Times are in seconds. In the folder of the environment variable KBX_STALLS a worker that takes longer than LONG_SECONDS writes its
+    stack to ``stalls-PID.txt``, and every worker writes how often each stack was seen (``Samples``) to ``samples-PID.txt``.
     """
 
     def __init__(self) -> None:
@@ -97,8 +148,25 @@ class PhasedGrader(Grader):
         self._locks: dict[str, dict[str, float]] = {}
         folder = Path(os.environ.get("KBX_STALLS", tempfile.gettempdir()))
         self._stalls = (folder / f"stalls-{os.getpid()}.txt").open("w")
+        self._samples, self._samples_file = Samples(), folder / f"samples-{os.getpid()}.txt"
         for kind in ("shared", "alone", "room"):
             self._watch_lock(kind)
+        self._judging: list[float] = []
+        self._watch_judging()
+
+    def _watch_judging(self) -> None:
+        """Record the largest device memory of judging each case, in multiples of the bytes of its inputs."""
+        real, judging = paired._case_time, self._judging
+
+        def watched(task: Any, one: Any, device: Any) -> Any:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            row = real(task, one, device)
+            size = max(1, compulsory_work.input_bytes(task, one.candidate.case))
+            judging.append(round((torch.cuda.max_memory_allocated() - before) / size, 1))
+            return row
+
+        paired._case_time = watched
 
     def _watch_lock(self, kind: str) -> None:
         real, locks = getattr(gpu_lock.GpuLock, kind), self._locks
@@ -123,10 +191,13 @@ class PhasedGrader(Grader):
         """Grade; see ``Grader.grade``."""
         self._phases.take()
         self._locks.clear()
-        with stacks_of_long_work(LONG_SECONDS, self._stalls):
+        self._judging.clear()
+        with stacks_of_long_work(LONG_SECONDS, self._stalls), self._samples.of_this_thread():
             outcome = super().grade(*args, **options)
+        self._samples_file.write_text("".join(f"{stack} {n}\n" for stack, n in self._samples.counts.items()))
         outcome.manifest["phases"] = self._phases.take()  # type: ignore[index]
         outcome.manifest["locks"] = {k: dict(v) for k, v in self._locks.items()}  # type: ignore[index]
+        outcome.manifest["judging"] = list(self._judging)  # type: ignore[index]
         return outcome
 
 
@@ -188,6 +259,7 @@ def row_of(run: int, task: str, outcome: Outcome, began: float, ended: float) ->
         "seconds": dict(outcome.seconds), "begin": round(began, 3), "end": round(ended, 3),
         "attempt": outcome.manifest.get("attempt"), "faults": outcome.manifest.get("faults", []),
         "phases": outcome.manifest.get("phases"), "locks": outcome.manifest.get("locks"),
+        "judging": outcome.manifest.get("judging"),
     }  # fmt: skip
 
 

@@ -87,8 +87,13 @@ class IpcReceiver:
             for call in calls
         ]  # fmt: skip
 
+    @property
+    def size(self) -> int:
+        """Bytes of the shared memory."""
+        return self._size
+
     def fetch(self, total: int, device: str, ask: Ask) -> torch.Tensor:
-        """Fetch the last result from the runner.
+        """Fetch the last result from the runner, which has copied the first window with its reply.
 
         Args:
             total: Its size in bytes.
@@ -102,7 +107,8 @@ class IpcReceiver:
         address = TensorMetadata(fetched).pointer
         for offset in range(0, total, self._size):
             size = min(self._size, total - offset)
-            ask({"do": "give", "offset": offset, "size": size})
+            if offset:
+                ask({"do": "give", "offset": offset, "size": size})
             self._driver.copy(address + offset, self._address, size)
             self._driver.sync()
         return fetched

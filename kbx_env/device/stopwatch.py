@@ -37,6 +37,8 @@ CYCLES_PER_US = 2000
 """At least the SM clock in MHz, so that a wait of this many cycles lasts a microsecond or longer."""
 MAX_WAIT_US = 5000.0
 """Longest wait of the device before a timed call, in microseconds."""
+MIN_WAIT_US = 20.0
+"""Shortest wait of the device before a timed call, in microseconds."""
 SLOW_SECONDS = 0.01
 """If a warm-up call takes longer, one slot is enough, and the other slots are not warmed up."""
 FILLERS = 4
@@ -118,8 +120,6 @@ class Stopwatch:
         if turning is not None:
             self._allocate_slots(draws, slots, turning)
         self._record_slots()
-        if not self._flush:
-            self._flush = self._driver.alloc(FLUSH_BYTES)
         return self.warm() if warm else {}
 
     def dry(self) -> dict[str, Any]:
@@ -136,6 +136,8 @@ class Stopwatch:
             ``call_seconds``, the longest time of one call, with the host's part.
         """
         assert self._call is not None
+        if not self._flush:
+            self._flush = self._driver.alloc(FLUSH_BYTES)
         host, total = list[float](), list[float]()
         for slots in (self._slots[:1], self._slots[1:]):
             if total and total[0] > SLOW_SECONDS:
@@ -293,7 +295,8 @@ class Stopwatch:
 
         Args:
             header: ``order``, the slot of each call; ``turns``, the values of an untimed first call and of each call in
-                ``order``; ``flush``, false to run the calls back to back, without values of their own.
+                ``order``; ``warm``, false to leave out the untimed call; ``flush``, false to run the calls back to back,
+                without values of their own.
 
         Returns:
             ``us``, the device microseconds of each call, or their total back to back, and ``tuned``.
@@ -314,9 +317,11 @@ class Stopwatch:
             driver.record(events[0][1])
             driver.sync()
             return {"us": [driver.elapsed_us(*events[0])], "tuned": self.tuned}
-        # The instruction caches are cold after the other contestant's block: the first call is not timed.
-        self.load(order[0], turns[0])
-        call(self._slots[order[0]])
+        if header.get("warm", True):
+            # The instruction caches are cold after the other contestant's block: the first call is not timed.
+            self.load(order[0], turns[0])
+            call(self._slots[order[0]])
+        ready = [driver.event() for _ in order]
         set_switch_interval, usual = self._switch_interval
         host = list[float]()
         try:
@@ -325,6 +330,7 @@ class Stopwatch:
                 # The host enqueues while the device waits. The values and the flush come after the wait: work that runs
                 # early, on another stream, reads the values of the call before.
                 driver.wait(int(self._wait_us * CYCLES_PER_US))
+                driver.record(ready[k])
                 before = self._now()
                 self.load(i, turns[k + 1])
                 driver.fill(self._flush, k, FLUSH_BYTES)
@@ -341,8 +347,9 @@ class Stopwatch:
             set_switch_interval(usual)
         self._settle()
         # Enqueueing may have become faster since the warm-up. A call that reads back takes at least the whole wait,
-        # which the bound keeps from growing.
-        self._wait_us = min(self._most_wait_us, 100.0 + 2e6 * max(host))
+        # which the bound keeps from growing. While the device loads the values and flushes, the host goes on too.
+        covered = min(driver.elapsed_us(one, start) for one, (start, _) in zip(ready, events, strict=True))
+        self._wait_us = max(MIN_WAIT_US, min(self._most_wait_us, 100.0 + 2e6 * max(host)) - covered)
         return {"us": [driver.elapsed_us(start, end) for start, end in events], "tuned": self.tuned}
 
     def _keep_result(self, slot: int, result: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from kbx_env.errors import DeclarationError
 from kbx_env.protocol.wire import DTYPES
 from kbx_env.spec import input_distributions as dists
-from kbx_env.spec.task import Case, Task, shape_of
+from kbx_env.spec.task import Case, T, Task, shape_of
 
 LARGE = 1 << 20
 """Tensors with more elements are drawn in fp32: dense enough, and four times faster for timing cases."""
@@ -61,6 +62,45 @@ def draw(task: Task, case: Case, seed: int, device: str = "cpu") -> dict[str, An
         Arguments by name; tensors in the declared dtypes and the case's layouts. Markers (``DtypeArg``,
         ``GeneratorArg``, ``DeviceArg``) stay markers.
     """
+
+    def values(name: str, t: T, dtype: torch.dtype) -> torch.Tensor:
+        distribution = case.draws.get(name) or t.draw or case.draw
+        generator = torch.Generator(device).manual_seed(generator_seed(seed, name))
+        return _rounded(_values(distribution, shape_of(t, case.axes), case, generator, dtype), dtype)
+
+    return _arguments(task, case, values)
+
+
+def described(task: Task, case: Case) -> dict[str, Any]:
+    """Return the arguments of ``draw`` with tensors on the meta device: dtypes, shapes and strides without values.
+
+    Args:
+        task: the task.
+        case: the case.
+
+    Returns:
+        Arguments by name.
+    """
+
+    def values(name: str, t: T, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape_of(t, case.axes), dtype=dtype, device="meta")
+
+    return _arguments(task, case, values)
+
+
+def _arguments(
+    task: Task, case: Case, values: Callable[[str, T, torch.dtype], torch.Tensor]
+) -> dict[str, Any]:  # fmt: skip
+    """Return all arguments of one call except ``out``.
+
+    Args:
+        task: the task.
+        case: the case.
+        values: returns the values of a tensor by its name, declaration and dtype.
+
+    Returns:
+        Arguments by name; tensors in the case's layouts.
+    """
     args: dict[str, Any] = {}
     parts = {n: [t for t in task.takes if t.partition(".")[0] == n] or [n] for n in task.signature.parameters}
     for name in (part for every in parts.values() for part in every):
@@ -69,10 +109,7 @@ def draw(task: Task, case: Case, seed: int, device: str = "cpu") -> dict[str, An
             if t.optional and name not in case.given:
                 continue
             dtype = DTYPES[case.dtypes.get(name, t.dtype)]
-            distribution = case.draws.get(name) or t.draw or case.draw
-            generator = torch.Generator(device).manual_seed(generator_seed(seed, name))
-            values = _values(distribution, shape_of(t, case.axes), case, generator, dtype)
-            args[name] = _laid_out(_rounded(values, dtype), case.layouts.get(name))
+            args[name] = _laid_out(values(name, t, dtype), case.layouts.get(name))
         elif name in case.args and name != "out":
             args[name] = case.args[name]
     return args

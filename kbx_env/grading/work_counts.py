@@ -394,7 +394,8 @@ class Values(_Shared):
         if not result.numel():
             return 0
         # Random factors, so that weights of opposite signs do not cancel in the gradient.
-        factors = torch.randn(result.shape, generator=torch.Generator().manual_seed(0)).to(result)
+        generator = torch.Generator(result.device).manual_seed(0)
+        factors = torch.randn(result.shape, generator=generator, device=result.device).to(result.dtype)
         (gradient,) = torch.autograd.grad(result, leaf, factors)
         return self._counted(gradient.count_nonzero(), gradient.numel())
 

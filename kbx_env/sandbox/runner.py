@@ -135,8 +135,10 @@ class Runner:
         if d["k"] == "blank":
             span = 1 + sum((n - 1) * s for n, s in zip(d["shape"], d["stride"], strict=True)) if all(d["shape"]) else 0
             dtype, count = wire.DTYPES[d["dtype"]], d["shift"] + span if span else 0
-            # The engine answers host reads of it. Timed sizes have gigabytes, which nothing touches.
-            base = (torch.zeros if count * dtype.itemsize < LARGE else torch.empty)(count, dtype=dtype)
+            # On the CPU tier the engine answers host reads of it; on CUDA it serves to compile for its shape. Timed
+            # sizes have gigabytes, which nothing touches.
+            small = self.device == "cpu" and count * dtype.itemsize < LARGE
+            base = (torch.zeros if small else torch.empty)(count, dtype=dtype, device=self.device)
             return base.as_strided(d["shape"], d["stride"], d["shift"] if span else 0)
         if "mail" in d:
             return self.mail.tensor(d, self.device)
@@ -273,7 +275,11 @@ class Runner:
             case "measure":
                 return watch.measure(header), []
         found = watch.result(int(header["call"]), bool(header.get("captured")))
-        return self.mail.claims(found, self.device, header.get("mailed") is True, header.get("inputs") is not False)
+        mailed = header.get("mailed") is True
+        reply, data = self.mail.claims(found, self.device, mailed, header.get("inputs") is not False)
+        if mailed and reply["total"]:
+            self.mail.give(0, min(int(header["window"]), reply["total"]))
+        return reply, data
 
     def _prepare(self, watch: Stopwatch, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
         slots = [{name: self._argument(d, blobs) for name, d in slot.items()} for slot in header["slots"]]

@@ -66,6 +66,25 @@ class CallResult:
     """Forbidden change that the call made to memory: an input, or memory that belongs to no result."""
 
 
+@dataclass
+class DrawnCall:
+    """A call that is not made yet: its inputs are drawn and encoded.
+
+    Attributes:
+        args: the arguments, tensors with their values.
+        sent: the same, with ``out`` where the case has it.
+        header: the command, without the seconds that are left.
+        blobs: the bytes that go with it.
+        generator_seed: see ``CallResult``.
+    """
+
+    args: dict[str, Any]
+    sent: dict[str, Any]
+    header: dict[str, Any]
+    blobs: list[bytes]
+    generator_seed: int
+
+
 def _free_memory() -> int:
     """Return the free bytes of the GPU's memory."""
     return int(torch.cuda.mem_get_info()[0])
@@ -293,18 +312,6 @@ class RunnerSession:
         ]  # fmt: skip
         return {"entry": self.task.entry, "args": encoded, "positional": positional}
 
-    def compiles(self, case: Case, index: int) -> None:
-        """Have the runner compile the launches of a call (CUDA), with every launch left out.
-
-        It does not take the GPU lock. An error of the call itself is ignored here; the real call reports it.
-
-        Args:
-            case: the case.
-            index: its number among the task's cases.
-        """
-        with survived():
-            self._call(case, index, "run", 0, quiet=False, compiling=True)
-
     def call(self, case: Case, index: int, mode: str, repeat: int = 0, *, quiet: bool = False) -> CallResult:
         """Draw fresh secret inputs and call once.
 
@@ -318,13 +325,10 @@ class RunnerSession:
         Returns:
             The arguments and the untrusted result.
         """
-        found = self._call(case, index, mode, repeat, quiet=quiet, compiling=False)
-        assert found is not None
-        return found
+        return self.make_call(self.draw_call(case, index, mode, repeat, quiet=quiet))
 
-    def _call(
-        self, case: Case, index: int, mode: str, repeat: int, *, quiet: bool, compiling: bool
-    ) -> CallResult | None:  # fmt: skip
+    def draw_call(self, case: Case, index: int, mode: str, repeat: int = 0, *, quiet: bool = False) -> DrawnCall:
+        """Draw the inputs of a call and encode them; arguments as for ``call``."""
         # Statistical criteria compare calls on equal inputs; ablated calls get inputs of their own.
         family = {"run": 0, "ablate": 1}[mode] + (2 if quiet else 0)
         seed = inputs.case_seed(self.secret, self.task.id, self.split, index, family)
@@ -338,15 +342,21 @@ class RunnerSession:
         blobs: list[bytes] = []
         header = self.header(sent, generator_seed, blobs, turn)
         generator_seed += turn in ("again", "copy")  # the state after the first call
-        header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.budget.left)}
-        if compiling:
-            # The results are discarded: without launches even their lengths are undefined.
-            self._ablated(header | {"mode": "ablate", "discard": True}, blobs)
-            return None
+        return DrawnCall(args, sent, header | {"op": "call", "mode": mode}, blobs, generator_seed)
+
+    def make_call(self, drawn: DrawnCall) -> CallResult:
+        """Make a call that was drawn.
+
+        Raises:
+            GradingAborted: the submission ended it.
+            SandboxError: the machine is to blame.
+        """
+        mode, args, generator_seed = drawn.header["mode"], drawn.args, drawn.generator_seed
+        header, blobs = drawn.header | {"seconds": max(0.1, self.budget.left)}, drawn.blobs
         ablated = mode == "ablate" and self.engine is None
         reply, data = self._ablated(header, blobs) if ablated else self.ask(header, blobs)
         if self.engine is not None:
-            return self._traced(self.engine, args, sent, generator_seed, reply, ablate=mode == "ablate")
+            return self._traced(self.engine, args, drawn.sent, generator_seed, reply, ablate=mode == "ablate")
         with readable():
             answer, broken = self._answer(reply, data)
             launches, dots = count(reply.get("launches", 0)), [str(d)[:60] for d in list(reply.get("dots", []))[:100]]
@@ -354,6 +364,16 @@ class RunnerSession:
             self.launches += launches
             self.dots.update(dots)
         return CallResult(args, answer, generator_seed, broken)
+
+    def compile_call(self, drawn: DrawnCall) -> None:
+        """Have the runner compile the launches of a call (CUDA), with every launch left out.
+
+        It does not take the GPU lock. An error of the call itself is ignored here; the real call reports it.
+        """
+        with survived():
+            # The results are discarded: without launches even their lengths are undefined.
+            header = drawn.header | {"mode": "ablate", "discard": True, "seconds": max(0.1, self.budget.left)}
+            self._ablated(header, drawn.blobs)
 
     def _ablated(self, header: dict[str, Any], blobs: list[bytes]) -> Any:
         """Make a call without launches: most of its time is compiling."""
@@ -420,7 +440,8 @@ class RunnerSession:
         return GradingAborted(Verdict.TIMEOUT if e.kind == "timeout" else Verdict.RUNTIME_ERROR, text)
 
     def at_once(self, cases: Sequence[Case], needed: Sequence[int]) -> list[list[CallResult] | Exception]:
-        """Make the calls of every case on a GPU. Compiling comes before and judging after, so that the GPU lock is taken seldom.
+        """Make the calls of every case on a GPU. Drawing and compiling come before and judging after, so that the GPU lock is taken
+        seldom and held shortly.
 
         Args:
             cases: the cases.
@@ -429,21 +450,22 @@ class RunnerSession:
         Returns:
             The results of each case. An exception of a call, or of compiling for it, takes its place and is the last.
         """
-        ready, ended = 0, list[Exception]()
+        ready, ended = list[list[DrawnCall]](), list[Exception]()
         try:
             for index, case in enumerate(cases):
-                self.compiles(case, index)
-                ready += 1
+                drawn = [self.draw_call(case, index, "run", repeat) for repeat in range(needed[index])]
+                self.compile_call(drawn[0])
+                ready.append(drawn)
         except Exception as e:
             ended.append(e)
         made: list[list[CallResult] | Exception] = []
-        while len(made) < ready:
+        while len(made) < len(ready):
             with self.gpu.using():
                 # A grading that waits for exclusive use waits for all shared ones; autotuning in every case takes seconds.
                 began = time.monotonic()
-                for index in range(len(made), ready):
+                for index in range(len(made), len(ready)):
                     try:
-                        made.append(self.calls(cases[index], index, needed[index], "run"))
+                        made.append([self.make_call(drawn) for drawn in ready[index]])
                     except Exception as e:
                         return [*made, e]
                     if time.monotonic() - began > TURN_SECONDS:

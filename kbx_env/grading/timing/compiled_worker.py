@@ -260,7 +260,7 @@ def ratio(
         gate.tell({"state": "compiling"})
         with contextlib.suppress(NeedsGpu):
             function(**assembled(args))
-    with room(clock.COMPILE_MEMORY), _first_args(task, case, gate, device, index) as args:
+    with room(clock.COUNT_MEMORY), _first_args(task, case, gate, device, index) as args:
         gate.tell({"state": "compiling"})
         # In the first call inductor chooses between variants of a kernel by their times.
         with gate.alone():

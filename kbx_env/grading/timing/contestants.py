@@ -20,9 +20,10 @@ import torch
 from kbx_env.device.ipc_grader import IpcReceiver, claimed
 from kbx_env.device.layout import flat
 from kbx_env.device.stopwatch import Stopwatch
+from kbx_env.grading import inputs, reference
 from kbx_env.grading import judge as judges
-from kbx_env.grading import reference
 from kbx_env.grading.judge import Answer
+from kbx_env.grading.runtime.engine_client import blank
 from kbx_env.grading.runtime.session import RunnerSession
 from kbx_env.grading.runtime.untrusted import GradingAborted, count, readable
 from kbx_env.grading.runtime.zygote_client import TIMED_BYTES
@@ -76,13 +77,16 @@ class Contestant(Protocol):
             calls: also call once on each slot; otherwise the next block has to warm its one slot itself.
         """
 
-    def measure(self, order: Sequence[int], windows: Sequence[Window] | None = None, flush: bool = True) -> list[float]:
+    def measure(
+        self, order: Sequence[int], windows: Sequence[Window] | None = None, flush: bool = True, warm: bool = True
+    ) -> list[float]:  # fmt: skip
         """Time calls.
 
         Args:
             order: the slot of each call.
             windows: the values of an untimed call and then of each call in ``order``; ``None`` to keep the values.
             flush: empty the L2 cache before each call. Without it all calls run back to back and give one time.
+            warm: make the untimed call.
 
         Returns:
             Device microseconds of each call.
@@ -130,10 +134,12 @@ class EagerContestant:
         with reference.exact_matmul():
             self.watch.shuffle(seed, calls)
 
-    def measure(self, order: Sequence[int], windows: Sequence[Window] | None = None, flush: bool = True) -> list[float]:
+    def measure(
+        self, order: Sequence[int], windows: Sequence[Window] | None = None, flush: bool = True, warm: bool = True
+    ) -> list[float]:  # fmt: skip
         """See ``Contestant``."""
         with reference.exact_matmul():
-            reply = self.watch.measure({"order": list(order), "turns": windows, "flush": flush})
+            reply = self.watch.measure({"order": list(order), "turns": windows, "flush": flush, "warm": warm})
         return [float(u) for u in reply["us"]]
 
 
@@ -205,13 +211,23 @@ class RunnerContestant:
         header["written"] = list(self.session.task.written(self.case.args))
         self._ask(header, blobs)
 
+    def describe(self) -> None:
+        """Have the runner allocate one set of inputs without values, for ``dry``; nothing is launched on the GPU."""
+        args = {
+            name: blank(value) if isinstance(value, torch.Tensor) else value
+            for name, value in inputs.described(self.session.task, self.case).items()
+        }
+        message = self.session.header(args, 1000)
+        header = {"do": "prepare", "slots": [message["args"]], "entry": message["entry"]}
+        self._ask(header | {"positional": message["positional"]}, idle=True)
+
     def dry(self) -> None:
         """Compile the kernels that these inputs need, without a launch."""
         self._ask({"do": "dry"}, seconds=PREPARE_SECONDS, idle=True)
 
     def release(self) -> None:
-        """Free the inputs and all memory of the runner."""
-        self._ask({"do": "release"})
+        """Free the inputs and all memory of the runner; no kernel runs."""
+        self._ask({"do": "release"}, idle=True)
 
     def warm(self) -> None:
         """Make the first calls. Autotuners measure in them, so the GPU must be held alone."""
@@ -225,13 +241,16 @@ class RunnerContestant:
         """See ``Contestant``."""
         self._ask({"do": "shuffle", "seed": seed, "calls": calls})
 
-    def measure(self, order: Sequence[int], windows: Sequence[Window] | None = None, flush: bool = True) -> list[float]:
+    def measure(
+        self, order: Sequence[int], windows: Sequence[Window] | None = None, flush: bool = True, warm: bool = True
+    ) -> list[float]:  # fmt: skip
         """Time calls, by the runner's claim.
 
         Args:
             order: the slot of each call.
             windows: the values of an untimed call and then of each call in ``order``; ``None`` to keep the values.
             flush: empty the L2 cache before each call. Without it all calls run back to back and give one time.
+            warm: make the untimed call.
 
         Returns:
             Device microseconds of each call.
@@ -240,7 +259,8 @@ class RunnerContestant:
             GradingAborted: the wall clock contradicts the times, or an autotuner was at work.
         """
         start = time.perf_counter()
-        reply, _ = self._ask({"do": "measure", "order": list(order), "turns": windows, "flush": flush})
+        header = {"do": "measure", "order": list(order), "turns": windows, "flush": flush, "warm": warm}
+        reply, _ = self._ask(header)
         wall_us = (time.perf_counter() - start) * 1e6
         with readable():
             us = [float(u) for u in reply["us"]]
@@ -339,6 +359,8 @@ class RunnerContestant:
         """
         mailbox = self._mailbox()
         header = {"do": "result", "call": call, "captured": captured, "mailed": mailbox is not None, "inputs": inputs}
+        if mailbox is not None:
+            header["window"] = mailbox.size
         reply, data = self._ask(header, seconds=2 * COMMAND_SECONDS)
         received = None
         if mailbox is not None:

@@ -4,7 +4,7 @@ alone.
 The lock consists of advisory locks (flock) on files in a folder of the GPU. The operating system releases them when a
 process dies. Exclusive holders are served in the order of their requests. The GPU idles while an exclusive request
 waits for the last shared holder, so exclusive holders run in batches of ``EXCLUSIVE_BATCH``; then a shared window of
-``SHARED_WINDOW_SECONDS`` follows.
+``SHARED_WINDOW_SECONDS`` follows, in which an exclusive request gets the GPU only while nobody shares it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,17 @@ from pathlib import Path
 
 PARTS = 16
 """Parts into which the GPU memory that timing may reserve is divided; each part is one lock file."""
+UNRESERVED = 0.5 / PARTS
+"""Largest share of that memory that is used without a reservation: most cases are small, and need not wait behind a
+large one."""
 EXCLUSIVE_BATCH = 4
 """Exclusive holders in a row, after which the GPU is shared, if a shared request waits."""
 SHARED_WINDOW_SECONDS = 1.5
-"""Seconds for which the GPU is shared after a batch of exclusive holders."""
+"""Longest time in seconds for which exclusive requests wait after a batch of exclusive holders, while others share the
+GPU."""
+IDLE_SECONDS = 0.06
+"""Seconds after the beginning of a shared window from which an exclusive request takes an idle GPU: three of the
+longest pauses of those that want to share it."""
 ENDED_PROCESS_SECONDS = 60.0
 """Seconds for which an ended process stays in the list of known processes: the driver still reports its last
 activity."""
@@ -104,10 +111,11 @@ class GpuLock:
         """
         began = time.monotonic()
         with self._first_in_line():
-            while self._shared_window_due():
-                time.sleep(POLL_SECONDS)
-            with self._locked("turn", fcntl.LOCK_EX):
-                use = self._take("use", fcntl.LOCK_EX)
+            use = self._idle_in_window()
+            window_left = 0.0 if use is None else max(0.0, self._read_state()[1] - time.monotonic())
+            if use is None:
+                with self._locked("turn", fcntl.LOCK_EX):
+                    use = self._take("use", fcntl.LOCK_EX)
             count, since = self._read_state()[0] + 1, time.time()
             self._write_state(count, 0.0)
         try:
@@ -115,8 +123,10 @@ class GpuLock:
         finally:
             shared_waiting = (self.folder / "asked").exists() and (self.folder / "asked").stat().st_mtime > since
             batch_over = count >= EXCLUSIVE_BATCH or not self._exclusive_waiting()
-            window_end = time.monotonic() + SHARED_WINDOW_SECONDS if batch_over and shared_waiting else 0.0
-            self._write_state(0 if batch_over or not shared_waiting else count, window_end)
+            # A window that was idle goes on for those that came meanwhile.
+            window = window_left or (SHARED_WINDOW_SECONDS if batch_over else 0.0)
+            window_end = time.monotonic() + window if window and shared_waiting else 0.0
+            self._write_state(0 if batch_over or window_end or not shared_waiting else count, window_end)
             os.close(use)
 
     @contextlib.contextmanager
@@ -146,6 +156,26 @@ class GpuLock:
         finally:
             for fd in reserved:
                 os.close(fd)
+
+    def _idle_in_window(self) -> int | None:
+        """Wait for the end of a shared window, or until nobody uses the GPU in it.
+
+        Returns:
+            The file descriptor of the exclusive use of an idle GPU; ``None`` at the end of the window.
+        """
+        while self._shared_window_due():
+            if self._read_state()[1] and time.time() - self._window_began() > IDLE_SECONDS:
+                use = self._try("use", fcntl.LOCK_EX)
+                if use is not None:
+                    return use
+            time.sleep(POLL_SECONDS)
+        return None
+
+    def _window_began(self) -> float:
+        """Return when the state was last written, in seconds since the epoch."""
+        with contextlib.suppress(OSError):
+            return (self.folder / "turns").stat().st_mtime
+        return time.time()
 
     def _shared_window_due(self) -> bool:
         """Return whether exclusive requests must wait for a shared window: it is open, or due after the holder's
@@ -309,9 +339,12 @@ class GpuHold:
         other.
 
         Args:
-            share: of that memory; more than 1 counts as 1.
+            share: of that memory; more than 1 counts as 1, and at most ``UNRESERVED`` is not reserved.
         """
         if self._gpu_lock is None:
+            yield
+            return
+        if share <= UNRESERVED:
             yield
             return
         with self._gpu_lock.room(_parts(share)) as waited:

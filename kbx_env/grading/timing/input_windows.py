@@ -33,6 +33,10 @@ SMALL_BYTES = 64 << 20
 """A draw of all inputs up to this size is small."""
 
 
+ALIGNED_ELEMENTS = 64
+"""A moved tensor keeps its offset modulo this many elements, and with it its alignment."""
+
+
 def bytes_of_draws(total: int) -> int:
     """Return the largest number of bytes of all draws, for inputs of ``total`` bytes."""
     return total * (MAX_DRAWS if total <= SMALL_BYTES else DRAWS)
@@ -102,6 +106,16 @@ class InputWindows:
             rest.append({n: drawn[n] for n in names})
         return cls((first, *rest), rules)
 
+    def to(self, device: str) -> InputWindows:
+        """Return the same values on a device, in the same layouts; the object itself if they are there.
+
+        Args:
+            device: of torch.
+        """
+        if all(v.device.type == device for d in self.draws for v in d.values() if isinstance(v, torch.Tensor)):
+            return self
+        return InputWindows(tuple({n: _moved(v, device) for n, v in d.items()} for d in self.draws), self.rules)
+
     def pick(self, rng: random.Random) -> Window:
         """Draw the windows of one call from ``rng``."""
         window: Window = {}
@@ -141,6 +155,27 @@ class InputWindows:
         them.
         """
         return {n: list(r.matrix) for n, r in self.rules.items()}
+
+
+def slow_to_draw(task: Task, case: Case) -> bool:
+    """Return whether a case has matrices whose draws need factorisations or products.
+
+    Args:
+        task: the task.
+        case: the case.
+    """
+    distributions = (case.draws.get(n) or t.draw or case.draw for n, t in task.takes.items() if n not in case.args)
+    return any(isinstance(d, inputs.MATRICES) for d in distributions)
+
+
+def _moved(value: Any, device: str) -> Any:
+    """Return a tensor on a device in the same layout; any other value as it is."""
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+    span, shift = flat(value), value.storage_offset() % ALIGNED_ELEMENTS
+    base = torch.empty(shift + len(span), dtype=value.dtype, device=device)
+    base[shift:].copy_(span)
+    return base.as_strided(value.shape, value.stride(), shift)
 
 
 def _rule(distribution: dists.Distribution, value: torch.Tensor, whole_draws: int, alike: bool) -> _WindowRule:

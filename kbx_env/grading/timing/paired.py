@@ -41,6 +41,7 @@ from kbx_env.grading.timing.ratio import PROCESS_US, Paired, interval, trimmed_m
 from kbx_env.grading.timing.roofline import Roofline
 from kbx_env.grading.timing.telemetry import Reading, Telemetry, disturbance
 from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
+from kbx_env.protocol.wire import assembled
 from kbx_env.spec.criteria import Sample, Windows
 from kbx_env.spec.task import Case, Task
 
@@ -71,16 +72,16 @@ BUDGET = 1.0
 """Seconds of measuring per case: noise that depends on the process does not shrink in three."""
 HALF_WIDTH = 0.01
 """Stop when the half-width of the 95 % interval of the log-ratio (log units) is smaller."""
-COMPILE_MEMORY, MEASURE_MEMORY, JUDGE_MEMORY = 10, 24, 20
-"""Largest device memory of each step of timing a case, in multiples of the bytes of its inputs: preparing the values to
-compile for; measuring (for each contestant two draws, three slots, and space to move them); judging. Compiling itself
-keeps about three times the inputs and reserves no memory: a compiler may take minutes, and the next large reservation
+COUNT_MEMORY, MEASURE_MEMORY, JUDGE_MEMORY = 10, 24, 20
+"""Largest device memory of each step of timing a case, in multiples of the bytes of its inputs: evaluating the
+reference to count its work; measuring (for each contestant two draws, three slots, and space to move them); judging.
+Compiling keeps the inputs once and reserves no memory: a compiler may take minutes, and the next large reservation
 would keep all others waiting behind it."""
 CONTEXT_BYTES = 1400 << 20
 """Device memory of each process for its CUDA context and the kernels that torch loads (1.2 to 1.4 GiB on an H200).
 Graders and runners each have one; this memory cannot be reserved."""
 SHARE = 0.3
-"""Share of the device's memory for all gradings that compile for timing or judge timed results. The grading that
+"""Share of the device's memory for all gradings that count work or judge timed results. The grading that
 measures holds the GPU alone and has the rest."""
 SLOW_US = 20_000.0
 """If two blocks of calls take longer than this, they have fewer calls; if two calls do, a round is one pair."""
@@ -91,6 +92,9 @@ ATTEMPTS = 3
 LONG_US = 100.0
 """If two calls take longer than this together, a round is one pair of blocks: such calls differ little from block to
 block."""
+STILL_US = 1000.0
+"""If two calls take longer than this together, the buffers move before the first round only: the address of a buffer
+changes the time of a call by a fraction of a microsecond."""
 JUDGE_TURN_SECONDS = 0.5
 """Seconds of judging on the GPU after which the lock is released, so that others get their turn."""
 JUDGE_SECONDS, JUDGE_MIN_RESULTS = 0.75, 3
@@ -136,9 +140,12 @@ def pair(
     drawn: list[Window] | None = None
     block, pairs, taken, both_us = _calls(about_us), 1 if about_us > LONG_US else PAIRS, 0, 0.0
     while len(rounds) < MAX_ROUNDS:
+        moved = not rounds or both_us <= STILL_US
         # In a block of one call the untimed call before it warms the slot.
-        for contestant in (eager, candidate):
+        for contestant in (eager, candidate) if moved else ():
             contestant.shuffle(rng.getrandbits(32), block > 1)
+        # Cold instruction caches cost a slow call nothing that shows.
+        warm = moved or block == BLOCK
         ratios = []
         for index in range(pairs):
             order = [rng.randrange(SLOTS) for _ in range(block)]
@@ -146,11 +153,12 @@ def pair(
                 drawn = [windows.pick(rng) for _ in range(block + 1)]
             # The contestants alternate in going first, so that a drift of the clock frequency favours neither.
             if index % 2:
-                candidate_us = candidate.measure(order, drawn)
+                candidate_us = candidate.measure(order, drawn, warm=warm)
                 start += _checked(check, order, drawn)
-                eager_us = eager.measure(order, drawn)
+                eager_us = eager.measure(order, drawn, warm=warm)
             else:
-                eager_us, candidate_us = eager.measure(order, drawn), candidate.measure(order, drawn)
+                eager_us = eager.measure(order, drawn, warm=warm)
+                candidate_us = candidate.measure(order, drawn, warm=warm)
                 start += _checked(check, order, drawn)
             taken += 1
             eager_calls += eager_us
@@ -231,34 +239,52 @@ def time_task(task: Task, session: RunnerSession, sizes: str = "published") -> T
     needed = [max(compulsory_work.input_bytes(task, c), d) for c, d in zip(cases, declared, strict=True)]
     largest = max(needed)
     candidates = [RunnerContestant(session, case) for case in cases]
-    work: list[_CaseWork] = []
 
     def draw(index: int, purpose: str) -> InputWindows:
         split = f"{session.split}/{purpose}"
         seeds = [inputs.case_seed(session.secret, task.id, split, index, k) for k in range(input_windows.MAX_DRAWS)]
         return InputWindows.draw(task, cases[index], seeds, session.backend)
 
-    # All cases are compiled before the GPU is held alone, on values of their own that no timed call sees again. These
-    # values are freed before the grading waits.
-    early, kept_bytes = dict[int, InputWindows](), 0
-    for index, candidate in enumerate(candidates):
-        with session.gpu.room(COMPILE_MEMORY * needed[index] / (SHARE * memory)), session.gpu.using():
-            windows = draw(index, "compile")
-            candidate.lay(windows, slots=1)
-            # The reference's first call also loads torch's kernels; here no other grading waits for that.
-            work.append(_CaseWork.of(task, candidate.case, windows.draws[0], session.backend))
-            del windows
-            # Values that are slow to draw (eigenvectors of thousands of small matrices) are small: draw them ahead.
-            size = input_windows.bytes_of_draws(compulsory_work.input_bytes(task, candidate.case))
-            if kept_bytes + size <= QUEUED_MEMORY_SHARE * memory:
-                kept_bytes += size
-                early[index] = draw(index, "time")
-            _give_back()
+    # All cases are compiled before the GPU is held alone. A kernel is compiled for shapes and strides, so the runner
+    # gets no values, and the GPU is not used.
+    for candidate in candidates:
+        candidate.describe()
         candidate.dry()
     candidates[-1].release()
 
+    smallest = needed.index(min(needed))
+    work: list[_CaseWork] = []
+    for index, case in enumerate(cases):
+        counted = _CaseWork.by_shapes(task, case)
+        # One call of the reference and of eager also loads or compiles torch's kernels, while no other grading waits.
+        if counted is None or index == smallest:
+            with session.gpu.room(COUNT_MEMORY * needed[index] / (SHARE * memory)), session.gpu.using():
+                args = inputs.draw(task, case, secrets.randbits(63), session.backend)
+                counted = _CaseWork.of(task, case, args, session.backend)
+                if task.eager is not None:
+                    with reference.exact_matmul():
+                        task.eager(**assembled(reference.resolve(args, session.backend)))
+                del args
+                _give_back()
+        work.append(counted)
+
+    # Small values, and matrices of special kinds, which are slow to draw, are drawn before the GPU is held alone. Large
+    # ones wait in the host's memory.
+    early, kept_bytes = dict[int, InputWindows](), 0
+    for index, case in enumerate(cases):
+        size = input_windows.bytes_of_draws(compulsory_work.input_bytes(task, case))
+        if kept_bytes + size <= QUEUED_MEMORY_SHARE * memory:
+            kept_bytes += size
+            with session.gpu.using():
+                early[index] = draw(index, "time")
+        elif input_windows.slow_to_draw(task, case):
+            with session.gpu.room(COUNT_MEMORY * needed[index] / (SHARE * memory)), session.gpu.using():
+                early[index] = draw(index, "time").to("cpu")
+                _give_back()
+
     def draw_timed(index: int) -> InputWindows:
-        return early.pop(index, None) or draw(index, "time")
+        drawn = early.pop(index, None)
+        return draw(index, "time") if drawn is None else drawn.to(session.backend)
 
     # A case that needs more memory than the rest reserves the difference before it queues for the GPU: a grading that
     # holds the GPU alone must not wait for memory.
@@ -297,6 +323,23 @@ class _CaseWork:
     ideal_bytes: int
     operations: int
     tensor_bytes: int
+
+    @classmethod
+    def by_shapes(cls, task: Task, case: Case) -> _CaseWork | None:
+        """Count without values, by running the reference on the meta device.
+
+        Args:
+            task: the task.
+            case: the case.
+
+        Returns:
+            The counts; ``None`` where they depend on values, or where an operation has no implementation for meta
+            tensors.
+        """
+        try:
+            return cls.of(task, case, inputs.described(task, case), "meta")
+        except Exception:  # torch raises several types where a value of a meta tensor is asked for
+            return None
 
     @classmethod
     def of(cls, task: Task, case: Case, args: dict[str, Any], backend: str) -> _CaseWork:
@@ -358,14 +401,16 @@ def _measure_all(
             eager = EagerContestant(task, candidate.case, session.backend)
             try:
                 windows = draw_timed(index)
-                measured.append(_measure(task, candidate, eager, windows, work[index], found, telemetry, notes))
+                # Readings take milliseconds: the last one of a case serves as the first one of the next.
+                first = before if not measured else None if measured[-1].disturbed else measured[-1].after
+                one = _measure(task, candidate, eager, windows, work[index], found, telemetry, first, notes)
+                measured.append(one)
                 del windows
             finally:
                 eager.watch.close()
             _give_back()
-        after = telemetry.read()
         candidates[-1].release()
-    return measured, _DeviceReport(found, before, after, notes)
+    return measured, _DeviceReport(found, before, measured[-1].after, notes)
 
 
 def _summary(measured: Sequence[_Measured], rows: Sequence[CaseTime], device: _DeviceReport) -> Timing:
@@ -405,11 +450,12 @@ class _Measured:
     work: _CaseWork
     disturbed: bool
     results: list[tuple[Window, Fetched]]
+    after: Reading | None
 
 
 def _measure(
     task: Task, candidate: RunnerContestant, eager: EagerContestant, windows: InputWindows, work: _CaseWork,
-    roofline: Roofline, telemetry: Telemetry, notes: list[str],
+    roofline: Roofline, telemetry: Telemetry, before: Reading | None, notes: list[str],
 ) -> _Measured:  # fmt: skip
     """Measure one case, with the GPU held alone.
 
@@ -421,6 +467,7 @@ def _measure(
         work: of the case.
         roofline: of the device.
         telemetry: of the device.
+        before: an earlier reading since which only this grading used the device; ``None`` for a new one.
         notes: repetitions and disturbances are appended here.
 
     Returns:
@@ -454,10 +501,11 @@ def _measure(
         # Results of a discarded attempt are not judged: correct ones could hide wrong ones of the attempt that counts.
         results.clear()
         seen = 0
-        first = telemetry.read()
+        first = before if attempt == 1 and before is not None else telemetry.read()
         paired = pair(eager, candidate, windows=windows, check=check, about_us=about_us)
         own_pids = {os.getpid(), session.runner.pid, *session.gpu.users()}
-        disturbed = disturbance(first, telemetry.read(), own_pids) or _skewed(paired)
+        after = telemetry.read()
+        disturbed = disturbance(first, after, own_pids) or _skewed(paired)
         again = disturbed or _belief(task, work, roofline, paired).doubt
         if again is None:
             break
@@ -474,7 +522,7 @@ def _measure(
     if captured and not task.written(case.args):
         # A call may detect that it is captured and behave otherwise; it must be right all the same.
         results += candidate.replayed(windows, result_bytes)
-    return _Measured(candidate, windows, paired, work, disturbed is not None, results)
+    return _Measured(candidate, windows, paired, work, disturbed is not None, results, after)
 
 
 def _claimed_us(paired: Paired) -> float:

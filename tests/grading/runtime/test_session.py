@@ -149,10 +149,10 @@ def test_compilers_have_seconds_of_their_own(slow: Callable[[float], RunnerSessi
     with pytest.raises(GradingAborted, match="unreadable"):  # it answers without a result
         mine.call(TASK.cases[0], 0, "ablate", quiet=True)
     for k in range(5):
-        mine.compiles(TASK.cases[0], k)
+        mine.compile_call(mine.draw_call(TASK.cases[0], k, "run"))
     assert mine.budget.left == pytest.approx(30.0)
     for k in range(2):
-        mine.compiles(TASK.cases[0], k)
+        mine.compile_call(mine.draw_call(TASK.cases[0], k, "run"))
     assert mine.budget.left == pytest.approx(10.0), "and then the submission's"
 
 
@@ -179,8 +179,9 @@ def test_what_is_only_compiled_gives_no_result(monkeypatch: pytest.MonkeyPatch) 
     reply = {"ok": True, "standing": True, "outputs": [], "after": {}, "is_tuple": False}
     mine = RunnerSession(Listens(reply, []), TASK, "cpu", b"secret", "eval", 30.0)  # type: ignore[arg-type]
     mine.engine = None
-    mine.compiles(TASK.cases[0], 0)
-    mine.call(TASK.cases[0], 0, "run")
+    drawn = mine.draw_call(TASK.cases[0], 0, "run")
+    mine.compile_call(drawn)
+    mine.make_call(drawn)
     assert [(a["mode"], a.get("discard")) for a in asked] == [("ablate", True), ("run", None)]
     assert asked[0]["args"] == asked[1]["args"], "what is compiled is what will be launched"
 
@@ -190,11 +191,11 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
     """Cases are asked for together there; one that fails leaves the verdicts of those before it."""
     done: list[int] = []
 
-    def made(case: object, index: int, needed: int, mode: str) -> list[object]:
+    def made(index: int) -> int:
         if index == 2:
             raise error
         done.append(index)
-        return [index]
+        return index
 
     shared: list[str] = []
 
@@ -203,16 +204,19 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
         shared.append("in")
         yield
 
-    talk = SimpleNamespace(engine=None, compiles=lambda *_: None, calls=made, gpu=SimpleNamespace(using=using))
+    talk = SimpleNamespace(
+        engine=None, draw_call=lambda case, index, mode, repeat: index, compile_call=lambda drawn: None, make_call=made,
+        gpu=SimpleNamespace(using=using),
+    )  # fmt: skip
     assert RunnerSession.at_once(talk, TASK.cases[:5], [1] * 5) == [[0], [1], error] and done == [0, 1]  # type: ignore[arg-type]
     assert shared == ["in"]
     monkeypatch.setattr(session, "TURN_SECONDS", -1.0)
     assert RunnerSession.at_once(talk, TASK.cases[:2], [1] * 2) == [[0], [1]]  # type: ignore[arg-type]
     assert shared == ["in"] * 3, "others get their turn"
 
-    def compiles(case: object, index: int) -> None:
-        if index == 1:
+    def compile_call(drawn: int) -> None:
+        if drawn == 1:
             raise error
 
-    talk.compiles = compiles
+    talk.compile_call = compile_call
     assert RunnerSession.at_once(talk, TASK.cases[:5], [1] * 5) == [[0], error]  # type: ignore[arg-type]

@@ -159,6 +159,27 @@ def test_memory_is_shared_out_in_order(tmp_path) -> None:
 
 
 
+def test_an_idle_gpu_in_a_shared_window_is_taken(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(gpu_lock, "EXCLUSIVE_BATCH", 1)
+    monkeypatch.setattr(gpu_lock, "SHARED_WINDOW_SECONDS", 5.0)
+    lease = GpuLock("g", tmp_path)
+    with lease.alone():
+        shares = _takes(lease, "shared")
+        time.sleep(0.1)
+        timing = _takes(lease, "alone")
+        time.sleep(0.05)
+    began = time.monotonic()
+    assert shares.wait(2) and timing.wait(2) and time.monotonic() - began < 1.0
+    with lease.shared():
+        assert not _takes(lease, "alone").wait(0.3), "one that is shared is not"
+
+
+def test_small_memory_waits_for_nobody(tmp_path) -> None:
+    lease = GpuLock("g", tmp_path)
+    with lease.room(PARTS), GpuHold(lease).room(gpu_lock.UNRESERVED):
+        pass
+
+
 def test_those_who_wait_are_alone_one_after_the_other_and_then_it_is_everybodys(tmp_path, monkeypatch) -> None:
     """The GPU idles while the last who share it leave: once for several, not once for each."""
     monkeypatch.setattr(gpu_lock, "EXCLUSIVE_BATCH", 2)

@@ -526,10 +526,10 @@ def test_disturbed_cases_are_measured_again(time: Callable[..., Timing], monkeyp
     readings: list[Reading] = []
     monkeypatch.setattr(paired.Telemetry, "read", lambda _: readings.pop(0) if readings else Reading("model", reasons=0))
     hot = Reading("model", reasons=0x40)
-    readings[:] = [Reading("model"), hot, hot, hot, hot]
+    readings[:] = [Reading("model"), hot, hot, hot]
     timing = time(honest)
     assert not any(c.disturbed for c in timing.cases) and timing.after is not None
-    readings[:] = [Reading("model")] + [hot] * 6
+    readings[:] = [Reading("model")] + [hot] * 5
     timing = time(honest)
     assert [c.disturbed for c in timing.cases] == [True, False] and "hardware thermal" in timing.notes[0]
 
