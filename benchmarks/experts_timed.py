@@ -135,8 +135,9 @@ def _folded(frame: Any) -> str:
 class PhasedGrader(Grader):
     """A grader whose manifests have the steps of its exclusive use of the GPU (``phases``) and its use of the lock (``locks``).
 
-    Times are in seconds. In the folder of the environment variable KBX_STALLS a worker that takes longer than LONG_SECONDS writes its
-    stack to ``stalls-PID.txt``, and every worker writes how often each stack was seen (``Samples``) to ``samples-PID.txt``.
+    Times are in seconds. In the folder of the environment variable KBX_STALLS a worker that takes longer than LONG_SECONDS writes
+    its stack to ``stalls-PID.txt``; every worker writes how often each stack was seen (``Samples``) to ``samples-PID.txt``, and
+    each hold of the GPU lock to ``holds-PID.txt``: kind, when it was asked for, when it began, when it ended.
     """
 
     def __init__(self) -> None:
@@ -148,6 +149,7 @@ class PhasedGrader(Grader):
         self._locks: dict[str, dict[str, float]] = {}
         folder = Path(os.environ.get("KBX_STALLS", tempfile.gettempdir()))
         self._stalls = (folder / f"stalls-{os.getpid()}.txt").open("w")
+        self._holds = (folder / f"holds-{os.getpid()}.txt").open("w", buffering=1)
         self._samples, self._samples_file = Samples(), folder / f"samples-{os.getpid()}.txt"
         for kind in ("shared", "alone", "room"):
             self._watch_lock(kind)
@@ -158,10 +160,10 @@ class PhasedGrader(Grader):
         """Record the largest device memory of judging each case, in multiples of the bytes of its inputs."""
         real, judging = paired._case_time, self._judging
 
-        def watched(task: Any, one: Any, device: Any) -> Any:
+        def watched(task: Any, one: Any, draw: Any, device: Any) -> Any:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            row = real(task, one, device)
+            row = real(task, one, draw, device)
             size = max(1, compulsory_work.input_bytes(task, one.candidate.case))
             judging.append(round((torch.cuda.max_memory_allocated() - before) / size, 1))
             return row
@@ -173,11 +175,13 @@ class PhasedGrader(Grader):
 
         @contextmanager
         def watched(lock: gpu_lock.GpuLock, *args: Any) -> Iterator[float]:
+            asked = time.monotonic()
             with real(lock, *args) as waited:
                 began = time.monotonic()
                 try:
                     yield waited
                 finally:
+                    self._holds.write(f"{kind} {asked:.4f} {began:.4f} {time.monotonic():.4f}\n")
                     row = locks.setdefault(kind, {"holds": 0, "waited": 0.0, "held": 0.0, "longest": 0.0})
                     held = time.monotonic() - began
                     row["holds"] += 1

@@ -16,8 +16,8 @@ from kbx_env.device.ipc_runner import ALIGN, copy_window, packed_offsets
 from kbx_env.device.layout import flat
 from kbx_env.protocol import wire
 
-BYTES = 256 << 20
-"""Size of the shared memory; larger messages are sent in several windows."""
+BYTES = 128 << 20
+"""Size of the shared memory; larger messages are sent in several windows. Every runner has one, also a spare one."""
 
 Ask = Callable[[dict[str, Any]], Any]
 """Sends a command to the runner and returns its reply."""

@@ -274,6 +274,9 @@ class Runner:
                 return watch.replay(int(header["times"]), header.get("turns")), []
             case "measure":
                 return watch.measure(header), []
+        return self._result(watch, header)
+
+    def _result(self, watch: Stopwatch, header: Mapping[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         found = watch.result(int(header["call"]), bool(header.get("captured")))
         mailed = header.get("mailed") is True
         reply, data = self.mail.claims(found, self.device, mailed, header.get("inputs") is not False)

@@ -141,6 +141,7 @@ class FakeTalk:
             mail=IpcSender(device, self.mailbox.handle if self.mailbox else None),
         )  # fmt: skip
         me._argument = lambda d, blobs: Runner._argument(me, d, blobs)
+        me._result = lambda watch, header: Runner._result(me, watch, header)
         me._prepare = lambda watch, header, blobs: Runner._prepare(me, watch, header, blobs)
         self.me = me
         self.asked: list[str] = []

@@ -347,6 +347,12 @@ class RunnerSession:
     def make_call(self, drawn: DrawnCall) -> CallResult:
         """Make a call that was drawn.
 
+        Args:
+            drawn: from ``draw_call``.
+
+        Returns:
+            The arguments and the untrusted result.
+
         Raises:
             GradingAborted: the submission ended it.
             SandboxError: the machine is to blame.

@@ -141,9 +141,7 @@ class InputWindows:
         args = dict(self.draws[0])
         for name, (offset, down, right) in window.items():
             rule, value = self.rules[name], self.draws[0][name]
-            values = torch.cat([flat(d[name]) for d in self.draws if name in d])
-            part = values[offset : offset + rule.span]
-            part = torch.cat([part, values[: rule.span - len(part)]])
+            part = _cut([flat(d[name]) for d in self.draws if name in d], offset, rule.span)
             if down or right:
                 part = part.view(-1, *rule.matrix).roll((-down, -right), (1, 2)).reshape(-1)
             args[name] = part.as_strided(value.shape, value.stride())
@@ -155,6 +153,29 @@ class InputWindows:
         them.
         """
         return {n: list(r.matrix) for n, r in self.rules.items()}
+
+
+def _cut(pieces: Sequence[torch.Tensor], start: int, count: int) -> torch.Tensor:
+    """Copy consecutive elements of 1-D tensors laid end to end; after the last one the first one follows.
+
+    Args:
+        pieces: the tensors.
+        start: the first element.
+        count: elements.
+
+    Returns:
+        (count,), a new tensor.
+    """
+    total, found = sum(map(len, pieces)), list[torch.Tensor]()
+    while count:
+        begin = 0
+        for piece in pieces:
+            if begin <= start < begin + len(piece):
+                found.append(piece[start - begin : start - begin + count])
+                count, start = count - len(found[-1]), (start + len(found[-1])) % total
+                break
+            begin += len(piece)
+    return torch.cat(found)
 
 
 def slow_to_draw(task: Task, case: Case) -> bool:

@@ -15,9 +15,10 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from kbx_env.grading import compulsory_work, inputs, reference
 from kbx_env.grading.runtime.session import RunnerSession
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.sizes import timed
-from kbx_env.grading.timing import input_windows
+from kbx_env.grading.timing import gpu_lock, input_windows
 from kbx_env.grading.timing import roofline as rooflines
 from kbx_env.grading.timing.contestants import (
     SLOTS,
@@ -63,8 +64,8 @@ CLEAR_LOG_RATIO = math.log(2.0)
 """Log units: the candidate takes less than half or more than twice eager's time."""
 CLEAR_HALF_WIDTH = 0.015
 """Log units; see ``EARLY_ROUNDS``."""
-CLEAR_RELATIVE_WIDTH = 0.01
-"""Share of the log-ratio. Rewards are logarithms of the speedup: one per cent of a kernel's own."""
+CLEAR_RELATIVE_WIDTH = 0.02
+"""Share of the log-ratio. Rewards are logarithms of the speedup: two per cent of a kernel's own."""
 MAX_KEPT_RESULTS, MAX_KEPT_BYTES = 24, 256 << 20
 """Results of timed calls that are kept for the judge, for each case: their number and bytes, but never fewer than
 three."""
@@ -103,6 +104,7 @@ are. The results are drawn at random after all calls were made: a call that is w
 is checked."""
 
 
+_Done = TypeVar("_Done")
 Check = Callable[[list[int], list[Window]], None]
 """May inspect the results of the block just measured; gets the slots and the windows of its calls, in order."""
 
@@ -169,28 +171,43 @@ def pair(
             eager_blocks.append(math.log(trimmed_mean(eager_us)))
             ratios.append(math.log(trimmed_mean(eager_us) / trimmed_mean(candidate_us)))
         rounds.append(trimmed_mean(ratios))
-        if len(rounds) >= EARLY_ROUNDS:
-            centre, low, high = interval(rounds, math.inf)
-            _, least, most = interval(rounds, min(*eager_calls, *candidate_calls))
-            clear = most < -CLEAR_LOG_RATIO or least > CLEAR_LOG_RATIO
-            wide = max(CLEAR_HALF_WIDTH, CLEAR_RELATIVE_WIDTH * abs(centre)) if clear else EARLY_HALF_WIDTH
-            if (high - low) / 2 < wide:
-                break
         block, pairs = _calls(both_us), 1 if both_us > LONG_US else PAIRS
         if on_round:
             on_round(len(rounds))
+        if _clear(rounds, min(*eager_calls, *candidate_calls)):
+            break
         if len(rounds) >= MIN_ROUNDS:
-            spread = interval(rounds, math.inf)
             # Repetition does not average out the noise between processes, so an interval narrower than half of it is
             # pointless.
             fastest = min(float(np.median(eager_calls)), float(np.median(candidate_calls)))
             enough = max(HALF_WIDTH, 0.5 * 1.96 * PROCESS_US / fastest)
-            if (spread[2] - spread[1]) / 2 < enough or time.monotonic() - start > budget:
+            if _half_width(rounds) < enough or time.monotonic() - start > budget:
                 break
     eager_median, candidate_median = float(np.median(eager_calls)), float(np.median(candidate_calls))
     ratio, low, high = interval(rounds, min(eager_median, candidate_median))
     eager_mean = math.exp(sum(eager_blocks) / len(eager_blocks))
     return Paired(eager_median, candidate_median, ratio, low, high, taken, eager_mean)
+
+
+def _half_width(rounds: Sequence[float]) -> float:
+    """Return the half-width of the interval of the rounds' log-ratios, without the noise between processes."""
+    _, low, high = interval(rounds, math.inf)
+    return (high - low) / 2
+
+
+def _clear(rounds: Sequence[float], fastest_us: float) -> bool:
+    """Return whether ``EARLY_ROUNDS`` are enough, because the rounds agree or the ratio is far from 1.
+
+    Args:
+        rounds: log-ratio of each round.
+        fastest_us: the fastest call in microseconds.
+    """
+    if len(rounds) < EARLY_ROUNDS:
+        return False
+    centre, least, most = interval(rounds, fastest_us)
+    far = most < -CLEAR_LOG_RATIO or least > CLEAR_LOG_RATIO
+    wide = max(CLEAR_HALF_WIDTH, CLEAR_RELATIVE_WIDTH * abs(centre)) if far else EARLY_HALF_WIDTH
+    return _half_width(rounds) < wide
 
 
 def _calls(both_us: float) -> int:
@@ -252,20 +269,14 @@ def time_task(task: Task, session: RunnerSession, sizes: str = "published") -> T
         candidate.dry()
     candidates[-1].release()
 
+    reserve = _Reservations(session, memory)
     smallest = needed.index(min(needed))
     work: list[_CaseWork] = []
     for index, case in enumerate(cases):
         counted = _CaseWork.by_shapes(task, case)
         # One call of the reference and of eager also loads or compiles torch's kernels, while no other grading waits.
         if counted is None or index == smallest:
-            with session.gpu.room(COUNT_MEMORY * needed[index] / (SHARE * memory)), session.gpu.using():
-                args = inputs.draw(task, case, secrets.randbits(63), session.backend)
-                counted = _CaseWork.of(task, case, args, session.backend)
-                if task.eager is not None:
-                    with reference.exact_matmul():
-                        task.eager(**assembled(reference.resolve(args, session.backend)))
-                del args
-                _give_back()
+            counted = reserve.run(COUNT_MEMORY * needed[index], partial(_counted, task, case, session))
         work.append(counted)
 
     # Small values, and matrices of special kinds, which are slow to draw, are drawn before the GPU is held alone. Large
@@ -278,13 +289,11 @@ def time_task(task: Task, session: RunnerSession, sizes: str = "published") -> T
             with session.gpu.using():
                 early[index] = draw(index, "time")
         elif input_windows.slow_to_draw(task, case):
-            with session.gpu.room(COUNT_MEMORY * needed[index] / (SHARE * memory)), session.gpu.using():
-                early[index] = draw(index, "time").to("cpu")
-                _give_back()
+            early[index] = reserve.run(COUNT_MEMORY * needed[index], partial(_drawn_to_host, draw, index, session))
 
     def draw_timed(index: int) -> InputWindows:
-        drawn = early.pop(index, None)
-        return draw(index, "time") if drawn is None else drawn.to(session.backend)
+        # Large values are drawn again for the judge: they would fill the GPU while the grading waits.
+        return early[index].to(session.backend) if index in early else draw(index, "time")
 
     # A case that needs more memory than the rest reserves the difference before it queues for the GPU: a grading that
     # holds the GPU alone must not wait for memory.
@@ -292,11 +301,10 @@ def time_task(task: Task, session: RunnerSession, sizes: str = "published") -> T
     with session.gpu.room(more) if more > 0 else contextlib.nullcontext():
         measured, device = _measure_all(task, session, candidates, work, draw_timed)
     # The lock is released: other gradings use the GPU while the results are judged.
-    rows = []
-    for one, size in zip(measured, needed, strict=True):
-        with session.gpu.room(JUDGE_MEMORY * size / (SHARE * memory)):
-            rows.append(_case_time(task, one, device))
-            _give_back()
+    rows = [
+        reserve.run(JUDGE_MEMORY * size, partial(_case_time, task, one, partial(draw_timed, index), device))
+        for index, (one, size) in enumerate(zip(measured, needed, strict=True))
+    ]
     return _summary(measured, rows, device)
 
 
@@ -304,6 +312,75 @@ def _give_back() -> None:
     """Return the memory that torch's allocator caches to the device: other processes need it."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+class _Reservations:
+    """Runs work that needs device memory within a reservation, so that it takes no memory from other gradings.
+
+    Args:
+        session: of the grading.
+        memory: bytes of the device without the contexts of its processes.
+    """
+
+    def __init__(self, session: RunnerSession, memory: int) -> None:
+        self._session, self._shared_bytes = session, SHARE * memory
+
+    def run(self, needed: float, work: Callable[[], _Done]) -> _Done:
+        """Do work on the GPU, and give its memory back. Work that needs more than expected is repeated with all.
+
+        Args:
+            needed: bytes that it is expected to need at most.
+            work: may be called twice.
+
+        Returns:
+            What the work returns.
+        """
+        for size in (needed, self._shared_bytes):
+            share = size / self._shared_bytes
+            with self._session.gpu.room(share):
+                try:
+                    with _limited(max(share, gpu_lock.UNRESERVED) * self._shared_bytes):
+                        return work()
+                except torch.OutOfMemoryError:
+                    if size == self._shared_bytes:
+                        raise
+                finally:
+                    _give_back()
+        raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def _limited(more: float) -> Iterator[None]:
+    """Let torch allocate at most so many bytes more on the device within the block; libraries then use less workspace.
+
+    Args:
+        more: bytes.
+    """
+    if not torch.cuda.is_available():
+        yield
+        return
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_allocated() + more) / total))
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def _counted(task: Task, case: Case, session: RunnerSession) -> _CaseWork:
+    """Count the work of a case from a draw, after a call of eager."""
+    with session.gpu.using():
+        args = inputs.draw(task, case, secrets.randbits(63), session.backend)
+        if task.eager is not None:
+            with reference.exact_matmul():
+                task.eager(**assembled(reference.resolve(args, session.backend)))
+        return _CaseWork.of(task, case, args, session.backend)
+
+
+def _drawn_to_host(draw: Callable[[int, str], InputWindows], index: int, session: RunnerSession) -> InputWindows:
+    """Draw the timed values of a case on the device, and return them in the host's memory."""
+    with session.gpu.using():
+        return draw(index, "time").to("cpu")
 
 
 @dataclass(frozen=True)
@@ -445,7 +522,6 @@ class _Measured:
     """One case: its times, and results of timed calls that are still to be judged."""
 
     candidate: RunnerContestant
-    windows: InputWindows
     paired: Paired
     work: _CaseWork
     disturbed: bool
@@ -522,7 +598,7 @@ def _measure(
     if captured and not task.written(case.args):
         # A call may detect that it is captured and behave otherwise; it must be right all the same.
         results += candidate.replayed(windows, result_bytes)
-    return _Measured(candidate, windows, paired, work, disturbed is not None, results, after)
+    return _Measured(candidate, paired, work, disturbed is not None, results, after)
 
 
 def _claimed_us(paired: Paired) -> float:
@@ -588,12 +664,15 @@ def _belief(task: Task, work: _CaseWork, roofline: Roofline, paired: Paired) -> 
     return _Belief(floor_us)
 
 
-def _judge(task: Task, one: _Measured, results: Sequence[tuple[Window, Fetched]]) -> None:
+def _judge(
+    task: Task, one: _Measured, windows: InputWindows, results: Sequence[tuple[Window, Fetched]]
+) -> None:  # fmt: skip
     """Judge results in a random order for ``JUDGE_SECONDS``, but at least ``JUDGE_MIN_RESULTS`` of them.
 
     Args:
         task: the task.
         one: the measurement of a case.
+        windows: the values of its calls.
         results: those of its timed calls, or of its captured calls, with the windows of their values.
 
     Raises:
@@ -602,6 +681,7 @@ def _judge(task: Task, one: _Measured, results: Sequence[tuple[Window, Fetched]]
     candidate, gpu = one.candidate, one.candidate.session.gpu
     hosted = faster_on_host(task, one.work.tensor_bytes, one.paired.eager_us)
     left = random.Random(secrets.randbits(64)).sample(results, len(results))
+    right: dict[int, Fetched] = {}  # by the window, of which several captured calls may have the same
     judged, spent = 0, 0.0  # seconds without those waited for the GPU: a busy machine must not judge fewer results
     while left and (judged < JUDGE_MIN_RESULTS or spent < JUDGE_SECONDS):
         # Judging on the host does not keep others from the GPU; on the GPU several results are judged in one turn.
@@ -610,19 +690,25 @@ def _judge(task: Task, one: _Measured, results: Sequence[tuple[Window, Fetched]]
             while left and (judged < JUDGE_MIN_RESULTS or spent < JUDGE_SECONDS):
                 window, fetched = left.pop()
                 with gpu.using():
-                    args = one.windows.args(window)
-                candidate.rule(task, args, fetched, hosted)
+                    same = id(window) in right and right[id(window)].equals(fetched)
+                    args = {} if same else windows.args(window)
+                if not same:
+                    candidate.rule(task, args, fetched, hosted)
+                    right[id(window)] = fetched
                 judged, spent = judged + 1, before + time.monotonic() - began
                 if spent - before > JUDGE_TURN_SECONDS:
                     break
 
 
-def _case_time(task: Task, one: _Measured, device: _DeviceReport) -> CaseTime:
+def _case_time(
+    task: Task, one: _Measured, draw: Callable[[], InputWindows], device: _DeviceReport
+) -> CaseTime:  # fmt: skip
     """Judge the results of a case's timed calls, and compare its times with the limits of the device.
 
     Args:
         task: the task.
         one: the measurement of the case.
+        draw: draws the values of its calls.
         device: its state; notes are appended.
 
     Returns:
@@ -632,8 +718,10 @@ def _case_time(task: Task, one: _Measured, device: _DeviceReport) -> CaseTime:
         GradingAborted: a timed call was wrong, or the claimed time is impossible.
     """
     case, paired, notes = one.candidate.case, one.paired, device.notes
+    with one.candidate.session.gpu.using():
+        windows = draw()
     for captured in (False, True):
-        _judge(task, one, [r for r in one.results if r[1].captured is captured])
+        _judge(task, one, windows, [r for r in one.results if r[1].captured is captured])
     belief = _belief(task, one.work, device.roofline, paired)
     if belief.impossible and not one.disturbed:
         detail = f"{case.label()}: {belief.doubt}"
