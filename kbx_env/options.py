@@ -11,6 +11,7 @@ from kbx_env.errors import UnknownName, UsageError
 
 BACKENDS = ("auto", "cpu", "cuda")
 GRADINGS = ("contract", "paper")
+PRECISIONS = ("report", "training")
 SPLITS = ("train", "eval")
 TORCH_OPS = ("strict", "allow")
 SIZES = ("published", "held-out")
@@ -80,6 +81,9 @@ class GradeOptions:
     sizes: str = "published"
     """The sizes that are timed or estimated: ``published``, or ``held-out`` for evaluation (``grading.sizes``). Verdicts are
     the same, times never compare."""
+    precision: str = "report"
+    """How precisely kernels are timed (CUDA only): ``report`` within 1 %, or ``training`` within 3 %, which takes about half the
+    time (``grading.timing.precision``). Never mix the two in one batch of rewards."""
 
     def __post_init__(self) -> None:
         for kind, name, accepted in (
@@ -87,6 +91,7 @@ class GradeOptions:
             ("grading", self.grading, GRADINGS),
             ("torch policy", self.torch_ops, TORCH_OPS),
             ("sizes", self.sizes, SIZES),
+            ("precision", self.precision, PRECISIONS),
             ("split", self.split, SPLITS),
         ):
             if name not in accepted:

@@ -196,6 +196,7 @@ class Timing:
             for every case. Never part of a reward.
         roofline: physical limits and measured ceilings of the device with their sources, as
             ``kbx_env.grading.timing.roofline.Roofline`` has them; ``None`` in outcomes from before it was recorded.
+        precision: how precisely it was timed, one of ``kbx_env.options.PRECISIONS``.
     """
 
     speedup: float
@@ -209,6 +210,7 @@ class Timing:
     notes: tuple[str, ...] = ()
     compiled_speedup: float | None = None
     roofline: Mapping[str, Any] | None = None
+    precision: str = "report"
 
     @property
     def void(self) -> bool:

@@ -115,5 +115,5 @@ def _manifest(task: Task, options: GradeOptions) -> dict[str, Any]:
         "triton": triton.__version__, "device": torch.cuda.get_device_name(0) if options.backend == "cuda" else "cpu",
         "machine": platform.machine(), "cores": os.cpu_count(), "task_fingerprint": task.fingerprint, "split": options.split,
         "seed_policy": "secret, fresh for every grading" if options.seed is None else f"fixed: {options.seed}",
-        "attempt": 1, "torch_ops": options.torch_ops, "sizes": options.sizes,
+        "attempt": 1, "torch_ops": options.torch_ops, "sizes": options.sizes, "precision": options.precision,
     }  # fmt: skip

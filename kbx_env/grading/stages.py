@@ -240,7 +240,9 @@ class Time:
         with context.timed(Stage.TIME):
             from kbx_env.grading.timing import paired
 
-            context.builder.timing = paired.time_task(context.task, context.session, context.options.sizes)
+            context.builder.timing = paired.time_task(
+                context.task, context.session, context.options.sizes, context.options.precision
+            )  # fmt: skip
         return None
 
 

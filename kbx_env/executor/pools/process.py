@@ -71,8 +71,8 @@ class Request:
 
     @property
     def _key_options(self) -> dict[str, Any]:
-        """The options without ``sizes="published"``, which older keys do not have."""
-        return {k: v for k, v in self.options.items() if (k, v) != ("sizes", "published")}
+        """The options without those defaults that older keys do not have."""
+        return {k: v for k, v in self.options.items() if (k, v) not in (("sizes", "published"), ("precision", "report"))}
 
     @property
     def content(self) -> str:

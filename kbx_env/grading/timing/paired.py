@@ -38,6 +38,7 @@ from kbx_env.grading.timing.contestants import (
     faster_on_host,
 )
 from kbx_env.grading.timing.input_windows import InputWindows, Window
+from kbx_env.grading.timing.precision import BY_NAME, CLEAR_LOG_RATIO, REPORT, Precision
 from kbx_env.grading.timing.ratio import PROCESS_US, Paired, interval, trimmed_mean
 from kbx_env.grading.timing.roofline import Roofline
 from kbx_env.grading.timing.telemetry import Reading, Telemetry, disturbance
@@ -50,29 +51,9 @@ __all__ = ["SLOTS", "Contestant", "EagerContestant", "Paired", "RunnerContestant
 
 BLOCK = 5
 """Calls in one block."""
-PAIRS = 2
-"""Pairs of blocks in one round."""
-MIN_ROUNDS, MAX_ROUNDS = 6, 24
-"""Fewest rounds of a case, unless ``EARLY_ROUNDS`` are enough, and most."""
-EARLY_ROUNDS = 4
-"""Stop after so many rounds if the half-width of the interval is below ``EARLY_HALF_WIDTH``; where the whole interval
-lies beyond ``CLEAR_LOG_RATIO``, below ``CLEAR_HALF_WIDTH`` or below ``CLEAR_RELATIVE_WIDTH`` of the log-ratio is
-enough."""
-EARLY_HALF_WIDTH = 0.005
-"""Log units; see ``EARLY_ROUNDS``."""
-CLEAR_LOG_RATIO = math.log(2.0)
-"""Log units: the candidate takes less than half or more than twice eager's time."""
-CLEAR_HALF_WIDTH = 0.015
-"""Log units; see ``EARLY_ROUNDS``."""
-CLEAR_RELATIVE_WIDTH = 0.02
-"""Share of the log-ratio. Rewards are logarithms of the speedup: two per cent of a kernel's own."""
 MAX_KEPT_RESULTS, MAX_KEPT_BYTES = 24, 256 << 20
 """Results of timed calls that are kept for the judge, for each case: their number and bytes, but never fewer than
 three."""
-BUDGET = 1.0
-"""Seconds of measuring per case: noise that depends on the process does not shrink in three."""
-HALF_WIDTH = 0.01
-"""Stop when the half-width of the 95 % interval of the log-ratio (log units) is smaller."""
 COUNT_MEMORY, MEASURE_MEMORY, JUDGE_MEMORY = 10, 24, 20
 """Largest device memory of each step of timing a case, in multiples of the bytes of its inputs: evaluating the
 reference to count its work; measuring (for each contestant two draws, three slots, and space to move them); judging.
@@ -115,7 +96,8 @@ def pair(
     *,
     windows: InputWindows | None = None,
     check: Check | None = None,
-    budget: float = BUDGET,
+    precision: Precision = REPORT,
+    budget: float | None = None,
     about_us: float = 0.0,
     on_round: Any = None,
 ) -> Paired:
@@ -126,13 +108,15 @@ def pair(
         candidate: the contestant that is compared with it.
         windows: source of the values of every call; without it the values stay the same.
         check: called after every measurement of the candidate; its seconds do not count for ``budget``.
-        budget: seconds of measuring after which no round begins.
+        precision: how narrow the interval shall be.
+        budget: seconds of measuring after which no round begins; by default those of ``precision``.
         about_us: lower bound in microseconds on a call of both together, if known before the first call.
         on_round: called with the number of rounds so far.
 
     Returns:
         Times in microseconds, and log(eager / candidate) with its 95 % interval: positive when the candidate is faster.
     """
+    limit = precision.budget if budget is None else budget
     rounds: list[float] = []
     eager_calls: list[float] = []
     candidate_calls: list[float] = []
@@ -140,8 +124,8 @@ def pair(
     start = time.monotonic()
     rng = random.Random(secrets.randbits(64))
     drawn: list[Window] | None = None
-    block, pairs, taken, both_us = _calls(about_us), 1 if about_us > LONG_US else PAIRS, 0, 0.0
-    while len(rounds) < MAX_ROUNDS:
+    block, pairs, taken, both_us = _calls(about_us), 1 if about_us > LONG_US else precision.pairs, 0, 0.0
+    while len(rounds) < precision.max_rounds:
         moved = not rounds or both_us <= STILL_US
         # In a block of one call the untimed call before it warms the slot.
         for contestant in (eager, candidate) if moved else ():
@@ -171,17 +155,17 @@ def pair(
             eager_blocks.append(math.log(trimmed_mean(eager_us)))
             ratios.append(math.log(trimmed_mean(eager_us) / trimmed_mean(candidate_us)))
         rounds.append(trimmed_mean(ratios))
-        block, pairs = _calls(both_us), 1 if both_us > LONG_US else PAIRS
+        block, pairs = _calls(both_us), 1 if both_us > LONG_US else precision.pairs
         if on_round:
             on_round(len(rounds))
-        if _clear(rounds, min(*eager_calls, *candidate_calls)):
+        if _clear(rounds, min(*eager_calls, *candidate_calls), precision):
             break
-        if len(rounds) >= MIN_ROUNDS:
+        if len(rounds) >= precision.min_rounds:
             # Repetition does not average out the noise between processes, so an interval narrower than half of it is
             # pointless.
             fastest = min(float(np.median(eager_calls)), float(np.median(candidate_calls)))
-            enough = max(HALF_WIDTH, 0.5 * 1.96 * PROCESS_US / fastest)
-            if _half_width(rounds) < enough or time.monotonic() - start > budget:
+            enough = max(precision.half_width, 0.5 * 1.96 * PROCESS_US / fastest)
+            if _half_width(rounds) < enough or time.monotonic() - start > limit:
                 break
     eager_median, candidate_median = float(np.median(eager_calls)), float(np.median(candidate_calls))
     ratio, low, high = interval(rounds, min(eager_median, candidate_median))
@@ -195,19 +179,20 @@ def _half_width(rounds: Sequence[float]) -> float:
     return (high - low) / 2
 
 
-def _clear(rounds: Sequence[float], fastest_us: float) -> bool:
-    """Return whether ``EARLY_ROUNDS`` are enough, because the rounds agree or the ratio is far from 1.
+def _clear(rounds: Sequence[float], fastest_us: float, precision: Precision) -> bool:
+    """Return whether ``early_rounds`` are enough, because the rounds agree or the ratio is far from 1.
 
     Args:
         rounds: log-ratio of each round.
         fastest_us: the fastest call in microseconds.
+        precision: how narrow the interval shall be.
     """
-    if len(rounds) < EARLY_ROUNDS:
+    if len(rounds) < precision.early_rounds:
         return False
     centre, least, most = interval(rounds, fastest_us)
-    far = most < -CLEAR_LOG_RATIO or least > CLEAR_LOG_RATIO
-    wide = max(CLEAR_HALF_WIDTH, CLEAR_RELATIVE_WIDTH * abs(centre)) if far else EARLY_HALF_WIDTH
-    return _half_width(rounds) < wide
+    if most < -CLEAR_LOG_RATIO or least > CLEAR_LOG_RATIO:
+        return _half_width(rounds) < max(precision.clear_half_width, precision.clear_relative_width * abs(centre))
+    return _half_width(rounds) < precision.early_half_width
 
 
 def _calls(both_us: float) -> int:
@@ -233,13 +218,16 @@ def _checked(check: Check | None, order: list[int], drawn: list[Window] | None) 
     return time.monotonic() - began
 
 
-def time_task(task: Task, session: RunnerSession, sizes: str = "published") -> Timing:
+def time_task(
+    task: Task, session: RunnerSession, sizes: str = "published", precision: str = "report"
+) -> Timing:  # fmt: skip
     """Time every timing case of a task that fits into the device's memory.
 
     Args:
         task: the task.
         session: with the loaded submission.
         sizes: which timing cases, one of ``kbx_env.options.SIZES``.
+        precision: how precisely, one of ``kbx_env.options.PRECISIONS``.
 
     Returns:
         The speedup over eager and its interval, over all cases and for each.
@@ -299,13 +287,13 @@ def time_task(task: Task, session: RunnerSession, sizes: str = "published") -> T
     # holds the GPU alone must not wait for memory.
     more = (MEASURE_MEMORY * largest - (1 - SHARE) * 0.8 * memory) / (SHARE * memory)
     with session.gpu.room(more) if more > 0 else contextlib.nullcontext():
-        measured, device = _measure_all(task, session, candidates, work, draw_timed)
+        measured, device = _measure_all(task, session, candidates, work, draw_timed, BY_NAME[precision])
     # The lock is released: other gradings use the GPU while the results are judged.
     rows = [
         reserve.run(JUDGE_MEMORY * size, partial(_case_time, task, one, partial(draw_timed, index), device))
         for index, (one, size) in enumerate(zip(measured, needed, strict=True))
     ]
-    return _summary(measured, rows, device)
+    return _summary(measured, rows, device, precision)
 
 
 def _give_back() -> None:
@@ -452,7 +440,7 @@ class _DeviceReport:
 
 def _measure_all(
     task: Task, session: RunnerSession, candidates: Sequence[RunnerContestant], work: Sequence[_CaseWork],
-    draw_timed: Callable[[int], InputWindows],
+    draw_timed: Callable[[int], InputWindows], precision: Precision,
 ) -> tuple[list[_Measured], _DeviceReport]:  # fmt: skip
     """Measure every case, with the GPU held alone.
 
@@ -462,6 +450,7 @@ def _measure_all(
         candidates: the submission, for each case.
         work: of each case.
         draw_timed: draws the values of a case by its index.
+        precision: how narrow the intervals shall be.
 
     Returns:
         The measurement of each case, and the state of the device.
@@ -474,14 +463,14 @@ def _measure_all(
     with session.gpu.alone():
         found = rooflines.roofline("cuda", session.gpu.file(f"ceilings-{torch.__version__}.json"))
         before = telemetry.read()
+        measuring = _Measuring(task, found, telemetry, precision, notes)
         for index, candidate in enumerate(candidates):
             eager = EagerContestant(task, candidate.case, session.backend)
             try:
                 windows = draw_timed(index)
                 # Readings take milliseconds: the last one of a case serves as the first one of the next.
                 first = before if not measured else None if measured[-1].disturbed else measured[-1].after
-                one = _measure(task, candidate, eager, windows, work[index], found, telemetry, first, notes)
-                measured.append(one)
+                measured.append(measuring.run(candidate, eager, windows, work[index], first))
                 del windows
             finally:
                 eager.watch.close()
@@ -490,13 +479,16 @@ def _measure_all(
     return measured, _DeviceReport(found, before, measured[-1].after, notes)
 
 
-def _summary(measured: Sequence[_Measured], rows: Sequence[CaseTime], device: _DeviceReport) -> Timing:
+def _summary(
+    measured: Sequence[_Measured], rows: Sequence[CaseTime], device: _DeviceReport, precision: str
+) -> Timing:  # fmt: skip
     """Return the geometric mean of the cases' speedups, with its interval.
 
     Args:
         measured: the measurement of each case.
         rows: what is reported of each case.
         device: its state.
+        precision: the name of the precision.
 
     Returns:
         The timing of the task.
@@ -513,7 +505,7 @@ def _summary(measured: Sequence[_Measured], rows: Sequence[CaseTime], device: _D
         speedup=math.exp(mean), low=math.exp(mean - down), high=math.exp(mean + up), floor_ratio=ratio,
         cases=tuple(rows), device=torch.cuda.get_device_name(0), notes=tuple(device.notes),
         before=device.before.to_dict() if device.before else None,
-        after=device.after.to_dict() if device.after else None, roofline=device.roofline.to_dict(),
+        after=device.after.to_dict() if device.after else None, roofline=device.roofline.to_dict(), precision=precision,
     )  # fmt: skip
 
 
@@ -529,76 +521,92 @@ class _Measured:
     after: Reading | None
 
 
-def _measure(
-    task: Task, candidate: RunnerContestant, eager: EagerContestant, windows: InputWindows, work: _CaseWork,
-    roofline: Roofline, telemetry: Telemetry, before: Reading | None, notes: list[str],
-) -> _Measured:  # fmt: skip
-    """Measure one case, with the GPU held alone.
+@dataclass
+class _Measuring:
+    """Measures the cases of one submission, with the GPU held alone.
 
-    Args:
+    Attributes:
         task: the task.
-        candidate: the submission.
-        eager: the baseline.
-        windows: the values of the calls.
-        work: of the case.
         roofline: of the device.
         telemetry: of the device.
-        before: an earlier reading since which only this grading used the device; ``None`` for a new one.
+        precision: how narrow the intervals shall be.
         notes: repetitions and disturbances are appended here.
-
-    Returns:
-        The times, and results that are to be judged.
     """
-    session, case = candidate.session, candidate.case
-    result_bytes = work.result_bytes
-    about_us = eager.prepare(windows)
-    candidate.lay(windows, result_bytes)
-    candidate.warm()
-    results: list[tuple[Window, Fetched]] = []
-    # Results are kept until the GPU is free again. The statistical judges work on the host and take long: three
-    # results.
-    few = isinstance(task.truth, Sample | Windows)
-    most = 3 if few else max(3, min(MAX_KEPT_RESULTS, MAX_KEPT_BYTES // max(1, work.kept_bytes)))
-    seen = 0
 
-    def check(order: list[int], drawn: list[Window]) -> None:
-        # Any timed call may be judged, and the runner learns which one after all calls of its block: a kernel that
-        # works only now and then is detected. Reservoir sampling keeps each of the results with the same chance.
-        nonlocal seen
-        seen += 1
-        place = len(results) if len(results) < most else secrets.randbelow(seen)
-        if place < most:
-            k = secrets.randbelow(len(order))
-            # Inputs may be large; one time in four is often enough to see that a call leaves them unchanged.
-            inputs = order[k] not in order[k + 1 :] and secrets.randbelow(4) == 0
-            results[place : place + 1] = [(drawn[k], candidate.fetch(k, inputs=inputs))]
+    task: Task
+    roofline: Roofline
+    telemetry: Telemetry
+    precision: Precision
+    notes: list[str]
 
-    for attempt in range(1, ATTEMPTS + 1):
-        # Results of a discarded attempt are not judged: correct ones could hide wrong ones of the attempt that counts.
-        results.clear()
+    def run(
+        self, candidate: RunnerContestant, eager: EagerContestant, windows: InputWindows, work: _CaseWork,
+        before: Reading | None,
+    ) -> _Measured:  # fmt: skip
+        """Measure one case.
+
+        Args:
+            candidate: the submission.
+            eager: the baseline.
+            windows: the values of the calls.
+            work: of the case.
+            before: an earlier reading since which only this grading used the device; ``None`` for a new one.
+
+        Returns:
+            The times, and results that are to be judged.
+        """
+        session, case = candidate.session, candidate.case
+        result_bytes = work.result_bytes
+        about_us = eager.prepare(windows)
+        candidate.lay(windows, result_bytes)
+        candidate.warm()
+        results: list[tuple[Window, Fetched]] = []
+        # Results are kept until the GPU is free again. The statistical judges work on the host and take long: three
+        # results.
+        few = isinstance(self.task.truth, Sample | Windows)
+        most = 3 if few else max(3, min(MAX_KEPT_RESULTS, MAX_KEPT_BYTES // max(1, work.kept_bytes)))
         seen = 0
-        first = before if attempt == 1 and before is not None else telemetry.read()
-        paired = pair(eager, candidate, windows=windows, check=check, about_us=about_us)
-        own_pids = {os.getpid(), session.runner.pid, *session.gpu.users()}
-        after = telemetry.read()
-        disturbed = disturbance(first, after, own_pids) or _skewed(paired)
-        again = disturbed or _belief(task, work, roofline, paired).doubt
-        if again is None:
-            break
-        if attempt < ATTEMPTS:
-            notes.append(f"{case.label()}: measured again: {again}")
-    else:
-        if disturbed is not None:
-            notes.append(f"{case.label()}: disturbed in {ATTEMPTS} attempts: {disturbed}")
-    if paired.skewed:
-        paired = paired.by_medians()
-    claimed = _claimed_us(paired)
-    captured = candidate.capture(result_bytes, claimed)
-    candidate.audit(claimed, captured)
-    if captured and not task.written(case.args):
-        # A call may detect that it is captured and behave otherwise; it must be right all the same.
-        results += candidate.replayed(windows, result_bytes)
-    return _Measured(candidate, paired, work, disturbed is not None, results, after)
+
+        def check(order: list[int], drawn: list[Window]) -> None:
+            # Any timed call may be judged, and the runner learns which one after all calls of its block: a kernel that
+            # works only now and then is detected. Reservoir sampling keeps each of the results with the same chance.
+            nonlocal seen
+            seen += 1
+            place = len(results) if len(results) < most else secrets.randbelow(seen)
+            if place < most:
+                k = secrets.randbelow(len(order))
+                # Inputs may be large; one time in four is often enough to see that a call leaves them unchanged.
+                inputs = order[k] not in order[k + 1 :] and secrets.randbelow(4) == 0
+                results[place : place + 1] = [(drawn[k], candidate.fetch(k, inputs=inputs))]
+
+        for attempt in range(1, ATTEMPTS + 1):
+            # Results of a discarded attempt are not judged: correct ones could hide wrong ones of the attempt that counts.
+            results.clear()
+            seen = 0
+            first = before if attempt == 1 and before is not None else self.telemetry.read()
+            paired = pair(
+                eager, candidate, windows=windows, check=check, precision=self.precision, about_us=about_us
+            )  # fmt: skip
+            own_pids = {os.getpid(), session.runner.pid, *session.gpu.users()}
+            after = self.telemetry.read()
+            disturbed = disturbance(first, after, own_pids) or _skewed(paired)
+            again = disturbed or _belief(self.task, work, self.roofline, paired).doubt
+            if again is None:
+                break
+            if attempt < ATTEMPTS:
+                self.notes.append(f"{case.label()}: measured again: {again}")
+        else:
+            if disturbed is not None:
+                self.notes.append(f"{case.label()}: disturbed in {ATTEMPTS} attempts: {disturbed}")
+        if paired.skewed:
+            paired = paired.by_medians()
+        claimed = _claimed_us(paired)
+        captured = candidate.capture(result_bytes, claimed)
+        candidate.audit(claimed, captured)
+        if captured and not self.task.written(case.args):
+            # A call may detect that it is captured and behave otherwise; it must be right all the same.
+            results += candidate.replayed(windows, result_bytes)
+        return _Measured(candidate, paired, work, disturbed is not None, results, after)
 
 
 def _claimed_us(paired: Paired) -> float:

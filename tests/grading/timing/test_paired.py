@@ -87,7 +87,7 @@ def test_slow_calls_are_few() -> None:
 def test_of_a_baseline_that_is_known_to_be_slow_no_call_is_wasted() -> None:
     slow = Counts(90_000.0, 0.0, 1)
     paired = clock.pair(slow, Counts(5_000.0, 0.0, 2), about_us=90_000.0)
-    assert slow.calls == paired.pairs <= 2 * clock.MIN_ROUNDS and slow.untimed == 1
+    assert slow.calls == paired.pairs <= 2 * clock.REPORT.min_rounds and slow.untimed == 1
     assert paired.log_ratio == pytest.approx(math.log(18), abs=0.02)
 
 
@@ -97,7 +97,7 @@ def test_who_is_far_from_eager_is_measured_less_and_checked_all_the_same(candida
         checked: list[list[int]] = []
         side = Counts(candidate_us, 0.001, seed)
         paired = clock.pair(Counts(100.0, 0.001, seed + 100), side, check=lambda order, turns: checked.append(order))
-        assert clock.EARLY_ROUNDS <= paired.pairs == len(checked) < clock.MIN_ROUNDS * clock.PAIRS
+        assert clock.REPORT.early_rounds <= paired.pairs == len(checked) < clock.REPORT.min_rounds * clock.REPORT.pairs
         assert paired.log_ratio == pytest.approx(math.log(100.0 / candidate_us), abs=0.02)
         assert paired.low < paired.log_ratio < paired.high
         assert max(paired.low, -paired.high) > clock.CLEAR_LOG_RATIO
@@ -110,7 +110,7 @@ def test_the_interval_holds_the_truth_of_slow_kernels_too(placement: float) -> N
 
 def test_a_noisy_slow_kernel_gets_its_rounds() -> None:
     pairs = [clock.pair(Model(100.0, 0.2, s), Model(400.0, 0.2, s + 100)).pairs for s in range(10)]
-    assert sum(n >= clock.MIN_ROUNDS * clock.PAIRS for n in pairs) >= 8
+    assert sum(n >= clock.REPORT.min_rounds * clock.REPORT.pairs for n in pairs) >= 8
 
 
 def test_a_block_of_several_calls_has_been_warmed() -> None:

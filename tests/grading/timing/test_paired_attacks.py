@@ -48,7 +48,6 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         return device.now_us / 1e6
 
     monkeypatch.setattr(sides, "time", SimpleNamespace(perf_counter=now))
-    monkeypatch.setattr(paired, "BUDGET", 0.0)
     monkeypatch.setattr(roofline, "roofline", lambda *_: roofline.Roofline(4.8e12, {}, 1 << 26, "a model"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1 << 40))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a model")
@@ -314,7 +313,7 @@ class HeldUp:
 
     def __call__(self) -> float:
         self.made += 1
-        return 60.0 if self.made < self.calls and self.made // (paired.PAIRS * (paired.BLOCK + 1)) % 5 < 2 else 3.0
+        return 60.0 if self.made < self.calls and self.made // (paired.REPORT.pairs * (paired.BLOCK + 1)) % 5 < 2 else 3.0
 
 
 @pytest.mark.parametrize("calls", [90, 10_000])
@@ -372,7 +371,7 @@ def test_noise_of_its_own_gives_nobody_a_second_try(time: Callable[..., Timing])
 
     with contextlib.suppress(GradingAborted):
         assert time(unsteady, CASES[:1]).notes == ()
-    assert calls[0] < 1.5 * paired.MAX_ROUNDS * paired.PAIRS * (paired.BLOCK + 1 + paired.SLOTS)
+    assert calls[0] < 1.5 * paired.REPORT.max_rounds * paired.REPORT.pairs * (paired.BLOCK + 1 + paired.SLOTS)
 
 
 def test_a_kernel_far_slower_than_eager_is_measured_less(time: Callable[..., Timing]) -> None:
@@ -385,7 +384,7 @@ def test_a_kernel_far_slower_than_eager_is_measured_less(time: Callable[..., Tim
         return entry
 
     told = time(slow, CASES[:1])
-    assert told.high < 0.1 and told.cases[0].pairs == paired.EARLY_ROUNDS * paired.PAIRS
+    assert told.high < 0.1 and told.cases[0].pairs == paired.REPORT.early_rounds * paired.REPORT.pairs
 
 
 def lies_where_it_is_slow(device: FakeDevice) -> Callable[..., Any]:
@@ -413,7 +412,7 @@ def test_who_is_slow_is_audited_too(time: Callable[..., Timing]) -> None:
 
 def late(device: FakeDevice) -> Callable[..., Any]:
     """Honest for thirteen rounds, of which the second is so noisy that there are more; then it does nothing."""
-    calls, a_round = [0], paired.SLOTS + paired.PAIRS * (paired.BLOCK + 1)
+    calls, a_round = [0], paired.SLOTS + paired.REPORT.pairs * (paired.BLOCK + 1)
 
     def entry(x: torch.Tensor) -> torch.Tensor:
         y = device.new(x)
@@ -430,14 +429,14 @@ def late(device: FakeDevice) -> Callable[..., Any]:
 
 def now_and_then(device: FakeDevice) -> Callable[..., Any]:
     """Does nothing in the first four calls of one turn in each round: the fifth was the likeliest to be looked at."""
-    calls, a_round = [0], paired.SLOTS + paired.PAIRS * (paired.BLOCK + 1)
+    calls, a_round = [0], paired.SLOTS + paired.REPORT.pairs * (paired.BLOCK + 1)
 
     def entry(x: torch.Tensor) -> torch.Tensor:
         y = device.new(x)
         if device.capturing is None:
             calls[0] += 1
             turn, call = divmod((calls[0] - 8) % a_round - paired.SLOTS, paired.BLOCK + 1)
-            if calls[0] > 7 and turn == paired.PAIRS - 1 and 1 <= call <= 4:
+            if calls[0] > 7 and turn == paired.REPORT.pairs - 1 and 1 <= call <= 4:
                 device.launch(lambda: None, 0.05)
                 return y
         device.launch(work(x, y))
@@ -448,7 +447,6 @@ def now_and_then(device: FakeDevice) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("make", [late, now_and_then])
 def test_who_works_only_while_it_is_watched_is_told(time: Callable[..., Timing], monkeypatch, make: Entry) -> None:
-    monkeypatch.setattr(paired, "BUDGET", 5.0)
     for _ in range(2):
         with pytest.raises(GradingAborted, match="timed call wrong"):
             time(make, CASES[:1])

@@ -1,0 +1,53 @@
+"""How narrow an interval must be before measuring stops: narrow for reports, wider and faster for training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kbx_env.options import PRECISIONS
+
+
+@dataclass(frozen=True)
+class Precision:
+    """When the measurement of a case stops. Widths are half-widths of the 95 % interval of the log-ratio, in log units.
+
+    Attributes:
+        pairs: pairs of blocks in one round of short calls.
+        early_rounds: after so many rounds a case may stop, if its half-width is below ``early_half_width``; where the
+            whole interval lies beyond ``CLEAR_LOG_RATIO``, below ``clear_half_width`` or below ``clear_relative_width``
+            of the log-ratio is enough.
+        early_half_width: see ``early_rounds``.
+        clear_half_width: see ``early_rounds``.
+        clear_relative_width: share of the log-ratio: rewards are logarithms of the speedup.
+        min_rounds: after so many rounds a case stops if its half-width is below ``half_width`` or ``budget`` is spent.
+        max_rounds: most rounds of a case.
+        half_width: see ``min_rounds``.
+        budget: seconds of measuring a case: noise that depends on the process does not shrink in three.
+    """
+
+    pairs: int
+    early_rounds: int
+    early_half_width: float
+    clear_half_width: float
+    clear_relative_width: float
+    min_rounds: int
+    max_rounds: int
+    half_width: float
+    budget: float
+
+
+CLEAR_LOG_RATIO = math.log(2.0)
+"""Log units: the candidate takes less than half or more than twice eager's time."""
+REPORT = Precision(
+    pairs=2, early_rounds=4, early_half_width=0.005, clear_half_width=0.015, clear_relative_width=0.02,
+    min_rounds=6, max_rounds=24, half_width=0.01, budget=1.0,
+)  # fmt: skip
+"""For reports: within 1 %."""
+TRAINING = Precision(
+    pairs=1, early_rounds=3, early_half_width=0.03, clear_half_width=0.05, clear_relative_width=0.05,
+    min_rounds=4, max_rounds=8, half_width=0.03, budget=0.4,
+)  # fmt: skip
+"""For rewards: within 3 %, in about half the time. Fewer timed calls are judged: as few as three of each case."""
+BY_NAME = dict(zip(PRECISIONS, (REPORT, TRAINING), strict=True))
+"""By the name of ``GradeOptions.precision``."""
