@@ -59,6 +59,9 @@ COUNT_MEMORY, MEASURE_MEMORY, JUDGE_MEMORY = 10, 24, 20
 reference to count its work; measuring (for each contestant two draws, three slots, and space to move them); judging.
 Compiling keeps the inputs once and reserves no memory: a compiler may take minutes, and the next large reservation
 would keep all others waiting behind it."""
+MORE_MEMORY, MEMORY_SLACK = 4, 2.0
+"""Work whose memory was not enough is repeated with so many times as much. Torch may allocate ``MEMORY_SLACK`` times what
+is reserved: its allocator rounds up and keeps gaps, and graders use less than they reserve most of the time."""
 CONTEXT_BYTES = 1400 << 20
 """Device memory of each process for its CUDA context and the kernels that torch loads (1.2 to 1.4 GiB on an H200).
 Graders and runners each have one; this memory cannot be reserved."""
@@ -314,23 +317,23 @@ class _Reservations:
         self._session, self._shared_bytes = session, SHARE * memory
 
     def run(self, needed: float, work: Callable[[], _Done]) -> _Done:
-        """Do work on the GPU, and give its memory back. Work that needs more than expected is repeated with all.
+        """Do work on the GPU, and give its memory back. Work that needs more memory than expected is repeated with more.
 
         Args:
             needed: bytes that it is expected to need at most.
-            work: may be called twice.
+            work: may be called several times.
 
         Returns:
             What the work returns.
         """
-        for size in (needed, self._shared_bytes):
-            share = size / self._shared_bytes
-            with self._session.gpu.room(share):
+        sizes = [size for size in (needed, MORE_MEMORY * needed) if size < self._shared_bytes] + [self._shared_bytes]
+        for size in sizes:
+            with self._session.gpu.room(size / self._shared_bytes):
                 try:
-                    with _limited(max(share, gpu_lock.UNRESERVED) * self._shared_bytes):
+                    with _limited(MEMORY_SLACK * max(size, gpu_lock.UNRESERVED * self._shared_bytes)):
                         return work()
                 except torch.OutOfMemoryError:
-                    if size == self._shared_bytes:
+                    if size == sizes[-1]:
                         raise
                 finally:
                     _give_back()

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from fake_device import FakeDevice
 from puppet import puppet_session
 
 from kbx_env.device.stopwatch import Stopwatch
-from kbx_env.grading import inputs
+from kbx_env.grading import compulsory_work, inputs
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.timing import contestants
 from kbx_env.grading.timing import paired as clock
-from kbx_env.spec.catalog import load_task
+from kbx_env.grading.timing.precision import TRAINING
+from kbx_env.spec.catalog import load_task, task_ids
 
 TICK_US = 0.032
 """Resolution of an H200's event clock."""
@@ -215,3 +219,54 @@ def test_what_no_kernel_has_to_read_is_judged_all_the_same() -> None:
     args = inputs.draw(task, case, 3)
     needs = clock._CaseWork.of(task, case, args, "cpu")
     assert needs.tensor_bytes >= sum(v.numel() * v.element_size() for v in args.values() if hasattr(v, "numel")) > 0
+
+
+def test_work_that_needs_more_memory_than_expected_is_repeated_with_more() -> None:
+    asked: list[float] = []
+
+    @contextlib.contextmanager
+    def room(share: float) -> Iterator[None]:
+        asked.append(share)
+        yield
+
+    def work(fails: int) -> str:
+        if len(asked) <= fails:
+            raise torch.OutOfMemoryError("full")
+        return "done"
+
+    reserve = clock._Reservations(SimpleNamespace(gpu=SimpleNamespace(room=room)), 1000)  # type: ignore[arg-type]
+    shared = clock.SHARE * 1000
+    for fails, shares in ((0, [0.1]), (1, [0.1, 0.4]), (2, [0.1, 0.4, 1.0])):
+        asked.clear()
+        assert reserve.run(0.1 * shared, lambda fails=fails: work(fails)) == "done"
+        assert asked == pytest.approx(shares)
+    asked.clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        reserve.run(0.9 * shared, lambda: work(9))
+    assert asked == pytest.approx([0.9, 1.0])
+
+
+@pytest.mark.parametrize("us, placement", [(30.0, 0.002), (400.0, 0.002), (30_000.0, 0.01)])
+def test_for_training_fewer_rounds_are_enough(us: float, placement: float) -> None:
+    for seed in range(10):
+        pairs = []
+        for precision in (clock.REPORT, TRAINING):
+            sides = Model(1.1 * us, placement, seed), Model(us, placement, seed + 100)
+            paired = clock.pair(*sides, precision=precision)
+            pairs.append(paired.pairs)
+            assert paired.log_ratio == pytest.approx(math.log(1.1), abs=3 * (paired.high - paired.low))
+        assert pairs[1] < pairs[0] and TRAINING.early_rounds <= pairs[1] <= TRAINING.max_rounds
+
+
+def test_counts_by_shapes_are_the_counts_by_values() -> None:
+    """142 of 176 tasks need no values to count their work; the others say so."""
+    equal = 0
+    for task in map(load_task, task_ids()):
+        case = min(task.cases, key=lambda c: compulsory_work.input_bytes(task, c))
+        counted = clock._CaseWork.by_shapes(task, case)
+        if counted is not None:
+            assert counted == clock._CaseWork.of(task, case, inputs.draw(task, case, 3), "cpu"), task.id
+            equal += 1
+    assert equal > 120
+    needs = load_task("index/masked_select")
+    assert clock._CaseWork.by_shapes(needs, needs.timed[0]) is None
