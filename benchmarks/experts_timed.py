@@ -1,7 +1,7 @@
 """Grade all experts with timing on one GPU, as users do: many workers, optionally beside a load on every core.
 
     python benchmarks/experts_timed.py OUT.jsonl [--tasks 'math/*,reduce/*'] [--workers 14] [--load] [--runs 1]
-                                       [--seconds S] [--phases]
+                                       [--seconds S] [--phases] [--precision report|training]
 
 The experts are correct, so every other verdict is an error of the grader. Each line of OUT is one grading: verdict, speedup with
 its 95 % interval, and for every timed case times in microseconds, the floor in microseconds and the share of the roofline. A
@@ -50,6 +50,7 @@ from kbx_env.executor.pools.gpu import gpu_pool, uuids_of
 from kbx_env.grading import compulsory_work
 from kbx_env.grading.grader import Grader
 from kbx_env.grading.timing import gpu_lock, paired
+from kbx_env.options import PRECISIONS
 from kbx_env.outcome import Outcome
 from kbx_env.spec.catalog import expert_source, task_ids
 
@@ -267,7 +268,9 @@ def row_of(run: int, task: str, outcome: Outcome, began: float, ended: float) ->
     }  # fmt: skip
 
 
-def run_once(run: int, tasks: Sequence[str], workers: int, out: Any, seconds: float, phases: bool) -> list[dict[str, Any]]:
+def run_once(
+    run: int, tasks: Sequence[str], workers: int, out: Any, seconds: float, phases: bool, precision: str
+) -> list[dict[str, Any]]:  # fmt: skip
     """Grade every expert once; rows are written as they end.
 
     Args:
@@ -277,6 +280,7 @@ def run_once(run: int, tasks: Sequence[str], workers: int, out: Any, seconds: fl
         out: an open text file for the rows.
         seconds: gradings that have not ended after so many seconds are listed as ``unfinished``.
         phases: whether the steps of exclusive use are recorded.
+        precision: of the times.
 
     Returns:
         The rows, in the order in which gradings ended.
@@ -287,7 +291,7 @@ def run_once(run: int, tasks: Sequence[str], workers: int, out: Any, seconds: fl
     begun: dict[int, float] = {}
     start = time.perf_counter()
     pool.on_attempt = lambda request, gpu, worker, begin, end: begun.setdefault(request.sample, begin - start)
-    options = {"backend": "cuda", "targets": ("sm_90",), "timing": True}
+    options = {"backend": "cuda", "targets": ("sm_90",), "timing": True, "precision": precision}
     with (
         Executor(pool, deadline=deadline_of(True), capacity=sys.maxsize) as executor,
         Progress(*columns, console=Console(stderr=True)) as bar,
@@ -384,6 +388,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--load", action="store_true", help="keep every core busy during the last run")
     parser.add_argument("--seconds", type=float, default=math.inf, help="limit of one run; the rest is listed as unfinished")
     parser.add_argument("--phases", action="store_true", help="record the steps of exclusive use of the GPU")
+    parser.add_argument("--precision", default="report", choices=PRECISIONS, help="of the times (default: report)")
     a = parser.parse_args(argv)
     patterns = [p.strip() for p in a.tasks.split(",")]
     tasks = [t for t in task_ids() if any(fnmatch.fnmatch(t, p) for p in patterns)]
@@ -407,9 +412,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             loads.append(a.load and run == a.runs)
             start = time.perf_counter()
             with load_on_all_cores(loads[-1]):
-                rows += run_once(run, tasks, a.workers, out, limit, a.phases)
+                rows += run_once(run, tasks, a.workers, out, limit, a.phases, a.precision)
             walls.append(time.perf_counter() - start)
-        found = summary(rows, walls, a.workers, loads)
+        found = summary(rows, walls, a.workers, loads) | {"precision": a.precision}
         out.write(jsonl.encode({"summary": found}))
     tell(found, Console(width=160))
     return 0 if not found["not_correct"] and not found["void"] else 1

@@ -33,7 +33,7 @@ UNSAID = "not said"
 """A condition that a report does not state."""
 _READ = "Intervals that overlap do not say who is better. Rates are means over tasks. Policies that read verdicts are helped more."
 _KEYS = {"grading": "grading", "backend": "backend", "torch_ops": "torch_ops", "held-out cases": "split",
-         "timed sizes": "sizes", "defences switched off": "without"}  # fmt: skip
+         "timed sizes": "sizes", "precision of times": "precision", "defences switched off": "without"}  # fmt: skip
 """Conditions that must be equal -> their key in a manifest or a row."""
 _MAY_DIFFER = {"kbx_env": "versions of kbx_env", "grader": "versions of the grader's code", "torch": "versions of torch",
                "triton": "versions of triton", "seed_policy": "seeds", "machine": "kinds of machine"}  # fmt: skip
@@ -41,7 +41,7 @@ _MAY_DIFFER = {"kbx_env": "versions of kbx_env", "grader": "versions of the grad
 _REMEDY = {
     "grading": "grade all with the same --grading", "backend": "grade all with the same --backend",
     "torch_ops": "grade all with the same --torch-ops", "held-out cases": "grade all with --split eval, or all with --split train",
-    "timed sizes": "grade all with the same --sizes",
+    "timed sizes": "grade all with the same --sizes", "precision of times": "grade all with the same --precision",
     "defences switched off": "grade all with every defence", "task versions": "grade all with the same tasks (git log tasks/)",
     "task set": "grade all with the same --split and --tasks",
     "device of the speedups": "time all on the same kind of device, or leave speedups out with --no-speedups",
@@ -275,7 +275,8 @@ def _facet(f: _Read, name: str) -> set[str]:
     own = [{**o.manifest, "grading": o.grading, "backend": o.backend}.get(key) for o in judged]
     if key == "without":
         return {str(v or "none") for v in own} or {"none"}
-    return {str(v) for v in (*own, f.study.manifest.get(key)) if v is not None} or {PUBLISHED if key == "sizes" else UNSAID}
+    unsaid = {"sizes": PUBLISHED, "precision": "report"}.get(key, UNSAID)
+    return {str(v) for v in (*own, f.study.manifest.get(key)) if v is not None} or {unsaid}
 
 
 def _groups(found: Sequence[_Read], values: Iterable[Iterable[Any]]) -> dict[str, list[str]]:

@@ -40,6 +40,7 @@ from kbx_env.deadlines import deadline_of
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import GRADER, Executor, Request
 from kbx_env.executor.pools.gpu import GpuPool, gpu_pool, uuids_of
+from kbx_env.options import PRECISIONS
 from kbx_env.outcome import Outcome
 from kbx_env.spec.catalog import expert_source
 
@@ -161,6 +162,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, default=0, help="of choice, order and inputs")
     p.add_argument("--gpus", help="GPUs; 0 is the CPU backend (default: 1 where there is one); simulated: 1,2,4,...")
     p.add_argument("--workers", type=int, default=1, metavar="W", help="processes for each GPU")
+    p.add_argument("--precision", default="report", choices=PRECISIONS, help="of times (default: report)")
     p.add_argument("--timing", action=argparse.BooleanOptionalAction, help="time correct kernels (default: on GPUs)")
     p.add_argument("--targets", default="sm_90", help="ahead-of-time targets, comma-separated, or none")
     p.add_argument("--wall", type=float, default=30.0, help="wall limit of one submission in seconds")
@@ -224,6 +226,7 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
     warm = a.warm if a.warm is not None else max(gpus, 1) * a.workers
     result = {
         "date": time.strftime("%Y-%m-%d"), "backend": backend, "gpus": gpus, "workers": a.workers, "timing": timing,
+        "precision": a.precision,
         "device": torch.cuda.get_device_name(0) if gpus else None, "versions": _versions(),
         "machine": platform.machine(), "cores": len(os.sched_getaffinity(0)),
         "settings": {"seed": a.seed, "targets": targets, "wall": a.wall, "warm": warm, "experts": a.experts,
@@ -231,7 +234,7 @@ def run(a: argparse.Namespace, grader: str = GRADER) -> dict[str, Any]:
         "workload": {"files": [f.name for f in a.workload], "left_out": left_out,
                      "kinds": dict(Counter(p.kind for p in pieces))},
     }  # fmt: skip
-    options = {"backend": backend, "targets": targets, "timing": timing, "wall": a.wall}
+    options = {"backend": backend, "targets": targets, "timing": timing, "wall": a.wall, "precision": a.precision}
     deadline = deadline_of(timing, a.wall)
     pools = gpu_pool(gpus, a.workers, grader, uuids)
     result["cores_of_gpus"] = pools.cores

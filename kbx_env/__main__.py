@@ -28,6 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     g.add_argument("--grading", default="contract", help="contract (default), or paper: the paper's tolerances")
     g.add_argument("--torch-ops", default="strict", help="strict (default), or allow: the wrapper may compute in torch")
     g.add_argument("--sizes", default="published", help="sizes to time or estimate: published (default), or held-out")
+    g.add_argument("--precision", default="report", help="of times: report (default, 1 %%), or training (3 %%, faster)")
     g.add_argument("--seed", type=int, help="seed that fixes the inputs (default: secret and new inputs)")
     g.add_argument("--no-timing", action="store_true", help="do not time correct kernels (CUDA)")
     g.add_argument("--compiled", action="store_true", help="also measure the speedup over torch.compile (CUDA)")
@@ -79,6 +80,7 @@ def _grade(a: argparse.Namespace) -> int:
             torch_ops=a.torch_ops,
             compiled=a.compiled,
             sizes=a.sizes,
+            precision=a.precision,
         )
     if a.json:
         print(outcome.to_json(reward=reward(outcome)))

@@ -61,7 +61,8 @@ class BatchGrader:
         self, preset: str = "default", backend: str = "auto", *, workers: int | None = None, executor: str = "process",
         ray_address: str | None = None, per_gpu: int | None = None, timing: bool = True, grading: str = "contract",
         torch_ops: str = "strict", targets: Sequence[str] = ("sm_90",), target: float = 1.0, wall: float = 30.0,
-        grading_seed: int | None = None, split: str = "train", sizes: str = "published", out: str | Path | None = None,
+        grading_seed: int | None = None, split: str = "train", sizes: str = "published",
+        precision: str = "report", out: str | Path | None = None,
         store: str | Path | None = None, grade: Callable[..., Outcome] | None = None,
     ) -> None:  # fmt: skip
         """Start a grader and its workers.
@@ -82,22 +83,24 @@ class BatchGrader:
             grading_seed: fixes the inputs; ``None``: secret and new for each grading.
             split: train, or for evaluation eval, which has the held-out shapes too.
             sizes: sizes that are timed or estimated: published, or for evaluation held-out.
+            precision: of times: report (1 %), or training (3 %, about half the time).
             out: folder for the file of gradings, so that equal sources are graded once, also in a resumed run.
             store: another file of gradings, which several runs may share.
             grade: replaces the real grader in tests.
 
         Raises:
-            UnknownName: no such preset, backend, executor, grading, sizes or target.
+            UnknownName: no such preset, backend, executor, grading, sizes, precision or target.
             UsageError: an option out of its range, or Ray or a GPU is needed and missing.
         """
         from kbx_env.rewards.compose import load_preset, load_term
 
-        from kbx_env.options import BACKENDS, GRADINGS, SIZES, TARGETS, TORCH_OPS, resolve_backend
+        from kbx_env.options import BACKENDS, GRADINGS, PRECISIONS, SIZES, TARGETS, TORCH_OPS, resolve_backend
 
         self.preset = load_preset(preset)
         for kind, name, known in (
             ("executor", executor, EXECUTORS), ("backend", backend, BACKENDS), ("grading", grading, GRADINGS),
-            ("torch policy", torch_ops, TORCH_OPS), ("sizes", sizes, SIZES), *(("target", t, TARGETS) for t in targets),
+            ("torch policy", torch_ops, TORCH_OPS), ("sizes", sizes, SIZES),
+            ("precision", precision, PRECISIONS), *(("target", t, TARGETS) for t in targets),
         ):  # fmt: skip
             if name not in known:
                 raise UnknownName(kind, name, known)
@@ -131,7 +134,9 @@ class BatchGrader:
             self._options: dict[str, Any] = {
                 "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing, "split": split,
                 "wall": wall, "seed": grading_seed, "estimate": self.preset.estimate, "torch_ops": torch_ops,
-                **({} if sizes == "published" else {"sizes": sizes}),  # absent: earlier gradings keep their keys
+                # Absent: earlier gradings keep their keys.
+                **({} if sizes == "published" else {"sizes": sizes}),
+                **({} if precision == "report" else {"precision": precision}),
             }  # fmt: skip
             file = Path(store) if store is not None else Path(out) / STORE if out is not None else None
             if file is not None:

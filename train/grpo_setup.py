@@ -240,7 +240,8 @@ def grader_of(s: Settings, grade: Callable[..., Outcome] | None) -> BatchGrader:
     targets = [t.strip() for t in s.targets.split(",") if t.strip() not in ("", "none")]
     return BatchGrader(
         s.reward, s.backend, workers=s.workers, executor=s.executor, ray_address=s.ray_address,
-        per_gpu=s.per_gpu, timing=s.timing, torch_ops=s.torch_ops, targets=targets, target=s.target, wall=s.wall,
+        per_gpu=s.per_gpu, timing=s.timing, precision=s.precision, torch_ops=s.torch_ops,
+        targets=targets, target=s.target, wall=s.wall,
         grading_seed=s.grading_seed, out=s.out, store=s.store, grade=grade,
     )  # fmt: skip
 
