@@ -1,6 +1,6 @@
 """Grade all experts with timing on one GPU, as users do: many workers, optionally beside a load on every core.
 
-    python benchmarks/experts_timed.py OUT.jsonl [--tasks 'math/*,reduce/*'] [--workers 14] [--load] [--runs 1]
+    python benchmarks/experts_timed.py OUT.jsonl [--tasks 'math/*,reduce/*'] [--workers 14] [--gpus 1] [--load] [--runs 1]
                                        [--seconds S] [--phases] [--precision report|training]
 
 The experts are correct, so every other verdict is an error of the grader. Each line of OUT is one grading: verdict, speedup with
@@ -269,14 +269,15 @@ def row_of(run: int, task: str, outcome: Outcome, began: float, ended: float) ->
 
 
 def run_once(
-    run: int, tasks: Sequence[str], workers: int, out: Any, seconds: float, phases: bool, precision: str
+    run: int, tasks: Sequence[str], gpus: int, workers: int, out: Any, seconds: float, phases: bool, precision: str
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Grade every expert once; rows are written as they end.
 
     Args:
         run: the number of this run, for its rows.
         tasks: the tasks whose experts are graded.
-        workers: gradings at a time.
+        gpus: GPUs to use.
+        workers: gradings at a time on each GPU.
         out: an open text file for the rows.
         seconds: gradings that have not ended after so many seconds are listed as ``unfinished``.
         phases: whether the steps of exclusive use are recorded.
@@ -285,7 +286,7 @@ def run_once(
     Returns:
         The rows, in the order in which gradings ended.
     """
-    pool = gpu_pool(1, workers, PHASED if phases else GRADER, uuids_of(1))
+    pool = gpu_pool(gpus, workers, PHASED if phases else GRADER, uuids_of(gpus))
     rows: list[dict[str, Any]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     begun: dict[int, float] = {}
@@ -382,7 +383,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT.jsonl")
     parser.add_argument("--tasks", default="*", help="comma-separated patterns of task ids (default: all)")
-    parser.add_argument("--workers", type=int, default=14, help="gradings at a time")
+    parser.add_argument("--workers", type=int, default=14, help="gradings at a time on each GPU")
+    parser.add_argument("--gpus", type=int, default=1, help="number of GPUs")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the tasks")
     parser.add_argument("--runs", type=int, default=1, help="runs in a row")
     parser.add_argument("--load", action="store_true", help="keep every core busy during the last run")
@@ -396,9 +398,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not tasks:
             raise UsageError(f"--tasks {a.tasks!r} matches no task; patterns look like 'math/*'")
-        if a.workers < 1 or a.runs < 1:
-            raise UsageError("--workers and --runs are at least 1")
-        uuids_of(1)
+        if min(a.workers, a.runs, a.gpus) < 1:
+            raise UsageError("--workers, --runs and --gpus are at least 1")
+        uuids_of(a.gpus)
     except UsageError as e:
         print(f"experts_timed.py: {e}", file=sys.stderr)
         return 2
@@ -412,9 +414,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             loads.append(a.load and run == a.runs)
             start = time.perf_counter()
             with load_on_all_cores(loads[-1]):
-                rows += run_once(run, tasks, a.workers, out, limit, a.phases, a.precision)
+                rows += run_once(run, tasks, a.gpus, a.workers, out, limit, a.phases, a.precision)
             walls.append(time.perf_counter() - start)
-        found = summary(rows, walls, a.workers, loads) | {"precision": a.precision}
+        found = summary(rows, walls, a.workers, loads) | {"precision": a.precision, "gpus": a.gpus}
         out.write(jsonl.encode({"summary": found}))
     tell(found, Console(width=160))
     return 0 if not found["not_correct"] and not found["void"] else 1
