@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from kbx_env.errors import DeclarationError
+from kbx_env.grading import expressions
 from kbx_env.protocol.wire import DTYPES
 from kbx_env.spec import input_distributions as dists
-from kbx_env.spec.task import Case, Task, shape_of
+from kbx_env.spec.task import Case, Task, shape_in
 
 LARGE = 1 << 20
 """Tensors with more elements are drawn in fp32: dense enough, and four times faster for timing cases."""
@@ -71,7 +72,11 @@ def draw(task: Task, case: Case, seed: int, device: str = "cpu") -> dict[str, An
             dtype = DTYPES[case.dtypes.get(name, t.dtype)]
             distribution = case.draws.get(name) or t.draw or case.draw
             generator = torch.Generator(device).manual_seed(generator_seed(seed, name))
-            values = _values(distribution, shape_of(t, case.axes), case, generator, dtype)
+            shape = shape_in(t, name, case)
+            if isinstance(distribution, dists.Expression):
+                values = expressions.values(distribution.text, shape, dtype, generator, args)
+            else:
+                values = _values(distribution, shape, case, generator, dtype)
             args[name] = _laid_out(_rounded(values, dtype), case.layouts.get(name))
         elif name in case.args and name != "out":
             args[name] = case.args[name]
