@@ -125,7 +125,8 @@ class Correct:
             builder.passed += 1
             builder.telling_passed += telling
         else:
-            builder.failures.append(CaseFailure(case.label(), ruling.reason + _unwritten(calls[0])))
+            note = "" if context.as_published else _unwritten(calls[0])  # not watched there
+            builder.failures.append(CaseFailure(case.label(), ruling.reason + note))
         accumulator, session = context.accumulator, context.session
         if telling and session.engine is not None and context.scheme is not None:
             if ruling.passed:

@@ -112,7 +112,7 @@ def _quantized(task: Task, got: torch.Tensor, want: torch.Tensor, i: int) -> Rul
         The ruling.
     """
     p = task.paper
-    if not got.numel():
+    if torch.equal(got, want):  # the cosine of two zero vectors is 0
         return PASSED
     cosine = float(torch.nn.functional.cosine_similarity(got, want, dim=0))
     l1 = float((got - want).abs().sum() / want.abs().sum().clamp_min(1e-12))
