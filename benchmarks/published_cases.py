@@ -166,51 +166,52 @@ def _value(value: Any) -> Any:
     return {"tuple": [_value(v) for v in value]} if isinstance(value, list) else value
 
 
-def _case(task: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    shapes, dtypes, args = dict[str, Any](), dict[str, str](), dict[str, Any]()
-    draws = dict[str, str]()
-    out = False
-    distribution = facts["distribution"]
-    fixed = CORRECTIONS.get((task, facts["case"]), {})
+def _tensors(facts: Mapping[str, Any]) -> list[tuple[str, str, Any, str, str]]:
+    """Return (parameter, name, shape, dtype, distribution) of each tensor; those of a list have the names ``x.0``, ``x.1``, ..."""
+    rows = []
+    dtypes, distribution = facts["dtypes"], facts["distribution"]
     for name, shape in facts["shapes"].items():
         if name == "out":
-            out = True
             continue
-        several = bool(shape) and isinstance(shape[0], list)
-        for k, one in enumerate(shape if several else [shape]):
-            key = f"{name}.{k}" if several else name
-            shapes[key] = one
-            dtypes[key] = facts["dtypes"] if isinstance(facts["dtypes"], str) else facts["dtypes"][name]
-            found = distribution[name] if isinstance(distribution, dict) else distribution
-            found = distribution[k] if several and isinstance(distribution, list) else found
-            if name in fixed:
-                draws[key] = fixed[name]
-            elif "..." in found:
-                base = re.search(r"outlier\([^)]*\)|standard", found)
-                assert base is not None
-                symmetric = f"div(add(matmul({base[0]}, T(conj({base[0]}))), T(conj(matmul({base[0]}, T(conj({base[0]})))))), 2)"
-                factor = f"cholesky(add({symmetric}, mul(eye, 0.001)))"
-                whole = f"add({symmetric}, mul(eye, 0.001))"
-                draws[key] = whole if "cholesky" not in found else f"T({factor})" if found.startswith("T(") else factor
-            else:
-                draws[key] = _expression(found)
-    if task == "fusion/fused_index_select_eq" and "index_select" in str(distribution):
-        draws["other"] = "index_select(argument('input'), 0, argument('index'))"
-    for name, value in facts["scalars"].items():
-        if value == "Generator":
-            args[name] = {"generator": True}
-        elif name == "device":
-            args[name] = {"device": True}
-        elif name == "dtype" and isinstance(value, str):
-            args[name] = {"dtype": DTYPE_WORDS[value]}
+        dtype = dtypes if isinstance(dtypes, str) else dtypes[name]
+        found = distribution[name] if isinstance(distribution, dict) else distribution
+        if shape and isinstance(shape[0], list):
+            each = found if isinstance(found, list) else [found] * len(shape)
+            rows += [(name, f"{name}.{k}", one, dtype, each[k]) for k, one in enumerate(shape)]
         else:
-            args[name] = _value(value)
-    row: dict[str, Any] = {"name": facts["case"], "shapes": shapes, "dtypes": dtypes, "draws": draws, "args": args}
-    row["repeat"] = facts["repeat"]
-    if out:
-        row["out"] = True
-    for name in facts.get("noncontiguous", ()):
-        row.setdefault("layouts", {})[name] = "strided" if task == "index/scatter" else "transposed"
+            rows.append((name, name, shape, dtype, found))
+    return rows
+
+
+def _formula(found: str) -> str:
+    """Return the formula of a distribution; the facts cut long ones, all of which are positive definite matrices."""
+    if "..." not in found:
+        return _expression(found)
+    base = re.search(r"outlier\([^)]*\)|standard", found)
+    assert base is not None
+    product = f"matmul({base[0]}, T(conj({base[0]})))"
+    matrix = f"add(div(add({product}, T(conj({product}))), 2), mul(eye, 0.001))"
+    if "cholesky" not in found:
+        return matrix
+    return f"T(cholesky({matrix}))" if found.startswith("T(") else f"cholesky({matrix})"
+
+
+def _argument(name: str, value: Any) -> Any:
+    if value == "Generator":
+        return {"generator": True}
+    if name == "device":
+        return {"device": True}
+    if name == "dtype" and isinstance(value, str):
+        return {"dtype": DTYPE_WORDS[value]}
+    return _value(value)
+
+
+def _special(task: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a case that few cases have."""
+    row: dict[str, Any] = {"out": True} if "out" in facts["shapes"] else {}
+    if facts.get("noncontiguous"):
+        layout = "strided" if task == "index/scatter" else "transposed"
+        row["layouts"] = dict.fromkeys(facts["noncontiguous"], layout)
     if facts.get("raises"):
         row["raises"] = facts["raises"]
     if task == "fusion/fused_sum_std" and facts["scalars"].get("dim") is None:
@@ -220,6 +221,20 @@ def _case(task: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     if task == "random/rand":
         row["spread"] = "size"
     return row
+
+
+def _case(task: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    fixed = CORRECTIONS.get((task, facts["case"]), {})
+    tensors = _tensors(facts)
+    draws = {name: fixed[of] if of in fixed else _formula(found) for of, name, _, _, found in tensors}
+    if task == "fusion/fused_index_select_eq" and "index_select" in str(facts["distribution"]):
+        draws["other"] = "index_select(argument('input'), 0, argument('index'))"
+    return {
+        "name": facts["case"], "shapes": {name: shape for _, name, shape, _, _ in tensors},
+        "dtypes": {name: dtype for _, name, _, dtype, _ in tensors}, "draws": draws,
+        "args": {name: _argument(name, value) for name, value in facts["scalars"].items()}, "repeat": facts["repeat"],
+        **_special(task, facts),
+    }  # fmt: skip
 
 
 def cases(facts: Sequence[Mapping[str, Any]]) -> str:

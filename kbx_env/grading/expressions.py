@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from kbx_env.errors import DeclarationError
 
 
-def values(text: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, args: Mapping[str, Any]) -> torch.Tensor:
+def values(
+    text: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, args: Mapping[str, Any]
+) -> torch.Tensor:  # fmt: skip
     """Evaluate a formula.
 
     Args:
@@ -95,14 +97,16 @@ class _Evaluation:
         return self.drawn[key]
 
     def _drawn(self, name: str, shape: tuple[int, ...], *found: Any, **named: Any) -> torch.Tensor:
-        device, n = self.generator.device, math.prod(shape)
         kind = torch.complex128 if self.dtype.is_complex else torch.float64
+        if name in _CONSTANTS:
+            return _CONSTANTS[name](shape, kind, *found).to(self.generator.device)
+        device, generator = self.generator.device, self.generator
 
-        def normal(dtype: torch.dtype = kind) -> torch.Tensor:
-            return torch.randn(shape, generator=self.generator, dtype=dtype, device=device)
+        def normal() -> torch.Tensor:
+            return torch.randn(shape, generator=generator, dtype=kind, device=device)
 
-        def uniform() -> torch.Tensor:
-            return torch.rand(shape, generator=self.generator, dtype=torch.float64, device=device)
+        def uniform(low: float = 0.0, high: float = 1.0) -> torch.Tensor:
+            return low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
 
         match name:
             case "standard":
@@ -111,28 +115,33 @@ class _Evaluation:
                 chosen = uniform() < named["p"]
                 return torch.where(chosen, normal() * named["scale"], normal())
             case "uniform":
-                low, high = found
-                return low + (high - low) * uniform()
+                return uniform(*found)
             case "randint":
-                return torch.randint(*found, shape, generator=self.generator, device=device)
+                return torch.randint(*found, shape, generator=generator, device=device)
             case "bernoulli":
                 return uniform() < found[0]
-            case "zeros" | "ones":
-                return torch.full(shape, float(name == "ones"), dtype=kind, device=device)
-            case "eye":
-                return torch.eye(*shape[-2:], dtype=kind, device=device).expand(shape)
-            case "arange":
-                return torch.arange(n, dtype=torch.float64, device=device).reshape(shape)
-            case "full":
-                return torch.full(shape, float(found[0]), dtype=kind, device=device)
-            case "literal":  # of a published literal only the range is known
-                low, high = found
-                return torch.linspace(low, high, n, dtype=torch.float64, device=device).reshape(shape).to(kind)
-            case "listed":
-                return torch.tensor(found, dtype=kind, device=device).reshape(shape)
-            case "paired":  # real and imaginary parts in turn
-                parts = torch.tensor(found, dtype=torch.float64, device=device).reshape(*shape, 2)
-                return torch.view_as_complex(parts)
-            case "alternating":
-                return (torch.arange(n, device=device) % 2 == 0).reshape(shape)
         raise DeclarationError(f"a formula has no {name!r}")
+
+
+def _flat(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
+
+
+def _spaced(shape: tuple[int, ...], kind: torch.dtype, low: float, high: float) -> torch.Tensor:
+    return torch.linspace(low, high, math.prod(shape), dtype=torch.float64).reshape(shape).to(kind)
+
+
+_CONSTANTS: Mapping[str, Callable[..., torch.Tensor]] = {
+    "zeros": lambda shape, kind: torch.zeros(shape, dtype=kind),
+    "ones": lambda shape, kind: torch.ones(shape, dtype=kind),
+    "eye": lambda shape, kind: torch.eye(*shape[-2:], dtype=kind).expand(shape),
+    "arange": lambda shape, kind: _flat(shape),
+    "full": lambda shape, kind, value: torch.full(shape, float(value), dtype=kind),
+    "listed": lambda shape, kind, *found: torch.tensor(found, dtype=kind).reshape(shape),
+    "paired": lambda shape, kind, *parts: torch.view_as_complex(torch.tensor(parts, dtype=torch.float64).reshape(*shape, 2)),
+    "literal": _spaced,
+    "alternating": lambda shape, kind: _flat(shape) % 2 == 0,
+}
+"""Leaves without chance, by name. ``literal`` has evenly spaced values, ``listed`` the given ones, ``paired`` complex ones whose
+real and imaginary parts are given in turn, ``alternating`` starts with True.
+"""

@@ -47,7 +47,8 @@ Ask = Callable[[dict[str, Any]], Any]
 
 def _repeatable(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> bool:
     """Return whether the engine can repeat an operation: it draws nothing, returns tensors, and its arguments can be sent."""
-    named = [v for k, v in kwargs.items() if k != "pin_memory" and not isinstance(v, torch.device | torch.layout | torch.memory_format)]
+    left_out = torch.device | torch.layout | torch.memory_format
+    named = [v for k, v in kwargs.items() if k != "pin_memory" and not isinstance(v, left_out)]
     returns = any(isinstance(o, torch.Tensor) for o in (out if isinstance(out, tuple | list) else [out]))
     return returns and torch.Tag.nondeterministic_seeded not in func.tags and _sendable([args, named])
 

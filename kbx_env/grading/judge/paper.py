@@ -39,7 +39,8 @@ def rule(task: Task, case: Case, args: Mapping[str, Any], answer: Answer, device
     except Exception as e:
         return Ruling(False, f"the published reference raises {type(e).__name__} here")
     if len(answer.outputs) != len(wanted.native) or answer.is_tuple != wanted.is_tuple:
-        return Ruling(False, f"returned {_count(len(answer.outputs), answer.is_tuple)}, expected {_count(len(wanted.native), wanted.is_tuple)}")
+        returned, expected = _count(len(answer.outputs), answer.is_tuple), _count(len(wanted.native), wanted.is_tuple)
+        return Ruling(False, f"returned {returned}, expected {expected}")
     for i, (got, want) in enumerate(zip(answer.outputs, wanted.native, strict=True)):
         want = want.to(got.device)
         if got.dtype != want.dtype or got.shape != want.shape:

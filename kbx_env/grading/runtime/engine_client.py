@@ -400,7 +400,8 @@ def number(claim: Mapping[str, Any]) -> torch.Tensor:
     """
     try:
         dtype, text = _NUMBERS[str(claim.get("type"))], str(claim["v"])[:400]
-        return torch.tensor(text == "True" if dtype is torch.bool else float(text) if dtype.is_floating_point else int(text), dtype=dtype)
+        value = text == "True" if dtype is torch.bool else float(text) if dtype.is_floating_point else int(text)
+        return torch.tensor(value, dtype=dtype)
     except (KeyError, ValueError, RuntimeError, OverflowError) as e:
         raise wire.WireError(f"malformed number ({type(e).__name__})") from None
 

@@ -180,25 +180,31 @@ class Memory:
             self.views[key] = view
         return view
 
-    def _reachable(self, addr: Array, mask: Array | None, size: int) -> Array | None:
-        """Return the unmasked lanes that are inside regions, where stray accesses are tolerated.
+    def _reachable(self, addr: Array, mask: Array | None, size: int) -> tuple[Array, Array | None]:
+        """Leave out the lanes outside of every region, where stray accesses are tolerated.
 
         Args:
             addr: Byte addresses: int64, any shape.
-            mask: Lanes that take part, of that shape; ``None`` for all.
+            mask: Lanes that take part, broadcastable with ``addr``; ``None`` for all.
             size: Bytes of one element.
 
         Returns:
-            A mask of that shape; ``None`` for all lanes.
+            Addresses, and the mask of the lanes that are left, of one shape; ``None`` for all lanes.
 
         Raises:
             BadAddress: an unmasked lane is further than ``stray`` from every region.
         """
+        if mask is not None:
+            addr, mask = np.broadcast_arrays(addr, mask)
+        if not self.stray:
+            return addr, mask
         owner = np.searchsorted(self.bases, addr, "right") - 1
-        inside = (owner >= 0) & (addr + size <= self.ends[np.maximum(owner, 0)]) if len(self.bases) else np.zeros(addr.shape, bool)
+        inside = np.zeros(addr.shape, bool)
+        if len(self.bases):
+            inside = (owner >= 0) & (addr + size <= self.ends[np.maximum(owner, 0)])
         outside = ~inside if mask is None else mask & ~inside
         if not outside.any():
-            return mask
+            return addr, mask
         far = np.full(addr.shape, np.iinfo(np.int64).max)
         for start, end in zip(self.bases, self.ends, strict=True):
             far = np.minimum(far, np.maximum(start - addr, addr + size - end))
@@ -206,7 +212,7 @@ class Memory:
         if lost.any():
             at = int(np.argmax(lost))
             raise BadAddress(at, int(addr.reshape(-1)[at]))
-        return inside if mask is None else mask & inside
+        return addr, inside if mask is None else mask & inside
 
     def _span(self, addr: Array, mask: Array | None, size: int, within: Sequence[Extent] = ()) -> int:
         """Check an access and return the region that holds all of it.
@@ -277,12 +283,8 @@ class Memory:
         Raises:
             BadAddress: an unmasked lane is outside every region, or outside every extent.
         """
-        if self.stray and addr.size:
-            if mask is not None:
-                addr, mask = np.broadcast_arrays(addr, mask)
-            mask = self._reachable(addr, mask, dtype.itemsize)
+        addr, mask = self._reachable(addr, mask, dtype.itemsize)
         if mask is not None:
-            addr, mask = np.broadcast_arrays(addr, mask)
             if not mask.any():
                 fill = np.zeros((1,) * addr.ndim, dtype) if other is None else other
                 return np.broadcast_to(fill, np.broadcast_shapes(addr.shape, fill.shape))
@@ -367,8 +369,7 @@ class Memory:
                 mask = None
         else:
             addr, value = np.broadcast_arrays(addr, value)
-        if self.stray and addr.size:
-            mask = self._reachable(addr, mask, value.dtype.itemsize)
+        addr, mask = self._reachable(addr, mask, value.dtype.itemsize)
         if not addr.size or (mask is not None and not mask.any()):
             return
         size = value.dtype.itemsize
@@ -425,7 +426,7 @@ class Memory:
         if not addr.size:
             return []
         size = dtype.itemsize
-        near = self._reachable(addr, None, size) if self.stray else None
+        near = self._reachable(addr, None, size)[1]
         if near is None:
             self._span(addr, None, size, within)
         owner = np.searchsorted(self.bases, addr, "right") - 1
