@@ -55,7 +55,7 @@ def _cosine_loss(input1, input2, target, margin=0, reduction="mean"):
     loss = (1 - cosine * target.float()).clamp(min=0)
     if margin > 0:
         loss = loss.maximum(margin - cosine)
-    return {"mean": torch.mean, "sum": torch.sum, "none": lambda x: x}[reduction](loss)
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
 def _gelu_min(input, approximate="none", dim=None, keepdim=False, out=None):

@@ -117,7 +117,8 @@ class _Evaluation:
             case "uniform":
                 return uniform(*found)
             case "randint":
-                return torch.randint(*found, shape, generator=generator, device=device)
+                low, high = found
+                return torch.randint(low, high, shape, generator=generator, device=device)
             case "bernoulli":
                 return uniform() < found[0]
         raise DeclarationError(f"a formula has no {name!r}")
