@@ -14,6 +14,7 @@ import datetime
 import json
 import platform
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -149,7 +150,8 @@ def page(pairs: Sequence[Pair], backend: str, date: str) -> str:
         [(p.task, p.sha, p.paper.verdict, p.contract.verdict, why(p.contract if p.paper.correct else p.paper),
           (p.contract if p.paper.correct else p.paper).message[:110]) for p in both],
     ), ""]  # fmt: skip
-    return "\n".join(lines)
+    short = [[line] if line.startswith(("|", "#")) else textwrap.wrap(line, 120, break_long_words=False) or [""] for line in lines]
+    return "\n".join(line for part in short for line in part) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

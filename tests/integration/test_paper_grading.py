@@ -35,7 +35,8 @@ def test_torch_itself_is_right(grader, task: str) -> None:
 
 @pytest.mark.parametrize(("task", "word"), [
     ("activation/selu", "not within"), ("fusion/fused_sum_std", "on the host"), ("random/rand", "positional argument"),
-    ("reduce/min_gelu", "not within"), ("quantization/matmul_w8a8", "rmse"), ("fusion/fused_pairwise_distance_normalize", "expected"),
+    ("reduce/min_gelu", "not within"), ("quantization/matmul_w8a8", "rmse"),
+    ("fusion/fused_pairwise_distance_normalize", "expected"),
 ])  # fmt: skip
 def test_the_published_reference_decides_where_it_contradicts_the_text(grader, task: str, word: str) -> None:
     outcome = grader.grade(task, make_policy("eager").act({"task": task}), **OPTIONS)
@@ -60,7 +61,8 @@ def test_strides_and_reads_beyond_the_end_are_not_seen(grader) -> None:
 
 def test_far_out_of_bounds_is_an_error(grader) -> None:
     source = HEAD + KERNEL.replace("x + o", "x + (1 << 40) + o") + (
-        "def exp_sqrt(input, out=None):\n    y = torch.empty_like(input)\n    _exp[(1,)](input, y, input.numel(), B=1024)\n    return y\n"
+        "def exp_sqrt(input, out=None):\n    y = torch.empty_like(input)\n    _exp[(1,)](input, y, input.numel(), B=1024)\n"
+        "    return y\n"
     )  # fmt: skip
     outcome = grader.grade("math/exp_sqrt", source, **OPTIONS)
     assert outcome.verdict is Verdict.RUNTIME_ERROR and "out-of-bounds" in outcome.message
@@ -90,7 +92,8 @@ def test_the_published_gate_wants_the_name_of_the_file(grader) -> None:
     "import os\n\n\ndef cos(x):\n    return torch.cos(x)\n",
     "def cos(x):\n    getattr(torch, '_' + 'C')\n    return torch.cos(x)\n",
     "def cos(x):\n    torch.save(x, '/tmp/x')\n    return torch.cos(x)\n",
-    "def cos(x):\n    try:\n        import random\n        random._os.system('true')\n    except Exception:\n        pass\n    return torch.cos(x)\n",
+    "import random\n\n\ndef cos(x):\n    try:\n        random._os.system('true')\n    except Exception:\n        pass\n"
+    "    return torch.cos(x)\n",
 ])  # fmt: skip
 def test_attacks_on_the_grader_cost_everything(grader, attack: str) -> None:
     outcome = grader.grade("math/cos", HEAD + attack, **OPTIONS)

@@ -63,7 +63,8 @@ def test_published_references_compute_every_case(task: str) -> None:
             assert case.raises in {c.__name__ for c in type(raised.value).__mro__}
             continue
         first, again = (reference.published(published, case, args, "cpu", 1) for _ in range(2))
-        assert first.native and all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first.native, again.native, strict=True))
+        pairs = zip(first.native, again.native, strict=True)
+        assert first.native and all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 
 
 def test_fresh_draws_differ_and_symmetric_matrices_are_symmetric() -> None:
