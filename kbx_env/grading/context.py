@@ -182,7 +182,8 @@ class GradingContext:
             if calls[0].broken:
                 return judges.Ruling(False, calls[0].broken)
             answers, seeds = [calls[0].answer], [calls[0].generator_seed]
-            return judges.judge(self.task, case, calls[0].args, answers, device=self.backend, generator_seeds=seeds)
+            with self.gpu.using() if self.backend == "cuda" else contextlib.nullcontext():
+                return judges.judge(self.task, case, calls[0].args, answers, device=self.backend, generator_seeds=seeds)
         checks_effects = not self.lacks(DefenceLayer.EFFECTS)
         broken = next((found for c in calls if (found := c.broken or (c.effect if checks_effects else None))), None)
         if broken:

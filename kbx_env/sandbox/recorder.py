@@ -107,6 +107,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.log, self._ask, self.allow, self.values = log, ask, allow, values
         self.live = True
+        self._begun = False
         self.steps: list[list[Any]] = []
         self._freed: list[int] = []
         self.kernels: dict[str, dict[str, Any]] = {}
@@ -130,6 +131,7 @@ class Recorder(TorchDispatchMode):
             tensors: the call's tensor arguments by name.
         """
         self.live = live
+        self._begun = True
         self._host = 0
         self._known.clear()
         for base, weak in list(self._weak.items()):
@@ -151,6 +153,11 @@ class Recorder(TorchDispatchMode):
         kernels, self.kernels = self.kernels, {}
         freed, self._freed = self._freed, []
         return {"free": freed, "inputs": self.inputs, "steps": steps, "kernels": kernels}
+
+    @property
+    def _loads(self) -> bool:
+        """Whether the module is being executed where operations have values: nothing was launched, so the stand-ins have them."""
+        return self.values and not self._begun
 
     def view(self, t: torch.Tensor) -> list[Any]:
         """Return a tensor as the engine reads it, and record the allocation of a storage that is new.
@@ -177,6 +184,8 @@ class Recorder(TorchDispatchMode):
         """Return the values of a tensor, row-major, from the engine; zeros while nothing is recorded."""
         if not self.live:
             return [0] * t.numel()
+        if self._loads:
+            return [v.item() for v in t.detach().reshape(-1).unbind()]
         if not t.numel():
             return []
         return list(self._ask({"want": self.view(t)} | self.take()))
@@ -205,7 +214,7 @@ class Recorder(TorchDispatchMode):
         kwargs = {k: at_home(v) for k, v in (kwargs or {}).items()}
         name = func._schema.name.removeprefix("aten::")
         if name == "_local_scalar_dense":
-            return self._scalar(args[0]) if self.live else func(*args, **kwargs)
+            return self._scalar(args[0]) if self.live and not self._loads else func(*args, **kwargs)
         if name == "constant_pad_nd":
             return self._pad(*args, **kwargs)
         if name in ("resize_", "resize_as_"):
@@ -213,7 +222,7 @@ class Recorder(TorchDispatchMode):
         if name == "copy_" or name in _COPIES:
             self._check(args[0] if name == "copy_" else kwargs.get("dtype"), args[1] if name == "copy_" else args[0])
         computes = self.values and self.live and name not in _MOVES
-        if computes:
+        if computes and self._begun:
             self._fetch([args, kwargs])
         out = unpivoted(func, args, kwargs) if computes and name in _FACTORS else None
         if out is not None:

@@ -59,6 +59,15 @@ def test_strides_and_reads_beyond_the_end_are_not_seen(grader) -> None:
     assert not grader.grade("math/exp_sqrt", source, backend="cpu", targets=()).correct
 
 
+def test_a_module_may_compute_while_it_is_loaded(grader) -> None:
+    source = HEAD + (
+        "HALF = torch.ones(4, device='cuda').cumsum(0)[1] / 4\nTWO = float(HALF) * 4\nTABLE = (torch.arange(3) + 1).tolist()\n\n\n"
+        "def exp_sqrt(input, out=None):\n    return torch.exp(input * HALF) * (TWO - 1) * TABLE[0]\n"
+    )  # fmt: skip
+    outcome = grader.grade("math/exp_sqrt", source, **OPTIONS)
+    assert outcome.correct, outcome.message
+
+
 def test_far_out_of_bounds_is_an_error(grader) -> None:
     source = HEAD + KERNEL.replace("x + o", "x + (1 << 40) + o") + (
         "def exp_sqrt(input, out=None):\n    y = torch.empty_like(input)\n    _exp[(1,)](input, y, input.numel(), B=1024)\n"
