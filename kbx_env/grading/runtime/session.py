@@ -101,8 +101,8 @@ class RunnerSession:
         wall: seconds of wall time for the submission.
         without: layers of defence to leave out.
         torch_ops: whether the wrapper may compute in torch.
-        values: whether the wrapper works on the values of tensors, and reads as many as it likes (the paper's grading).
         runner_pool: has started runners; by default a new one is started.
+        values: whether the wrapper works on the values of tensors, and reads as many as it likes (the paper's grading).
 
     Attributes:
         gpu: this grading's use of the GPU lock.
