@@ -22,6 +22,7 @@ TITLES = {
     "fast_p": "Correct and faster than p", "trajectory": "Progress by round", "failures": "Verdicts",
     "pass_at_k": "pass@k", "roofline": "Distance from the device's limits", "ceiling": "Speedup against the expert's",
     "traffic": "Bytes moved and launches by category", "cost": "Correct rate against what it took",
+    "gradings": "Correct under two gradings, by category",
 }  # fmt: skip
 CAPTIONS = {
     "rates": "Share of judged answers that compile (left) and that are correct (right): each dot is a policy, its line the 95 % "
@@ -45,6 +46,8 @@ CAPTIONS = {
                "call (right, log axis), one dot for each kernel, by category: 1 is a fused kernel without waste.",
     "cost": "Correct rate (height) against the mean of what an answer took (horizontal), one dot for each policy: up and to the "
             "left is better; hollow dots are lower bounds, since some calls told no tokens.",
+    "gradings": "Correct answers of each category as a share of those judged, under the contract (filled dots) and under the "
+                "paper's check (hollow dots), one panel for each policy: on the line between the two the gradings disagree.",
 }  # fmt: skip
 """One sentence a figure: what is seen and how it is read."""
 VERDICTS = {

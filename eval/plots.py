@@ -418,7 +418,32 @@ def _cost(ps: Sequence[_Drawn]) -> Any:
     return figure
 
 
+def _gradings(ps: Sequence[_Drawn]) -> Any:
+    both = [(p, p.study.beside["by_category"]) for p in ps if p.study.beside.get("by_category")]
+    if not both:
+        return None
+    names = sorted({c for _, found in both for c in found})
+    figure = style.sheet("gradings", 0.9 + 0.26 * len(names))
+    panels = figure.subplots(1, len(both), sharey=True, squeeze=False)[0]
+    for axes, (p, found) in zip(panels, both, strict=True):
+        style.rows(axes, names)
+        style.shares(axes)
+        axes.set_title(p.label)
+        for y, name in enumerate(names):
+            if name not in found:
+                style.say(axes, y, "–", dim=True)
+                continue
+            sums = found[name]
+            contract, paper = (sums[g] / sums["n"] for g in ("contract", "paper"))
+            axes.plot([contract, paper], [y, y], color=p.colour, linewidth=2.4, alpha=0.35)
+            axes.plot([paper], [y], "o", color=p.colour, markersize=7, markerfacecolor="none", clip_on=False)
+            axes.plot([contract], [y], "o", color=p.colour, markersize=5, clip_on=False)
+            style.say(axes, y, f"{sums['contract']} and {sums['paper']} of {sums['n']}")
+    return figure
+
+
 _DRAW: Mapping[str, Callable[[Sequence[_Drawn]], Any]] = {
     "rates": _rates, "categories": _categories, "speedups": _speedups, "fast_p": _fast_p, "trajectory": _trajectory,
     "failures": _failures, "pass_at_k": _pass_at_k, "roofline": _roofline, "ceiling": _ceiling, "traffic": _traffic, "cost": _cost,
+    "gradings": _gradings,
 }  # fmt: skip

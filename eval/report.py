@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from kbx_env.baselines.llm import access
 from kbx_env.eval import pages
 from kbx_env.eval.calibration import calibrate
-from kbx_env.eval.regrade import OTHER, differences, grade_beside
+from kbx_env.eval.regrade import beside, chosen, grade_beside
 from kbx_env.eval.runner import Answer, Asker, ask_all
 
 from kbx_env import versions
@@ -63,7 +63,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--backend", default="auto", help="cpu, cuda or auto")
     p.add_argument("--split", default="eval", help="train, eval or all")
     p.add_argument("--tasks", default="*", help="glob over task ids, comma-separated")
-    p.add_argument("--grading", default="contract", help="contract or paper")
+    p.add_argument(
+        "--gradings", default="contract", metavar="NAME[,NAME]",
+        help="contract or paper; with a second one, answers are also graded under that, and the report says why the two differ",
+    )  # fmt: skip
     p.add_argument("--torch-ops", default="strict", help="strict, or allow: wrappers may compute in torch")
     p.add_argument("--sizes", default="published", help="what is timed or estimated: published, or held-out sizes")
     p.add_argument("--targets", default="sm_90", help="ahead-of-time targets, comma-separated, all or none")
@@ -73,7 +76,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--workers", type=int, help="gradings at a time (default: 1; Ray: what it has room for); on each of --gpus")
     p.add_argument("--gpus", type=int, metavar="N", help="grade on so many GPUs of this machine (default: 1; more machines: Ray)")
     p.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
-    p.add_argument("--beside", action="store_true", help="also grade every answer under the other grading, and show what differs")
     p.add_argument("--aa", type=int, default=0, metavar="N", help="time kernels against themselves N times, for the noise (GPU)")
     p.add_argument("--no-timing", action="store_true")
     p.add_argument("--compiled", action="store_true", help="also tell the speedups over torch.compile (GPU); rewards stay the same")
@@ -202,7 +204,7 @@ def spending(answers: Sequence[Answer]) -> dict[str, Any]:
 
 def report_of(
     spec: str, policy: Any, tasks: Sequence[Task], answers: Mapping[tuple[str, int], Answer], manifest: Mapping[str, Any],
-    other: Mapping[tuple[str, int], Outcome] | None = None,
+    other: Mapping[tuple[str, int], Outcome] | None = None, second: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the JSON report of one policy.
 
@@ -212,7 +214,8 @@ def report_of(
         tasks: the tasks.
         answers: by task and sample.
         manifest: of the run: device, versions, settings.
-        other: gradings of the same answers under the other grading, by task and sample.
+        other: gradings of the same answers under the second grading, by task and sample.
+        second: the second grading, if there is one.
 
     Returns:
         Plain JSON types.
@@ -234,14 +237,12 @@ def report_of(
     of = {c: [a.outcome for (name, _), a in answers.items() if by_id[name].category == c] for c in
           sorted({t.category for t in tasks})}  # fmt: skip
     about = getattr(policy, "about", None)
-    second = {} if other is None else {"beside": {
-        "grading": OTHER[manifest["grading"]], "summary": summarise(list(other.values()), timed=False),
-        "differs": differences(answers, other),
-    }}  # fmt: skip
+    untimed = functools.partial(summarise, timed=False)
+    compared = {} if other is None or second is None else {"beside": beside(answers, other, second, untimed)}
     return {
         "policy": spec, "about": about() if callable(about) else {}, "manifest": dict(manifest),
         "summary": {**summarise([a.outcome for a in answers.values()], timed), "spent": spending(list(answers.values()))},
-        "by_category": {c: summarise(found, timed) for c, found in of.items()}, **second, "tasks": rows,
+        "by_category": {c: summarise(found, timed) for c, found in of.items()}, **compared, "tasks": rows,
     }  # fmt: skip
 
 
@@ -289,18 +290,19 @@ def _checked(a: argparse.Namespace) -> _Choices:
     """
     from kbx_env.backends import cost
     from kbx_env.errors import UnknownName
-    from kbx_env.options import BACKENDS, GRADINGS, SIZES, TARGETS, TORCH_OPS, resolve_backend
+    from kbx_env.options import BACKENDS, SIZES, TARGETS, TORCH_OPS, resolve_backend
 
     tasks = load_tasks(split=a.split, pattern=a.tasks)
     targets = [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
     targets = list(TARGETS) if targets == ["all"] else targets
     choices = [
-        ("executor", a.executor, EXECUTORS), ("backend", a.backend, BACKENDS), ("grading", a.grading, GRADINGS),
+        ("executor", a.executor, EXECUTORS), ("backend", a.backend, BACKENDS),
         ("torch policy", a.torch_ops, TORCH_OPS), ("sizes", a.sizes, SIZES), *(("target", t, TARGETS) for t in targets),
     ]  # fmt: skip
     for kind, value, accepted in choices:
         if value not in accepted:
             raise UnknownName(kind, value, accepted)
+    chosen(a.gradings)
     on_ray = a.executor == "ray"
     for name, value in (("--ray-address", a.ray_address), ("--per-gpu", a.per_gpu)):
         if value is not None and not on_ray:
@@ -346,7 +348,7 @@ def _policies(a: argparse.Namespace, model_access: access.Access, stack: context
 def _grade_settings(a: argparse.Namespace, backend: str, targets: Sequence[str]) -> dict[str, Any]:
     """Return the options of ``grade``, which are part of each grading's key in the store."""
     return {
-        "backend": backend, "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
+        "backend": backend, "targets": targets, "grading": chosen(a.gradings)[0], "seed": a.seed, "timing": not a.no_timing,
         "split": "train" if a.split == "train" else "eval", "torch_ops": a.torch_ops, "estimate": a.estimate,
         "sizes": a.sizes,
         **({"compiled": True} if a.compiled else {}),  # absent otherwise: gradings of earlier runs keep their keys
@@ -384,10 +386,11 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
             backend = "cpu" if device == "cpu" else "cuda"
         else:
             device = torch.cuda.get_device_name(0) if backend == "cuda" else "cpu"
-        timed = backend == "cuda" and not a.no_timing
+        grading, second = chosen(a.gradings)
+        timed = backend == "cuda" and not a.no_timing and grading == "contract"
         for name, asked_for in (("--aa", a.aa), ("--compiled", a.compiled)):
             if asked_for and not timed:
-                raise UsageError(f"{name} needs a run that times kernels: --backend cuda, without --no-timing")
+                raise UsageError(f"{name} needs a run that times kernels: --backend cuda, --gradings contract, without --no-timing")
         out = _folder(a)
         environment = versions.environment("cpu" if on_ray else backend) | ({"device": device} if on_ray else {})
         settings = _grade_settings(a, backend, choices.targets)
@@ -406,12 +409,12 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
         with Executor(pool, store=store, deadline=deadline, capacity=sys.maxsize) as executor:
             askers = [Asker(s, p, settings, environment, store, executor) for s, p in policies]
             answers = _ask_all(askers, tasks)
-            other = grade_beside(askers, tasks, answers) if a.beside else {}
+            other = grade_beside(askers, tasks, answers, second) if second else {}
         if a.aa:
             manifest["aa"] = calibrate(a.aa)
         # pop(): the answers of a policy are freed once its rows are made, else memory would hold both.
         reports = [
-            report_of(spec, policy, tasks, answers.pop(spec), manifest, other.pop(spec, None)) for spec, policy in policies
+            report_of(spec, policy, tasks, answers.pop(spec), manifest, other.pop(spec, None), second) for spec, policy in policies
         ]
     with Console(stderr=True).status("writing") as status:
         store_path, on_step = out / "gradings.sqlite", functools.partial(_show_step, status)

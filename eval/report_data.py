@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,7 @@ class PolicyStudy:
         rows: the answers.
         source: the folder that it was read from; empty for the present run.
         spec: the policy's name on the command line.
+        beside: comparison with a second grading (``eval/regrade.py``); empty without one.
     """
 
     name: str
@@ -94,6 +95,7 @@ class PolicyStudy:
     source: str = ""
     """The folder it was read from, empty for the run at hand."""
     spec: str = ""
+    beside: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def timed(self) -> bool:
@@ -137,7 +139,7 @@ def from_reports(reports: Sequence[Mapping[str, Any]], source: str = "") -> Stud
     return Study(tuple(
         PolicyStudy(
             name if names.count(name) == 1 else r["policy"], r["manifest"], r.get("about") or {}, tuple(map(_row, r["tasks"])),
-            source, r["policy"],
+            source, r["policy"], r.get("beside") or {},
         ) for name, r in zip(names, reports)
     ))  # fmt: skip
 

@@ -25,7 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     g.add_argument("file", help="the source file, or - for standard input")
     g.add_argument("--backend", default="auto", help="cpu, cuda, or auto: cuda if there is a GPU (default)")
     g.add_argument("--targets", help="targets to compile for, separated by commas; 'none' for none (default: all)")
-    g.add_argument("--grading", default="contract", help="contract (default), or paper: the paper's tolerances")
+    g.add_argument("--grading", default="contract", help="contract (default), or paper: the paper's own cases and check")
     g.add_argument("--torch-ops", default="strict", help="strict (default), or allow: the wrapper may compute in torch")
     g.add_argument("--sizes", default="published", help="sizes to time or estimate: published (default), or held-out")
     g.add_argument("--precision", default="report", help="of times: report (default, 1 %%), or training (3 %%, faster)")

@@ -59,7 +59,7 @@ class GradeOptions:
     targets: tuple[str, ...] | None = None
     """Targets of ahead-of-time compilation, from ``TARGETS``; ``None`` for all, empty for none."""
     grading: str = "contract"
-    """``contract`` (ours) or ``paper`` (the paper's tolerances)."""
+    """``contract`` (ours) or ``paper`` (the paper's own cases, references and comparison; torch may compute; nothing is timed)."""
     seed: int | None = None
     """Fixes the inputs; ``None``: they are secret and fresh for every grading."""
     timing: bool = True
@@ -149,8 +149,8 @@ class GradeOptions:
 
     @property
     def timed(self) -> bool:
-        """Whether correct kernels are timed."""
-        return self.backend == "cuda" and self.timing
+        """Whether correct kernels are timed. Under ``paper`` they are not: nothing shows that Triton did the work."""
+        return self.backend == "cuda" and self.timing and self.grading == "contract"
 
     @property
     def deadline(self) -> float:

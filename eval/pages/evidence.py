@@ -106,23 +106,30 @@ def portable(m: Material) -> Section | None:
 
 
 def beside(m: Material) -> Section | None:
-    """Return the results of the same answers under the other grading."""
+    """Return the results of the same answers under the second grading, and why the two differ."""
     rows: list[list[Cell | str]] = []
-    texts = []
+    reasons: list[list[Cell | str]] = []
+    rates: list[list[Cell | str]] = []
     for name, b in m.beside.items():
-        other = b["grading"]
-        own = "contract" if other == "paper" else "paper"
-        texts.append(
-            Text(
-                f"{name}: {formatting.percent(b['summary']['correct_rate'])} correct under the {other} grading; "
-                f"{len(b['differs'])} answers differ."
-            )
-        )
+        sums = {k: sum(c[k] for c in b["by_category"].values()) for k in ("n", "contract", "paper")} if b["by_category"] else None
+        if sums is not None:
+            shares = [f"{formatting.percent(sums[g] / sums['n'])} ({sums[g]} of {sums['n']})" for g in ("paper", "contract")]
+            rates.append([name, *shares, str(len(b["differs"]))])
+        for grading, found in b["reasons"].items():
+            reasons += [[name, f"not by the {grading}" if grading == "contract" else "not by the paper's check", why, str(n)]
+                        for why, n in found.items()]  # fmt: skip
         for d in b["differs"]:
             message = formatting.reason(d["message"], False)
-            rows.append([name, Cell(d["task"], href=m.pages.get(d["task"])), d[own], d[other], Cell(message, style="why")])
-    if not texts:
+            link = Cell(d["task"], href=m.pages.get(d["task"]))
+            rows.append([name, link, d["paper"], d["contract"], d["why"], Cell(message, style="why")])
+    if not m.beside:
         return None
-    columns = [Column(n) for n in ("policy", "task", "this grading", "the other", "why")]
-    table = [Table(columns, rows[:ANSWERS], "Answers whose verdict differs")] if rows else []
-    return Section("beside", [Heading("Under the other grading"), *texts, *table])
+    text = "The same answers, graded twice. The paper's check has the published cases and tolerances, and lets torch do the work."
+    names = ("policy", "paper's check", "contract", "differ")
+    tables = [Table([Column(n, i > 0) for i, n in enumerate(names)], rates)] if rates else []
+    if reasons:
+        tables.append(Table([Column(n, n == "answers") for n in ("policy", "accepted", "first reason", "answers")], reasons, "Why"))
+    if rows:
+        columns = [Column(n) for n in ("policy", "task", "paper's check", "contract", "why", "message")]
+        tables.append(Table(columns, rows[:ANSWERS], "Answers whose verdict differs", open=False))
+    return Section("beside", [Heading("Under two gradings"), Text(text), *tables, *figure(m, "gradings")])

@@ -163,7 +163,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             backend: ``cpu``, ``cuda``, or ``auto``: CUDA if there is a GPU.
             reward: name of the preset.
             max_turns: most submissions an episode.
-            grading: ``contract``, or ``paper`` for the paper's tolerances.
+            grading: ``contract``, or ``paper`` for the paper's own check, which pays torch as well (never train on it).
             torch_ops: ``strict``, or ``allow`` to let the wrapper compute in torch.
             sizes: the sizes on which kernels are timed (or estimated): ``published``, or ``held-out`` for evaluation.
             precision: how precisely kernels are timed: ``report`` (1 %), or ``training`` (3 %), which takes about half the time.

@@ -50,6 +50,7 @@ class GradingContext:
         telling: for each of them, whether no constant and no copy of an input would be right.
         accumulator: totals of the evidence of all calls.
         earlier_draws: random numbers that calls of earlier cases have drawn, for judges of randomness.
+        gate: why the published gate refuses the source, in the paper's check; empty if it does not.
     """
 
     task: Task
@@ -65,11 +66,16 @@ class GradingContext:
     telling: list[bool] = field(default_factory=list)
     accumulator: EvidenceAccumulator = field(default_factory=EvidenceAccumulator)
     earlier_draws: list[Any] = field(default_factory=list)
+    gate: str = ""
     _session: RunnerSession | None = None
 
     def select_cases(self) -> None:
         """Choose the cases of the split."""
         self.cases = [c for c in self.task.cases if self.options.split == "eval" or not c.held]
+        if self.as_published:
+            self.telling = [True] * len(self.cases)
+            self.builder.total = self.builder.telling = len(self.cases)
+            return
         if self.lacks(DefenceLayer.CASES):
             self.cases = [c for c in self.cases if not c.out and is_telling(self.task, self.task.cases.index(c))][:1]
         self.telling = [is_telling(self.task, self.task.cases.index(c)) for c in self.cases]
@@ -83,9 +89,14 @@ class GradingContext:
         return self.builder.backend
 
     @property
+    def as_published(self) -> bool:
+        """Whether the paper's check is made: no evidence that Triton did the work, no limits on torch and on host reads."""
+        return self.options.grading == "paper"
+
+    @property
     def allows_torch(self) -> bool:
         """Whether the wrapper may compute in torch."""
-        return self.options.torch_ops == "allow"
+        return self.options.torch_ops == "allow" or self.as_published
 
     def lacks(self, layer: DefenceLayer) -> bool:
         """Whether a layer of defence is left out, to measure its worth."""
@@ -94,7 +105,7 @@ class GradingContext:
     @property
     def scheme(self) -> QuantizationScheme | None:
         """The quantization scheme whose use the submission must prove; ``None`` for other tasks and gradings."""
-        required = self.options.grading == "contract" and not self.lacks(DefenceLayer.CONTRACT)
+        required = not self.lacks(DefenceLayer.CONTRACT)
         return self.task.truth if isinstance(self.task.truth, QuantizationScheme) and required else None
 
     # -- processes -----------------------------------------------------------------------------
@@ -109,7 +120,7 @@ class GradingContext:
         """Start a runner ahead of need (CUDA): it gets ready meanwhile."""
         if self.backend == "cuda":
             zygote = self.processes.zygote() if self._session is None else self._session.zygote
-            self.processes.runner_pool.ahead(zygote, settings_of(self.backend, self.without, self.allows_torch))
+            self.processes.runner_pool.ahead(zygote, settings_of(self.backend, self.without, self.allows_torch, self.as_published))
 
     def open_session(self) -> RunnerSession:
         """Start the session with a runner.
@@ -123,7 +134,7 @@ class GradingContext:
         pool = self.processes.runner_pool if self.backend == "cuda" else None
         self._session = RunnerSession(
             self.processes.zygote(), self.task, self.backend, self.secret, self.options.split, self.options.wall, self.without,
-            self.allows_torch, pool,
+            self.allows_torch, pool, self.as_published,
         )  # fmt: skip
         self.builder.gpu = self._session.gpu
         return self._session
@@ -167,14 +178,20 @@ class GradingContext:
         Returns:
             The ruling.
         """
+        if self.as_published:
+            if calls[0].broken:
+                return judges.Ruling(False, calls[0].broken)
+            answers, seeds = [calls[0].answer], [calls[0].generator_seed]
+            with self.gpu.using() if self.backend == "cuda" else contextlib.nullcontext():
+                return judges.judge(self.task, case, calls[0].args, answers, device=self.backend, generator_seeds=seeds)
         checks_effects = not self.lacks(DefenceLayer.EFFECTS)
         broken = next((found for c in calls if (found := c.broken or (c.effect if checks_effects else None))), None)
         if broken:
             return judges.Ruling(False, broken)
         answers = [c.answer if checks_effects else _without_effects(self.task, case, c) for c in calls]
         return judges.judge(
-            self.task, case, calls[0].args, answers, grading=self.options.grading,
-            device="cpu", generator_seeds=[c.generator_seed for c in calls], earlier=self.earlier_draws,
+            self.task, case, calls[0].args, answers, device="cpu",
+            generator_seeds=[c.generator_seed for c in calls], earlier=self.earlier_draws,
         )  # fmt: skip
 
     def evidence(self, ablation: bool | None, accumulator: EvidenceAccumulator | None) -> Evidence:

@@ -24,6 +24,7 @@ from kbx_env.grading.runtime.zygote_client import Zygote
 from kbx_env.options import GradeOptions
 from kbx_env.outcome import GRADER_FAILED, FaultKind, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import load_task
+from kbx_env.spec.published import published_task
 from kbx_env.spec.task import Task
 
 # A process that was forked after torch had started its OpenMP threads would wait for them forever: they are not there.
@@ -78,6 +79,7 @@ class Grader:
             UsageError: an unknown task or option, or a value that is refused.
         """
         task, chosen_options = load_task(task_id), GradeOptions.of(options).resolved()
+        task = published_task(task.id) if chosen_options.grading == "paper" else task
         data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
         seed = chosen_options.seed
         secret = secrets.token_bytes(32) if seed is None else b"fixed:%d" % seed

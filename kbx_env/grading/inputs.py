@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from kbx_env.errors import DeclarationError
+from kbx_env.grading import expressions
 from kbx_env.protocol.wire import DTYPES
 from kbx_env.spec import input_distributions as dists
-from kbx_env.spec.task import Case, T, Task, shape_of
+from kbx_env.spec.task import Case, T, Task, shape_in
 
 LARGE = 1 << 20
 """Tensors with more elements are drawn in fp32: dense enough, and four times faster for timing cases."""
@@ -63,10 +64,15 @@ def draw(task: Task, case: Case, seed: int, device: str = "cpu") -> dict[str, An
         ``GeneratorArg``, ``DeviceArg``) stay markers.
     """
 
-    def values(name: str, t: T, dtype: torch.dtype) -> torch.Tensor:
+    def values(name: str, t: T, dtype: torch.dtype, before: Mapping[str, Any]) -> torch.Tensor:
         distribution = case.draws.get(name) or t.draw or case.draw
         generator = torch.Generator(device).manual_seed(generator_seed(seed, name))
-        return _rounded(_values(distribution, shape_of(t, case.axes), case, generator, dtype), dtype)
+        shape = shape_in(t, name, case)
+        if isinstance(distribution, dists.Expression):
+            drawn = expressions.values(distribution.text, shape, dtype, generator, before)
+        else:
+            drawn = _values(distribution, shape, case, generator, dtype)
+        return _rounded(drawn, dtype)
 
     return _arguments(task, case, values)
 
@@ -82,21 +88,21 @@ def described(task: Task, case: Case) -> dict[str, Any]:
         Arguments by name.
     """
 
-    def values(name: str, t: T, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape_of(t, case.axes), dtype=dtype, device="meta")
+    def values(name: str, t: T, dtype: torch.dtype, before: Mapping[str, Any]) -> torch.Tensor:
+        return torch.empty(shape_in(t, name, case), dtype=dtype, device="meta")
 
     return _arguments(task, case, values)
 
 
 def _arguments(
-    task: Task, case: Case, values: Callable[[str, T, torch.dtype], torch.Tensor]
+    task: Task, case: Case, values: Callable[[str, T, torch.dtype, Mapping[str, Any]], torch.Tensor]
 ) -> dict[str, Any]:  # fmt: skip
     """Return all arguments of one call except ``out``.
 
     Args:
         task: the task.
         case: the case.
-        values: returns the values of a tensor by its name, declaration and dtype.
+        values: returns the values of a tensor by its name, declaration, dtype and the arguments before it.
 
     Returns:
         Arguments by name; tensors in the case's layouts.
@@ -109,7 +115,7 @@ def _arguments(
             if t.optional and name not in case.given:
                 continue
             dtype = DTYPES[case.dtypes.get(name, t.dtype)]
-            args[name] = _laid_out(values(name, t, dtype), case.layouts.get(name))
+            args[name] = _laid_out(values(name, t, dtype, args), case.layouts.get(name))
         elif name in case.args and name != "out":
             args[name] = case.args[name]
     return args

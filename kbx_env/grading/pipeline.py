@@ -31,7 +31,7 @@ class ProveOnCpu:
     """CUDA only: grades the source on the CPU backend first, to obtain provenance evidence that a GPU cannot give.
 
     The CPU tier executes the launches itself, with other secret inputs. A failing outcome there ends the grading. A kernel
-    that the CPU tier cannot execute goes on without that evidence.
+    that the CPU tier cannot execute goes on without that evidence. The paper's check asks for no evidence.
     """
 
     def run(self, context: GradingContext) -> Outcome | None:
@@ -40,7 +40,7 @@ class ProveOnCpu:
             return None
         context.stage = Stage.COMPILE
         context.start_spare_runner()  # it gets ready during this stage, and serves the next grading if the kernel is wrong
-        if context.lacks(DefenceLayer.PROOF):
+        if context.lacks(DefenceLayer.PROOF) or context.as_published:
             return None
         start, builder = time.perf_counter(), context.builder
         proof = run_pipeline(on_cpu_tier(context))

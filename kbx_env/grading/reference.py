@@ -99,6 +99,11 @@ def resolve(
     return out
 
 
+def as_tensor(number: bool | int | float) -> torch.Tensor:
+    """Return a Python number as a tensor without axes, in the dtype that holds it exactly; some published results are numbers."""
+    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None)
+
+
 def _span(value: torch.Tensor) -> torch.Tensor:
     """Return a 1-D view of the storage from a tensor's first element to its last."""
     # as_strided over a copy of the span keeps the strides; .clone() does not always.
@@ -153,6 +158,7 @@ def _run(
         _seams.TRUTH.reset(truth_token)
         _schemes.set_rounding(())
     outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
+    outputs = tuple(o if isinstance(o, torch.Tensor) else as_tensor(o) for o in outputs)
     return _Run(
         outputs=tuple(o.detach() for o in outputs),
         written={n: args[n].detach() for n in task.written(case.args) if isinstance(args.get(n), torch.Tensor)},
@@ -246,6 +252,33 @@ def expect(
         outputs=truth.outputs, native=own.outputs, written=truth.written, native_written=own.written,
         aliases=own.aliases, is_tuple=own.is_tuple, shares=own.shares, decisions=own.decisions,
     )  # fmt: skip
+
+
+def published(task: Task, case: Case, args: Mapping[str, Any], device: str, generator_seed: int) -> Expected:
+    """Evaluate the published reference as the published script does: torch's own seed and switches, no exact answer.
+
+    Args:
+        task: from ``spec.published``.
+        case: one of its cases.
+        args: from ``inputs.draw``; not changed.
+        device: of the call.
+        generator_seed: of the call, ``CallResult.generator_seed``.
+
+    Returns:
+        The answers; ``outputs`` and ``native`` are the same. The host's random stream is left as it was.
+    """
+    with torch.random.fork_rng(enabled=True):
+        torch.manual_seed(torch_seed(generator_seed))
+        own = _native(task, case, args, device, None, (), generator_seed)
+    return Expected(
+        outputs=own.outputs, native=own.outputs, written=own.written, native_written=own.written, aliases=own.aliases,
+        is_tuple=own.is_tuple, shares=own.shares, decisions=own.decisions,
+    )  # fmt: skip
+
+
+def torch_seed(generator_seed: int) -> int:
+    """Return the seed of torch's own random stream before a call of the paper's grading, from ``CallResult.generator_seed``."""
+    return generator_seed % (1 << 31)
 
 
 def _as_run(native: Expected, device: str) -> _Run:

@@ -13,8 +13,9 @@ from kbx_env.grading import judge as judges
 from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.context import GradingContext
 from kbx_env.grading.evidence import metamorphic, stage_credit
+from kbx_env.grading.judge import paper
 from kbx_env.grading.runtime.session import CallResult
-from kbx_env.grading.runtime.untrusted import survived
+from kbx_env.grading.runtime.untrusted import GradingAborted, survived
 from kbx_env.grading.static.screen import screen
 from kbx_env.outcome import CaseFailure, Outcome, Stage, Verdict, Violation
 from kbx_env.spec.criteria import Sample
@@ -22,6 +23,10 @@ from kbx_env.spec.task import Case
 
 ABLATED_CASES = 3
 """Telling cases that are called again without launches (CUDA)."""
+
+
+_SUBCLASSES = {"RuntimeError": ("_LinAlgError", "LinAlgError", "NotImplementedError", "OutOfMemoryError")}
+"""Exceptions of torch that a handler of the key catches as well."""
 
 
 class GradingStage(Protocol):
@@ -48,9 +53,9 @@ class Screen:
     def run(self, context: GradingContext) -> Outcome | None:
         """See ``GradingStage.run``."""
         with context.timed(Stage.SCREEN):
-            screened = screen(context.task, context.source)
+            screened = screen(context.task, context.source, as_published=context.as_published)
         builder = context.builder
-        builder.slips = screened.slips
+        builder.slips, context.gate = screened.slips, screened.gate
         if screened.verdict is None or (screened.violations and context.lacks(DefenceLayer.SCREEN)):
             return None
         builder.violations.extend(screened.violations)
@@ -88,14 +93,30 @@ class Correct:
             needed = [judges.calls_needed(context.task, c) for c in context.cases]
             made = session.at_once(context.cases, needed) if session.engine is None else []
             for index, case in enumerate(context.cases):
-                calls = made[index] if made else session.calls(case, index, needed[index], "run")
-                if isinstance(calls, Exception):
-                    raise calls
+                try:
+                    calls = made[index] if made else session.calls(case, index, needed[index], "run")
+                    if isinstance(calls, Exception):
+                        raise calls
+                except GradingAborted as e:
+                    if e.error is None or e.error[0] not in raising(case):
+                        raise
+                    self._judge_error(context, index, *e.error)
+                    continue
                 self._judge(context, index, calls)
         with context.timed(Stage.COMPILE):
             context.build()
         context.builder.evidence = context.evidence(None, context.accumulator)
         return None
+
+    @staticmethod
+    def _judge_error(context: GradingContext, index: int, name: str, text: str) -> None:
+        """Judge an exception that the published test catches."""
+        builder, case = context.builder, context.cases[index]
+        ruling = paper.raised(context.task, case, context.session.arguments(case, index), name, text)
+        builder.passed += ruling.passed
+        builder.telling_passed += ruling.passed
+        if not ruling.passed:
+            builder.failures.append(CaseFailure(case.label(), ruling.reason))
 
     def _judge(self, context: GradingContext, index: int, calls: Sequence[CallResult]) -> None:
         case, telling, builder = context.cases[index], context.telling[index], context.builder
@@ -104,7 +125,8 @@ class Correct:
             builder.passed += 1
             builder.telling_passed += telling
         else:
-            builder.failures.append(CaseFailure(case.label(), ruling.reason + _unwritten(calls[0])))
+            note = "" if context.as_published else _unwritten(calls[0])  # not watched there
+            builder.failures.append(CaseFailure(case.label(), ruling.reason + note))
         accumulator, session = context.accumulator, context.session
         if telling and session.engine is not None and context.scheme is not None:
             if ruling.passed:
@@ -112,7 +134,8 @@ class Correct:
             elif len(accumulator.stages) < stage_credit.LOOKS:
                 seen = stage_credit.stages(context.task, case, calls[0], session, index)
                 accumulator.stages += [seen] if seen else []
-        accumulator.add(case, calls, session.ideal_bytes(case, calls[0]), telling, ruling)
+        ideal = 0 if context.as_published else session.ideal_bytes(case, calls[0])
+        accumulator.add(case, calls, ideal, telling, ruling)
 
 
 class ProveWork:
@@ -122,12 +145,14 @@ class ProveWork:
         """See ``GradingStage.run``."""
         builder = context.builder
         with context.timed(Stage.EVIDENCE):
-            builder.violations.extend(constant_result(context))
+            builder.violations.extend(tampering(context) if context.as_published else constant_result(context))
         if rejected := self._rejected(context):
             return rejected
         if builder.failures:
             worst = builder.failures[0]
             return builder.end(Verdict.INCORRECT, Stage.CORRECT, f"{worst.case}: {worst.reason}")
+        if context.as_published:
+            return builder.end(Verdict.INCORRECT, Stage.CORRECT, context.gate) if context.gate else None
         with context.timed(Stage.EVIDENCE):
             right_without_launches = self._ablate(context)
             builder.violations.extend(missing_evidence(context, right_without_launches))
@@ -153,6 +178,23 @@ class ProveWork:
                 right[-1] = context.judge(case, calls).passed
         context.builder.evidence = context.evidence(not any(right) if right else None, context.accumulator)
         return right
+
+
+def tampering(context: GradingContext) -> list[Violation]:
+    """List denied operations: what is left of the evidence in the paper's check, which pays no attack on the grader either.
+
+    Args:
+        context: of this grading.
+
+    Returns:
+        The violations, in the order in which they happened.
+    """
+    return [Violation(rule, detail) for rule, detail in dict.fromkeys(context.session.denied)]
+
+
+def raising(case: Case) -> tuple[str, ...]:
+    """Return the names of exceptions that the published test of a case catches; none for other cases."""
+    return (case.raises, *_SUBCLASSES.get(case.raises, ())) if case.raises else ()
 
 
 def constant_result(context: GradingContext) -> list[Violation]:
@@ -252,7 +294,7 @@ class EstimateTime:
     def run(self, context: GradingContext) -> Outcome | None:
         """See ``GradingStage.run``."""
         options = context.options
-        if context.backend != "cpu" or options.estimate is None:
+        if context.backend != "cpu" or options.estimate is None or context.as_published:
             return None
         from kbx_env.grading.timing import estimate
 

@@ -122,7 +122,7 @@ def install(device: str, log: Log, without: Collection[str] = ()) -> list[Any]:
     Args:
         device: ``cpu`` or ``cuda``; on CUDA the kernels of both are closed.
         log: receives every denied operation.
-        without: ``firewall`` and ``host`` leave out these layers, for ablations.
+        without: ``firewall`` and ``host`` leave out these layers, for ablations; ``values`` the bound on random numbers.
 
     Returns:
         Library handles; when they are freed, torch puts the original kernels back.
@@ -130,7 +130,7 @@ def install(device: str, log: Log, without: Collection[str] = ()) -> list[Any]:
     handles: list[Any] = []
     if "firewall" not in without:
         handles += _closed(device, log)
-    handles += _guards(device, log)
+    handles += _guards(device, log, "values" in without)
     if "host" not in without:
         _host_side(log)
     return handles
@@ -173,8 +173,8 @@ def _closed(device: str, log: Log) -> list[Any]:
     return handles
 
 
-def _guards(device: str, log: Log) -> list[Any]:
-    """Install checks in front of operations that are allowed up to a limit."""
+def _guards(device: str, log: Log, unbounded: bool) -> list[Any]:
+    """Install checks in front of operations that are allowed up to a limit; ``unbounded`` leaves out that of random numbers."""
     aten = torch.ops.aten
     below = torch._C._AutoDispatchBelowAutograd
 
@@ -200,7 +200,7 @@ def _guards(device: str, log: Log) -> list[Any]:
         return out.random_(low, high, generator=generator)
 
     handles = []
-    for key in ["CPU", "CUDA"] if device == "cuda" else ["CPU"]:
+    for key in [] if unbounded else ["CPU", "CUDA"] if device == "cuda" else ["CPU"]:
         # Factories skip the autograd keys, so randint needs a kernel of its own.
         lib = torch.library.Library("aten", "IMPL", key)
         lib.impl("randint", lambda high, size, **k: randint(0, high, size, None, k))
@@ -213,9 +213,10 @@ def _guards(device: str, log: Log) -> list[Any]:
     for key in ["AutogradCPU", "AutogradCUDA"] if device == "cuda" else ["AutogradCPU"]:
         lib = torch.library.Library("aten", "IMPL", key)
         lib.impl("_local_scalar_dense", scalar)
-        lib.impl("random_", seed(aten.random_.default))
-        lib.impl("random_.from", seed(getattr(aten.random_, "from")))
-        lib.impl("random_.to", seed(aten.random_.to))
+        if not unbounded:
+            lib.impl("random_", seed(aten.random_.default))
+            lib.impl("random_.from", seed(getattr(aten.random_, "from")))
+            lib.impl("random_.to", seed(aten.random_.to))
         handles.append(lib)
     # Inference mode skips the autograd keys, where the guards sit.
     torch.inference_mode = torch.no_grad  # type: ignore[misc,assignment]

@@ -37,6 +37,10 @@ def install() -> None:
     """Replace compiler marks, which would import torch's compiler, and profiler ranges, in runners of both devices."""
     for name in ("disable", "allow_in_graph", "assume_constant_result"):
         setattr(torch.compiler, name, _as_it_is)
+    for method in vars(torch.optim.Optimizer).values():
+        # Methods that torch hides from its compiler import it when they are first called.
+        if getattr(method, "__module__", "").startswith("torch") and hasattr(method, "__wrapped__"):
+            method.__wrapped__.__dynamo_disable = method.__wrapped__
     torch.compiler.cudagraph_mark_step_begin = lambda: None  # type: ignore[assignment]
     for module in (torch.profiler, torch.autograd.profiler):
         module.record_function = Range  # type: ignore[assignment,attr-defined,misc]

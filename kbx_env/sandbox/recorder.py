@@ -8,8 +8,9 @@ that a submission may read back. The record is not trusted: a wrong one only mak
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,8 +37,53 @@ _VALUE = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1}
 _COPIES = {"clone", "_to_copy", "lift_fresh_copy", "contiguous"}
 _HOST = {"lift_fresh", "lift", "scalar_tensor", "random_", "randint"}
 
+_MOVES = _PURE | set(_CONSTANT) | set(_VALUE) | _COPIES | _HOST | {"copy_"}
+"""Operations that the engine performs itself, on its own values."""
+_FACTORS = {"linalg_lu", "linalg_lu_factor", "linalg_lu_factor_ex", "_linalg_lu"}
+
 Ask = Callable[[dict[str, Any]], Any]
-"""Sends a request to the engine through the grader, and returns the values of the answer."""
+"""Sends a request to the engine through the grader, and returns the values of the answer; its bytes for a ``raw`` request."""
+
+
+def _repeatable(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> bool:
+    """Return whether the engine can repeat an operation: it draws nothing, returns tensors, and its arguments can be sent."""
+    left_out = torch.device | torch.layout | torch.memory_format
+    named = [v for k, v in kwargs.items() if k != "pin_memory" and not isinstance(v, left_out)]
+    returns = any(isinstance(o, torch.Tensor) for o in (out if isinstance(out, tuple | list) else [out]))
+    return returns and torch.Tag.nondeterministic_seeded not in func.tags and _sendable([args, named])
+
+
+def _sendable(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_sendable, value))
+    return value is None or isinstance(value, torch.Tensor | torch.dtype | bool | int | float | complex | str)
+
+
+def unpivoted(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Factorise without pivoting, as a GPU does; torch on the host has no such code.
+
+    Args:
+        func: an operation of ``_FACTORS``.
+        args: positional arguments.
+        kwargs: the others.
+
+    Returns:
+        What the operation returns; ``None`` where it pivots.
+    """
+    a = args[0]
+    if kwargs.get("pivot", args[1] if len(args) > 1 else True) is not False:
+        return None
+    rows, columns = a.shape[-2:]
+    k, x = min(rows, columns), a.clone()
+    for j in range(k):
+        x[..., j + 1 :, j] /= x[..., j, j, None]
+        x[..., j + 1 :, j + 1 :] -= x[..., j + 1 :, j, None] * x[..., j, None, j + 1 :]
+    if "factor" in func._schema.name:
+        pivots = torch.arange(1, k + 1, dtype=torch.int32).expand(*a.shape[:-2], k).contiguous()
+        info = torch.zeros(a.shape[:-2], dtype=torch.int32)
+        return (x, pivots, info) if func._schema.name.endswith("_ex") else (x, pivots)
+    lower = x.tril(-1)[..., :k] + torch.eye(rows, k, dtype=a.dtype)
+    return a.new_empty((0,)), lower, x.triu()[..., :k, :].contiguous()
 
 
 class Recorder(TorchDispatchMode):
@@ -47,6 +93,8 @@ class Recorder(TorchDispatchMode):
         log: receives denied operations and host reads.
         ask: sends the steps recorded so far and returns values from the engine.
         allow: also record torch operations that compute, which the engine then repeats.
+        values: operations that compute get their operands' values from the engine first (the paper's grading): a shape or an
+            error that depends on values is then that of the real call.
 
     Attributes:
         live: false in calls that are not recorded.
@@ -55,10 +103,11 @@ class Recorder(TorchDispatchMode):
         inputs: name of each tensor argument to the address of its storage.
     """
 
-    def __init__(self, log: Log, ask: Ask, allow: bool = False) -> None:
+    def __init__(self, log: Log, ask: Ask, allow: bool = False, values: bool = False) -> None:
         super().__init__()
-        self.log, self._ask, self.allow = log, ask, allow
+        self.log, self._ask, self.allow, self.values = log, ask, allow, values
         self.live = True
+        self._begun = False
         self.steps: list[list[Any]] = []
         self._freed: list[int] = []
         self.kernels: dict[str, dict[str, Any]] = {}
@@ -82,6 +131,7 @@ class Recorder(TorchDispatchMode):
             tensors: the call's tensor arguments by name.
         """
         self.live = live
+        self._begun = True
         self._host = 0
         self._known.clear()
         for base, weak in list(self._weak.items()):
@@ -103,6 +153,11 @@ class Recorder(TorchDispatchMode):
         kernels, self.kernels = self.kernels, {}
         freed, self._freed = self._freed, []
         return {"free": freed, "inputs": self.inputs, "steps": steps, "kernels": kernels}
+
+    @property
+    def _loads(self) -> bool:
+        """Whether the module is being executed where operations have values: nothing was launched, so the stand-ins have them."""
+        return self.values and not self._begun
 
     def view(self, t: torch.Tensor) -> list[Any]:
         """Return a tensor as the engine reads it, and record the allocation of a storage that is new.
@@ -129,6 +184,8 @@ class Recorder(TorchDispatchMode):
         """Return the values of a tensor, row-major, from the engine; zeros while nothing is recorded."""
         if not self.live:
             return [0] * t.numel()
+        if self._loads:
+            return [v.item() for v in t.detach().reshape(-1).unbind()]
         if not t.numel():
             return []
         return list(self._ask({"want": self.view(t)} | self.take()))
@@ -157,17 +214,48 @@ class Recorder(TorchDispatchMode):
         kwargs = {k: at_home(v) for k, v in (kwargs or {}).items()}
         name = func._schema.name.removeprefix("aten::")
         if name == "_local_scalar_dense":
-            return self._scalar(args[0]) if self.live else func(*args, **kwargs)
+            return self._scalar(args[0]) if self.live and not self._loads else func(*args, **kwargs)
         if name == "constant_pad_nd":
             return self._pad(*args, **kwargs)
         if name in ("resize_", "resize_as_"):
             return self._resize(func, args, kwargs)
         if name == "copy_" or name in _COPIES:
             self._check(args[0] if name == "copy_" else kwargs.get("dtype"), args[1] if name == "copy_" else args[0])
+        computes = self.values and self.live and name not in _MOVES
+        if computes and self._begun:
+            self._fetch([args, kwargs])
+        out = unpivoted(func, args, kwargs) if computes and name in _FACTORS else None
+        if out is not None:
+            self._note_values(func, args, kwargs, out)
+            return out
         out = func(*args, **kwargs)
         if self.live:
             self._note(func, name, args, kwargs, out)
         return out
+
+    def _fetch(self, value: Any) -> None:
+        """Copy the values of all tensors among arguments from the engine into the stand-ins."""
+        if isinstance(value, torch.Tensor):
+            if value.numel() and value.layout == torch.strided:
+                base, _, offset, shape, stride = self.view(value)
+                size = (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))) * value.element_size()
+                data = self._ask({"want": [base, "uint8", offset, [size], [1]], "raw": True} | self.take())
+                ctypes.memmove(value.data_ptr(), bytes(data), size)
+        elif isinstance(value, dict | tuple | list):
+            for v in value.values() if isinstance(value, dict) else value:
+                self._fetch(v)
+
+    def _note_values(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Record the values that an operation gave: its results, and the arguments that it wrote."""
+        arguments = {**dict(zip((a.name for a in func._schema.arguments), args)), **kwargs}
+        written = [arguments.get(a.name) for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        found: list[Any] = [out, *written]
+        while found:
+            t = found.pop()
+            if isinstance(t, tuple | list):
+                found.extend(t)
+            elif isinstance(t, torch.Tensor) and t.numel():
+                self._data(t)
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         """Record the effect of an operation that has been performed with result ``out``."""
@@ -185,6 +273,8 @@ class Recorder(TorchDispatchMode):
                 self._copy(out, args[0])
         elif name in _HOST:
             self._constants(out)
+        elif self.values and not _repeatable(func, args, kwargs, out):
+            self._note_values(func, args, kwargs, out)
         elif self.allow:
             self._compute(func, name, args, kwargs, out)
         else:
@@ -243,11 +333,17 @@ class Recorder(TorchDispatchMode):
 
     def _constants(self, t: torch.Tensor) -> None:
         self._host += t.numel()
-        if self._host > HOST_ELEMENTS:
+        if self._host > HOST_ELEMENTS and not self.values:
             raise self.log.deny("host_traffic", f"more than {HOST_ELEMENTS} constants built on the host in one call")
         if t.numel():
-            dense = t.contiguous().view(-1).view(torch.uint8)
-            self.steps.append(["host", self.view(t), bytes(dense.untyped_storage())[: dense.numel()].hex()])
+            self._data(t)
+
+    def _data(self, t: torch.Tensor) -> None:
+        """Record the values that a stand-in has."""
+        dense = t.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+        data = bytearray(dense.numel())
+        ctypes.memmove((ctypes.c_char * len(data)).from_buffer(data), dense.data_ptr(), len(data))
+        self.steps.append(["host", self.view(t), data.hex()])
 
     def _resize(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
         """Resize in place if the storage is large enough; else move to a new storage and copy the old content."""

@@ -10,6 +10,7 @@ import inspect
 import json
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
 from kbx_env.errors import DeclarationError, UnknownName, UsageError
 from kbx_env.spec.task import CATEGORIES, Declaration, Task
@@ -35,6 +36,12 @@ def task_ids() -> tuple[str, ...]:
 def _shared_maths() -> bytes:
     # Part of every fingerprint: without the shared quantization maths in it the store would return stale verdicts.
     return b"".join(p.read_bytes() for p in sorted(_folder("tasks").glob("_*.py")))
+
+
+@functools.cache
+def published_rows() -> Mapping[str, Any]:
+    """Return the paper's cases of every task id, as ``tasks/published.json`` has them (``benchmarks/published_cases.py``)."""
+    return json.loads((_folder("tasks") / "published.json").read_text())
 
 
 @functools.cache
@@ -64,7 +71,8 @@ def load_task(task_id: str) -> Task:
         raise DeclarationError(f"{path}: expected one @task declaration, found {len(found)}")
     declared = found[0]
     spec = inspect.cleandoc(declared.reference.__doc__ or "")
-    digest = hashlib.sha256(path.read_bytes() + _shared_maths()).hexdigest()
+    published = json.dumps(published_rows().get(task_id), sort_keys=True).encode()
+    digest = hashlib.sha256(path.read_bytes() + _shared_maths() + published).hexdigest()
     return Task(
         id=task_id, category=task_id.split("/")[0], entry=declared.reference.__name__, spec=spec,
         signature=inspect.signature(declared.reference), reference=declared.reference, fingerprint=digest,

@@ -124,3 +124,13 @@ class QuantizationScheme(Criterion):
     least: str = "0"
     """Least amount of work on these integers: operations of the products, elements rounded, or bytes loaded. An expression
     as in ``Cost``, which may use ``numel(result)``."""
+
+
+@dataclass(frozen=True)
+class Published(Criterion):
+    """The paper's comparison with torch's own answer: ``allclose`` by dtype, or the three quantization thresholds.
+
+    Tasks get it from ``spec.published`` for ``grading="paper"``; no task declares it.
+    """
+
+    judge = "published"

@@ -182,3 +182,10 @@ class Choice(Distribution):
 
     def __init__(self, *values: float) -> None:
         object.__setattr__(self, "values", tuple(values))
+
+
+@dataclass(frozen=True)
+class Expression(Distribution):
+    """Values of a published case, as a formula that ``grading.expressions`` evaluates, such as ``clamp(standard, -10, 10)``."""
+
+    text: str

@@ -42,7 +42,7 @@ from kbx_env.spec.input_distributions import (
 
 __all__ = [
     "CATEGORIES", "Case", "Cost", "DTYPES", "Declaration", "DeviceArg", "DtypeArg", "GeneratorArg", "Paper", "T", "Task",
-    "pow2", "shape_of", "task", "SPD", "Bernoulli", "Choice", "Constant", "Distinct", "Dominant", "Eye", "HalfNormal",
+    "pow2", "shape_in", "shape_of", "task", "SPD", "Bernoulli", "Choice", "Constant", "Distinct", "Dominant", "Eye", "HalfNormal",
     "Ints", "Distribution", "Linspace", "Literal", "Normal", "Orthogonal", "Outlier", "Places", "Shuffled", "Signed",
     "Spectrum", "Symmetric", "Triangular", "Uniform",
 ]  # fmt: skip
@@ -120,14 +120,28 @@ class Case:
     """Pass a poisoned ``out=`` tensor, which must be filled and returned."""
     held: bool = False
     """Used in evaluation only: no training episode has this shape."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shape by tensor, instead of that of its axes: the paper's cases, whose ranks the declaration need not have."""
+    raises: str = ""
+    """Name of the exception that the call must raise, with the reference's text (the paper's cases only)."""
+    name: str = ""
+    """Name of the published case; empty for cases of the contract."""
+    spread: str = ""
+    """Parameter whose items are separate positional arguments, ``f(*size)`` (the paper's cases only)."""
+    attribute: str = ""
+    """Attribute of the result that the published test reads; a result without it is an error."""
+    unpassable: str = ""
+    """Why no result on the GPU passes the published comparison; empty where one may (the paper's cases only)."""
 
     def __post_init__(self) -> None:
-        for name in ("axes", "args", "draws", "dtypes", "layouts"):
+        for name in ("axes", "args", "draws", "dtypes", "layouts", "shapes"):
             object.__setattr__(self, name, _frozen(getattr(self, name)))
 
     def label(self) -> str:
         """Return a short name for feedback: sizes and arguments, never values of tensors."""
-        parts = [f"{k}={v}" for k, v in self.axes.items()]
+        parts = [self.name] if self.name else []
+        parts += [f"{k}={v}" for k, v in self.axes.items()]
+        parts += [f"{k}{list(v)}" for k, v in self.shapes.items()]
         parts += [f"{k}={v.name if isinstance(v, DtypeArg) else v}" for k, v in self.args.items()
                   if not isinstance(v, GeneratorArg | DeviceArg)]  # fmt: skip
         parts += [f"{k}:{v}" for k, v in self.dtypes.items()]
@@ -196,7 +210,7 @@ class Task:
     held_timed: tuple[Case, ...] = ()
     """Cases that are timed in evaluation only, one for each of ``timed``; empty where ``grading/sizes.py`` derives them."""
     fingerprint: str = ""
-    """SHA-256 over the task's file and the shared maths."""
+    """SHA-256 over the task's file, the shared maths and the paper's cases."""
 
     def written(self, args: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the parameters that a call with these arguments must (and may) change in place."""
@@ -281,6 +295,11 @@ def task(
         }))  # fmt: skip
 
     return declare
+
+
+def shape_in(t: T, name: str, case: Case) -> tuple[int, ...]:
+    """Return the shape of the tensor ``name`` in a case: that of ``Case.shapes`` where it is there, else by its axes."""
+    return case.shapes[name] if name in case.shapes else shape_of(t, case.axes)
 
 
 def shape_of(t: T, axes: Mapping[str, Any]) -> tuple[int, ...]:

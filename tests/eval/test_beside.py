@@ -38,12 +38,16 @@ def _sha(source: bytes) -> str:
 @pytest.mark.parametrize("grading", ["contract", "paper"])
 def test_what_differs_is_told_and_graded_once(grading: str, tmp_path: Path) -> None:
     argv = ["--policy", "expert", "--backend", "cpu", "--split", "all", "--tasks", "math/cos,math/pow,math/softmax,random/rand"]
-    argv += ["--grading", grading, "--beside", "--out", str(tmp_path / "out")]
+    other = {"contract": "paper", "paper": "contract"}[grading]
+    argv += ["--gradings", f"{grading},{other}", "--out", str(tmp_path / "out")]
     grade, again = Both(), Both()
     out = report.run(report.parser().parse_args(argv), grade=grade)
     data = json.loads((out / "report.json").read_text())
-    other = {"contract": "paper", "paper": "contract"}[grading]
     assert data["beside"]["grading"] == other
+    assert data["beside"]["by_category"] == {"math": {"n": 3, "contract": 2, "paper": 2}}
+    assert sum(data["beside"]["reasons"]["paper"].values()) == sum(data["beside"]["reasons"]["contract"].values()) == 1
+    page = (out / "report.md").read_text()
+    assert "Under two gradings" in page and "first reason" in page
     differs = {r["task"]: (r["contract"], r["paper"], r["message"]) for r in data["beside"]["differs"]}
     assert differs["math/pow"] == ("incorrect", "correct", "off under contract")
     assert differs["math/softmax"] == ("correct", "incorrect", "off under paper")

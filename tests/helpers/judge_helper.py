@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from kbx_env.grading import inputs, judge, reference
 from kbx_env.grading.judge import Answer, Ruling
+from kbx_env.spec.criteria import Published
 from kbx_env.spec.task import Case, Cost, Declaration, Task, task
 
 NONE = Case({}, held=True)
@@ -34,7 +36,11 @@ def answer(*outputs: torch.Tensor, args: dict[str, Any], is_tuple: bool | None =
     return Answer(outputs, len(outputs) > 1 if is_tuple is None else is_tuple, tensors, none, none)
 
 
-def rule(t: Task, case: Case, args: dict[str, Any], *outputs: torch.Tensor, **options: Any) -> Ruling:
+def rule(
+    t: Task, case: Case, args: dict[str, Any], *outputs: torch.Tensor, grading: str = "contract", **options: Any
+) -> Ruling:  # fmt: skip
+    """The ruling on one answer; ``paper`` judges it by the published comparison."""
+    t = replace(t, truth=Published()) if grading == "paper" else t
     return judge.judge(t, case, args, [answer(*outputs, args=args)], **options)
 
 

@@ -44,6 +44,8 @@ MAX_TENSOR = 1 << 20
 """Largest number of elements of one tensor in a kernel, which is also Triton's own limit."""
 GRID = (2**31 - 1, 65535, 65535)
 """Largest grid of a CUDA device."""
+STRAY = 2 << 20
+"""Bytes by which an access may miss a tensor unseen in the paper's check: torch's allocator takes memory in such segments."""
 HOST_BYTES = 16 << 10
 """Largest number of bytes of constants, fill values and scalar launch arguments of the host code in a call."""
 LENGTHS = {"alloc": 2, "free": 1, "fill": 2, "copy": 2, "host": 2, "launch": 4, "torch": 5}
@@ -110,7 +112,8 @@ class Engine:
         }  # fmt: skip
 
     def begin(
-        self, seconds: float, moves: bool = False, picks: bool = False, torch_ops: bool = False, ablate: bool = False
+        self, seconds: float, moves: bool = False, picks: bool = False, torch_ops: bool = False, ablate: bool = False,
+        values: bool = False,
     ) -> None:  # fmt: skip
         """Start a call: reset the counters. The memory stays, but no byte of it counts as stored by this call.
 
@@ -120,9 +123,12 @@ class Engine:
             picks: The task picks or fills parts of tensors, so that torch must not.
             torch_ops: The host code may compute in torch.
             ablate: Skip every launch.
+            values: The host code may bring in any number of constants, and faults that a GPU does not show end nothing (the
+                paper's check).
         """
         self.deadline = time.monotonic() + seconds
         self.moves, self.picks, self.torch_ops, self.ablate, self.host_bytes = moves, picks, torch_ops, ablate, 0
+        self.values = values
         self._counted_scalars: set[tuple[str, int, Any]] = set()
         self._input_views: list[Any] = []
         for s in self.heap:
@@ -329,7 +335,7 @@ class Engine:
             ComputedByHost: there are more than ``HOST_BYTES``.
         """
         self.host_bytes += size
-        if self.host_bytes > HOST_BYTES:
+        if self.host_bytes > HOST_BYTES and not self.values:
             raise ComputedByHost(
                 f"more than {HOST_BYTES} bytes of constants brought by the host in one call", "host_traffic"
             )
@@ -421,7 +427,8 @@ class Engine:
         try:
             ttir.launch(
                 module, size, values, regions, self.meter, deadline=self.deadline, names=argument_names,
-                sanitizer=self.sanitizer if self.perturbation is None else None, perturbation=self.perturbation,
+                sanitizer=self.sanitizer if self.perturbation is None and not self.values else None,
+                perturbation=self.perturbation, stray=STRAY if self.values else 0,
             )  # fmt: skip
         except (ttir.OutOfBounds, ttir.DeviceAssert, ttir.Deadlock, ttir.DecidesOnUnwritten, TimeoutError, MemoryError):
             raise

@@ -43,7 +43,7 @@ class Replay:
         """
         engine = Engine()
         engine.kernels, engine.texts, engine.heap = self._kernels, self._texts, copy.deepcopy(self._heap)
-        flags = {k: self._messages[0][0].get(k) is True for k in ("moves", "picks", "torch_ops", "ablate")}
+        flags = {k: self._messages[0][0].get(k) is True for k in ("moves", "picks", "torch_ops", "ablate", "values")}
         engine.begin(float(change["seconds"]), **flags)
         engine.meter = ttir.Meter()  # without details: traffic and findings are known from the call itself
         seen: dict[tuple[int, int], Any] | None = {} if change.get("count") else None

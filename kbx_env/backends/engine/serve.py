@@ -75,7 +75,7 @@ class EngineServer:
         """Execute a part of a call, or begin one."""
         if header.get("begin") is not None:
             self.replay = Replay(self.engine) if header.get("keep") else None
-            flags = {k: header.get(k) is True for k in ("moves", "picks", "torch_ops", "ablate")}
+            flags = {k: header.get(k) is True for k in ("moves", "picks", "torch_ops", "ablate", "values")}
             self.engine.begin(float(header["begin"]), **flags)
         if self.replay is not None:
             self.replay.record(header, blobs)

@@ -14,12 +14,22 @@ from kbx_env.grading import reference
 from kbx_env.grading.judge import close, contract, exact, invariant, paper, samples, statistical, structure, windows
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.grading.reference import Expected
-from kbx_env.spec.criteria import Close, Criterion, Dropout, Exact, Invariant, QuantizationScheme, Sample, Windows
+from kbx_env.spec.criteria import (
+    Close,
+    Criterion,
+    Dropout,
+    Exact,
+    Invariant,
+    Published,
+    QuantizationScheme,
+    Sample,
+    Windows,
+)
 from kbx_env.spec.task import Case, Task
 
 __all__ = ["Answer", "Ruling", "calls_needed", "canaries", "is_trivial", "judge"]
 
-_CLASSES: tuple[type[Criterion], ...] = (Close, Exact, Invariant, Dropout, QuantizationScheme, Sample, Windows)
+_CLASSES: tuple[type[Criterion], ...] = (Close, Exact, Invariant, Dropout, Published, QuantizationScheme, Sample, Windows)
 
 
 def calls_needed(task: Task, case: Case) -> int:
@@ -46,7 +56,6 @@ def judge(
     args: Mapping[str, Any],
     answers: Sequence[Answer],
     *,
-    grading: str = "contract",
     device: str = "cpu",
     generator_seeds: Sequence[int] = (),
     timed: bool = False,
@@ -60,9 +69,9 @@ def judge(
         case: the case.
         args: the arguments that were sent (never those that the runner claims to have received).
         answers: one per call, ``calls_needed`` of them.
-        grading: ``contract`` or ``paper``.
         device: where the reference is evaluated.
-        generator_seeds: state of the generator argument at each call; equal numbers stand for equal states.
+        generator_seeds: state of the generator argument at each call; equal numbers stand for equal states. For ``Published``
+            they seed torch's own random stream and the generator argument.
         timed: the answers are one answer repeated; statistical comparisons between calls are left out.
         earlier: random numbers of the grading's other cases, which must not be repeated; those of this case are added.
         native: torch's own answer, if it was computed on another device than ``device``.
@@ -77,22 +86,18 @@ def judge(
         raise DeclarationError(f"{task.id}: no judge for {type(task.truth).__name__}")
     if len(answers) < calls_needed(task, case):
         raise DeclarationError(f"{task.id}: {len(answers)} answers, the judge needs {calls_needed(task, case)}")
-    if grading not in ("contract", "paper"):
-        raise DeclarationError(f"unknown grading {grading!r}; accepted: contract, paper")
+    if isinstance(task.truth, Published):
+        return paper.rule(task, case, args, answers[0], device, generator_seeds[0] if generator_seeds else 0)
     expected = _expected(task, case, args, device, native)
-    return _rule(task, case, args, expected, answers, grading, device, generator_seeds, timed, earlier)
+    return _rule(task, case, args, expected, answers, device, generator_seeds, timed, earlier)
 
 
 def _rule(
-    task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answers: Sequence[Answer], grading: str,
-    device: str, generator_seeds: Sequence[int], timed: bool, earlier: list[Any] | None = None,
+    task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answers: Sequence[Answer], device: str,
+    generator_seeds: Sequence[int], timed: bool, earlier: list[Any] | None = None,
 ) -> Ruling:  # fmt: skip
     """Rule on answers against an evaluated reference; arguments as for ``judge``."""
     truth = task.truth
-    # Random values cannot be compared with torch's draw: both gradings use the statistical judges.
-    chance = isinstance(truth, Sample | Windows) or (isinstance(truth, Dropout) and statistical.rate_of(task, case)[1])
-    if grading == "paper" and not chance:
-        return paper.rule(task, expected, answers[0])
     for answer in answers:
         ruling = structure.rule(task, case, args, expected, answer)
         if not ruling.passed:
@@ -181,6 +186,6 @@ def is_trivial(task: Task, case: Case, args: Mapping[str, Any]) -> bool:
         return True
     for answer in canaries(task, case, args, expected).values():
         answers = [answer] * calls_needed(task, case)
-        if _rule(task, case, args, expected, answers, "contract", "cpu", (), True) == PASSED:
+        if _rule(task, case, args, expected, answers, "cpu", (), True) == PASSED:
             return True
     return False

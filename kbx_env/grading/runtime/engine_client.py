@@ -15,6 +15,8 @@ from kbx_env.grading.judge import Answer
 from kbx_env.grading.runtime.zygote_client import OUTSIDE, Zygote
 from kbx_env.protocol import wire
 
+_NUMBERS = {"bool": torch.bool, "int": torch.int64, "float": torch.float64}
+"""Dtype of a number that a call returned, by its type."""
 HOST_READS, READ_BYTES = 64, 8
 """Values that the host code may read back in one call, and the bytes that count as one value."""
 
@@ -151,17 +153,17 @@ class Engine:
         self._process.close()
 
     def call(
-        self, sent: Mapping[str, Any], ask: Callable[[dict[str, Any]], dict[str, Any]], first: dict[str, Any],
+        self, sent: Mapping[str, Any], ask: Callable[..., dict[str, Any]], first: dict[str, Any],
         seconds: Callable[[], float], **flags: bool,
     ) -> Traced:  # fmt: skip
         """Execute one call. Answers the host code's reads meanwhile.
 
         Args:
             sent: the arguments by name; tensors hold the secret values.
-            ask: sends a reply to the runner and returns its next message.
+            ask: sends a reply, and bytes that go with it, to the runner and returns its next message.
             first: the first message of the runner.
             seconds: returns the seconds that are left of the wall limit.
-            **flags: ``moves``, ``picks``, ``torch_ops`` and ``ablate``, as ``begin`` of the engine takes them.
+            **flags: ``moves``, ``picks``, ``torch_ops``, ``values`` and ``ablate``, as ``begin`` of the engine takes them.
 
         Returns:
             Results, changed arguments, and facts.
@@ -188,6 +190,9 @@ class Engine:
                 break
             header |= {"read": [message["want"]], "wanted": True, "facts": True}
             _, data = self._ask(header, blobs, seconds())
+            if flags.get("values") and message.get("raw") is True:
+                message = ask({}, [bytes(data[0])])
+                continue
             values = _values(message["want"], data[0])
             # By bytes, because a complex number can carry sixteen bytes of any data.
             reads += len(data[0]) / READ_BYTES
@@ -213,7 +218,10 @@ class Engine:
         shares = tuple(
             next((k for k, p in argument_views.items() if p[0] == v[0] and _numel(p) and _numel(v)), None) for v in views
         )
-        other_types = [str(c.get("type")) for c in claims if c["k"] != "view"]
+        numbers = {i: number(c) for i, c in enumerate(claims) if c["k"] == "number" and flags.get("values")}
+        for i, value in numbers.items():  # in their places among the results
+            outputs.insert(i, value)
+        other_types = [str(c.get("type")) for i, c in enumerate(claims) if c["k"] != "view" and i not in numbers]
         answer = Answer(
             outputs=tuple(outputs), is_tuple=bool(message["is_tuple"]), after=changed, aliases=alias, shares=shares,
             strides=tuple(tuple(v[4]) for v in views),
@@ -376,6 +384,26 @@ def _inputs(tensors: Mapping[str, torch.Tensor], bases: Mapping[str, Any], blobs
                 _argument_view(bases, name, t),
             ])  # fmt: skip
     return rows
+
+
+def number(claim: Mapping[str, Any]) -> torch.Tensor:
+    """Return a number that a call returned as a tensor without axes.
+
+    Args:
+        claim: ``v``, the number as Python writes it, and ``type``.
+
+    Returns:
+        fp64, int64 or bool.
+
+    Raises:
+        wire.WireError: no such number.
+    """
+    try:
+        dtype, text = _NUMBERS[str(claim.get("type"))], str(claim["v"])[:400]
+        value = text == "True" if dtype is torch.bool else float(text) if dtype.is_floating_point else int(text)
+        return torch.tensor(value, dtype=dtype)
+    except (KeyError, ValueError, RuntimeError, OverflowError) as e:
+        raise wire.WireError(f"malformed number ({type(e).__name__})") from None
 
 
 def _list(value: Any) -> list[Any]:

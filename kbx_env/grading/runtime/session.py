@@ -19,7 +19,7 @@ from kbx_env.grading import compulsory_work, inputs, reference
 from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.judge import Answer
 from kbx_env.grading.judge.samples import TURNS
-from kbx_env.grading.runtime.engine_client import HOST_READS, Engine, EngineError, Facts, Origin, blank
+from kbx_env.grading.runtime.engine_client import HOST_READS, Engine, EngineError, Facts, Origin, blank, number
 from kbx_env.grading.runtime.runner_pool import RunnerPool, RunnerSlot
 from kbx_env.grading.runtime.time_budget import TimeBudget
 from kbx_env.grading.runtime.untrusted import GradingAborted, build, count, pairs, readable, survived
@@ -90,18 +90,22 @@ def _free_memory() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
-def settings_of(backend: str, without: Collection[DefenceLayer], torch_ops: bool) -> dict[str, Any]:
+def settings_of(
+    backend: str, without: Collection[DefenceLayer], torch_ops: bool, values: bool = False
+) -> dict[str, Any]:  # fmt: skip
     """Return the settings with which a runner is started.
 
     Args:
         backend: ``cpu`` or ``cuda``.
         without: layers of defence to leave out.
         torch_ops: whether the wrapper may compute in torch.
+        values: whether the wrapper works on the values of tensors, and reads as many as it likes (the paper's grading).
 
     Returns:
         The keyword arguments of ``Zygote.spawn``.
     """
-    return {"device": backend, "without": sorted(without), "torch_ops": torch_ops}
+    settings = {"device": backend, "without": sorted(without), "torch_ops": torch_ops}
+    return settings | ({"values": True} if values else {})
 
 
 class RunnerSession:
@@ -117,6 +121,7 @@ class RunnerSession:
         without: layers of defence to leave out.
         torch_ops: whether the wrapper may compute in torch.
         runner_pool: has started runners; by default a new one is started.
+        values: whether the wrapper works on the values of tensors, and reads as many as it likes (the paper's grading).
 
     Attributes:
         gpu: this grading's use of the GPU lock.
@@ -135,15 +140,16 @@ class RunnerSession:
     def __init__(
         self, zygote: Zygote, task: Task, backend: str, secret: bytes, split: str, wall: float,
         without: Collection[DefenceLayer] = (), torch_ops: bool = False, runner_pool: RunnerPool | None = None,
+        values: bool = False,
     ) -> None:  # fmt: skip
-        self.torch_ops = torch_ops
+        self.torch_ops, self.values = torch_ops, values
         self.zygote, self.task, self.backend = zygote, task, backend
         self.secret, self.split, self.without = secret, split, without
         self.gpu = GpuHold(gpu_lock_of(backend))
-        settings = settings_of(backend, without, torch_ops)
+        settings = settings_of(backend, without, torch_ops, values)
         self._slot = runner_pool.take(zygote, settings) if runner_pool is not None else RunnerSlot(zygote, settings)
         self.runner, self.mailbox = self._slot.runner, self._slot.mailbox
-        reads = HOST_READS if DefenceLayer.HOST not in without else math.inf
+        reads = HOST_READS if DefenceLayer.HOST not in without and not values else math.inf
         try:
             self.engine = Engine(zygote, reads) if backend == "cpu" else None
         except SandboxError:
@@ -259,7 +265,9 @@ class RunnerSession:
             found = [Violation(r, f"{line}{d}") for r, d in self.denied[:5]]
             raise GradingAborted(Verdict.REJECTED, f"{line}{self.denied[0][1] if self.denied else message}", found)
         verdicts = {"compile": Verdict.COMPILE_ERROR, "syntax": Verdict.MALFORMED, "timeout": Verdict.TIMEOUT}
-        raise GradingAborted(verdicts.get(str(kind), Verdict.RUNTIME_ERROR), message)
+        aborted = GradingAborted(verdicts.get(str(kind), Verdict.RUNTIME_ERROR), message)
+        aborted.error = (str(reply.get("name")), str(reply.get("message")))
+        raise aborted
 
     def load(self, data: bytes) -> None:
         """Execute the submission's module.
@@ -337,10 +345,13 @@ class RunnerSession:
         generator_seed = inputs.generator_seed(seed, "another" if turn == "other" else "generator") % (1 << 48)
         sent = dict(args)
         if case.out:
-            expected = reference.expect(self.task, case, args, "cpu")
+            expected = reference.expect(self.task, case, args, "cpu", exact=False)
             sent["out"] = inputs.poisoned(expected.native[0])
         blobs: list[bytes] = []
         header = self.header(sent, generator_seed, blobs, turn)
+        if self.values:
+            header |= {"torch_seed": reference.torch_seed(generator_seed), "spread": case.spread, "attribute": case.attribute}
+            header["positional"] = [n for n in header["positional"] if n != case.spread]
         generator_seed += turn in ("again", "copy")  # the state after the first call
         return DrawnCall(args, sent, header | {"op": "call", "mode": mode}, blobs, generator_seed)
 
@@ -393,10 +404,10 @@ class RunnerSession:
         """Execute the steps that the runner recorded; the result comes from the engine alone."""
         start, asking = time.monotonic(), 0.0
 
-        def ask(answer: dict[str, Any]) -> Any:
+        def ask(answer: dict[str, Any], blobs: list[bytes] | None = None) -> Any:
             nonlocal asking
             began = time.monotonic()
-            more, _ = self.ask(answer)
+            more, _ = self.ask(answer, blobs)
             asking += time.monotonic() - began  # charged by ``ask``
             return more
 
@@ -413,6 +424,7 @@ class RunnerSession:
                     moves=self.task.moves and not self.torch_ops,
                     picks=self.task.picks and not self.torch_ops,
                     torch_ops=self.torch_ops,
+                    values=self.values,
                     ablate=ablate,
                 )
         except EngineError as e:
@@ -473,10 +485,16 @@ class RunnerSession:
                     try:
                         made.append([self.make_call(drawn) for drawn in ready[index]])
                     except Exception as e:
-                        return [*made, e]
+                        if not (isinstance(e, GradingAborted) and e.error is not None and cases[index].raises):
+                            return [*made, e]
+                        made.append(e)  # the published test goes on after an exception that it catches
                     if time.monotonic() - began > TURN_SECONDS:
                         break
         return [*made, *ended]
+
+    def arguments(self, case: Case, index: int) -> dict[str, Any]:
+        """Return the arguments of the ``run`` calls of a case, as ``call`` draws them."""
+        return inputs.draw(self.task, case, inputs.case_seed(self.secret, self.task.id, self.split, index, 0))
 
     def calls(self, case: Case, index: int, count: int, mode: str) -> list[CallResult]:
         """Make several calls on the same inputs, which statistical criteria need.
@@ -498,6 +516,9 @@ class RunnerSession:
         broken = None
         outputs = []
         for d in reply["outputs"]:
+            if d["k"] == "number" and self.values:
+                outputs.append(number(d))
+                continue
             if d["k"] != "tensor":
                 broken = f"returned a {d.get('type')} where a tensor was expected"
                 continue

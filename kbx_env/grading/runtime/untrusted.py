@@ -20,6 +20,9 @@ class GradingAborted(Exception):
         message: the reason, for people.
         violations: rules that the submission broke.
         fault_kind: of an infrastructure fault.
+
+    Attributes:
+        error: type and text of the exception that the submission raised in a call; ``None`` for other endings.
     """
 
     def __init__(
@@ -28,6 +31,7 @@ class GradingAborted(Exception):
         super().__init__(message)
         self.verdict, self.message, self.violations = verdict, message, tuple(violations)
         self.fault_kind = fault_kind
+        self.error: tuple[str, str] | None = None
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ class Screened:
         message: why it may not.
         violations: the forbidden names.
         slips: errors that are certain where they are reached (``lint.slips``); ``None`` if the source is malformed.
+        gate: why the published gate refuses the source (``as_published``); empty if it does not.
     """
 
     text: str = ""
@@ -43,25 +44,28 @@ class Screened:
     message: str = ""
     violations: tuple[Violation, ...] = ()
     slips: tuple[str, ...] | None = None
+    gate: str = ""
 
 
 class _Malformed(Exception):
     """The source cannot be screened; the text says why."""
 
 
-def screen(task: Task, source: str | bytes) -> Screened:
+def screen(task: Task, source: str | bytes, *, as_published: bool = False) -> Screened:
     """Check the bytes, the syntax, the entry function and the names of a source.
 
     Args:
         task: declares the entry function.
         source: the submission as it came; text is encoded as UTF-8.
+        as_published: ask for no entry and no parameters: the published test calls the entry as it is, and ``Screened.gate``
+            says what the published gate wants.
 
     Returns:
         The verdict, with the decoded text if the source is not malformed.
     """
     try:
         text = _decode(source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source)
-        tree, table = _parse(task, text)
+        tree, table = _parse(task, text, as_published)
         try:
             checked = Violations(tree, table)
         except RecursionError:
@@ -75,7 +79,7 @@ def screen(task: Task, source: str | bytes) -> Screened:
     if found:
         shown = "; ".join(v.detail for v in found[:3])
         return Screened(text, Verdict.REJECTED, shown, found, certain)
-    return Screened(text, slips=certain)
+    return Screened(text, slips=certain, gate=(_gate(task, tree) or "") if as_published else "")
 
 
 def _decode(data: bytes) -> str:
@@ -100,14 +104,14 @@ def _decode(data: bytes) -> str:
     return text
 
 
-def _parse(task: Task, text: str) -> tuple[ast.Module, symtable.SymbolTable]:
+def _parse(task: Task, text: str, as_published: bool) -> tuple[ast.Module, symtable.SymbolTable]:
     """Return the syntax tree and the symbol table of a source that defines the task's entry."""
     tree = _compiled(lambda: ast.parse(text))
     nodes = sum(1 for _ in ast.walk(tree))
     if nodes > MAX_NODES:
         raise _Malformed(f"the source has {nodes} syntax nodes; at most {MAX_NODES}")
     try:
-        entry = _entry(task, tree)
+        entry = _entry(task, tree, as_published)
     except RecursionError:
         raise _Malformed("the source is nested too deeply") from None
     if entry is not None:
@@ -125,8 +129,10 @@ def _compiled(parse: Callable[[], _Parsed]) -> _Parsed:
         raise _Malformed(f"the source cannot be parsed: {type(e).__name__}") from None
 
 
-def _entry(task: Task, tree: ast.Module) -> str | None:
+def _entry(task: Task, tree: ast.Module, as_published: bool) -> str | None:
     """Return why the entry is missing or has the wrong parameters, or ``None``."""
+    if as_published:  # the entry is looked up after the module has run
+        return None
     defined: list[ast.FunctionDef] = []
     assigned = False
     for node in _outside(tree):
@@ -145,6 +151,21 @@ def _entry(task: Task, tree: ast.Module) -> str | None:
     # Of several definitions, each under its own condition, one that fits is enough.
     wrong = [_mismatch(task, d) for d in defined]
     return None if None in wrong else wrong[-1]
+
+
+def _gate(task: Task, tree: ast.Module) -> str | None:
+    """Return why the published gate refuses a source, or ``None``.
+
+    The gate asks for a top-level function or assignment with the name of the task's file, or ``kernel_function``. The published
+    test then calls the entry, which the runner looks up after the module has run.
+    """
+    wanted = {task.id.rsplit("/", 1)[-1], "kernel_function"}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        named = {t.id for t in targets if isinstance(t, ast.Name)}
+        if wanted & (named | ({node.name} if isinstance(node, ast.FunctionDef) else set())):
+            return None
+    return f"no function or assignment named {' or '.join(sorted(wanted))} at the top level, which the published gate asks for"
 
 
 def _mismatch(task: Task, defined: ast.FunctionDef) -> str | None:

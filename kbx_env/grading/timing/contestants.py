@@ -32,7 +32,7 @@ from kbx_env.grading.timing.input_windows import InputWindows, Window
 from kbx_env.outcome import Verdict, Violation
 from kbx_env.protocol import wire
 from kbx_env.protocol.wire import assembled
-from kbx_env.spec.criteria import Close, Invariant, Sample
+from kbx_env.spec.criteria import Close, Invariant
 from kbx_env.spec.task import Case, GeneratorArg, Task
 
 SLOTS = 3
@@ -397,10 +397,9 @@ class RunnerContestant:
         answer = replace(answer, after={**sent, **answer.after})
         native = None
         if hosted:
-            if not isinstance(task.truth, Sample):
-                # Torch's own error depends on the device's solver, so torch's answer is computed on the device.
-                with self.session.gpu.using():
-                    native = reference.expect(task, self.case, args, self.session.backend, exact=False)
+            # Torch's own error depends on the device's solver, so torch's answer is computed on the device.
+            with self.session.gpu.using():
+                native = reference.expect(task, self.case, args, self.session.backend, exact=False)
             args = _hosted(args)
             answer = replace(answer, outputs=tuple(o.cpu() for o in answer.outputs), after=_hosted(answer.after))
         with contextlib.nullcontext() if hosted else self.session.gpu.using():
@@ -436,8 +435,7 @@ class Fetched:
 
 
 def faster_on_host(task: Task, tensor_bytes: int, eager_us: float) -> bool:
-    """Return whether a result is judged on the host: the reference is slow on the GPU for few bytes, or the judge of
-    random samples works on the host anyway, and must not keep others from the GPU.
+    """Return whether a result is judged faster on the host: the reference is slow on the GPU for few bytes.
 
     Args:
         task: the task.
@@ -448,7 +446,7 @@ def faster_on_host(task: Task, tensor_bytes: int, eager_us: float) -> bool:
         True only for criteria whose judges work on the host as well.
     """
     slow = eager_us > SLOW_ON_GPU_US * max(tensor_bytes, SLOW_LEAST_BYTES) / (1 << 20)
-    return isinstance(task.truth, Sample) or (slow and isinstance(task.truth, Close | Invariant))
+    return slow and isinstance(task.truth, Close | Invariant)
 
 
 def _wrong(case: Case, captured: bool, why: str) -> GradingAborted:

@@ -120,6 +120,7 @@ def launch(
     sanitizer: Sanitizer | None = None,
     names: Sequence[str] = (),
     perturbation: Perturbation | None = None,
+    stray: int = 0,
 ) -> None:
     """Run every program of a grid.
 
@@ -136,6 +137,7 @@ def launch(
             it within any region.
         names: Names of the runtime arguments, by default those of the regions they point into.
         perturbation: Integers to replace on the way.
+        stray: Bytes by which an access may miss every region without an error, as on a GPU (``Memory.stray``).
 
     Raises:
         OutOfBounds: an unmasked access is outside every region, or its tensor.
@@ -148,7 +150,7 @@ def launch(
     values = _arguments(module, args)
     annotate(module)
     memory = ChangeTrackingMemory(regions) if module.serial else Memory(regions)
-    memory.args, memory.names = list(args), names
+    memory.args, memory.names, memory.stray = list(args), names, stray
     meter.begin(module.entry.name, grid)
     if sanitizer is not None:
         memory.watch = sanitizer.watch(module, memory)

@@ -88,7 +88,10 @@ class Memory:
         names: Names of the runtime arguments.
         labels: Names of the tensors that arguments point to, filled by ``label``.
         watch: The sanitizer's watch, if there is one.
+        stray: Distance in bytes from the nearest region up to which a load outside gives 0 and a store does nothing.
     """
+
+    stray = 0
 
     def __init__(self, regions: Sequence[Region]) -> None:
         self.regions = sorted((r for r in regions if r.data.size), key=lambda r: r.base)
@@ -177,6 +180,40 @@ class Memory:
             self.views[key] = view
         return view
 
+    def _reachable(self, addr: Array, mask: Array | None, size: int) -> tuple[Array, Array | None]:
+        """Leave out the lanes outside of every region, where stray accesses are tolerated.
+
+        Args:
+            addr: Byte addresses: int64, any shape.
+            mask: Lanes that take part, broadcastable with ``addr``; ``None`` for all.
+            size: Bytes of one element.
+
+        Returns:
+            Addresses, and the mask of the lanes that are left, of one shape; ``None`` for all lanes.
+
+        Raises:
+            BadAddress: an unmasked lane is further than ``stray`` from every region.
+        """
+        if mask is not None:
+            addr, mask = np.broadcast_arrays(addr, mask)
+        if not self.stray:
+            return addr, mask
+        owner = np.searchsorted(self.bases, addr, "right") - 1
+        inside = np.zeros(addr.shape, bool)
+        if len(self.bases):
+            inside = (owner >= 0) & (addr + size <= self.ends[np.maximum(owner, 0)])
+        outside = ~inside if mask is None else mask & ~inside
+        if not outside.any():
+            return addr, mask
+        far = np.full(addr.shape, np.iinfo(np.int64).max)
+        for start, end in zip(self.bases, self.ends, strict=True):
+            far = np.minimum(far, np.maximum(start - addr, addr + size - end))
+        lost = outside & (far > self.stray)
+        if lost.any():
+            at = int(np.argmax(lost))
+            raise BadAddress(at, int(addr.reshape(-1)[at]))
+        return addr, inside if mask is None else mask & inside
+
     def _span(self, addr: Array, mask: Array | None, size: int, within: Sequence[Extent] = ()) -> int:
         """Check an access and return the region that holds all of it.
 
@@ -246,8 +283,8 @@ class Memory:
         Raises:
             BadAddress: an unmasked lane is outside every region, or outside every extent.
         """
+        addr, mask = self._reachable(addr, mask, dtype.itemsize)
         if mask is not None:
-            addr, mask = np.broadcast_arrays(addr, mask)
             if not mask.any():
                 fill = np.zeros((1,) * addr.ndim, dtype) if other is None else other
                 return np.broadcast_to(fill, np.broadcast_shapes(addr.shape, fill.shape))
@@ -332,6 +369,7 @@ class Memory:
                 mask = None
         else:
             addr, value = np.broadcast_arrays(addr, value)
+        addr, mask = self._reachable(addr, mask, value.dtype.itemsize)
         if not addr.size or (mask is not None and not mask.any()):
             return
         size = value.dtype.itemsize
@@ -388,11 +426,13 @@ class Memory:
         if not addr.size:
             return []
         size = dtype.itemsize
-        self._span(addr, None, size, within)
+        near = self._reachable(addr, None, size)[1]
+        if near is None:
+            self._span(addr, None, size, within)
         owner = np.searchsorted(self.bases, addr, "right") - 1
         out = []
-        for k in np.unique(owner).tolist():
-            where = np.nonzero(owner == k)[0]
+        for k in np.unique(owner if near is None else owner[near]).tolist():
+            where = np.nonzero(owner == k if near is None else near & (owner == k))[0]
             idx = addr[where] - self.regions[k].base
             unaligned = idx % size != 0
             if unaligned.any():
