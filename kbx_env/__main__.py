@@ -65,6 +65,9 @@ def _grade(a: argparse.Namespace) -> int:
         if not path.is_file():
             raise UsageError(f"no file {a.file!r}; give the kernel's source file, or - for standard input")
         source = path.read_bytes()
+    source, taken = _unfenced(source)
+    if taken and not a.json:
+        print("The source is taken from the Markdown block of the answer; lines are counted from the block's first line.")
     targets = None if a.targets is None else [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
     with Grader() as grader:
         outcome = retrying(grader.grade)(
@@ -87,12 +90,24 @@ def _grade(a: argparse.Namespace) -> int:
     return 0 if outcome.correct else 1
 
 
+def _unfenced(source: bytes) -> tuple[bytes, bool]:
+    """Return the source of an answer in Markdown, as an environment takes it, and whether it is only a part of the text."""
+    from kbx_env.envs.answer import strip_fences
+
+    try:
+        text = source.decode()
+    except UnicodeDecodeError:  # the screen says where
+        return source, False
+    found = strip_fences(text)
+    return (source, False) if found == text else (found.encode(), True)
+
+
 def _show(outcome: Outcome, reward: float | None) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from kbx_env.envs.prompt import ADVICE
+    from kbx_env.envs.prompt import ADVICE, notes, stopped
 
     console = Console(highlight=False)
     colour = "green" if outcome.correct else "yellow" if reward is None else "red"
@@ -100,24 +115,35 @@ def _show(outcome: Outcome, reward: float | None) -> None:
     console.print(f"[bold {colour}]{outcome.verdict}[/] {outcome.task} on {outcome.backend}, reward {shown}")
     if outcome.cases is not None:
         console.print(f"cases passed: {outcome.cases.passed} of {outcome.cases.total}")
+    if at := stopped(outcome):
+        console.print(at, markup=False, soft_wrap=True)
     if outcome.message and not outcome.correct:
         listed = {f"{f.case}: {f.reason}" for f in outcome.cases.failures} if outcome.cases else set()
         why = "" if outcome.message in listed else f": {outcome.message}"
         console.print(f"failed at stage {outcome.stage}{why}", markup=False, soft_wrap=True)
+    for note in notes(outcome):
+        console.print(note, markup=False, soft_wrap=True)
     if problems := _problems(outcome):
         table = Table("kind", "where", "what went wrong", box=None)
         for row in problems:
             table.add_row(*(Text(cell[:300]) for cell in row))  # Text: a message of a kernel must not be read as markup
         console.print(table)
+    if outcome.cases is not None and outcome.cases.wrong > len(outcome.cases.failures):
+        console.print(f"and {outcome.cases.wrong - len(outcome.cases.failures)} more failed cases")
     _show_work(console, outcome)
     if outcome.verdict in ADVICE:
         console.print(f"to do: {ADVICE[outcome.verdict]}", style="bold", soft_wrap=True)
     if outcome.compile:
         table = Table("kernel", "target", "builds", "registers", "spills (B)", "shared (B)", "warps", box=None)
+        named: dict[str, str] = {}
         for b in outcome.compile:
             cells = ["-" if v is None else str(v) for v in (b.registers, b.spills, b.shared, b.warps)]
             table.add_row(b.kernel, b.target, "yes" if b.ok else "no", *cells)
+            named.setdefault(b.kernel, b.specialisation)
         console.print(table)
+        for kernel, specialisation in named.items():
+            if specialisation:
+                console.print(f"{kernel} built for: {specialisation}", markup=False, soft_wrap=True, style="dim")
     stages = ", ".join(f"{k} {v:.2f}" for k, v in outcome.seconds.items())
     console.print(f"seconds: {stages}", style="dim")
 
@@ -126,7 +152,7 @@ def _problems(outcome: Outcome) -> list[tuple[str, str, str]]:
     """Return kind, place and text of everything that went wrong."""
     findings = outcome.evidence.findings if outcome.evidence else ()
     return [
-        *(("case", f.case, f.reason) for f in (outcome.cases.failures if outcome.cases else ())),
+        *(("case", f"{f.case} [{f.layouts}]" if f.layouts else f.case, f.reason) for f in (outcome.cases.failures if outcome.cases else ())),
         *(("rule", v.rule, v.detail) for v in outcome.violations),
         *(("finding", f.kind.replace("_", " "), f.text) for f in findings),
         *(("build", f"{b.kernel} for {b.target}", b.error or "") for b in outcome.compile if not b.ok),

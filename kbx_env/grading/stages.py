@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -14,7 +14,7 @@ from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.context import GradingContext
 from kbx_env.grading.evidence import metamorphic, stage_credit
 from kbx_env.grading.runtime.session import CallResult
-from kbx_env.grading.runtime.untrusted import survived
+from kbx_env.grading.runtime.untrusted import GradingAborted, survived
 from kbx_env.grading.static.screen import screen
 from kbx_env.outcome import CaseFailure, Outcome, Stage, Verdict, Violation
 from kbx_env.spec.criteria import Sample
@@ -51,7 +51,7 @@ class Screen:
             screened = screen(context.task, context.source)
         builder = context.builder
         builder.slips = screened.slips
-        if screened.verdict is None or (screened.violations and context.lacks(DefenceLayer.SCREEN)):
+        if screened.verdict is None or (screened.text and context.lacks(DefenceLayer.SCREEN)):
             return None
         builder.violations.extend(screened.violations)
         return builder.end(screened.verdict, Stage.SCREEN, screened.message)
@@ -88,14 +88,25 @@ class Correct:
             needed = [judges.calls_needed(context.task, c) for c in context.cases]
             made = session.at_once(context.cases, needed) if session.engine is None else []
             for index, case in enumerate(context.cases):
-                calls = made[index] if made else session.calls(case, index, needed[index], "run")
+                context.builder.stopped_at, context.builder.stopped_in = index + 1, case.label()
+                calls = made[index] if made else self._call(context, index, needed[index])
                 if isinstance(calls, Exception):
                     raise calls
                 self._judge(context, index, calls)
+            context.builder.stopped_at, context.builder.stopped_in = None, ""
         with context.timed(Stage.COMPILE):
             context.build()
         context.builder.evidence = context.evidence(None, context.accumulator)
         return None
+
+    @staticmethod
+    def _call(context: GradingContext, index: int, needed: int) -> list[CallResult]:
+        try:
+            return context.session.calls(context.cases[index], index, needed, "run")
+        except GradingAborted:
+            if strided := layouts(context.session.sent):
+                context.builder.stopped_in += f" [{strided}]"
+            raise
 
     def _judge(self, context: GradingContext, index: int, calls: Sequence[CallResult]) -> None:
         case, telling, builder = context.cases[index], context.telling[index], context.builder
@@ -104,7 +115,8 @@ class Correct:
             builder.passed += 1
             builder.telling_passed += telling
         else:
-            builder.failures.append(CaseFailure(case.label(), ruling.reason + _unwritten(calls[0])))
+            reason = ruling.reason + _unwritten(calls[0])
+            builder.failures.append(CaseFailure(case.label(), reason, layouts(calls[0].args)))
         accumulator, session = context.accumulator, context.session
         if telling and session.engine is not None and context.scheme is not None:
             if ruling.passed:
@@ -281,6 +293,22 @@ def beside_compiled(context: GradingContext, outcome: Outcome) -> Outcome:
     start = time.perf_counter()
     timing = compiled.beside(context.task, outcome.timing, context.gpu, sizes=context.options.sizes)
     return replace(outcome, timing=timing, seconds={**outcome.seconds, "compiled": round(time.perf_counter() - start, 4)})
+
+
+def layouts(args: Mapping[str, Any]) -> str:
+    """Describe the tensors of a call that are not contiguous.
+
+    Args:
+        args: the arguments by name.
+
+    Returns:
+        Such as ``input (3, 5) with strides (1, 3)``, separated by commas; "" if all are contiguous.
+    """
+    return ", ".join(
+        f"{name} {tuple(t.shape)} with strides {tuple(t.stride())}"
+        for name, t in args.items()
+        if isinstance(t, torch.Tensor) and not t.is_contiguous()
+    )[:300]
 
 
 def _unwritten(call: CallResult) -> str:

@@ -108,6 +108,7 @@ class RunnerSession:
         dots: kinds of products that launches have used.
         launches: launches so far.
         standing: whether the firewall stood at the end of every command.
+        sent: arguments of the last call, with ``out``.
 
     Raises:
         SandboxError: no process can be started.
@@ -137,6 +138,7 @@ class RunnerSession:
         self.dots: set[str] = set()
         self.launches = 0
         self.standing = True
+        self.sent: dict[str, Any] = {}
         self._started = False
         self._served = self._log_number = 0
 
@@ -335,6 +337,7 @@ class RunnerSession:
         if case.out:
             expected = reference.expect(self.task, case, args, "cpu")
             sent["out"] = inputs.poisoned(expected.native[0])
+        self.sent = sent
         blobs: list[bytes] = []
         header = self.header(sent, generator_seed, blobs, turn)
         generator_seed += turn in ("again", "copy")  # the state after the first call
