@@ -103,3 +103,10 @@ def test_tasks_prompt_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_module_runs() -> None:
     done = subprocess.run([sys.executable, "-m", "kbx_env", "tasks"], capture_output=True, text=True)
     assert done.returncode == 0 and "math/softmax" in done.stdout
+
+
+def test_an_answer_in_markdown_is_graded_by_its_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = _source(tmp_path, f"The kernel:\n\n```python\n{expert_source('activation/gelu_fp16')}```\n")
+    assert main(["grade", "activation/gelu_fp16", file, "--backend", "cpu", "--targets", "sm_90"]) == 0
+    said = capsys.readouterr().out
+    assert "Markdown block" in said and "built for: x *fp16" in said

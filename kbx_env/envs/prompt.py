@@ -16,10 +16,10 @@ from kbx_env.spec.task import Task
 RULES = """\
 Rules
 - Write one Python module that defines `{entry}{signature}` on module level. Triton kernels do all the work on data.
-- Host code may allocate (torch.empty, zeros, ones, full, empty_like, new_empty; torch.tensor of Python
-  numbers, up to 16 KiB per call), take views (view, reshape, expand, permute, squeeze, as_strided, slices such as x[:, 1:], ...), copy (contiguous, clone, copy_)
-  and fill (fill_, zero_). It may read up to 64 scalars per call (.item()). A seed may be drawn with torch.randint of one
-  element.
+- Host code may allocate (torch.empty, zeros, ones, full, empty_like, new_empty; torch.tensor of Python numbers, up to
+  16 KiB per call), take views (view, reshape, expand, permute, squeeze, as_strided, slices such as x[:, 1:], ...), copy
+  (contiguous, clone, copy_) and fill (fill_, zero_). It may read up to 64 scalars per call (.item()). A seed may be drawn
+  with torch.randint of one element.
 - Host code may convert (to, copy_) between float types, between integer types, from bool to integers, and an argument that
   is integer or bool, as it was passed, to a float type. It converts no result of a kernel from integers to floats, and
   nothing from floats to integers.
