@@ -413,7 +413,8 @@ class Outcome:
         timing: speedup; ``None`` unless the kernel is correct and was timed (CUDA only).
         evidence: evidence that Triton did the work; ``None`` if the grading ended before.
         estimate: estimate of device time; ``None`` unless the kernel is correct and an estimate was asked for.
-        seconds: wall time by stage, and ``total``. Not compared.
+        seconds: wall time by stage, and ``total``. Not compared. Beside the stages: ``cases`` (which cases tell anything),
+            ``start`` (processes), ``end`` (of them).
         manifest: versions and settings of the grading.
         source_sha256: hash of the submission, in hex.
         slips: errors that are certain from the text, found without running it; may hold ``LAUNCHLESS``. ``None`` where the

@@ -63,8 +63,11 @@ class Compile:
     def run(self, context: GradingContext) -> Outcome | None:
         """See ``GradingStage.run``."""
         context.stage = Stage.COMPILE
-        session = context.open_session()
-        context.select_cases()
+        with context.aside("cases"):
+            context.processes.start()  # a cold zygote gets warm meanwhile
+            context.select_cases()
+        with context.aside("start"):
+            session = context.open_session()
         with context.timed(Stage.COMPILE):
             session.load(context.source)
             if session.engine is None:
