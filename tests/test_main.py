@@ -114,7 +114,7 @@ def test_an_answer_in_markdown_is_graded_by_its_block(tmp_path: Path, capsys: py
     parts, _, total = line.removeprefix("seconds: ").partition("; in all ")
     named = {name: float(value) for name, value in (part.split(" ") for part in parts.split(", "))}
     assert sum(named.values()) == pytest.approx(float(total), abs=0.011)
-    assert {"imports", "cases", "compile", "correct", "end"} <= set(named) and abs(named.get("other", 0.0)) < 0.5
+    assert {"imports", "compile", "correct"} <= set(named) and abs(named.get("other", 0.0)) < 0.5
 
 
 def test_seconds_add_up_and_holds_of_the_gpu_are_no_part_of_them() -> None:
