@@ -56,8 +56,9 @@ def fused_add_mul_groupnorm(input1, input2, weight, bias, num_groups, eps=1e-5, 
     0.99998, 2, 4.000000]]
 
     fp32 throughout. A mean far from zero must not spoil the variance (two passes or a running mean, not the mean of
-    squares). A new tensor; with out= (contiguous, of the result's shape) it is written there and that tensor is
-    returned. Inputs may have any strides and are not changed. Groups of one element are not tested; N may be 0.
+    squares). out: None (the default: a new tensor), or a contiguous tensor of the result's shape and dtype with any
+    contents, which is filled and returned. Inputs may have any strides and are not changed. Groups of one element are
+    not tested; N may be 0.
     """
     y = F.group_norm(torch.mul(torch.add(input1, input2), input2), num_groups, weight, bias, eps)
     return y if out is None else out.copy_(y)

@@ -55,7 +55,8 @@ def fused_bmm_dropout_gelu(input1, input2, p=0.5, training=True, inplace=False, 
     sqrt 2)), "tanh" the tanh approximation; gelu(0) = 0.
 
     fp32 products in IEEE fp32 (no TF32); fp16 inputs accumulate in fp32 and round once. ``inplace`` concerns only the
-    intermediate: the inputs are never changed. With out= the result is written there and that tensor is returned.
+    intermediate: the inputs are never changed. out: None (the default: a new tensor), or a tensor of the result's shape
+    and dtype with any strides and any contents, which is filled and returned.
     """
     y = F.gelu(dropout(torch.bmm(input1, input2), p, training), approximate=approximate)
     return y if out is None else out.copy_(y)

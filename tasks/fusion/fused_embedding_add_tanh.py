@@ -60,8 +60,9 @@ def fused_embedding_add_tanh(
     max_norm all of weight. norm_type is a number in [1, 4]. padding_idx, scale_grad_by_freq and sparse concern
     gradients and change nothing here: the row padding_idx is looked up and rescaled like any other.
 
-    The result is a new fp32 tensor, or out, which is filled and returned. Inputs may have any strides; weight is
-    rescaled where it lies. Compute in fp32.
+    The result is fp32. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any
+    strides and any contents, which is filled and returned. Inputs may have any strides; weight is rescaled where it
+    lies. Compute in fp32.
     """
     y = torch.tanh(F.embedding(input_indices, weight, padding_idx, max_norm, norm_type) + other)
     return y if out is None else out.copy_(y)

@@ -70,8 +70,9 @@ def fused_index_select_eq(input, dim, index, other, *, out=None):
     (which it does not enlarge), or a number: a whole number for int64, one that fp32 holds exactly for fp32.
 
     Comparison as IEEE: NaN equals nothing, -0.0 equals 0.0; int64 uses all 64 bits; subnormal numbers are not zero. The
-    result is a new tensor, or out (bool, of the selection's shape), which is filled and returned. Inputs may have any
-    strides and are not changed.
+    result is a bool tensor of the selection's shape. out: None (the default: a new tensor), or a tensor of the result's
+    shape and dtype with any strides and any contents, which is filled and returned. Inputs may have any strides and are
+    not changed.
     """
     y = torch.eq(torch.index_select(input, dim, index), other)
     return y if out is None else out.copy_(y)

@@ -84,9 +84,9 @@ def fused_repeat_interleave_log_softmax(input, repeats, dim=None, *, output_size
     of the counts back to the host, which is allowed otherwise; it always agrees with repeats.
 
     With dtype (float32 or float64) the values are converted before the log_softmax, which is computed in that dtype,
-    and the result has it; otherwise fp32. The result is a new tensor, or out, which is filled and returned; it is
-    empty where nothing is repeated. Inputs may have any strides or be empty and are not changed. Infinities and NaN are
-    not tested.
+    and the result has it; otherwise fp32. The result is empty where nothing is repeated. out: None (the default: a new
+    tensor), or a tensor of the result's shape and dtype with any strides and any contents, which is filled and
+    returned. Inputs may have any strides or be empty and are not changed. Infinities and NaN are not tested.
     """
     u = torch.repeat_interleave(input, repeats, dim, output_size=output_size)
     y = F.log_softmax(u, 0 if dim is None else dim, dtype=dtype)

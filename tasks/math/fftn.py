@@ -64,7 +64,8 @@ def fftn(input, s=None, dim=None, norm=None, *, out=None):
     they are, "forward" divides by the product N of all lengths n, "ortho" by sqrt(N).
 
     Every length works, also odd and prime ones. Triton has no complex type: torch.view_as_real gives the parts as a
-    last axis of 2. The result is a new tensor, or out, a complex64 tensor of the result's shape, filled and returned.
+    last axis of 2. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides
+    and any contents, which is filled and returned.
 
     Accuracy: that of a fast transform in IEEE fp32 with exact roots of unity (no TF32); real and imaginary parts are
     judged relative to the typical size of the result, not each relative to itself. input may have any strides; it
