@@ -47,10 +47,10 @@ def _sizes(n, c, *spatial, other=None):
 def fused_add_mul_groupnorm(input1, input2, weight, bias, num_groups, eps=1e-5, *, out=None):
     """Group normalisation of z = (input1 + input2) * input2, with input1 of shape (N, C, *).
 
-    input2 broadcasts to the shape of input1, which is the shape of the result. The C channels form num_groups groups of
-    C / num_groups neighbours (num_groups divides C); for each sample and group, with mean and biased variance of z over
-    the group's channels and all further axes: y = (z - mean) / sqrt(var + eps) * weight[c] + bias[c]. weight and bias,
-    both (C,), are 1 and 0 where None.
+    input2 broadcasts (0-d too) to the shape of input1, which is the shape of the result. The C channels form num_groups
+    groups of C / num_groups neighbours (num_groups divides C); for each sample and group, with mean and biased variance
+    of z over the group's channels and all further axes: y = (z - mean) / sqrt(var + eps) * weight[c] + bias[c]. weight
+    and bias, both (C,), are 1 and 0 where None.
 
     Example: fused_add_mul_groupnorm([[1, 2, 3, 4]], [[1, 1, 2, 0]], [1, 1, 2, 1], [0, 0, 0, 5], 2) = [[-0.99998,
     0.99998, 2, 4.000000]]

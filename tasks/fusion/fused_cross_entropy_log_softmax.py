@@ -65,7 +65,7 @@ def fused_cross_entropy_log_softmax(
     First y = input - log(sum(exp(input))), the sum over axis dim (0, 1 or -1). Then, as cross entropy always takes the
     log-softmax over the classes, p[b, c] = y[b, c] - log(sum over c of exp(y[b, c])): for dim=1 a no-op, for dim=0 not.
 
-    With class weights w (weight, fp32 (C,); None, the default, means 1), s = label_smoothing in [0, 1] and t =
+    With class weights w (weight, fp32 (C,), or None, the default, for 1), s = label_smoothing in [0, 1] and t =
     target[b], row b costs (1 - s) * w[t] * -p[b, t] + s / C * sum over c of w[c] * -p[b, c], and 0 where t ==
     ignore_index (which may be a valid class id). reduction="none": the costs, (B,). "sum": their sum. "mean": the sum
     divided by the sum of w[t] over the rows that are not ignored; all rows ignored is not tested.

@@ -58,7 +58,7 @@ def fused_cross_entropy_softmax_layernorm(
     logits fp32 (B, C), targets int64 (B,) with class ids, normalized_shape an int, always C. With p = softmax(logits)
     along the classes, y = (p - mean(p)) / sqrt(var(p) + eps) per row, biased variance, no affine part: fp32 (B, C).
 
-    loss: with class weights w (weight, fp32 (C,); None, the default, means 1), s = label_smoothing in [0, 1] and t =
+    loss: with class weights w (weight, fp32 (C,), or None, the default, for 1), s = label_smoothing in [0, 1] and t =
     targets[b], row b costs (1 - s) * w[t] * -log p[b, t] + s / C * sum over c of w[c] * -log p[b, c], and 0 where t ==
     ignore_index (which may be a valid class id; y is not concerned). reduction="none": the costs, (B,). "sum": their
     sum. "mean": the sum divided by the sum of w[t] over the rows that are not ignored; all rows ignored is not tested.

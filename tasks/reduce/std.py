@@ -46,7 +46,8 @@ def std(input, dim=None, correction=1, keepdim=False, out=None):
     dim may be negative. With keepdim the reduced axes stay with length 1; otherwise dim None gives a 0-d tensor. Means
     a thousand times the deviation must not spoil it: two passes or a running mean, not the mean of squares. fp32
     throughout. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and
-    any contents, which is filled and returned. Any strides; kept axes may be empty, reduced ones are not.
+    any contents, which is filled and returned. input may have any strides; kept axes may be empty, reduced ones are
+    not.
     """
     y = torch.std(input, dim, correction=correction, keepdim=keepdim)
     return y if out is None else out.copy_(y)
