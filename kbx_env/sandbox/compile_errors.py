@@ -62,12 +62,12 @@ def _name(error: CompilationError) -> str:
 
 def _line(error: CompilationError, source: str) -> int | None:
     """Return the line of the file: Triton counts from the ``def`` of a function whose indentation it has removed."""
-    number = getattr(error.node, "lineno", None)
+    number = int(getattr(error.node, "lineno", 0))
     wanted = [text.strip() for text in (error.src or "").rstrip().split("\n")]
     have = [text.strip() for text in source.split("\n")]
     for start in range(len(have) - len(wanted) + 1) if number and wanted != [""] else ():
         if have[start : start + len(wanted)] == wanted:
-            return start + int(number)
+            return start + number
     return None
 
 
