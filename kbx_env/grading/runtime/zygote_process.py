@@ -36,6 +36,7 @@ class ZygoteProcess:
         Raises:
             SandboxError: no file descriptor, no process, or no disk space.
         """
+        self._warm = False
         try:
             self.folder = tempfile.mkdtemp(prefix="kbx-")
             try:
@@ -78,13 +79,15 @@ class ZygoteProcess:
         if ready != b"R":
             self.close()
             raise SandboxError("the sandbox did not start; see: python -m kbx_env doctor")
+        self._warm = True
 
     def close(self) -> None:
         """End the zygote, all its runners, and all processes that these started."""
         with contextlib.suppress(OSError):
             self.control.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)
+        if self._warm:  # it ends by itself, after its runners; before that it has none
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
