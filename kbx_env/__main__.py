@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,13 +55,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _grade(a: argparse.Namespace) -> int:
-    from kbx_env.executor.direct import retrying
-    from kbx_env.grading.grader import Grader
-    from kbx_env.options import resolve_backend
+    from kbx_env.grading.runtime.zygote_process import ZygoteProcess
     from kbx_env.rewards.compose import load_preset
 
     reward = load_preset(a.reward)
-    backend = resolve_backend(a.backend)
     if a.file == "-":
         source = sys.stdin.buffer.read()
     else:
@@ -66,35 +66,88 @@ def _grade(a: argparse.Namespace) -> int:
         if not path.is_file():
             raise UsageError(f"no file {a.file!r}; give the kernel's source file, or - for standard input")
         source = path.read_bytes()
+    source, taken = _unfenced(source)
+    if taken and not a.json:
+        print("The source is taken from the Markdown block of the answer; lines are counted from the block's first line.")
     targets = None if a.targets is None else [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
-    with Grader() as grader:
-        outcome = retrying(grader.grade)(
-            a.task,
-            source,
-            backend=backend,
-            targets=targets,
-            grading=a.grading,
-            seed=a.seed,
-            timing=not a.no_timing,
-            estimate=a.estimate or reward.estimate,
-            torch_ops=a.torch_ops,
-            compiled=a.compiled,
-            sizes=a.sizes,
-            precision=a.precision,
-        )
+    options = {
+        "targets": targets, "grading": a.grading, "seed": a.seed, "timing": not a.no_timing,
+        "estimate": a.estimate or reward.estimate, "torch_ops": a.torch_ops, "compiled": a.compiled, "sizes": a.sizes,
+        "precision": a.precision,
+    }  # fmt: skip
+    # The sandbox takes seconds to import torch and Triton; this process imports torch meanwhile.
+    with contextlib.closing(ZygoteProcess()) as sandbox:
+        from kbx_env.executor.direct import retrying
+        from kbx_env.grading.grader import Grader
+        from kbx_env.options import resolve_backend
+
+        backend = resolve_backend(a.backend)
+        if backend == "cpu":
+            import torch
+
+            # Cases are small, and another thread slows them down where other processes use the cores.
+            torch.set_num_threads(1)
+        began = _age()
+        with Grader(started=sandbox) as grader:
+            outcome = retrying(grader.grade)(a.task, source, backend=backend, **options)
+            ended = _age()
     if a.json:
         print(outcome.to_json(reward=reward(outcome)))
     else:
-        _show(outcome, reward(outcome))
+        _show(outcome, reward(outcome), {"imports": began, "exit": _age() - ended})
     return 0 if outcome.correct else 1
 
 
-def _show(outcome: Outcome, reward: float | None) -> None:
+def _age() -> float:
+    """Return the seconds since this process started; 0 where the operating system does not tell."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0
+
+
+def spent(outcome: Outcome, around: Mapping[str, float]) -> str:
+    """List where the wall time of a command went, so that the parts add up.
+
+    Args:
+        outcome: of the grading.
+        around: seconds before and after the grading, by name.
+
+    Returns:
+        Such as ``imports 1.20, cases 0.40, ..., other 0.02; in all 3.90``.
+    """
+    seconds = dict(outcome.seconds)
+    total = seconds.pop("total", 0.0) + sum(around.values())
+    held = {k: seconds.pop(k) for k in ("shared", "alone") if k in seconds}  # parts of the stages
+    if "proof" in seconds and outcome.message.startswith("executed on the CPU tier"):
+        del seconds["proof"]  # its stages are listed
+    before = {k: v for k, v in around.items() if k == "imports"}
+    parts = before | seconds | {k: v for k, v in around.items() if k not in before}
+    shown = {k: round(v, 2) for k, v in parts.items()}
+    shown["other"] = round(round(total, 2) - sum(shown.values()), 2)
+    text = ", ".join(f"{k} {v:.2f}" for k, v in shown.items() if v) + f"; in all {total:.2f}"
+    return text + (f" (the GPU was held: {', '.join(f'{k} {v:.2f}' for k, v in held.items())})" if held else "")
+
+
+def _unfenced(source: bytes) -> tuple[bytes, bool]:
+    """Return the source of an answer in Markdown, as an environment takes it, and whether it is only a part of the text."""
+    from kbx_env.envs.answer import strip_fences
+
+    try:
+        text = source.decode()
+    except UnicodeDecodeError:  # the screen says where
+        return source, False
+    found = strip_fences(text)
+    return (source, False) if found == text else (found.encode(), True)
+
+
+def _show(outcome: Outcome, reward: float | None, around: Mapping[str, float] | None = None) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from kbx_env.envs.prompt import ADVICE
+    from kbx_env.envs.prompt import ADVICE, notes, stopped
 
     console = Console(highlight=False)
     colour = "green" if outcome.correct else "yellow" if reward is None else "red"
@@ -102,33 +155,51 @@ def _show(outcome: Outcome, reward: float | None) -> None:
     console.print(f"[bold {colour}]{outcome.verdict}[/] {outcome.task} on {outcome.backend}, reward {shown}")
     if outcome.cases is not None:
         console.print(f"cases passed: {outcome.cases.passed} of {outcome.cases.total}")
+    if at := stopped(outcome):
+        console.print(at, markup=False, soft_wrap=True)
     if outcome.message and not outcome.correct:
         listed = {f"{f.case}: {f.reason}" for f in outcome.cases.failures} if outcome.cases else set()
         why = "" if outcome.message in listed else f": {outcome.message}"
         console.print(f"failed at stage {outcome.stage}{why}", markup=False, soft_wrap=True)
+    for note in notes(outcome):
+        console.print(note, markup=False, soft_wrap=True)
     if problems := _problems(outcome):
         table = Table("kind", "where", "what went wrong", box=None)
         for row in problems:
             table.add_row(*(Text(cell[:300]) for cell in row))  # Text: a message of a kernel must not be read as markup
         console.print(table)
+    if outcome.cases is not None and outcome.cases.wrong > len(outcome.cases.failures):
+        console.print(f"and {outcome.cases.wrong - len(outcome.cases.failures)} more failed cases")
     _show_work(console, outcome)
     if outcome.verdict in ADVICE:
         console.print(f"to do: {ADVICE[outcome.verdict]}", style="bold", soft_wrap=True)
     if outcome.compile:
-        table = Table("kernel", "target", "builds", "registers", "spills (B)", "shared (B)", "warps", box=None)
-        for b in outcome.compile:
-            cells = ["-" if v is None else str(v) for v in (b.registers, b.spills, b.shared, b.warps)]
-            table.add_row(b.kernel, b.target, "yes" if b.ok else "no", *cells)
-        console.print(table)
-    stages = ", ".join(f"{k} {v:.2f}" for k, v in outcome.seconds.items())
-    console.print(f"seconds: {stages}", style="dim")
+        _show_builds(console, outcome)
+    console.print(f"seconds: {spent(outcome, around or {})}", style="dim", soft_wrap=True)
+
+
+def _show_builds(console: Console, outcome: Outcome) -> None:
+    """Print a table of the builds, and for which specialisation each kernel was built."""
+    from rich.table import Table
+
+    table = Table("kernel", "target", "builds", "registers", "spills (B)", "shared (B)", "warps", box=None)
+    named: dict[str, str] = {}
+    for b in outcome.compile:
+        cells = ["-" if v is None else str(v) for v in (b.registers, b.spills, b.shared, b.warps)]
+        table.add_row(b.kernel, b.target, "yes" if b.ok else "no", *cells)
+        named.setdefault(b.kernel, b.specialisation)
+    console.print(table)
+    for kernel, specialisation in named.items():
+        if specialisation:
+            console.print(f"{kernel} built for: {specialisation}", markup=False, soft_wrap=True, style="dim")
 
 
 def _problems(outcome: Outcome) -> list[tuple[str, str, str]]:
     """Return kind, place and text of everything that went wrong."""
     findings = outcome.evidence.findings if outcome.evidence else ()
+    failures = outcome.cases.failures if outcome.cases else ()
     return [
-        *(("case", f.case, f.reason) for f in (outcome.cases.failures if outcome.cases else ())),
+        *(("case", f"{f.case} [{f.layouts}]" if f.layouts else f.case, f.reason) for f in failures),
         *(("rule", v.rule, v.detail) for v in outcome.violations),
         *(("finding", f.kind.replace("_", " "), f.text) for f in findings),
         *(("build", f"{b.kernel} for {b.target}", b.error or "") for b in outcome.compile if not b.ok),

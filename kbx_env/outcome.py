@@ -80,10 +80,12 @@ class CaseFailure:
     Attributes:
         case: label of the case.
         reason: why it failed.
+        layouts: shape and strides of every tensor that is not contiguous, "" if there is none.
     """
 
     case: str
     reason: str
+    layouts: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ class Cases:
         failures: the first failed cases.
         telling_passed: number of telling cases passed; ``None`` if it was not recorded.
         telling: number of telling cases run; ``None`` if it was not recorded.
+        stopped_at: number of the case, from 1, at which an error ended the run: later ones were not run. ``None`` if all ran.
+        stopped_in: label of that case, and its layouts; "" if all ran.
     """
 
     passed: int
@@ -106,6 +110,13 @@ class Cases:
     failures: tuple[CaseFailure, ...] = ()
     telling_passed: int | None = None
     telling: int | None = None
+    stopped_at: int | None = None
+    stopped_in: str = ""
+
+    @property
+    def wrong(self) -> int:
+        """Number of cases that ran to their end and failed."""
+        return (self.total if self.stopped_at is None else self.stopped_at - 1) - self.passed
 
 
 @dataclass(frozen=True)
@@ -124,6 +135,8 @@ class Build:
         seconds: of compiling. Not compared.
         warps: per program, as compiled; of 32 threads, on AMD of 64. ``None`` where nothing was compiled, and in outcomes
             from before it was recorded.
+        specialisation: argument types and constants for which it was compiled, "" if unknown; with the number of those that
+            ran, where there were several.
     """
 
     kernel: str
@@ -136,6 +149,7 @@ class Build:
     shared_limit: int | None = None
     seconds: float | None = field(default=None, compare=False)
     warps: int | None = None
+    specialisation: str = ""
 
 
 @dataclass(frozen=True)
@@ -401,7 +415,8 @@ class Outcome:
         timing: speedup; ``None`` unless the kernel is correct and was timed (CUDA only).
         evidence: evidence that Triton did the work; ``None`` if the grading ended before.
         estimate: estimate of device time; ``None`` unless the kernel is correct and an estimate was asked for.
-        seconds: wall time by stage, and ``total``. Not compared.
+        seconds: wall time by stage, and ``total``. Not compared. Beside the stages: ``cases`` (which cases tell anything),
+            ``start`` (processes), ``end`` (of them).
         manifest: versions and settings of the grading.
         source_sha256: hash of the submission, in hex.
         slips: errors that are certain from the text, found without running it; may hold ``LAUNCHLESS``. ``None`` where the

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kbx_env.__main__ import _show, main
+from kbx_env.__main__ import _show, main, spent
 from kbx_env.outcome import CaseFailure, Cases, Fault, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import expert_source
 
@@ -103,3 +103,28 @@ def test_tasks_prompt_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_module_runs() -> None:
     done = subprocess.run([sys.executable, "-m", "kbx_env", "tasks"], capture_output=True, text=True)
     assert done.returncode == 0 and "math/softmax" in done.stdout
+
+
+def test_an_answer_in_markdown_is_graded_by_its_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = _source(tmp_path, f"The kernel:\n\n```python\n{expert_source('activation/gelu_fp16')}```\n")
+    assert main(["grade", "activation/gelu_fp16", file, "--backend", "cpu", "--targets", "sm_90"]) == 0
+    said = capsys.readouterr().out
+    assert "Markdown block" in said and "built for: x *fp16" in said
+    line = next(row for row in said.splitlines() if row.startswith("seconds: "))
+    parts, _, total = line.removeprefix("seconds: ").partition("; in all ")
+    named = {name: float(value) for name, value in (part.split(" ") for part in parts.split(", "))}
+    assert sum(named.values()) == pytest.approx(float(total), abs=0.011)
+    assert {"imports", "compile", "correct"} <= set(named) and abs(named.get("other", 0.0)) < 0.5
+
+
+def test_seconds_add_up_and_holds_of_the_gpu_are_no_part_of_them() -> None:
+    common = ("math/softmax", Verdict.RUNTIME_ERROR, Stage.CORRECT, "cuda", "contract", Fault.POLICY)
+    seconds = {"screen": 0.1, "proof": 2.0, "correct": 1.0, "waited": 3.0, "shared": 0.5, "alone": 0.25, "total": 6.2}
+    text = spent(Outcome(*common, "line 9: IndexError", seconds=seconds), {"imports": 1.5, "exit": 0.1})
+    assert text == (
+        "imports 1.50, screen 0.10, proof 2.00, correct 1.00, waited 3.00, exit 0.10, other 0.10; in all 7.80"
+        " (the GPU was held: shared 0.50, alone 0.25)"
+    )
+    merged = {"proof": 2.0, "correct": 1.5, "start": 0.5, "total": 2.0}
+    text = spent(Outcome(*common, "executed on the CPU tier: line 9", seconds=merged), {})
+    assert text == "correct 1.50, start 0.50; in all 2.00"

@@ -5,21 +5,51 @@ Their length is bounded, and they reveal no hidden input.
 
 from __future__ import annotations
 
-from kbx_env.outcome import LAUNCHLESS, Outcome, Verdict
+import re
+import textwrap
+from collections.abc import Sequence
+
+from kbx_env.grading.static.aliases import MODULES
+from kbx_env.outcome import LAUNCHLESS, Build, Outcome, Verdict
 from kbx_env.spec.task import Task
 
 RULES = """\
 Rules
 - Write one Python module that defines `{entry}{signature}` on module level. Triton kernels do all the work on data.
-- Host code may allocate (torch.empty, zeros, full, empty_like, new_empty), view (view, reshape, expand, permute,
-  contiguous, as_strided, ...), copy and convert between float types or between integer types (copy_, clone, to), fill
-  (fill_, zero_), and read up to 64 scalars per call back to the host (.item()). A seed may be drawn with torch.randint of
-  one element.
+- Host code may allocate (torch.empty, zeros, ones, full, empty_like, new_empty; torch.tensor of Python numbers, up to
+  16 KiB per call), take views (view, reshape, expand, permute, squeeze, as_strided, slices such as x[:, 1:], ...), copy
+  (contiguous, clone, copy_) and fill (fill_, zero_). It may read up to 64 scalars per call (.item()). A seed may be drawn
+  with torch.randint of one element.
+- Host code may convert (to, copy_) between float types, between integer types, from bool to integers, and an argument that
+  is integer or bool, as it was passed, to a float type. It converts no result of a kernel from integers to floats, and
+  nothing from floats to integers.
 - Every other torch operation is refused and costs the reward, even inside try/except: no arithmetic, reductions,
-  comparisons, indexing or torch.nn calls on tensors.
-- Imports: torch, triton, triton.language, math, random, typing, functools and the like. No files, processes, network.
+  comparisons, arange, indexing with tensors, or torch.nn calls on tensors. tl.arange and plain Python numbers are free.
+- Nothing else may be imported than: {imports}.
+  An import of another module that is never used counts as a compile error; its use costs the reward. No files, processes,
+  network.
 - Allocate on the inputs' device. Loads and stores must stay inside the tensors (mask them).
-- Inputs that the contract does not name as changed must stay unchanged; results are new tensors unless it says otherwise."""
+- Inputs that the contract does not name as changed must stay unchanged; results are new tensors unless it says otherwise.
+- Terms of the contract: any strides (a tensor need not be contiguous), 0-d (no axes), empty (no elements), a number or a
+  float (a Python int or float, of any sign where no range is given). A result may have any strides unless the contract
+  says contiguous. NaN, infinities, empty and 0-d tensors occur only where the contract mentions them."""
+
+
+def _importable() -> str:
+    """List the modules that a source may import, those of a package together: ``torch (also torch.nn, ...)``."""
+    names = sorted(m for m in MODULES if m != "__future__")
+    plain = [m for m in names if m.partition(".")[0] not in ("torch", "triton")]
+    packages = [
+        f"{root} ({', '.join(m.removeprefix(root) for m in names if m.startswith(root + '.'))})" for root in ("torch", "triton")
+    ]
+    return ", ".join([*packages, *plain])
+
+
+IMPORTS = textwrap.fill(
+    f"{_importable()}; libdevice is `from triton.language.extra import libdevice`", 118, subsequent_indent="  ",
+    initial_indent=" " * 40, break_long_words=False, break_on_hyphens=False,
+).strip()  # fmt: skip
+"""The modules of ``RULES``, in lines of its width; the first line has room for the words before it."""
 
 
 def instruction(task: Task, backend: str) -> str:
@@ -36,7 +66,7 @@ def instruction(task: Task, backend: str) -> str:
         "Graded on hidden inputs of many shapes, layouts and value ranges against an fp64 reference; correct kernels "
         + ("are then timed against torch eager on this GPU." if backend == "cuda" else "are not timed on this machine.")
     )
-    shown = RULES.format(entry=task.entry, signature=task.signature)
+    shown = RULES.format(entry=task.entry, signature=task.signature, imports=IMPORTS)
     return (
         f"Task {task.id}: write a Triton GPU kernel.\n\nSignature\n    {task.entry}{task.signature}\n\n"
         f"Contract\n{task.spec}\n\n{shown}\n\n{judged}\nAnswer with the whole module in one ```python block."
@@ -64,6 +94,66 @@ KINDS = {
 }
 
 
+_CONSTANT = re.compile(r"'(?:int|float|bool|NoneType)' object has no attribute '(\w+)'")
+_MADE = re.compile(r"(\w+)=(\S+) \(made a constant\)")
+
+
+def explained(message: str) -> str:
+    """Explain an error whose text does not name its cause.
+
+    Args:
+        message: of an outcome.
+
+    Returns:
+        The cause and what to write instead, "" for other errors.
+    """
+    found = _CONSTANT.search(message)
+    if found is None or "CompilationError" not in message:
+        return ""
+    made, attribute = _MADE.findall(message), found.group(1)
+    shown = ", ".join(f"{name}={value}" for name, value in made[:6])
+    used = [name for name, _ in made if re.search(rf"\b{name}\s*\.\s*{attribute}\b", message)]
+    name = (used or [name for name, _ in made] or ["n"])[0]
+    instead = f"tl.cast({name}, tl.int64) instead of {name}.to(tl.int64)" if attribute == "to" else f"tl.to_tensor({name})"
+    return (
+        "Triton compiles an integer argument that equals 1 into the kernel as a constant"
+        + (f" (here: {shown})" if shown else "")
+        + f", and a Python number has no .{attribute}. Write {instead}, which takes both, or keep the argument a variable with "
+        f'@triton.jit(do_not_specialize=["{name}"]).'
+    )
+
+
+def _some(lines: Sequence[str], limit: int, what: str = "") -> list[str]:
+    """Return the first lines, and how many are left out."""
+    more = len(lines) - limit
+    return [*lines[:limit], *([f"... and {more} more{what}"] if more > 0 else [])]
+
+
+def _for(build: Build) -> str:
+    return f" ({build.specialisation})" if build.specialisation else ""
+
+
+def stopped(outcome: Outcome) -> str:
+    """Say at which case an error ended the run, and how many cases were not run; "" where all ran."""
+    cases = outcome.cases
+    if cases is None or cases.stopped_at is None:
+        return ""
+    left = cases.total - cases.stopped_at
+    return f"stopped at case {cases.stopped_at} of {cases.total}, {left} not run: {cases.stopped_in}"
+
+
+def notes(outcome: Outcome) -> list[str]:
+    """List facts that explain a wrong result or an error, one a line."""
+    found = [explained(outcome.message)] if explained(outcome.message) else []
+    dots = outcome.evidence.dots if outcome.evidence is not None else ()
+    if outcome.verdict is Verdict.INCORRECT and "tf32" in dots:
+        found.append(
+            'Matrix products ran in TF32, which keeps 10 of the 23 bits of fp32 operands: tl.dot(a, b, input_precision="ieee") '
+            "keeps all of them."
+        )
+    return found
+
+
 def feedback(outcome: Outcome, limit: int = 4000) -> str:
     """Describe a verdict: what failed, where, by how much, and what to do.
 
@@ -77,20 +167,26 @@ def feedback(outcome: Outcome, limit: int = 4000) -> str:
     lines = [f"Verdict: {outcome.verdict} (stage: {outcome.stage})"]
     if outcome.cases is not None:
         lines.append(f"Cases passed: {outcome.cases.passed} of {outcome.cases.total}")
+    if at := stopped(outcome):
+        lines.append(at[0].upper() + at[1:])
     if outcome.verdict in HALTED and outcome.slips:
         # A compiler reports the first error only; these are found without it. They come before its message, which may be long.
         others = [s for s in outcome.slips if s == LAUNCHLESS or s.partition(": ")[2] not in outcome.message]
-        lines += [f"Also fails where it is reached: {s}" for s in others[:8]]
+        lines += _some([f"Also fails where it is reached: {s}" for s in others], 8, " such lines")
     listed = {f"{f.case}: {f.reason}" for f in outcome.cases.failures} if outcome.cases else set()
     if outcome.message and not outcome.correct and outcome.message not in listed:
         lines.append(f"Reason: {outcome.message}")
+    lines += notes(outcome)
     if outcome.cases is not None:
-        lines += [f"- {f.case}: {f.reason}" for f in outcome.cases.failures]
-    lines += [f"Rule broken: {v.rule}: {v.detail}" for v in outcome.violations[:5]]
+        lines += [f"- {f.case}{f' [{f.layouts}]' if f.layouts else ''}: {f.reason}" for f in outcome.cases.failures]
+        more = outcome.cases.wrong - len(outcome.cases.failures)
+        lines += [f"- and {more} more failed cases"] if more > 0 else []
+    lines += _some([f"Rule broken: {v.rule}: {v.detail}" for v in outcome.violations], 5, " rules broken")
     if outcome.evidence is not None:
-        lines += [f"{KINDS[f.kind]}: {f.text}" for f in outcome.evidence.findings[:8] if f.text not in outcome.message]
+        new = [f for f in outcome.evidence.findings if f.text not in outcome.message]
+        lines += _some([f"{KINDS[f.kind]}: {f.text}" for f in new], 8, " findings")
     bad = [b for b in outcome.compile if not b.ok]
-    lines += [f"Build failed: {b.kernel} for {b.target}: {b.error}" for b in bad[:4]]
+    lines += _some([f"Build failed: {b.kernel} for {b.target}{_for(b)}: {b.error}" for b in bad], 4, " failed builds")
     e = outcome.evidence
     if e is not None and e.moved_bytes and e.ideal_bytes and outcome.correct:
         lines.append(f"Bytes moved: {e.moved_bytes}, at least {e.ideal_bytes} needed; launches: {e.launches}")

@@ -163,6 +163,15 @@ class GradingContext:
             took = time.perf_counter() - start - (self.gpu.waited - waited)
             self.builder.seconds[stage] = self.builder.seconds.get(stage, 0.0) + took
 
+    @contextlib.contextmanager
+    def aside(self, name: str) -> Iterator[None]:
+        """Add the seconds of a block to an entry of their own beside the stages: ``cases``, ``start`` or ``end``."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.builder.seconds[name] = self.builder.seconds.get(name, 0.0) + time.perf_counter() - start
+
     def build(self) -> None:
         """Compile the kernels seen so far ahead of time, for the targets of the options."""
         if self.options.ahead_of_time:

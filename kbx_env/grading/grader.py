@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import os
 import platform
 import secrets
@@ -21,6 +22,7 @@ from kbx_env.grading.pipeline import run_pipeline
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.processes import SandboxProcesses
 from kbx_env.grading.runtime.zygote_client import Zygote
+from kbx_env.grading.runtime.zygote_process import ZygoteProcess
 from kbx_env.options import GradeOptions
 from kbx_env.outcome import GRADER_FAILED, FaultKind, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import load_task
@@ -37,11 +39,12 @@ class Grader:
     Args:
         without: layers of defence to leave out (``kbx_env.grading.ablations``), to measure their worth. Such outcomes say so
             and are never paid.
+        started: the process of a zygote that gets warm already; it is closed with the grader.
     """
 
-    def __init__(self, *, without: Iterable[str] = ()) -> None:
+    def __init__(self, *, without: Iterable[str] = (), started: ZygoteProcess | None = None) -> None:
         self.without = chosen(without)
-        self.processes = SandboxProcesses()
+        self.processes = SandboxProcesses(started)
 
     def __enter__(self) -> Grader:
         return self
@@ -108,13 +111,12 @@ class Grader:
 
 
 def _manifest(task: Task, options: GradeOptions) -> dict[str, Any]:
-    import triton
-
     import kbx_env
 
     return {
         "kbx_env": kbx_env.__version__, "python": platform.python_version(), "torch": torch.__version__,
-        "triton": triton.__version__, "device": torch.cuda.get_device_name(0) if options.backend == "cuda" else "cpu",
+        "triton": importlib.metadata.version("triton"),  # not imported here: only the sandbox needs it
+        "device": torch.cuda.get_device_name(0) if options.backend == "cuda" else "cpu",
         "machine": platform.machine(), "cores": os.cpu_count(), "task_fingerprint": task.fingerprint, "split": options.split,
         "seed_policy": "secret, fresh for every grading" if options.seed is None else f"fixed: {options.seed}",
         "attempt": 1, "torch_ops": options.torch_ops, "sizes": options.sizes, "precision": options.precision,

@@ -69,8 +69,11 @@ def run_pipeline(context: GradingContext) -> Outcome:
     Raises:
         SandboxError: the machine is to blame.
     """
-    with contextlib.closing(context):
+    with contextlib.ExitStack() as closing:
+        closing.callback(context.close)
         outcome = _first_failure(context) or _correct(context)
+        ended = time.perf_counter()
+    outcome = replace(outcome, seconds={**outcome.seconds, "end": round(time.perf_counter() - ended, 4)})
     return beside_compiled(context, outcome)
 
 

@@ -41,6 +41,8 @@ class OutcomeBuilder:
         passed: cases passed, of ``total``.
         telling_passed: telling cases passed, of ``telling``.
         gpu: this grading's use of the GPU, whose waiting and holding times go into the outcome.
+        stopped_at: number of the case, from 1, at which an error ended the run; ``None`` if none did.
+        stopped_in: label of that case, and its layouts.
     """
 
     task: Task
@@ -61,12 +63,17 @@ class OutcomeBuilder:
     estimate: Estimate | None = None
     gpu: GpuHold | None = None
     slips: tuple[str, ...] | None = None
+    stopped_at: int | None = None
+    stopped_in: str = ""
 
     def cases(self) -> Cases | None:
         """Return the cases so far, ``None`` before the first."""
         if not self.total:
             return None
-        return Cases(self.passed, self.total, tuple(self.failures[:_SHOWN_FAILURES]), self.telling_passed, self.telling)
+        return Cases(
+            self.passed, self.total, tuple(self.failures[:_SHOWN_FAILURES]), self.telling_passed, self.telling,
+            self.stopped_at, self.stopped_in,
+        )  # fmt: skip
 
     def end(self, verdict: Verdict, stage: Stage, message: str = "", fault_kind: FaultKind | None = None) -> Outcome:
         """Return the outcome, with everything found so far.

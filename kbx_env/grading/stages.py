@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -56,7 +56,7 @@ class Screen:
             screened = screen(context.task, context.source, as_published=context.as_published)
         builder = context.builder
         builder.slips, context.gate = screened.slips, screened.gate
-        if screened.verdict is None or (screened.violations and context.lacks(DefenceLayer.SCREEN)):
+        if screened.verdict is None or (screened.text and context.lacks(DefenceLayer.SCREEN)):
             return None
         builder.violations.extend(screened.violations)
         return builder.end(screened.verdict, Stage.SCREEN, screened.message)
@@ -68,8 +68,11 @@ class Compile:
     def run(self, context: GradingContext) -> Outcome | None:
         """See ``GradingStage.run``."""
         context.stage = Stage.COMPILE
-        session = context.open_session()
-        context.select_cases()
+        with context.aside("cases"):
+            context.processes.start()  # a cold zygote gets warm meanwhile
+            context.select_cases()
+        with context.aside("start"):
+            session = context.open_session()
         with context.timed(Stage.COMPILE):
             session.load(context.source)
             if session.engine is None:
@@ -93,8 +96,9 @@ class Correct:
             needed = [judges.calls_needed(context.task, c) for c in context.cases]
             made = session.at_once(context.cases, needed) if session.engine is None else []
             for index, case in enumerate(context.cases):
+                context.builder.stopped_at, context.builder.stopped_in = index + 1, case.label()
                 try:
-                    calls = made[index] if made else session.calls(case, index, needed[index], "run")
+                    calls = made[index] if made else self._call(context, index, needed[index])
                     if isinstance(calls, Exception):
                         raise calls
                 except GradingAborted as e:
@@ -103,6 +107,7 @@ class Correct:
                     self._judge_error(context, index, *e.error)
                     continue
                 self._judge(context, index, calls)
+            context.builder.stopped_at, context.builder.stopped_in = None, ""
         with context.timed(Stage.COMPILE):
             context.build()
         context.builder.evidence = context.evidence(None, context.accumulator)
@@ -118,6 +123,15 @@ class Correct:
         if not ruling.passed:
             builder.failures.append(CaseFailure(case.label(), ruling.reason))
 
+    @staticmethod
+    def _call(context: GradingContext, index: int, needed: int) -> list[CallResult]:
+        try:
+            return context.session.calls(context.cases[index], index, needed, "run")
+        except GradingAborted:
+            if strided := layouts(context.session.sent):
+                context.builder.stopped_in += f" [{strided}]"
+            raise
+
     def _judge(self, context: GradingContext, index: int, calls: Sequence[CallResult]) -> None:
         case, telling, builder = context.cases[index], context.telling[index], context.builder
         ruling = context.judge(case, calls)
@@ -126,7 +140,7 @@ class Correct:
             builder.telling_passed += telling
         else:
             note = "" if context.as_published else _unwritten(calls[0])  # not watched there
-            builder.failures.append(CaseFailure(case.label(), ruling.reason + note))
+            builder.failures.append(CaseFailure(case.label(), ruling.reason + note, layouts(calls[0].args)))
         accumulator, session = context.accumulator, context.session
         if telling and session.engine is not None and context.scheme is not None:
             if ruling.passed:
@@ -325,6 +339,22 @@ def beside_compiled(context: GradingContext, outcome: Outcome) -> Outcome:
     start = time.perf_counter()
     timing = compiled.beside(context.task, outcome.timing, context.gpu, sizes=context.options.sizes)
     return replace(outcome, timing=timing, seconds={**outcome.seconds, "compiled": round(time.perf_counter() - start, 4)})
+
+
+def layouts(args: Mapping[str, Any]) -> str:
+    """Describe the tensors of a call that are not contiguous.
+
+    Args:
+        args: the arguments by name.
+
+    Returns:
+        Such as ``input (3, 5) with strides (1, 3)``, separated by commas; "" if all are contiguous.
+    """
+    return ", ".join(
+        f"{name} {tuple(t.shape)} with strides {tuple(t.stride())}"
+        for name, t in args.items()
+        if isinstance(t, torch.Tensor) and not t.is_contiguous()
+    )[:300]
 
 
 def _unwritten(call: CallResult) -> str:

@@ -26,6 +26,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, compute_cache_key
 
 from kbx_env.backends.cost.cubin import resources
+from kbx_env.sandbox.compile_errors import described
 from kbx_env.sandbox.fake_cuda.driver import SHARED_LIMIT, TARGETS, StandInDriver
 from kbx_env.sandbox.handle import Handle, watch
 from kbx_env.sandbox.recorder import Recorder
@@ -49,6 +50,7 @@ class _Compiled:
     options: Any
     launch_options: dict[str, Any]
     key: str = ""
+    described: str = ""
     text: dict[str, Any] = dataclasses.field(default_factory=dict)
     dots: frozenset[str] = frozenset()
 
@@ -67,6 +69,7 @@ class Interceptor:
         kernels: the kernels seen so far, by name.
         built: pairs of kernel and target that ``build`` has compiled.
         busy: whether the compiler is at work and not the submission's code.
+        compiling_now: name and description of the specialisation that the compiler works on or has failed at; "" for none.
     """
 
     def __init__(self, device: str, recorder: Recorder | None = None, target: str = "sm_90") -> None:
@@ -76,6 +79,7 @@ class Interceptor:
         self.kernels: dict[str, _Compiled] = {}
         self.built: set[tuple[str, str]] = set()
         self.busy = False
+        self.compiling_now = ("", "")
         self._cache: dict[tuple[int, str], _Compiled] = {}
         self._original = JITFunction.run
         if device == "cpu":
@@ -153,6 +157,8 @@ class Interceptor:
         if compiled is None:
             opts, signature, constexprs, attrs = fn._pack_args(backend, kwargs, bound, specialization, options)
             compiled = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(launch_options, fn))
+            compiled.described = _described(compiled)
+            self.compiling_now = fn.__name__, compiled.described
             text = _ttir(ASTSource(fn, signature, constexprs, attrs), backend, opts, target)
             fused = bool(getattr(opts, "enable_fp_fusion", True))
             chosen = {k: getattr(opts, k, None) for k in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
@@ -160,6 +166,7 @@ class Interceptor:
             compiled.key = hashlib.sha256(f"{chosen} {text}".encode()).hexdigest()[:32]
             compiled.text = {"text": text, "fused": fused, "options": chosen}
             self._cache[id(fn), key] = compiled
+            self.compiling_now = "", ""
         self.kernels.setdefault(fn.__name__, compiled)
         handle = Handle(compiled, target, lambda size, bound: self._launch(compiled, size, bound))
         if not warmup:
@@ -182,7 +189,9 @@ class Interceptor:
             _, _, _, backend, binder = fn.device_caches[device]
             bound, specialization, options = binder(*args, **call)
             opts, signature, constexprs, attrs = fn._pack_args(backend, call, bound, specialization, options)
-            self.kernels[fn.__name__] = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(kwargs, fn))
+            first = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(kwargs, fn))
+            first.described = _described(first)
+            self.kernels[fn.__name__] = first
         kernel = self._original(fn, *args, grid=grid, warmup=warmup or ablate, **kwargs)
         if ablate and kernel is not None:
             # Before Triton 3.7 the first launch of each signature runs gcc to build a launcher, while others wait for the GPU.
@@ -209,6 +218,10 @@ class Interceptor:
         used = {launch.kernel for launch in self.launches}
         return sorted(set().union(*(self.kernels[k].dots for k in used if k in self.kernels), set()))
 
+    def specialisations(self, name: str) -> int:
+        """Return how many specialisations of the kernels of a name have been compiled (CPU tier)."""
+        return sum(1 for compiled in self._cache.values() if compiled.fn.__name__ == name)
+
     def build(self, targets: list[str]) -> list[dict[str, Any]]:
         """Compile every kernel seen so far for targets that it has not been built for.
 
@@ -223,7 +236,9 @@ class Interceptor:
             for target in targets:
                 if (name, target) not in self.built:
                     self.built.add((name, target))
-                    rows.append(_build(name, compiled, target))
+                    count = self.specialisations(name)
+                    of = f"; the first of {count}" if count > 1 else ""
+                    rows.append(_build(name, compiled, target) | {"specialisation": compiled.described + of})
         return rows
 
 
@@ -245,6 +260,11 @@ def _build_options(kwargs: Mapping[str, Any], fn: JITFunction) -> dict[str, Any]
     names = {p.name for p in fn.params}
     known = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
     return {k: v for k, v in kwargs.items() if k in known and k not in names}
+
+
+def _described(compiled: _Compiled) -> str:
+    declared = frozenset(p.name for p in compiled.fn.params if p.is_constexpr)
+    return described(compiled.signature, compiled.constexprs, declared)
 
 
 def _ttir(source: ASTSource, backend: Any, options: Any, target: GPUTarget) -> str:

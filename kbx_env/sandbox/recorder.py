@@ -17,7 +17,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kbx_env.backends.engine import may_copy
+from kbx_env.backends.engine import argument_to_float, may_copy
 from kbx_env.sandbox.fake_cuda.driver import at_home
 from kbx_env.sandbox.firewall import Log
 
@@ -115,6 +115,7 @@ class Recorder(TorchDispatchMode):
         self._known: dict[int, Any] = {}
         self._weak: dict[int, StorageWeakRef] = {}
         self.inputs: dict[str, int] = {}
+        self._passed: set[int] = set()
         self._host = 0
 
     @classmethod
@@ -146,6 +147,7 @@ class Recorder(TorchDispatchMode):
                 if base in self._weak:  # the address is used again: the storage before was freed
                     self._freed.append(base)
                 self._known[base], self._weak[base] = storage, StorageWeakRef(storage)
+        self._passed = set(self.inputs.values())
 
     def take(self) -> dict[str, Any]:
         """Return, and forget, the freed storages, steps and kernels since the last time, with this call's inputs."""
@@ -321,14 +323,22 @@ class Recorder(TorchDispatchMode):
         if self.allow:
             return
         dtype = target.dtype if isinstance(target, torch.Tensor) else target or source.dtype
-        if not may_copy(source.dtype, dtype):
-            raise self.log.deny(
-                "torch_compute",
-                f"conversion from {source.dtype} to {dtype}; do it in the kernel (tl.load(...).to(...))",
-            )
+        if may_copy(source.dtype, dtype):
+            return
+        # The engine decides, because it knows what wrote the bytes; a refusal here can name the line of the source.
+        passed = not self.live or not source.numel() or source.untyped_storage().data_ptr() in self._passed
+        if passed and argument_to_float(source.dtype, dtype):
+            return
+        raise self.log.deny(
+            "torch_compute",
+            f"conversion from {source.dtype} to {dtype} of values that are not an unmodified argument; do it in the kernel "
+            "(tl.load(...).to(...))",
+        )
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         if target.numel():
+            if source.dtype is target.dtype and source.untyped_storage().data_ptr() in self._passed:
+                self._passed.add(target.untyped_storage().data_ptr())
             self.steps.append(["copy", self.view(target), self.view(source.expand(target.shape))])
 
     def _constants(self, t: torch.Tensor) -> None:

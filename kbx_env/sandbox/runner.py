@@ -26,6 +26,7 @@ from kbx_env.device.ipc_runner import IpcSender
 from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.protocol import wire
 from kbx_env.sandbox import firewall, limits, noop_stubs
+from kbx_env.sandbox.compile_errors import locate
 from kbx_env.sandbox.fake_cuda import driver
 from kbx_env.sandbox.launches import Interceptor, quick_launchers
 from kbx_env.sandbox.recorder import Ask, Recorder, install, recording
@@ -91,6 +92,7 @@ class Runner:
         self.generator: torch.Generator | None = None
         self.generator_state: torch.Tensor | None = None
         self._submission_error: BaseException | None = None
+        self._text = ""
 
     @contextlib.contextmanager
     def submission(self) -> Iterator[None]:
@@ -119,6 +121,7 @@ class Runner:
         source = bytes(blobs[0])
         with open(path, "wb") as f:
             f.write(source)
+        self._text = source.decode("utf-8", "replace")
         self.module = {"__name__": "submission", "__file__": path, "__builtins__": __builtins__}
         module = type(sys)("submission")
         module.__dict__.update(self.module)
@@ -332,7 +335,7 @@ class Runner:
             reply["ok"] = True
         except BaseException as e:  # the submission may raise anything, SystemExit included
             self.trusted = max(self.trusted, 1)
-            reply = {"ok": False, **_classify(e, self.folder)}
+            reply = {"ok": False, **_classify(e, self.folder, self._text, self.interceptor)}
             if e is not self._submission_error and isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
                 reply["kind"] = "infra"
         reply["denied"] = [list(d) for d in self.log.denied[:20]]
@@ -394,8 +397,18 @@ def _claim(value: Any, tensors: Mapping[str, torch.Tensor], out: list[bytes]) ->
     }  # fmt: skip
 
 
-def _classify(e: BaseException, folder: str) -> dict[str, Any]:
-    """Name the kind of an exception and the submission's line that raised it."""
+def _classify(e: BaseException, folder: str, source: str, interceptor: Interceptor) -> dict[str, Any]:
+    """Name the kind of an exception and the submission's line that raised it.
+
+    Args:
+        e: the exception.
+        folder: of the submission; its name is left out of messages.
+        source: the submission.
+        interceptor: knows which specialisation the compiler has failed at.
+
+    Returns:
+        ``kind``, ``name``, ``message`` and ``line``.
+    """
     from triton.compiler.errors import CompilationError
 
     line = None
@@ -416,12 +429,14 @@ def _classify(e: BaseException, folder: str) -> dict[str, Any]:
     elif name in ("OutOfResources", "PTXASError"):
         kind = "compile"
     if isinstance(e, CompilationError):
-        # Triton nests one error per inlined function; the innermost has the cause.
-        inner: BaseException = e
-        while inner.__cause__ is not None:
-            inner = inner.__cause__
-        if inner is not e:
-            text = f"{type(inner).__name__}: {inner}\n{text}"[:2000]
+        with contextlib.suppress(Exception):  # the submission can raise such an error too, made of anything
+            located = locate(e, source, line)
+            line, text = located.line or line, located.text
+    if kind == "compile" and interceptor.compiling_now[0]:
+        kernel, what = interceptor.compiling_now
+        others = interceptor.specialisations(kernel)
+        text = f"{text[:1200]}\nThe specialisation of {kernel} that failed: {what[:300]}"
+        text += f"; {others} other{'s' * (others != 1)} of this kernel compiled" if others else ""
     return {"kind": kind, "name": name, "message": text.replace(folder + os.sep, "")[:2000], "line": line}
 
 

@@ -37,9 +37,10 @@ def combined_activation(input, weight1, weight2, bias, *, out=None):
 
     Example: combined_activation([[1, 2]], [[0], [1]], [10], [1]) = [[8.066366]]
 
-    input (N, K), weight1 (K, D); weight2 and bias broadcast to (N, D). sigmoid(z) = 1 / (1 + exp(-z)). Products and sums
-    in IEEE fp32: TF32 is too coarse and fails. With out= the result is written there and that tensor is returned, else a
-    new tensor. Inputs may have any strides; N may be 0.
+    input (N, K), weight1 (K, D); weight2 and bias broadcast to (N, D) and may be 0-d. sigmoid(z) = 1 / (1 + exp(-z)).
+    Products and sums in IEEE fp32: TF32 is too coarse and fails. out: None (the default: a new tensor), or a tensor of
+    the result's shape and dtype with any strides and any contents, which is filled and returned. Inputs may have any
+    strides; N may be 0.
     """
     y = torch.tanh(torch.sigmoid(input @ weight1)) * weight2 + bias
     return y if out is None else out.copy_(y)

@@ -26,7 +26,8 @@ INF, NAN = float("inf"), float("nan")
 def leaky_relu(input, negative_slope=0.01, inplace=False):
     """Leaky rectified linear unit of every element x of input, an fp32 tensor of any shape.
 
-    y = x where x > 0, else negative_slope * x; negative_slope is any float (also negative or above 1). NaN gives NaN.
+    y = x where x > 0, else negative_slope * x; negative_slope is any float (also negative or above 1). NaN gives NaN,
+    infinities by the formula.
 
     Example: leaky_relu([-2, 0, 3]) = [-0.02, 0, 3]
     Example: leaky_relu([-2, 0, 3], negative_slope=1.5) = [-3, 0, 3]

@@ -29,8 +29,9 @@ def sigmoid(input, out=None):
 
     Example: sigmoid([0, 2, -1, -200]) = [0.5, 0.880797, 0.268941, 0]
 
-    -inf gives 0, inf gives 1, NaN gives NaN, and nothing overflows in between. out=None (the default): a new fp32
-    tensor of the same shape. Otherwise out, an fp32 tensor of that shape, is filled and returned. input is not changed,
-    may have any strides, be 0-d or empty. Compute in fp32.
+    -inf gives 0, inf gives 1, NaN gives NaN, and nothing overflows in between. The result is an fp32 tensor of the
+    shape of input. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides
+    and any contents, which is filled and returned. input is not changed, may have any strides, be 0-d or empty. Compute
+    in fp32.
     """
     return torch.sigmoid(input, out=out)

@@ -35,9 +35,9 @@ def tanh(input_tensor, out_tensor=None):
 
     Example: tanh([0, 1, -2, 100]) = [0, 0.761594, -0.964028, 1]
 
-    -inf gives -1, inf gives 1, NaN gives NaN, and nothing overflows in between. out_tensor=None (the default): a new
-    fp32 tensor of the same shape. Otherwise out_tensor, an fp32 tensor of that shape, of any strides and with any
-    contents, is filled and returned itself. input_tensor is not changed, may have any strides, be 0-d or empty.
-    Compute in fp32.
+    -inf gives -1, inf gives 1, NaN gives NaN, and nothing overflows in between. The result is an fp32 tensor of the
+    shape of input_tensor. out_tensor: None (the default: a new tensor), or a tensor of the result's shape and dtype
+    with any strides and any contents, which is filled and returned. input_tensor is not changed, may have any strides,
+    be 0-d or empty. Compute in fp32.
     """
     return torch.tanh(input_tensor, out=out_tensor)

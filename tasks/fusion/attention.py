@@ -58,11 +58,12 @@ def attention(q, k, v, causal=False, softmax_scale=None, *, out=None):
 
     Example: attention([[[[0.0], [2]]]], [[[[1], [0]]]], [[[[10], [20]]]]) = [[[[15], [11.192]]]]
 
-    q, k and v (B, H, S, D), all fp32 or all fp16. softmax over the keys, without overflow. softmax_scale is a number; None
-    means 1 / sqrt(D). causal=True: query i sees keys 0 .. i only. fp32: products and sums in IEEE fp32, TF32 is too coarse
-    and fails. fp16: scores, softmax and sums in fp32, the result rounded once; probabilities may be rounded to fp16 before
-    the second product. With out= the result is written there and that tensor is returned, else a new tensor like q.
-    Inputs may have any strides; B may be 0.
+    q, k and v (B, H, S, D), all fp32 or all fp16. softmax over the keys, without overflow. softmax_scale is a number,
+    or None (the default), which means 1 / sqrt(D). causal=True: query i sees keys 0 .. i only. fp32: products and sums
+    in IEEE fp32, TF32 is too coarse and fails. fp16: scores, softmax and sums in fp32, the result rounded once;
+    probabilities may be rounded to fp16 before the second product. out: None (the default: a new tensor), or a tensor
+    of the result's shape and dtype with any strides and any contents, which is filled and returned. Inputs may have any
+    strides; B may be 0.
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     scores = torch.matmul(q, k.mT) * scale

@@ -50,9 +50,9 @@ def fused_add_gelu(input, other, alpha=1, approximate="none", out=None):
     Example: fused_add_gelu([1, -2], [0.5, 1], alpha=2) = [1.954500, 0]
     Example: fused_add_gelu([1, -2], 0.5, approximate="tanh") = [1.399572, -0.100429]
 
-    fp32 or fp16; compute in fp32 and round once. The result is a new tensor of the inputs' dtype; with out=
-    (contiguous, of the result's shape and dtype) it is written there and that tensor is returned. The inputs are not
-    changed; they may have any strides, be 0-d or empty. Infinities and NaN are not tested.
+    fp32 or fp16; compute in fp32 and round once. The result has the inputs' dtype. out: None (the default: a new
+    tensor), or a contiguous tensor of the result's shape and dtype with any contents, which is filled and returned. The
+    inputs are not changed; they may have any strides, be 0-d or empty. Infinities and NaN are not tested.
     """
     y = F.gelu(torch.add(input, other, alpha=alpha), approximate=approximate)
     return y if out is None else out.copy_(y)

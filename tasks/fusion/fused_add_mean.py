@@ -54,9 +54,9 @@ def fused_add_mean(input, other, dim=None, alpha=1, keepdim=False, dtype=None, o
 
     fp32; the sum is formed and added up in fp32, in any order. dtype is None, torch.float32 or torch.float64: both
     inputs are converted to it first, everything is computed in it (alpha and a number other in fp64 too), and it is the
-    dtype of the result. The result is a new tensor; with out= (contiguous, of the result's shape and dtype) it is
-    written there and that tensor is returned. Inputs may have any strides and be 0-d; kept axes may be empty, a mean
-    over nothing is not tested.
+    dtype of the result. out: None (the default: a new tensor), or a contiguous tensor of the result's shape and dtype
+    with any contents, which is filled and returned. Inputs may have any strides and be 0-d; kept axes may be empty, a
+    mean over nothing is not tested.
     """
     if dtype is not None:
         input, other = (t.to(dtype) if isinstance(t, torch.Tensor) else t for t in (input, other))

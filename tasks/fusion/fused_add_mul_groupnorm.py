@@ -47,17 +47,18 @@ def _sizes(n, c, *spatial, other=None):
 def fused_add_mul_groupnorm(input1, input2, weight, bias, num_groups, eps=1e-5, *, out=None):
     """Group normalisation of z = (input1 + input2) * input2, with input1 of shape (N, C, *).
 
-    input2 broadcasts to the shape of input1, which is the shape of the result. The C channels form num_groups groups of
-    C / num_groups neighbours (num_groups divides C); for each sample and group, with mean and biased variance of z over
-    the group's channels and all further axes: y = (z - mean) / sqrt(var + eps) * weight[c] + bias[c]. weight and bias,
-    both (C,), are 1 and 0 where None.
+    input2 broadcasts (0-d too) to the shape of input1, which is the shape of the result. The C channels form num_groups
+    groups of C / num_groups neighbours (num_groups divides C); for each sample and group, with mean and biased variance
+    of z over the group's channels and all further axes: y = (z - mean) / sqrt(var + eps) * weight[c] + bias[c]. weight
+    and bias, both (C,), are 1 and 0 where None.
 
     Example: fused_add_mul_groupnorm([[1, 2, 3, 4]], [[1, 1, 2, 0]], [1, 1, 2, 1], [0, 0, 0, 5], 2) = [[-0.99998,
     0.99998, 2, 4.000000]]
 
     fp32 throughout. A mean far from zero must not spoil the variance (two passes or a running mean, not the mean of
-    squares). A new tensor; with out= (contiguous, of the result's shape) it is written there and that tensor is
-    returned. Inputs may have any strides and are not changed. Groups of one element are not tested; N may be 0.
+    squares). out: None (the default: a new tensor), or a contiguous tensor of the result's shape and dtype with any
+    contents, which is filled and returned. Inputs may have any strides and are not changed. Groups of one element are
+    not tested; N may be 0.
     """
     y = F.group_norm(torch.mul(torch.add(input1, input2), input2), num_groups, weight, bias, eps)
     return y if out is None else out.copy_(y)

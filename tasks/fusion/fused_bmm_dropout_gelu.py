@@ -52,10 +52,12 @@ def fused_bmm_dropout_gelu(input1, input2, p=0.5, training=True, inplace=False, 
     Dropout (only if training): each element of the product is independently zeroed with probability p and otherwise
     multiplied by 1 / (1 - p); p = 1 gives zeros. Any random stream will do; it must be fresh on every call,
     independent between elements, and the keep rate must be 1 - p. gelu as torch: approximate="none" is x / 2 * (1 + erf(x /
-    sqrt 2)), "tanh" the tanh approximation; gelu(0) = 0.
+    sqrt 2)), "tanh" x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))); gelu(0) = 0.
 
-    fp32 products in IEEE fp32 (no TF32); fp16 inputs accumulate in fp32 and round once. ``inplace`` concerns only the
-    intermediate: the inputs are never changed. With out= the result is written there and that tensor is returned.
+    fp32 products in IEEE fp32 (no TF32); fp16 inputs accumulate in fp32 and round once. inplace concerns only the
+    intermediate: the inputs are never changed; they may have any strides, and B may be 0. out: None (the default: a new
+    tensor), or a tensor of the result's shape and dtype with any strides and any contents, which is filled and
+    returned.
     """
     y = F.gelu(dropout(torch.bmm(input1, input2), p, training), approximate=approximate)
     return y if out is None else out.copy_(y)

@@ -47,12 +47,14 @@ def fused_bmm_rmsnorm_gelu_dropout(
 
     input1 (B, N, M), input2 (B, M, P); z = input1 @ input2 for every matrix of the batch. normalized_shape is P, (P,)
     or [P]. rms_norm over the last axis: z / sqrt(mean(z^2) + eps), no gain. gelu as torch: approximate="none" is x / 2
-    * (1 + erf(x / sqrt 2)), "tanh" the tanh approximation. Dropout, only if training: each element is independently
-    zeroed with probability dropout_p and otherwise multiplied by 1 / (1 - dropout_p). Any random stream will do; it
-    must be fresh on every call, independent between elements, and the keep rate must be 1 - dropout_p.
+    * (1 + erf(x / sqrt 2)), "tanh" x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))). Dropout, only if training:
+    each element is independently zeroed with probability dropout_p (0 <= dropout_p < 1) and otherwise multiplied by 1 /
+    (1 - dropout_p). Any random stream will do; it must be fresh on every call, independent between elements, and the
+    keep rate must be 1 - dropout_p.
 
-    Products and sums in IEEE fp32: TF32 is too coarse and fails. With out= the result is written there and that tensor
-    is returned, else a new tensor (B, N, P). Inputs may have any strides; B may be 0.
+    Products and sums in IEEE fp32: TF32 is too coarse and fails. out: None (the default: a new tensor), or a tensor of
+    the result's shape and dtype with any strides and any contents, which is filled and returned. Inputs may have any
+    strides; B may be 0.
     """
     z = torch.bmm(input1, input2)
     z = z / torch.sqrt(z.square().mean(-1, keepdim=True) + eps)

@@ -42,7 +42,8 @@ def fused_conv2d_add(
     is too coarse and fails. A new tensor is returned; inputs may have any strides and are not changed.
 
     other: None (nothing is added), a number, or an fp32 tensor that broadcasts to the result (N, O, H', W'); alpha is a
-    number. With out= the result is written there and that tensor is returned.
+    number. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any
+    contents, which is filled and returned.
     """
     y = F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     y = y if other is None else y + alpha * other

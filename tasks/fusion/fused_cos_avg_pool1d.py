@@ -61,6 +61,7 @@ def fused_cos_avg_pool1d(input, kernel_size, stride=None, padding=0, ceil_mode=F
     Example: fused_cos_avg_pool1d([[[0, 1, 2, 3, 4]]], 2, ceil_mode=True) = [[[0.770151, -0.703070, -0.653644]]]
     Example: fused_cos_avg_pool1d([[[0, 1, 2, 3, 4]]], 2, padding=1) = [[[0.5, 0.062078, -0.821818]]]
 
-    Compute in fp32; arguments up to 3e4 must be reduced accurately. A new tensor; any strides. N or C may be 0.
+    Compute in fp32; arguments up to 3e4 must be reduced accurately. The result is a new tensor; input may have any
+    strides; N or C may be 0.
     """
     return F.avg_pool1d(torch.cos(input), kernel_size, stride, padding, ceil_mode, count_include_pad)

@@ -55,8 +55,8 @@ def fused_cosine_embedding_loss_with_normalization(input1, input2, target, margi
     reduction="none") = [0.04, 0.207107]
     Example: fused_cosine_embedding_loss_with_normalization([[3, 4], [1, 1]], [[4, 3], [2, 0]], [1, -1]) = 0.373553
 
-    Compute in fp32; the squares of the tested values neither overflow nor underflow. A new fp32 tensor; any strides. N
-    may be 0 with "none" only.
+    Compute in fp32; the squares of the tested values neither overflow nor underflow. The result is a new fp32 tensor;
+    the inputs may have any strides; N may be 0 with "none" only.
     """
     c = (F.normalize(input1, dim=1) * F.normalize(input2, dim=1)).sum(1)
     loss = torch.where(target == 1, 1 - c, (c - margin).clamp(min=0))

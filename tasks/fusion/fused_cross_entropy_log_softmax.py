@@ -65,16 +65,16 @@ def fused_cross_entropy_log_softmax(
     First y = input - log(sum(exp(input))), the sum over axis dim (0, 1 or -1). Then, as cross entropy always takes the
     log-softmax over the classes, p[b, c] = y[b, c] - log(sum over c of exp(y[b, c])): for dim=1 a no-op, for dim=0 not.
 
-    With class weights w (weight, (C,); 1 when None), s = label_smoothing in [0, 1] and t = target[b], row b costs (1 -
-    s) * w[t] * -p[b, t] + s / C * sum over c of w[c] * -p[b, c], and 0 where t == ignore_index (which may be a valid
-    class id). reduction="none": the costs, (B,). "sum": their sum. "mean": the sum divided by the sum of w[t] over the
-    rows that are not ignored; all rows ignored is not tested.
+    With class weights w (weight, fp32 (C,), or None, the default, for 1), s = label_smoothing in [0, 1] and t =
+    target[b], row b costs (1 - s) * w[t] * -p[b, t] + s / C * sum over c of w[c] * -p[b, c], and 0 where t ==
+    ignore_index (which may be a valid class id). reduction="none": the costs, (B,). "sum": their sum. "mean": the sum
+    divided by the sum of w[t] over the rows that are not ignored; all rows ignored is not tested.
 
     Example: fused_cross_entropy_log_softmax([[1, 2, 3], [3, 1, 0]], [1, 0], reduction="none") = [1.407606, 0.169846]
     Example: fused_cross_entropy_log_softmax([[1, 2, 3], [3, 1, 0]], [1, 0], 0, None, 1, label_smoothing=0.5) = 0.991549
 
-    Compute in fp32; logits of +-1e5 must not overflow. A new fp32 tensor, 0-d for "sum" and "mean". Any strides; B may
-    be 0 with "none" only.
+    Compute in fp32; logits of +-1e5 must not overflow. The result is a new fp32 tensor, 0-d for "sum" and "mean".
+    input, target and weight may have any strides; B may be 0 with "none" only.
     """
     return F.cross_entropy(F.log_softmax(input, dim), target, weight, ignore_index=ignore_index, reduction=reduction,
                            label_smoothing=label_smoothing)  # fmt: skip

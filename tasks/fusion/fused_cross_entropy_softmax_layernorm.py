@@ -58,17 +58,17 @@ def fused_cross_entropy_softmax_layernorm(
     logits fp32 (B, C), targets int64 (B,) with class ids, normalized_shape an int, always C. With p = softmax(logits)
     along the classes, y = (p - mean(p)) / sqrt(var(p) + eps) per row, biased variance, no affine part: fp32 (B, C).
 
-    loss: with class weights w (weight, (C,); 1 when None), s = label_smoothing in [0, 1] and t = targets[b], row b
-    costs (1 - s) * w[t] * -log p[b, t] + s / C * sum over c of w[c] * -log p[b, c], and 0 where t == ignore_index
-    (which may be a valid class id; y is not concerned). reduction="none": the costs, (B,). "sum": their sum. "mean":
-    the sum divided by the sum of w[t] over the rows that are not ignored; all rows ignored is not tested.
+    loss: with class weights w (weight, fp32 (C,), or None, the default, for 1), s = label_smoothing in [0, 1] and t =
+    targets[b], row b costs (1 - s) * w[t] * -log p[b, t] + s / C * sum over c of w[c] * -log p[b, c], and 0 where t ==
+    ignore_index (which may be a valid class id; y is not concerned). reduction="none": the costs, (B,). "sum": their
+    sum. "mean": the sum divided by the sum of w[t] over the rows that are not ignored; all rows ignored is not tested.
 
     Example: fused_cross_entropy_softmax_layernorm([[1, 2, 3], [3, 1, 0]], [1, 0], 3) = (0.788726, [[-1.000984,
     -0.364534, 1.365518], [1.409470, -0.605077, -0.804393]])
 
-    Compute in fp32; logits of +-1e5 must not overflow. New tensors (0-d losses for "sum" and "mean"); with out=
-    (contiguous, shaped like the loss) the loss is written there and that tensor is the first result. Any strides; B may
-    be 0 with "none" only.
+    Compute in fp32; logits of +-1e5 must not overflow. The loss is 0-d for "sum" and "mean". out: None (the default: a
+    new tensor), or a contiguous tensor of the loss's shape and dtype with any contents, which is filled and returned as
+    the first result; y is new. logits, targets and weight may have any strides; B may be 0 with "none" only.
     """
     loss = F.cross_entropy(logits, targets, weight, ignore_index=ignore_index, reduction=reduction,
                            label_smoothing=label_smoothing)  # fmt: skip

@@ -46,9 +46,9 @@ def fused_dropout_relu_batch_norm_conv2d(
     + 1e-5) over batch and pixels, variance divided by their number; no affine weights, no running statistics. relu is
     max(z, 0).
 
-    dropout, only if training: each element is independently zeroed with probability p and otherwise multiplied by
-    1 / (1 - p). Any random stream will do; it must be fresh on every call, independent between elements, and the keep
-    rate must be 1 - p. inplace concerns only the intermediate result.
+    dropout, only if training: each element is independently zeroed with probability p (0 <= p < 1) and otherwise
+    multiplied by 1 / (1 - p). Any random stream will do; it must be fresh on every call, independent between elements,
+    and the keep rate must be 1 - p. inplace concerns only the intermediate result.
     """
     y = F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     return dropout(F.relu(F.batch_norm(y, None, None, training=True)), p, training)

@@ -33,9 +33,9 @@ def fused_dropout_sigmoid_linear(input, weight, bias=None, p=0.5, training=True,
     input (B, K), weight (O, K), bias (O,) or None: z = input @ weight^T + bias. Products and sums in IEEE fp32: TF32 is
     too coarse and fails. sigmoid(z) = 1 / (1 + exp(-z)).
 
-    Dropout, only if training: each element is independently zeroed with probability p and otherwise multiplied by 1 /
-    (1 - p). Any random stream will do; it must be fresh on every call, independent between elements, and the keep rate
-    must be 1 - p. inplace concerns only the intermediate result. A new tensor (B, O) is returned; inputs may have any
-    strides, B may be 0.
+    Dropout, only if training: each element is independently zeroed with probability p (0 <= p < 1) and otherwise
+    multiplied by 1 / (1 - p). Any random stream will do; it must be fresh on every call, independent between elements,
+    and the keep rate must be 1 - p. inplace concerns only the intermediate result. A new tensor (B, O) is returned;
+    inputs may have any strides, B may be 0.
     """
     return dropout(torch.sigmoid(F.linear(input, weight, bias)), p, training)

@@ -54,14 +54,16 @@ def fused_embedding_add_tanh(
     input_indices is an int64 tensor of any shape (0-d or empty too) with values in [0, V), repetitions allowed; weight
     (V, D); other broadcasts to input_indices.shape + (D,), the shape of the result, and does not enlarge it.
 
-    With max_norm (a number > 0), the rows that input_indices names are first rescaled in weight itself, each row once,
-    however often it is named: a row whose norm (sum of |w|^norm_type)^(1 / norm_type) exceeds max_norm is multiplied by
-    max_norm / (norm + 1e-7). The lookup then sees the rescaled table; all other rows stay as they are, and without
-    max_norm all of weight. norm_type is a number in [1, 4]. padding_idx, scale_grad_by_freq and sparse concern
-    gradients and change nothing here: the row padding_idx is looked up and rescaled like any other.
+    max_norm is None (the default: no rescaling) or a number > 0. With a number, the rows that input_indices names are
+    first rescaled in weight itself, each row once, however often it is named: a row whose norm (sum of
+    |w|^norm_type)^(1 / norm_type) exceeds max_norm is multiplied by max_norm / (norm + 1e-7). The lookup then sees the
+    rescaled table; all other rows stay as they are, and without max_norm all of weight. norm_type is a number in [1,
+    4]. padding_idx (None or an int), scale_grad_by_freq and sparse concern gradients and change nothing here: the row
+    padding_idx is looked up and rescaled like any other.
 
-    The result is a new fp32 tensor, or out, which is filled and returned. Inputs may have any strides; weight is
-    rescaled where it lies. Compute in fp32.
+    The result is fp32. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any
+    strides and any contents, which is filled and returned. Inputs may have any strides; weight is rescaled where it
+    lies. Compute in fp32.
     """
     y = torch.tanh(F.embedding(input_indices, weight, padding_idx, max_norm, norm_type) + other)
     return y if out is None else out.copy_(y)

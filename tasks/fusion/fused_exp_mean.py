@@ -50,8 +50,9 @@ def fused_exp_mean(input, dim=None, keepdim=False, dtype=None, out=None):
     input is fp32 of any rank; keepdim leaves reduced axes in the result with length 1. The exponentials are computed in
     fp32 and added up in fp32, in any order; arguments lie within +-87, where neither exp nor the sum overflows. dtype
     is None, torch.float32 or torch.float64: the input is converted to it first, everything is computed in it, and it is
-    the dtype of the result. The result is a new tensor; with out= (contiguous, of the result's shape and dtype) it is
-    written there and that tensor is returned. Any strides; kept axes may be empty, a mean over nothing is not tested.
+    the dtype of the result. out: None (the default: a new tensor), or a contiguous tensor of the result's shape and
+    dtype with any contents, which is filled and returned. input may have any strides; kept axes may be empty, a mean
+    over nothing is not tested.
     """
     y = torch.exp(input if dtype is None else input.to(dtype)).mean(dim, keepdim)
     return y if out is None else out.copy_(y)

@@ -63,6 +63,6 @@ def fused_fractional_max_pool2d_with_relu(
 
     Any random stream will do; it must be fresh on every call and independent between planes and axes. return_indices=True
     returns the pair (y, positions): int64, the row times W plus the column of an element of the window that holds the
-    maximum (any of several). New tensors; input may have any strides.
+    maximum (any of several). The results are new tensors; input may have any strides; N may be 0.
     """
     return F.fractional_max_pool2d(F.relu(input), kernel_size, output_size, output_ratio, return_indices)

@@ -53,12 +53,13 @@ def fused_gather_masked_fill(input, dim, index, mask, value, *, sparse_grad=Fals
 
     input is an fp32 or int64 tensor of rank >= 1, index an int64 tensor of the same rank, whose values are positions on
     axis dim (may be negative) of input; on all other axes index is at most as long as input. For rank 2 and dim=0:
-    y[i, j] = value if mask[i, j] else input[index[i, j], j]. mask is a bool tensor that broadcasts to index's shape
-    and does not enlarge it; where it is True, index is a valid position too. value is a number (infinite or NaN too),
-    rounded to input's dtype; for int64 a whole number. sparse_grad concerns gradients and changes nothing here.
+    y[i, j] = value if mask[i, j] else input[index[i, j], j]. mask is a bool tensor (0-d too) that broadcasts to index's
+    shape and does not enlarge it; where it is True, index is a valid position too. value is a number (infinite or NaN
+    too), rounded to input's dtype; for int64 a whole number. sparse_grad concerns gradients and changes nothing here.
 
-    The result has the shape of index and the dtype of input; values are moved, not changed. It is a new tensor, or out,
-    which is filled and returned. Inputs may have any strides, index may be empty; none of them is changed.
+    The result has the shape of index and the dtype of input; values are moved, not changed. out: None (the default: a
+    new tensor), or a tensor of the result's shape and dtype with any strides and any contents, which is filled and
+    returned. Inputs may have any strides, index may be empty; none of them is changed.
     """
     y = torch.gather(input, dim, index).masked_fill(mask, value)
     return y if out is None else out.copy_(y)

@@ -29,7 +29,8 @@ def fused_gelu_conv2d(
     is too coarse and fails. A new tensor is returned; inputs may have any strides and are not changed.
 
     gelu: approximate="none" is z / 2 * (1 + erf(z / sqrt 2)); "tanh" is z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 *
-    z^3))). With out= the result is written there and that tensor is returned.
+    z^3))). out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any
+    contents, which is filled and returned.
     """
     y = F.gelu(F.conv2d(input, weight, bias, stride, padding, dilation, groups), approximate=approximate)
     return y if out is None else out.copy_(y)

@@ -64,9 +64,9 @@ def fused_gelu_min(input, approximate="none", dim=None, keepdim=False, out=None)
     Example: fused_gelu_min([-0.5, 0.5, 1, 2]) = -0.154269
     Example: fused_gelu_min([[-0.5, -3], [2, 1]], dim=1, approximate="tanh") = ([-0.154286, 0.841192], [0, 1])
 
-    out: for dim None a 0-d tensor, which is filled and returned; for a dim a pair (values, indices) likewise (not
-    tested). New tensors otherwise. Any strides; the reduced axis is not empty, others may be. Infinities and NaN are
-    not tested.
+    out: None (the default: a new tensor), or for dim None a 0-d fp32 tensor with any contents, which is filled and
+    returned; out together with a dim is not tested. input may have any strides; the reduced axis is not empty, others
+    may be. Infinities and NaN are not tested.
     """
     y = F.gelu(input, approximate=approximate)
     if dim is None:

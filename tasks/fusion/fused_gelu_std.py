@@ -49,8 +49,9 @@ def fused_gelu_std(input, dim=None, keepdim=False, correction=1, approximate="no
     Example: fused_gelu_std([[1, 2], [-1, 3]], dim=1, correction=0, approximate="tanh") = [0.556701, 1.577594]
 
     input is fp32 of rank >= 1; fp32 throughout. A mean hundreds of times the deviation must not spoil it: two passes or
-    a running mean, not the mean of squares. The result is a new tensor; with out= (contiguous, of the result's shape)
-    it is written there and that tensor is returned. Any strides; kept axes may be empty, reduced ones are not.
+    a running mean, not the mean of squares. out: None (the default: a new tensor), or a contiguous tensor of the
+    result's shape and dtype with any contents, which is filled and returned. input may have any strides; kept axes may
+    be empty, reduced ones are not.
     """
     y = torch.std(F.gelu(input, approximate=approximate), dim, correction=correction, keepdim=keepdim)
     return y if out is None else out.copy_(y)

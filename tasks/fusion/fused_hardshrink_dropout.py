@@ -62,7 +62,7 @@ def fused_hardshrink_dropout(input, p=0.5, training=True, inplace=False, lambd=0
     Example: fused_hardshrink_dropout([1, 2], p=1.0) = [0, 0]
 
     inplace=False: a new tensor; the input is not changed. inplace=True: the input is overwritten with the final result
-    (after hardshrink) and returned itself. Any strides, also in place; 0-d and empty are allowed.
+    (after hardshrink) and returned itself. input may have any strides, also in place, be 0-d or empty.
     """
     y = F.hardshrink(dropout(input, p, training), lambd)
     return input.copy_(y) if inplace else y

@@ -71,7 +71,8 @@ def fused_hardsigmoid_batch_norm(
     [0, 1]]
 
     fp32 throughout. Means far from zero must not spoil the variance (two passes or Welford). The result is always a new
-    tensor: inplace concerns only the intermediate z, x is never changed. Any strides; N may be 0 unless training.
+    tensor: inplace concerns only the intermediate z, x is never changed. All tensors may have any strides; N may be 0
+    unless training.
     """
     z = F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
     return F.hardsigmoid(z, inplace)

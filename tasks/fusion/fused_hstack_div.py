@@ -49,7 +49,8 @@ def fused_hstack_div(tensors, divisor, *, rounding_mode=None, out=None):
     tensors is a list of two or more tensors of one dtype, fp32 or int64. 1-D tensors are joined along axis 0, others along
     axis 1; all other axes agree. divisor is a number that is not 0. rounding_mode None: the quotient, in fp32 also for
     integers. "floor" rounds it down, "trunc" towards zero; then integers stay int64. Tested quotients that are rounded are
-    exact. With out= the result is written there and that tensor is returned, else a new tensor. Inputs may have any strides.
+    exact. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any
+    contents, which is filled and returned. Inputs may have any strides, and one of them may be empty.
     """
     y = torch.div(torch.hstack(tensors), divisor, rounding_mode=rounding_mode)
     return y if out is None else out.copy_(y)

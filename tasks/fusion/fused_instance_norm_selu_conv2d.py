@@ -37,7 +37,7 @@ def fused_instance_norm_selu_conv2d(
 
     selu(z) = 1.0507009873554805 * (z if z > 0 else 1.6732632423543772 * (exp(z) - 1)). Then each image's channel is
     standardised over its own pixels: (z - mean) / sqrt(variance + eps), variance divided by the number of pixels.
-    num_features, momentum, affine and track_running_stats are accepted and change nothing: there are no weights and no
-    running statistics. There is more than one pixel.
+    num_features (None or an int), momentum, affine and track_running_stats are accepted and change nothing: there are
+    no weights and no running statistics. There is more than one pixel.
     """
     return F.instance_norm(F.selu(F.conv2d(input, weight, bias, stride, padding, dilation, groups)), eps=eps)

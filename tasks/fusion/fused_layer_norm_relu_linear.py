@@ -46,10 +46,10 @@ def fused_layer_norm_relu_linear(input, weight, bias=None, normalized_shape=None
         [[-0.508001, -0.889002, 1.397003]]
 
     input (*, K), weight (O, K), bias (O,) or None; z = max(input @ weight^T + bias, 0) has the shape (*, O). Products
-    and sums in IEEE fp32: TF32 is too coarse and fails. normalized_shape is an int or a sequence equal to the last axes
-    of z: over these axes y = (z - mean) / sqrt(variance + eps), the variance divided by their number of elements.
-    elementwise_affine is accepted and has no effect. A new tensor is returned; inputs may have any strides and rows may
-    be 0.
+    and sums in IEEE fp32: TF32 is too coarse and fails. normalized_shape (its default None is not tested) is an int or
+    a sequence equal to the last axes of z: over these axes y = (z - mean) / sqrt(variance + eps), the variance divided
+    by their number of elements. elementwise_affine is accepted and has no effect. A new tensor is returned; inputs may
+    have any strides and rows may be 0.
     """
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     return F.layer_norm(F.relu(F.linear(input, weight, bias)), shape, eps=eps)

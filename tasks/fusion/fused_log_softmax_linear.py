@@ -30,9 +30,9 @@ def fused_log_softmax_linear(input, weight, bias=None, dim=-1, dtype=None):
     input (B, K), weight (O, K), bias (O,) or None: z = input @ weight^T + bias. Products and sums in IEEE fp32: TF32 is
     too coarse and fails. fp16 inputs (all of them): accumulate in fp32, never round in between.
 
-    y = z - log(sum of exp(z) along dim), without overflow; dim is 0, 1, -1 or -2. The result has the dtype of the
-    inputs, or dtype (a torch dtype: float32 or float64) where given; float64 results need fp32 accuracy only. A new
-    tensor (B, O) is returned; inputs may have any strides, B may be 0.
+    y = z - log(sum of exp(z) along dim), without overflow; dim is 0, 1, -1 or -2. dtype is None (the default: the dtype
+    of the inputs), torch.float32 or torch.float64, and the dtype of the result; float64 results need fp32 accuracy
+    only. A new tensor (B, O) is returned; inputs may have any strides, B may be 0.
     """
     z = F.linear(input, weight, bias)
     return F.log_softmax(z, dim=dim, dtype=dtype)

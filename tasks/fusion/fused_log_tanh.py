@@ -30,9 +30,10 @@ def fused_log_tanh(input, out=None):
 
     Example: fused_log_tanh([1, 2, 0.5, 10]) = [0, 0.6, -0.6, 0.980198]
 
-    The result is a new fp32 tensor of the same shape, or out (same shape and dtype), which is filled and returned. The
-    input may be non-contiguous, 0-d or empty and is not changed. All positive normal numbers must work, up to 3e38.
-    Zero, negative numbers, infinities and NaN do not occur: nothing has to be checked and no error raised. Any formula
-    is fine that is as accurate as log followed by tanh: the error is judged against the size of the results.
+    The result is an fp32 tensor of the shape of input. out: None (the default: a new tensor), or a tensor of the
+    result's shape and dtype with any strides and any contents, which is filled and returned. The input may be
+    non-contiguous, 0-d or empty and is not changed. All positive normal numbers must work, up to 3e38. Zero, negative
+    numbers, infinities and NaN do not occur: nothing has to be checked and no error raised. Any formula is fine that is
+    as accurate as log followed by tanh: the error is judged against the size of the results.
     """
     return torch.tanh(torch.log(input), out=out)

@@ -66,8 +66,9 @@ def fused_masked_select_add_gelu(input, mask, other, *, alpha=1, approximate="no
     selection, which is added element by element. alpha is a number of either sign.
 
     gelu(x) for approximate="none": x / 2 * (1 + erf(x / sqrt(2))); for "tanh": x / 2 * (1 + tanh(sqrt(2 / pi) *
-    (x + 0.044715 * x^3))). The result is a new tensor, or out (of the right length), which is filled and returned.
-    Inputs may have any strides or be empty and are not changed. Infinities and NaN are not tested.
+    (x + 0.044715 * x^3))). out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any
+    strides and any contents, which is filled and returned. Inputs may have any strides or be empty and are not changed.
+    Infinities and NaN are not tested.
     """
     y = F.gelu(torch.masked_select(input, mask) + alpha * other, approximate=approximate)
     return y if out is None else out.copy_(y)

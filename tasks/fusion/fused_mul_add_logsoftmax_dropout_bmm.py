@@ -54,13 +54,13 @@ def fused_mul_add_logsoftmax_dropout_bmm(
     Example: fused_mul_add_logsoftmax_dropout_bmm([[[1, 2]]], [[[1, 0]]], [[[0, 3]]], [[[1], [10]]], training=False) =
         [[[-3.39621]]]
 
-    input1 and input2 (B, N, M), other broadcasts to (B, N, M), mat2 (B, M, P). z = input1 * input2 + other; log_softmax is
-    z - log(sum of exp(z) along dim) without overflow, dim any axis of z. Dropout, only if training: each element is
-    independently zeroed with probability p and otherwise multiplied by 1 / (1 - p). Any random stream will do; it must be
-    fresh on every call, independent between elements, and the keep rate must be 1 - p. inplace concerns only the
-    intermediate result. Then the product with mat2. Products and sums in IEEE fp32: TF32 is too coarse and fails. With
-    out= the result is written there and that tensor is returned, else a new tensor (B, N, P). Inputs may have any strides;
-    B may be 0.
+    input1 and input2 (B, N, M), other broadcasts (0-d too) to (B, N, M), mat2 (B, M, P). z = input1 * input2 + other;
+    log_softmax is z - log(sum of exp(z) along dim) without overflow, dim any axis of z (it may be negative). Dropout,
+    only if training: each element is independently zeroed with probability p (0 <= p < 1) and otherwise multiplied by 1
+    / (1 - p). Any random stream will do; it must be fresh on every call, independent between elements, and the keep
+    rate must be 1 - p. inplace concerns only the intermediate result. Then the product with mat2. Products and sums in
+    IEEE fp32: TF32 is too coarse and fails. out: None (the default: a new tensor), or a tensor of the result's shape
+    and dtype with any strides and any contents, which is filled and returned. Inputs may have any strides; B may be 0.
     """
     y = torch.bmm(dropout(F.log_softmax(input1 * input2 + other, dim=dim), p, training), mat2)
     return y if out is None else out.copy_(y)

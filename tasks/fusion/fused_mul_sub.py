@@ -45,9 +45,10 @@ def fused_mul_sub(input, other_mul, other_sub, alpha=1, out=None):
 
     input, other_mul and other_sub are fp32 tensors of any shapes that broadcast against each other as torch broadcasts,
     or numbers (int or float): any one or two of them, so that at least one is a tensor. alpha is a number of either
-    sign. The result has the common shape of the tensors: a new fp32 tensor, or out, which is filled and returned.
-    The tensors may be non-contiguous, 0-d or empty and are not changed. A fused multiply-add is as right as two
-    roundings. Infinities and NaN are not tested.
+    sign. The result is an fp32 tensor of the common shape of the tensors. out: None (the default: a new tensor), or a
+    tensor of the result's shape and dtype with any strides and any contents, which is filled and returned. The tensors
+    may be non-contiguous, 0-d or empty and are not changed. A fused multiply-add is as right as two roundings.
+    Infinities and NaN are not tested.
     """
     y = input * other_mul - alpha * other_sub
     return y if out is None else out.copy_(y)

@@ -49,10 +49,10 @@ def fused_mv_logsoftmax_dropout(input, vec, p=0.5, training=True, inplace=False,
 
     input (N, M), vec (M,), N > 0; z = input @ vec has one axis, so that dim is 0 or -1. log_softmax: z - log(sum of exp(z)),
     without overflow. fp16 (both): compute in fp32, round once at the end. Dropout, only if training: each element is
-    independently zeroed with probability p and otherwise multiplied by 1 / (1 - p). Any random stream will do; it must be
-    fresh on every call, independent between elements, and the keep rate must be 1 - p. inplace concerns only the
-    intermediate result. With out= the result is written there and that tensor is returned, else a new tensor (N,). Inputs
-    may have any strides.
+    independently zeroed with probability p (0 <= p < 1) and otherwise multiplied by 1 / (1 - p). Any random stream will
+    do; it must be fresh on every call, independent between elements, and the keep rate must be 1 - p. inplace concerns
+    only the intermediate result. out: None (the default: a new tensor), or a tensor of the result's shape and dtype
+    with any strides and any contents, which is filled and returned. Inputs may have any strides.
     """
     y = dropout(F.log_softmax(torch.mv(input, vec), dim=dim), p, training)
     return y if out is None else out.copy_(y)

@@ -38,9 +38,10 @@ def fused_mv_sigmoid_sub(input, vec, other, alpha=1, *, out=None):
 
     Example: fused_mv_sigmoid_sub([[1, 2], [0, -1]], [1, 1], 0.5, alpha=2) = [-0.047426, -0.731059]
 
-    input (N, M), vec (M,); other is a tensor that broadcasts to (N,), or a number; alpha is a number. sigmoid(z) =
-    1 / (1 + exp(-z)). Sums in fp32. With out= the result is written there and that tensor is returned, else a new tensor
-    (N,). Inputs may have any strides; N may be 0.
+    input (N, M), vec (M,); other is an fp32 tensor (0-d too) that broadcasts to (N,), or a number; alpha is a number.
+    sigmoid(z) = 1 / (1 + exp(-z)). Sums in fp32. out: None (the default: a new tensor), or a tensor of the result's
+    shape and dtype with any strides and any contents, which is filled and returned. Inputs may have any strides; N may
+    be 0.
     """
     y = torch.sigmoid(input @ vec) - alpha * other
     return y if out is None else out.copy_(y)

@@ -51,9 +51,10 @@ def fused_relu_batch_norm_conv2d(
     is too coarse and fails. Inputs may have any strides.
 
     batch_norm per output channel: (z - mean) / sqrt(variance + eps) * bn_weight + bn_bias; bn_weight and bn_bias (O,) are
-    1 and 0 where None. training=False takes running_mean and running_var (O,). training=True takes mean and variance
-    of the channel over batch and pixels (divided by their number n); then the running statistics, where given, are
-    updated in place: running = (1 - momentum) * running + momentum * statistic, with the variance divided by n - 1.
+    1 and 0 where None. running_mean and running_var (O,) are None (the default) with training=True only. training=False
+    takes them; training=True takes mean and variance of the channel over batch and pixels (divided by their number n);
+    then the running statistics, where given, are updated in place: running = (1 - momentum) * running + momentum *
+    statistic, with the variance divided by n - 1.
 
     y = max(batch_norm, 0), a new tensor; nothing else is changed. inplace concerns only the intermediate result.
     """

@@ -37,9 +37,10 @@ def fused_relu_sqrt(input, inplace=False, out=None):
     Example: fused_relu_sqrt([-1, 0, 4, 9, 2]) = [0, 0, 2, 3, 1.414214]
 
     int64 elements are converted to fp32; the result is always fp32 and has the shape of input. inplace=True, for fp32:
-    the results overwrite input, and input itself is returned. Otherwise input is not changed, and the result is a new
-    tensor, or out (same shape, fp32), which is filled and returned; out never comes together with inplace=True. The
-    input may be non-contiguous (also with inplace), 0-d or empty. Infinities and NaN are not tested.
+    the results overwrite input, and input itself is returned. Otherwise input is not changed. out: None (the default: a
+    new tensor), or a tensor of the result's shape and dtype with any strides and any contents, which is filled and
+    returned. out never comes together with inplace=True. The input may be non-contiguous (also with inplace), 0-d or
+    empty. Infinities and NaN are not tested.
     """
     y = torch.sqrt(torch.relu(input))
     return input.copy_(y) if inplace else y if out is None else out.copy_(y)

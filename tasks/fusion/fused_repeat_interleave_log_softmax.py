@@ -80,12 +80,13 @@ def fused_repeat_interleave_log_softmax(input, repeats, dim=None, *, output_size
     element i is repeated repeats times, for an int repeats >= 0, or repeats[i] times, for an int64 vector of counts
     >= 0 as long as the axis; copies of an element stand next to each other. With u the repeated values (an element that
     is repeated 0 times takes no part at all), the result is u - log(sum over the axis of exp(u)), which must not
-    overflow for |u| up to 1e4. output_size, where given, is the length of the repeated axis, and spares reading the sum
-    of the counts back to the host, which is allowed otherwise; it always agrees with repeats.
+    overflow for |u| up to 1e4. output_size is None (the default) or the length of the repeated axis, and spares reading
+    the sum of the counts back to the host, which is allowed otherwise; it always agrees with repeats.
 
-    With dtype (float32 or float64) the values are converted before the log_softmax, which is computed in that dtype,
-    and the result has it; otherwise fp32. The result is a new tensor, or out, which is filled and returned; it is
-    empty where nothing is repeated. Inputs may have any strides or be empty and are not changed. Infinities and NaN are
+    dtype is None (the default: all is fp32), torch.float32 or torch.float64: the values are converted to it before the
+    log_softmax, which is computed in it, and the result has it. The result is empty where nothing is repeated. out:
+    None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any contents,
+    which is filled and returned. Inputs may have any strides or be empty and are not changed. Infinities and NaN are
     not tested.
     """
     u = torch.repeat_interleave(input, repeats, dim, output_size=output_size)

@@ -49,11 +49,11 @@ def fused_softmax_log(input, dim=-1, dtype=None):
     Example: fused_softmax_log([[1, 3], [2, 2]]) = [[0.25, 0.75], [0.5, 0.5]]
     Example: fused_softmax_log([[1, 3], [2, 2]], dim=0) = [[0.333333, 0.6], [0.666667, 0.4]]
 
-    dim may be negative. With dtype given (float32 or float64), the input is converted first, everything is computed in
-    that dtype, and the result has it; otherwise all is fp32. Elements of 0 give 0, as long as their slice holds a
-    positive one; negative elements, infinities and NaN are not tested. The sum over a slice stays below 1e38. Any
-    formula is right that is as accurate: each result is judged relative to its own size. The result is a new tensor of
-    input's shape; the input may have any strides or be empty and is not changed.
+    dim may be negative. dtype is None (the default: all is fp32), torch.float32 or torch.float64: the input is
+    converted to it first, everything is computed in it, and the result has it. Elements of 0 give 0, as long as their
+    slice holds a positive one; negative elements, infinities and NaN are not tested. The sum over a slice stays below
+    1e38. Any formula is right that is as accurate: each result is judged relative to its own size. The result is a new
+    tensor of input's shape; the input may have any strides or be empty and is not changed.
     """
     x = input if dtype is None else input.to(dtype)
     return F.softmax(torch.log(x), dim)

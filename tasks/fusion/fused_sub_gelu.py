@@ -46,9 +46,10 @@ def fused_sub_gelu(input, other, alpha=1, approximate="none", out=None):
     x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))).
 
     input is an fp32 tensor; other is an fp32 tensor, and the two broadcast against each other as torch broadcasts, or a
-    number. alpha is a number of either sign. The result has the common shape: a new fp32 tensor, or out, which is
-    filled and returned. Inputs may be non-contiguous, 0-d or empty and are not changed. |x| up to 1e4 must not
-    overflow; infinities and NaN are not tested. Errors are judged against the size of the results as a whole.
+    number. alpha is a number of either sign. The result is an fp32 tensor of the common shape. out: None (the default:
+    a new tensor), or a tensor of the result's shape and dtype with any strides and any contents, which is filled and
+    returned. Inputs may have any strides, be 0-d or empty, and are not changed. |x| up to 1e4 must not overflow;
+    infinities and NaN are not tested. Errors are judged against the size of the results as a whole.
     """
     y = F.gelu(input - alpha * other, approximate=approximate)
     return y if out is None else out.copy_(y)

@@ -56,10 +56,11 @@ def fused_sum_std(input, dim=None, keepdim=False, dtype=None, correction=1, out=
     concerns the sums, which nobody sees, and changes nothing. dim=None, a sum over everything, would leave one number
     without a spread and does not occur; nor does an empty input.
 
-    dtype (float32 or float64), where given, is what the elements are converted to before they are added, in which all
-    else is computed, and the result's dtype; without it that is fp32. Means far from zero must not spoil the spread
-    (two passes over the sums, or Welford). The result is a new 0-d tensor, or out (0-d), which is filled and returned.
-    The input may have any strides and is not changed.
+    dtype is None (the default: fp32), torch.float32 or torch.float64: what the elements are converted to before they
+    are added, in which all else is computed, and the result's dtype. Means far from zero must not spoil the spread (two
+    passes over the sums, or Welford). The result is 0-d. out: None (the default: a new tensor), or a tensor of the
+    result's shape and dtype with any strides and any contents, which is filled and returned. The input may have any
+    strides and is not changed.
     """
     y = torch.std(torch.sum(input, dim, keepdim, dtype=dtype), correction=correction)
     return y if out is None else out.copy_(y)

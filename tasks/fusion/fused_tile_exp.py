@@ -62,9 +62,9 @@ def fused_tile_exp(input, dims, *, out=None):
     result is dims[d] times as long as that of input and holds dims[d] copies of it one after the other:
     y[i, j, ...] = exp(input[i % n0, j % n1, ...]). dims=() repeats nothing; a 0 in dims gives an empty result.
 
-    The result is a new tensor, or out (of the result's shape), which is filled and returned. The input may be
-    non-contiguous, 0-d or empty and is not changed. Each value is judged relative to its own size; the accuracy of
-    tl.exp is enough. Overflow, infinities and NaN are not tested.
+    out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any
+    contents, which is filled and returned. The input may be non-contiguous, 0-d or empty and is not changed. Each value
+    is judged relative to its own size; the accuracy of tl.exp is enough. Overflow, infinities and NaN are not tested.
     """
     y = torch.exp(torch.tile(input, dims))
     return y if out is None else out.copy_(y)

@@ -51,11 +51,12 @@ def fused_transformer_block(input, weight1, weight2, residual, dropout_p=0.1, ep
         [[0.628411, -1.41137, 0.782956]]
 
     input (*, D), weight1 (D, K), weight2 (K, O), residual (*, O). softmax over the last axis, without overflow. Dropout is
-    always active: each probability is independently zeroed with probability dropout_p and otherwise multiplied by
-    1 / (1 - dropout_p). Any random stream will do; it must be fresh on every call, independent between elements, and the
-    keep rate must be 1 - dropout_p. layer_norm over the last axis: (z - mean) / sqrt(variance + eps), the variance divided
-    by O, no weights. Products and sums in IEEE fp32: TF32 is too coarse and fails. With out= the result is written there
-    and that tensor is returned, else a new tensor (*, O). Inputs may have any strides.
+    always active: each probability is independently zeroed with probability dropout_p (0 <= dropout_p < 1) and
+    otherwise multiplied by 1 / (1 - dropout_p). Any random stream will do; it must be fresh on every call, independent
+    between elements, and the keep rate must be 1 - dropout_p. layer_norm over the last axis: (z - mean) / sqrt(variance
+    + eps), the variance divided by O, no weights. Products and sums in IEEE fp32: TF32 is too coarse and fails. out:
+    None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any contents,
+    which is filled and returned. Inputs may have any strides.
     """
     y = dropout(torch.softmax(input @ weight1, dim=-1), dropout_p, True) @ weight2 + residual
     y = F.layer_norm(y, y.shape[-1:], eps=eps)

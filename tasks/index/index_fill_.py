@@ -50,9 +50,9 @@ def index_fill_(dim, x, index, value):
 
     Example: index_fill_(1, [[1, 2, 3], [4, 5, 6]], [2, 0], 9) = [[9, 2, 9], [9, 5, 9]]
 
-    x is an fp32 tensor of rank 1 to 4 with any strides, whose elements do not overlap; only the chosen ones change.
-    dim may be negative. index is an int64 vector of positions in [0, size of the axis): positions may repeat, come in
-    any order, or be none at all. value is a Python int or float, rounded to fp32 (NaN and infinities too).
-    A Triton kernel puts it into its places: torch may copy whole tensors, in any order, but fill or copy no part of one.
+    x is an fp32 tensor of rank 1 to 4 with any strides, whose elements do not overlap; only the chosen ones change. dim
+    may be negative. index is an int64 vector of positions in [0, size of the axis): positions may repeat, come in any
+    order, or be none at all. value is a Python int or float, rounded to fp32 (NaN and infinities too). A Triton kernel
+    puts it into its places: torch may copy whole tensors, in any order, but fill or copy no part of one.
     """
     return x.index_fill_(dim, index, value)

@@ -51,6 +51,7 @@ def index_select(input, dim, index):
     input is an fp32 tensor of rank 1 to 4 with any strides; dim may be negative. index is an int64 vector of positions
     in [0, size of the axis): they may repeat, come in any order, or be none at all. The result has the shape of input
     with the length of index in place of the axis. Values are moved, not changed (NaN, infinities, zeros of both signs,
-    subnormals too), and a Triton kernel picks the slices: torch may copy whole tensors, in any order, but no part of one.
+    subnormals too), and a Triton kernel picks the slices: torch may copy whole tensors, in any order, but no part of
+    one.
     """
     return torch.index_select(input, dim, index)

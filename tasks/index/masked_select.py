@@ -42,8 +42,9 @@ def masked_select(input, mask):
 
     Example: masked_select([[1, 2], [3, 4]], [True, False]) = [1, 3]
 
-    input (any real dtype or bool, any shape, 0-d too) and mask (bool) are broadcast against each other first, as torch
-    broadcasts. The length of the result is the number of True elements of the broadcast mask and may be 0. Values are
-    moved, not changed. Both may be non-contiguous or empty. Reading the length back to the host is allowed.
+    input (fp32, fp16, int64, or any other real dtype or bool; any shape, 0-d too) and mask (bool) are broadcast against
+    each other first, as torch broadcasts. The length of the result is the number of True elements of the broadcast mask
+    and may be 0. Values are moved, not changed. Both may be non-contiguous or empty. Reading the length back to the
+    host is allowed.
     """
     return torch.masked_select(input, mask)

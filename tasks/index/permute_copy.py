@@ -52,7 +52,8 @@ def permute_copy(input, dims):
 
     input is an fp32 or int64 tensor of rank 1 to 5 with any strides; dims is a tuple that names every axis once and may
     hold negative numbers. The result is a new contiguous tensor of the permuted shape and the same dtype, not a view
-    and not a copy that keeps the order in memory of the input. Values are moved, not changed, and a Triton kernel moves
-    them: torch may copy a whole tensor in its own order (contiguous) and nothing else. Sizes may be 0.
+    and not a copy that keeps the order in memory of the input. Values are moved, not changed (NaN, infinities and zeros
+    of both signs pass), and a Triton kernel moves them: torch may copy a whole tensor in its own order (contiguous) and
+    nothing else. Sizes may be 0.
     """
     return input.permute(dims).contiguous()

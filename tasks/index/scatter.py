@@ -54,7 +54,8 @@ def scatter(input, dim, index, src):
     y[p with p[dim] replaced by index[p]] = src[p] for every position p of index, elsewhere y = input. input and src
     are fp32, index int64 with values in [0, size of axis dim of input); all have the same rank 1 to 4. On every axis
     index is no longer than src and, but for dim, no longer than input; what src has beyond index is unused. dim may be
-    negative. Where several elements of src meet at one position they are equal. Values are moved, not changed. The
-    result is a new tensor, the inputs stay as they are; any strides; index may be empty.
+    negative. Where several elements of src meet at one position they are equal. Values are moved, not changed. NaN,
+    infinities and zeros of both signs pass. The result is a new tensor, the inputs stay as they are and may have any
+    strides; index may be empty.
     """
     return input.scatter(dim, index, src)

@@ -58,10 +58,11 @@ def cholesky(A, upper=False, out=None):
     is the conjugate transpose, for real matrices the transpose. The diagonal is real and positive (a complex factor has
     exact zeros as imaginary parts there), which makes the factor unique; the other triangle holds exact zeros.
 
-    A is fp32, fp64, complex64 or complex128; the result has A's shape and dtype and is a new tensor, or out if given (a
-    contiguous tensor of that shape and dtype; filled and returned). Triton has no complex type: torch.view_as_real
-    gives the parts as a last axis of 2, without a copy. A is Hermitian up to rounding (either triangle may be read, or
-    both; imaginary parts on its diagonal count as zeros); others are not tested, nor is anything raised for them.
+    A is fp32, fp64, complex64 or complex128; the result has A's shape and dtype. out: None (the default: a new tensor),
+    or a contiguous tensor of the result's shape and dtype with any contents, which is filled and returned. Triton has
+    no complex type: torch.view_as_real gives the parts as a last axis of 2, without a copy. A is Hermitian up to
+    rounding (either triangle may be read, or both; imaginary parts on its diagonal count as zeros); others are not
+    tested, nor is anything raised for them.
 
     Accuracy: IEEE arithmetic of A's dtype, no TF32; errors (of real and imaginary parts alike) are compared to the
     typical element of the result and to the conditioning. Batches may be empty. A is not changed and may have any

@@ -55,10 +55,10 @@ def cholesky_solve(B, L, upper=False, out=None):
     lower triangular and A = L L^T. upper=True: L is upper triangular and A = L^T L. Only that triangle is read: the
     other may hold any finite numbers, which count as zeros. The diagonal is positive.
 
-    fp32, or both tensors fp64; IEEE arithmetic in that dtype (no TF32). The result (*, n, k) is a new tensor, or out if
-    given (a contiguous tensor of that shape; filled and returned). Errors are compared to the typical element of the
-    result and to the conditioning; the systems are well-conditioned. n up to 128 is used. B and L are not changed and
-    may have any strides.
+    fp32, or both tensors fp64; IEEE arithmetic in that dtype (no TF32). The result has the shape (*, n, k). out: None
+    (the default: a new tensor), or a contiguous tensor of the result's shape and dtype with any contents, which is
+    filled and returned. Errors are compared to the typical element of the result and to the conditioning; the systems
+    are well-conditioned. n up to 128 is used. B and L are not changed and may have any strides.
 
     Example: cholesky_solve([[4], [10]], [[2, 0], [1, 3]]) = [[0.555556], [0.888889]]
     Example: cholesky_solve([[4], [8]], [[1, 0], [0, 2]], upper=True) = [[4], [2]]

@@ -58,9 +58,10 @@ def determinant_lu(A, *, pivot=True, out=None):
     A = L U without swaps; only matrices that are safe this way are used, so the value is the determinant in both modes.
 
     fp32 or fp64, IEEE arithmetic in that dtype (no TF32). The result has the batch's shape (*), 0-d for one matrix, and
-    A's dtype: a new tensor, or out if given (contiguous, of that shape; filled and returned). Batches may be empty.
-    Errors are compared to the typical determinant of the batch and to the conditioning. Results neither overflow nor
-    vanish; n >= 1, matrices up to 64 x 64 are used. A is not changed and may have any strides.
+    A's dtype. out: None (the default: a new tensor), or a contiguous tensor of the result's shape and dtype with any
+    contents, which is filled and returned. Batches may be empty. Errors are compared to the typical determinant of the
+    batch and to the conditioning. Results neither overflow nor vanish; n >= 1, matrices up to 64 x 64 are used. A is
+    not changed and may have any strides.
 
     Example: determinant_lu([[4, 3], [2, 1]]) = -2
     Example: determinant_lu([[2, 1], [4, 5]], pivot=False) = 6

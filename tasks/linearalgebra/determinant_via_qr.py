@@ -56,9 +56,10 @@ def determinant_via_qr(A, *, mode="reduced", out=None):
     library would be asked for; for square matrices both are the same. The value is the determinant, sign included.
 
     fp32 or fp64, IEEE arithmetic in that dtype (no TF32). The result has the batch's shape (*), 0-d for one matrix, and
-    A's dtype: a new tensor, or out if given (contiguous, of that shape; filled and returned). Batches may be empty.
-    Errors are compared to the typical determinant of the batch and to the conditioning. Results neither overflow nor
-    vanish, no matrix is singular; n >= 1, up to 64 x 64 is used. A is not changed and may have any strides.
+    A's dtype. out: None (the default: a new tensor), or a contiguous tensor of the result's shape and dtype with any
+    contents, which is filled and returned. Batches may be empty. Errors are compared to the typical determinant of the
+    batch and to the conditioning. Results neither overflow nor vanish, no matrix is singular; n >= 1, up to 64 x 64 is
+    used. A is not changed and may have any strides.
 
     Example: determinant_via_qr([[1, 2], [3, 4]]) = -2
     Example: determinant_via_qr([[2, 0], [0, 3]], mode="complete") = 6

@@ -54,10 +54,11 @@ def invert_matrix_lu(A, *, pivot=True, out=None):
     order, so that the true inverse results for any permutation. pivot=False: P is the identity; only matrices that are
     safe without row swaps are used, so the value is the true inverse in both modes.
 
-    fp32 or fp64, IEEE arithmetic in that dtype (no TF32). The result (*, n, n) is a new tensor, or out if given (a
-    contiguous tensor of that shape; filled and returned). Batches may be empty. Errors are compared to the typical
-    element of the result and to the conditioning; condition numbers are below 100. Singular matrices are not tested,
-    matrices up to 128 x 128 are used. A is not changed and may have any strides.
+    fp32 or fp64, IEEE arithmetic in that dtype (no TF32). The result has the shape (*, n, n). out: None (the default: a
+    new tensor), or a contiguous tensor of the result's shape and dtype with any contents, which is filled and returned.
+    Batches may be empty. Errors are compared to the typical element of the result and to the conditioning; condition
+    numbers are below 100. Singular matrices are not tested, matrices up to 128 x 128 are used. A is not changed and may
+    have any strides.
 
     Example: invert_matrix_lu([[4, 3], [6, 3]]) = [[-0.5, 0.5], [1, -0.666667]]
     Example: invert_matrix_lu([[2, 0], [1, 4]], pivot=False) = [[0.5, 0], [-0.125, 0.25]]

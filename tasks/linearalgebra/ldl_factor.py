@@ -76,9 +76,9 @@ def ldl_factor(A, hermitian=False, out=None):
     Judged by ldl_solve(LD, pivots, 1), done in fp64: A times it may differ from the identity by 16 * eps * n, times the
     largest element of A, times that of the inverse, times n. So IEEE arithmetic of A's dtype, no TF32, and pivots that
     keep the elements from growing: the diagonal may hold zeros. A is symmetric up to rounding: either triangle may be
-    read, or both, and imaginary parts on a Hermitian diagonal count as zeros. All results are new tensors, except that
-    LD is written to out and out is returned as the first of the two where out is given (a contiguous tensor of A's
-    shape and dtype). Batches may be empty. A is not changed and may have any strides; n up to 128 is used.
+    read, or both, and imaginary parts on a Hermitian diagonal count as zeros. out: None (the default: new tensors), or
+    a contiguous tensor of A's shape and dtype with any contents, which is filled with LD and returned as the first
+    result; pivots is new. Batches may be empty. A is not changed and may have any strides; n up to 128 is used.
 
     Example: ldl_factor([[4]]) = ([[4]], [1])
     Example: ldl_factor([[0, 2], [2, 0]]) = ([[0, 0], [2, 0]], [-2, -2])

@@ -47,12 +47,12 @@ def low_rank_svd_approximation(A, k, *, full_matrices=True, out=None):
     """The best approximation of rank k to each fp32 matrix of a batch A (*, m, n): U_k diag(S_k) Vh_k.
 
     S_k holds the k largest singular values of A = U diag(S) Vh, U_k and Vh_k their left and right vectors, 1 <= k <=
-    min(m, n). The result (*, m, n) is a new fp32 tensor, or out if that is given (a contiguous tensor of this shape,
-    filled and returned). It is unique, because the k-th singular value is at least a fifth larger than the next;
-    singular values on one side of the cut may be close together or zero. full_matrices says which form of SVD a library
-    would be asked for and changes nothing here. Accuracy: IEEE fp32 (no TF32); errors are compared to the typical
-    element of the result and to the conditioning of the problem. Batches may be empty. A is not changed and may have
-    any strides; matrices up to 64 x 64 are used.
+    min(m, n). The result is fp32 (*, m, n). out: None (the default: a new tensor), or a contiguous tensor of the
+    result's shape and dtype with any contents, which is filled and returned. It is unique, because the k-th singular
+    value is at least a fifth larger than the next; singular values on one side of the cut may be close together or
+    zero. full_matrices says which form of SVD a library would be asked for and changes nothing here. Accuracy: IEEE
+    fp32 (no TF32); errors are compared to the typical element of the result and to the conditioning of the problem.
+    Batches may be empty. A is not changed and may have any strides; matrices up to 64 x 64 are used.
 
     Example: low_rank_svd_approximation([[3, 0], [0, 2]], 1) = [[3, 0], [0, 0]]
     Example: low_rank_svd_approximation([[3, 0], [4, 5]], 1) = [[1.5, 1.5], [4.5, 4.5]]

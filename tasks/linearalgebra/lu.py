@@ -55,8 +55,8 @@ def lu(A, pivot=True, out=None):
     A = P L U, P (*, m, m) is a permutation matrix of A's dtype (zeros and ones), and no element of L is larger than 1
     in magnitude, up to rounding; which of equally large pivots is taken is free, and singular matrices are factorised,
     too. With pivot=False A = L U, and P is an empty tensor of shape (0,), whatever the batch; all leading blocks of A
-    are then far from singular. All are new tensors, except that P is written to out and out is returned as the first of
-    the three where out is given (a contiguous tensor of P's shape and dtype, not with pivot=False).
+    are then far from singular. out: None (the default: new tensors), or, with pivot=True only, a contiguous tensor of
+    P's shape and dtype with any contents, which is filled with P and returned as the first result; L and U are new.
 
     Tolerance of A = P L U: 16 * eps * max(m, n) times the largest element of A times sqrt(n): IEEE arithmetic of A's
     dtype, no TF32. Batches may be empty. A is not changed and may have any strides; matrices up to 64 x 64 are used.

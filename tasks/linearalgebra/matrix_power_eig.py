@@ -60,8 +60,9 @@ def matrix_power_eig(A, k, *, out=None):
     dtype, is Q diag(w^k) Q^T: for an integer k the k-th matrix power, for k = 0 the identity, for negative k the power
     of the inverse, for k = 0.5 the principal square root. Eigenvalues may be negative, equal or zero where k is an
     integer that is not negative (2.0 counts as an integer); for negative k none is nearer to 0 than 0.4; where k is not
-    an integer, all are above 0.4. The result does not depend on the choice of Q, and other ways to it are allowed. It
-    is a new tensor, or out if that is given (a contiguous tensor of A's shape and dtype, filled and returned).
+    an integer, all are above 0.4. The result does not depend on the choice of Q, and other ways to it are allowed. out:
+    None (the default: a new tensor), or a contiguous tensor of the result's shape and dtype with any contents, which is
+    filled and returned.
 
     A is symmetric up to rounding; either triangle may be read, or both. Accuracy: IEEE arithmetic of A's dtype (no
     TF32); errors are compared to the typical element of the result and to the conditioning of the problem. Batches may

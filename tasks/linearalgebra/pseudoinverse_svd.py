@@ -63,12 +63,12 @@ def pseudoinverse_svd(A, full_matrices=True, rcond=1e-15, out=None):
     """The Moore-Penrose pseudoinverse of each matrix of a batch A (*, m, n), fp32 or fp64, through its SVD.
 
     With A = U diag(S) Vh the result (*, n, m), of A's dtype, is V diag(1/S_i where S_i > rcond * max(S), else 0) U^T,
-    the maximum taken per matrix. It is a new tensor, or out if that is given (a contiguous tensor of this shape, filled
-    and returned). No singular value lies within a tenth of rcond * max(S), and with the default rcond all of them are
-    larger than max(S) / 100 in fp32: the rank is never decided by rounding. full_matrices says which form of SVD a
-    library would be asked for and changes nothing here. Accuracy: IEEE arithmetic of A's dtype (no TF32); errors are
-    compared to the typical element of the result and to the conditioning of the problem. Batches may be empty. A is not
-    changed and may have any strides; matrices up to 64 x 64 are used.
+    the maximum taken per matrix. out: None (the default: a new tensor), or a contiguous tensor of the result's shape
+    and dtype with any contents, which is filled and returned. No singular value lies within a tenth of rcond * max(S),
+    and with the default rcond all of them are larger than max(S) / 100 in fp32: the rank is never decided by rounding.
+    full_matrices says which form of SVD a library would be asked for and changes nothing here. Accuracy: IEEE
+    arithmetic of A's dtype (no TF32); errors are compared to the typical element of the result and to the conditioning
+    of the problem. Batches may be empty. A is not changed and may have any strides; matrices up to 64 x 64 are used.
 
     Example: pseudoinverse_svd([[2, 0], [0, 0.5], [0, 0]]) = [[0.5, 0, 0], [0, 2, 0]]
     Example: pseudoinverse_svd([[1, 2], [2, 4]], rcond=0.01) = [[0.04, 0.08], [0.08, 0.16]]

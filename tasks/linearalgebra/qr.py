@@ -54,9 +54,9 @@ def qr(A, mode="reduced", out=None):
     min(m, n), mode "reduced" gives Q (*, m, k) and R (*, k, n); mode "complete" gives Q (*, m, m) and R (*, m, n), the
     rows of R below the n-th being exact zeros; mode "r" gives an empty Q of shape (0,), whatever the batch, and R (*,
     k, n) with R^T R = A^T A. Signs (also of R's diagonal) and the extra columns of mode "complete" are free; Q is
-    orthonormal also where A has dependent or zero columns. Both are new tensors, except that Q is written to out and
-    out is returned as the first of the two where out is given (a contiguous tensor of Q's shape and dtype, not with
-    mode "r").
+    orthonormal also where A has dependent or zero columns. out: None (the default: new tensors), or, not with mode "r",
+    a contiguous tensor of Q's shape and dtype with any contents, which is filled with Q and returned as the first
+    result; R is new.
 
     Tolerance: 16 * eps * max(m, n), relative to the largest element of A times sqrt(n) for A = Q R, to 1 for the
     columns of Q, and to the largest element of A^T A times sqrt(n) for R^T R: IEEE arithmetic of A's dtype, no TF32.

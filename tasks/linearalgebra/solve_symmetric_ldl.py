@@ -76,8 +76,8 @@ def solve_symmetric_ldl(A, b, hermitian=False, out=None):
     A is symmetric up to rounding: either triangle may be read, or both, and imaginary parts on a Hermitian diagonal
     count as zeros. Singular systems are not tested; n up to 128 is used.
 
-    The result is a new tensor, or out if given (a contiguous tensor of the result's shape and dtype; filled and
-    returned). A and b are not changed and may have any strides.
+    out: None (the default: a new tensor), or a contiguous tensor of the result's shape and dtype with any contents,
+    which is filled and returned. A and b are not changed and may have any strides.
 
     Example: solve_symmetric_ldl([[1, 2], [2, 3]], [1, 2]) = [1, 0]
     Example: solve_symmetric_ldl([[0, 2], [2, 0]], [[2, 6], [4, 8]]) = [[2, 4], [1, 3]]

@@ -45,6 +45,6 @@ def svd(A, full_matrices=True):
     full_matrices, else U (*, m, k) and Vh (*, k, n). U has orthonormal columns and Vh orthonormal rows, also where
     singular values are zero or equal; the extra vectors of full_matrices complete the basis. Signs, and the choice of
     basis where it is not unique, are free. Tolerance: 16 * eps * max(m, n), relative to the largest singular value:
-    IEEE fp32 throughout, no TF32. A is not changed and may have any strides.
+    IEEE fp32 throughout, no TF32. A is not changed and may have any strides; batches may be empty.
     """
     return tuple(torch.linalg.svd(A, full_matrices=full_matrices))

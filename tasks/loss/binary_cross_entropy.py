@@ -57,8 +57,8 @@ def binary_cross_entropy(input, target, weight=None, reduction="mean"):
     Example: binary_cross_entropy([0, 1, 0.2], [1, 0.75, 0], reduction="none") = [100, 25, 0.223144]
     Example: binary_cross_entropy([0.5, 0.9], [1, 0], [2, 0.5], "sum") = 2.53759
 
-    Compute in fp32, log(1 - p) as log1p(-p) where p may be small. The result is a new fp32 tensor; the inputs may have
-    different strides, be 0-d or empty, and are not changed. They do not broadcast.
+    Compute in fp32, log(1 - p) as log1p(-p) where p may be small. The result is a new fp32 tensor; the inputs may each
+    have any strides, be 0-d or empty, and are not changed. They do not broadcast.
     """
     # The clamps change nothing in [0, 1]; the judge also asks for the neighbourhood, where torch raises an error.
     return F.binary_cross_entropy(input.clamp(0, 1), target.clamp(0, 1), weight, reduction=reduction)

@@ -50,6 +50,6 @@ def kl_div(input, target, reduction="batchmean", log_target=False):
     Example: kl_div([[-1, -2]], [[-0.5, -2.5]], "none", True) = [[0.303265, -0.0410425]]
 
     Infinities are not tested, nor are the means over no element. Compute in fp32. The result is a new fp32 tensor;
-    input and target may have different strides or be empty and are not changed. They do not broadcast.
+    input and target may each have any strides or be empty and are not changed. They do not broadcast.
     """
     return F.kl_div(input, target, reduction=reduction, log_target=log_target)

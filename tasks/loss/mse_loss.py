@@ -46,7 +46,7 @@ def mse_loss(input, target, reduction="mean"):
     Example: mse_loss([1, 2], [3, 2.5], reduction="sum") = 4.25
     Example: mse_loss([1, 2], [3, 2.5], reduction="none") = [4, 0.25]
 
-    Compute in fp32 (subtract before squaring). The result is a new fp32 tensor; input and target may have different
+    Compute in fp32 (subtract before squaring). The result is a new fp32 tensor; input and target may each have any
     strides, be 0-d or empty, and are not changed. They do not broadcast.
     """
     return F.mse_loss(input, target, reduction=reduction)

@@ -48,7 +48,7 @@ def smooth_l1_loss(input, target, beta=1.0, reduction="mean"):
     Example: smooth_l1_loss([1, 2], [4, 2.5], beta=0.25, reduction="sum") = 3.25
     Example: smooth_l1_loss([1, 2], [4, 2.5], beta=0, reduction="none") = [3, 0.5]
 
-    Compute in fp32. The result is a new fp32 tensor; input and target may have different strides, be 0-d or empty, and
+    Compute in fp32. The result is a new fp32 tensor; input and target may each have any strides, be 0-d or empty, and
     are not changed. They do not broadcast.
     """
     return F.smooth_l1_loss(input, target, reduction=reduction, beta=beta)

@@ -25,8 +25,9 @@ def abs(input_tensor, out=None):
 
     Example: abs([-3, -0.0, 2.5]) = [3, 0, 2.5]
 
-    The result is a new fp32 tensor of the same shape; with out (same shape, fp32) it is written there and out is
-    returned. The result is compared bit by bit: -0 becomes +0, infinities become +inf, NaN stays NaN. The input may be
-    non-contiguous, 0-d or empty and is not changed.
+    The result has the shape of input_tensor and dtype fp32. out: None (the default: a new tensor), or a tensor of the
+    result's shape and dtype with any strides and any contents, which is filled and returned. The result is compared bit
+    by bit: -0 becomes +0, infinities become +inf, NaN stays NaN. The input may be non-contiguous, 0-d or empty and is
+    not changed.
     """
     return torch.abs(input_tensor, out=out)

@@ -32,7 +32,8 @@ def add(input, other, alpha=1, out=None):
 
     input is an fp32 tensor; other is an fp32 tensor or a Python number; alpha is a Python number (int or float). The
     shapes broadcast by torch's rules; either tensor may be non-contiguous, 0-d or empty, and neither is changed. The
-    result is a new fp32 tensor of the broadcast shape; with out (that shape, fp32) it is written there and out is
-    returned. Compute in fp32, the product and the sum may be fused. Infinities and NaN are not tested.
+    result has the broadcast shape and dtype fp32. out: None (the default: a new tensor), or a tensor of the result's
+    shape and dtype with any strides and any contents, which is filled and returned. Compute in fp32, the product and
+    the sum may be fused. Infinities and NaN are not tested.
     """
     return torch.add(input, other, alpha=alpha, out=out)

@@ -39,8 +39,9 @@ def airy_ai(input, out=None):
     x and oscillates like sin(z + pi/4) / (sqrt(pi) |x|^(1/4)) for large -x, with z = 2/3 |x|^(3/2). Tested for x in
     [-25, 30]; infinities and NaN are not. Errors are judged against the typical size of the results of a call, so that
     small values (large positive x, zeros) need no relative accuracy. Compute in fp32: no more error is asked than
-    rounding the input or z to fp32 brings. The result is a new fp32 tensor of the same shape; with out (same shape,
-    fp32) it is written there and out is returned. The input may be non-contiguous, 0-d or empty and is not changed.
+    rounding the input or z to fp32 brings. The result has the shape of input and dtype fp32. out: None (the default: a
+    new tensor), or a tensor of the result's shape and dtype with any strides and any contents, which is filled and
+    returned. The input may be non-contiguous, 0-d or empty and is not changed.
     """
     x = input.double()
     # Torch's rational functions are wrong just below -2.09, in fp64 too: there the Maclaurin series stands in.

@@ -32,9 +32,10 @@ def bessel_j1(input, out=None):
 
     J_1 is odd; J_1(x) = 1/pi * integral over t from 0 to pi of cos(t - x sin t). Tested for |x| <= 50; infinities and
     NaN are not. Errors are judged against the typical size of the results of a call (16 fp32 steps of it, more where
-    rounding x itself brings more), so that results near the zeros of J_1 need no relative accuracy. The result is a
-    new fp32 tensor of the same shape; with out (same shape, fp32) it is written there and out is returned. The input
-    may be non-contiguous, 0-d or empty and is not changed.
+    rounding x itself brings more), so that results near the zeros of J_1 need no relative accuracy. The result has the
+    shape of input and dtype fp32. out: None (the default: a new tensor), or a tensor of the result's shape and dtype
+    with any strides and any contents, which is filled and returned. The input may be non-contiguous, 0-d or empty and
+    is not changed.
     """
     # J_1(x) = 2/pi * integral of sin t sin(x sin t) over a quarter turn, exact by the midpoint rule.
     x = input.double()

@@ -37,7 +37,8 @@ def bitwise_and(input, other, out=None):
     Example: bitwise_and([12, -1, 7], [10, 5, -8]) = [8, 5, 0]
 
     input and other have the same dtype, int32 (two's complement, any of its values) or bool; their shapes broadcast by
-    torch's rules. Either may be non-contiguous, 0-d or empty, and neither is changed. The result is a new tensor of
-    that dtype and of the broadcast shape; with out (that dtype and shape) it is written there and out is returned.
+    torch's rules. Either may be non-contiguous, 0-d or empty, and neither is changed. The result has that dtype and the
+    broadcast shape. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides
+    and any contents, which is filled and returned.
     """
     return torch.bitwise_and(input, other, out=out)

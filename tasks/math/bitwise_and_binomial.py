@@ -69,10 +69,11 @@ def bitwise_and_binomial(input, other, total_count, probs=None, logits=None):
     """(input & other) times a binomial sample, elementwise: an fp32 tensor of whole numbers.
 
     input and other (int32, one shape) give their bitwise AND; total_count (int32, 0 to 100) and the chance of success
-    broadcast to that shape. Exactly one of probs (fp32, in [0, 1]) and logits (fp32, chance = 1 / (1 + exp(-logits)), within
+    broadcast (0-d too) to that shape. Exactly one of probs (fp32, in [0, 1]) and logits (fp32, chance = 1 / (1 +
+    exp(-logits)), within
     [-10, 10]) is given, the other is None. y = (input & other) * k, where k is the number of successes in total_count
     independent trials. Any random stream will do; it must be fresh on every call and independent between elements. A new
-    tensor of the shape of input is returned; inputs may have any strides.
+    tensor of the shape of input is returned; inputs may have any strides or be empty.
     """
     p = probs if probs is not None else torch.sigmoid(logits)
     both = input & other

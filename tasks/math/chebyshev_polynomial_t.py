@@ -34,7 +34,8 @@ def chebyshev_polynomial_t(input, n, out=None):
     T_0 = 1, T_1 = x, T_k = 2 x T_(k-1) - T_(k-2); on [-1, 1] this is cos(n arccos x). n is one Python int for the whole
     tensor, 0 <= n <= 40. Elements outside of [-1, 1] are tested up to |x| = 2 and n = 10. Errors are judged against the
     typical size of the results of a call; the recurrence in fp32 is accurate enough. Infinities and NaN are not
-    tested. The result is a new fp32 tensor of the same shape; with out (same shape, fp32) it is written there and out
-    is returned. The input may be non-contiguous, 0-d or empty and is not changed.
+    tested. The result has the shape of input and dtype fp32. out: None (the default: a new tensor), or a tensor of the
+    result's shape and dtype with any strides and any contents, which is filled and returned. The input may be
+    non-contiguous, 0-d or empty and is not changed.
     """
     return torch.special.chebyshev_polynomial_t(input, n, out=out)

@@ -23,8 +23,8 @@ def exp_sqrt(input, out=None):
     Example: exp_sqrt([0, 1, -3]) = [1, 1.64872, 0.22313]
 
     Tested for |x| <= 80, where exp(x) neither overflows nor loses digits; results are judged relative to their own size
-    (the accuracy of tl.exp is enough). Infinities and NaN are not tested. The result is a new fp32 tensor of the same
-    shape; with out (same shape, fp32) it is written there and out is returned. The input may be non-contiguous, 0-d or
-    empty and is not changed.
+    (the accuracy of tl.exp is enough). Infinities and NaN are not tested. The result has the shape of input and dtype
+    fp32. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any
+    contents, which is filled and returned. The input may be non-contiguous, 0-d or empty and is not changed.
     """
     return torch.sqrt(torch.exp(input), out=out)

@@ -63,13 +63,14 @@ def fftn(input, s=None, dim=None, norm=None, *, out=None):
 
     Along each axis of dim, of length n: y[k] = sum over j from 0 to n - 1 of x[j] exp(-2 pi i j k / n).
 
-    dim is a tuple of different axes, negative ones count from the end; None means all axes, or the last len(s) if s is
-    given. s is a tuple with the length n for each of these axes: before the transform the axis is cut to its first n
-    elements or filled up with zeros at its end; None keeps all lengths. norm: None or "backward" leaves the sums as
-    they are, "forward" divides by the product N of all lengths n, "ortho" by sqrt(N).
+    dim is a tuple of different axes, negative ones count from the end; dim=None (the default) means all axes, or the
+    last len(s) if s is given. s is a tuple with the length n for each of these axes: before the transform the axis is
+    cut to its first n elements or filled up with zeros at its end; s=None (the default) keeps all lengths. norm: None
+    or "backward" leaves the sums as they are, "forward" divides by the product N of all lengths n, "ortho" by sqrt(N).
 
     Every length works, also odd and prime ones. Triton has no complex type: torch.view_as_real gives the parts as a
-    last axis of 2. The result is a new tensor, or out, a complex64 tensor of the result's shape, filled and returned.
+    last axis of 2. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides
+    and any contents, which is filled and returned.
 
     Accuracy: that of a fast transform in IEEE fp32 with exact roots of unity (no TF32); real and imaginary parts are
     judged relative to the typical size of the result, not each relative to itself. input may have any strides; it

@@ -32,9 +32,9 @@ def floor(input, out=None):
 
     Example: floor([-4.8, -3, 3.5, 0.25]) = [-5, -3, 3, 0]
 
-    The result has the dtype and shape of input; an int64 tensor is copied. It is a new tensor, or with out (same dtype
-    and shape) it is written there and out is returned. The result is compared bit by bit: -0 stays -0, infinities and
-    NaN stay, -1e-20 gives -1, numbers beyond 2^23 are unchanged. Subnormal numbers are not tested. The input may be
-    non-contiguous, 0-d or empty and is not changed.
+    The result has the dtype and shape of input; an int64 tensor is copied. out: None (the default: a new tensor), or a
+    tensor of the result's shape and dtype with any strides and any contents, which is filled and returned. The result
+    is compared bit by bit: -0 stays -0, infinities and NaN stay, -1e-20 gives -1, numbers beyond 2^23 are unchanged.
+    Subnormal numbers are not tested. The input may be non-contiguous, 0-d or empty and is not changed.
     """
     return torch.floor(input, out=out)

@@ -32,7 +32,8 @@ def gammaln(input, out=None):
     input is an fp32 tensor of any shape. Tested for x in [0.01, 1e8] and for negative x >= -5 at least 0.1 away from an
     integer; zero and the negative integers (poles), infinities and NaN are not tested. Errors are judged against the
     typical size of the results of a call, so that results near the zeros (x = 1 and 2, and some between the negative
-    integers) need no relative accuracy. The result is a new fp32 tensor of the same shape; with out (same shape, fp32)
-    it is written there and out is returned. The input may be non-contiguous, 0-d or empty and is not changed.
+    integers) need no relative accuracy. The result has the shape of input and dtype fp32. out: None (the default: a new
+    tensor), or a tensor of the result's shape and dtype with any strides and any contents, which is filled and
+    returned. The input may be non-contiguous, 0-d or empty and is not changed.
     """
     return torch.special.gammaln(input, out=out)

@@ -28,8 +28,9 @@ def i0(input_tensor, out=None):
 
     input_tensor is an fp32 tensor of any shape. I_0(x) = sum over k >= 0 of (x/2)^(2k) / (k!)^2 is even, at least 1, it
     grows like exp(|x|) / sqrt(2 pi |x|). Tested for |x| <= 85 (no overflow); infinities and NaN are not. Results are
-    judged relative to their own size (16 fp32 steps, more where rounding x itself brings more). The result is a new
-    fp32 tensor of the same shape; with out (same shape, fp32) it is written there and out is returned. The input may be
-    non-contiguous, 0-d or empty and is not changed.
+    judged relative to their own size (16 fp32 steps, more where rounding x itself brings more). The result has the
+    shape of input_tensor and dtype fp32. out: None (the default: a new tensor), or a tensor of the result's shape and
+    dtype with any strides and any contents, which is filled and returned. The input may be non-contiguous, 0-d or empty
+    and is not changed.
     """
     return torch.special.i0(input_tensor, out=out)

@@ -29,8 +29,9 @@ def log(input, out=None):
 
     Zeros of both signs give -inf, negative numbers and -inf NaN, +inf gives +inf, NaN stays NaN. Errors are judged
     against the typical size of the results of a call, so that single results near zero (x close to 1) need no relative
-    accuracy; where all x lie in [0.9, 1.1] that size is small. Subnormal numbers are not tested. The result is a new
-    fp32 tensor of the same shape; with out (same shape, fp32) it is written there and out is returned. The input may be
-    non-contiguous, 0-d or empty and is not changed.
+    accuracy; where all x lie in [0.9, 1.1] that size is small. Subnormal numbers are not tested. The result has the
+    shape of input and dtype fp32. out: None (the default: a new tensor), or a tensor of the result's shape and dtype
+    with any strides and any contents, which is filled and returned. The input may be non-contiguous, 0-d or empty and
+    is not changed.
     """
     return torch.log(input, out=out)

@@ -29,7 +29,8 @@ def log1p(input, out=None):
 
     Results are judged relative to their own size (8 fp32 steps), also where x is tiny: there log1p(x) is about
     x - x^2 / 2, while 1 + x has lost the digits of x. -1 gives -inf, smaller numbers NaN; infinities and NaN in the
-    input are not tested. The result is a new fp32 tensor of the same shape; with out (same shape, fp32) it is written
-    there and out is returned. The input may be non-contiguous, 0-d or empty and is not changed.
+    input are not tested. The result has the shape of input and dtype fp32. out: None (the default: a new tensor), or a
+    tensor of the result's shape and dtype with any strides and any contents, which is filled and returned. The input
+    may be non-contiguous, 0-d or empty and is not changed.
     """
     return torch.log1p(input, out=out)

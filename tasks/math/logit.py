@@ -36,8 +36,9 @@ def logit(input, eps=None, out=None):
     eps=None: x as it is; 0 gives -inf, 1 gives +inf, numbers outside of [0, 1] NaN. With a Python number eps
     (0 <= eps < 0.5) every x is first clamped to [eps, 1 - eps]; eps=0.0 clamps too. eps and 1 - eps are fp32 numbers in
     all tests. Errors are judged against the typical size of the results of a call, so that single results near zero
-    (x close to 1/2) need no relative accuracy. Infinities and NaN in the input are not tested. The result is a new
-    fp32 tensor of the same shape; with out (same shape, fp32) it is written there and out is returned. The input may be
-    non-contiguous, 0-d or empty and is not changed.
+    (x close to 1/2) need no relative accuracy. Infinities and NaN in the input are not tested. The result has the shape
+    of input and dtype fp32. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any
+    strides and any contents, which is filled and returned. The input may be non-contiguous, 0-d or empty and is not
+    changed.
     """
     return torch.logit(input, eps, out=out)

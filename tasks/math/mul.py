@@ -45,9 +45,10 @@ def mul(input, other, *, out=None):
     Example: mul([1 + 2j], [3j]) = [-6 + 3j]
 
     Both tensors have one dtype: fp32, fp16, int64 (exact, modulo 2^64) or complex64 (whose parts are each within fp32
-    accuracy of |input| * |other|); or other is a number, an int for int64 inputs. Triton has no complex type:
-    torch.view_as_real gives the parts as a last axis of 2. The result has the dtype of input and the broadcast shape.
-    With out= it is written there and that tensor is returned, else a new tensor. Inputs may have any strides, be 0-d or
-    empty.
+    accuracy of |input| * |other|); or other is a number: an int or float beside fp32, an int beside int64 (beside the
+    other dtypes not tested). Triton has no complex type: torch.view_as_real gives the parts as a last axis of 2. The
+    result has the dtype of input and the broadcast shape. out: None (the default: a new tensor), or a tensor of the
+    result's shape and dtype with any strides and any contents, which is filled and returned. Inputs may have any
+    strides, be 0-d or empty.
     """
     return torch.mul(input, other, out=out)

@@ -39,7 +39,8 @@ def polygamma(n, input, *, out=None):
 
     Tested for x in [0.05, 1000] (n = 0: outside of (1, 2), where the zero is); zero, negative numbers, infinities and
     NaN are not. Results are judged relative to their own size (32 fp32 steps). input may have any shape; the result is
-    a new fp32 tensor of that shape; with out (same shape, fp32) it is written there and out is returned. The input may
-    be non-contiguous, 0-d or empty and is not changed.
+    an fp32 tensor of that shape. out: None (the default: a new tensor), or a tensor of the result's shape and dtype
+    with any strides and any contents, which is filled and returned. The input may be non-contiguous, 0-d or empty and
+    is not changed.
     """
     return torch.special.polygamma(n, input, out=out)

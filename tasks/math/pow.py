@@ -58,7 +58,7 @@ def pow(input_tensor, exponent, out=None):
     overflow and underflow are not tested.
 
     The shapes broadcast by torch's rules; either tensor may be non-contiguous, 0-d or empty, and neither is changed.
-    The result is a new fp32 tensor of the broadcast shape; with out (that shape, fp32) it is written there and out is
-    returned.
+    The result has the broadcast shape and dtype fp32. out: None (the default: a new tensor), or a tensor of the
+    result's shape and dtype with any strides and any contents, which is filled and returned.
     """
     return torch.pow(input_tensor, exponent, out=out)

@@ -26,7 +26,8 @@ def reciprocal(input, out=None):
     Example: reciprocal([2, -4, 0, 0.1]) = [0.5, -0.25, inf, 10]
 
     Results are judged relative to their own size (4 fp32 steps). Zeros give infinities of the same sign, infinities
-    zero, NaN stays. The result is a new fp32 tensor of the same shape; with out (same shape, fp32) it is written there
-    and out is returned. The input may be non-contiguous, 0-d or empty and is not changed.
+    zero, NaN stays. The result has the shape of input and dtype fp32. out: None (the default: a new tensor), or a
+    tensor of the result's shape and dtype with any strides and any contents, which is filled and returned. The input
+    may be non-contiguous, 0-d or empty and is not changed.
     """
     return torch.reciprocal(input, out=out)

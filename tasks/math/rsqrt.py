@@ -26,8 +26,8 @@ def rsqrt(input, out=None):
     Example: rsqrt([4, 0.01, 0, -1]) = [0.5, 10, inf, nan]
 
     Results are judged relative to their own size (4 fp32 steps). +0 gives +inf, negative numbers and -inf NaN, +inf
-    zero, NaN stays; -0 and subnormal numbers are not tested. The result is a new fp32 tensor of the same shape; with
-    out (same shape, fp32) it is written there and out is returned. The input may be non-contiguous, 0-d or empty and is
-    not changed.
+    zero, NaN stays; -0 and subnormal numbers are not tested. The result has the shape of input and dtype fp32. out:
+    None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any contents,
+    which is filled and returned. The input may be non-contiguous, 0-d or empty and is not changed.
     """
     return torch.rsqrt(input, out=out)

@@ -40,10 +40,10 @@ def softmax(input, dim, dtype=None):
 
     Example: softmax([[0, 1]], 1) = [[0.268941, 0.731059]]
 
-    dim may be negative. With dtype given (float32 or float64), the input is converted first and the result has that
-    dtype; otherwise the result has the input's dtype. float64 is computed in float64, all else in float32, rounded
-    once. Entries of -inf give 0; a slice of nothing but -inf, +inf and NaN are not tested. Large logits must not
-    overflow. Each probability is judged relative to its own size; the accuracy of tl.exp is enough. The result is a
+    dim may be negative. dtype is None (the default: the result has the input's dtype), torch.float32 or torch.float64:
+    the input is converted to it first, and the result has it. float64 is computed in float64, all else in float32,
+    rounded once. Entries of -inf give 0; a slice of nothing but -inf, +inf and NaN are not tested. Large logits must
+    not overflow. Each probability is judged relative to its own size; the accuracy of tl.exp is enough. The result is a
     new tensor; the input may have any strides or be empty.
     """
     return F.softmax(input, dim, dtype=dtype)

@@ -23,8 +23,8 @@ def sqrt_exp(input, out=None):
     Example: sqrt_exp([0, 0.25, 9, -1]) = [1, 1.64872, 20.0855, nan]
 
     Tested for x <= 400; negative x give NaN (-0 gives 1). Results are judged relative to their own size (32 fp32 steps,
-    the accuracy of tl.exp is enough). Infinities and NaN are not tested. The result is a new fp32 tensor of the same
-    shape; with out (same shape, fp32) it is written there and out is returned. The input may be non-contiguous, 0-d or
-    empty and is not changed.
+    the accuracy of tl.exp is enough). Infinities and NaN are not tested. The result has the shape of input and dtype
+    fp32. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any
+    contents, which is filled and returned. The input may be non-contiguous, 0-d or empty and is not changed.
     """
     return torch.exp(torch.sqrt(input), out=out)

@@ -30,8 +30,8 @@ def sqrt_tanh(input, out=None):
 
     Negative x give NaN (-0 gives zero), large x give 1: an exponential must not overflow into NaN (tested up to 1e4).
     Errors are judged against the typical size of the results of a call, so that single small results need no relative
-    accuracy. Infinities and NaN are not tested. The result is a new fp32 tensor of the same shape; with out (same
-    shape, fp32) it is written there and out is returned. The input may be non-contiguous, 0-d or empty and is not
-    changed.
+    accuracy. Infinities and NaN are not tested. The result has the shape of input and dtype fp32. out: None (the
+    default: a new tensor), or a tensor of the result's shape and dtype with any strides and any contents, which is
+    filled and returned. The input may be non-contiguous, 0-d or empty and is not changed.
     """
     return torch.tanh(torch.sqrt(input), out=out)

@@ -29,8 +29,9 @@ def trunc(input, out=None):
     Example: trunc([-4.8, -3, 3.5, 0.25]) = [-4, -3, 3, 0]
 
     The result is compared bit by bit: numbers between -1 and 0 and -0 give -0, infinities and NaN stay, numbers beyond
-    2^23 (also beyond the range of int32 and int64) are unchanged. Subnormal numbers are not tested. The result is a new
-    fp32 tensor of the same shape; with out (same shape, fp32) it is written there and out is returned. The input may be
-    non-contiguous, 0-d or empty and is not changed.
+    2^23 (also beyond the range of int32 and int64) are unchanged. Subnormal numbers are not tested. The result has the
+    shape of input and dtype fp32. out: None (the default: a new tensor), or a tensor of the result's shape and dtype
+    with any strides and any contents, which is filled and returned. The input may be non-contiguous, 0-d or empty and
+    is not changed.
     """
     return torch.trunc(input, out=out)

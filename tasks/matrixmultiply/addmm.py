@@ -41,10 +41,10 @@ def addmm(input, mat1, mat2, beta=1, alpha=1, out=None):
 
     Example: addmm([1, 2], [[1, 2], [3, 4]], [[1, 0], [0, 1]], beta=10, alpha=0.5) = [[10.5, 21], [11.5, 22]]
 
-    mat1 (M, K), mat2 (K, N); input broadcasts to (M, N). beta and alpha are numbers; with beta = 0 input is not read, NaN
-    in it does not show. fp32: products and sums in IEEE fp32, TF32 is too coarse and fails. fp16 (all three):
-    accumulate in fp32, round once. With out= the result is written there and that tensor is returned, else a new tensor.
-    Inputs may have any strides; M may be 0.
+    mat1 (M, K), mat2 (K, N); input broadcasts (0-d too) to (M, N). beta and alpha are numbers; with beta = 0 input is
+    not read, NaN in it does not show. fp32: products and sums in IEEE fp32, TF32 is too coarse and fails. fp16 (all
+    three): accumulate in fp32, round once. out: None (the default: a new tensor), or a tensor of the result's shape and
+    dtype with any strides and any contents, which is filled and returned. Inputs may have any strides; M may be 0.
     """
     y = torch.addmm(input, mat1, mat2, beta=beta, alpha=alpha)
     return y if out is None else out.copy_(y)

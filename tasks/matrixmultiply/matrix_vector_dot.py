@@ -37,7 +37,8 @@ def matrix_vector_dot(A, x, y, alpha, beta):
 
     Example: matrix_vector_dot([[1, 2], [0, 1]], [1, 3], [10, 20], 1.0, 0.5) = 51.0
 
-    A (N, N), x (N,) and y (N,) in fp32, any strides; alpha and beta are numbers. A and x are not changed. Sums in fp32.
+    A (N, N), x (N,) and y (N,) are fp32 and may have any strides; alpha and beta are numbers. A and x are not changed.
+    Sums in fp32.
     """
     y.copy_(alpha * (A @ x) + beta * y)
     return torch.dot(y, x)

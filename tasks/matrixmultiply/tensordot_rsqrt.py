@@ -43,6 +43,6 @@ def tensordot_rsqrt(a, b, dims):
     dims is an int n: the last n axes of a are contracted with the first n of b (0: an outer product), or a pair of
     sequences: axis dims[0][i] of a (negative counts from the end) with axis dims[1][i] of b. The result has the remaining
     axes of a, then those of b (none: 0-d). Every contraction is positive. Products and sums in IEEE fp32: TF32 is too
-    coarse and fails. A new tensor is returned; inputs may have any strides.
+    coarse and fails. A new tensor is returned; inputs may have any strides; axes that are not contracted may be empty.
     """
     return torch.rsqrt(torch.tensordot(a, b, dims=dims))

@@ -54,6 +54,7 @@ def batch_norm(input, running_mean, running_var, weight=None, bias=None, trainin
     variance (divide by count - 1; count > 1). momentum is a float.
 
     input fp32, or fp16 with fp32 statistics and parameters: compute in fp32, result in the input's dtype. Means far
-    from zero must not spoil the variance (two passes or Welford). The result is a new tensor; any strides.
+    from zero must not spoil the variance (two passes or Welford). The result is a new tensor; all tensors may have any
+    strides.
     """
     return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)

@@ -49,7 +49,8 @@ def normalize_pairwise_distance(
     axis goes away, or stays with length 1 where keepdim is True. The norm of d is taken along axis dim_norm of d (may
     be negative; the default 1 needs rank 3, or keepdim): (sum d^p_norm)^(1 / p_norm), at least eps_norm. p_distance is
     a float >= 1, p_norm an int >= 1, neither infinite. fp32 throughout, no overflow is tested. The result is a new
-    tensor of d's shape. Any strides; D is at least 1, other sizes may be 0. The inputs are not changed.
+    tensor of d's shape. x1 and x2 may have any strides; D is at least 1, other sizes may be 0. The inputs are not
+    changed.
     """
     d = torch.linalg.vector_norm(x1 - x2, p_distance, dim=-1, keepdim=keepdim) + eps_distance
     return d / torch.linalg.vector_norm(d, p_norm, dim=dim_norm, keepdim=True).clamp_min(eps_norm)

@@ -49,7 +49,8 @@ def normalized_cosine_similarity(x1, x2, dim=1, eps_similarity=1e-8, p_norm=2, e
     p = p_norm (an int >= 1), and v from x2 likewise. Then y = sum(u * v) / (max(||u||_2, eps_similarity) *
     max(||v||_2, eps_similarity)): each norm has its own floor. The floors are tested: long vectors with p_norm=1 or a
     large eps_norm make ||u||_2 smaller than eps_similarity. Overflow and elements below 1e-12 in size are not tested.
-    fp32 throughout. The result is a new tensor without axis dim. Any strides; other sizes than dim's may be 0.
+    fp32 throughout. The result is a new tensor without axis dim. x1 and x2 may have any strides; other sizes than dim's
+    may be 0.
     """
     u, v = F.normalize(x1, p_norm, dim, eps_norm), F.normalize(x2, p_norm, dim, eps_norm)
     return F.cosine_similarity(u, v, dim, eps_similarity)

@@ -64,12 +64,13 @@ def spectral_norm_eig(A, *, out=None):
     """The largest magnitude of an eigenvalue of each real fp32 matrix of a batch A (*, n, n), n >= 1.
 
     For every matrix max |w_i| over its eigenvalues w_i, real or complex: the spectral radius, in spite of the name not
-    the 2-norm. The result has the batch's shape (*), 0-d for a single matrix, and is a new fp32 tensor, or out if that
-    is given (a contiguous tensor of this shape, filled and returned). The matrices are in general not symmetric; their
-    elements may be as small as 1e-7 or as large as 1e7 throughout, and several eigenvalues may share the largest
-    magnitude (a complex pair, w and -w). Matrices whose largest eigenvalue is defective or zero are not tested.
-    Accuracy: IEEE fp32 (no TF32); errors are compared to the typical element of the result and to the conditioning of
-    the eigenvalue. Batches may be empty. A is not changed and may have any strides; matrices up to 64 x 64 are used.
+    the 2-norm. The result is fp32 and has the batch's shape (*), 0-d for a single matrix. out: None (the default: a new
+    tensor), or a contiguous tensor of the result's shape and dtype with any contents, which is filled and returned. The
+    matrices are in general not symmetric; their elements may be as small as 1e-7 or as large as 1e7 throughout, and
+    several eigenvalues may share the largest magnitude (a complex pair, w and -w). Matrices whose largest eigenvalue is
+    defective or zero are not tested. Accuracy: IEEE fp32 (no TF32); errors are compared to the typical element of the
+    result and to the conditioning of the eigenvalue. Batches may be empty. A is not changed and may have any strides;
+    matrices up to 64 x 64 are used.
 
     Example: spectral_norm_eig([[1, 2], [3, 4]]) = 5.37228
     Example: spectral_norm_eig([[[1, -2], [2, 1]], [[0, 9], [0, -3]]]) = [2.23607, 3]

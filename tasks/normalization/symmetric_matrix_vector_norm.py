@@ -46,7 +46,7 @@ def symmetric_matrix_vector_norm(A, x, alpha, beta, p=2.0):
     A is an fp32 matrix (N, N), exactly symmetric (either triangle may be used), x an fp32 vector (N), N >= 1; alpha,
     beta and p are floats. The term with beta repeats the product y, it is not beta * x. ||v||_p = (sum |v|^p)^(1 / p)
     for p > 0; p = inf is the largest |v|. Products and sums in IEEE fp32 (no TF32); no overflow is tested. The result
-    is a new 0-d fp32 tensor. Any strides; the inputs are not changed.
+    is a new 0-d fp32 tensor. A and x may have any strides and are not changed.
     """
     y = alpha * torch.mv(A, x)
     return torch.linalg.vector_norm(y + beta * y, p)

@@ -47,7 +47,7 @@ def lion_step(param, grad, exp_avg, lr=1e-4, beta1=0.9, beta2=0.99, weight_decay
     Example: lion_step([1, 1], [0, -9.5], [0, 1], lr=0.1, weight_decay=1.0) = ([0.9, 1.0], [0, 0.895])
 
     The argument of sign is zero only where grad and exp_avg both are, and never so small that rounding decides. grad is
-    not changed. Tensors may have different strides, be 0-d or empty. Compute in fp32.
+    not changed. The tensors may each have any strides, be 0-d or empty. Compute in fp32.
     """
     u = exp_avg.mul(beta1).add_(grad, alpha=1 - beta1).sign_()
     param.mul_(1 - lr * weight_decay).add_(u, alpha=-lr)

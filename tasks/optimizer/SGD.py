@@ -47,16 +47,16 @@ def sgd_step(
     With g = grad + weight_decay * param (of param before the step), in this order: if momentum > 0, b = momentum * b +
     (1 - dampening) * g, and d = g + momentum * b if nesterov, else d = b; if momentum == 0, d = g; param -= lr * d.
 
-    b is momentum_buffer, updated in place. If it is None and momentum > 0, b is a new tensor that starts at zero (so
-    that dampening acts on the first step too, unlike torch.optim.SGD). Returns (param, b); only if there is neither
-    buffer nor momentum, the tuple (param,). With momentum == 0 dampening and nesterov are without effect (and a given
-    buffer would stay as it is, which is not tested).
+    b is momentum_buffer, updated in place. If momentum_buffer is None (the default) and momentum > 0, b is a new tensor
+    that starts at zero (so that dampening acts on the first step too, unlike torch.optim.SGD). Returns (param, b); only
+    if there is neither buffer nor momentum, the tuple (param,). With momentum == 0 dampening and nesterov are without
+    effect (and a given buffer would stay as it is, which is not tested).
 
     Example: sgd_step([1, 2], [0.5, -1], [1, 1]) = ([0.86, 2.01], [1.4, -0.1])
     Example: sgd_step([1], [0.5], lr=1.0, weight_decay=0.5, dampening=0.5, nesterov=True) = ([-0.45], [0.5])
 
-    param and momentum_buffer are returned themselves; grad is not changed. Tensors may have different strides, be 0-d
-    or empty. Compute in fp32.
+    param and momentum_buffer are returned themselves; grad is not changed. The tensors may each have any strides, be
+    0-d or empty. Compute in fp32.
     """
     d = grad.add(param, alpha=weight_decay)
     if momentum > 0:

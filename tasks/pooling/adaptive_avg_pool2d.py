@@ -39,6 +39,7 @@ def adaptive_avg_pool2d(input, output_size):
 
     output_size is an int (both axes) or a pair, in which None means the input's own size. Output row i averages the input's
     rows floor(i * H / oH) up to but excluding ceil((i + 1) * H / oH); columns alike; bins may overlap, and oH > H is
-    allowed. Sum in fp32, then divide by the number of pixels of the bin. New tensor; any strides; N may be 0.
+    allowed. Sum in fp32, then divide by the number of pixels of the bin. The result is a new tensor; input may have any
+    strides; N may be 0.
     """
     return F.adaptive_avg_pool2d(input, output_size)

@@ -61,6 +61,6 @@ def avg_pool1d(input, kernel_size, stride=None, padding=0):
     k = kernel_size, s = stride (None means kernel_size) and p = padding are ints; 0 <= p <= k / 2. Output j is the sum
     of the inputs j * s - p .. j * s - p + k - 1, zeros outside [0, L), divided by k: padding counts. There is at least
     one whole window in L + 2 p; an end that fills no window is left out. fp32, sums in fp32 in any order. The result is
-    a new tensor; any strides; N may be 0.
+    a new tensor; input may have any strides; N may be 0.
     """
     return F.avg_pool1d(input, kernel_size, stride, padding)

@@ -49,7 +49,7 @@ def bmm_w8a8(input, mat2):
 
     Quotients within 4 units in the last place of a half may round either way, so that the fast division of the GPU and
     a product with 127 / max are accepted too. A float product fails, and so does a product more exact than the scheme.
-    Any strides; B may be 0.
+    A new tensor is returned; inputs may have any strides; B may be 0.
     """
     (qa, sa), (qb, sb) = int8_symmetric(input, dim=2), int8_symmetric(mat2, dim=1)
     return (operand(qa) @ operand(qb)) * sa * sb

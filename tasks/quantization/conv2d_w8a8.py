@@ -58,7 +58,7 @@ def conv2d_w8a8(input, weight, bias=None, stride=1, padding=0):
 
     Quotients within 4 units in the last place of a half may round either way, so that the fast division of the GPU and
     a product with 127 / max are accepted too. A float product fails, and so does a product more exact than the scheme.
-    Any strides; N may be 0.
+    A new tensor is returned; inputs may have any strides; N may be 0.
     """
     (qx, sx), (qw, sw) = int8_symmetric(input, dim=(1, 2, 3)), int8_symmetric(weight, dim=(1, 2, 3))
     y = F.conv2d(operand(qx), operand(qw), None, stride, padding) * sx * sw.view(1, -1, 1, 1)

@@ -58,13 +58,14 @@ def layernorm_w8a8(input, normalized_shape, weight=None, bias=None, eps=1e-5):
 
     normalized_shape is a list equal to the last axes of input; a row is everything over these axes. Each row of input is
     quantized symmetrically: scale = max|x| / 127 (1 if all are zero), q = round(x / scale) to int8, half to even, in fp32;
-    weight (of the shape normalized_shape, 1 where None) likewise with one scale over the whole tensor. Then, in fp32,
-    with x' = q * scale and w' = q_weight * scale_weight: y = (x' - mean(x')) / sqrt(variance(x') + eps) * w' + bias, where
-    mean and variance (divided by the count) are those of the quantized row.
+    weight (of the shape normalized_shape, or None, the default, for 1) likewise with one scale over the whole tensor.
+    Then, in fp32, with x' = q * scale and w' = q_weight * scale_weight: y = (x' - mean(x')) / sqrt(variance(x') + eps)
+    * w' + bias (of the same shape, or None, the default, for 0), where mean and variance (divided by the count) are
+    those of the quantized row.
 
     Quotients within 4 units in the last place of a half may round either way. The values must really be converted to
-    int8. A result more exact than the scheme fails, and so does a coarser one. A new tensor is returned; inputs may have
-    any strides.
+    int8. A result more exact than the scheme fails, and so does a coarser one. A new tensor is returned; inputs may
+    have any strides; there may be no row (empty input).
     """
     axes = tuple(range(-len(normalized_shape), 0))
     q, scale = int8_symmetric(input, dim=axes)

@@ -41,7 +41,7 @@ def matmul_w8a8(input, weight):
 
     Quotients within 4 units in the last place of a half may round either way, so that the fast division of the GPU and
     a product with 127 / max are accepted too. A float product fails, and so does a product more exact than the scheme.
-    Any strides; M may be 0.
+    A new tensor is returned; inputs may have any strides; M may be 0.
     """
     (qa, sa), (qb, sb) = int8_symmetric(input, dim=1), int8_symmetric(weight, dim=0)
     return (operand(qa) @ operand(qb)) * sa * sb

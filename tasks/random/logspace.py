@@ -42,7 +42,7 @@ def _case(start, end, steps, held=False, **args):
     timed=tuple(_case(0.0, 10.0, 1 << k) for k in (24, 26, 27)),
 )  # fmt: skip
 def logspace(start, end, steps, base=10.0, dtype=None, layout=torch.strided, device=None, requires_grad=False):
-    """A new tensor of steps values base ** e on the given device, the exponents e evenly spaced from start to end.
+    """A new tensor of steps values base ** e on device, the exponents e evenly spaced from start to end.
 
     Example: logspace(1.0, 3.0, 5) = [10, 31.6228, 100, 316.228, 1000]
     Example: logspace(0, 4, 5, base=2) = [1, 2, 4, 8, 16]
@@ -51,7 +51,7 @@ def logspace(start, end, steps, base=10.0, dtype=None, layout=torch.strided, dev
     steps=0 an empty tensor. start and end are Python numbers (end may be the smaller), base a positive Python number.
     dtype is float32 (default, also for None) or float64. Values are judged relative to their own size: 64 steps of the
     dtype, which bears rounding the exponent to the dtype as long as |e log base| stays below 25, as in all tests.
-    requires_grad is set on the result. layout is torch.strided.
+    requires_grad is set on the result. layout is torch.strided; device is given (its default None is not tested).
     """
     # The exponents in fp64: rounded to fp32 they cost up to 20 fp32 steps of the result.
     y = torch.logspace(start, end, steps, base, dtype=torch.float64, layout=layout, device=device)

@@ -51,13 +51,15 @@ def rand(
     requires_grad=False,
     pin_memory=False,
 ):
-    """Independent uniform samples on [0, 1): a new tensor of the given size (a tuple of ints) on the given device.
+    """Independent uniform samples on [0, 1): a tensor of the given size (a tuple of ints) on device.
 
-    dtype is float32 (default) or float64; float32 samples use at least 23 random bits, float64 samples at least 52, and
-    none is ever 1.0. With a generator (a torch.Generator) the samples are a function of its state alone, which the call advances:
-    equal states give equal samples, other seeds others (a seed may be drawn from it with torch.randint of one element).
-    Without one, every call gives fresh samples. Torch's own stream is not asked for. out= is filled and returned;
-    requires_grad is set on the result. layout is torch.strided and pin_memory False.
+    dtype is None (the default: float32), torch.float32 or torch.float64; float32 samples use at least 23 random bits,
+    float64 samples at least 52, and none is ever 1.0. With a generator (a torch.Generator) the samples are a function
+    of its state alone, which the call advances: equal states give equal samples, other seeds others (a seed may be
+    drawn from it with torch.randint of one element). With generator=None (the default) every call gives fresh samples.
+    Torch's own stream is not asked for. out: None (the default: a new tensor), or a tensor of the result's shape and
+    dtype with any strides and any contents, which is filled and returned. requires_grad is set on the result. layout is
+    torch.strided and pin_memory False; device is given (its default None is not tested).
     """
     return torch.rand(
         size, generator=generator, out=out, dtype=dtype, layout=layout, device=device, requires_grad=requires_grad,

@@ -49,9 +49,10 @@ def mean(input_tensor, dim, keepdim=False, dtype=None, out=None):
     Example: mean([[1, 2.5], [3, -4]], dim=(0, 1), keepdim=True) = [[0.625]]
 
     dim is an axis or a tuple of distinct axes, each may be negative. With keepdim the reduced axes stay with length 1.
-    dtype (float32 or float64), where given, is what the elements are converted to first, and the result's dtype: with
-    float64 everything is computed in fp64, otherwise in fp32, in any order of addition. out, a tensor of the result's
-    shape and dtype, is filled and returned if given; otherwise the result is a new tensor. Any strides; kept axes may
-    be empty, a mean over nothing is not tested. The input is not changed.
+    dtype is None (the default: fp32), torch.float32 or torch.float64: what the elements are converted to first, and the
+    result's dtype. With float64 everything is computed in fp64, otherwise in fp32, in any order of addition. out: None
+    (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any contents, which is
+    filled and returned. input_tensor may have any strides and is not changed; kept axes may be empty, a mean over
+    nothing is not tested.
     """
     return torch.mean(input_tensor, dim, keepdim, dtype=dtype, out=out)

@@ -62,11 +62,12 @@ def min_gelu(input, dim=None, keepdim=False, approximate="none", out=None):
     Example: min_gelu([[-0.5, -2], [1, 1]], dim=1) = ([-0.154269, 0.841345], [0, 0])
 
     approximate="none": GELU(x) = 0.5 * x * (1 + erf(x / sqrt(2))); "tanh": 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x +
-    0.044715 * x^3))). dim None: the minimum as a 0-d tensor; keepdim is then not used, and out, a 0-d fp32 tensor, is
-    filled and returned if given. dim an int (may be negative): a tuple (values fp32, indices int64), in which the first
-    index wins among equal elements; keepdim keeps the axis with length 1; out is not used. Where an index is asked,
-    the GELUs of different elements differ by more than fp32 rounding. Infinities and NaN are not tested. The reduced
-    axis is not empty; others may be. New tensors; any strides.
+    0.044715 * x^3))). dim None (the default): the minimum as a 0-d tensor; keepdim is then not used. out: None (the
+    default: a new tensor), or for dim None a 0-d fp32 tensor with any contents, which is filled and returned; out
+    together with a dim is not tested. dim an int (may be negative): a tuple (values fp32, indices int64), in which the
+    first index wins among equal elements; keepdim keeps the axis with length 1. Where an index is asked, the GELUs of
+    different elements differ by more than fp32 rounding. Infinities and NaN are not tested. The reduced axis is not
+    empty; others may be. input may have any strides.
     """
     y = F.gelu(input, approximate=approximate)
     if dim is None:

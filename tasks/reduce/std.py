@@ -45,8 +45,9 @@ def std(input, dim=None, correction=1, keepdim=False, out=None):
     y = sqrt(sum((x - mean)^2) / (n - correction)), n the number of reduced elements; correction is an integer below n.
     dim may be negative. With keepdim the reduced axes stay with length 1; otherwise dim None gives a 0-d tensor. Means
     a thousand times the deviation must not spoil it: two passes or a running mean, not the mean of squares. fp32
-    throughout. out, a tensor of the result's shape, is filled and returned if given; otherwise the result is a new
-    tensor. Any strides; kept axes may be empty, reduced ones are not.
+    throughout. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and
+    any contents, which is filled and returned. input may have any strides; kept axes may be empty, reduced ones are
+    not.
     """
     y = torch.std(input, dim, correction=correction, keepdim=keepdim)
     return y if out is None else out.copy_(y)

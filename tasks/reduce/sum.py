@@ -50,9 +50,10 @@ def sum(input, dim, keepdim=False, dtype=None):
     Example: sum([[1, 2.5], [3, -4]], dim=(0, 1), keepdim=True) = [[2.5]]
 
     dim is an axis or a tuple of distinct axes, each may be negative. With keepdim the reduced axes stay with length 1.
-    dtype (float32, float64 or int64), where given, is what the elements are converted to before they are added, and
-    the result's dtype. Without it fp32 is added in fp32, integers in int64, which is then the result's dtype; no
-    integer sum overflows. fp32 sums may be added in any order: the error is judged against the size of the results,
-    and against what a tree of additions makes. A sum over nothing is 0. New tensor; any strides; any axis may be empty.
+    dtype is None (the default), torch.float32, torch.float64 or torch.int64: what the elements are converted to before
+    they are added, and the result's dtype. With None fp32 is added in fp32, integers in int64, which is then the
+    result's dtype; no integer sum overflows. fp32 sums may be added in any order: the error is judged against the size
+    of the results, and against what a tree of additions makes. A sum over nothing is 0. The result is a new tensor;
+    input may have any strides; any axis may be empty.
     """
     return torch.sum(input, dim, keepdim, dtype=dtype)

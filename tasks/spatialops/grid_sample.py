@@ -58,6 +58,7 @@ def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corner
     padding_mode: "zeros" reads 0 outside; "border" clamps the pixel to [0, size - 1]; "reflection" mirrors it at the
     border pixels (align_corners) or edges as often as needed, then clamps. mode: "bilinear" (trilinear in 5-D)
     weights the 2^d neighbours; "nearest" rounds half to even, but tested positions stay clear of half-way points. fp32
-    throughout. NaN in the grid and errors for other modes or types are not tested. New tensor; any strides; N may be 0.
+    throughout. NaN in the grid and errors for other modes or types are not tested. The result is a new tensor; input
+    and grid may have any strides; N may be 0.
     """
     return F.grid_sample(input, grid, mode=mode, padding_mode=padding_mode, align_corners=align_corners)

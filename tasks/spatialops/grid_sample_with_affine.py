@@ -67,7 +67,8 @@ def grid_sample_with_affine(input, theta, size, mode="bilinear", padding_mode="z
     padding_mode: "zeros" reads 0 outside; "border" clamps x to [0, W - 1]; "reflection" mirrors x at the border pixels
     (align_corners) or the image's edges (-0.5, W - 0.5) as often as needed, then clamps. mode: "bilinear" weights the
     four neighbours; "nearest" rounds half to even, but tested positions stay clear of half-way points. fp32 throughout
-    (no TF32): positions are judged by what rounding in fp32 makes of them. New tensor; any strides.
+    (no TF32): positions are judged by what rounding in fp32 makes of them. The result is a new tensor; input and theta
+    may have any strides.
     """
     grid = F.affine_grid(theta.to(input.dtype), size, align_corners=align_corners)
     return F.grid_sample(input, grid, mode, padding_mode, align_corners)

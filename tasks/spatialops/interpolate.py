@@ -55,14 +55,15 @@ def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corne
 
     Example: interpolate([[[[1, 2], [3, 5]]]], (2, 4), mode="bilinear") = [[[[1, 1.25, 1.75, 2], [3, 3.5, 4.5, 5]]]]
 
-    Either size = (oH, oW) or the float scale_factor f is given; then oH = floor(H * f), oW = floor(W * f). Along each
-    axis, of n pixels resized to o, with ratio r = n / o (1 / f where scale_factor is given), output i looks at
+    Either size = (oH, oW) or the float scale_factor f is given, the other is None; with f, oH = floor(H * f), oW =
+    floor(W * f). Along each axis, of n pixels resized to o, with ratio r = n / o (1 / f where scale_factor is given),
+    output i looks at
     mode "nearest": pixel floor(i * r), at most n - 1. align_corners is not given;
     mode "bilinear": position q = max(0, (i + 0.5) * r - 0.5), between pixels floor(q) and the next one (at most n - 1),
     with weights 1 - t and t, t = q - floor(q);
     mode "bicubic": q = (i + 0.5) * r - 0.5 without the maximum, four pixels floor(q) - 1 .. floor(q) + 2, each index
     clamped to [0, n - 1], weighted by the cubic convolution kernel with a = -0.75.
     align_corners True (None means False) replaces q by i * (n - 1) / (o - 1), or 0 where o = 1, also with scale_factor.
-    No antialiasing. fp32 throughout. The result is a new tensor; any strides; N may be 0.
+    No antialiasing. fp32 throughout. The result is a new tensor; input may have any strides; N may be 0.
     """
     return F.interpolate(input, size, scale_factor, mode, align_corners)

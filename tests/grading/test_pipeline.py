@@ -11,6 +11,7 @@ import pytest
 from kbx_env.errors import SandboxError
 from kbx_env.grading import pipeline
 from kbx_env.grading.context import GradingContext
+from kbx_env.grading.grader import Grader
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.options import GradeOptions
@@ -87,3 +88,48 @@ def test_the_documents_list_the_stages_in_order() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/grading.md").read_text()
     places = [page.index(f"| `{name}`") for name in names]
     assert places == sorted(places)
+
+LATE = '''\
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _wide(n):
+    return n.to(tl.int64)
+
+
+@triton.jit
+def _gelu(x, y, n, B: tl.constexpr):
+    o = tl.program_id(0) * B + tl.arange(0, B)
+    v = tl.load(x + o, mask=o < _wide(n), other=0.0)
+    tl.store(y + o, v, mask=o < n)
+
+
+def gelu_fp16(input, approximate="none"):
+    y = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+    n = input.numel()
+    if n:
+        _gelu[(triton.cdiv(n, 256),)](input.contiguous(), y, n, B=256)
+    return y
+'''
+
+
+def test_an_error_that_one_specialisation_meets_names_line_kernel_case_and_cause(grader: Grader) -> None:
+    outcome = grader.grade("activation/gelu_fp16", LATE, backend="cpu", targets=())
+    assert outcome.verdict is Verdict.COMPILE_ERROR and outcome.cases is not None
+    message, cases = outcome.message, outcome.cases
+    assert message.startswith("line 8: ") and "in _wide, called by kernel _gelu in line 14, launched in line 22" in message
+    assert "return n.to(tl.int64)" in message and "n=1 (made a constant)" in message
+    assert "others of this kernel compiled" in message
+    assert cases.stopped_at is not None and cases.stopped_in == "*=()" and cases.stopped_at < cases.total
+    assert cases.wrong == cases.stopped_at - 1 - cases.passed >= len(cases.failures)
+
+
+def test_strides_of_a_failed_case_are_told(grader: Grader) -> None:
+    flat = LATE.replace("n.to(tl.int64)", "n").replace("input.contiguous()", "input")
+    outcome = grader.grade("activation/gelu_fp16", flat, backend="cpu", targets=("sm_90",))
+    assert outcome.cases is not None
+    assert any("with strides" in f.layouts for f in outcome.cases.failures)
+    assert outcome.compile[0].specialisation.startswith("x *fp16, y *fp16, n i32, B=256; the first of ")

@@ -20,6 +20,7 @@ import torch
 from kbx_env.backends import ttir
 from kbx_env.backends.engine import torch_ops
 from kbx_env.backends.engine.checks import check_arguments, decode_argument, require_triton_ir
+from kbx_env.backends.engine.conversions import argument_to_float, may_copy, passed_on, unmodified
 from kbx_env.backends.engine.counters import CallCounters, base_address, rows_by_kernel
 from kbx_env.backends.engine.storage import (
     CONSTANT,
@@ -72,18 +73,6 @@ class LaunchRefused(Exception):
     """A launch or fill that a device would refuse."""
 
 
-def _category(dtype: torch.dtype) -> str:
-    if dtype is torch.bool:
-        return "bool"
-    return "complex" if dtype.is_complex else "float" if dtype.is_floating_point else "int"
-
-
-def may_copy(source: torch.dtype, target: torch.dtype) -> bool:
-    """Return whether a host copy may convert: floats to floats, integers and booleans to integers."""
-    a, b = _category(source), _category(target)
-    return source is target or (a, b) in (("float", "float"), ("int", "int"), ("bool", "int"), ("complex", "complex"))
-
-
 class Engine:
     """The memory and the launches of one submission.
 
@@ -134,6 +123,7 @@ class Engine:
         for s in self.heap:
             s.stored[:] = False
             s.origin[s.origin != CONSTANT] = MOVED
+            s.passed = None
         self.meter, self.counters = ttir.Meter(detail=True), CallCounters()
         self.sanitizer = ttir.Sanitizer()
 
@@ -161,6 +151,8 @@ class Engine:
             storage.origin[:] = INPUT
             storage.inputs.add(name)
             storage.kinds.add(kind(DTYPES[spec[1]]))
+            if not (DTYPES[spec[1]].is_floating_point or DTYPES[spec[1]].is_complex):
+                storage.passed = DTYPES[spec[1]]
 
     def kernel(self, key: str, text: Any, fused: Any) -> None:
         """Add a compiled kernel.
@@ -312,6 +304,7 @@ class Engine:
             view.mark(view.storage.stored, False)
             view.mark(view.storage.origin, MOVED if view.storage.argument and view.storage.inputs else CONSTANT)
             view.storage.kinds.add(kind(view.dtype))
+            view.storage.passed = None
 
     def _covers(self, spec: Any, view: View) -> bool:
         """Return whether a view contains every element of its tensor, once."""
@@ -342,8 +335,12 @@ class Engine:
 
     def _copy(self, target: Any, source: Any) -> None:
         to, of = self.heap.view(target), self.heap.view(source)
+        converts_argument = False
         if not may_copy(of.dtype, to.dtype) and not self.torch_ops:
-            raise ComputedByHost(f"a copy from {_name(of.dtype)} to {_name(to.dtype)} computes")
+            converts_argument = argument_to_float(of.dtype, to.dtype) and not (self.moves or self.picks)
+            if not converts_argument or (to.numel and not unmodified(of)):
+                only = "; of integers torch may convert an unmodified argument only" if converts_argument else ""
+                raise ComputedByHost(f"a copy from {_name(of.dtype)} to {_name(to.dtype)} computes{only}")
         if not to.numel:
             return
         if of.dtype is not to.dtype and not self.torch_ops and not of.storage.kinds <= {kind(of.dtype)}:
@@ -358,6 +355,8 @@ class Engine:
             raise ComputedByHost("torch copies a part of a tensor or in another order, where moving values is the task")
         if self.picks and not self._pads(target, to, source, of):
             raise ComputedByHost("torch copies a part of a tensor, where picking parts is the task")
+        # The values of a converted argument are those of torch: a result that holds them was not stored by a kernel.
+        plain, passed = plain and not converts_argument, passed_on(of, to)
         try:
             plain = plain and of.shape == to.shape
             values = of.values().expand(to.shape)
@@ -373,6 +372,7 @@ class Engine:
             origin[origin != CONSTANT] = MOVED
         to.mark(to.storage.origin, origin)
         to.storage.kinds.add(kind(to.dtype))
+        to.storage.passed = passed
         to.storage.inputs |= of.storage.inputs
         to.storage.dots |= of.storage.dots
 
@@ -392,6 +392,7 @@ class Engine:
             view.mark(view.storage.stored, False)
             view.mark(view.storage.origin, MOVED)
             view.storage.kinds.add(kind(view.dtype))
+            view.storage.passed = None
 
     def _torch(self, name: Any, overload: Any, args: Any, kwargs: Any, outs: Any) -> None:
         if not self.torch_ops:

@@ -49,6 +49,8 @@ class Storage:
         kinds: The kinds of numbers that were written here, as ``kind`` names them; host copies may convert no others.
         argument: Whether this is the storage of an argument.
         returned: Whether an earlier call returned it.
+        passed: Dtype of the integer or boolean argument of this call of whose elements alone the written bytes are
+            copies, or which this is; ``None`` for any other memory. A kernel's stores show in ``stored``.
         inputs: Names of the inputs on which some value here may depend.
         dots: Kinds of matrix products that some value here may have passed through.
         serial: A unique number; addresses are reused.
@@ -62,6 +64,7 @@ class Storage:
     kinds: set[str] = field(default_factory=set)
     argument: bool = False
     returned: bool = False
+    passed: torch.dtype | None = None
     inputs: set[str] = field(default_factory=set)
     dots: set[str] = field(default_factory=set)
     serial: int = field(default_factory=itertools.count().__next__)

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from scipy.fft import next_fast_len
 
 ALPHA = 1e-9
 """Largest chance that a test rejects independent numbers."""
@@ -33,6 +32,13 @@ PERIODS = (*range(2, 65), 72, 80, 96, 120, 128, 160, 192, 255, 256)
 """Lengths of blocks that are tested for bits that are an XOR of others."""
 SPARE = 50
 """Rows beyond the columns: a random matrix of bits has a dependent column with a chance of 2^-50."""
+
+
+def _fast_length(n: int) -> int:
+    """Return the least length from ``n`` on whose real Fourier transform is fast."""
+    from scipy.fft import next_fast_len  # takes 0.2 s to import, and most tasks have no random numbers
+
+    return int(next_fast_len(n, True))
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ def shifted(a: Line, b: Line, *, own: bool) -> str | None:
     Returns:
         The distance at which the lines are correlated; ``None`` if they are not.
     """
-    n, size = a.n, next_fast_len(2 * a.n, True)
+    n, size = a.n, _fast_length(2 * a.n)
 
     def at(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         sums = torch.fft.irfft(_spectrum(x, size).conj() * _spectrum(y, size), size)
@@ -163,7 +169,7 @@ def shifted(a: Line, b: Line, *, own: bool) -> str | None:
 
 def mirrored(a: Line, b: Line, *, own: bool) -> str | None:
     """Test the products of elements whose positions have the same sum, for every sum; arguments as for ``shifted``."""
-    n, size = a.n, next_fast_len(2 * a.n, True)
+    n, size = a.n, _fast_length(2 * a.n)
 
     def at(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         sums = torch.fft.irfft(_spectrum(x, size) * _spectrum(y, size), size)[: 2 * n - 1]
@@ -229,7 +235,7 @@ def echoed(piece: Line, start: int | None, whole: Line) -> str | None:
     m = piece.n
     # On a GPU a long transform takes as long as a short one, and each step costs several launches.
     step = max(1 << (22 if whole.values.is_cuda else 18), 2 * m)
-    size = next_fast_len(step + m, True)
+    size = _fast_length(step + m)
     there = piece.there() if piece.known is not None or whole.known is not None else None
     for backwards in (False, True):
         p = piece.values.flip(0) if backwards else piece.values
@@ -286,7 +292,7 @@ def products(line: Line) -> str | None:
     """
     _, part = line.pieces(GROUPS)[0]
     n, x = part.n, part.values
-    size = next_fast_len(2 * n, True)
+    size = _fast_length(2 * n)
     lags = [a for a in SHORT if 2 * a < n]
     looks = 3 * n * max(1, len(lags))
     spectrum = _spectrum(x, size)

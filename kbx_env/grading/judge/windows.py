@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from scipy import special
 
 from kbx_env.grading.judge import randomness
 from kbx_env.grading.judge.randomness import Line
@@ -153,6 +152,8 @@ class _Planes:
 
     def usual(self, planes: int) -> int:
         """Return how many of so many planes may have rows or columns of a mixture."""
+        from scipy import special  # takes 0.2 s, and one task has windows
+
         share = min(1.0, sum(b.share for axis in self._boundaries for b in axis))
         # bdtrc(k, n, p) is the probability of more than k successes in n trials.
         return next(k for k in range(planes + 1) if special.bdtrc(k, planes, share) <= RARE)

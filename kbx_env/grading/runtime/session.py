@@ -132,6 +132,7 @@ class RunnerSession:
         dots: kinds of products that launches have used.
         launches: launches so far.
         standing: whether the firewall stood at the end of every command.
+        sent: arguments of the last call, with ``out``.
 
     Raises:
         SandboxError: no process can be started.
@@ -162,6 +163,7 @@ class RunnerSession:
         self.dots: set[str] = set()
         self.launches = 0
         self.standing = True
+        self.sent: dict[str, Any] = {}
         self._started = False
         self._served = self._log_number = 0
 
@@ -369,6 +371,7 @@ class RunnerSession:
             SandboxError: the machine is to blame.
         """
         mode, args, generator_seed = drawn.header["mode"], drawn.args, drawn.generator_seed
+        self.sent = drawn.sent
         header, blobs = drawn.header | {"seconds": max(0.1, self.budget.left)}, drawn.blobs
         ablated = mode == "ablate" and self.engine is None
         reply, data = self._ablated(header, blobs) if ablated else self.ask(header, blobs)

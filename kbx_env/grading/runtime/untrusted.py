@@ -95,5 +95,6 @@ def build(row: Any) -> Build:
         shared=number("shared"), shared_limit=number("shared_limit"),
         seconds=float(seconds) if timed else None,
         # Not always a power of two (warp specialisation); no target runs a program of more than 1024 threads.
+        specialisation=str(row.get("specialisation") or "")[:300],
         warps=warps if warps is not None and 1 <= warps <= 32 else None,
     )  # fmt: skip

@@ -8,17 +8,14 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import kbx_env
 from kbx_env.errors import SandboxError
+from kbx_env.grading.runtime.zygote_process import ZygoteProcess
 from kbx_env.protocol import wire
 from kbx_env.protocol.status import ALIVE
 
@@ -36,53 +33,20 @@ these signals unnoticed."""
 class Zygote:
     """A warm process that forks runners and engines. Thread-safe; ``close`` ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, started: ZygoteProcess | None = None) -> None:
         """Start the process, and wait until it is warm.
+
+        Args:
+            started: a process that gets warm already; by default a new one is started.
 
         Raises:
             SandboxError: it did not start.
         """
-        try:
-            self._start()
-        except OSError as e:  # no file descriptor, no process, no disk space
-            raise SandboxError(f"the sandbox did not start: {e}") from e
-
-    def _start(self) -> None:
-        # If the grader is killed, the zygote removes this folder before it ends.
-        self._folder = tempfile.mkdtemp(prefix="kbx-")
-        try:
-            self._fork()
-        except OSError:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
-
-    def _fork(self) -> None:
-        control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        root = str(Path(kbx_env.__file__).resolve().parent.parent)
-        env = {k: v for k, v in os.environ.items() if not k.upper().endswith(("_KEY", "_TOKEN", "_SECRET"))}
-        env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
-        env.pop("TRITON_INTERPRET", None)
-        env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "kbx_env.sandbox.zygote", str(zygote_end.fileno()), self._folder],
-                pass_fds=[zygote_end.fileno()], env=env, stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-        except OSError:
-            control.close()
-            raise
-        finally:
-            zygote_end.close()
-        self._control, self._lost = control, False
+        self._started = ZygoteProcess() if started is None else started
+        self._folder, self._process = self._started.folder, self._started.process
+        self._control, self._lost = self._started.control, False
         self._lock = threading.Lock()
-        control.settimeout(120)
-        try:
-            ready = control.recv(1)
-        except OSError:
-            ready = b""
-        if ready != b"R":
-            self.close()
-            raise SandboxError("the sandbox did not start; see: python -m kbx_env doctor")
+        self._started.wait()
 
     @property
     def alive(self) -> bool:
@@ -148,14 +112,7 @@ class Zygote:
 
     def close(self) -> None:
         """End the zygote, all its runners, and all processes that these started."""
-        with contextlib.suppress(OSError):
-            self._control.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5)
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._started.close()
 
 
 class Runner:

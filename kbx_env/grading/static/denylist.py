@@ -34,7 +34,9 @@ torch.ops torch.library torch.jit torch.compile torch.utils torch.hub torch.load
 torch.distributed torch.classes torch.package torch.fx torch.export torch.onnx torch.compiler.compile
 torch.autograd.inference_mode string.Formatter
 """.split())  # fmt: skip
+_ALLOWED = "allowed: torch, triton, math, random, typing, ..."
 _MAX_VIOLATIONS = 20
+_WORD = re.compile(r"[^\W\d]\w*")
 _FORMATTED = re.compile(r"\{[^{}]*[.\[](__\w+__)")
 _DOTTED = re.compile(r"[\w.\[\]]+")
 
@@ -48,11 +50,14 @@ class Violations:
 
     Attributes:
         found: the violations, at most twenty.
+        idle: imports of modules that may not be imported, whose names nothing in the source mentions again.
         names: the module paths that names of the source stand for.
     """
 
     def __init__(self, tree: ast.Module, table: symtable.SymbolTable) -> None:
         self.found: list[Violation] = []
+        self.idle: list[Violation] = []
+        self._mentioned = _mentioned(tree)
         self._reported: set[tuple[int, str]] = set()
         bound = list(assignments(tree))
         self._folding = Folding(bound)
@@ -62,11 +67,11 @@ class Violations:
         for node in ast.walk(tree):
             self._look(node)
 
-    def _add(self, rule: str, node: ast.AST, detail: str) -> None:
-        line = getattr(node, "lineno", 0)
-        if len(self.found) < _MAX_VIOLATIONS and (line, detail) not in self._reported:
+    def _add(self, rule: str, node: ast.AST, detail: str, *, idle: bool = False) -> None:
+        line, found = getattr(node, "lineno", 0), self.idle if idle else self.found
+        if len(found) < _MAX_VIOLATIONS and (line, detail) not in self._reported:
             self._reported.add((line, detail))
-            self.found.append(Violation(rule, f"line {line or '?'}: {detail}"))
+            found.append(Violation(rule, f"line {line or '?'}: {detail}"))
 
     def _look(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import):
@@ -90,8 +95,8 @@ class Violations:
     def _look_at_import(self, node: ast.Import) -> None:
         for alias in node.names:
             if alias.name not in MODULES:
-                allowed = "allowed: torch, triton, math, random, typing, ..."
-                self._add("forbidden_import", node, f"import {alias.name} ({allowed})")
+                bound = alias.asname or alias.name.partition(".")[0]
+                self._add("forbidden_import", node, f"import {alias.name} ({_ALLOWED})", idle=bound not in self._mentioned)
 
     def _look_at_attribute(self, node: ast.Attribute) -> None:
         if node.attr in ATTRIBUTES and node not in self._fields:
@@ -110,7 +115,9 @@ class Violations:
     def _look_at_import_from(self, node: ast.ImportFrom) -> None:
         module = node.module or ""
         if node.level or (module not in MODULES and not module.startswith("triton.language")):
-            self._add("forbidden_import", node, f"from {'.' * node.level}{module} import ...")
+            bound = {alias.asname or alias.name for alias in node.names}
+            idle = not bound & (self._mentioned | {"*"})
+            self._add("forbidden_import", node, f"from {'.' * node.level}{module} import ... ({_ALLOWED})", idle=idle)
             return
         for alias in node.names:
             path = step(module, alias.name)
@@ -143,6 +150,21 @@ class Violations:
                     self._add("forbidden_name", node, f"{part.id}")
                 if not isinstance(part, ast.Constant):
                     self._look(part)
+
+
+def _mentioned(tree: ast.AST) -> set[str]:
+    """Return every name that the source mentions outside of its imports, also as a word of a string."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            found.update(node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.update(_WORD.findall(node.value))
+    return found
 
 
 def _own_fields(tree: ast.AST) -> set[ast.AST]:

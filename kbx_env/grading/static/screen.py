@@ -1,7 +1,8 @@
 """The first stage: reads the source as text, in milliseconds and without running it.
 
 Screen and loader see the same bytes: UTF-8 without coding cookie, bounded in size and nesting. A source that cannot be
-screened is malformed; a source that uses a forbidden name is rejected.
+screened is malformed; a source that uses a forbidden name is rejected. A forbidden import that nothing in the source uses
+is an error of the source, like one that does not compile (``docs/decisions/0026-idle-imports.md``).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Screened:
 
     Attributes:
         text: the decoded source; empty if it is malformed.
-        verdict: ``None`` if the source may be compiled.
+        verdict: ``None`` if the source may be compiled; else malformed, rejected, or a compile error.
         message: why it may not.
         violations: the forbidden names.
         slips: errors that are certain where they are reached (``lint.slips``); ``None`` if the source is malformed.
@@ -78,8 +79,18 @@ def screen(task: Task, source: str | bytes, *, as_published: bool = False) -> Sc
     found = tuple(checked.found)
     if found:
         shown = "; ".join(v.detail for v in found[:3])
-        return Screened(text, Verdict.REJECTED, shown, found, certain)
+        return Screened(text, Verdict.REJECTED, shown, (*found, *checked.idle), certain)
+    if checked.idle:
+        idle = tuple(v.detail for v in checked.idle)
+        message = "; ".join(f"{detail}: it cannot be imported and nothing uses it" for detail in idle[:3])
+        return Screened(text, Verdict.COMPILE_ERROR, message, (), tuple(sorted({*idle, *certain}, key=_line)))
     return Screened(text, slips=certain, gate=(_gate(task, tree) or "") if as_published else "")
+
+
+def _line(slip: str) -> int:
+    """Return the line that a slip names, 0 if it names none."""
+    found = re.match(r"line (\d+)", slip)
+    return int(found.group(1)) if found else 0
 
 
 def _decode(data: bytes) -> str:

@@ -44,10 +44,15 @@ def test_malformed(source: str | bytes, says: str) -> None:
 @pytest.mark.parametrize(
     ("line", "rule"),
     [
-        ("import ctypes", "forbidden_import"),
-        ("import numpy as np", "forbidden_import"),
-        ("from os import system", "forbidden_import"),
-        ("from . import x", "forbidden_import"),
+        ("import ctypes; ctypes.CDLL(None)", "forbidden_import"),
+        ("import numpy as np; np.zeros(1)", "forbidden_import"),
+        ("from os import system; system('ls')", "forbidden_import"),
+        ("from . import x; x", "forbidden_import"),
+        ("from os import *", "forbidden_import"),
+        ("import os.path as p\ndef f(x: 'p.join'): pass", "forbidden_import"),
+        ("import os\ndef f():\n  global os", "forbidden_import"),
+        ("import torch._inductor; torch", "forbidden_import"),
+        ("import os, ctypes; ctypes", "forbidden_import"),
         ("from torch import _C", "forbidden_name"),
         ("torch.ops.aten.mm", "forbidden_name"),
         ("torch.utils.cpp_extension", "forbidden_name"),
@@ -85,6 +90,16 @@ def test_rejected(line: str, rule: str) -> None:
     got = screen(TASK, GOOD + line + "\n")
     assert got.verdict is Verdict.REJECTED
     assert got.violations[0].rule == rule and int(got.violations[0].detail.split(":")[0][5:]) in range(6, 10)
+
+
+@pytest.mark.parametrize(
+    "line", ["import os", "import numpy as np", "from os import system", "from . import x", "import os.path, ctypes"]
+)
+def test_a_forbidden_import_that_nothing_uses_is_an_error_like_one_that_does_not_compile(line: str) -> None:
+    got = screen(TASK, GOOD + line + "\n")
+    assert got.verdict is Verdict.COMPILE_ERROR and not got.violations
+    assert got.message.startswith("line 6: ") and "nothing uses it" in got.message and "allowed: torch" in got.message
+    assert got.slips and any("line 6: " in s for s in got.slips), "it is a certain error, so that hints pay no more than for one"
 
 
 @pytest.mark.parametrize(
