@@ -33,7 +33,7 @@ def derive(task: Task, secret: bytes, split: str) -> list[Case]:
     Raises:
         DeclarationError: a family draws nothing but sizes of held-out cases, or names what the task lacks.
     """
-    held = [dict(c.axes) for c in task.cases if c.held] if split == "train" else []
+    held = [dict(c.axes) for c in task.cases if c.held and c.axes] if split == "train" else []
     return [_drawn(task, family, k, secret, split, held) for k, family in enumerate(task.varied)]
 
 

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 
 from kbx_env.spec.criteria import Windows
-from kbx_env.spec.task import Case, Cost, Outlier, Paper, T, task
+from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
 
 SMALL = {"N": 1, "C": 1, "H": 8, "W": 8}
 MANY = {"N": 3, "C": 40, "H": 12, "W": 9}
@@ -14,6 +14,14 @@ def _planes(n, c, out):
     # A step of 2.5 between windows: few different sequences, so that a large plane can be judged.
     size = 2 + 5 * (out - 1) // 2
     return Case({"N": n, "C": c, "H": size, "W": size}, {"kernel_size": 2, "output_size": out})
+
+
+def _any_windows(p):
+    kernel = (p.whole(1, 3), p.whole(1, 4))
+    n, c, h, w = p.whole(2, 4), p.whole(20, 40), p.whole(7, 12), p.whole(8, 14)
+    size = (p.whole(1, h - kernel[0] + 1), p.whole(1, w - kernel[1] + 1))
+    return p.like({"N": n, "C": c, "H": h, "W": w}, {"kernel_size": kernel, "output_size": size, "output_ratio": None},
+                  where=lambda case: case.axes["C"] > 30, draw=Normal())  # fmt: skip
 
 
 @task(
@@ -45,6 +53,7 @@ def _planes(n, c, out):
         Case({"N": 0, "C": 2, "H": 8, "W": 8}, {"kernel_size": 2, "output_size": 3}),
         Case({"N": 2, "C": 50, "H": 11, "W": 14}, {"kernel_size": 2, "output_size": (4, 6), "return_indices": True}, held=True),
     ),
+    varied=(_any_windows,),
     timed=(_planes(16, 3, 401), _planes(16, 3, 801), _planes(16, 3, 1601)),
     held_timed=(_planes(16, 3, 301), _planes(16, 3, 601), _planes(16, 3, 1201)),
 )  # fmt: skip

@@ -3,9 +3,10 @@
 import torch.nn.functional as F
 from kbx_env.tasks._cases import stream
 from kbx_env.tasks._seams import dropout
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close, Dropout
-from kbx_env.spec.task import Case, Choice, Constant, Cost, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Normal, Outlier, Paper, T, Uniform, task
 
 # For other rates than 1/2 and 3/4 no scaled value may fall on the threshold by rounding.
 GRID = Choice(*(k / 8 for k in range(-30, 0)), *(k / 8 for k in range(1, 31)))
@@ -47,6 +48,8 @@ BIG = {"*": (129, 257)}
         Case({"*": (3, 5, 211)}, {"p": 0.2}, draw=GRID, held=True),
         Case({"*": (7, 333)}, {"p": 0.5, "lambd": 0.9, "inplace": True}, draw=Outlier(0.01, 30), held=True),
     ),
+    varied=(elementwise(lambda p: {"inplace": p.chance(), "training": False, "lambd": p.real(0, 2)}, draw=Normal()),
+          elementwise(high=5)),
     timed=stream(powers=(23, 25, 27), draw=Uniform()),
 )
 def fused_hardshrink_dropout(input, p=0.5, training=True, inplace=False, lambd=0.5):

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from kbx_env.tasks._varied import long_axis, reduced
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, DtypeArg, HalfNormal, Literal, Paper, T, Uniform, task
@@ -37,6 +38,9 @@ F64 = {"dtype": DtypeArg("f64")}
         Case({"*": (0, 4)}),
         Case({"*": (3, 5, 211)}, {"dim": -1}, draw=SOME, held=True),
         Case({"*": (29, 6, 7)}, {"dim": 0}, draw=SOME, held=True),
+    ),
+    varied=(
+        reduced(lambda p: {"dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))}), long_axis(),
     ),
     timed=(
         *(Case({"*": s}, draw=Uniform(1e-6, 1)) for s in ((1024, 16384), (65536, 1024), (1024, 131072))),

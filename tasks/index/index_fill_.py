@@ -9,6 +9,15 @@ def _case(shape, dim, k, value, **more):
     return Case({"*a": shape[:d], "N": shape[d], "*b": shape[d + 1 :], "K": k}, {"dim": dim, "value": value}, **more)
 
 
+def _any_axis(p):
+    a, b = tuple(p.whole(2, 6) for _ in range(p.whole(0, 2))), tuple(p.whole(2, 6) for _ in range(p.whole(0, 1)))
+    rank, n = len(a) + 1 + len(b), p.whole(2, 20)
+    if p.chance(0.4):
+        a, b, rank, n = p.among(((4300,), (2,), 3, 3), ((2,), (4300,), 3, 3), ((2,), (3,), 3, 4300))
+    dim = len(a) - rank if p.chance() else len(a)
+    return p.like({"*a": a, "N": n, "*b": b, "K": p.whole(1, 30)}, {"dim": dim})
+
+
 @task(
     difficulty=2,
     takes={"x": T("*a N *b"), "index": T("K", "i64", Ints(0, "N"))},
@@ -39,6 +48,7 @@ def _case(shape, dim, k, value, **more):
         _case((7, 211, 13), 1, 40, -0.3, held=True),
         _case((3, 17, 5, 19), -3, 6, 12, layouts={"x": "transposed"}, held=True),
     ),
+    varied=(_any_axis,),
     timed=(
         *(_case((n, 256), 0, n // 8, 1.0) for n in (1 << 19, 1 << 20)),
         _case((1 << 27,), 0, 1 << 24, 1.0),

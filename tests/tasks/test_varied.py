@@ -1,0 +1,61 @@
+"""The families of derived cases: within the tasks' bounds, repeatable, different for every grading."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kbx_env.grading import derived_cases, inputs, reference
+from kbx_env.spec.catalog import load_task, task_ids
+from kbx_env.spec.criteria import Sample, Windows
+from kbx_env.spec.task import shape_of
+from kbx_env.spec.varied import Pick, layout, parsed
+
+SECRETS = tuple(b"secret %d" % k for k in range(3))
+
+
+@pytest.mark.parametrize("name", task_ids())
+def test_every_family_draws_cases_that_the_reference_can_compute(name: str) -> None:
+    task = load_task(name)
+    assert task.varied, f"{name}: no derived cases"
+    telling = 0
+    for secret in SECRETS:
+        for case in derived_cases.derive(task, secret, "train"):
+            args = inputs.draw(task, case, 3)
+            for tensor, t in task.takes.items():
+                if isinstance(args.get(tensor), torch.Tensor):
+                    assert args[tensor].shape == shape_of(t, case.axes)
+            keep = None if isinstance(task.truth, Sample | Windows) else True
+            expected = reference.expect(task, case, args, keep=keep, exact=not isinstance(task.truth, Sample | Windows))
+            telling += bool(expected.native[0].numel())
+    assert telling >= len(SECRETS), f"{name}: nearly all derived cases have empty results"
+
+
+@pytest.mark.parametrize("name", [t for t in task_ids() if load_task(t).takes])
+def test_a_secret_repeats_its_cases_and_another_secret_draws_others(name: str) -> None:
+    task = load_task(name)
+    first, again, other = (
+        [c.label() for c in derived_cases.derive(task, secret, "eval")] for secret in (b"one", b"one", b"other")
+    )
+    assert first == again and first != other
+
+
+def test_a_layout_keeps_the_values_and_poisons_the_gaps() -> None:
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    placed = inputs._laid_out(x, layout((2, 0, 1), (1, 3, 2), 5))
+    assert torch.equal(placed, x) and placed.storage_offset() == 5
+    assert placed.stride() == (9, 3, 36)
+    held = placed.untyped_storage().nbytes() // 4
+    whole = torch.empty(0).set_(placed.untyped_storage(), 0, (held,), (1,))
+    assert int(torch.isnan(whole).sum()) == held - 24
+
+
+def test_the_notation_of_a_layout_is_read_back() -> None:
+    assert parsed(layout((1, 0), (1, 2), 7)) == ((1, 0), (1, 2), 7) and parsed("transposed") is None
+
+
+def test_shapes_broadcast_both_ways() -> None:
+    for seed in range(50):
+        a, b = Pick(seed).both_ways(3, 5)
+        common = torch.broadcast_shapes(a, b)
+        assert common not in (a, b), (a, b)
