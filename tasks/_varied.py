@@ -329,10 +329,14 @@ def batches(
         side: name of the axis that is the matrix size.
     """
 
+    def large_enough(case: Case) -> bool:
+        # A declared matrix of one element may have any distribution.
+        return case.axes[side] > 1 and (where is None or where(case))
+
     def draw(pick: Pick, size: int, shape: tuple[int, ...]) -> Case:
         extra = {name: pick.whole(*ends) for name, ends in (more or {}).items()}
         return pick.like(
-            {batch: shape, side: size} | extra, _args(args, pick), where=where,
+            {batch: shape, side: size} | extra, _args(args, pick), where=large_enough,
             **({"out": out and pick.chance()} | dict(fields(size) if fields is not None else {})),
         )  # fmt: skip
 

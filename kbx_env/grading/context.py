@@ -73,7 +73,8 @@ class GradingContext:
         if self.lacks(DefenceLayer.CASES):
             self.cases = [c for c in self.cases if not c.out and is_telling(self.task, self.task.cases.index(c))][:1]
         self.telling = [is_telling(self.task, self.task.cases.index(c)) for c in self.cases]
-        if self.options.grading == "contract" and not self.lacks(DefenceLayer.CASES):
+        drawn = not self.lacks(DefenceLayer.CASES) and not self.lacks(DefenceLayer.DERIVED)
+        if self.options.grading == "contract" and drawn:
             for case in derived_cases.derive(self.task, self.secret, self.options.split):
                 self.cases.append(case)
                 self.telling.append(derived_cases.is_telling(self.task, case))

@@ -54,9 +54,9 @@ def ifftshift(input, dim=None):
     Example: ifftshift([0, 1, 2, 3, 4]) = [2, 3, 4, 0, 1]
     Example: ifftshift([[1, 2, 3], [4, 5, 6]], dim=0) = [[4, 5, 6], [1, 2, 3]]
 
-    input is an fp32 or int64 tensor with at least one axis. dim is an int, a tuple of one or more different ints or None (every
-    axis); negative ones count from the last. Along each of these axes y[i] = x[(i + n // 2) % n]; the other axes stay
-    as they are. The result is a new tensor of the same shape and dtype, compared bit by bit. The input may be
+    input is an fp32 or int64 tensor with at least one axis. dim is an int, a tuple of one or more different ints or None
+    (every axis); negative ones count from the last. Along each of these axes y[i] = x[(i + n // 2) % n]; the other axes
+    stay as they are. The result is a new tensor of the same shape and dtype, compared bit by bit. The input may be
     non-contiguous or empty and is not changed. A Triton kernel moves the values: torch may copy a whole tensor in its own
     order (contiguous) and nothing else.
     """

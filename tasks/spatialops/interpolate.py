@@ -16,11 +16,11 @@ def _case(axes, mode, size=None, align=None, scale=None, **more):
 
 
 def _any_size(p):
-    s = one_long(p, {"N": (1, 3), "C": (1, 5), "H": (1, 14), "W": (1, 14)}, {"N": 34, "C": 70, "H": 70, "W": 140})
+    s = one_long(p, {"N": (1, 3), "C": (1, 5), "H": (2, 14), "W": (2, 14)}, {"N": 34, "C": 70, "H": 70, "W": 140})
     mode = p.among("nearest", "bilinear", "bicubic")
     size = (p.whole(1, 25), p.among(p.whole(1, 25), p.whole(140, 150)))
     scaled = p.chance(0.3)
-    return p.like(s, {"mode": mode, "size": None if scaled else size, "scale_factor": p.among(1.7, 2.3, 1.1) if scaled else None,
+    return p.like(s, {"mode": mode, "size": None if scaled else size, "scale_factor": p.among(1.7, 2.3, 0.7) if scaled else None,
                       "align_corners": None if mode == "nearest" else p.among(None, True, False)})  # fmt: skip
 
 
@@ -74,6 +74,7 @@ def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corne
     mode "bicubic": q = (i + 0.5) * r - 0.5 without the maximum, four pixels floor(q) - 1 .. floor(q) + 2, each index
     clamped to [0, n - 1], weighted by the cubic convolution kernel with a = -0.75.
     align_corners True (None means False) replaces q by i * (n - 1) / (o - 1), or 0 where o = 1, also with scale_factor.
-    No antialiasing. fp32 throughout. The result is a new tensor; any strides; N may be 0.
+    No antialiasing. With scale_factor no tested axis keeps its length. fp32 throughout. The result is a new tensor; any
+    strides; N may be 0.
     """
     return F.interpolate(input, size, scale_factor, mode, align_corners)
