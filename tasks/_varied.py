@@ -13,6 +13,8 @@ Args = Callable[[Pick], Mapping[str, Any]] | None
 """Draws arguments that take the place of the declared ones."""
 LONG = 4300
 """Length of an axis that no block of a kernel holds: kernels of whole rows stop at 4096 or before."""
+WIDE = 1100
+"""Length of an axis that needs a second block of a kernel for single elements."""
 DEEP_SUM = 4096
 """Length of a product's inner axis at which a 16-bit accumulator loses more than the tolerance."""
 LOWEST = Ints(-(2**63), -(2**63) + 5)
@@ -32,7 +34,7 @@ def _takes(*names: str) -> Callable[[Case], bool]:
 
 
 def elementwise(args: Args = None, *, out: bool = False, low: int = 4, high: int = 6, **fields: Any) -> Family:
-    """A tensor of four to six axes in any memory layout.
+    """A tensor of four to six axes in any memory layout; in every fifth draw a few axes of which one is long.
 
     Args:
         args: draws arguments.
@@ -43,9 +45,8 @@ def elementwise(args: Args = None, *, out: bool = False, low: int = 4, high: int
     """
 
     def family(pick: Pick) -> Case:
-        return pick.like(
-            {"*": pick.shape(low, high)}, _args(args, pick), **({"out": out and pick.chance(0.7)} | fields)
-        )
+        shape = pick.slab(2, 3, WIDE)[0] if pick.chance(0.2) else pick.shape(low, high)
+        return pick.like({"*": shape}, _args(args, pick), **({"out": out and pick.chance(0.7)} | fields))
 
     return family
 
@@ -68,7 +69,7 @@ def both_ways(
     names = axes or ("*a", "*b")
 
     def family(pick: Pick) -> Case:
-        shapes = pick.both_ways(low, high, parts=len(names))
+        shapes = pick.both_ways(low, high, parts=len(names), longest=WIDE if pick.chance(0.25) else 0)
         return pick.like(
             dict(zip(names, shapes, strict=True)), _args(args, pick), where=_takes(*tensors),
             **({"out": out and pick.chance(0.7)} | fields),
@@ -229,7 +230,7 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},)) -> tuple[Family, ...]:
 def conv_sizes(
     pick: Pick, *, prefix: str = "", out_step: int = 1, least: int = 2, groups: bool = True
 ) -> tuple[dict[str, int], dict[str, Any]]:  # fmt: skip
-    """Return sizes and options of a small convolution of which one axis may be long.
+    """Return sizes and options of a small convolution of which one axis is long.
 
     Args:
         pick: makes the choices.
@@ -241,7 +242,8 @@ def conv_sizes(
     Returns:
         Sizes by axis name, with ``P`` and ``Q`` the height and width of the result; arguments by name.
     """
-    g = pick.among(1, 1, 2, 3) if groups else 1
+    long = pick.among("N", "C", "O", "P", "Q")
+    g = pick.among(1, 1, 2, 3, 5) if groups and long != "C" else 1
     r, s = pick.whole(1, 4), pick.whole(1, 4)
     stride, dilation = (pick.whole(1, 3), pick.whole(1, 3)), (1, 1)
     if groups:
@@ -249,7 +251,6 @@ def conv_sizes(
     padding = (pick.whole(0, 2), pick.whole(0, 2))
     c, o, n = pick.whole(1, 4), pick.whole(1, 3) * out_step, pick.whole(1, 3)
     rows, columns = pick.whole(least, least + 4), pick.whole(least, least + 5)
-    long = pick.among("", "N", "C", "O", "Q", "Q")
     if long == "N":
         n = pick.whole(33, 40)
     elif long == "C":
@@ -257,7 +258,9 @@ def conv_sizes(
     elif long == "O":
         o = -(-pick.whole(130, 150) // out_step) * out_step // g + (out_step if g > 1 else 0)
         o = max(out_step, o // out_step * out_step)
-    elif long == "Q":
+    elif long == "P":
+        rows, columns = pick.whole(140, 150), pick.whole(least, least + 2)
+    else:
         columns = pick.whole(270, 300)
 
     def extent(result: int, k: int, i: int) -> int:
@@ -281,7 +284,7 @@ def conv(
     more: Callable[[Pick, Mapping[str, int]], Mapping[str, Any]] | None = None,
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> Family:  # fmt: skip
-    """A convolution with pairs for all options, groups, any layouts, and often one long axis.
+    """A convolution with pairs for all options, groups, any layouts, and one long axis.
 
     Args:
         args: draws further arguments.

@@ -93,7 +93,9 @@ class Pick:
         part = tuple(1 if self.chance(0.35) else n for n in shape)
         return part[self.whole(0, len(part)) if self.chance(0.4) else 0 :]
 
-    def both_ways(self, low: int, high: int, elements: int = 1500, parts: int = 2) -> list[tuple[int, ...]]:
+    def both_ways(
+        self, low: int, high: int, elements: int = 1500, parts: int = 2, longest: int = 0
+    ) -> list[tuple[int, ...]]:  # fmt: skip
         """Return shapes that broadcast against each other; each has an axis of length 1 along which another is longer.
 
         Args:
@@ -101,11 +103,13 @@ class Pick:
             high: largest number of axes of the common shape.
             elements: about the number of elements of the common shape.
             parts: number of shapes.
+            longest: about the length of one long axis beside short ones; 0 for none.
 
         Returns:
             The shapes.
         """
-        shape = tuple(max(2, n) for n in self.shape(low, high, elements))
+        drawn = self.slab(low, high, longest)[0] if longest else self.shape(low, high, elements)
+        shape = tuple(max(2, n) for n in drawn)
         axes = self.shuffled(range(len(shape)))
         short: list[set[int]] = [{axes[k]} for k in range(parts)]
         for axis in axes[parts:]:

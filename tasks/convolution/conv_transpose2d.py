@@ -16,11 +16,12 @@ def _twice(n, c):
 
 
 def _any_options(p):
-    g = p.among(1, 1, 2, 3)
+    g = p.among(1, 1, 2, 3, 5)
     c, d = g * p.whole(1, 4), p.whole(1, 4)
     n, h, w = p.whole(1, 3), p.whole(2, 6), p.whole(2, 6)
-    long = p.among("n", "c", "d", "w", "w")
-    n, c, d, w = 34 if long == "n" else n, g * 45 if long == "c" else c, 140 // g if long == "d" else d, 150 if long == "w" else w
+    long = p.among("n", "c", "d", "h", "w")
+    n, c, d, w = 34 if long == "n" else n, g * 140 if long == "c" else c, 140 if long == "d" else d, 150 if long == "w" else w
+    h = 150 if long == "h" else h
     stride, dilation = (p.whole(1, 3), p.whole(1, 3)), (p.whole(1, 3), p.whole(1, 2))
     extra = tuple(p.whole(0, max(s, k) - 1) for s, k in zip(stride, dilation, strict=True))
     axes = {"N": n, "C": c, "H": h, "W": w, "D": d, "R": p.whole(2, 4), "S": p.whole(2, 4), "O": d * g}

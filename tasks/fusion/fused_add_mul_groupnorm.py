@@ -16,7 +16,7 @@ def _sizes(n, c, *spatial, other=None):
 
 
 def _any_groups(p):
-    g = p.whole(1, 4)
+    g = p.among(1, 2, 3, 6, 7)
     n, c, rest = p.whole(2, 4), g * p.whole(1, 3), p.shape(2, 4, 40)
     if p.chance(0.4):
         rest = p.among((4300,), (2, 2200))

@@ -16,7 +16,7 @@ def _any_windows(p):
     args = {"kernel_size": k, "stride": p.among(None, p.whole(1, 9)), "padding": p.whole(0, k // 2), "ceil_mode": p.chance(),
             "count_include_pad": p.chance()}  # fmt: skip
     length = p.among(p.whole(k, k + 40), p.whole(2200, 2400))
-    return p.like({"N": p.whole(1, 4), "C": p.whole(1, 4), "L": length}, args, draw=Uniform(-20, 20))
+    return p.like({"N": p.among(p.whole(1, 4), 34), "C": p.whole(1, 4), "L": length}, args, draw=Uniform(-20, 20))
 
 
 @task(

@@ -30,7 +30,7 @@ from kbx_env.spec.task import Case, Choice, Constant, Cost, Paper, task
             },
         ),
     ),
-    varied=(conv(lambda p: {"training": False}),),
+    varied=(conv(lambda p: {"training": False, "p": p.real(0, 1)}),),
     timed=conv_timed(),
 )
 def fused_dropout_relu_batch_norm_conv2d(

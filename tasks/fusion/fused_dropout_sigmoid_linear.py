@@ -24,7 +24,7 @@ from kbx_env.spec.task import Case, Constant, Cost, Paper, task
         Case({"B": 300, "K": 5, "O": 128}, draw=Constant(0.5)),
         Case({"B": 200, "K": 3, "O": 201}, {"p": 0.3}, draw=Constant(0.25), held=True),
     ),
-    varied=linear(),
+    varied=linear(lambda p: {"p": p.real(0.05, 0.9)}),
     timed=linear_timed(),
 )  # fmt: skip
 def fused_dropout_sigmoid_linear(input, weight, bias=None, p=0.5, training=True, inplace=False):

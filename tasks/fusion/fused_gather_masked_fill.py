@@ -1,5 +1,7 @@
 """fusion/fused_gather_masked_fill."""
 
+import math
+
 import torch
 from kbx_env.tasks._varied import ENDS
 
@@ -25,7 +27,8 @@ def _any_axis(p):
     kind = p.chance()
     return p.like(
         {"*": shape, "*i": index, "*m": p.broadcast(index)},
-        {"dim": dim - rank if p.chance() else dim, "value": p.whole(-(2**62), 2**62) if kind else p.real(-9, 9),
+        {"dim": dim - rank if p.chance() else dim, "value": p.whole(-(2**62), 2**62) if kind else p.among(math.nan, math.inf,
+              p.real(-9, 9)),
               "sparse_grad": False},
         draw=ENDS if kind else Normal(), draws={"index": Ints(0, shape[dim]), "mask": Bernoulli(0.4)},
         dtypes={"input": "i64"} if kind else {}, out=p.chance(),

@@ -21,6 +21,8 @@ def _stacked(p):
     shape = p.shape(2, 4, 60) if p.chance(0.8) else (p.whole(2, 9),)
     at = min(1, len(shape) - 1)
     parts = [tuple(p.whole(1, 20) if k == at else n for k, n in enumerate(shape)) for _ in range(5)]
+    if p.chance(0.25):
+        parts[2] = tuple(1100 if k == at else n for k, n in enumerate(parts[2]))
     names = tuple(f"tensors.{k}" for k in range(5))
     mode = p.among(None, "floor", "trunc") if kind else None
     return p.like(

@@ -54,7 +54,8 @@ def _case(shape, mask, other, args=None, **more):
         _case((7, 1, 301), (7, 5, 301), 0.25, {"alpha": 2}, draws={"mask": Bernoulli(0.3)}, held=True),
     ),
     varied=(
-        both_ways("*", "*m", args=lambda p: {"other": p.real(-1, 1), "alpha": p.real(-2, 2)}, draws={"mask": Bernoulli(0.4)}),
+        both_ways("*", "*m", args=lambda p: {"other": p.real(-1, 1), "alpha": p.real(-2, 2)}, out=True,
+                  draws={"mask": Bernoulli(0.4)}),
     ),
     timed=(*(_case((1 << k,), (1 << k,), 0.5) for k in (23, 25, 27)), _case((1 << 25,), (1 << 25,), 0.5, TANH)),
 )  # fmt: skip

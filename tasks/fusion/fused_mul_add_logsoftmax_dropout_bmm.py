@@ -18,7 +18,8 @@ def _case(b, n, m, p, args=None, *, lead=None, **more):
 
 def _evaluated(p):
     s = one_long(p, {"B": (2, 4), "N": (2, 12), "M": (2, 20), "P": (2, 12)}, {"B": 20, "N": 150, "M": 600, "P": 150})
-    return p.like(s | {"*o": p.broadcast((s["B"], s["N"], s["M"]))}, {"training": False, "dim": p.axis(3)}, draw=Normal(), draws={},
+    return p.like(s | {"*o": p.broadcast((s["B"], s["N"], s["M"]))},
+          {"training": False, "p": p.real(0, 1), "dim": p.axis(3)}, draw=Normal(), draws={},
                   out=p.chance())  # fmt: skip
 
 

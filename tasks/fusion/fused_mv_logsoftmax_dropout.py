@@ -43,7 +43,7 @@ def _case(n, m, args=None, **more):
     ),
     varied=(
         sizes(lambda p: one_long(p, {"N": (20, 60), "M": (2, 40)}, {"N": 1100, "M": 1100}),
-              lambda p, s: {"dim": p.axis(1), "training": False}, where=plain, out=True),
+              lambda p, s: {"dim": p.axis(1), "training": False, "p": p.real(0, 1)}, where=plain, out=True),
         sizes(lambda p: {"N": p.whole(2, 20), "M": DEEP_SUM + p.whole(0, 200)}, lambda p, s: {"dim": 0, "training": False},
               where=half, draw=Normal(), out=True),
     ),

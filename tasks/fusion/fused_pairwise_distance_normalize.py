@@ -43,7 +43,8 @@ def _case(n, m, d, args=None, **more):
     ),
     varied=(
         sizes(lambda p: (lambda s: s | {"M": s["N"]})(one_long(p, {"N": (2, 20), "D": (2, 40)}, {"N": 1100, "D": 4300})),
-              lambda p, s: {"p_norm": p.among(math.inf, p.real(1, 5)), "eps_distance": p.real(0.01, 0.5), "keepdim": p.chance()},
+              lambda p, s: {"p_norm": p.among(math.inf, p.real(1, 5)), "eps_norm": p.real(0.01, 4),
+                    "eps_distance": p.real(0.01, 0.5), "keepdim": p.chance()},
               draw=Normal()),
     ),
     timed=tuple(_case(n, n, d) for n, d in ((131072, 128), (65536, 1024), (8192, 16384))),

@@ -9,7 +9,7 @@ from kbx_env.spec.task import Cost, Paper, task
 
 
 def _shuffled(p):
-    r = p.whole(1, 3)
+    r = p.whole(1, 4)
     return conv(lambda p: {"upscale_factor": r}, out_step=r * r)(p)
 
 

@@ -34,7 +34,7 @@ AFFINE = ("bn_weight", "bn_bias")
         {"given": (*RUNNING, "bn_bias"), "eps": 0.1, "inplace": True},
         {"given": RUNNING, "training": True, "inplace": True},
     ),
-    varied=(conv(),),
+    varied=(conv(lambda p: {"momentum": p.real(0, 1), "eps": p.real(0.001, 0.5)}),),
     timed=(
         *conv_timed(given=(*RUNNING, *AFFINE)),
         conv_timed(given=(*RUNNING, *AFFINE), training=True)[1],

@@ -26,6 +26,7 @@ def _repeated(p):
             "dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))}  # fmt: skip
     if p.chance():
         args["repeats"] = p.whole(1, 5)
+        args["output_size"] = p.among(None, n * args["repeats"])
     draws = {"repeats": Ints(1, p.whole(3, 9))}
     return p.like({"*": shape, "R": n}, args, where=lambda c: ("repeats" in c.args) == ("repeats" in args), draw=Normal(scale=3),
                   draws=draws, out=p.chance())  # fmt: skip

@@ -18,7 +18,7 @@ def _case(shape, dims, **more):
 
 
 def _tiled(p):
-    shape = p.shape(2, 4, 120)
+    shape = p.slab(2, 3, 1100)[0] if p.chance(0.25) else p.shape(2, 4, 120)
     dims = tuple(p.whole(1, 3) for _ in range(p.whole(1, 5)))
     return p.like({"*": shape, "copies": math.prod(dims)}, {"dims": dims}, out=p.chance())
 

@@ -11,7 +11,7 @@ def _case(x, y, c=None, o=None, **more):
 
 
 def _expanded(p):
-    shape = p.shape(3, 5, 800)
+    shape = p.slab(3, 4, 1100)[0] if p.chance(0.25) else p.shape(3, 5, 800)
     x = p.broadcast(shape)
     target = tuple(-1 if k >= 0 and x[k] == n and p.chance(0.3) else n
                    for k, n in enumerate(shape, len(x) - len(shape)))  # fmt: skip

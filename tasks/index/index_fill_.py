@@ -1,5 +1,7 @@
 """index/index_fill_."""
 
+import math
+
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Cost, Ints, Literal, Outlier, Paper, T, task
 
@@ -10,12 +12,13 @@ def _case(shape, dim, k, value, **more):
 
 
 def _any_axis(p):
-    a, b = tuple(p.whole(2, 6) for _ in range(p.whole(0, 2))), tuple(p.whole(2, 6) for _ in range(p.whole(0, 1)))
+    a, b = (tuple(p.whole(2, 5) for _ in range(k)) for k in p.among((0, 3), (1, 2), (2, 1), (3, 0), (1, 1)))
     rank, n = len(a) + 1 + len(b), p.whole(2, 20)
     if p.chance(0.4):
         a, b, rank, n = p.among(((4300,), (2,), 3, 3), ((2,), (4300,), 3, 3), ((2,), (3,), 3, 4300))
     dim = len(a) - rank if p.chance() else len(a)
-    return p.like({"*a": a, "N": n, "*b": b, "K": p.whole(1, 30)}, {"dim": dim})
+    return p.like({"*a": a, "N": n, "*b": b, "K": p.whole(1, 30)},
+          {"dim": dim, "value": p.among(math.nan, -math.inf, p.whole(-9, 9), p.real(-9, 9))})
 
 
 @task(

@@ -43,9 +43,11 @@ def _sized(m, n, *B):
         Case(_sized(23, 37, 2), {"k": 7}, draw=FALLING, held=True),
     ),
     varied=(
-        sizes(lambda p: {"*B": p.shape(2, 3, 8), "m": p.whole(3, 9), "n": p.whole(3, 9)}, lambda p, s: {"k": p.whole(1, 3)},
+        sizes(lambda p: {"*B": p.shape(2, 3, 8), "m": p.whole(3, 9), "n": p.whole(6, 9)}, lambda p,
+              s: {"k": p.whole(1, min(6, s["m"]))},
               draw=FALLING, out=True),
-        sizes(lambda p: {"*B": (), "m": p.whole(50, 64), "n": p.whole(5, 9)}, lambda p, s: {"k": p.whole(1, 5)}, draw=FALLING),
+        sizes(lambda p: p.among({"*B": (), "m": p.whole(50, 64), "n": p.whole(5, 9)},
+              {"*B": (), "m": p.whole(5, 9), "n": p.whole(50, 64)}), lambda p, s: {"k": p.whole(1, 5)}, draw=FALLING),
     ),
     timed=tuple(Case(_sized(n, n, b), {"k": n // 4}, draw=FALLING) for n, b in ((16, 512), (32, 256), (64, 32))),
 )  # fmt: skip

@@ -51,8 +51,8 @@ def _sized(n, *B):
         Case(_sized(27), {"k": 0.7}, draw=SPD(0.5), held=True),
     ),
     varied=(
-        batches("*B", n=(2, 9), large=(40, 50), out=True, where=lambda c: isinstance(c.args["k"], int) and 0 <= c.args["k"] < 4,
-                args=lambda p: {"k": p.whole(0, 6)}, fields=lambda n: {"draw": SPD(0.5)})[0],
+        *batches("*B", n=(2, 9), large=(50, 60), out=True, where=lambda c: isinstance(c.args["k"], int) and 0 <= c.args["k"] < 4,
+                args=lambda p: {"k": p.whole(0, 6)}, fields=lambda n: {"draw": SPD(0.5)}),
         batches("*B", n=(2, 9), where=lambda c: c.draw == SPD(0.5), args=lambda p: {"k": p.real(-2, 2)})[0],
     ),
     timed=tuple(

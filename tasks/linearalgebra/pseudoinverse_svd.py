@@ -61,7 +61,11 @@ def _polished(A, u, kept):
     varied=(
         sizes(lambda p: {"*B": p.shape(2, 3, 8), "m": p.whole(2, 9), "n": p.whole(10, 14)}, draw=FALLING, out=True,
               where=lambda c: "rcond" not in c.args),
-        sizes(lambda p: {"*B": (), "m": p.whole(50, 64), "n": p.whole(5, 9)}, draw=FALLING, where=lambda c: "rcond" not in c.args),
+        sizes(lambda p: {"*B": p.shape(1, 2, 4), "m": p.whole(8, 14), "n": p.whole(8, 14)}, lambda p,
+              s: {"rcond": p.real(0.015, 0.12)},
+              where=lambda c: c.draw == CLIFF),
+        sizes(lambda p: p.among({"*B": (), "m": p.whole(50, 64), "n": p.whole(5, 9)},
+              {"*B": (), "m": p.whole(5, 9), "n": p.whole(50, 64)}), draw=FALLING, where=lambda c: "rcond" not in c.args),
     ),
     timed=tuple(Case(_sized(n, n, b), draw=FALLING) for n, b in ((16, 512), (32, 256), (64, 32))),
 )  # fmt: skip

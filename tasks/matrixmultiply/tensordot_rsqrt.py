@@ -17,6 +17,8 @@ def _contracted(p):
     a, b = ((*(p.whole(2, 7) for _ in range(p.whole(1, 2))),) for _ in range(2))
     if p.chance(0.3):
         shared = (*shared[1:], p.whole(600, 700))
+    elif p.chance(0.3):
+        a = (*a, 1100)
     return p.like({"*a": (*a, *shared), "*b": (*shared, *b)}, {"dims": len(shared)})
 
 

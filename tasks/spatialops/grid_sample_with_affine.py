@@ -22,7 +22,7 @@ def _case(axes, size, mode="bilinear", padding="zeros", align=False, **more):
 
 def _any_map(p):
     s = one_long(p, {"N": (1, 3), "C": (1, 5), "H": (1, 14), "W": (1, 14), "I": (1, 14), "J": (1, 14)},
-                 {"N": 34, "C": 70, "H": 70, "W": 140, "I": 70, "J": 140})  # fmt: skip
+                 {"N": 34, "C": 70, "H": 140, "W": 140, "I": 140, "J": 140})  # fmt: skip
     args = {"size": (s["N"], s["C"], s["I"], s["J"]), "mode": "bilinear", "padding_mode": p.among("zeros", "border", "reflection"),
             "align_corners": p.chance()}  # fmt: skip
     return p.like({k: s[k] for k in "NCHW"}, args, draws={"theta": Normal(scale=0.7)}, dtypes={})

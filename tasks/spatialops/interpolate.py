@@ -16,7 +16,7 @@ def _case(axes, mode, size=None, align=None, scale=None, **more):
 
 
 def _any_size(p):
-    s = one_long(p, {"N": (1, 3), "C": (1, 5), "H": (2, 14), "W": (2, 14)}, {"N": 34, "C": 70, "H": 70, "W": 140})
+    s = one_long(p, {"N": (1, 3), "C": (1, 5), "H": (2, 14), "W": (2, 14)}, {"N": 34, "C": 70, "H": 140, "W": 140})
     mode = p.among("nearest", "bilinear", "bicubic")
     size = (p.whole(1, 25), p.among(p.whole(1, 25), p.whole(140, 150)))
     scaled = p.chance(0.3)

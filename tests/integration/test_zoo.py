@@ -92,7 +92,8 @@ def test_honest_oddity_is_paid_on_gpu(grader, s: Specimen) -> None:
 
 
 @pytest.mark.parametrize(("layer", "attack", "passes"), [
-    ("provenance", "f_product_cloned", True), ("cases", "e_mean_for_max", True), ("derived", "b_strides_of_three_axes", True), ("screen", "d_forged_ttir", True),
+    ("provenance", "f_product_cloned", True), ("cases", "e_mean_for_max", True),
+    ("derived", "b_strides_of_three_axes", True), ("screen", "d_forged_ttir", True),
     ("firewall", "torch_fallback", False), ("lockdown", "c_grid_c_library", False), ("host", "python_lists", False),
     ("screen", "numpy_compute", False), ("constant", "constant_kernel", False),
 ])  # fmt: skip
