@@ -273,7 +273,9 @@ def _work(job: tuple[str, str, Mutant, tuple[str, ...]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _jobs(pattern: str, count: int, seed: int, without: tuple[str, ...]) -> Iterator[tuple[str, str, Mutant, tuple[str, ...]]]:
+def _jobs(
+    pattern: str, count: int, seed: int, without: tuple[str, ...]
+) -> Iterator[tuple[str, str, Mutant, tuple[str, ...]]]:
     for task in load_tasks(pattern=pattern):
         text = expert_source(task.id)
         if text is not None:
@@ -294,7 +296,12 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     total, alive = Counter(r["kind"] for r in graded), Counter(r["kind"] for r in graded if r["survives"])
     lines = ["| change | mutants | survive |", "|---|---|---|"]
     lines += [f"| {kind} | {total[kind]} | {alive[kind]} |" for kind in sorted(total)]
-    lines += [f"| **all** | {len(graded)} | {sum(alive.values())} |", "", "| task | line | change | code |", "|---|---|---|---|"]
+    lines += [
+        f"| **all** | {len(graded)} | {sum(alive.values())} |",
+        "",
+        "| task | line | change | code |",
+        "|---|---|---|---|",
+    ]
     for r in graded:
         if r["survives"]:
             code = r["code"].replace("|", "\\|")[:110]

@@ -122,17 +122,26 @@ def _layouts(task: Task) -> Iterator[tuple[str, Test]]:
         axes = t.axes.split()
         stars = any(a.startswith("*") for a in axes)
         if free and axes:
-            yield f"{name}: any strides", lambda c, n=name: n in shapes(task, c) and c.layouts.get(n, "offset") != "offset"
+            yield (
+                f"{name}: any strides",
+                lambda c, n=name: n in shapes(task, c) and c.layouts.get(n, "offset") != "offset",
+            )
         if free and (stars or len(axes) > 2) and _widest(task, name) > 2:
             yield (f"{name}: three or more axes in any order in memory",
                    lambda c, n=name: len(shapes(task, c).get(n, ())) > 2 and parsed(c.layouts.get(n,
                          "offset")) is not None)  # fmt: skip
         if stars and _says(task, rf"any (shape|rank|number of)|\b{name}\b.*any shapes") and len(axes) == 1:
             yield f"{name}: more than three axes", lambda c, n=name: len(shapes(task, c).get(n, ())) > 3
-        if name == next(iter(task.takes)) and stars and len(axes) == 1 and _says(task,
-              r"\b0-d\b.*(empty|non-contiguous|allowed)|(non-contiguous|strides).*\b0-d"):
+        if (
+            name == next(iter(task.takes))
+            and stars
+            and len(axes) == 1
+            and _says(task, r"\b0-d\b.*(empty|non-contiguous|allowed)|(non-contiguous|strides).*\b0-d")
+        ):
             yield f"{name}: no axis", lambda c, n=name: shapes(task, c).get(n) == ()
-    if task.takes and _says(task, r"may be (0|empty)|or empty|are allowed|may have no|which may be empty|can be 0", UNTESTED):
+    if task.takes and _says(
+        task, r"may be (0|empty)|or empty|are allowed|may have no|which may be empty|can be 0", UNTESTED
+    ):
         yield "empty", lambda c: any(math.prod(s) == 0 for s in shapes(task, c).values())
     if "out" in task.signature.parameters:
         yield "out=", lambda c: c.out
@@ -141,13 +150,21 @@ def _layouts(task: Task) -> Iterator[tuple[str, Test]]:
     for name in task.writes:
         yield f"{name} written in place", lambda c, n=name: n in task.written(c.args)
         if free and name != "out_tensor":
-            yield f"{name} written in place, of any strides", lambda c, n=name: n in task.written(c.args) and n in c.layouts
+            yield (
+                f"{name} written in place, of any strides",
+                lambda c, n=name: n in task.written(c.args) and n in c.layouts,
+            )
     stars = [n for n, t in task.takes.items() if t.axes.startswith("*") and " " not in t.axes]
     pairs = [(a, b) for a in stars for b in stars if a < b and task.takes[a].axes != task.takes[b].axes]
-    if _says(task, r"broadcast (against|by)|broadcasts? (with|as|both)|with broadcasting", "not enlarge|does not") and pairs:
+    if (
+        _says(task, r"broadcast (against|by)|broadcasts? (with|as|both)|with broadcasting", "not enlarge|does not")
+        and pairs
+    ):
         a, b = pairs[0]
-        yield "broadcasting both ways", lambda c: {a, b} <= set(shapes(task,
-              c)) and _both_ways(*(shapes(task, c)[n] for n in (a, b)))
+        yield (
+            "broadcasting both ways",
+            lambda c: {a, b} <= set(shapes(task, c)) and _both_ways(*(shapes(task, c)[n] for n in (a, b))),
+        )
 
 
 def _widest(task: Task, name: str) -> int:
@@ -160,7 +177,9 @@ def _widest(task: Task, name: str) -> int:
 
 def _sizes(task: Task) -> Iterator[tuple[str, Test]]:
     """Yield the promises on lengths of axes."""
-    named = dict.fromkeys(a for t in task.takes.values() for a in t.axes.split() if not a.startswith("*") and not a.isdigit())
+    named = dict.fromkeys(
+        a for t in task.takes.values() for a in t.axes.split() if not a.startswith("*") and not a.isdigit()
+    )
     for axis in named:
         if axis in SHORT_AXES and max((c.axes.get(axis, 0) for c in (*task.cases, *task.timed)), default=0) < 16:
             continue
@@ -168,14 +187,21 @@ def _sizes(task: Task) -> Iterator[tuple[str, Test]]:
         if max((c.axes.get(axis, 0) for c in task.timed), default=0) >= least:
             yield f"{axis}: more than one block", lambda c, a=axis, n=least: c.axes.get(a, 0) >= n
     if any("*" in t.axes for t in task.takes.values()) and not named:
-        yield "an axis of more than one block", lambda c: max((n for s in shapes(task, c).values() for n in s), default=0) >= FLAT
+        yield (
+            "an axis of more than one block",
+            lambda c: max((n for s in shapes(task, c).values() for n in s), default=0) >= FLAT,
+        )
 
 
 def _arguments(task: Task) -> Iterator[tuple[str, Test]]:
     """Yield the promises on the values of arguments."""
     quoted = set(re.findall(r'"(\w+)"', task.spec))
     for name, p in task.signature.parameters.items():
-        if name in task.takes or name in ("out", "layout", "device", "pin_memory", "generator") or f"{name}.0" in task.takes:
+        if (
+            name in task.takes
+            or name in ("out", "layout", "device", "pin_memory", "generator")
+            or f"{name}.0" in task.takes
+        ):
             continue
         used = [_bound(task, c, name) for c in task.cases]
         kinds = {type(v) for v in used if v is not None}
@@ -192,8 +218,9 @@ def _arguments(task: Task) -> Iterator[tuple[str, Test]]:
             told = {repr(v) for v in common if common.count(v) > 0}
             fixed = name == "dim" and not any("*" in t.axes for t in task.takes.values())  # all axes are declared
             if kinds & {int, float} and len(told) > 1 and not fixed:
-                yield f"{name}: values of no declared case", lambda c, n=name, t=told: (
-                    _bound(task, c, n) is not None and repr(_bound(task, c, n)) not in t
+                yield (
+                    f"{name}: values of no declared case",
+                    lambda c, n=name, t=told: _bound(task, c, n) is not None and repr(_bound(task, c, n)) not in t,
                 )
             if tuple in kinds and kinds & {int, tuple} and _says(task, rf"\b{name}\b.*(tuple|sequence|pair)"):
                 yield f"{name}: tuples", lambda c, n=name: isinstance(_bound(task, c, n), tuple | list)
@@ -222,9 +249,17 @@ def _values(task: Task) -> Iterator[tuple[str, Test]]:
         yield "infinities", lambda c: _holds(c, task, math.isinf)
     if _says(task, r"64 bits|2\^64"):
         yield "int64 of all bits", lambda c: any(isinstance(d, Ints) and d.low <= -(2**62) for d in _draws(c, task))
-    if "i64" in reachable and any("i64" in c.dtypes.values() for c in task.cases) and task.category in ("reduce", "math"):
-        yield "int64 next to the ends of the range", lambda c: any(
-            isinstance(d, Ints) and (d.low <= -(2**57) or (isinstance(d.high, int) and d.high >= 2**62)) for d in _draws(c, task)
+    if (
+        "i64" in reachable
+        and any("i64" in c.dtypes.values() for c in task.cases)
+        and task.category in ("reduce", "math")
+    ):
+        yield (
+            "int64 next to the ends of the range",
+            lambda c: any(
+                isinstance(d, Ints) and (d.low <= -(2**57) or (isinstance(d.high, int) and d.high >= 2**62))
+                for d in _draws(c, task)
+            ),
         )
 
 

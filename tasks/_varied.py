@@ -219,7 +219,9 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},)) -> tuple[Family, ...]:
     def long(pick: Pick) -> Case:
         s = one_long(pick, {"m": (2, 12), "k": (2, 30), "n": (2, 12)}, {"m": 300, "k": DEEP_SUM, "n": 530})
         axes = {"*a": (s["m"], s["k"]), "*b": (s["k"], s["n"]), "N": s["n"]}
-        return pick.like(axes, draw=Normal(), draws={}, dtypes=dtypes[-1] if s["k"] >= DEEP_SUM else pick.among(*dtypes))
+        return pick.like(
+            axes, draw=Normal(), draws={}, dtypes=dtypes[-1] if s["k"] >= DEEP_SUM else pick.among(*dtypes)
+        )
 
     return batched, long
 
@@ -270,7 +272,8 @@ def conv_sizes(
 
     h, w = extent(rows, r, 0), extent(columns, s, 1)
     p, q = (
-        (size + 2 * padding[i] - dilation[i] * (k - 1) - 1) // stride[i] + 1 for i, (size, k) in enumerate(((h, r), (w, s)))
+        (size + 2 * padding[i] - dilation[i] * (k - 1) - 1) // stride[i] + 1
+        for i, (size, k) in enumerate(((h, r), (w, s)))
     )
     axes = {"N": n, "C": c * g, "D": c, "H": h, "W": w, "O": o * g, "R": r, "S": s, "P": p, "Q": q}
     args: dict[str, Any] = {prefix + "stride": stride, prefix + "padding": padding}

@@ -20,7 +20,12 @@ def _any_options(p):
     c, d = g * p.whole(1, 4), p.whole(1, 4)
     n, h, w = p.whole(1, 3), p.whole(2, 6), p.whole(2, 6)
     long = p.among("n", "c", "d", "h", "w")
-    n, c, d, w = 34 if long == "n" else n, g * 140 if long == "c" else c, 140 if long == "d" else d, 150 if long == "w" else w
+    n, c, d, w = (
+        34 if long == "n" else n,
+        g * 140 if long == "c" else c,
+        140 if long == "d" else d,
+        150 if long == "w" else w,
+    )
     h = 150 if long == "h" else h
     stride, dilation = (p.whole(1, 3), p.whole(1, 3)), (p.whole(1, 3), p.whole(1, 2))
     extra = tuple(p.whole(0, max(s, k) - 1) for s, k in zip(stride, dilation, strict=True))

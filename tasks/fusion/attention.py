@@ -48,8 +48,14 @@ def _eager(q, k, v, causal=False, softmax_scale=None, *, out=None):
         _case(1, 2, 83, 64, dtypes=HALF, held=True),
     ),
     varied=(
-        sizes(lambda p: one_long(p, {"B": (1, 3), "H": (1, 3), "S": (3, 30), "D": (2, 24)}, {"B": 9, "H": 9, "S": 260, "D": 100}),
-              lambda p, s: {"causal": p.chance(), "softmax_scale": p.among(None, p.real(0.1, 1))}, out=True, draw=Normal()),
+        sizes(
+            lambda p: one_long(
+                p, {"B": (1, 3), "H": (1, 3), "S": (3, 30), "D": (2, 24)}, {"B": 9, "H": 9, "S": 260, "D": 100}
+            ),
+            lambda p, s: {"causal": p.chance(), "softmax_scale": p.among(None, p.real(0.1, 1))},
+            out=True,
+            draw=Normal(),
+        ),
     ),
     timed=(
         _case(2, 8, 1024, 64, CAUSAL),

@@ -40,11 +40,20 @@ HALF = {"input": "f16", "other": "f16"}
         Case({"*a": (5, 333), "*b": (5, 333)}, {"alpha": 1.2}, dtypes=HALF, held=True),
     ),
     varied=(
-        both_ways(args=lambda p: {"alpha": p.among(p.whole(-3, 3), p.real(-2, 2)), "approximate": p.among("none", "tanh")},
-                  out=True, tensors=("other",)),
+        both_ways(
+            args=lambda p: {"alpha": p.among(p.whole(-3, 3), p.real(-2, 2)), "approximate": p.among("none", "tanh")},
+            out=True,
+            tensors=("other",),
+        ),
         # alpha * other nearly cancels input: what is rounded to fp16 in between shows.
-        both_ways(args=lambda p: {"alpha": 0.3, "approximate": p.among("none", "tanh")}, out=True, tensors=("other",), low=2,
-                  dtypes={"input": "f16", "other": "f16"}, draws={"input": Normal(mean=12), "other": Normal(mean=-40)}),
+        both_ways(
+            args=lambda p: {"alpha": 0.3, "approximate": p.among("none", "tanh")},
+            out=True,
+            tensors=("other",),
+            low=2,
+            dtypes={"input": "f16", "other": "f16"},
+            draws={"input": Normal(mean=12), "other": Normal(mean=-40)},
+        ),
     ),
     timed=stream("*a", "*b", powers=(24, 26, 28), dtypes=HALF),
 )

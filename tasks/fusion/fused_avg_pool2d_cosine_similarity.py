@@ -17,8 +17,12 @@ SPOTS = {"x1": Choice(*[0.0] * 8, 1.0, -2.0), "x2": Choice(*[0.0] * 8, 3.0, 0.5)
 
 def _any_windows(p):
     k = p.whole(1, 7)
-    args = {"kernel_size": k, "stride": p.among(None, p.whole(1, 4)), "padding": p.whole(0, k // 2),
-          "eps": p.among(1e-8, p.real(1, 4))}
+    args = {
+        "kernel_size": k,
+        "stride": p.among(None, p.whole(1, 4)),
+        "padding": p.among(k // 2, p.whole(0, k // 2)),
+        "eps": p.among(1e-8, p.real(1, 4)),
+    }
     s = one_long(p, {"N": (1, 3), "C": (1, 9), "H": (7, 12), "W": (7, 12)}, {"N": 34, "C": 140, "H": 130, "W": 270})
     return p.like(s, args, draw=Uniform(-1, 2))
 

@@ -44,12 +44,21 @@ HALF = {"input1": "f16", "input2": "f16"}
     ),
     paper=Paper(),
     varied=(
-        sizes(lambda p: one_long(p, {"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)},
-              {"B": 20, "N": 150, "M": 600, "P": 150}),
-              lambda p, s: {"training": False, "p": p.real(0, 1), "approximate": p.among("none",
-                    "tanh")}, where=plain, out=True, draw=Normal(scale=0.3)),
-        sizes(lambda p: {"B": 2, "N": p.whole(2, 9), "M": DEEP_SUM, "P": p.whole(2, 9)}, lambda p, s: {"training": False},
-              where=half, draw=Normal(scale=0.12)),
+        sizes(
+            lambda p: one_long(
+                p, {"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)}, {"B": 20, "N": 150, "M": 600, "P": 150}
+            ),
+            lambda p, s: {"training": False, "p": p.real(0, 1), "approximate": p.among("none", "tanh")},
+            where=plain,
+            out=True,
+            draw=Normal(scale=0.3),
+        ),
+        sizes(
+            lambda p: {"B": 2, "N": p.whole(2, 9), "M": DEEP_SUM, "P": p.whole(2, 9)},
+            lambda p, s: {"training": False},
+            where=half,
+            draw=Normal(scale=0.12),
+        ),
     ),
     timed=tuple(Case({"B": 32, "N": n, "M": n, "P": n}) for n in (256, 768, 1536)),
 )

@@ -38,11 +38,19 @@ def _case(b, n, m, p, args=None, shape=None, **more):
         _case(3, 45, 33, 90, {"dropout_p": 0.4}, held=True),
     ),
     varied=(
-        sizes(lambda p: one_long(p, {"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)},
-              {"B": 20, "N": 150, "M": 600, "P": 1050}),
-              lambda p, s: {"training": False, "dropout_p": p.real(0, 1),
-                    "normalized_shape": p.among(s["P"], (s["P"],), [s["P"]]), "eps": p.real(0, 2)},
-              out=True, draw=Normal()),
+        sizes(
+            lambda p: one_long(
+                p, {"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)}, {"B": 20, "N": 150, "M": 600, "P": 1050}
+            ),
+            lambda p, s: {
+                "training": False,
+                "dropout_p": p.real(0, 1),
+                "normalized_shape": p.among(s["P"], (s["P"],), [s["P"]]),
+                "eps": p.real(0, 2),
+            },
+            out=True,
+            draw=Normal(),
+        ),
     ),
     timed=tuple(_case(32, n, n, n) for n in (256, 768, 1536)),
 )

@@ -42,9 +42,12 @@ ALIKE = {"draw": Uniform(-0.3, 1)}
         Case({"N": 101, "D": 13}, {"margin": -0.2} | NONE, dtypes={"target": "f32"}, held=True),
     ),
     varied=(
-        sizes(lambda p: one_long(p, {"N": (2, 20), "D": (2, 20)}, {"N": 1100, "D": 4300}),
-              lambda p, s: {"reduction": p.among("none", "sum", "mean"),
-                    "margin": p.real(-0.9, 0.9)}, draws={}, draw=Uniform(-0.3, 1)),
+        sizes(
+            lambda p: one_long(p, {"N": (2, 20), "D": (2, 20)}, {"N": 1100, "D": 4300}),
+            lambda p, s: {"reduction": p.among("none", "sum", "mean"), "margin": p.real(-0.9, 0.9)},
+            draws={},
+            draw=Uniform(-0.3, 1),
+        ),
     ),
     timed=tuple(Case({"N": n, "D": 256}) for n in (32768, 131072, 524288)),
 )

@@ -16,8 +16,11 @@ def _case(ids, table, other, args=None, **more):
 def _any_table(p):
     index = p.shape(2, 4, 40)
     s = one_long(p, {"V": (3, 30), "D": (2, 30)}, {"V": 300, "D": 1100})
-    args = {"max_norm": p.among(None, p.real(0.5, 8)), "norm_type": p.among(1.0, 2.0, 4.0, p.real(1, 4)),
-          "padding_idx": p.among(None, p.whole(0, s["V"] - 1))}
+    args = {
+        "max_norm": p.among(None, p.real(0.5, 8)),
+        "norm_type": p.among(1.0, 2.0, 4.0, p.real(1, 4)),
+        "padding_idx": p.among(None, p.whole(0, s["V"] - 1)),
+    }
     return p.like(s | {"*i": index, "*o": p.broadcast((*index, s["D"]))}, args, draw=Normal(), out=p.chance())
 
 

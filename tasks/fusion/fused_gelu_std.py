@@ -35,8 +35,11 @@ TANH = {"approximate": "tanh"}
         Case({"*": (7, 11, 213)}, {"correction": 3}, draw=Normal(scale=20), held=True),
     ),
     varied=(
-        reduced(lambda p: {"keepdim": p.chance(), "correction": p.whole(-2, 4), "approximate": p.among("none", "tanh")},
-                none=True, out=True),
+        reduced(
+            lambda p: {"keepdim": p.chance(), "correction": p.whole(-2, 4), "approximate": p.among("none", "tanh")},
+            none=True,
+            out=True,
+        ),
         long_axis(lambda p: {"correction": 0}, out=True, where=lambda c: c.args.get("dim") is not None),
     ),
     timed=(

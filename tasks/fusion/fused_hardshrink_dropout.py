@@ -48,8 +48,10 @@ BIG = {"*": (129, 257)}
         Case({"*": (3, 5, 211)}, {"p": 0.2}, draw=GRID, held=True),
         Case({"*": (7, 333)}, {"p": 0.5, "lambd": 0.9, "inplace": True}, draw=Outlier(0.01, 30), held=True),
     ),
-    varied=(elementwise(lambda p: {"inplace": p.chance(), "training": False, "lambd": p.real(0, 2)}, draw=Normal()),
-          elementwise(lambda p: {"p": p.real(0.1, 0.8), "lambd": 0.0}, high=5, draw=Normal())),
+    varied=(
+        elementwise(lambda p: {"inplace": p.chance(), "training": False, "lambd": p.real(0, 2)}, draw=Normal()),
+        elementwise(lambda p: {"p": p.real(0.1, 0.8), "lambd": 0.0}, high=5, draw=Normal()),
+    ),
     timed=stream(powers=(23, 25, 27), draw=Uniform()),
 )
 def fused_hardshrink_dropout(input, p=0.5, training=True, inplace=False, lambd=0.5):

@@ -22,7 +22,11 @@ from kbx_env.spec.task import Cost, Paper, task
         {"affine": True},
         {"track_running_stats": True, "eps": 1e-3},
     ),
-    varied=(conv(lambda p: {"eps": p.real(0.001, 1), "momentum": p.real(0, 1)}, where=lambda c: "num_features" not in c.args),),
+    varied=(
+        conv(
+            lambda p: {"eps": p.real(0.001, 1), "momentum": p.real(0, 1)}, where=lambda c: "num_features" not in c.args
+        ),
+    ),
     timed=conv_timed(),
 )
 def fused_instance_norm_selu_conv2d(

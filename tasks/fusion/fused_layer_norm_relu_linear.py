@@ -23,8 +23,11 @@ def _rows(p):
 
 def _long(p):
     s = one_long(p, {"B": (2, 12), "K": (3, 30), "O": (4, 30)}, {"B": 270, "K": 700, "O": 1050})
-    return p.like({"*": (s["B"],), "K": s["K"], "O": s["O"]}, {"normalized_shape": s["O"], "eps": p.real(0.001, 0.5)},
-          draw=Normal(scale=0.3))
+    return p.like(
+        {"*": (s["B"],), "K": s["K"], "O": s["O"]},
+        {"normalized_shape": s["O"], "eps": p.real(0.001, 0.5)},
+        draw=Normal(scale=0.3),
+    )
 
 
 @task(

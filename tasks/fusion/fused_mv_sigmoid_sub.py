@@ -33,8 +33,12 @@ def _case(n, m, lead=None, args=None, **more):
         _case(57, 211, args={"alpha": 1.5}, held=True),
     ),
     varied=(
-        sizes(lambda p: one_long(p, {"N": (2, 30), "M": (2, 40)}, {"N": 1100, "M": 2100}) | {"*o": ()},
-              lambda p, s: {"alpha": p.real(-2, 2)}, where=lambda c: "other" not in c.args, out=True),
+        sizes(
+            lambda p: one_long(p, {"N": (2, 30), "M": (2, 40)}, {"N": 1100, "M": 2100}) | {"*o": ()},
+            lambda p, s: {"alpha": p.real(-2, 2)},
+            where=lambda c: "other" not in c.args,
+            out=True,
+        ),
     ),
     timed=tuple(_case(n, n, args={"other": 0.5}) for n in (4096, 8192, 16384)),
 )

@@ -13,10 +13,14 @@ def _case(lead, h, w, size, args=None, **more):
 
 
 def _any_bins(p):
-    h, w = p.among((p.whole(1, 20), p.whole(1, 20)), (p.whole(300, 340), p.whole(1, 4)), (p.whole(1, 4), p.whole(300, 340)))
+    h, w = p.among(
+        (p.whole(1, 20), p.whole(1, 20)), (p.whole(300, 340), p.whole(1, 4)), (p.whole(1, 4), p.whole(300, 340))
+    )
     pair = (p.among(None, p.whole(1, 2 * min(h, 20))), p.among(None, p.whole(1, 2 * min(w, 20))))
     args = {"p": p.among(math.inf, 1.0, p.real(1, 5)), "eps": p.real(0.01, 1), "keepdim": p.chance()}
-    return p.like({"*": p.shape(1, 2, 12), "H": h, "W": w}, {"output_size": p.among(p.whole(1, 9), pair)} | args, draw=Normal())
+    return p.like(
+        {"*": p.shape(1, 2, 12), "H": h, "W": w}, {"output_size": p.among(p.whole(1, 9), pair)} | args, draw=Normal()
+    )
 
 
 @task(

@@ -17,8 +17,10 @@ def _any_axis(p):
     if p.chance(0.4):
         a, b, rank, n = p.among(((4300,), (2,), 3, 3), ((2,), (4300,), 3, 3), ((2,), (3,), 3, 4300))
     dim = len(a) - rank if p.chance() else len(a)
-    return p.like({"*a": a, "N": n, "*b": b, "K": p.whole(1, 30)},
-          {"dim": dim, "value": p.among(math.nan, -math.inf, p.whole(-9, 9), p.real(-9, 9))})
+    return p.like(
+        {"*a": a, "N": n, "*b": b, "K": p.whole(1, 30)},
+        {"dim": dim, "value": p.among(math.nan, -math.inf, p.whole(-9, 9), p.real(-9, 9))},
+    )
 
 
 @task(

@@ -48,8 +48,12 @@ def _unit(n):
         Case(_sized(21, 3, 2), draw=_unit(21), held=True),
         Case(_sized(23), COMPLETE, draw=_unit(23), held=True),
     ),
-    varied=batches(large=(50, 64), args=lambda p: {"mode": p.among("reduced", "complete")}, out=True,
-          fields=lambda n: {"draw": unit_determinant(n)}),
+    varied=batches(
+        large=(50, 64),
+        args=lambda p: {"mode": p.among("reduced", "complete")},
+        out=True,
+        fields=lambda n: {"draw": unit_determinant(n)},
+    ),
     timed=tuple(Case(_sized(n, b), draw=_unit(n)) for n, b in ((16, 1024), (32, 1024), (64, 512))),
 )
 def determinant_via_qr(A, *, mode="reduced", out=None):

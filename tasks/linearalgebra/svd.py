@@ -36,11 +36,16 @@ TALL = {"*": (), "m": 64, "n": 32}
         Case({"*": (3,), "m": 27, "n": 11}, FULL, held=True),
     ),
     varied=(
-        sizes(lambda p: {"*": p.shape(2, 3, 8), "m": p.whole(1, 9), "n": p.whole(1, 9)}, lambda p,
-              s: {"full_matrices": p.chance()}),
-        sizes(lambda p: p.among({"*": (), "m": p.whole(70, 90), "n": p.whole(2, 6)},
-              {"*": (), "m": p.whole(2, 6), "n": p.whole(70, 90)}),
-              lambda p, s: {"full_matrices": False}),
+        sizes(
+            lambda p: {"*": p.shape(2, 3, 8), "m": p.whole(1, 9), "n": p.whole(1, 9)},
+            lambda p, s: {"full_matrices": p.chance()},
+        ),
+        sizes(
+            lambda p: p.among(
+                {"*": (), "m": p.whole(70, 90), "n": p.whole(2, 6)}, {"*": (), "m": p.whole(2, 6), "n": p.whole(70, 90)}
+            ),
+            lambda p, s: {"full_matrices": False},
+        ),
     ),
     timed=tuple(Case({"*": (), "m": n, "n": n}) for n in (16, 32, 64)),
 )

@@ -46,9 +46,11 @@ WEIGHTED = {"given": ("weight",)}
         Case({"B": 8411, "C": 13}, {"ignore_index": 7}, held=True),
     ),
     varied=(
-        sizes(lambda p: one_long(p, {"B": (2, 20), "C": (2, 20)}, {"B": 1100, "C": 4300}),
-              lambda p, s: {"reduction": p.among("none", "sum", "mean"),
-                    "ignore_index": p.among(-100, 0, 1)}, where=lambda c: "ignore_index" not in c.args),
+        sizes(
+            lambda p: one_long(p, {"B": (2, 20), "C": (2, 20)}, {"B": 1100, "C": 4300}),
+            lambda p, s: {"reduction": p.among("none", "sum", "mean"), "ignore_index": p.among(-100, 0, 1)},
+            where=lambda c: "ignore_index" not in c.args,
+        ),
         sizes(lambda p: {"B": 0, "C": p.whole(2, 9)}, lambda p, s: {"reduction": p.among("none", "sum")}),
     ),
     timed=tuple(Case({"B": b, "C": c}) for b, c in ((1 << 21, 100), (1 << 22, 50), (1 << 24, 10))),

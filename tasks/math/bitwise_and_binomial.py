@@ -22,8 +22,10 @@ def _timed(k):
 
 def _any_shape(p):
     shape = p.shape(3, 5, 900)
-    return p.like({"*": shape, "*n": p.broadcast(shape), "*p": p.broadcast(shape)},
-          where=lambda c: c.axes["*"] in ((64, 130), (60, 80)))
+    return p.like(
+        {"*": shape, "*n": p.broadcast(shape), "*p": p.broadcast(shape)},
+        where=lambda c: c.axes["*"] in ((64, 130), (60, 80)),
+    )
 
 
 @task(

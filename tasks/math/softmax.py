@@ -35,11 +35,16 @@ from kbx_env.spec.task import Case, Choice, Cost, DtypeArg, Literal, Normal, Out
         Case({"*": (29, 6, 7)}, {"dim": -3}, held=True),
     ),
     varied=(
-        reduced(lambda p: {"dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))},
-              where=lambda c: "f16" not in c.dtypes.values()),
+        reduced(
+            lambda p: {"dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))},
+            where=lambda c: "f16" not in c.dtypes.values(),
+        ),
         long_axis(),
-        reduced(lambda p: {"dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))}, dtypes={"input": "f16"},
-              draw=Normal(scale=3)),
+        reduced(
+            lambda p: {"dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))},
+            dtypes={"input": "f16"},
+            draw=Normal(scale=3),
+        ),
     ),
     timed=tuple(Case({"*": (16384, n)}, {"dim": 1}) for n in (512, 2048, 8192)),
 )

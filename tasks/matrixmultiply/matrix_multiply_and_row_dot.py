@@ -38,8 +38,10 @@ def _eager(A, B, alpha, beta, C):
         _case(21, 130, 83, 0.9, 0.4, held=True),
     ),
     varied=(
-        sizes(lambda p: one_long(p, {"N": (2, 9), "M": (2, 40), "P": (2, 40)}, {"N": 140, "M": 700, "P": 1100}),
-              lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)}),
+        sizes(
+            lambda p: one_long(p, {"N": (2, 9), "M": (2, 40), "P": (2, 40)}, {"N": 140, "M": 700, "P": 1100}),
+            lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
+        ),
     ),
     timed=tuple(_case(n, n, n, 1.0, 1.0) for n in (2048, 4096, 8192)),
 )

@@ -30,8 +30,10 @@ def _case(n, m, alpha, beta, **more):
         _case(83, 61, 0.9, 1.1, held=True),
     ),
     varied=(
-        sizes(lambda p: one_long(p, {"N": (2, 30), "M": (2, 40)}, {"N": 140, "M": 600}),
-              lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)}),
+        sizes(
+            lambda p: one_long(p, {"N": (2, 30), "M": (2, 40)}, {"N": 140, "M": 600}),
+            lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
+        ),
     ),
     timed=tuple(_case(n, n, 1.0, 0.5) for n in (1024, 2048, 4096)),
 )

@@ -33,8 +33,10 @@ def _case(n, p, alpha, beta, **more):
         _case(83, 61, 0.9, 1.1, held=True),
     ),
     varied=(
-        sizes(lambda p: one_long(p, {"N": (2, 30), "P": (2, 40)}, {"N": 200, "P": 530}),
-              lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)}),
+        sizes(
+            lambda p: one_long(p, {"N": (2, 30), "P": (2, 40)}, {"N": 200, "P": 530}),
+            lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
+        ),
     ),
     timed=tuple(_case(n, n, 0.5, 0.5) for n in (1024, 2048, 4096)),
 )

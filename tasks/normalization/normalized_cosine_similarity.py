@@ -37,8 +37,10 @@ ONE = {"p_norm": 1}
         Case({"*": (29, 6, 17)}, {"dim": 0}, draw=Outlier(), held=True),
     ),
     varied=(
-        reduced(lambda p: {"p_norm": p.whole(1, 4), "eps_norm": p.real(0.01, 5), "eps_similarity": p.real(0.01, 0.9)},
-              draw=Uniform(-1, 2)),
+        reduced(
+            lambda p: {"p_norm": p.whole(1, 4), "eps_norm": p.real(0.01, 5), "eps_similarity": p.real(0.01, 0.9)},
+            draw=Uniform(-1, 2),
+        ),
         long_axis(lambda p: {"p_norm": p.whole(1, 3)}, draw=Uniform(-1, 2)),
     ),
     timed=(

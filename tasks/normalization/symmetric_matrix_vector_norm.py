@@ -38,8 +38,10 @@ def _case(n, alpha, beta, p=None, **more):
         _case(211, 0.35, 1.5, 2.5, draws={"x": Outlier()}, held=True),
     ),
     varied=(
-        sizes(lambda p: {"N": p.whole(300, 400)},
-              lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-3, 2), "p": p.among(float("inf"), p.real(0.5, 5))}),
+        sizes(
+            lambda p: {"N": p.whole(300, 400)},
+            lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-3, 2), "p": p.among(float("inf"), p.real(0.5, 5))},
+        ),
     ),
     timed=tuple(_case(n, 1.0, 1.0, 2.0) for n in (6144, 11264, 16384)),
 )

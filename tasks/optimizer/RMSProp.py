@@ -37,8 +37,14 @@ OTHER = {"lr": 0.05, "alpha": 0.8, "eps": 1e-3, "weight_decay": 0.3}
         Case({"*": (3, 7, 111)}, OTHER, held=True),
     ),
     varied=(
-        elementwise(lambda p: {"lr": p.real(0.001, 0.3), "alpha": p.real(0.3, 0.99), "weight_decay": p.real(0, 0.9),
-              "eps": p.real(0.001, 0.1)}),
+        elementwise(
+            lambda p: {
+                "lr": p.real(0.001, 0.3),
+                "alpha": p.real(0.3, 0.99),
+                "weight_decay": p.real(0, 0.9),
+                "eps": p.real(0.001, 0.1),
+            }
+        ),
     ),
     timed=tuple(Case({"*": (1 << k,)}) for k in (23, 25, 27)),
 )

@@ -41,13 +41,18 @@ OTHER = {"lr": 0.05, "momentum": 0.7, "weight_decay": 0.3, "dampening": 0.4}
     varied=(
         elementwise(
             lambda p: {
-                "lr": p.real(0.01, 0.5), "momentum": p.real(0.05, 1.2), "weight_decay": p.real(0, 0.5), "dampening": p.real(0, 1),
+                "lr": p.real(0.01, 0.5),
+                "momentum": p.real(0.05, 1.2),
+                "weight_decay": p.real(0, 0.5),
+                "dampening": p.real(0, 1),
                 "nesterov": p.chance(),
             },
             given=("momentum_buffer",),
         ),
         elementwise(
-            lambda p: {"momentum": p.real(0.05, 1.2), "dampening": p.real(0, 1), "nesterov": p.chance()}, low=2, given=()
+            lambda p: {"momentum": p.real(0.05, 1.2), "dampening": p.real(0, 1), "nesterov": p.chance()},
+            low=2,
+            given=(),
         ),
     ),
     timed=tuple(Case({"*": (1 << k,)}, **KEPT) for k in (23, 25, 27)),

@@ -38,8 +38,11 @@ def _case(b, m, k, n, **more):
         _case(3, 29, 190, 40, draw=Normal(scale=7), held=True),
     ),
     varied=(
-        sizes(lambda p: one_long(p, {"B": (2, 4), "M": (2, 20), "K": (2, 40), "N": (2, 20)},
-              {"B": 20, "M": 150, "K": 600, "N": 150})),
+        sizes(
+            lambda p: one_long(
+                p, {"B": (2, 4), "M": (2, 20), "K": (2, 40), "N": (2, 20)}, {"B": 20, "M": 150, "K": 600, "N": 150}
+            )
+        ),
     ),
     timed=(_case(8, 256, 512, 1024), _case(16, 512, 1024, 2048), _case(16, 1024, 2048, 2048)),
 )

@@ -45,8 +45,10 @@ def _eager(input_tensor, dim, keepdim=False):
         Case({"*": (6, 5, 173)}, {"dim": -1, "keepdim": True}, draw=Ints(0, 30), held=True),
     ),
     varied=(
-        reduced(lambda p: {"keepdim": p.chance()}), long_axis(),
-        reduced(dtypes=LONG, draw=LOWEST), reduced(dtypes=LONG, draw=HIGHEST),
+        reduced(lambda p: {"keepdim": p.chance()}),
+        long_axis(),
+        reduced(dtypes=LONG, draw=LOWEST),
+        reduced(dtypes=LONG, draw=HIGHEST),
     ),
     timed=tuple(Case({"*": (1 << k,)}, {"dim": 0}, dtypes=HALF) for k in (24, 26, 28)),
 )

@@ -40,8 +40,12 @@ F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
     varied=(
         reduced(lambda p: {"keepdim": p.chance()}, tuples=True, least=0, out=True),
         long_axis(tuples=True, out=True),
-        reduced(lambda p: {"dtype": DtypeArg(p.among("f32", "f64"))}, tuples=True, dtypes={"input_tensor": "i32"},
-                draw=Ints(-1000, 5000)),
+        reduced(
+            lambda p: {"dtype": DtypeArg(p.among("f32", "f64"))},
+            tuples=True,
+            dtypes={"input_tensor": "i32"},
+            draw=Ints(-1000, 5000),
+        ),
     ),
     timed=(
         *(Case({"*": (1 << k,)}, {"dim": 0}, draw=Uniform()) for k in (25, 27)),

@@ -44,8 +44,10 @@ def _eager(input_tensor, dim, keepdim=False):
         Case({"*": (5, 173, 7)}, {"dim": 1}, draw=Ints(-(10**12), 10**12), dtypes=LONG, held=True),
     ),
     varied=(
-        reduced(lambda p: {"keepdim": p.chance()}), long_axis(),
-        reduced(dtypes={"input_tensor": "i64"}, draw=LOWEST), reduced(dtypes={"input_tensor": "i64"}, draw=HIGHEST),
+        reduced(lambda p: {"keepdim": p.chance()}),
+        long_axis(),
+        reduced(dtypes={"input_tensor": "i64"}, draw=LOWEST),
+        reduced(dtypes={"input_tensor": "i64"}, draw=HIGHEST),
     ),
     timed=(
         *(Case({"*": (m, 1024)}, {"dim": 0}, draw=Uniform()) for m in (32768, 262144)),

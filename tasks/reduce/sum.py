@@ -52,7 +52,9 @@ def _converted(p):
         reduced(lambda p: {"keepdim": p.chance()}, tuples=True, least=0, where=plain),
         long_axis(tuples=True, where=plain),
         # Sums beyond 2^53, where fp64 loses the last bits.
-        reduced(lambda p: {"dtype": p.among(None, DtypeArg("i64"))}, dtypes={"input": "i64"}, draw=Ints(-(2**58), 2**58)),
+        reduced(
+            lambda p: {"dtype": p.among(None, DtypeArg("i64"))}, dtypes={"input": "i64"}, draw=Ints(-(2**58), 2**58)
+        ),
         _converted,
     ),
     timed=(

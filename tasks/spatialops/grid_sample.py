@@ -22,7 +22,9 @@ def _smooth(p):
     d = p.among(2, 2, 3)
     s, g = (tuple(p.whole(1, 9 if d == 2 else 5) for _ in range(d)) for _ in range(2))
     args = {"mode": "bilinear", "padding_mode": p.among("zeros", "border", "reflection"), "align_corners": p.chance()}
-    return p.like({"N": p.whole(1, 4), "C": p.whole(1, 9), "*s": s, "*g": g, "D": d}, args, draws={"grid": Uniform(-1.9, 1.9)})
+    return p.like(
+        {"N": p.whole(1, 4), "C": p.whole(1, 9), "*s": s, "*g": g, "D": d}, args, draws={"grid": Uniform(-1.9, 1.9)}
+    )
 
 
 def _wide(p):
