@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kbx_env.grading import derived_cases, inputs, reference
-from kbx_env.spec.catalog import load_task, task_ids
+from kbx_env.grading.grader import Grader
+from kbx_env.grading.judge import structure
+from kbx_env.grading.runtime.session import RunnerSession
+from kbx_env.spec.catalog import expert_source, load_task, task_ids
 from kbx_env.spec.criteria import Sample, Windows
-from kbx_env.spec.task import shape_of
+from kbx_env.spec.task import Case, shape_of
 from kbx_env.spec.varied import Pick, layout, parsed
 
 SECRETS = tuple(b"secret %d" % k for k in range(3))
@@ -59,3 +64,21 @@ def test_shapes_broadcast_both_ways() -> None:
         a, b = Pick(seed).both_ways(3, 5)
         common = torch.broadcast_shapes(a, b)
         assert common not in (a, b), (a, b)
+
+
+def test_a_single_element_of_any_stride_is_compared_and_read_as_bytes() -> None:
+    placed = inputs._laid_out(torch.tensor([[3.5]]), layout((1, 0), (3, 2), 1))
+    assert placed.stride() != (1, 1) and structure.same_bits(placed, placed.clone())
+    assert not structure.same_bits(placed, torch.tensor([[4.5]]))
+
+
+def test_a_result_of_one_element_may_have_any_stride() -> None:
+    task = load_task("reduce/std")
+    case = Case({"*": (1, 5)}, {"dim": 1}, out=True, layouts={"out": layout((0,), (3,), 1)})
+    task = replace(task, cases=(case,), varied=())
+    source = expert_source(task.id)
+    assert source is not None
+    with Grader() as grader, RunnerSession(grader.zygote(), task, "cpu", b"secret", "eval", 60.0) as session:
+        session.load(source.encode())
+        (call,) = session.calls(case, 0, 1, "run")
+    assert call.broken is None and call.answer.aliases == ("out",)
