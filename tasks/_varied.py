@@ -33,6 +33,11 @@ def _takes(*names: str) -> Callable[[Case], bool]:
     return lambda case: not set(names) & set(case.args)
 
 
+def either(*families: Family) -> Family:
+    """A case of one of several families, so that a grading has fewer cases."""
+    return lambda pick: pick.among(*families)(pick)
+
+
 def elementwise(args: Args = None, *, out: bool = False, low: int = 4, high: int = 6, **fields: Any) -> Family:
     """A tensor of four to six axes in any memory layout; in every fifth draw a few axes of which one is long.
 

@@ -17,12 +17,10 @@ def _planes(n, c, out):
 
 
 def _any_windows(p):
-    kernel = (p.whole(1, 3), p.whole(1, 4))
-    n, c, h, w = p.whole(2, 4), p.whole(20, 40), p.whole(7, 12), p.whole(8, 14)
-    h, w = p.among((h, w), (h, w), (140, w), (h, 140))
-    c = c if max(h, w) < 140 else 20
-    n = n if max(h, w) < 140 else 1
-    size = (p.whole(1, h - kernel[0] + 1), p.whole(1, w - kernel[1] + 1))
+    # The judge recognises windows by their maxima: it needs several windows, and values that are not all cut to 0.
+    kernel = (p.whole(2, 3), p.whole(2, 3))
+    n, c, h, w = p.among((3, 40, p.whole(9, 12), p.whole(9, 14)), (1, 40, 140, 9), (1, 40, 9, 140))
+    size = (p.whole(3, 5), p.whole(3, 5))
     return p.like({"N": n, "C": c, "H": h, "W": w}, {"kernel_size": kernel, "output_size": size, "output_ratio": None},
                   where=lambda case: case.axes["C"] > 30, draw=Normal())  # fmt: skip
 
