@@ -51,7 +51,7 @@ def elementwise(args: Args = None, *, out: bool = False, low: int = 4, high: int
 
     def family(pick: Pick) -> Case:
         shape = pick.slab(2, 3, WIDE)[0] if pick.chance(0.2) else pick.shape(low, high)
-        return pick.like({"*": shape}, _args(args, pick), **({"out": out and pick.chance(0.7)} | fields))
+        return pick.like({"*": shape}, _args(args, pick), **({"out": out and pick.chance(0.9)} | fields))
 
     return family
 
@@ -77,7 +77,7 @@ def both_ways(
         shapes = pick.both_ways(low, high, parts=len(names), longest=WIDE if pick.chance(0.25) else 0)
         return pick.like(
             dict(zip(names, shapes, strict=True)), _args(args, pick), where=_takes(*tensors),
-            **({"out": out and pick.chance(0.7)} | fields),
+            **({"out": out and pick.chance(0.9)} | fields),
         )  # fmt: skip
 
     return family
@@ -106,7 +106,7 @@ def reduced(
         over = None if none and pick.chance(0.2) else over
         return pick.like(
             {"*": shape}, {dim: over} | _args(args, pick), where=where,
-            **({"out": out and pick.chance(0.6)} | fields),
+            **({"out": out and pick.chance(0.9)} | fields),
         )  # fmt: skip
 
     return family
@@ -127,7 +127,7 @@ def long_axis(
         over = over - len(shape) if pick.chance() else over
         return pick.like(
             {"*": shape}, {dim: (over,) if tuples and pick.chance() else over} | _args(args, pick), where=where,
-            **({"out": out and pick.chance(0.5)} | fields),
+            **({"out": out and pick.chance(0.7)} | fields),
         )  # fmt: skip
 
     return family
@@ -152,7 +152,7 @@ def sizes(
         more = {k: v(pick, found) if callable(v) else v for k, v in fields.items()}
         return pick.like(
             found, dict(args(pick, found)) if args is not None else {}, where=where,
-            **({"out": out and pick.chance(0.6)} | more),
+            **({"out": out and pick.chance(0.9)} | more),
         )  # fmt: skip
 
     return family

@@ -163,12 +163,12 @@ class Pick:
 
         The axes lie in memory in any order, with gaps along some of them, from any element of the buffer on.
         """
-        if not rank or self.chance(0.15):
+        if not rank or self.chance(0.1):
             return None
         order = self.shuffled(range(rank))
         if rank > 1 and order == tuple(range(rank)):
             order = (*order[1:], order[0])
-        steps = [self.among(*STEPS) for _ in range(rank)]
+        steps = [self.among(*STEPS) for _ in range(rank)] if rank > 1 else [self.among(1, 2, 3)]
         return layout(order, steps, self.among(*OFFSETS))
 
 
