@@ -47,6 +47,9 @@ def elementwise(args: Args = None, *, out: bool = False, low: int = 4, high: int
         low: least number of axes.
         high: largest number of axes.
         **fields: of the case.
+
+    Returns:
+        The family.
     """
 
     def family(pick: Pick) -> Case:
@@ -70,6 +73,9 @@ def both_ways(
         low: least number of axes.
         high: largest number of axes.
         **fields: of the case.
+
+    Returns:
+        The family.
     """
     names = axes or ("*a", "*b")
 
@@ -98,6 +104,9 @@ def reduced(
         dim: the parameter.
         where: condition on the declared case.
         **fields: of the case.
+
+    Returns:
+        The family.
     """
 
     def family(pick: Pick) -> Case:
@@ -119,6 +128,9 @@ def long_axis(
     """A reduction of a tensor with one long axis, which is reduced or kept.
 
     Arguments as for ``reduced``; ``length`` is that of the long axis.
+
+    Returns:
+        The family.
     """
 
     def family(pick: Pick) -> Case:
@@ -145,6 +157,9 @@ def sizes(
         out: whether the signature has ``out``.
         where: condition on the declared case.
         **fields: of the case; functions of the ``Pick`` and the sizes are called.
+
+    Returns:
+        The family.
     """
 
     def family(pick: Pick) -> Case:
@@ -165,6 +180,9 @@ def one_long(pick: Pick, short: Mapping[str, tuple[int, int]], long: Mapping[str
         pick: makes the choices.
         short: by axis, the range of its usual size.
         long: by axis, its size where it is the long one.
+
+    Returns:
+        The sizes by axis.
     """
     found = {name: pick.whole(*ends) for name, ends in short.items()}
     name = pick.among(*long)
@@ -191,6 +209,9 @@ def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tup
         args: draws further arguments.
         halves: whether fp16 inputs are allowed.
         out: whether the signature has ``out``.
+
+    Returns:
+        The families.
     """
 
     def one(pick: Pick) -> Case:
@@ -213,6 +234,9 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},)) -> tuple[Family, ...]:
 
     Args:
         dtypes: sets of dtypes by tensor, of which each case has one.
+
+    Returns:
+        The families.
     """
 
     def batched(pick: Pick) -> Case:
@@ -304,6 +328,9 @@ def conv(
         more: draws further axes and arguments (``axes``, ``args``) from the sizes.
         where: condition on the declared case.
         **fields: of the case.
+
+    Returns:
+        The family.
     """
 
     def family(pick: Pick) -> Case:
@@ -338,6 +365,9 @@ def batches(
         where: condition on the declared case.
         fields: fields of the case from the matrix size.
         side: name of the axis that is the matrix size.
+
+    Returns:
+        The families.
     """
 
     def large_enough(case: Case) -> bool:
