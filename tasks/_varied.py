@@ -127,7 +127,14 @@ def long_axis(
 ) -> Family:  # fmt: skip
     """A reduction of a tensor with one long axis, which is reduced or kept.
 
-    Arguments as for ``reduced``; ``length`` is that of the long axis.
+    Args:
+        args: draws further arguments.
+        out: whether the signature has ``out``.
+        tuples: whether ``dim`` may be a tuple.
+        dim: the parameter.
+        length: about the length of the long axis.
+        where: condition on the declared case.
+        **fields: of the case.
 
     Returns:
         The family.

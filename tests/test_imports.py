@@ -14,7 +14,7 @@ SOURCES = [
 MAPPED = ("tasks", "rewards", "baselines", "train", "eval")
 DECLARATIONS = (
     "kbx_env.spec.task", "kbx_env.spec.criteria", "kbx_env.tasks", "kbx_env.tasks._schemes", "kbx_env.tasks._seams",
-    "kbx_env.tasks._cases",
+    "kbx_env.tasks._cases", "kbx_env.tasks._varied", "kbx_env.spec.varied",
     "kbx_env.tasks._conv", "kbx_env.tasks._linear", "kbx_env.tasks._matmul",
 )  # fmt: skip
 SANDBOX = ("kbx_env.protocol", "kbx_env.device", "kbx_env.confinement", "kbx_env.sandbox", "kbx_env.backends")
