@@ -242,8 +242,10 @@ def crashed(text: str, line: int) -> str | None:
     kernel, place = False, None
     for function in (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)):
         for node in ast.walk(function):
-            inside = isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
-            if inside and node is not function and (place is None or node.lineno > place):
+            if not isinstance(node, ast.stmt) or node is function:
+                continue
+            inside = node.lineno <= line <= (node.end_lineno or node.lineno)
+            if inside and (place is None or node.lineno > place):
                 place = node.lineno
                 kernel = any("jit" in ast.unparse(d) for d in function.decorator_list)
     if place is None or rows[place - 1].lstrip().startswith(("elif", "else")):

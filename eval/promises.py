@@ -56,7 +56,7 @@ MISREAD = {
 }
 """What the rules below take for a promise and is none, with the reason."""
 
-Test = Callable[[Case], bool]
+Test = Callable[..., bool]
 
 
 def sentences(task: Task) -> list[str]:
@@ -154,8 +154,8 @@ def _layouts(task: Task) -> Iterator[tuple[str, Test]]:
                 f"{name} written in place, of any strides",
                 lambda c, n=name: n in task.written(c.args) and n in c.layouts,
             )
-    stars = [n for n, t in task.takes.items() if t.axes.startswith("*") and " " not in t.axes]
-    pairs = [(a, b) for a in stars for b in stars if a < b and task.takes[a].axes != task.takes[b].axes]
+    free_rank = [n for n, t in task.takes.items() if t.axes.startswith("*") and " " not in t.axes]
+    pairs = [(a, b) for a in free_rank for b in free_rank if a < b and task.takes[a].axes != task.takes[b].axes]
     if (
         _says(task, r"broadcast (against|by)|broadcasts? (with|as|both)|with broadcasting", "not enlarge|does not")
         and pairs
@@ -211,8 +211,8 @@ def _arguments(task: Task) -> Iterator[tuple[str, Test]]:
             for value in (True, False):
                 yield f"{name}={value}", lambda c, n=name, v=value: _bound(task, c, n) is v
         elif str in kinds:
-            for value in sorted({v for v in used if isinstance(v, str)} | (quoted & _choices(task, name))):
-                yield f"{name}={value}", lambda c, n=name, v=value: _bound(task, c, n) == v
+            for word in sorted({v for v in used if isinstance(v, str)} | (quoted & _choices(task, name))):
+                yield f"{name}={word}", lambda c, n=name, v=word: _bound(task, c, n) == v
         else:
             common = [v for v in used if v is not None]
             told = {repr(v) for v in common if common.count(v) > 0}
