@@ -82,3 +82,11 @@ def test_a_result_of_one_element_may_have_any_stride() -> None:
         session.load(source.encode())
         (call,) = session.calls(case, 0, 1, "run")
     assert call.broken is None and call.answer.aliases == ("out",)
+
+
+def test_a_derived_case_that_a_constant_would_pass_is_not_telling() -> None:
+    task = load_task("reduce/std")
+    spread, single = (
+        Case({"*": (n, 7)}, {"dim": 0, "correction": 0}) for n in (5, 1)
+    )  # of one element the deviation is 0
+    assert derived_cases.is_telling(task, spread) and not derived_cases.is_telling(task, single)
