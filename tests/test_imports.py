@@ -14,7 +14,7 @@ SOURCES = [
 MAPPED = ("tasks", "rewards", "baselines", "train", "eval")
 DECLARATIONS = (
     "kbx_env.spec.task", "kbx_env.spec.criteria", "kbx_env.tasks", "kbx_env.tasks._schemes", "kbx_env.tasks._seams",
-    "kbx_env.tasks._cases",
+    "kbx_env.tasks._cases", "kbx_env.tasks._varied", "kbx_env.spec.varied",
     "kbx_env.tasks._conv", "kbx_env.tasks._linear", "kbx_env.tasks._matmul",
 )  # fmt: skip
 SANDBOX = ("kbx_env.protocol", "kbx_env.device", "kbx_env.confinement", "kbx_env.sandbox", "kbx_env.backends")
@@ -49,14 +49,18 @@ def test_the_sandbox_knows_no_task_and_no_judge() -> None:
 
 def test_the_trusted_side_imports_nothing_from_the_sandbox() -> None:
     """What both sides need lives in ``device`` and ``protocol``."""
-    paths = [p for p in SOURCES if p.is_relative_to(ROOT / "kbx_env") and not p.is_relative_to(ROOT / "kbx_env/sandbox")]
+    paths = [
+        p for p in SOURCES if p.is_relative_to(ROOT / "kbx_env") and not p.is_relative_to(ROOT / "kbx_env/sandbox")
+    ]
     broken = _broken(paths, lambda name: not name.startswith("kbx_env.sandbox"))
     assert broken == []
 
 
 def test_what_both_sides_share_knows_neither() -> None:
     shared = ("device", "protocol", "backends", "spec")
-    paths = [p for p in SOURCES if p.is_relative_to(ROOT / "kbx_env") and p.relative_to(ROOT / "kbx_env").parts[0] in shared]
+    paths = [
+        p for p in SOURCES if p.is_relative_to(ROOT / "kbx_env") and p.relative_to(ROOT / "kbx_env").parts[0] in shared
+    ]
     sides = ("kbx_env.grading", "kbx_env.sandbox", "kbx_env.executor", "kbx_env.envs", "kbx_env.store")
     assert _broken(paths, lambda name: not name.startswith(sides)) == []
 

@@ -28,6 +28,8 @@ class DefenceLayer(StrEnum):
     """Inputs come from a secret seed."""
     CASES = "cases"
     """Many sizes, layouts and parameters are tried instead of one."""
+    DERIVED = "derived"
+    """Every grading draws cases of its own beside the declared ones."""
     EFFECTS = "effects"
     """Inputs must be unchanged, results must be new tensors."""
     CONSTANT = "constant"

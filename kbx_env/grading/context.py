@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kbx_env.grading import inputs
+from kbx_env.grading import derived_cases, inputs
 from kbx_env.grading import judge as judges
 from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.evidence.accumulator import EvidenceAccumulator
@@ -70,7 +70,7 @@ class GradingContext:
     _session: RunnerSession | None = None
 
     def select_cases(self) -> None:
-        """Choose the cases of the split."""
+        """Choose the declared cases of the split, and draw the derived ones."""
         self.cases = [c for c in self.task.cases if self.options.split == "eval" or not c.held]
         if self.as_published:
             self.telling = [True] * len(self.cases)
@@ -79,6 +79,11 @@ class GradingContext:
         if self.lacks(DefenceLayer.CASES):
             self.cases = [c for c in self.cases if not c.out and is_telling(self.task, self.task.cases.index(c))][:1]
         self.telling = [is_telling(self.task, self.task.cases.index(c)) for c in self.cases]
+        drawn = not self.lacks(DefenceLayer.CASES) and not self.lacks(DefenceLayer.DERIVED)
+        if self.options.grading == "contract" and drawn:
+            for case in derived_cases.derive(self.task, self.secret, self.options.split):
+                self.cases.append(case)
+                self.telling.append(derived_cases.is_telling(self.task, case))
         self.builder.total, self.builder.telling = len(self.cases), sum(self.telling)
 
     # -- options -------------------------------------------------------------------------------

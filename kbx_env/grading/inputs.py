@@ -14,6 +14,7 @@ from kbx_env.grading import expressions
 from kbx_env.protocol.wire import DTYPES
 from kbx_env.spec import input_distributions as dists
 from kbx_env.spec.task import Case, T, Task, shape_in
+from kbx_env.spec.varied import parsed
 
 LARGE = 1 << 20
 """Tensors with more elements are drawn in fp32: dense enough, and four times faster for timing cases."""
@@ -352,6 +353,8 @@ def _laid_out(x: torch.Tensor, layout: str | None) -> torch.Tensor:
     """Return the same values in a memory layout of ``Case.layouts``; ``None`` for contiguous."""
     if layout is None:
         return x.contiguous()
+    if (general := parsed(layout)) is not None:
+        return _placed(x, *general)
     if layout in ("transposed", "strided") and x.dim() < (2 if layout == "transposed" else 1):
         raise DeclarationError(f"layout {layout!r} needs more axes than {x.dim()}")
     if layout == "transposed":
@@ -370,9 +373,37 @@ def _laid_out(x: torch.Tensor, layout: str | None) -> torch.Tensor:
     raise DeclarationError(f"unknown layout {layout!r}; accepted: transposed, strided, offset, channels_last")
 
 
-def poisoned(like: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor with the shape and dtype of a result, filled with NaN, True or 113."""
+def _placed(x: torch.Tensor, order: tuple[int, ...], steps: tuple[int, ...], offset: int) -> torch.Tensor:
+    """Return the same values with the axes in another order in memory, and with gaps.
+
+    Args:
+        x: the values.
+        order: the axes, the one with the largest stride first.
+        steps: by axis, distance of neighbours in elements of a tensor without gaps.
+        offset: elements of the buffer before the tensor.
+
+    Returns:
+        A view of a larger buffer, whose other elements are poison.
+
+    Raises:
+        DeclarationError: the layout is for another number of axes.
+    """
+    if sorted(order) != list(range(x.dim())) or len(steps) != x.dim():
+        raise DeclarationError(f"a layout of {len(order)} axes for a tensor of {x.dim()}")
+    wide = [x.shape[a] * steps[a] for a in order]
+    buffer = _gap((offset + math.prod(wide),), x)
+    view = buffer[offset:].view(wide).permute(tuple(order.index(a) for a in range(x.dim())))
+    placed = view[tuple(slice(None, None, s) for s in steps)]
+    return placed.copy_(x)
+
+
+def poisoned(like: torch.Tensor, layout: str | None = None) -> torch.Tensor:
+    """Return a tensor with the shape and dtype of a result and a layout of ``Case.layouts``, filled with NaN, True or
+    113.
+    """
     out = torch.empty(like.shape, dtype=like.dtype)
     if out.is_floating_point() or out.is_complex():
-        return out.fill_(float("nan"))
-    return out.fill_(True if out.dtype is torch.bool else 113)
+        out.fill_(float("nan"))
+    else:
+        out.fill_(True if out.dtype is torch.bool else 113)
+    return _laid_out(out, layout)

@@ -113,7 +113,8 @@ class Case:
     """Dtype by tensor, where it differs from the declaration."""
     layouts: Mapping[str, str] = field(default_factory=dict)
     """Memory layout by tensor: ``transposed`` (last two axes), ``strided`` (every second element of a
-    larger buffer), ``offset`` (starts one element into a larger buffer), ``channels_last``."""
+    larger buffer), ``offset`` (starts one element into a larger buffer), ``channels_last``, or any order of axes with
+    gaps in the notation of ``varied.layout``. ``out`` is the tensor that ``out=True`` passes."""
     given: tuple[str, ...] = ()
     """Optional tensors that this case passes."""
     out: bool = False
@@ -209,6 +210,8 @@ class Task:
     """The call of a torch user, timed as baseline, where the reference is written for exactness instead."""
     held_timed: tuple[Case, ...] = ()
     """Cases that are timed in evaluation only, one for each of ``timed``; empty where ``grading/sizes.py`` derives them."""
+    varied: tuple[Callable[..., Case], ...] = ()
+    """Families of derived cases (``spec/varied.py``): every grading draws one case of each."""
     fingerprint: str = ""
     """SHA-256 over the task's file, the shared maths and the paper's cases."""
 
@@ -241,6 +244,7 @@ def task(
     moves: bool = False,
     picks: bool = False,
     eager: Callable[..., Any] | None = None,
+    varied: tuple[Callable[..., Case], ...] = (),
 ) -> Callable[[Callable[..., Any]], Declaration]:
     """Declare the decorated reference as a task.
 
@@ -258,6 +262,7 @@ def task(
         moves: the task only moves values.
         picks: the task only selects or replaces slices.
         eager: the baseline, if it is not the reference.
+        varied: families of derived cases.
 
     Returns:
         A decorator, which checks the declaration.
@@ -281,7 +286,8 @@ def task(
             if t.dtype not in DTYPES:
                 raise DeclarationError(f"{name}: {tensor} has dtype {t.dtype!r}; accepted: {', '.join(DTYPES)}")
         for case in (*cases, *timed, *held_timed):
-            for key in {*case.draws, *case.dtypes, *case.layouts, *case.given} - set(takes):
+            made = {"out"} if case.out else set()
+            for key in {*case.draws, *case.dtypes, *case.layouts, *case.given} - set(takes) - made:
                 raise DeclarationError(f"{name}: case {case.label()!r} names {key!r}; tensors: {', '.join(takes)}")
             for key in set(case.args) - set(params) - {"out"}:
                 raise DeclarationError(f"{name}: case {case.label()!r} passes {key!r}; parameters: {', '.join(params)}")
@@ -291,7 +297,7 @@ def task(
             "difficulty": difficulty, "takes": _frozen(takes), "truth": truth, "cost": cost, "cases": cases,
             "timed": timed, "writes": _frozen(writes), "paper": paper or Paper(), "differs": differs, "moves": moves,
             "picks": picks,
-            "eager": eager, "held_timed": held_timed,
+            "eager": eager, "held_timed": held_timed, "varied": varied,
         }))  # fmt: skip
 
     return declare

@@ -1,6 +1,7 @@
 """activation/combined_activation."""
 
 import torch
+from kbx_env.tasks._varied import one_long
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -9,6 +10,13 @@ from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
 def _case(n, k, d, lead=None, bias=None, **more):
     axes = {"N": n, "K": k, "D": d, "*w": (n, d) if lead is None else lead, "*b": (n, d) if bias is None else bias}
     return Case(axes, **({"draws": {"input": Normal(scale=k**-0.25), "weight1": Normal(scale=k**-0.25)}} | more))
+
+
+def _long(p):
+    s = one_long(p, {"N": (2, 20), "K": (3, 40), "D": (2, 20)}, {"N": 270, "K": 700, "D": 530})
+    shape = (s["N"], s["D"])
+    return p.like(s | {"*w": p.broadcast(shape), "*b": p.broadcast(shape)}, out=p.chance(),
+                  draws={"input": Normal(scale=s["K"] ** -0.25), "weight1": Normal(scale=s["K"] ** -0.25)})  # fmt: skip
 
 
 @task(
@@ -30,6 +38,7 @@ def _case(n, k, d, lead=None, bias=None, **more):
         _case(0, 5, 7, (7,), (7,)),
         _case(29, 140, 83, (83,), held=True),
     ),
+    varied=(_long,),
     timed=(_case(1024, 1024, 1024, (1024,), (1024,)), _case(2048, 2048, 2048), _case(4096, 4096, 4096, (4096,), (4096,))),
 )  # fmt: skip
 def combined_activation(input, weight1, weight2, bias, *, out=None):

@@ -2,6 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Choice, Cost, Normal, Paper, T, task
@@ -17,6 +18,7 @@ from kbx_env.spec.task import Choice, Cost, Normal, Paper, T, task
         "input", Normal(scale=2), special=Choice(-1e30, -11.0, -1e-6, -0.0, 0.0, 1e-6, 11.0, 1e30),
         args=({"approximate": "none"}, {"approximate": "tanh"}),
     ),
+    varied=(elementwise(),),
     timed=stream(),
 )  # fmt: skip
 def gelu(input, approximate="none"):

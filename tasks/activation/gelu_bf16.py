@@ -2,6 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Linspace, Normal, Paper, T, Uniform, task
@@ -23,6 +24,7 @@ KINDS = ({"approximate": "none"}, {"approximate": "tanh"})
             "input", Normal(scale=2), special=Choice(-1e30, -11.0, -1e-6, -0.0, 0.0, 1e-6, 11.0, 1e30), args=KINDS
         ),
     ),
+    varied=(elementwise(),),
     timed=stream(powers=(24, 25, 27)),
 )
 def gelu_bf16(input, approximate="none"):

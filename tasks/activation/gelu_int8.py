@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Choice, Cost, Ints, Linspace, Paper, T, task
@@ -27,6 +28,7 @@ def _eager(input, approximate="none"):
         *(Case({"*": (256,)}, kind, draw=Linspace(-128, 127)) for kind in KINDS),
         *pointwise("input", Ints(-20, 20), special=Choice(-128, -1, 0, 1, 2, 3, 4, 5, 127), args=KINDS, tail=False),
     ),
+    varied=(elementwise(),),
     timed=stream(powers=(25, 26, 27), draw=Ints(-10, 10)),
 )  # fmt: skip
 def gelu_int8(input, approximate="none"):

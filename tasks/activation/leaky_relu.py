@@ -2,6 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Choice, Cost, Normal, Paper, T, task
@@ -21,6 +22,7 @@ INF, NAN = float("inf"), float("nan")
         "input", Normal(), special=Choice(-INF, -1e38, -1.0, -1e-30, -0.0, 0.0, 1e-30, 2.0, 3e38, INF, NAN),
         args=({}, {"negative_slope": 0.2, "inplace": True}, {"negative_slope": -0.5}, {"negative_slope": 1.75}),
     ),
+    varied=(elementwise(lambda p: {"negative_slope": p.real(-3, 3), "inplace": p.chance()}),),
     timed=stream(),
 )  # fmt: skip
 def leaky_relu(input, negative_slope=0.01, inplace=False):

@@ -2,6 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Choice, Cost, Normal, Paper, T, task
@@ -21,6 +22,7 @@ INF, NAN = float("inf"), float("nan")
         "input", Normal(), special=Choice(-INF, -3e38, -1.0, -1e-30, -0.0, 0.0, 1e-30, 2.0, 3e38, INF, NAN),
         args=({"inplace": False}, {"inplace": True}),
     ),
+    varied=(elementwise(),),
     timed=stream(),
 )  # fmt: skip
 def relu(input, inplace=False):

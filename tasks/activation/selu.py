@@ -2,6 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Choice, Cost, Normal, Paper, T, task
@@ -20,6 +21,7 @@ from kbx_env.spec.task import Choice, Cost, Normal, Paper, T, task
         "input", Normal(scale=3), special=Choice(-float("inf"), -1e4, -100.0, -1.0, -1e-6, -0.0, 0.0, 1e-6, 1.0, 90.0),
         args=({"inplace": False}, {"inplace": True}),
     ),
+    varied=(elementwise(),),
     timed=stream(),
 )  # fmt: skip
 def selu(input, inplace=False):

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Linspace, Normal, Paper, T, task
@@ -22,6 +23,7 @@ INF, NAN = float("inf"), float("nan")
             special=Choice(-INF, -3e38, -1e4, -90.0, -0.0, 0.0, 1e-6, 1.0, 90.0, 1e4, 3e38, INF, NAN),
         ),
     ),
+    varied=(elementwise(out=True),),
     timed=stream(),
 )  # fmt: skip
 def sigmoid(input, out=None):

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Linspace, Normal, Paper, T, task
@@ -28,6 +29,7 @@ GIVEN = {"given": ("out_tensor",), "draw": Normal(scale=2)}
         ),
         Case({"*": (7, 131)}, **GIVEN, layouts={"out_tensor": "transposed"}, held=True),
     ),
+    varied=(elementwise(),),
     timed=stream(),
 )  # fmt: skip
 def tanh(input_tensor, out_tensor=None):

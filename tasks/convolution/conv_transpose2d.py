@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from kbx_env.tasks._conv import TF32
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Outlier, Paper, T, task
+from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
 
 SMALL = {"N": 1, "C": 3, "H": 5, "W": 5, "D": 2, "R": 3, "S": 3, "O": 2}
 IMAGE = {"N": 2, "C": 6, "H": 9, "W": 11, "D": 4, "R": 3, "S": 3, "O": 4}
@@ -13,6 +13,25 @@ IMAGE = {"N": 2, "C": 6, "H": 9, "W": 11, "D": 4, "R": 3, "S": 3, "O": 4}
 def _twice(n, c):
     axes = {"N": n, "C": c, "H": 16, "W": 16, "D": 2 * c, "R": 3, "S": 3, "O": 2 * c}
     return Case(axes, {"stride": 2, "padding": 1, "output_padding": 1}, given=("bias",))
+
+
+def _any_options(p):
+    g = p.among(1, 1, 2, 3, 5)
+    c, d = g * p.whole(1, 4), p.whole(1, 4)
+    n, h, w = p.whole(1, 3), p.whole(2, 6), p.whole(2, 6)
+    long = p.among("n", "c", "d", "h", "w")
+    n, c, d, w = (
+        34 if long == "n" else n,
+        g * 140 if long == "c" else c,
+        140 if long == "d" else d,
+        150 if long == "w" else w,
+    )
+    h = 150 if long == "h" else h
+    stride, dilation = (p.whole(1, 3), p.whole(1, 3)), (p.whole(1, 3), p.whole(1, 2))
+    extra = tuple(p.whole(0, max(s, k) - 1) for s, k in zip(stride, dilation, strict=True))
+    axes = {"N": n, "C": c, "H": h, "W": w, "D": d, "R": p.whole(2, 4), "S": p.whole(2, 4), "O": d * g}
+    return p.like(axes, {"stride": stride, "padding": (p.whole(0, 1), p.whole(0, 1)), "output_padding": extra, "groups": g,
+                         "dilation": dilation}, draw=Normal())  # fmt: skip
 
 
 @task(
@@ -35,6 +54,7 @@ def _twice(n, c):
         Case(IMAGE | {"N": 0}),
         Case(IMAGE | {"C": 10, "D": 5, "O": 10, "H": 7, "W": 6}, {"groups": 2, "stride": 2, "padding": 1}, held=True),
     ),
+    varied=(_any_options,),
     timed=(_twice(16, 64), _twice(32, 128), _twice(32, 256)),
 )  # fmt: skip
 def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):

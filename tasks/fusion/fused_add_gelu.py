@@ -3,9 +3,10 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._cases import stream
+from kbx_env.tasks._varied import both_ways
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Choice, Cost, Literal, Outlier, Paper, T, task
+from kbx_env.spec.task import Case, Choice, Cost, Literal, Normal, Outlier, Paper, T, task
 
 SCALED = {"alpha": 0.5, "approximate": "tanh"}
 HALF = {"input": "f16", "other": "f16"}
@@ -37,6 +38,22 @@ HALF = {"input": "f16", "other": "f16"}
         Case({"*a": (0, 3), "*b": (3,)}),
         Case({"*a": (3, 5, 211), "*b": (5, 1)}, {"alpha": -0.7, "approximate": "tanh"}, held=True),
         Case({"*a": (5, 333), "*b": (5, 333)}, {"alpha": 1.2}, dtypes=HALF, held=True),
+    ),
+    varied=(
+        both_ways(
+            args=lambda p: {"alpha": p.among(p.whole(-3, 3), p.real(-2, 2)), "approximate": p.among("none", "tanh")},
+            out=True,
+            tensors=("other",),
+        ),
+        # alpha * other nearly cancels input: what is rounded to fp16 in between shows.
+        both_ways(
+            args=lambda p: {"alpha": 0.3, "approximate": p.among("none", "tanh")},
+            out=True,
+            tensors=("other",),
+            low=2,
+            dtypes={"input": "f16", "other": "f16"},
+            draws={"input": Normal(mean=12), "other": Normal(mean=-40)},
+        ),
     ),
     timed=stream("*a", "*b", powers=(24, 26, 28), dtypes=HALF),
 )

@@ -10,6 +10,20 @@ BIG = {"*a": (128, 256), "*b": (128, 256)}
 F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
 
 
+def _reduced_both_ways(p):
+    a, b = p.both_ways(3, 4, 500)
+    rank = max(len(a), len(b))
+    dim = p.among(None, p.axis(rank), p.axes(rank))
+    return p.like({"*a": a, "*b": b}, {"dim": dim, "alpha": p.real(-2, 2), "keepdim": p.chance()},
+                  where=lambda c: "other" not in c.args, out=p.chance())  # fmt: skip
+
+
+def _long(p):
+    shape, at = p.slab(2, 3, 4300)
+    return p.like({"*a": shape, "*b": p.broadcast(shape)}, {"dim": p.among(at, at - 1), "keepdim": p.chance()},
+                  where=lambda c: "other" not in c.args)  # fmt: skip
+
+
 @task(
     difficulty=4,
     takes={"input": T("*a"), "other": T("*b")},
@@ -38,6 +52,7 @@ F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
         Case({"*a": (6, 5, 173), "*b": (173,)}, {"dim": (-1, 0), "alpha": 1.25}, draw=Normal(mean=1), held=True),
         Case({"*a": (7, 211, 3), "*b": (7, 211, 3)}, {"dim": 1, "alpha": 0.7}, out=True, held=True),
     ),
+    varied=(_reduced_both_ways, _long),
     timed=(
         *stream("*a", "*b", powers=(24, 27), draw=Uniform()),
         *(Case({"*a": (16384, 4096), "*b": (16384, 4096)}, {"dim": d}, draw=Uniform()) for d in (0, 1)),

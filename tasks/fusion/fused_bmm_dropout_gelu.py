@@ -3,9 +3,10 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
+from kbx_env.tasks._varied import DEEP_SUM, half, one_long, plain, sizes
 
 from kbx_env.spec.criteria import Close, Dropout
-from kbx_env.spec.task import Case, Constant, Cost, Eye, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.task import Case, Constant, Cost, Eye, Normal, Outlier, Paper, T, Uniform, task
 
 SMALL = {"B": 2, "N": 3, "M": 4, "P": 5}
 MIDDLE = {"B": 2, "N": 32, "M": 64, "P": 48}
@@ -42,6 +43,23 @@ HALF = {"input1": "f16", "input2": "f16"}
         Case({"B": 3, "N": 45, "M": 33, "P": 70}, {"p": 0.2}, draw=Uniform(0.2, 1), held=True),
     ),
     paper=Paper(),
+    varied=(
+        sizes(
+            lambda p: one_long(
+                p, {"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)}, {"B": 20, "N": 150, "M": 600, "P": 150}
+            ),
+            lambda p, s: {"training": False, "p": p.real(0, 1), "approximate": p.among("none", "tanh")},
+            where=plain,
+            out=True,
+            draw=Normal(scale=0.3),
+        ),
+        sizes(
+            lambda p: {"B": 2, "N": p.whole(2, 9), "M": DEEP_SUM, "P": p.whole(2, 9)},
+            lambda p, s: {"training": False},
+            where=half,
+            draw=Normal(scale=0.12),
+        ),
+    ),
     timed=tuple(Case({"B": 32, "N": n, "M": n, "P": n}) for n in (256, 768, 1536)),
 )
 def fused_bmm_dropout_gelu(input1, input2, p=0.5, training=True, inplace=False, approximate="none", *, out=None):

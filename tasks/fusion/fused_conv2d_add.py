@@ -2,6 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
+from kbx_env.tasks._varied import conv
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, T, task
@@ -24,6 +25,10 @@ from kbx_env.spec.task import Cost, Paper, T, task
         {"axes": {"*o": (2, 4, 12, 1)}, "given": ("other",)},
         {"axes": {"*o": (4, 1, 1)}, "given": ("other",)},
         {"axes": {"*o": (2, 14, 13, 9)}, "given": ("other",), "alpha": 0.7},
+    ),
+    varied=(
+        conv(lambda p: {"alpha": p.real(-2, 2)}, out=True, where=lambda c: "other" not in c.args,
+             more=lambda p, s: {"axes": {"*o": p.broadcast((s["N"], s["O"], s["P"], s["Q"]))}}),
     ),
     timed=conv_timed(
         given=("bias", "other"),

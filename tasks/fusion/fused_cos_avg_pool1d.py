@@ -11,6 +11,14 @@ MIDDLE = {"N": 4, "C": 16, "L": 256}
 WIDE = Uniform(-20, 20)
 
 
+def _any_windows(p):
+    k = p.whole(1, 40)
+    args = {"kernel_size": k, "stride": p.among(None, p.whole(1, 9)), "padding": p.whole(0, k // 2), "ceil_mode": p.chance(),
+            "count_include_pad": p.chance()}  # fmt: skip
+    length = p.among(p.whole(k, k + 40), p.whole(2200, 2400))
+    return p.like({"N": p.among(p.whole(1, 4), 34), "C": p.whole(1, 4), "L": length}, args, draw=Uniform(-20, 20))
+
+
 @task(
     difficulty=3,
     takes={"input": T("N C L")},
@@ -46,6 +54,7 @@ WIDE = Uniform(-20, 20)
         Case({"N": 1, "C": 3, "L": 1033}, {"kernel_size": 3, "padding": 1, "count_include_pad": False}, draw=WIDE,
              held=True),
     ),
+    varied=(_any_windows,),
     timed=tuple(Case({"N": 128, "C": 64, "L": n}, {"kernel_size": 3}, draw=Uniform()) for n in (2304, 6144, 12288)),
 )  # fmt: skip
 def fused_cos_avg_pool1d(input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):

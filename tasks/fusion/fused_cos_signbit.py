@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Choice, Cost, Paper, T, Uniform, task
@@ -17,6 +18,7 @@ EDGES = Choice(0.0, -0.0, 1e4, -3e4, 1e-20, 3.14159265, 1.5707963, 1.57079625, -
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Arguments on both sides of the cosine's zeros are judged.",
     cases=pointwise("input", Uniform(-20, 20), special=EDGES),
+    varied=(elementwise(),),
     timed=stream(draw=Uniform(-20, 20)),
 )  # fmt: skip
 def fused_cos_signbit(input):

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from kbx_env.tasks._varied import one_long, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Outlier, Paper, T, Uniform, task
@@ -39,6 +40,14 @@ ALIKE = {"draw": Uniform(-0.3, 1)}
         Case({"N": 0, "D": 4}, NONE),
         Case({"N": 211, "D": 77}, {"margin": 0.4}, held=True, **ALIKE),
         Case({"N": 101, "D": 13}, {"margin": -0.2} | NONE, dtypes={"target": "f32"}, held=True),
+    ),
+    varied=(
+        sizes(
+            lambda p: one_long(p, {"N": (2, 20), "D": (2, 20)}, {"N": 1100, "D": 4300}),
+            lambda p, s: {"reduction": p.among("none", "sum", "mean"), "margin": p.real(-0.9, 0.9)},
+            draws={},
+            draw=Uniform(-0.3, 1),
+        ),
     ),
     timed=tuple(Case({"N": n, "D": 256}) for n in (32768, 131072, 524288)),
 )

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from kbx_env.tasks._linear import FLOPS, TAKES, linear_cases, linear_timed
 from kbx_env.tasks._seams import dropout
+from kbx_env.tasks._varied import linear
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Paper, task
@@ -23,6 +24,7 @@ from kbx_env.spec.task import Case, Constant, Cost, Paper, task
         Case({"B": 300, "K": 5, "O": 128}, draw=Constant(0.5)),
         Case({"B": 200, "K": 3, "O": 201}, {"p": 0.3}, draw=Constant(0.25), held=True),
     ),
+    varied=linear(lambda p: {"p": p.real(0.05, 0.9)}),
     timed=linear_timed(),
 )  # fmt: skip
 def fused_dropout_sigmoid_linear(input, weight, bias=None, p=0.5, training=True, inplace=False):

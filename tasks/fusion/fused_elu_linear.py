@@ -2,6 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._linear import FLOPS, TAKES, linear_cases, linear_timed
+from kbx_env.tasks._varied import linear
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, task
@@ -15,6 +16,7 @@ from kbx_env.spec.task import Cost, Paper, task
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="Strides, an empty batch, alpha and inplace are exercised; fp16 is rounded once.",
     cases=linear_cases({}, {"alpha": 0.5}, {"inplace": True, "alpha": -2.0}, half=True),
+    varied=linear(lambda p: {"alpha": p.real(-2, 3)}, halves=True),
     timed=linear_timed(),
 )  # fmt: skip
 def fused_elu_linear(input, weight, bias=None, alpha=1.0, inplace=False):

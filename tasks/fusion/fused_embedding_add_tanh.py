@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from kbx_env.tasks._varied import one_long
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, task
@@ -10,6 +11,17 @@ from kbx_env.spec.task import Case, Cost, Ints, Literal, Normal, Outlier, Paper,
 def _case(ids, table, other, args=None, **more):
     V, D = table
     return Case({"*i": ids, "V": V, "D": D, "*o": other}, args or {}, **more)
+
+
+def _any_table(p):
+    index = p.shape(2, 4, 40)
+    s = one_long(p, {"V": (3, 30), "D": (2, 30)}, {"V": 300, "D": 1100})
+    args = {
+        "max_norm": p.among(None, p.real(0.5, 8)),
+        "norm_type": p.among(1.0, 2.0, 4.0, p.real(1, 4)),
+        "padding_idx": p.among(None, p.whole(0, s["V"] - 1)),
+    }
+    return p.like(s | {"*i": index, "*o": p.broadcast((*index, s["D"]))}, args, draw=Normal(), out=p.chance())
 
 
 @task(
@@ -39,6 +51,7 @@ def _case(ids, table, other, args=None, **more):
         _case((9,), (50, 21), (9, 21), out=True),
         _case((3, 70), (200, 37), (3, 1, 37), {"max_norm": 6.0, "norm_type": 2.5}, held=True),
     ),
+    varied=(_any_table,),
     timed=tuple(_case((m, n), (1024, d), (m, n, d)) for m, n, d in ((256, 256, 256), (256, 512, 512), (512, 512, 512))),
 )  # fmt: skip
 def fused_embedding_add_tanh(

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import stream
+from kbx_env.tasks._varied import long_axis, reduced
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, DtypeArg, Linspace, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -35,6 +36,10 @@ F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
         Case({"*": (3, 0)}, {"dim": 0}),
         Case({"*": (6, 5, 173)}, {"dim": -1, "keepdim": True}, draw=Outlier(), held=True),
         Case({"*": (7, 11, 213)}, {"dim": 0}, draw=Normal(scale=2), out=True, held=True),
+    ),
+    varied=(
+        reduced(lambda p: {"keepdim": p.chance()}, none=True, out=True, where=lambda c: "dim" in c.args),
+        long_axis(out=True, where=lambda c: "dim" in c.args),
     ),
     timed=(
         *stream(powers=(25, 28), draw=Uniform()),

@@ -1,9 +1,12 @@
 """fusion/fused_gather_masked_fill."""
 
+import math
+
 import torch
+from kbx_env.tasks._varied import ENDS
 
 from kbx_env.spec.criteria import Exact
-from kbx_env.spec.task import Bernoulli, Case, Cost, Ints, Literal, Outlier, Paper, T, task
+from kbx_env.spec.task import Bernoulli, Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, task
 
 LONG = {"input": "i64"}
 
@@ -12,6 +15,24 @@ def _case(shape, dim, index, mask, value, **more):
     more["draws"] = {"index": Ints(0, shape[dim])} | more.get("draws", {})
     args = {"dim": dim, "value": value} | more.pop("args", {})
     return Case({"*": shape, "*i": index, "*m": mask}, args, **more)
+
+
+def _any_axis(p):
+    rank = p.whole(3, 5)
+    dim = p.whole(0, rank - 1)
+    shape = tuple(p.whole(2, 6) for _ in range(rank))
+    index = tuple(p.whole(1, 9) if k == dim else p.whole(1, n) for k, n in enumerate(shape))
+    if p.chance(0.3):
+        index = tuple(1100 if k == dim else min(n, 2) for k, n in enumerate(index))
+    kind = p.chance()
+    return p.like(
+        {"*": shape, "*i": index, "*m": p.broadcast(index)},
+        {"dim": dim - rank if p.chance() else dim, "value": p.whole(-(2**62), 2**62) if kind else p.among(math.nan, math.inf,
+              p.real(-9, 9)),
+              "sparse_grad": False},
+        draw=ENDS if kind else Normal(), draws={"index": Ints(0, shape[dim]), "mask": Bernoulli(0.4)},
+        dtypes={"input": "i64"} if kind else {}, out=p.chance(),
+    )  # fmt: skip
 
 
 @task(
@@ -40,6 +61,7 @@ def _case(shape, dim, index, mask, value, **more):
         _case((4, 5), 1, (4, 0), (4, 0), 1.0),
         _case((7, 60, 11), 1, (6, 29, 11), (29, 11), -0.75, held=True),
     ),
+    varied=(_any_axis,),
     timed=(
         *(_case((m, 4096), 0, (m, 4096), (m, 4096), 0.5) for m in (1024, 4096, 16384)),
         _case((16384, 4096), 1, (16384, 1024), (16384, 1024), 0.5),

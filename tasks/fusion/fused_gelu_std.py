@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._cases import stream
+from kbx_env.tasks._varied import long_axis, reduced
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -32,6 +33,14 @@ TANH = {"approximate": "tanh"}
         Case({"*": (3, 0)}, {"dim": 0}),
         Case({"*": (6, 5, 173)}, {"dim": -2, "keepdim": True} | TANH, draw=Normal(mean=9), held=True),
         Case({"*": (7, 11, 213)}, {"correction": 3}, draw=Normal(scale=20), held=True),
+    ),
+    varied=(
+        reduced(
+            lambda p: {"keepdim": p.chance(), "correction": p.whole(-2, 4), "approximate": p.among("none", "tanh")},
+            none=True,
+            out=True,
+        ),
+        long_axis(lambda p: {"correction": 0}, out=True, where=lambda c: c.args.get("dim") is not None),
     ),
     timed=(
         *stream(powers=(25, 28)),

@@ -3,9 +3,10 @@
 import torch.nn.functional as F
 from kbx_env.tasks._cases import stream
 from kbx_env.tasks._seams import dropout
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close, Dropout
-from kbx_env.spec.task import Case, Choice, Constant, Cost, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Normal, Outlier, Paper, T, Uniform, task
 
 # For other rates than 1/2 and 3/4 no scaled value may fall on the threshold by rounding.
 GRID = Choice(*(k / 8 for k in range(-30, 0)), *(k / 8 for k in range(1, 31)))
@@ -46,6 +47,10 @@ BIG = {"*": (129, 257)}
         Case({"*": (40, 1000)}, {"p": 0.1, "lambd": 0.0}, draw=Constant(-0.75), held=True),
         Case({"*": (3, 5, 211)}, {"p": 0.2}, draw=GRID, held=True),
         Case({"*": (7, 333)}, {"p": 0.5, "lambd": 0.9, "inplace": True}, draw=Outlier(0.01, 30), held=True),
+    ),
+    varied=(
+        elementwise(lambda p: {"inplace": p.chance(), "training": False, "lambd": p.real(0, 2)}, draw=Normal()),
+        elementwise(lambda p: {"p": p.real(0.1, 0.8), "lambd": 0.0}, high=5, draw=Normal()),
     ),
     timed=stream(powers=(23, 25, 27), draw=Uniform()),
 )

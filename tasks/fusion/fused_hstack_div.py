@@ -3,7 +3,7 @@
 import torch
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Choice, Cost, Ints, Outlier, Paper, T, task
+from kbx_env.spec.task import Case, Choice, Cost, Ints, Normal, Outlier, Paper, T, task
 
 LONG = {"tensors.0": "i64", "tensors.1": "i64", "tensors.2": "i64"}
 GIVEN = ("tensors.2",)
@@ -16,9 +16,29 @@ def _case(a, b, c=(1,), divisor=2.0, mode=None, **more):
     return Case({"*a": a, "*b": b, "*c": c}, args, **more)
 
 
+def _stacked(p):
+    kind = p.chance()
+    shape = p.shape(2, 4, 60) if p.chance(0.8) else (p.whole(2, 9),)
+    at = min(1, len(shape) - 1)
+    parts = [tuple(p.whole(1, 20) if k == at else n for k, n in enumerate(shape)) for _ in range(5)]
+    if p.chance(0.25):
+        parts[2] = tuple(1100 if k == at else n for k, n in enumerate(parts[2]))
+    names = tuple(f"tensors.{k}" for k in range(5))
+    mode = p.among(None, "floor", "trunc") if kind else None
+    return p.like(
+        dict(zip(("*a", "*b", "*c", "*d", "*e"), parts, strict=True)),
+        {"divisor": p.among(-4, 8, 2) if kind else p.real(0.5, 3), "rounding_mode": mode},
+        given=names[2:], out=p.chance(), dtypes=dict.fromkeys(names, "i64") if kind else {},
+        draw=Ints(-(2**20), 2**20) if kind else Normal(), draws={},
+    )  # fmt: skip
+
+
 @task(
     difficulty=3,
-    takes={"tensors.0": T("*a"), "tensors.1": T("*b"), "tensors.2": T("*c", optional=True)},
+    takes={
+        "tensors.0": T("*a"), "tensors.1": T("*b"), "tensors.2": T("*c", optional=True), "tensors.3": T("*d", optional=True),
+        "tensors.4": T("*e", optional=True),
+    },
     truth=Close(ulps=2, scale="element"),
     cost=Cost(flops="a + b"),
     paper=Paper(rtol=1e-5, atol=1e-5),
@@ -39,6 +59,7 @@ def _case(a, b, c=(1,), divisor=2.0, mode=None, **more):
         _case((0,), (5,)),
         _case((29, 83), (29, 44), (29, 7), 1.3, given=GIVEN, held=True),
     ),
+    varied=(_stacked,),
     timed=(_case((1 << 22,), (1 << 22,)), _case((8192, 1024), (8192, 3072)), _case((1 << 26,), (1 << 26,))),
 )  # fmt: skip
 def fused_hstack_div(tensors, divisor, *, rounding_mode=None, out=None):

@@ -2,6 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._linear import GIVEN
+from kbx_env.tasks._varied import one_long
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -11,6 +12,22 @@ def _case(lead, k, o, shape=None, scale=0.3, **more):
     args = more.pop("args", {})
     return Case({"*": lead, "K": k, "O": o}, {"normalized_shape": o if shape is None else shape} | args,
                 **({"draw": Normal(scale=scale)} | more))  # fmt: skip
+
+
+def _rows(p):
+    shape, o = p.shape(2, 3, 40), p.whole(4, 30)
+    whole = p.chance()
+    return p.like({"*": shape, "K": p.whole(2, 30), "O": o}, {"normalized_shape": (shape[-1], o) if whole else p.among(o, (o,))},
+                  draw=Normal(scale=0.3))  # fmt: skip
+
+
+def _long(p):
+    s = one_long(p, {"B": (2, 12), "K": (3, 30), "O": (4, 30)}, {"B": 270, "K": 700, "O": 1050})
+    return p.like(
+        {"*": (s["B"],), "K": s["K"], "O": s["O"]},
+        {"normalized_shape": s["O"], "eps": p.real(0.001, 0.5)},
+        draw=Normal(scale=0.3),
+    )
 
 
 @task(
@@ -35,6 +52,7 @@ def _case(lead, k, o, shape=None, scale=0.3, **more):
         _case((0,), 4, 8),
         _case((2, 9), 77, 83, given=GIVEN, held=True),
     ),
+    varied=(_rows, _long),
     timed=tuple(
         _case((b,), k, o, scale=k**-0.25, given=GIVEN) for b, k, o in ((32, 16384, 8192), (1024, 1024, 4096), (4096, 4096, 4096))
     ),

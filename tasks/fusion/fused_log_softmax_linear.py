@@ -2,6 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._linear import FLOPS, TAKES, linear_cases, linear_timed
+from kbx_env.tasks._varied import linear
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, DtypeArg, Paper, task
@@ -20,6 +21,7 @@ from kbx_env.spec.task import Cost, DtypeArg, Paper, task
         *(linear_cases({"dtype": DtypeArg("f32")}, half=True)[-2:]),
         *(linear_cases({}, half=True)[-2:]),
     ),
+    varied=linear(lambda p: {"dim": p.axis(2)}, halves=True),
     timed=linear_timed((32, 8192, 8192), (1024, 1024, 4096), (4096, 4096, 4096)),
 )  # fmt: skip
 def fused_log_softmax_linear(input, weight, bias=None, dim=-1, dtype=None):

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, HalfNormal, Paper, T, Uniform, task
@@ -23,6 +24,7 @@ EDGES = Choice(1e-38, 1e-20, 1e-5, 0.999999, 1.0, 1.000001, 1e5, 1e20, 3e38)
         Case({"*": (64, 130)}, draw=HalfNormal(1e-3, 10)),
         Case({"*": (2049,)}, draw=Uniform(0.99, 1.01), layouts={"input": "offset"}, out=True),
     ),
+    varied=(elementwise(out=True),),
     timed=stream(draw=Uniform(1e-6, 3)),
 )  # fmt: skip
 def fused_log_tanh(input, out=None):

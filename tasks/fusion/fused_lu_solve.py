@@ -1,6 +1,7 @@
 """fusion/fused_lu_solve."""
 
 import torch
+from kbx_env.tasks._varied import sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Dominant, Literal, Orthogonal, Outlier, Paper, Spectrum, T, task
@@ -43,6 +44,10 @@ def _sized(n, k=(), *batch):
         Case(_sized(4, (), 0)),
         Case(_sized(37), held=True),
         Case(_sized(27, (5,), 3), draws={"A": Orthogonal()}, held=True),
+    ),
+    varied=(
+        sizes(lambda p: {"*batch": p.shape(2, 3, 8), "n": p.whole(1, 12), "*k": p.among((), (p.whole(1, 5),), (70,))}),
+        sizes(lambda p: {"*batch": (), "n": p.whole(65, 90), "*k": p.among((), (3,))}),
     ),
     timed=tuple(Case(_sized(n, (), b)) for n, b in ((16, 8192), (32, 8192), (64, 1024), (128, 256))),
 )  # fmt: skip

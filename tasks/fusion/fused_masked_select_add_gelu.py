@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from kbx_env.tasks._varied import both_ways
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Bernoulli, Case, Cost, Linspace, Literal, Outlier, Paper, Shuffled, T, task
@@ -51,6 +52,10 @@ def _case(shape, mask, other, args=None, **more):
         _case((0, 3), (0, 3), 1.0),
         _case((30001,), (30001,), 0.5, {"alpha": -1.5}, draws={"mask": Bernoulli(0.3)}),
         _case((7, 1, 301), (7, 5, 301), 0.25, {"alpha": 2}, draws={"mask": Bernoulli(0.3)}, held=True),
+    ),
+    varied=(
+        both_ways("*", "*m", args=lambda p: {"other": p.real(-1, 1), "alpha": p.real(-2, 2)}, out=True,
+                  draws={"mask": Bernoulli(0.4)}),
     ),
     timed=(*(_case((1 << k,), (1 << k,), 0.5) for k in (23, 25, 27)), _case((1 << 25,), (1 << 25,), 0.5, TANH)),
 )  # fmt: skip

@@ -3,9 +3,10 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
+from kbx_env.tasks._varied import one_long
 
 from kbx_env.spec.criteria import Close, Dropout
-from kbx_env.spec.task import Case, Constant, Cost, Orthogonal, Outlier, Paper, T, task
+from kbx_env.spec.task import Case, Constant, Cost, Normal, Orthogonal, Outlier, Paper, T, task
 
 SEEN = {"mat2": Orthogonal()}
 """The judge divides by it, to see which elements were dropped; a matrix that is no secret would not have to be looked at."""
@@ -13,6 +14,13 @@ SEEN = {"mat2": Orthogonal()}
 
 def _case(b, n, m, p, args=None, *, lead=None, **more):
     return Case({"B": b, "N": n, "M": m, "P": p, "*o": (b, n, m) if lead is None else lead}, args or {}, **more)
+
+
+def _evaluated(p):
+    s = one_long(p, {"B": (2, 4), "N": (2, 12), "M": (2, 20), "P": (2, 12)}, {"B": 20, "N": 150, "M": 600, "P": 150})
+    return p.like(s | {"*o": p.broadcast((s["B"], s["N"], s["M"]))},
+          {"training": False, "p": p.real(0, 1), "dim": p.axis(3)}, draw=Normal(), draws={},
+                  out=p.chance())  # fmt: skip
 
 
 @task(
@@ -44,6 +52,7 @@ def _case(b, n, m, p, args=None, *, lead=None, **more):
         _case(3, 45, 52, 52, {"p": 0.4}, draws=SEEN, held=True),
         _case(2, 21, 70, 33, {"training": False}, held=True),
     ),
+    varied=(_evaluated,),
     timed=tuple(_case(32, n, n, n, {"training": False}) for n in (256, 768, 1536)),
 )
 def fused_mul_add_logsoftmax_dropout_bmm(

@@ -1,5 +1,7 @@
 """fusion/fused_mul_sub."""
 
+from kbx_env.tasks._varied import both_ways
+
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Literal, Outlier, Paper, T, task
 
@@ -35,6 +37,10 @@ def _case(a, b, c, args=None, **more):
         _case((), (), ()),
         _case((0, 3), (3,), (0, 1)),
         _case((3, 5, 211), (5, 1), (211,), {"alpha": -0.75}, held=True),
+    ),
+    varied=(
+        both_ways("*a", "*b", "*c", args=lambda p: {"alpha": p.among(p.whole(-3, 3), p.real(-2, 2))}, out=True,
+                  tensors=("input", "other_mul", "other_sub")),
     ),
     timed=tuple(_case((1 << k,), (1 << k,), (1 << k,)) for k in (22, 24, 27)),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
+from kbx_env.tasks._varied import DEEP_SUM, half, one_long, plain, sizes
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
@@ -39,6 +40,12 @@ def _case(n, m, args=None, **more):
         # Equal values: a mask made of them shows.
         _case(40000, 3, draws={}, draw=Constant(0.5)),
         _case(811, 77, {"p": 0.25}, held=True),
+    ),
+    varied=(
+        sizes(lambda p: one_long(p, {"N": (20, 60), "M": (2, 40)}, {"N": 1100, "M": 1100}),
+              lambda p, s: {"dim": p.axis(1), "training": False, "p": p.real(0, 1)}, where=plain, out=True),
+        sizes(lambda p: {"N": p.whole(2, 20), "M": DEEP_SUM + p.whole(0, 200)}, lambda p, s: {"dim": 0, "training": False},
+              where=half, draw=Normal(), out=True),
     ),
     timed=(_case(4096, 4096), _case(8192, 16384), _case(16384, 16384, dtypes=HALF)),
 )  # fmt: skip

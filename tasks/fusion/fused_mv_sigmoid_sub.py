@@ -1,6 +1,7 @@
 """fusion/fused_mv_sigmoid_sub."""
 
 import torch
+from kbx_env.tasks._varied import one_long, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -30,6 +31,14 @@ def _case(n, m, lead=None, args=None, **more):
         _case(1, 5),
         _case(0, 4),
         _case(57, 211, args={"alpha": 1.5}, held=True),
+    ),
+    varied=(
+        sizes(
+            lambda p: one_long(p, {"N": (2, 30), "M": (2, 40)}, {"N": 1100, "M": 2100}) | {"*o": ()},
+            lambda p, s: {"alpha": p.real(-2, 2)},
+            where=lambda c: "other" not in c.args,
+            out=True,
+        ),
     ),
     timed=tuple(_case(n, n, args={"other": 0.5}) for n in (4096, 8192, 16384)),
 )

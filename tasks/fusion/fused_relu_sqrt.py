@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import ENDS, elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Ints, Literal, Normal, Paper, T, task
@@ -28,6 +29,10 @@ LONG = {"input": "i64"}
         Case({"*": (120, 130)}, draw=Ints(-10, 10), dtypes=LONG),
         Case({"*": (7, 65)}, draw=Ints(-(2**40), 2**40), dtypes=LONG, out=True),
         Case({"*": (3, 211)}, HERE, held=True),
+    ),
+    varied=(
+        elementwise(),
+        elementwise(lambda p: {"inplace": False}, out=True, low=2, dtypes={"input": "i64"}, draw=ENDS),
     ),
     timed=stream(),
 )  # fmt: skip

@@ -19,6 +19,19 @@ def _case(shape, repeats, dim=None, args=None, **more):
     return Case(axes, number | where | (args or {}), **more)
 
 
+def _repeated(p):
+    shape, at = p.slab(3, 4, 1100) if p.chance(0.4) else (p.shape(3, 4, 200), p.whole(0, 2))
+    n = shape[at]
+    args = {"dim": at - len(shape) if p.chance() else at, "output_size": None,
+            "dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))}  # fmt: skip
+    if p.chance():
+        args["repeats"] = p.whole(1, 5)
+        args["output_size"] = p.among(None, n * args["repeats"])
+    draws = {"repeats": Ints(1, p.whole(3, 9))}
+    return p.like({"*": shape, "R": n}, args, where=lambda c: ("repeats" in c.args) == ("repeats" in args), draw=Normal(scale=3),
+                  draws=draws, out=p.chance())  # fmt: skip
+
+
 @task(
     difficulty=3,
     takes={"input": T("*"), "repeats": T("R", "i64", Ints(0, 4))},
@@ -60,6 +73,7 @@ def _case(shape, repeats, dim=None, args=None, **more):
         _case((7, 5, 101), (101,), -1, held=True),
         _case((29, 6, 7), 4, 0, held=True),
     ),
+    varied=(_repeated,),
     timed=(
         *(_case((1 << k,), 2, 0) for k in (23, 26)), _case((16384, 4096), 2, 1),
         _case((8192, 4096), (8192,), 0, {"output_size": 12288}, draws=CYCLE),

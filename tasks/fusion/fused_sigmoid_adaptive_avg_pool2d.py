@@ -11,6 +11,13 @@ def _case(lead, h, w, size, **more):
     return Case({"*": lead, "H": h, "W": w}, {"output_size": size}, **more)
 
 
+def _any_bins(p):
+    h, w = p.whole(1, 20), p.whole(1, 20)
+    h, w = p.among((h, w), (p.whole(300, 340), p.whole(1, 4)), (p.whole(1, 4), p.whole(300, 340)))
+    pair = (p.among(None, p.whole(1, 2 * min(h, 20))), p.among(None, p.whole(1, 2 * min(w, 20))))
+    return p.like({"*": p.shape(1, 2, 12), "H": h, "W": w}, {"output_size": p.among(p.whole(1, 9), pair)})
+
+
 @task(
     difficulty=2,
     takes={"input": T("* H W")},
@@ -38,6 +45,7 @@ def _case(lead, h, w, size, **more):
         _case((2, 7), 23, 17, (6, 5), held=True),
         _case((3,), 41, 19, (2, 19), draw=Normal(scale=3), held=True),
     ),
+    varied=(_any_bins,),
     timed=(
         _case((64, 256), 64, 64, (1, 1)), _case((16, 64), 256, 256, (1, 1)), _case((32, 256), 56, 56, (7, 7)),
         _case((16, 64), 256, 256, (64, 64)),

@@ -2,6 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._cases import broadcast
+from kbx_env.tasks._varied import both_ways
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Linspace, Literal, Outlier, Paper, T, task
@@ -33,6 +34,10 @@ def _one(shape, args, **more):
         _one((65, 33), {"other": -2, "alpha": 0.25, "approximate": "tanh"}),
         _one((6, 50), {"other": 1.5, "alpha": -1}, out=True, layouts={"input": "strided"}),
         _one((5, 7, 31), {"other": 0.75, "alpha": 3}, held=True),
+    ),
+    varied=(
+        both_ways(args=lambda p: {"alpha": p.among(p.whole(-3, 3), p.real(-2, 2)), "approximate": p.among("none", "tanh")},
+                  out=True, tensors=("other",)),
     ),
     timed=tuple(Case({"*a": (1 << k,), "*b": (1 << k,)}, a) for k, a in ((22, {}), (25, {}), (27, {}), (25, KINDS[1]))),
 )  # fmt: skip

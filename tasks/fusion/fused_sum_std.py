@@ -1,6 +1,7 @@
 """fusion/fused_sum_std."""
 
 import torch
+from kbx_env.tasks._varied import long_axis, reduced
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, DtypeArg, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -37,6 +38,10 @@ F64 = {"dtype": DtypeArg("f64")}
         Case({"*": (40, 50)}, {"dim": 1, "keepdim": True} | F64, out=True),
         Case({"*": (6, 5, 173)}, {"dim": -1, "correction": 2}, held=True),
         Case({"*": (211, 7, 3)}, {"dim": (0, 1)}, held=True),
+    ),
+    varied=(
+        reduced(lambda p: {"keepdim": p.chance(), "correction": p.whole(-2, 2)}, tuples=True, out=True),
+        long_axis(lambda p: {"correction": 0}, tuples=True, out=True),
     ),
     timed=(
         *(Case({"*": (n, 4096)}, {"dim": 1}) for n in (4096, 16384)),

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._linear import FLOPS, TAKES, linear_cases, linear_timed
+from kbx_env.tasks._varied import linear
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, task
@@ -16,6 +17,7 @@ from kbx_env.spec.task import Cost, Paper, task
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs="fp16 is rounded once, at the end; as published the product was rounded before the bias was added.",
     cases=linear_cases(half=True),
+    varied=linear(halves=True),
     timed=linear_timed(),
 )  # fmt: skip
 def fused_tanh_linear(input, weight, bias=None):

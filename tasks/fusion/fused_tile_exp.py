@@ -1,5 +1,7 @@
 """fusion/fused_tile_exp."""
 
+import math
+
 import torch
 
 from kbx_env.spec.criteria import Close
@@ -13,6 +15,12 @@ def _case(shape, dims, **more):
     for d in dims:
         copies *= d
     return Case({"*": shape, "copies": copies}, {"dims": dims}, **more)
+
+
+def _tiled(p):
+    shape = p.slab(2, 3, 1100)[0] if p.chance(0.25) else p.shape(2, 4, 120)
+    dims = tuple(p.whole(1, 3) for _ in range(p.whole(1, 5)))
+    return p.like({"*": shape, "copies": math.prod(dims)}, {"dims": dims}, out=p.chance())
 
 
 @task(
@@ -49,6 +57,7 @@ def _case(shape, dims, **more):
         _case((0, 3), (2, 2)),
         _case((3, 5, 41), (2, 1, 3), held=True),
     ),
+    varied=(_tiled,),
     timed=(*(_case((1 << k,), (2,)) for k in (23, 25, 27)), _case((4096, 4096), (2, 3))),
 )  # fmt: skip
 def fused_tile_exp(input, dims, *, out=None):

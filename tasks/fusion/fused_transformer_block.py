@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
+from kbx_env.tasks._varied import one_long, sizes
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, Spectrum, T, task
@@ -41,6 +42,24 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
         _case((420,), 6, 96, 96, 0.5, draws=SEEN | {"weight1": Constant(0.25)}),
         _case((3, 13), 24, 80, 80, 0.3, draws=SEEN, held=True),
         _case((2, 9), 40, 90, 33, held=True),
+    ),
+    varied=(
+        sizes(
+            lambda p: (
+                one_long(p, {"D": (2, 20), "K": (2, 20), "O": (3, 20)}, {"D": 300, "K": 300, "O": 530})
+                | {"*": p.shape(2, 3, 12)}
+            ),
+            lambda p, s: {"dropout_p": 0.0, "eps": p.real(0.001, 0.5)},
+            out=True,
+            draw=Normal(),
+            draws=lambda p, s: {"weight1": Normal(scale=s["D"] ** -0.5), "weight2": Normal(scale=s["K"] ** 0.5)},
+        ),
+        sizes(
+            lambda p: {"*": p.shape(2, 3, 40), "D": p.whole(8, 30)} | dict.fromkeys("KO", p.whole(64, 100)),
+            lambda p, s: {"dropout_p": p.real(0.1, 0.6)},
+            draw=Normal(),
+            draws={"weight1": Normal(scale=0.05), "weight2": Spectrum(30.0)},
+        ),
     ),
     timed=tuple(_case((8, 128), n, 4 * n, n) for n in (512, 1024, 2048)),
 )

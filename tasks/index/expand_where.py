@@ -10,6 +10,14 @@ def _case(x, y, c=None, o=None, **more):
     return Case({"*x": x, "*c": c or y, "*o": o or y}, {"target_sizes": y}, **more)
 
 
+def _expanded(p):
+    shape = p.slab(3, 4, 1100)[0] if p.chance(0.25) else p.shape(3, 5, 800)
+    x = p.broadcast(shape)
+    target = tuple(-1 if k >= 0 and x[k] == n and p.chance(0.3) else n
+                   for k, n in enumerate(shape, len(x) - len(shape)))  # fmt: skip
+    return p.like({"*x": x, "*c": p.broadcast(shape), "*o": p.broadcast(shape)}, {"target_sizes": target})
+
+
 @task(
     difficulty=3,
     takes={"input": T("*x"), "cond": T("*c", "bool", Bernoulli(0.5)), "other": T("*o")},
@@ -36,6 +44,7 @@ def _case(x, y, c=None, o=None, **more):
         _case((1, 211), (3, 5, 211), (3, 5, 1), held=True),
         _case((13, 1, 7), (13, 19, 7), (19, 7), held=True),
     ),
+    varied=(_expanded,),
     timed=(
         *(_case((1, n), (8192, n), (8192, 1)) for n in (1024, 4096, 16384)),
         _case((1, 8192), (8192, 8192)),

@@ -1,5 +1,7 @@
 """index/index_fill_."""
 
+import math
+
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Cost, Ints, Literal, Outlier, Paper, T, task
 
@@ -7,6 +9,18 @@ from kbx_env.spec.task import Case, Cost, Ints, Literal, Outlier, Paper, T, task
 def _case(shape, dim, k, value, **more):
     d = dim % len(shape)
     return Case({"*a": shape[:d], "N": shape[d], "*b": shape[d + 1 :], "K": k}, {"dim": dim, "value": value}, **more)
+
+
+def _any_axis(p):
+    a, b = (tuple(p.whole(2, 5) for _ in range(k)) for k in p.among((0, 3), (1, 2), (2, 1), (3, 0), (1, 1)))
+    rank, n = len(a) + 1 + len(b), p.whole(2, 20)
+    if p.chance(0.4):
+        a, b, rank, n = p.among(((4300,), (2,), 3, 3), ((2,), (4300,), 3, 3), ((2,), (3,), 3, 4300))
+    dim = len(a) - rank if p.chance() else len(a)
+    return p.like(
+        {"*a": a, "N": n, "*b": b, "K": p.whole(1, 30)},
+        {"dim": dim, "value": p.among(math.nan, -math.inf, p.whole(-9, 9), p.real(-9, 9))},
+    )
 
 
 @task(
@@ -39,6 +53,7 @@ def _case(shape, dim, k, value, **more):
         _case((7, 211, 13), 1, 40, -0.3, held=True),
         _case((3, 17, 5, 19), -3, 6, 12, layouts={"x": "transposed"}, held=True),
     ),
+    varied=(_any_axis,),
     timed=(
         *(_case((n, 256), 0, n // 8, 1.0) for n in (1 << 19, 1 << 20)),
         _case((1 << 27,), 0, 1 << 24, 1.0),

@@ -1,9 +1,19 @@
 """index/masked_select."""
 
 import torch
+from kbx_env.tasks._varied import ENDS, both_ways
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Bernoulli, Case, Cost, Ints, Outlier, Paper, T, task
+
+
+def _of_any_dtype(p):
+    dtype = p.among("f16", "bf16", "f64", "i8", "u8", "i16", "i32", "i64", "bool")
+    values = {"i8": Ints(-128, 128), "u8": Ints(0, 256), "i16": Ints(-(2**15), 2**15), "i32": Ints(-(2**31), 2**31), "i64": ENDS,
+              "bool": Bernoulli()}  # fmt: skip
+    shape = p.shape(1, 5, 600)
+    return p.like({"*": shape, "*m": p.broadcast(shape)}, dtypes={"input": dtype},
+                  draws={"input": values.get(dtype, Outlier()), "mask": Bernoulli(0.4)})  # fmt: skip
 
 
 @task(
@@ -34,6 +44,10 @@ from kbx_env.spec.task import Bernoulli, Case, Cost, Ints, Outlier, Paper, T, ta
         Case({"*": (), "*m": (3, 50)}),
         Case({"*": (0,), "*m": (0,)}),
         Case({"*": (7, 1, 301), "*m": (7, 5, 301)}, draws={"mask": Bernoulli(0.3)}, held=True),
+    ),
+    varied=(
+        both_ways("*", "*m", dtypes={"input": "f32"}, draws={"mask": Bernoulli(0.4)}),
+        _of_any_dtype,
     ),
     timed=tuple(Case({"*": (n,), "*m": (n,)}) for n in (1 << 20, 1 << 22, 1 << 25)),
 )

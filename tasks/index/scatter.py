@@ -1,13 +1,40 @@
 """index/scatter."""
 
 from kbx_env.spec.criteria import Exact
-from kbx_env.spec.task import Case, Choice, Constant, Cost, Distinct, Ints, Literal, Outlier, Paper, Places, T, task
+from kbx_env.spec.task import (
+    Case,
+    Choice,
+    Constant,
+    Cost,
+    Distinct,
+    Ints,
+    Literal,
+    Normal,
+    Outlier,
+    Paper,
+    Places,
+    T,
+    task,
+)
 
 
 def _case(x, i, dim, s=None, **more):
     # Different along dim, in an order that nobody knows: an index that is published would not have to be read.
     draws = {"index": Places(x[dim], dim)} | more.pop("draws", {})
     return Case({"*x": x, "*i": i, "*s": s or i}, {"dim": dim}, draws=draws, **more)
+
+
+def _any_axis(p):
+    rank = p.whole(3, 4)
+    dim = p.whole(0, rank - 1)
+    x = [p.whole(3, 8) for _ in range(rank)]
+    long = p.whole(0, rank - 1) if p.chance(0.3) else None
+    if long is not None:
+        x = [1100 if k == long else min(n, 3) for k, n in enumerate(x)]
+    index = tuple(p.whole(1, n) for n in x)
+    src = tuple(n + p.whole(0, 2) for n in index)
+    return p.like({"*x": tuple(x), "*i": index, "*s": src}, {"dim": dim - rank if p.chance() else dim},
+                  draw=Normal(), draws={"index": Places(x[dim], dim)})  # fmt: skip
 
 
 @task(
@@ -37,6 +64,7 @@ def _case(x, i, dim, s=None, **more):
         _case((7, 211, 13), (6, 100, 12), 1, draws={"index": Ints(0, 211), "src": Constant(-1.5)}, held=True),
         _case((3, 41, 173), (3, 41, 60), 2, (3, 50, 61), layouts={"src": "transposed"}, held=True),
     ),
+    varied=(_any_axis,),
     timed=(
         *(_case((8192, n), (4096, n), 0) for n in (1024, 8192)),
         *(_case((n, 8192), (n, 4096), 1) for n in (1024, 8192)),

@@ -1,6 +1,7 @@
 """linearalgebra/cholesky."""
 
 import torch
+from kbx_env.tasks._varied import batches
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import SPD, Case, Cost, Eye, Literal, Paper, Spectrum, T, task
@@ -49,6 +50,7 @@ def _sized(n, *B):
         Case(_sized(27, 2), UPPER, dtypes=C64, held=True),
         Case(_sized(29, 3), held=True),
     ),
+    varied=batches("*B", large=(65, 80), out=True, fields=lambda n: {"draws": {"A": SPD(0.5)}}),
     timed=tuple(Case(_sized(n, b)) for n, b in ((16, 8192), (32, 2048), (64, 512), (128, 128))),
 )  # fmt: skip
 def cholesky(A, upper=False, out=None):

@@ -1,6 +1,7 @@
 """linearalgebra/det."""
 
 import torch
+from kbx_env.tasks._varied import batches, unit_determinant
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Dominant, Eye, Literal, Normal, Outlier, Paper, Spectrum, T, Uniform, task
@@ -42,6 +43,7 @@ def _unit(n):
         Case(_sized(3, 0)),
         Case(_sized(27, 4, 2), draw=_unit(27), held=True),
     ),
+    varied=batches(fields=lambda n: {"draw": unit_determinant(n)}),
     timed=tuple(Case(_sized(n, b), draw=_unit(n)) for n, b in ((16, 8192), (32, 8192), (64, 1024), (128, 256))),
 )
 def det(A):

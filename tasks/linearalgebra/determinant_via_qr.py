@@ -1,6 +1,7 @@
 """linearalgebra/determinant_via_qr."""
 
 import torch
+from kbx_env.tasks._varied import batches, unit_determinant
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Dominant, Literal, Normal, Outlier, Paper, T, task
@@ -46,6 +47,12 @@ def _unit(n):
         Case(_sized(3, 0)),
         Case(_sized(21, 3, 2), draw=_unit(21), held=True),
         Case(_sized(23), COMPLETE, draw=_unit(23), held=True),
+    ),
+    varied=batches(
+        large=(50, 64),
+        args=lambda p: {"mode": p.among("reduced", "complete")},
+        out=True,
+        fields=lambda n: {"draw": unit_determinant(n)},
     ),
     timed=tuple(Case(_sized(n, b), draw=_unit(n)) for n, b in ((16, 1024), (32, 1024), (64, 512))),
 )

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._seams import refined
+from kbx_env.tasks._varied import batches
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Dominant, Literal, Orthogonal, Paper, Spectrum, T, task
@@ -45,6 +46,7 @@ def _sized(n, *batch):
         Case(_sized(27, 3), held=True),
         Case(_sized(19, 2, 2), PLAIN, draws={"A": Dominant(2.5)}, held=True),
     ),
+    varied=batches(out=True),
     timed=tuple(Case(_sized(n, b)) for n, b in ((16, 8192), (32, 8192), (64, 1024), (128, 256))),
 )  # fmt: skip
 def invert_matrix_lu(A, *, pivot=True, out=None):

@@ -1,6 +1,7 @@
 """linearalgebra/ldl_factor."""
 
 import torch
+from kbx_env.tasks._varied import batches
 
 from kbx_env.spec.criteria import Invariant
 from kbx_env.spec.task import SPD, Case, Choice, Cost, Literal, Paper, Spectrum, Symmetric, T, task
@@ -54,6 +55,7 @@ def _sized(n, *B):
         Case(_sized(22, 3), HERMITIAN, draws=MIXED, dtypes=C64, held=True),
         Case(_sized(17, 2), draws=PLAIN, dtypes=C64, held=True),
     ),
+    varied=batches("*B", large=(55, 64), out=True),
     timed=tuple(Case(_sized(n, b)) for n, b in ((16, 64), (32, 64), (64, 32), (128, 16))),
 )  # fmt: skip
 def ldl_factor(A, hermitian=False, out=None):

@@ -1,6 +1,7 @@
 """linearalgebra/lu."""
 
 import torch
+from kbx_env.tasks._varied import sizes
 
 from kbx_env.spec.criteria import Invariant
 from kbx_env.spec.task import Case, Cost, Dominant, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -44,6 +45,10 @@ def _sized(m, n, *B):
         Case(_sized(3, 2, 0)),
         Case(_sized(39, 27, 2), held=True),
         Case(_sized(25, 34, 2), PLAIN, draw=Dominant(4), held=True),
+    ),
+    varied=(
+        sizes(lambda p: {"*B": p.shape(2, 3, 8), "m": p.whole(1, 12), "n": p.whole(1, 12)}, lambda p, s: {"pivot": True}, out=True),
+        sizes(lambda p: {"*B": (), "m": p.whole(50, 64), "n": p.whole(50, 64)}, lambda p, s: {"pivot": True}, out=True),
     ),
     timed=tuple(Case(_sized(n, n, b), draw=Uniform()) for n, b in ((16, 4096), (32, 2048), (64, 512))),
 )  # fmt: skip

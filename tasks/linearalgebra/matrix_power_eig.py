@@ -1,6 +1,7 @@
 """linearalgebra/matrix_power_eig."""
 
 import torch
+from kbx_env.tasks._varied import batches
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import SPD, Case, Cost, Literal, Paper, Spectrum, Symmetric, T, task
@@ -48,6 +49,11 @@ def _sized(n, *B):
         Case(_sized(3, 0), {"k": 2}),
         Case(_sized(23, 3), {"k": -3}, draw=MIXED, held=True),
         Case(_sized(27), {"k": 0.7}, draw=SPD(0.5), held=True),
+    ),
+    varied=(
+        *batches("*B", n=(2, 9), large=(50, 60), out=True, where=lambda c: isinstance(c.args["k"], int) and 0 <= c.args["k"] < 4,
+                args=lambda p: {"k": p.whole(0, 6)}, fields=lambda n: {"draw": SPD(0.5)}),
+        batches("*B", n=(2, 9), where=lambda c: c.draw == SPD(0.5), args=lambda p: {"k": p.real(-2, 2)})[0],
     ),
     timed=tuple(
         Case(_sized(n, b), {"k": k}, draw=SPD(0.5)) for n, b, k in ((16, 512, 2), (32, 256, 0.5), (64, 32, 3))

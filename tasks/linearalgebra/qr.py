@@ -1,6 +1,7 @@
 """linearalgebra/qr."""
 
 import torch
+from kbx_env.tasks._varied import sizes
 
 from kbx_env.spec.criteria import Invariant
 from kbx_env.spec.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -44,6 +45,12 @@ def _sized(m, n, *B):
         Case(_sized(3, 2, 0), REDUCED),
         Case(_sized(29, 23, 2), COMPLETE, held=True),
         Case(_sized(31, 17, 2), ONLY_R, held=True),
+    ),
+    varied=(
+        sizes(lambda p: {"*B": p.shape(2, 3, 8), "m": p.whole(1, 12), "n": p.whole(1, 12)},
+              lambda p, s: {"mode": p.among("reduced", "complete")}, out=True),
+        sizes(lambda p: {"*B": (), "m": p.whole(50, 64), "n": p.whole(50, 64)},
+              lambda p, s: {"mode": p.among("reduced", "complete", "r")}),
     ),
     timed=tuple(Case(_sized(n, n, b), REDUCED, draw=Uniform()) for n, b in ((16, 1024), (32, 1024), (64, 512))),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """linearalgebra/solve_and_add_scaled_vector."""
 
 import torch
+from kbx_env.tasks._varied import sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Dominant, Literal, Outlier, Paper, T, Triangular, task
@@ -40,6 +41,10 @@ def _sized(n, k, columns=1):
         Case(_sized(5, 0), {"alpha": 3.0}),
         Case(_sized(37, 70), {"alpha": 1.25}, held=True),
         Case(_sized(29, 11, 11), {"alpha": -2.0}, held=True),
+    ),
+    varied=(
+        sizes(lambda p: {"n": p.whole(65, 90), "k": p.among(1, 5), "c": 1}, lambda p, s: {"alpha": p.real(-3, 3)}),
+        sizes(lambda p: {"n": p.whole(2, 9), "k": p.whole(530, 600), "c": 1}, lambda p, s: {"alpha": p.real(-3, 3)}),
     ),
     timed=tuple(Case(_sized(n, k), {"alpha": 1.0}) for n, k in ((32, 1 << 17), (64, 1 << 17), (128, 1 << 16))),
 )  # fmt: skip

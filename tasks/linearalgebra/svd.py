@@ -1,6 +1,7 @@
 """linearalgebra/svd."""
 
 import torch
+from kbx_env.tasks._varied import sizes
 
 from kbx_env.spec.criteria import Invariant
 from kbx_env.spec.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, T, task
@@ -33,6 +34,18 @@ TALL = {"*": (), "m": 64, "n": 32}
         Case({"*": (500,), "m": 2, "n": 2}, FULL),
         Case({"*": (0,), "m": 3, "n": 2}, THIN),
         Case({"*": (3,), "m": 27, "n": 11}, FULL, held=True),
+    ),
+    varied=(
+        sizes(
+            lambda p: {"*": p.shape(2, 3, 8), "m": p.whole(1, 9), "n": p.whole(1, 9)},
+            lambda p, s: {"full_matrices": p.chance()},
+        ),
+        sizes(
+            lambda p: p.among(
+                {"*": (), "m": p.whole(70, 90), "n": p.whole(2, 6)}, {"*": (), "m": p.whole(2, 6), "n": p.whole(70, 90)}
+            ),
+            lambda p, s: {"full_matrices": False},
+        ),
     ),
     timed=tuple(Case({"*": (), "m": n, "n": n}) for n in (16, 32, 64)),
 )

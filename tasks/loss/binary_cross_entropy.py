@@ -2,6 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._cases import stream
+from kbx_env.tasks._varied import elementwise, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Bernoulli, Case, Choice, Cost, Paper, T, Uniform, task
@@ -42,6 +43,10 @@ def _eager(input, target, weight=None, reduction="mean"):
         Case({"*": (0, 3)}, SUM),
         Case({"*": (3, 5, 911)}, MEAN, **WEIGHTED, held=True),
         Case({"*": (3, 5, 211)}, NONE, held=True),
+    ),
+    varied=(
+        elementwise(lambda p: {"reduction": p.among("none", "sum", "mean")}),
+        sizes(lambda p: {"*": p.among((0,), (0, 3), (4, 0, 2))}, lambda p, s: {"reduction": p.among("none", "sum")}),
     ),
     timed=stream(draws=HARD),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """loss/kl_div."""
 
 import torch.nn.functional as F
+from kbx_env.tasks._varied import sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Outlier, Paper, T, Uniform, task
@@ -35,6 +36,11 @@ LOG = {"target": Uniform(-8, 0)}
         Case({"B": 3, "*": (0,)}, NONE),
         Case({"B": 6, "*": (5, 411)}, BATCH | LOGS, draws=LOG, held=True),
         Case({"B": 5, "*": (211,)}, held=True),
+    ),
+    varied=(
+        sizes(lambda p: {"B": p.whole(2, 9), "*": p.shape(3, 4, 300)},
+              lambda p, s: {"reduction": p.among("none", "sum", "mean", "batchmean")}),
+        sizes(lambda p: p.among({"B": 0, "*": (3,)}, {"B": 3, "*": (0, 2)}), lambda p, s: {"reduction": p.among("none", "sum")}),
     ),
     timed=tuple(Case({"B": b, "*": (1024,)}) for b in (8192, 32768, 131072)),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """loss/nll_loss."""
 
 import torch.nn.functional as F
+from kbx_env.tasks._varied import one_long, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Ints, Outlier, Paper, T, Uniform, task
@@ -43,6 +44,14 @@ WEIGHTED = {"given": ("weight",)}
         Case({"B": 0, "C": 7}, NONE),
         Case({"B": 57, "C": 11}, **WEIGHTED, draws=IGNORED, held=True),
         Case({"B": 8411, "C": 13}, {"ignore_index": 7}, held=True),
+    ),
+    varied=(
+        sizes(
+            lambda p: one_long(p, {"B": (2, 20), "C": (2, 20)}, {"B": 1100, "C": 4300}),
+            lambda p, s: {"reduction": p.among("none", "sum", "mean"), "ignore_index": p.among(-100, 0, 1)},
+            where=lambda c: "ignore_index" not in c.args,
+        ),
+        sizes(lambda p: {"B": 0, "C": p.whole(2, 9)}, lambda p, s: {"reduction": p.among("none", "sum")}),
     ),
     timed=tuple(Case({"B": b, "C": c}) for b, c in ((1 << 21, 100), (1 << 22, 50), (1 << 24, 10))),
 )

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Choice, Cost, Normal, Paper, T, task
@@ -17,6 +18,7 @@ from kbx_env.spec.task import Choice, Cost, Normal, Paper, T, task
         "input_tensor", Normal(scale=3.0), out=True,
         special=Choice(0.0, -0.0, -1e10, 1e10, -1e-30, float("inf"), float("-inf"), float("nan")),
     ),
+    varied=(elementwise(out=True),),
     timed=stream(),
     differs="Compared bit by bit; infinities, NaN and out= are exercised, as published they never were.",
 )  # fmt: skip

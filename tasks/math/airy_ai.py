@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Normal, Outlier, Paper, T, Uniform, task
@@ -25,6 +26,7 @@ def _eager(input, *, out=None):
         Case({"*": (65, 33)}, draw=Uniform(-1, 5)),
         Case({"*": (3, 421)}, draw=Uniform(-20, -10), held=True),
     ),
+    varied=(elementwise(out=True),),
     timed=stream(),
     eager=_eager,
     differs="out is filled and returned; the published reference ignored it. Judged against a power series for "

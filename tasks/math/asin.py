@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Choice, Cost, Paper, T, Uniform, task
@@ -17,6 +18,7 @@ from kbx_env.spec.task import Choice, Cost, Paper, T, Uniform, task
         "input_tensor", Uniform(-1, 1), tail=False,
         special=Choice(-1.0, 1.0, 0.0, -0.0, 0.5, -0.7071068, 0.99999994, 1e-4, 1.5, -2.0),
     ),
+    varied=(elementwise(),),
     timed=stream(draw=Uniform(-1, 1)),
 )  # fmt: skip
 def asin(input_tensor):

@@ -4,6 +4,7 @@ import math
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Linspace, Paper, T, Uniform, task
@@ -20,6 +21,7 @@ from kbx_env.spec.task import Case, Choice, Cost, Linspace, Paper, T, Uniform, t
                    special=Choice(0.0, -0.0, 1e-4, -1.0, 1.8411838, 3.8317059, -7.0155867, 40.0)),
         Case({"*": (513,)}, draw=Linspace(-10, 10)),
     ),
+    varied=(elementwise(out=True),),
     timed=stream(draw=Uniform(0, 10)),
     eager=torch.special.bessel_j1,
     differs="Judged against the integral: torch is off by up to 5e-7 for 5 < |x| < 8, also in fp64. Arguments beyond "

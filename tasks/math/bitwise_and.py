@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import broadcast, stream
+from kbx_env.tasks._varied import both_ways
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Bernoulli, Case, Cost, Ints, T, task
@@ -28,6 +29,7 @@ BOOL = {"dtypes": {"input": "bool", "other": "bool"}, "draws": {"input": Bernoul
         Case({"*a": (5, 40), "*b": (40,)}, out=True, **BOOL),
         Case({"*a": (3, 5, 211), "*b": ()}, held=True, **BOOL),
     ),
+    varied=(both_ways(out=True),),
     timed=stream("*a", "*b"),
     differs="Integers of either sign over all 32 bits and out= are exercised; as published only small ones were.",
 )

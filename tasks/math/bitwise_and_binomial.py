@@ -20,6 +20,14 @@ def _timed(k):
     return _case((1 << k,), (), draws={"total_count": Choice(10), **ODD})
 
 
+def _any_shape(p):
+    shape = p.shape(3, 5, 900)
+    return p.like(
+        {"*": shape, "*n": p.broadcast(shape), "*p": p.broadcast(shape)},
+        where=lambda c: c.axes["*"] in ((64, 130), (60, 80)),
+    )
+
+
 @task(
     difficulty=2,
     takes={
@@ -63,6 +71,7 @@ def _timed(k):
         _case((3, 1999), (1999,), draws=ODD, held=True),
         _case((77, 61), logits=True, held=True),
     ),
+    varied=(_any_shape,),
     timed=(_timed(22), _timed(24), _timed(26)),
 )
 def bitwise_and_binomial(input, other, total_count, probs=None, logits=None):

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Normal, Paper, T, Uniform, task
@@ -22,6 +23,10 @@ DEGREES = ({"n": 5}, {"n": 10}, {"n": 1}, {"n": 2}, {"n": 3})
         Case({"*": (64, 130)}, {"n": 7}, draw=Normal(clamp=1.0)),
         Case({"*": (64, 130)}, {"n": 6}, draw=Uniform(-2, 2)),
         Case({"*": (3, 421)}, {"n": 32}, draw=Uniform(-1, 1), held=True),
+    ),
+    varied=(
+        elementwise(lambda p: {"n": p.whole(0, 40)}, out=True, draw=Uniform(-1, 1)),
+        elementwise(lambda p: {"n": p.whole(0, 10)}, out=True, low=1, draw=Uniform(-2, 2)),
     ),
     timed=stream(args={"n": 3}, draw=Uniform(0, 1)),
     differs="out is filled and returned, as the text says; the published reference ignored it.",

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Choice, Cost, Paper, T, Uniform, task
@@ -14,6 +15,7 @@ from kbx_env.spec.task import Choice, Cost, Paper, T, Uniform, task
     cost=Cost(flops="10 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=pointwise("input_tensor", Uniform(-20, 20), special=Choice(0.0, -0.0, 1e4, -3e4, 1e-20, 3.14159265, 1.5707963)),
+    varied=(elementwise(),),
     timed=stream(draw=Uniform(-20, 20)),
 )  # fmt: skip
 def cos(input_tensor):

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import broadcast, stream
+from kbx_env.tasks._varied import both_ways
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Ints, Outlier, Paper, T, Uniform, task
@@ -37,6 +38,7 @@ EDGES = Choice(0.0, -0.0, 1.0, -3.0, 1e-3, 1e10, float("inf"), float("-inf"), fl
         Case({"*a": (3, 5, 211), "*b": (211,)}, FLOOR, draws=GRID, held=True),
         Case({"*a": (5, 211), "*b": (5, 1)}, TRUNC, draws=GRID, held=True),
     ),
+    varied=(both_ways(out=True, tensors=("other",)),),
     timed=stream("*a", "*b", draws={"other": Uniform(0.01, 1)}),
     differs="rounding_mode, division by zero and out= are exercised; as published they never were.",
 )

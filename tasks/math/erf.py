@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Choice, Cost, Paper, T, Uniform, task
@@ -17,6 +18,7 @@ from kbx_env.spec.task import Choice, Cost, Paper, T, Uniform, task
         "input_tensor", Uniform(-4, 4),
         special=Choice(0.0, -0.0, 1e-5, 0.5, -1.0, 10.0, -10.0, 1e30, float("inf"), float("-inf")),
     ),
+    varied=(elementwise(),),
     timed=stream(),
 )  # fmt: skip
 def erf(input_tensor):

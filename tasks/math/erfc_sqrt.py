@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Choice, Cost, HalfNormal, Paper, T, Uniform, task
@@ -14,6 +15,7 @@ from kbx_env.spec.task import Choice, Cost, HalfNormal, Paper, T, Uniform, task
     cost=Cost(flops="20 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=pointwise("input", Uniform(-2, 6), special=Choice(0.0, -0.0, 1e-6, 2.0, -1.0, -3.0, 9.0, 20.0, 1e10)),
+    varied=(elementwise(),),
     timed=stream(draw=HalfNormal(1e-6)),
     differs="Small values of erfc are judged relative to themselves; as published, an absolute 1e-5 hid them.",
 )

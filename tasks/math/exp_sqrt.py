@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Choice, Cost, Paper, T, Uniform, task
@@ -14,6 +15,7 @@ from kbx_env.spec.task import Choice, Cost, Paper, T, Uniform, task
     cost=Cost(flops="6 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=pointwise("input", Uniform(-10, 10), special=Choice(0.0, -0.0, 1.0, -3.0, 1e-6, 30.0, 80.0, -80.0), out=True),
+    varied=(elementwise(out=True),),
     timed=stream(draw=Uniform(0, 1)),
     differs="Small results are judged relative to themselves; as published, an absolute 1e-5 hid them.",
 )

@@ -17,6 +17,15 @@ def _eager(input, s=None, dim=None, norm=None, *, out=None):
     return torch.fft.fftn(input, s, dim, norm, out=out)
 
 
+def _any_axes(p):
+    shape = tuple(min(n, 20) for n in p.shape(3, 4, 400))
+    dim = p.axes(len(shape))
+    s = p.among(None, tuple(p.whole(1, 12) for _ in dim))
+    return p.like(
+        {"*": shape}, {"dim": dim, "s": s, "norm": p.among(None, "backward", "ortho", "forward")}, out=p.chance()
+    )
+
+
 @task(
     difficulty=5,
     takes={"input": T("*")},
@@ -48,6 +57,7 @@ def _eager(input, s=None, dim=None, norm=None, *, out=None):
         _case(2, 19, 37, norm="forward", out=True, held=True),
         _case(1056, dtypes=COMPLEX, held=True),
     ),
+    varied=(_any_axes,),
     timed=(_case(4096, 1024, dim=(1,), dtypes=COMPLEX), _case(64, 512, 512, dim=(1, 2), dtypes=COMPLEX),
            _case(1 << 20, dtypes=COMPLEX), _case(1 << 22, dtypes=COMPLEX)),
     # Lengths that people transform: a large prime factor would cost several times as much.

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import ENDS, elementwise
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Choice, Cost, Ints, Linspace, Paper, T, Uniform, task
@@ -24,6 +25,7 @@ EDGES = Choice(0.0, -0.0, -4.8, 3.5, -3.0, 0.99999994, -1e-20, 8388607.5, -83886
         Case({"*": (5, 40)}, out=True, **INTS),
         Case({"*": (3, 421)}, held=True, **INTS),
     ),
+    varied=(elementwise(out=True), elementwise(out=True, low=2, dtypes={"input": "i64"}, draw=ENDS)),
     timed=stream(draw=Uniform(-50, 50)),
     differs="Compared bit by bit; zeros, large values and out= are exercised, as published they never were.",
 )

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, HalfNormal, Paper, T, Uniform, task
@@ -21,6 +22,7 @@ from kbx_env.spec.task import Case, Choice, Cost, HalfNormal, Paper, T, Uniform,
         Case({"*": (40, 51)}, draw=Uniform(-3.8, -3.2)),
         Case({"*": (3, 421)}, draw=Uniform(-1.8, -1.2), held=True),
     ),
+    varied=(elementwise(out=True),),
     timed=stream(draw=HalfNormal(1e-6)),
     differs="More negative arguments and out= are exercised.",
 )  # fmt: skip

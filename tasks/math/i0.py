@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Linspace, Paper, T, Uniform, task
@@ -18,6 +19,7 @@ from kbx_env.spec.task import Case, Choice, Cost, Linspace, Paper, T, Uniform, t
                    special=Choice(0.0, -0.0, 1e-3, -1.0, 3.75, 8.0, -30.0, 60.0, 85.0)),
         Case({"*": (513,)}, draw=Linspace(-4, 4)),
     ),
+    varied=(elementwise(out=True),),
     timed=stream(draw=Uniform(0, 1)),
     differs="Arguments up to 85 and out= are exercised; as published they never were.",
 )  # fmt: skip

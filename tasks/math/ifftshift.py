@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import stream
+from kbx_env.tasks._varied import ENDS, elementwise
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, task
@@ -40,6 +41,10 @@ def _case(shape, dim="default", **more):
         _case((13, 1, 47), (0, -1), held=True, **LONG),
         _case((37, 53), 0, draw=Normal(), held=True),
     ),
+    varied=(
+        elementwise(lambda p: {"dim": p.among(None, p.axis(4), p.axes(4))}, low=4, high=4),
+        elementwise(lambda p: {"dim": p.axis(3)}, low=3, high=3, dtypes={"input": "i64"}, draw=ENDS),
+    ),
     timed=(*stream(), _case((4096, 4096)), _case((16, 2048, 2048), (-2, -1)), _case((2048, 5000), 0)),
     differs="Odd sizes, more axes, negative dims and non-contiguous inputs are exercised.",
 )
@@ -49,9 +54,9 @@ def ifftshift(input, dim=None):
     Example: ifftshift([0, 1, 2, 3, 4]) = [2, 3, 4, 0, 1]
     Example: ifftshift([[1, 2, 3], [4, 5, 6]], dim=0) = [[4, 5, 6], [1, 2, 3]]
 
-    input is an fp32 or int64 tensor with at least one axis. dim is an int, a tuple of different ints or None (every
-    axis); negative ones count from the last. Along each of these axes y[i] = x[(i + n // 2) % n]; the other axes stay
-    as they are. The result is a new tensor of the same shape and dtype, compared bit by bit. The input may be
+    input is an fp32 or int64 tensor with at least one axis. dim is an int, a tuple of one or more different ints or None
+    (every axis); negative ones count from the last. Along each of these axes y[i] = x[(i + n // 2) % n]; the other axes
+    stay as they are. The result is a new tensor of the same shape and dtype, compared bit by bit. The input may be
     non-contiguous or empty and is not changed. A Triton kernel moves the values: torch may copy a whole tensor in its own
     order (contiguous) and nothing else.
     """

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, HalfNormal, Paper, T, Uniform, task
@@ -19,6 +20,7 @@ EDGES = Choice(0.0, -0.0, 1.0, -1.0, 2.7182817, 1e-30, 1e30, 0.99999994, float("
         *pointwise("input", HalfNormal(0.001), special=EDGES, out=True),
         Case({"*": (64, 130)}, draw=Uniform(0.9, 1.1)),
     ),
+    varied=(elementwise(out=True),),
     timed=stream(draw=Uniform(1e-6, 1)),
     differs="Infinities, NaN, arguments close to 1 and out= are exercised; as published they never were.",
 )

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Normal, Paper, T, Uniform, task
@@ -19,6 +20,7 @@ from kbx_env.spec.task import Case, Choice, Cost, Normal, Paper, T, Uniform, tas
         Case({"*": (64, 130)}, draw=Normal(scale=1e-3)),
         Case({"*": (40, 51)}, draw=Normal(scale=1e-8)),
     ),
+    varied=(elementwise(out=True),),
     timed=stream(draw=Uniform(0, 1)),
     differs="Results are judged relative to themselves; as published, an absolute 1e-5 hid log(1 + x) of small x.",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import broadcast, stream
+from kbx_env.tasks._varied import ENDS, both_ways
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Ints, Outlier, Paper, T, task
@@ -34,6 +35,9 @@ def _pair(x, y, **more):
         _pair((20, 31), (20, 31), dtypes=COMPLEX, layouts={"other": "transposed"}),
         _pair((20, 31), (31,), dtypes=COMPLEX, out=True),
         _pair((17, 29), (29,), dtypes=COMPLEX, held=True),
+    ),
+    varied=(
+        both_ways(out=True, tensors=("other",)), both_ways(out=True, tensors=("other",), dtypes=LONG, draw=ENDS),
     ),
     timed=(*stream("*a", "*b", powers=(23, 27)), *stream("*a", "*b", powers=(25,), dtypes=HALF),
            *stream("*a", "*b", powers=(24,), dtypes=COMPLEX)),

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, HalfNormal, Paper, T, Uniform, task
@@ -23,6 +24,7 @@ ORDERS = ({"n": 1}, {"n": 2}, {"n": 3}, {"n": 4})
         Case({"*": (40, 51)}, {"n": 0}, draw=Uniform(0.05, 1)),
         Case({"*": (3, 421)}, {"n": 6}, draw=Uniform(0.3, 6), held=True),
     ),
+    varied=(elementwise(lambda p: {"n": p.whole(1, 6)}, out=True, draw=Uniform(0.05, 20)),),
     timed=stream(args={"n": 1}, draw=Uniform(0.1, 1.1)),
     differs="Order 0 and out= are exercised; out is returned, where the published reference returned another tensor.",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Choice, Cost, HalfNormal, Paper, T, Uniform, task
@@ -16,6 +17,7 @@ EDGES = Choice(0.0, -0.0, 3.1415927, -3.1415927, -0.785, 1e-20, 1e20, -1e-20, 1e
     cost=Cost(flops="5 * n", least="n"),
     paper=Paper(rtol=1e-5, atol=1e-5),
     cases=pointwise("input", HalfNormal(0.0), special=EDGES),
+    varied=(elementwise(),),
     timed=stream(draw=Uniform(0, 1)),
     differs="Results are judged relative to themselves.",
 )

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Choice, Cost, Normal, Paper, T, Uniform, task
@@ -17,6 +18,7 @@ from kbx_env.spec.task import Choice, Cost, Normal, Paper, T, Uniform, task
         "input", Normal(), out=True,
         special=Choice(0.0, -0.0, 3.0, -0.7, 1e10, -1e10, 1e-30, float("inf"), float("-inf"), float("nan")),
     ),
+    varied=(elementwise(out=True),),
     timed=stream(draw=Uniform(0.01, 1)),
     differs="Results are judged relative to themselves; zeros, infinities and out= are exercised.",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Choice, Cost, HalfNormal, Paper, T, Uniform, task
@@ -17,6 +18,7 @@ from kbx_env.spec.task import Choice, Cost, HalfNormal, Paper, T, Uniform, task
         "input", HalfNormal(0.001), out=True,
         special=Choice(0.0, 4.0, 9.0, -1.0, 1e-30, 1e30, -1e-20, float("inf"), float("-inf"), float("nan")),
     ),
+    varied=(elementwise(out=True),),
     timed=stream(draw=Uniform(1e-6, 1)),
     differs="Results are judged relative to themselves; infinities, NaN and out= are exercised.",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Choice, Cost, Normal, T, task
@@ -15,6 +16,7 @@ EDGES = Choice(0.0, -0.0, 1e10, -1e10, 1e-30, -1e-30, 6e-39, -6e-39, float("inf"
     truth=Exact(),
     cost=Cost(flops="n", least="0"),
     cases=pointwise("input", Normal(), special=EDGES, out=True),
+    varied=(elementwise(out=True),),
     timed=stream(),
     differs="-0, subnormal numbers, infinities and out= are exercised; as published they never were.",
 )

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Bernoulli, Case, Choice, Cost, Ints, Normal, Outlier, T, Uniform, task
@@ -34,6 +35,7 @@ SMALL = {"draws": {"input": Choice(0.0, -0.0, 0.9, -0.9, 1.5, -1.2, 127.7, -128.
         Case({"*": (3, 5, 211)}, draw=Uniform(-128, 127), held=True),
         Case({"*": (3, 421)}, held=True, **BOOL),
     ),
+    varied=(elementwise(),),
     timed=stream(draws={"input": Uniform(0, 1), "other": Ints(0, 2)}),
     differs="The second result has the dtype of other, as the text says; the published reference always gave int8.",
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """math/softmax."""
 
 import torch.nn.functional as F
+from kbx_env.tasks._varied import long_axis, reduced
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, DtypeArg, Literal, Normal, Outlier, Paper, T, task
@@ -32,6 +33,18 @@ from kbx_env.spec.task import Case, Choice, Cost, DtypeArg, Literal, Normal, Out
         Case({"*": (0, 4)}, {"dim": 1}),
         Case({"*": (4, 3, 2, 515)}, {"dim": -1}, held=True),
         Case({"*": (29, 6, 7)}, {"dim": -3}, held=True),
+    ),
+    varied=(
+        reduced(
+            lambda p: {"dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))},
+            where=lambda c: "f16" not in c.dtypes.values(),
+        ),
+        long_axis(),
+        reduced(
+            lambda p: {"dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))},
+            dtypes={"input": "f16"},
+            draw=Normal(scale=3),
+        ),
     ),
     timed=tuple(Case({"*": (16384, n)}, {"dim": 1}) for n in (512, 2048, 8192)),
 )

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, HalfNormal, Paper, T, Uniform, task
@@ -20,6 +21,7 @@ EDGES = Choice(0.0, -0.0, 4.0, 16.0, 1e-10, 0.3, -9.0, -1e-3, 1e4)
         Case({"*": (64, 130)}, draw=Uniform(0, 12)),
         Case({"*": (40, 51)}, draw=Uniform(0, 0.01)),
     ),
+    varied=(elementwise(out=True),),
     timed=stream(draw=Uniform(0, 1)),
     differs="out is filled and returned; the published reference ignored it.",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import broadcast, stream
+from kbx_env.tasks._varied import both_ways
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Normal, Outlier, Paper, T, task
@@ -22,6 +23,7 @@ ALPHAS = ({}, {"alpha": 0.5}, {"alpha": -3})
         Case({"*a": (60, 33)}, {"other": -2, "alpha": 0.25}, layouts={"input": "transposed"}),
         Case({"*a": (5, 211)}, {"other": 0.75, "alpha": 4}, draw=Normal(mean=-1.0), held=True),
     ),
+    varied=(both_ways(args=lambda p: {"alpha": p.among(p.whole(-3, 3), p.real(-2, 2))}, out=True, tensors=("other",)),),
     timed=stream("*a", "*b"),
     differs="Broadcasting, other values of alpha and out= are exercised; as published they hardly were.",
 )

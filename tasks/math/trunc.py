@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Choice, Cost, Linspace, Paper, T, Uniform, task
@@ -20,6 +21,7 @@ EDGES = Choice(0.0, -0.0, -4.8, 3.5, -3.0, 0.99999994, -1e-20, 8388607.5, -83886
         Case({"*": (1001,)}, draw=Linspace(-5, 5)),
         Case({"*": (40, 51)}, draw=Uniform(-1e11, 1e11)),
     ),
+    varied=(elementwise(out=True),),
     timed=stream(draw=Uniform(-50, 50)),
     differs="Compared bit by bit; zeros, large values and out= are exercised, as published they never were.",
 )

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import broadcast, stream
+from kbx_env.tasks._varied import both_ways
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, HalfNormal, Paper, T, Uniform, task
@@ -29,6 +30,7 @@ EDGES = {"input": Choice(-3.0, 0.0, 0.5, 1.0, 1.125, 2.0, 3.0, 10.0, 20.0), "oth
         Case({"*a": (40, 51), "*b": (40, 51)}, draws={"input": Uniform(1.1, 4), "other": Uniform(20, 1000)}),
         Case({"*a": (5, 211), "*b": (5, 211)}, draws={"input": Uniform(1.05, 12), "other": Uniform(0.3, 8)}, held=True),
     ),
+    varied=(both_ways(out=True, tensors=("other",)),),
     timed=stream("*a", "*b", draws={"input": Uniform(2, 3), "other": Uniform(1, 2)}),
     differs="Small and large arguments, broadcasting and out= are exercised; results are judged by their own size.",
 )

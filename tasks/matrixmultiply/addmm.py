@@ -1,15 +1,31 @@
 """matrixmultiply/addmm."""
 
+import math
+
 import torch
+from kbx_env.tasks._varied import DEEP_SUM, one_long
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Constant, Cost, Outlier, Paper, T, task
+from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
 
 HALF = {"input": "f16", "mat1": "f16", "mat2": "f16"}
 
 
 def _case(m, k, n, lead=None, args=None, **more):
     return Case({"*": (m, n) if lead is None else lead, "M": m, "K": k, "N": n}, args or {}, **more)
+
+
+def _any_factors(p):
+    s = one_long(p, {"M": (2, 20), "K": (2, 40), "N": (2, 20)}, {"M": 300, "K": 700, "N": 530})
+    beta, alpha = p.among(0, p.real(-2, 2)), p.real(-2, 2)
+    return p.like({"*": p.broadcast((s["M"], s["N"]))} | s, {"beta": beta, "alpha": alpha}, out=p.chance(), draw=Normal(),
+                  draws={"input": Constant(math.nan)} if beta == 0 else {})  # fmt: skip
+
+
+def _deep(p):
+    m, n = p.whole(2, 12), p.whole(2, 12)
+    return p.like({"*": p.broadcast((m, n)), "M": m, "K": DEEP_SUM + p.whole(0, 200), "N": n}, {"beta": p.real(-2, 2), "alpha": 1},
+                  draw=Normal(scale=0.5), dtypes=HALF)  # fmt: skip
 
 
 @task(
@@ -33,6 +49,7 @@ def _case(m, k, n, lead=None, args=None, **more):
         _case(29, 140, 83, (1, 83), {"beta": 0.7, "alpha": 1.3}, held=True),
         _case(23, 99, 40, dtypes=HALF, held=True),
     ),
+    varied=(_any_factors, _deep),
     timed=(_case(1024, 1024, 1024), _case(4096, 4096, 4096), _case(2048, 2048, 2048, dtypes=HALF),
            _case(4096, 4096, 4096, dtypes=HALF)),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._matmul import matmul_cases, square
+from kbx_env.tasks._varied import matmul
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, T, task
@@ -15,6 +16,7 @@ from kbx_env.spec.task import Cost, Paper, T, task
     paper=Paper(rtol=5e-3, atol=5e-3),
     differs="The tolerance is one bf16 step (2^-7 relative); the published 5e-3 is less than one, so a fair rounding failed.",
     cases=matmul_cases("input", "other"),
+    varied=matmul(),
     timed=square(2048, 4096, 8192),
 )
 def matmul_bf16(input, other):

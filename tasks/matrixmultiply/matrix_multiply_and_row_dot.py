@@ -1,6 +1,7 @@
 """matrixmultiply/matrix_multiply_and_row_dot."""
 
 import torch
+from kbx_env.tasks._varied import one_long, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -35,6 +36,12 @@ def _eager(A, B, alpha, beta, C):
         _case(9, 30, 20, 1.0, 0.3, layouts={"A": "strided", "B": "strided", "C": "strided"}),
         _case(7, 1, 1, 2.0, 1.0),
         _case(21, 130, 83, 0.9, 0.4, held=True),
+    ),
+    varied=(
+        sizes(
+            lambda p: one_long(p, {"N": (2, 9), "M": (2, 40), "P": (2, 40)}, {"N": 140, "M": 700, "P": 1100}),
+            lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
+        ),
     ),
     timed=tuple(_case(n, n, n, 1.0, 1.0) for n in (2048, 4096, 8192)),
 )

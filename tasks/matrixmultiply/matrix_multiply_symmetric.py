@@ -1,5 +1,7 @@
 """matrixmultiply/matrix_multiply_symmetric."""
 
+from kbx_env.tasks._varied import one_long, sizes
+
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
 
@@ -27,6 +29,13 @@ def _case(n, m, alpha, beta, **more):
         _case(24, 9, 0.0, 1.5),
         _case(0, 3, 1.0, 1.0),
         _case(45, 70, 0.9, 0.4, held=True),
+    ),
+    varied=(
+        sizes(
+            lambda p: one_long(p, {"N": (2, 30), "M": (2, 40)}, {"N": 140, "M": 600}),
+            lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
+            draw=Normal(scale=0.3),
+        ),
     ),
     timed=tuple(_case(n, n, 1.0, 0.5) for n in (1024, 2048, 4096)),
 )

@@ -1,6 +1,7 @@
 """matrixmultiply/matrix_vector_dot."""
 
 import torch
+from kbx_env.tasks._varied import sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -30,6 +31,7 @@ def _case(n, alpha, beta, **more):
         _case(1, 1.0, 1.0),
         _case(211, 0.9, 0.4, held=True),
     ),
+    varied=(sizes(lambda p: {"N": p.whole(300, 400)}, lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)}),),
     timed=tuple(_case(n, 1.0, 0.5) for n in (4096, 8192, 16384)),
 )
 def matrix_vector_dot(A, x, y, alpha, beta):

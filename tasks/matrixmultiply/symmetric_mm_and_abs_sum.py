@@ -1,5 +1,7 @@
 """matrixmultiply/symmetric_mm_and_abs_sum."""
 
+from kbx_env.tasks._varied import one_long, sizes
+
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
 
@@ -26,6 +28,12 @@ def _case(n, m, alpha, beta, **more):
         _case(48, 40, 1.0, 0.5, layouts={"A": "transposed", "C": "transposed"}),
         _case(31, 29, 2.0, 1.0, layouts={"A": "strided", "C": "strided"}),
         _case(83, 61, 0.9, 1.1, held=True),
+    ),
+    varied=(
+        sizes(
+            lambda p: one_long(p, {"N": (2, 30), "M": (2, 40)}, {"N": 140, "M": 600}),
+            lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
+        ),
     ),
     timed=tuple(_case(n, n, 1.0, 0.5) for n in (1024, 2048, 4096)),
 )

@@ -12,6 +12,25 @@ def _case(a, b, dims, depth, **more):
     return Case({"*a": a, "*b": b, "K": depth}, {"dims": dims}, draw=POSITIVE, **more)
 
 
+def _contracted(p):
+    shared = tuple(p.whole(2, 6) for _ in range(p.whole(1, 3)))
+    a, b = ((*(p.whole(2, 7) for _ in range(p.whole(1, 2))),) for _ in range(2))
+    if p.chance(0.3):
+        shared = (*shared[1:], p.whole(600, 700))
+    elif p.chance(0.3):
+        a = (*a, 1100)
+    return p.like({"*a": (*a, *shared), "*b": (*shared, *b)}, {"dims": len(shared)})
+
+
+def _axes(p):
+    left, right = p.shape(4, 4, 200), [p.whole(2, 5), p.whole(2, 5)]
+    ours = p.shuffled(range(4))[:2]
+    theirs = p.shuffled(range(4))[:2]
+    b = [right.pop() if k not in theirs else left[ours[theirs.index(k)]] for k in range(4)]
+    dims = tuple(tuple(d - 4 if p.chance() else d for d in side) for side in (ours, theirs))
+    return p.like({"*a": left, "*b": tuple(b)}, {"dims": dims})
+
+
 @task(
     difficulty=4,
     takes={"a": T("*a"), "b": T("*b")},
@@ -33,6 +52,7 @@ def _case(a, b, dims, depth, **more):
         _case((0, 4), (4, 3), 1, 4),
         _case((6, 11, 13), (13, 5, 11), ((2, 1), (0, 2)), 143, held=True),
     ),
+    varied=(_contracted, _axes),
     timed=tuple(_case((n, n), (n, n), 1, n) for n in (1024, 2048, 4096)),
 )
 def tensordot_rsqrt(a, b, dims):

@@ -1,6 +1,7 @@
 """matrixmultiply/tril_mm_and_scale."""
 
 import torch
+from kbx_env.tasks._varied import one_long, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -30,6 +31,12 @@ def _case(n, p, alpha, beta, **more):
         _case(50, 1, 0.2, 4),
         _case(0, 4, 1.0, 1.0),
         _case(83, 61, 0.9, 1.1, held=True),
+    ),
+    varied=(
+        sizes(
+            lambda p: one_long(p, {"N": (2, 30), "P": (2, 40)}, {"N": 200, "P": 530}),
+            lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
+        ),
     ),
     timed=tuple(_case(n, n, 0.5, 0.5) for n in (1024, 2048, 4096)),
 )

@@ -1,6 +1,7 @@
 """normalization/normalized_cosine_similarity."""
 
 import torch.nn.functional as F
+from kbx_env.tasks._varied import long_axis, reduced
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -34,6 +35,13 @@ ONE = {"p_norm": 1}
         Case({"*": (0, 4)}, {"dim": 1}),
         Case({"*": (6, 5, 173)}, {"dim": -1, "eps_similarity": 0.12} | ONE, held=True),
         Case({"*": (29, 6, 17)}, {"dim": 0}, draw=Outlier(), held=True),
+    ),
+    varied=(
+        reduced(
+            lambda p: {"p_norm": p.whole(1, 4), "eps_norm": p.real(0.01, 5), "eps_similarity": p.real(0.01, 0.9)},
+            draw=Uniform(-1, 2),
+        ),
+        long_axis(lambda p: {"p_norm": p.whole(1, 3)}, draw=Uniform(-1, 2)),
     ),
     timed=(
         *(Case({"*": (n, 1024)}, {"dim": 1}) for n in (8192, 32768, 131072)),

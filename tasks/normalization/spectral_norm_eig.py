@@ -1,6 +1,7 @@
 """normalization/spectral_norm_eig."""
 
 import torch
+from kbx_env.tasks._varied import batches
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import (
@@ -58,6 +59,7 @@ def _sized(n, *B):
         Case(_sized(4, 0), draw=CLAMPED),
         Case(_sized(37, 3), draw=CLAMPED, held=True),
     ),
+    varied=batches("*B", n=(2, 9), large=(50, 60), out=True, fields=lambda n: {"draw": Normal()}),
     timed=tuple(Case(_sized(n, b), draw=Uniform()) for n, b in ((16, 64), (32, 64), (64, 32))),
 )  # fmt: skip
 def spectral_norm_eig(A, *, out=None):

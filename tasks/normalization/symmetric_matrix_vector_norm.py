@@ -1,6 +1,7 @@
 """normalization/symmetric_matrix_vector_norm."""
 
 import torch
+from kbx_env.tasks._varied import sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, Symmetric, T, Uniform, task
@@ -35,6 +36,12 @@ def _case(n, alpha, beta, p=None, **more):
         _case(77, 2.5, -0.1, 1.5, layouts={"A": "strided"}),
         _case(173, -1.5, 0.75, 1.0, held=True),
         _case(211, 0.35, 1.5, 2.5, draws={"x": Outlier()}, held=True),
+    ),
+    varied=(
+        sizes(
+            lambda p: {"N": p.whole(300, 400)},
+            lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-3, 2), "p": p.among(float("inf"), p.real(0.5, 5))},
+        ),
     ),
     timed=tuple(_case(n, 1.0, 1.0, 2.0) for n in (6144, 11264, 16384)),
 )

@@ -1,5 +1,7 @@
 """optimizer/Adam."""
 
+from kbx_env.tasks._varied import elementwise
+
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Paper, T, task
 
@@ -37,6 +39,19 @@ OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0
         Case({"*": ()}, {"step": 5}, draws=LATER),
         Case({"*": (0,)}, {"step": 5}),
         Case({"*": (3, 7, 111)}, {"step": 42} | OTHER, draws=LATER, held=True),
+    ),
+    varied=(
+        elementwise(
+            lambda p: {
+                "step": p.whole(1, 3000),
+                "lr": p.real(0.001, 0.5),
+                "beta1": p.real(0.1, 0.99),
+                "beta2": p.real(0.5, 0.999),
+                "weight_decay": p.real(0, 0.5),
+                "eps": p.among(1e-8, p.real(0.001, 0.1)),
+            },
+            draws={"exp_avg": Normal(scale=0.1), "exp_avg_sq": HalfNormal(0, 0.01)},
+        ),
     ),
     timed=tuple(Case({"*": (1 << k,)}, {"step": 10}, draws=LATER) for k in (22, 24, 26)),
 )

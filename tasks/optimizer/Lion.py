@@ -1,5 +1,7 @@
 """optimizer/Lion."""
 
+from kbx_env.tasks._varied import elementwise
+
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Ints, Normal, Paper, T, task
 
@@ -34,6 +36,16 @@ OTHER = {"lr": 0.01, "beta1": 0.95, "beta2": 0.7, "weight_decay": 0.3}
         Case({"*": ()}, {"lr": 0.5}, draws=LATER),
         Case({"*": (0,)}, draws=FIRST),
         Case({"*": (3, 7, 111)}, OTHER, draws=LATER, held=True),
+    ),
+    varied=(
+        elementwise(
+            lambda p: {
+                "lr": p.real(0.001, 0.3),
+                "beta1": p.among(0.0, 0.9, 0.95, 0.93),
+                "beta2": p.real(0, 1),
+                "weight_decay": p.real(0, 0.9),
+            }
+        ),
     ),
     timed=tuple(Case({"*": (1 << k,)}, draws=LATER) for k in (23, 25, 26)),
 )

@@ -1,5 +1,7 @@
 """optimizer/RMSProp."""
 
+from kbx_env.tasks._varied import elementwise
+
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Outlier, Paper, T, task
 
@@ -33,6 +35,16 @@ OTHER = {"lr": 0.05, "alpha": 0.8, "eps": 1e-3, "weight_decay": 0.3}
         Case({"*": ()}),
         Case({"*": (0,)}),
         Case({"*": (3, 7, 111)}, OTHER, held=True),
+    ),
+    varied=(
+        elementwise(
+            lambda p: {
+                "lr": p.real(0.001, 0.3),
+                "alpha": p.real(0.3, 0.99),
+                "weight_decay": p.real(0, 0.9),
+                "eps": p.real(0.001, 0.1),
+            }
+        ),
     ),
     timed=tuple(Case({"*": (1 << k,)}) for k in (23, 25, 27)),
 )

@@ -1,6 +1,7 @@
 """optimizer/SGD."""
 
 import torch
+from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, Outlier, Paper, T, task
@@ -36,6 +37,23 @@ OTHER = {"lr": 0.05, "momentum": 0.7, "weight_decay": 0.3, "dampening": 0.4}
         Case({"*": (0,)}, **KEPT),
         Case({"*": (3, 7, 111)}, OTHER | {"nesterov": True}, **KEPT, held=True),
         Case({"*": (5, 333)}, {"lr": 0.3, "dampening": 0.6}, held=True),
+    ),
+    varied=(
+        elementwise(
+            lambda p: {
+                "lr": p.real(0.01, 0.5),
+                "momentum": p.real(0.05, 1.2),
+                "weight_decay": p.real(0, 0.5),
+                "dampening": p.real(0, 1),
+                "nesterov": p.chance(),
+            },
+            given=("momentum_buffer",),
+        ),
+        elementwise(
+            lambda p: {"momentum": p.real(0.05, 1.2), "dampening": p.real(0, 1), "nesterov": p.chance()},
+            low=2,
+            given=(),
+        ),
     ),
     timed=tuple(Case({"*": (1 << k,)}, **KEPT) for k in (23, 25, 27)),
 )

@@ -8,6 +8,13 @@ from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
 BATCH = {"*": (1, 64), "H": 8, "W": 9}
 
 
+def _any_bins(p):
+    h, w = p.whole(1, 20), p.whole(1, 20)
+    h, w = p.among((h, w), (p.whole(300, 340), p.whole(1, 4)), (p.whole(1, 4), p.whole(300, 340)))
+    pair = (p.among(None, p.whole(1, 2 * min(h, 20))), p.among(None, p.whole(1, 2 * min(w, 20))))
+    return p.like({"*": p.shape(1, 2, 12), "H": h, "W": w}, {"output_size": p.among(p.whole(1, 9), pair)})
+
+
 @task(
     difficulty=3,
     takes={"input": T("* H W")},
@@ -30,6 +37,7 @@ BATCH = {"*": (1, 64), "H": 8, "W": 9}
         Case({"*": (1, 3), "H": 32, "W": 64}, {"output_size": (16, 32)}),
         Case({"*": (2, 7), "H": 23, "W": 17}, {"output_size": (6, 5)}, held=True),
     ),
+    varied=(_any_bins,),
     timed=tuple(Case({"*": (1, 3), "H": n, "W": n}, {"output_size": (n // 2, n // 2)}) for n in (1024, 4096, 8192)),
 )
 def adaptive_avg_pool2d(input, output_size):

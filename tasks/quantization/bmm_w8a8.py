@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._schemes import int8_symmetric, operand
+from kbx_env.tasks._varied import one_long, sizes
 
 from kbx_env.spec.criteria import QuantizationScheme
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
@@ -35,6 +36,13 @@ def _case(b, m, k, n, **more):
         _case(2, 24, 48, 24, draw=Choice(0, 0, 0, 1, -3)),
         _case(0, 4, 8, 8),
         _case(3, 29, 190, 40, draw=Normal(scale=7), held=True),
+    ),
+    varied=(
+        sizes(
+            lambda p: one_long(
+                p, {"B": (2, 4), "M": (2, 20), "K": (2, 40), "N": (2, 20)}, {"B": 20, "M": 150, "K": 600, "N": 150}
+            )
+        ),
     ),
     timed=(_case(8, 256, 512, 1024), _case(16, 512, 1024, 2048), _case(16, 1024, 2048, 2048)),
 )

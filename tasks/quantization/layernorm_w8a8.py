@@ -4,6 +4,7 @@ import math
 
 import torch.nn.functional as F
 from kbx_env.tasks._schemes import int8_symmetric, operand
+from kbx_env.tasks._varied import sizes
 
 from kbx_env.spec.criteria import QuantizationScheme
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, Uniform, task
@@ -47,6 +48,11 @@ def _eager(input, normalized_shape, weight=None, bias=None, eps=1e-5):
         _case((), (30,), draws={"weight": Uniform(0.5, 2)}),
         _case((0,), (8,)),
         _case((4, 3), (5, 37), draw=Normal(scale=3), held=True),
+    ),
+    varied=(
+        sizes(lambda p: {"*": p.shape(2, 3, 20), "*n": p.shape(2, 2, 60)}, lambda p,
+              s: {"normalized_shape": list(s["*n"]), "eps": p.real(0.001, 0.5)}),
+        sizes(lambda p: {"*": (p.whole(1, 3),), "*n": (p.whole(4300, 4500),)}, lambda p, s: {"normalized_shape": list(s["*n"])}),
     ),
     timed=tuple(_case((b,), (n,)) for b, n in ((4096, 4096), (16384, 4096), (16384, 8192))),
 )  # fmt: skip

@@ -12,6 +12,13 @@ def _case(start, end, steps, held=False, **args):
     return Case({}, {"start": start, "end": end, "steps": steps, "device": DeviceArg(), **args}, held=held)
 
 
+def _any_ends(p):
+    args = {"start": p.real(-5, 5), "end": p.real(-5, 5), "steps": p.among(1, p.whole(2, 40), p.whole(1000, 5000)),
+            "base": p.real(0.2, 12), "dtype": p.among(None, DtypeArg("f32"),
+                  DtypeArg("f64")), "requires_grad": p.chance()}  # fmt: skip
+    return p.like({}, args | {"device": DeviceArg()})
+
+
 @task(
     difficulty=1,
     takes={},
@@ -39,6 +46,7 @@ def _case(start, end, steps, held=False, **args):
         _case(-7.25, 9.5, 2999, held=True),
         _case(3.0, -4.0, 511, base=4.5, held=True, **WIDE),
     ),
+    varied=(_any_ends,),
     timed=tuple(_case(0.0, 10.0, 1 << k) for k in (24, 26, 27)),
 )  # fmt: skip
 def logspace(start, end, steps, base=10.0, dtype=None, layout=torch.strided, device=None, requires_grad=False):

@@ -13,6 +13,13 @@ def _case(*size, held=False, out=False, **args):
     return Case({"*": size}, {"size": size, **args}, held=held, out=out)
 
 
+def _any_size(p):
+    shape = p.shape(4, 6, 1500)
+    return p.like(
+        {"*": shape}, {"size": shape, "requires_grad": False}, where=lambda c: "dtype" not in c.args, out=p.chance()
+    )
+
+
 @task(
     difficulty=2,
     takes={},
@@ -38,6 +45,7 @@ def _case(*size, held=False, out=False, **args):
         _case(7, 11, 113, held=True, **SEEDED),
         _case(3, 1999, dtype=DtypeArg("f64"), held=True, **FREE),
     ),
+    varied=(_any_size,),
     timed=tuple(_case(1 << k, **FREE) for k in (23, 25, 27)),
 )
 def rand(

@@ -1,6 +1,7 @@
 """reduce/argmax."""
 
 import torch
+from kbx_env.tasks._varied import LOWEST, long_axis, reduced
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Distinct, Ints, Outlier, Paper, T, task
@@ -42,6 +43,11 @@ def _eager(input_tensor, dim, keepdim=False):
         Case({"*": (33, 20)}, {"dim": 0}, layouts={"input_tensor": "transposed"}),
         Case({"*": (0, 4)}, {"dim": 1}),
         Case({"*": (6, 5, 173)}, {"dim": -1, "keepdim": True}, draw=Ints(0, 30), held=True),
+    ),
+    varied=(
+        reduced(lambda p: {"keepdim": p.chance()}),
+        long_axis(),
+        reduced(dtypes=LONG, draw=LOWEST),
     ),
     timed=tuple(Case({"*": (1 << k,)}, {"dim": 0}, dtypes=HALF) for k in (24, 26, 28)),
 )

@@ -1,6 +1,7 @@
 """reduce/mean."""
 
 import torch
+from kbx_env.tasks._varied import long_axis, reduced
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -35,6 +36,16 @@ F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
         Case({"*": (3, 0)}, {"dim": 0}),
         Case({"*": (6, 5, 173)}, {"dim": (-2, -1), "keepdim": True}, draw=Outlier(), held=True),
         Case({"*": (7, 211, 3)}, {"dim": -2} | F32, **INT, held=True),
+    ),
+    varied=(
+        reduced(lambda p: {"keepdim": p.chance()}, tuples=True, least=0, out=True),
+        long_axis(tuples=True, out=True),
+        reduced(
+            lambda p: {"dtype": DtypeArg(p.among("f32", "f64"))},
+            tuples=True,
+            dtypes={"input_tensor": "i32"},
+            draw=Ints(-1000, 5000),
+        ),
     ),
     timed=(
         *(Case({"*": (1 << k,)}, {"dim": 0}, draw=Uniform()) for k in (25, 27)),

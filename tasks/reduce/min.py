@@ -1,6 +1,7 @@
 """reduce/min."""
 
 import torch
+from kbx_env.tasks._varied import HIGHEST, long_axis, reduced
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Distinct, Ints, Outlier, Paper, T, Uniform, task
@@ -41,6 +42,11 @@ def _eager(input_tensor, dim, keepdim=False):
         Case({"*": (0, 4)}, {"dim": 1}),
         Case({"*": (6, 5, 173)}, {"dim": -1, "keepdim": True}, draw=Ints(0, 30), held=True),
         Case({"*": (5, 173, 7)}, {"dim": 1}, draw=Ints(-(10**12), 10**12), dtypes=LONG, held=True),
+    ),
+    varied=(
+        reduced(lambda p: {"keepdim": p.chance()}),
+        long_axis(),
+        reduced(dtypes={"input_tensor": "i64"}, draw=HIGHEST),
     ),
     timed=(
         *(Case({"*": (m, 1024)}, {"dim": 0}, draw=Uniform()) for m in (32768, 262144)),

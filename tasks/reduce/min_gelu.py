@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from kbx_env.tasks._varied import elementwise, long_axis, reduced
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -48,6 +49,11 @@ def _eager(input, dim=None, keepdim=False, approximate="none", out=None):
         Case({"*": (0, 4)}, {"dim": 1}),
         Case({"*": (6, 5, 13)}, {"dim": -2, "keepdim": True}, draw=APART, held=True),
         Case({"*": (7, 211)}, TANH, draw=Normal(mean=4), out=True, held=True),
+    ),
+    varied=(
+        reduced(lambda p: {"keepdim": p.chance()}, where=lambda c: c.args.get("dim") is not None),
+        long_axis(where=lambda c: c.args.get("dim") is not None),
+        elementwise(out=True, where=lambda c: c.args.get("dim") is None),
     ),
     timed=(
         *(Case({"*": (1 << k,)}, {"dim": 0}, draw=Uniform()) for k in (25, 27)),

@@ -1,12 +1,23 @@
 """reduce/sum."""
 
 import torch
+from kbx_env.tasks._varied import long_axis, plain, reduced
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 LONG = {"dtypes": {"input": "i64"}, "draw": Ints(-(2**40), 2**40)}
 F64 = {"dtype": DtypeArg("f64")}
+
+
+def _converted(p):
+    shape = p.shape(2, 4, 400)
+    source, to = p.among(("i32", "f64"), ("i32", "f32"), ("i64", "f64"), ("f32", "i64"), ("i32", "i64"), ("i64", "f32"),
+                         ("i32", None))  # fmt: skip
+    draw = Normal(scale=50) if source == "f32" else Ints(-1000, 1000)
+    dtype = None if to is None else DtypeArg(to)
+    return p.like({"*": shape}, {"dim": p.axes(len(shape)), "keepdim": p.chance(), "dtype": dtype}, dtypes={"input": source},
+                  draw=draw)  # fmt: skip
 
 
 @task(
@@ -36,6 +47,15 @@ F64 = {"dtype": DtypeArg("f64")}
         Case({"*": (3, 0)}, {"dim": 0}),
         Case({"*": (6, 5, 173)}, {"dim": (-2, -1), "keepdim": True}, held=True),
         Case({"*": (7, 211, 3)}, {"dim": (0, 1)}, **LONG, held=True),
+    ),
+    varied=(
+        reduced(lambda p: {"keepdim": p.chance()}, tuples=True, least=0, where=plain),
+        long_axis(tuples=True, where=plain),
+        # Sums beyond 2^53, where fp64 loses the last bits.
+        reduced(
+            lambda p: {"dtype": p.among(None, DtypeArg("i64"))}, dtypes={"input": "i64"}, draw=Ints(-(2**58), 2**58)
+        ),
+        _converted,
     ),
     timed=(
         *(Case({"*": (1 << k,)}, {"dim": 0}) for k in (25, 27)),

@@ -1,6 +1,7 @@
 """spatialops/grid_sample."""
 
 import torch.nn.functional as F
+from kbx_env.tasks._varied import one_long
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Outlier, Paper, T, Uniform, task
@@ -15,6 +16,22 @@ CLEAR = {"grid": Choice(-1.83, -1.17, -0.93, -0.61, -0.07, 0.11, 0.43, 0.86, 1.2
 
 def _case(axes, mode="bilinear", padding="zeros", align=False, **more):
     return Case(axes, {"mode": mode, "padding_mode": padding, "align_corners": align}, **more)
+
+
+def _smooth(p):
+    d = p.among(2, 2, 3)
+    s, g = (tuple(p.whole(1, 9 if d == 2 else 5) for _ in range(d)) for _ in range(2))
+    args = {"mode": "bilinear", "padding_mode": p.among("zeros", "border", "reflection"), "align_corners": p.chance()}
+    return p.like(
+        {"N": p.whole(1, 4), "C": p.whole(1, 9), "*s": s, "*g": g, "D": d}, args, draws={"grid": Uniform(-1.9, 1.9)}
+    )
+
+
+def _wide(p):
+    s = one_long(p, {"N": (1, 2), "C": (1, 3), "h": (2, 4), "w": (2, 4), "i": (2, 4), "j": (2, 4)},
+                 {"N": 34, "C": 70, "h": 130, "w": 270, "i": 130, "j": 270})  # fmt: skip
+    axes = {"N": s["N"], "C": s["C"], "*s": (s["h"], s["w"]), "*g": (s["i"], s["j"]), "D": 2}
+    return p.like(axes, {"mode": "bilinear"}, draws={"grid": Uniform(-1, 1)})
 
 
 @task(
@@ -44,6 +61,7 @@ def _case(axes, mode="bilinear", padding="zeros", align=False, **more):
         _case(IMAGE | {"C": 5, "*s": (19, 10), "*g": (7, 21)}, draws=WIDE, held=True),
         _case(CUBE | {"*s": (5, 3, 6), "*g": (3, 2, 4)}, "nearest", "border", draws=CLEAR, held=True),
     ),
+    varied=(_smooth, _wide),
     timed=tuple(Case({"N": 16, "C": 3, "*s": (n, n), "*g": (n // 2, n // 2), "D": 2}) for n in (512, 1024, 2048)),
 )
 def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=False):

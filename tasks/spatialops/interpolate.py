@@ -1,6 +1,7 @@
 """spatialops/interpolate."""
 
 import torch.nn.functional as F
+from kbx_env.tasks._varied import one_long
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, task
@@ -12,6 +13,15 @@ IMAGE = {"N": 2, "C": 5, "H": 23, "W": 31}
 def _case(axes, mode, size=None, align=None, scale=None, **more):
     args = {"mode": mode, "align_corners": align, "size": size, "scale_factor": scale}
     return Case(axes, {k: v for k, v in args.items() if v is not None}, **more)
+
+
+def _any_size(p):
+    s = one_long(p, {"N": (1, 3), "C": (1, 5), "H": (2, 14), "W": (2, 14)}, {"N": 34, "C": 70, "H": 140, "W": 140})
+    mode = p.among("nearest", "bilinear", "bicubic")
+    size = (p.whole(1, 25), p.among(p.whole(1, 25), p.whole(140, 150)))
+    scaled = p.chance(0.3)
+    return p.like(s, {"mode": mode, "size": None if scaled else size, "scale_factor": p.among(1.7, 2.3, 0.7) if scaled else None,
+                      "align_corners": None if mode == "nearest" else p.among(None, True, False)})  # fmt: skip
 
 
 @task(
@@ -44,6 +54,7 @@ def _case(axes, mode, size=None, align=None, scale=None, **more):
         _case({"N": 3, "C": 2, "H": 19, "W": 10}, "bilinear", (33, 27), held=True),
         _case({"N": 1, "C": 7, "H": 13, "W": 17}, "bicubic", scale=2.4, align=True, held=True),
     ),
+    varied=(_any_size,),
     timed=(
         *(_case({"N": 16, "C": 3, "H": n, "W": n}, "bilinear", (2 * n, 2 * n), False) for n in (512, 1024)),
         _case({"N": 16, "C": 3, "H": 1024, "W": 1024}, "nearest", (2048, 2048)),
@@ -64,6 +75,7 @@ def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corne
     mode "bicubic": q = (i + 0.5) * r - 0.5 without the maximum, four pixels floor(q) - 1 .. floor(q) + 2, each index
     clamped to [0, n - 1], weighted by the cubic convolution kernel with a = -0.75.
     align_corners True (None means False) replaces q by i * (n - 1) / (o - 1), or 0 where o = 1, also with scale_factor.
-    No antialiasing. fp32 throughout. The result is a new tensor; input may have any strides; N may be 0.
+    No antialiasing. With scale_factor no tested axis keeps its length. fp32 throughout. The result is a new tensor;
+    input may have any strides; N may be 0.
     """
     return F.interpolate(input, size, scale_factor, mode, align_corners)

@@ -26,6 +26,7 @@ LAYERS = {
     DefenceLayer.KERNEL: "c_engine_memory",
     DefenceLayer.SECRET: "b_expected_table",
     DefenceLayer.CASES: "f_index_by_heart",
+    DefenceLayer.DERIVED: "b_strides_of_three_axes",
     DefenceLayer.EFFECTS: "b_permute_lazy",
     DefenceLayer.CONSTANT: "constant_kernel",
     DefenceLayer.PROVENANCE: "f_product_cloned",
@@ -91,7 +92,8 @@ def test_honest_oddity_is_paid_on_gpu(grader, s: Specimen) -> None:
 
 
 @pytest.mark.parametrize(("layer", "attack", "passes"), [
-    ("provenance", "f_product_cloned", True), ("cases", "e_mean_for_max", True), ("screen", "d_forged_ttir", True),
+    ("provenance", "f_product_cloned", True), ("cases", "e_mean_for_max", True),
+    ("derived", "b_strides_of_three_axes", True), ("screen", "d_forged_ttir", True),
     ("firewall", "torch_fallback", False), ("lockdown", "c_grid_c_library", False), ("host", "python_lists", False),
     ("screen", "numpy_compute", False), ("constant", "constant_kernel", False),
 ])  # fmt: skip

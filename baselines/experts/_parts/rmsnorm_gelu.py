@@ -45,7 +45,7 @@ def _finish(
 def product_rmsnorm_gelu(a, b, p, eps, training, approximate, out, other=None):
     """dropout(gelu(rms_norm(a @ b))) - other: the product, then one row at a time."""
     z = gemm(a, b)
-    y = z if out is None else out
+    y = z if out is None or not out.is_contiguous() else out
     B, N, P = z.shape
     if z.numel():
         drop = training and p > 0
@@ -57,4 +57,4 @@ def product_rmsnorm_gelu(a, b, p, eps, training, approximate, out, other=None):
             z, minus, y, P, *minus.stride(), N, eps, seed, float(p), DROP=drop, TANH=approximate == "tanh",
             SUB=other is not None, BLOCK=BLOCK, num_warps=8 if BLOCK > 1024 else 4,
         )  # fmt: skip
-    return y
+    return y if out is None or out is y else out.copy_(y)

@@ -32,7 +32,8 @@ def fused_hstack_div(tensors, divisor, *, rounding_mode=None, out=None):
     shape[axis] = sum(t.shape[axis] for t in tensors)
     whole = first.dtype == torch.int64 and rounding_mode is not None
     dtype = first.dtype if whole or first.dtype != torch.int64 else torch.float32
-    y = torch.empty(shape, dtype=dtype, device=first.device) if out is None else out
+    fresh = out is None or not out.is_contiguous()
+    y = torch.empty(shape, dtype=dtype, device=first.device) if fresh else out
     inner = 1
     for size in shape[axis + 1 :]:
         inner *= size
@@ -45,4 +46,4 @@ def fused_hstack_div(tensors, divisor, *, rounding_mode=None, out=None):
                 MODE=rounding_mode or "none", BLOCK=1024, num_warps=8,
             )  # fmt: skip
         start += width
-    return y
+    return y if out is None or out is y else out.copy_(y)

@@ -18,8 +18,10 @@ def finish(y, where, s, t, MODE: tl.constexpr):
 
 
 def fused_mv_logsoftmax_dropout(input, vec, p=0.5, training=True, inplace=False, dim=0, *, out=None):
-    y = torch.empty(input.shape[0], dtype=input.dtype, device=input.device) if out is None else out
+    fresh = out is None or not out.is_contiguous()
+    y = torch.empty(input.shape[0], dtype=input.dtype, device=input.device) if fresh else out
     z = matvec(input, vec, dtype=torch.float32)
     drop = training and p > 0
     seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1 if drop else 0
-    return softmax_along(z, 0, y, log=True, s=float(p), t=seed, mode=int(drop))
+    y = softmax_along(z, 0, y, log=True, s=float(p), t=seed, mode=int(drop))
+    return y if out is None or out is y else out.copy_(y)

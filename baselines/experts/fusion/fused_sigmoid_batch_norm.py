@@ -36,7 +36,7 @@ def _sums(x, pivots, sums, N, C, S, tall, long, parts, BN: tl.constexpr, BC: tl.
 
 
 @triton.jit
-def _normalise(x, y, mean, var, sums, weight, bias, N, C, S, count, momentum, eps, TRAINING: tl.constexpr,
+def _normalise(x, y, mean, var, sums, weight, bias, ms, vs, ws, bs, N, C, S, count, momentum, eps, TRAINING: tl.constexpr,
                SCALED: tl.constexpr, SHIFTED: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):  # fmt: skip
     """A tile of the (N, C * S) matrix. In training mean and var are the running ones, pivots stand before the sums."""
     M = C.to(tl.int64) * S
@@ -52,21 +52,21 @@ def _normalise(x, y, mean, var, sums, weight, bias, N, C, S, count, momentum, ep
         mu = tl.load(sums + c, mask=valid, other=0.0) + shift
         v = tl.maximum(square - shift * shift, 0.0)
         owner = valid & (column % S == 0) & (rows == 0)
-        old = tl.load(mean + c, mask=owner)
-        tl.store(mean + c, (1 - momentum) * old + momentum * mu, mask=owner)
-        old = tl.load(var + c, mask=owner)
-        tl.store(var + c, (1 - momentum) * old + momentum * (v * (count / (count - 1))), mask=owner)
+        old = tl.load(mean + c * ms, mask=owner)
+        tl.store(mean + c * ms, (1 - momentum) * old + momentum * mu, mask=owner)
+        old = tl.load(var + c * vs, mask=owner)
+        tl.store(var + c * vs, (1 - momentum) * old + momentum * (v * (count / (count - 1))), mask=owner)
     else:
-        mu = tl.load(mean + c, mask=valid, other=0.0)
-        v = tl.load(var + c, mask=valid, other=1.0)
+        mu = tl.load(mean + c * ms, mask=valid, other=0.0)
+        v = tl.load(var + c * vs, mask=valid, other=1.0)
     scale = 1.0 / tl.sqrt_rn(v + eps)
     if SCALED:
-        scale *= tl.load(weight + c, mask=valid, other=0.0)
+        scale *= tl.load(weight + c * ws, mask=valid, other=0.0)
     at = row[:, None].to(tl.int64) * M + column[None, :]
     inside = (row < N)[:, None] & valid[None, :]
     z = (tl.load(x + at, mask=inside) - mu[None, :]) * scale[None, :]
     if SHIFTED:
-        z += tl.load(bias + c, mask=valid, other=0.0)[None, :]
+        z += tl.load(bias + c * bs, mask=valid, other=0.0)[None, :]
     tl.store(y + at, tl.sigmoid(z), mask=inside)
 
 
@@ -98,9 +98,10 @@ def fused_sigmoid_batch_norm(
         _sums[(grid, height * parts)](x, sums, sums[C:], N, C, S, tall, long, parts, BN=BN, BC=BC, BS=BS, num_warps=8)
     BC = min(1024, triton.next_power_of_2(M))
     BR = min(4096 // BC, triton.next_power_of_2(N))
+    affine = tuple(v if v is not None else running_mean for v in (weight, bias))
     _normalise[(triton.cdiv(M, BC) * triton.cdiv(N, BR),)](
-        x, y, running_mean, running_var, sums, weight if weight is not None else x, bias if bias is not None else x,
-        N, C, S, count, float(momentum), float(eps), TRAINING=training, SCALED=weight is not None,
+        x, y, running_mean, running_var, sums, *affine, running_mean.stride(0), running_var.stride(0),
+        *(v.stride(0) for v in affine), N, C, S, count, float(momentum), float(eps), TRAINING=training, SCALED=weight is not None,
         SHIFTED=bias is not None, BR=BR, BC=BC, num_warps=8 if BR * BC >= 2048 else 4,
     )  # fmt: skip
     return y

@@ -22,7 +22,9 @@ def fused_transformer_block(input, weight1, weight2, residual, dropout_p=0.1, ep
     seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1 if drop else 0
     z = gemm(input.reshape(-1, input.shape[-1]), weight1)
     softmax_along(z, -1, z, s=float(dropout_p), t=seed, mode=int(drop))
-    y = torch.empty(residual.shape, dtype=input.dtype, device=input.device) if out is None else out
+    fresh = out is None or not out.is_contiguous()
+    y = torch.empty(residual.shape, dtype=input.dtype, device=input.device) if fresh else out
     L = residual.shape[-1]
     z = gemm(z, weight2, e=residual.reshape(-1, L))
-    return layer_norm_rows(z, L, eps, y)
+    y = layer_norm_rows(z, L, eps, y)
+    return y if out is None or out is y else out.copy_(y)

@@ -27,8 +27,9 @@ def mul(input, other, *, out=None):
         return pointwise(input, other, out=out)
     shape = torch.broadcast_shapes(input.shape, other.shape)
     a, b = (torch.view_as_real(x.expand(shape).contiguous()) for x in (input, other))
-    y = torch.empty(shape, dtype=input.dtype, device=input.device) if out is None else out
+    fresh = out is None or not out.is_contiguous()
+    y = torch.empty(shape, dtype=input.dtype, device=input.device) if fresh else out
     n = y.numel()
     if n:
         _complex[(triton.cdiv(n, 1024),)](a, b, torch.view_as_real(y), n, BLOCK=1024)
-    return y
+    return y if out is None or out is y else out.copy_(y)

@@ -6,7 +6,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _statistics(x, mean, var, running_mean, running_var, N, C, S, momentum, BLOCK: tl.constexpr):
+def _statistics(x, mean, var, running_mean, running_var, rm, rv, N, C, S, momentum, BLOCK: tl.constexpr):
     """Two passes over one channel: the variance of values far from zero must not cancel."""
     c = tl.program_id(0)
     count = N * S
@@ -25,25 +25,27 @@ def _statistics(x, mean, var, running_mean, running_var, N, C, S, momentum, BLOC
     spread = tl.sum(square, 0)
     tl.store(mean + c, mu)
     tl.store(var + c, spread / count)
-    tl.store(running_mean + c, (1 - momentum) * tl.load(running_mean + c) + momentum * mu)
-    tl.store(running_var + c, (1 - momentum) * tl.load(running_var + c) + momentum * spread / (count - 1))
+    running_mean += c * rm
+    running_var += c * rv
+    tl.store(running_mean, (1 - momentum) * tl.load(running_mean) + momentum * mu)
+    tl.store(running_var, (1 - momentum) * tl.load(running_var) + momentum * spread / (count - 1))
 
 
 @triton.jit
 def _normalise(
-    x, y, mean, var, weight, bias, C, S, eps, SCALED: tl.constexpr, SHIFTED: tl.constexpr, BLOCK: tl.constexpr
+    x, y, mean, var, weight, bias, ms, vs, ws, bs, C, S, eps, SCALED: tl.constexpr, SHIFTED: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0)
     c = row % C
-    scale = 1.0 / tl.sqrt(tl.load(var + c) + eps)
+    scale = 1.0 / tl.sqrt(tl.load(var + c * vs) + eps)
     if SCALED:
-        scale = scale * tl.load(weight + c)
-    mu = tl.load(mean + c)
+        scale = scale * tl.load(weight + c * ws)
+    mu = tl.load(mean + c * ms)
     s = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     where = row.to(tl.int64) * S + s
     v = (tl.load(x + where, mask=s < S, other=0.0).to(tl.float32) - mu) * scale
     if SHIFTED:
-        v += tl.load(bias + c)
+        v += tl.load(bias + c * bs)
     tl.store(y + where, v.to(y.dtype.element_ty), mask=s < S)
 
 
@@ -59,10 +61,12 @@ def batch_norm(input, running_mean, running_var, weight=None, bias=None, trainin
     if training:
         mean = torch.empty((C,), dtype=torch.float32, device=x.device)
         var = torch.empty((C,), dtype=torch.float32, device=x.device)
-        _statistics[(C,)](x, mean, var, running_mean, running_var, N, C, S, momentum, BLOCK=1024)
+        old = (running_mean, running_var)
+        _statistics[(C,)](x, mean, var, *old, *(v.stride(0) for v in old), N, C, S, momentum, BLOCK=1024)
     BLOCK = min(4096, max(16, triton.next_power_of_2(S)))
+    vectors = (mean, var, weight if weight is not None else mean, bias if bias is not None else mean)
     _normalise[(N * C, triton.cdiv(S, BLOCK))](
-        x, y, mean, var, weight if weight is not None else mean, bias if bias is not None else mean, C, S, eps,
+        x, y, *vectors, *(v.stride(0) for v in vectors), C, S, eps,
         SCALED=weight is not None, SHIFTED=bias is not None, BLOCK=BLOCK, num_warps=8 if BLOCK >= 2048 else 4,
     )  # fmt: skip
     return y

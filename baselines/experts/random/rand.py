@@ -42,7 +42,10 @@ def rand(
     pin_memory=False,
 ):
     place = torch.device("cpu") if device is None else device
-    y = out if out is not None else torch.empty(size, dtype=dtype or torch.float32, device=place)
+    if out is None or out.is_contiguous():
+        y = out if out is not None else torch.empty(size, dtype=dtype or torch.float32, device=place)
+    else:
+        y = torch.empty(out.shape, dtype=out.dtype, device=out.device)
     n = y.numel()
     if n:
         seed = torch.randint(
@@ -52,4 +55,6 @@ def rand(
         _uniform[(triton.cdiv(n, 1024),)](
             y, n, seed | 1, WIDE=y.dtype == torch.float64, BLOCK=512 if y.itemsize == 8 else 256
         )
+    if out is not None and y is not out:
+        y = out.copy_(y)
     return y.requires_grad_() if requires_grad else y

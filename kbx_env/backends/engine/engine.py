@@ -236,7 +236,9 @@ class Engine:
             found = ttir.Finding("uninitialised_read", "", 0, "", (0, 0, 0), "", 0, access="host", indirect=True)
             self.sanitizer.report(found)
         dense = view.values().contiguous()
-        return view, (dense.view(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b"")
+        # A single element counts as contiguous whatever its strides, and only a stride of 1 can be read as bytes.
+        flat = dense.as_strided((dense.numel(),), (1,))
+        return view, (flat.view(torch.uint8).numpy().tobytes() if dense.numel() else b"")
 
     def origin(self, view: View) -> dict[str, Any]:
         """Return the origin of a view's values.

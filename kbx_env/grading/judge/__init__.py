@@ -121,6 +121,20 @@ def _rule(
     raise DeclarationError(f"{task.id}: no judge for {type(truth).__name__}")
 
 
+def result_rank(task: Task, case: Case, args: Mapping[str, Any]) -> int:
+    """Return the number of axes of a call's first result.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: the arguments of the call.
+
+    Returns:
+        The rank.
+    """
+    return reference.expect(task, case, args, "cpu", exact=False).native[0].dim()
+
+
 def canaries(task: Task, case: Case, args: Mapping[str, Any], expected: Expected) -> dict[str, Answer]:
     """Return answers that need no computation. If the judge passes one of them, it is too lenient or the case proves
     nothing.

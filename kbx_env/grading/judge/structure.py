@@ -17,7 +17,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     a, b = a.resolve_conj(), b.resolve_conj()
-    a, b = a.contiguous().reshape(-1), b.to(a.device).contiguous().reshape(-1)
+    # A single element counts as contiguous whatever its strides, and only a stride of 1 can be read as bytes.
+    a, b = (x.to(a.device).contiguous().as_strided((x.numel(),), (1,)) for x in (a, b))
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8)) if a.numel() else True
 
 

@@ -348,7 +348,7 @@ class RunnerSession:
         sent = dict(args)
         if case.out:
             expected = reference.expect(self.task, case, args, "cpu", exact=False)
-            sent["out"] = inputs.poisoned(expected.native[0])
+            sent["out"] = inputs.poisoned(expected.native[0], case.layouts.get("out"))
         blobs: list[bytes] = []
         header = self.header(sent, generator_seed, blobs, turn)
         if self.values:

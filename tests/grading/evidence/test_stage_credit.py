@@ -128,7 +128,10 @@ def fused_softmax_log(input, *args, **more):
 
 def test_intermediate_tensors_are_seen(grader) -> None:
     """Each copy is one launch, one buffer, and one write and one read of it more."""
-    found = [grader.grade("fusion/fused_softmax_log", _softmax_log(n), backend="cpu", targets=()) for n in (1, 2)]
+    # With equal seeds both get the same derived cases, and copy the same inputs of other layouts.
+    found = [
+        grader.grade("fusion/fused_softmax_log", _softmax_log(n), backend="cpu", targets=(), seed=3) for n in (1, 2)
+    ]
     assert [o.verdict for o in found] == [Verdict.CORRECT] * 2, found[0].message
     one, two = (o.evidence.passing for o in found)
     assert two.launches - one.launches == two.buffers - one.buffers == one.cases

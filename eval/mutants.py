@@ -1,0 +1,349 @@
+"""Changes the experts in small ways and lists the changes that the grader does not notice.
+
+    python eval/mutants.py [--tasks GLOBS] [--per-task N] [--seed N] [--workers N] [--without derived] [--json FILE]
+
+A mutant is an expert with one change: a constant, a comparison, a sign, a mask, a dtype, a stride, or a branch that is
+always or never taken. A mutant that is judged correct *survives*: either no case tests what the changed code does, or
+the change makes no difference (it is *equivalent*: a block size, a fast path). A survivor whose place in the source no
+case executes is not counted: replaced by an error, it is still judged correct. Mutants depend on seed and task alone.
+``--without derived`` grades the declared cases only. ``FILE`` gets one JSON object a line; an interrupted run goes on
+where its file ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+
+from kbx_env.grading.grader import Grader
+from kbx_env.spec.catalog import expert_source, load_tasks
+
+COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
+    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+}  # fmt: skip
+"""Comparison operators and what they are changed to."""
+OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
+    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "//"), ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),
+}  # fmt: skip
+"""Arithmetic operators and what they are changed to."""
+DTYPES = {"float32": "float16", "float64": "float32"}
+"""Dtypes and the narrower ones that they are changed to. Offsets of 64 bits are left alone: no case is that large."""
+CALLS = {"maximum": "minimum", "minimum": "maximum", "max": "min", "min": "max"}
+"""Functions of tl and Python and what they are changed to."""
+KNOBS = ("num_warps", "num_stages", "eviction_policy", "cache_modifier", "BLOCK", "B", "warps", "stages", "GROUP")
+"""Keywords whose values change the speed only."""
+CRASH = "tl.static_assert(False)"
+"""What a kernel's statement is replaced by to see whether any case compiles it; host code raises instead."""
+WALL = 60.0
+"""Seconds of wall time for one mutant; a changed loop may not end."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of an expert's source.
+
+    Attributes:
+        kind: of the change.
+        line: in the source, from 1.
+        before: the changed piece of text.
+        after: what it was changed to.
+        start: offset of the piece in the source.
+    """
+
+    kind: str
+    line: int
+    before: str
+    after: str
+    start: int
+
+    def applied(self, text: str) -> str:
+        """Return the source with the change."""
+        return text[: self.start] + self.after + text[self.start + len(self.before) :]
+
+
+class _Finder(ast.NodeVisitor):
+    """Collects the possible mutants of one source."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.found: list[Mutant] = []
+        lines = text.split("\n")
+        self._starts = [0]
+        for line in lines:
+            self._starts.append(self._starts[-1] + len(line) + 1)
+
+    def at(self, line: int, column: int) -> int:
+        """Return the offset of a position; columns count bytes of UTF-8."""
+        start = self._starts[line - 1]
+        row = self.text[start : self._starts[line] - 1]
+        return start + len(row.encode()[:column].decode())
+
+    def span(self, node: ast.expr | ast.keyword) -> tuple[int, int]:
+        """Return the offsets of a node."""
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return self.at(node.lineno, node.col_offset), self.at(node.end_lineno, node.end_col_offset)
+
+    def change(self, kind: str, start: int, end: int, after: str) -> None:
+        """Add a mutant."""
+        line = self.text.count("\n", 0, start) + 1
+        self.found.append(Mutant(kind, line, self.text[start:end], after, start))
+
+    def between(self, kind: str, left: ast.expr, right: ast.expr, pair: tuple[str, str]) -> None:
+        """Change the operator between two operands."""
+        start, end = self.span(left)[1], self.span(right)[0]
+        at = self.text.find(pair[0], start, end)
+        if at >= 0:
+            self.change(kind, at, at + len(pair[0]), pair[1])
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        """Change comparison operators."""
+        left = node.left
+        for op, right in zip(node.ops, node.comparators, strict=True):
+            if type(op) in COMPARISONS:
+                self.between("comparison", left, right, COMPARISONS[type(op)])
+            left = right
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        """Change arithmetic operators."""
+        if type(node.op) in OPERATORS:
+            kind = "mask" if isinstance(node.op, ast.BitAnd | ast.BitOr) else "operator"
+            self.between(kind, node.left, node.right, OPERATORS[type(node.op)])
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        """Remove signs."""
+        if isinstance(node.op, ast.USub):
+            start, end = self.span(node)
+            self.change("sign", start, end, self.text[slice(*self.span(node.operand))])
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """Change numbers."""
+        start, end = self.span(node)
+        if isinstance(node.value, bool):
+            self.change("constant", start, end, str(not node.value))
+        elif isinstance(node.value, int) and abs(node.value) < 16:
+            self.change("constant", start, end, str(node.value + 1))
+        elif isinstance(node.value, float):
+            self.change("constant", start, end, repr(node.value * 1.01 if node.value else 1.0))
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        """Change dtypes to narrower ones."""
+        if node.attr in DTYPES:
+            end = self.span(node)[1]
+            self.change("dtype", end - len(node.attr), end, DTYPES[node.attr])
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """Change functions, masks and strides; leave the knobs alone."""
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in CALLS:
+            end = self.span(node.func)[1]
+            self.change("function", end - len(name), end, CALLS[name])
+        if name == "contiguous" and not node.args and isinstance(node.func, ast.Attribute):
+            start, end = self.span(node)
+            self.change("stride", start, end, self.text[slice(*self.span(node.func.value))])
+        for keyword in node.keywords:
+            if keyword.arg == "mask" and name == "load":
+                start, end = self.span(keyword.value)
+                self.change("mask", start, end, f"({self.text[start:end]}) & False")
+        for child in (node.func, *node.args):
+            self.visit(child)
+        for keyword in node.keywords:
+            if keyword.arg not in KNOBS:
+                self.visit(keyword.value)
+
+    def visit_If(self, node: ast.If) -> None:
+        """Take a branch always, or never."""
+        start, end = self.span(node.test)
+        for after in ("True", "False"):
+            self.change("branch", start, end, after)
+        self.generic_visit(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        """Take a branch always, or never."""
+        start, end = self.span(node.test)
+        for after in ("True", "False"):
+            self.change("branch", start, end, after)
+        self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """Leave signatures, decorators and docstrings alone."""
+        for statement in node.body:
+            if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+                self.visit(statement)
+
+
+def mutants(text: str) -> list[Mutant]:
+    """List the possible mutants of a source, in the order of their places.
+
+    Args:
+        text: the source.
+
+    Returns:
+        One mutant for each possible change.
+    """
+    finder = _Finder(text)
+    finder.visit(ast.parse(text))
+    return sorted(finder.found, key=lambda m: (m.start, m.after))
+
+
+def chosen(task_id: str, text: str, count: int, seed: int) -> list[Mutant]:
+    """Draw mutants of a source, as evenly over their kinds as there are any.
+
+    Args:
+        task_id: the task.
+        text: the expert's source.
+        count: the most mutants.
+        seed: of the choice.
+
+    Returns:
+        The mutants.
+    """
+    draw = random.Random(f"{seed} {task_id}")
+    kinds: dict[str, list[Mutant]] = {}
+    for mutant in mutants(text):
+        kinds.setdefault(mutant.kind, []).append(mutant)
+    for group in kinds.values():
+        draw.shuffle(group)
+    found: list[Mutant] = []
+    while len(found) < count and any(kinds.values()):
+        for kind in draw.sample(sorted(kinds), len(kinds)):
+            if kinds[kind] and len(found) < count:
+                found.append(kinds[kind].pop())
+    return found
+
+
+def crashed(text: str, line: int) -> str | None:
+    """Return the source in which the statement at a line raises an error, to see whether any case executes it.
+
+    Args:
+        text: the source.
+        line: a line of the statement.
+
+    Returns:
+        The source; ``None`` if the line is in no function.
+    """
+    rows = text.split("\n")
+    kernel, place = False, None
+    for function in (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)):
+        for node in ast.walk(function):
+            if not isinstance(node, ast.stmt) or node is function:
+                continue
+            inside = node.lineno <= line <= (node.end_lineno or node.lineno)
+            if inside and (place is None or node.lineno > place):
+                place = node.lineno
+                kernel = any("jit" in ast.unparse(d) for d in function.decorator_list)
+    if place is None or rows[place - 1].lstrip().startswith(("elif", "else")):
+        return None
+    indent = rows[place - 1][: len(rows[place - 1]) - len(rows[place - 1].lstrip())]
+    rows.insert(place - 1, indent + (CRASH if kernel else 'raise RuntimeError("reached")'))
+    return "\n".join(rows)
+
+
+_grader: Grader | None = None
+
+
+def _work(job: tuple[str, str, Mutant, tuple[str, ...]]) -> dict[str, Any]:
+    """Grade one mutant in a worker process that keeps its grader."""
+    global _grader
+    task_id, text, mutant, without = job
+    _grader = _grader or Grader(without=without)
+    options: dict[str, Any] = {"backend": "cpu", "targets": (), "wall": WALL}
+    outcome = _grader.grade(task_id, mutant.applied(text), **options)
+    survives, reached = outcome.correct, True
+    if survives and (broken := crashed(text, mutant.line)) is not None:
+        reached = not _grader.grade(task_id, broken, **options).correct
+    return {
+        "task": task_id, "kind": mutant.kind, "line": mutant.line, "before": mutant.before, "after": mutant.after,
+        "start": mutant.start, "verdict": str(outcome.verdict), "survives": survives and reached, "reached": reached,
+        "code": text.split("\n")[mutant.line - 1].strip(),
+    }  # fmt: skip
+
+
+def _jobs(
+    pattern: str, count: int, seed: int, without: tuple[str, ...]
+) -> Iterator[tuple[str, str, Mutant, tuple[str, ...]]]:
+    for task in load_tasks(pattern=pattern):
+        text = expert_source(task.id)
+        if text is not None:
+            for mutant in chosen(task.id, text, count, seed):
+                yield task.id, text, mutant, without
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of mutants and survivors by kind, and the list of survivors.
+
+    Args:
+        rows: graded mutants.
+
+    Returns:
+        Markdown.
+    """
+    graded = [r for r in rows if r["reached"]]
+    total, alive = Counter(r["kind"] for r in graded), Counter(r["kind"] for r in graded if r["survives"])
+    lines = ["| change | mutants | survive |", "|---|---|---|"]
+    lines += [f"| {kind} | {total[kind]} | {alive[kind]} |" for kind in sorted(total)]
+    lines += [
+        f"| **all** | {len(graded)} | {sum(alive.values())} |",
+        "",
+        "| task | line | change | code |",
+        "|---|---|---|---|",
+    ]
+    for r in graded:
+        if r["survives"]:
+            code = r["code"].replace("|", "\\|")[:110]
+            change = f"`{r['before'][:40]}` to `{r['after'][:40]}`".replace("\n", " ").replace("|", "\\|")
+            lines.append(f"| {r['task']} | {r['line']} | {change} | `{code}` |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments; by default those of the process.
+
+    Returns:
+        Exit status: always 0. A survivor is a question to a person, not a failure.
+    """
+    parser = argparse.ArgumentParser(prog="mutants.py", description=__doc__.split("\n")[0])
+    parser.add_argument("--tasks", default="*", help="globs over task ids, comma-separated")
+    parser.add_argument("--per-task", type=int, default=4, help="mutants of each expert")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of mutants")
+    parser.add_argument("--workers", type=int, default=1, help="gradings at a time")
+    parser.add_argument("--without", action="append", default=[], help="a defence layer to leave out, such as derived")
+    parser.add_argument("--json", type=Path, help="file for the results, one JSON object a line")
+    options = parser.parse_args(argv)
+    jobs = list(_jobs(options.tasks, options.per_task, options.seed, tuple(options.without)))
+    rows: list[dict[str, Any]] = []
+    if options.json and options.json.exists():
+        rows = [json.loads(line) for line in options.json.read_text().splitlines()]
+        done = {(r["task"], r["start"], r["after"]) for r in rows}
+        jobs = [j for j in jobs if (j[0], j[2].start, j[2].after) not in done]
+    with ProcessPoolExecutor(options.workers) as pool:
+        for row in track(pool.map(_work, jobs), "mutants", len(jobs)):
+            rows.append(row)
+            if options.json:
+                with options.json.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

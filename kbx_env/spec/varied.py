@@ -1,0 +1,202 @@
+"""Derives cases from a task's declared bounds: random shapes, arguments and memory layouts, without torch.
+
+A task declares families of cases in ``varied``. A family is a function of a ``Pick``, the source of random choices; it
+returns one case within the bounds of the contract. Every grading draws one case of each family from its secret, so that
+no list of shapes or arguments can be learned (``grading/derived_cases.py``).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kbx_env.errors import DeclarationError
+from kbx_env.spec.task import Case, Constant, Distinct, Eye, Linspace, Literal, Places, Shuffled, Signed
+
+Family = Callable[["Pick"], Case]
+"""Draws one case of a task."""
+FIXED = (Constant, Distinct, Eye, Linspace, Literal, Places, Shuffled, Signed)
+"""Distributions that belong to the shape of the case that declares them; cases with them are not reshaped."""
+STEPS = (1, 1, 2, 3)
+"""Distances of neighbours along an axis, in elements of a dense tensor: half of the axes have gaps."""
+OFFSETS = (0, 0, 1, 5, 16)
+"""Elements of the buffer before the tensor."""
+
+
+class Pick:
+    """The random choices of one derived case; equal seeds give equal choices.
+
+    Args:
+        seed: of the choices.
+        cases: the declared cases of the task, from which ``like`` takes distributions and arguments.
+    """
+
+    def __init__(self, seed: int, cases: Sequence[Case] = ()) -> None:
+        self._random = random.Random(seed)
+        self._cases = tuple(cases)
+
+    def whole(self, low: int, high: int) -> int:
+        """Return an integer in [low, high]."""
+        return self._random.randint(low, high)
+
+    def real(self, low: float, high: float, digits: int = 3) -> float:
+        """Return a number in [low, high] with few decimal digits, so that labels stay short."""
+        return round(self._random.uniform(low, high), digits)
+
+    def among(self, *values: Any) -> Any:
+        """Return one of the values."""
+        return self._random.choice(values)
+
+    def chance(self, share: float = 0.5) -> bool:
+        """Return True in a share of the draws."""
+        return self._random.random() < share
+
+    def shuffled(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the values in another order."""
+        return tuple(self._random.sample(list(values), len(values)))
+
+    def shape(self, low: int, high: int, elements: int = 1500) -> tuple[int, ...]:
+        """Return sizes of ``low`` to ``high`` axes with at most about ``elements`` elements; most are larger than 1."""
+        rank = self.whole(low, high)
+        sizes = []
+        left = elements
+        for k in range(rank):
+            typical = left ** (1 / (rank - k))
+            size = self.whole(2, max(2, round(1.5 * typical))) if self.chance(0.9) else 1
+            size = min(size, max(1, left))
+            sizes.append(size)
+            left //= size
+        return self.shuffled(sizes)
+
+    def slab(self, low: int, high: int, length: int, at: int | None = None) -> tuple[tuple[int, ...], int]:
+        """Return a shape with one long axis, which needs several blocks of any kernel, and few other elements.
+
+        Args:
+            low: least number of axes.
+            high: largest number of axes.
+            length: about the size of the long axis.
+            at: the long axis; ``None`` for any.
+
+        Returns:
+            The shape, and the number of the long axis.
+        """
+        rest = list(self.shape(low - 1, high - 1, 3))
+        at = self.whole(0, len(rest)) if at is None else at % (len(rest) + 1)
+        rest.insert(at, self.whole(length, length + length // 8))
+        return tuple(rest), at
+
+    def broadcast(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return a shape that broadcasts to ``shape``: some axes have length 1, leading ones may be missing."""
+        part = tuple(1 if self.chance(0.35) else n for n in shape)
+        return part[self.whole(0, len(part)) if self.chance(0.4) else 0 :]
+
+    def both_ways(
+        self, low: int, high: int, elements: int = 1500, parts: int = 2, longest: int = 0
+    ) -> list[tuple[int, ...]]:  # fmt: skip
+        """Return shapes that broadcast against each other; each has an axis of length 1 along which another is longer.
+
+        Args:
+            low: least number of axes of the common shape, at least ``parts``.
+            high: largest number of axes of the common shape.
+            elements: about the number of elements of the common shape.
+            parts: number of shapes.
+            longest: about the length of one long axis beside short ones; 0 for none.
+
+        Returns:
+            The shapes.
+        """
+        drawn = self.slab(low, high, longest)[0] if longest else self.shape(low, high, elements)
+        shape = tuple(max(2, n) for n in drawn)
+        axes = self.shuffled(range(len(shape)))
+        short: list[set[int]] = [{axes[k]} for k in range(parts)]
+        for axis in axes[parts:]:
+            if self.chance(0.4):
+                short[self.whole(0, parts - 1)].add(axis)
+        found = []
+        for ones in short:
+            part = tuple(1 if k in ones else n for k, n in enumerate(shape))
+            lead = next((k for k, n in enumerate(part) if n != 1), len(part))
+            found.append(part[self.whole(0, lead) :])
+        return found
+
+    def axis(self, rank: int) -> int:
+        """Return an axis, counted from the front or the back."""
+        return self.whole(-rank, rank - 1)
+
+    def axes(self, rank: int, least: int = 1, most: int | None = None) -> tuple[int, ...]:
+        """Return distinct axes in any order, each counted from the front or the back."""
+        count = self.whole(least, rank if most is None else min(most, rank))
+        return tuple(a - rank if self.chance() else a for a in self.shuffled(range(rank))[:count])
+
+    def like(
+        self, axes: Mapping[str, Any] | None = None, args: Mapping[str, Any] | None = None, *,
+        where: Callable[[Case], bool] | None = None, **fields: Any,
+    ) -> Case:  # fmt: skip
+        """Return a declared case with other axes and arguments; layouts are drawn anew, ``out`` only if asked for.
+
+        Args:
+            axes: sizes that take the place of the declared ones, or are added.
+            args: arguments that take the place of the declared ones, or are added.
+            where: condition on the declared case.
+            **fields: further fields of the case.
+
+        Returns:
+            The case.
+
+        Raises:
+            DeclarationError: no declared case qualifies.
+        """
+        fit = [c for c in self._cases if _reshapable(c) and (where is None or where(c))]
+        if not fit:
+            raise DeclarationError("no declared case can be reshaped")
+        base = self.among(*fit)
+        return replace(
+            base, axes={**base.axes, **(axes or {})}, args={**base.args, **(args or {})},
+            **({"layouts": {}, "held": False, "out": False} | fields),
+        )  # fmt: skip
+
+    def layout(self, rank: int) -> str | None:
+        """Return a memory layout of a tensor with ``rank`` axes, in the notation of ``Case.layouts``.
+
+        The axes lie in memory in any order, with gaps along some of them, from any element of the buffer on.
+        """
+        if not rank or self.chance(0.1):
+            return None
+        order = self.shuffled(range(rank))
+        if rank > 1 and order == tuple(range(rank)):
+            order = (*order[1:], order[0])
+        steps = [self.among(*STEPS) for _ in range(rank)] if rank > 1 else [self.among(1, 2, 3)]
+        return layout(order, steps, self.among(*OFFSETS))
+
+
+def layout(order: Sequence[int], steps: Sequence[int], offset: int = 0) -> str:
+    """Return the notation of a layout for ``Case.layouts``.
+
+    Args:
+        order: the axes, the one with the largest stride first.
+        steps: by axis, distance of neighbours in elements of a tensor without gaps.
+        offset: elements of the buffer before the tensor.
+
+    Returns:
+        ``order 2 0 1 steps 1 3 1 offset 5``.
+    """
+    return f"order {' '.join(map(str, order))} steps {' '.join(map(str, steps))} offset {offset}"
+
+
+def parsed(text: str) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+    """Return order, steps and offset of a layout in the notation of ``layout``; ``None`` for named layouts."""
+    words = text.split()
+    if words[0] != "order":
+        return None
+    at = words.index("steps")
+    order, steps = (tuple(map(int, words[a:b])) for a, b in ((1, at), (at + 1, -2)))
+    return order, steps, int(words[-1])
+
+
+def _reshapable(case: Case) -> bool:
+    """Return whether the distributions of a case fit other shapes too, and it has elements."""
+    sizes = [n for v in case.axes.values() for n in (v if isinstance(v, tuple) else (v,))]
+    return math.prod(sizes) > 0 and not any(isinstance(d, FIXED) for d in (case.draw, *case.draws.values()))

@@ -1,0 +1,405 @@
+"""Families of derived cases that many tasks share (``kbx_env/spec/varied.py``); a task adds what is its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kbx_env.spec.task import Case, Ints, Normal
+from kbx_env.spec.varied import Family, Pick
+
+Args = Callable[[Pick], Mapping[str, Any]] | None
+"""Draws arguments that take the place of the declared ones."""
+LONG = 4300
+"""Length of an axis that no block of a kernel holds: kernels of whole rows stop at 4096 or before."""
+WIDE = 1100
+"""Length of an axis that needs a second block of a kernel for single elements."""
+DEEP_SUM = 4096
+"""Length of a product's inner axis at which a 16-bit accumulator loses more than the tolerance."""
+LOWEST = Ints(-(2**63), -(2**63) + 5)
+HIGHEST = Ints(2**63 - 6, 2**63 - 1)
+"""int64 values next to the ends of their range: identities and fillers that are not exact show."""
+ENDS = Ints(-(2**63), 2**63 - 1)
+"""All 64 bits of int64."""
+
+
+def _args(args: Args, pick: Pick) -> dict[str, Any]:
+    return dict(args(pick)) if args is not None else {}
+
+
+def _takes(*names: str) -> Callable[[Case], bool]:
+    """Return the condition that a case passes tensors, not numbers, for these parameters."""
+    return lambda case: not set(names) & set(case.args)
+
+
+def either(*families: Family) -> Family:
+    """A case of one of several families, so that a grading has fewer cases."""
+    return lambda pick: pick.among(*families)(pick)
+
+
+def elementwise(args: Args = None, *, out: bool = False, low: int = 4, high: int = 6, **fields: Any) -> Family:
+    """A tensor of four to six axes in any memory layout; in every fifth draw a few axes of which one is long.
+
+    Args:
+        args: draws arguments.
+        out: whether the signature has ``out``.
+        low: least number of axes.
+        high: largest number of axes.
+        **fields: of the case.
+
+    Returns:
+        The family.
+    """
+
+    def family(pick: Pick) -> Case:
+        shape = pick.slab(2, 3, WIDE)[0] if pick.chance(0.2) else pick.shape(low, high)
+        return pick.like({"*": shape}, _args(args, pick), **({"out": out and pick.chance(0.9)} | fields))
+
+    return family
+
+
+def both_ways(
+    *axes: str, args: Args = None, out: bool = False, tensors: tuple[str, ...] = (), low: int = 3, high: int = 5,
+    **fields: Any,
+) -> Family:  # fmt: skip
+    """Tensors that broadcast against each other, each along an axis of another, with three to five axes.
+
+    Args:
+        *axes: names of their axes; two, ``*a`` and ``*b``, by default.
+        args: draws arguments.
+        out: whether the signature has ``out``.
+        tensors: parameters that must be tensors, where declared cases may pass numbers.
+        low: least number of axes.
+        high: largest number of axes.
+        **fields: of the case.
+
+    Returns:
+        The family.
+    """
+    names = axes or ("*a", "*b")
+
+    def family(pick: Pick) -> Case:
+        shapes = pick.both_ways(low, high, parts=len(names), longest=WIDE if pick.chance(0.25) else 0)
+        return pick.like(
+            dict(zip(names, shapes, strict=True)), _args(args, pick), where=_takes(*tensors),
+            **({"out": out and pick.chance(0.9)} | fields),
+        )  # fmt: skip
+
+    return family
+
+
+def reduced(
+    args: Args = None, *, out: bool = False, tuples: bool = False, none: bool = False, least: int = 1, dim: str = "dim",
+    where: Callable[[Case], bool] | None = None, **fields: Any,
+) -> Family:  # fmt: skip
+    """A reduction of a tensor of four or five axes over any axes.
+
+    Args:
+        args: draws further arguments.
+        out: whether the signature has ``out``.
+        tuples: whether ``dim`` may be a tuple of axes, in any order.
+        none: whether ``dim`` may be ``None``.
+        least: least number of axes that are kept.
+        dim: the parameter.
+        where: condition on the declared case.
+        **fields: of the case.
+
+    Returns:
+        The family.
+    """
+
+    def family(pick: Pick) -> Case:
+        shape = tuple(max(n, 5) for n in pick.shape(4, 5, 700))
+        over: Any = pick.axes(len(shape), 2, len(shape) - least) if tuples else pick.axis(len(shape))
+        over = None if none and pick.chance(0.2) else over
+        return pick.like(
+            {"*": shape}, {dim: over} | _args(args, pick), where=where,
+            **({"out": out and pick.chance(0.9)} | fields),
+        )  # fmt: skip
+
+    return family
+
+
+def long_axis(
+    args: Args = None, *, out: bool = False, tuples: bool = False, dim: str = "dim", length: int = LONG,
+    where: Callable[[Case], bool] | None = None, **fields: Any,
+) -> Family:  # fmt: skip
+    """A reduction of a tensor with one long axis, which is reduced or kept.
+
+    Args:
+        args: draws further arguments.
+        out: whether the signature has ``out``.
+        tuples: whether ``dim`` may be a tuple.
+        dim: the parameter.
+        length: about the length of the long axis.
+        where: condition on the declared case.
+        **fields: of the case.
+
+    Returns:
+        The family.
+    """
+
+    def family(pick: Pick) -> Case:
+        shape, at = pick.slab(2, 3, length)
+        over = at if pick.chance() else next(k for k in range(len(shape)) if k != at)
+        over = over - len(shape) if pick.chance() else over
+        return pick.like(
+            {"*": shape}, {dim: (over,) if tuples and pick.chance() else over} | _args(args, pick), where=where,
+            **({"out": out and pick.chance(0.7)} | fields),
+        )  # fmt: skip
+
+    return family
+
+
+def sizes(
+    axes: Callable[[Pick], Mapping[str, Any]], args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | None = None,
+    *, out: bool = False, where: Callable[[Case], bool] | None = None, **fields: Any,
+) -> Family:  # fmt: skip
+    """A declared case with other sizes.
+
+    Args:
+        axes: draws the sizes by axis name.
+        args: draws arguments, also from the sizes.
+        out: whether the signature has ``out``.
+        where: condition on the declared case.
+        **fields: of the case; functions of the ``Pick`` and the sizes are called.
+
+    Returns:
+        The family.
+    """
+
+    def family(pick: Pick) -> Case:
+        found = dict(axes(pick))
+        more = {k: v(pick, found) if callable(v) else v for k, v in fields.items()}
+        return pick.like(
+            found, dict(args(pick, found)) if args is not None else {}, where=where,
+            **({"out": out and pick.chance(0.9)} | more),
+        )  # fmt: skip
+
+    return family
+
+
+def one_long(pick: Pick, short: Mapping[str, tuple[int, int]], long: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes of which one is long.
+
+    Args:
+        pick: makes the choices.
+        short: by axis, the range of its usual size.
+        long: by axis, its size where it is the long one.
+
+    Returns:
+        The sizes by axis.
+    """
+    found = {name: pick.whole(*ends) for name, ends in short.items()}
+    name = pick.among(*long)
+    return found | {name: pick.whole(long[name], long[name] + long[name] // 8)}
+
+
+def plain(*dtyped: str) -> Callable[[Case], bool]:
+    """Return the condition that a case has the declared dtypes."""
+    return lambda case: not case.dtypes
+
+
+def half(case: Case) -> bool:
+    """Return whether a case has 16-bit inputs."""
+    return "f16" in case.dtypes.values()
+
+
+# --- products -----------------------------------------------------------------------------------------
+
+
+def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tuple[Family, ...]:
+    """Linear layers with one long axis, and in fp16 with a long inner one.
+
+    Args:
+        args: draws further arguments.
+        halves: whether fp16 inputs are allowed.
+        out: whether the signature has ``out``.
+
+    Returns:
+        The families.
+    """
+
+    def one(pick: Pick) -> Case:
+        axes = one_long(pick, {"B": (2, 24), "K": (3, 40), "O": (2, 40)}, {"B": 270, "K": 700, "O": 530})
+        return pick.like(
+            axes, _args(args, pick), where=lambda c: not c.dtypes, draw=Normal(scale=round(axes["K"] ** -0.25, 3)),
+            out=out and pick.chance(),
+        )  # fmt: skip
+
+    def deep(pick: Pick) -> Case:
+        axes = {"B": pick.whole(2, 12), "K": DEEP_SUM + pick.whole(0, 200), "O": pick.whole(2, 12)}
+        scale = round(axes["K"] ** -0.25, 3)
+        return pick.like(axes, _args(args, pick), where=half, draw=Normal(scale=scale), out=out and pick.chance())
+
+    return (one, deep) if halves else (one,)
+
+
+def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},)) -> tuple[Family, ...]:
+    """Products whose batch axes broadcast both ways, and products with one long axis.
+
+    Args:
+        dtypes: sets of dtypes by tensor, of which each case has one.
+
+    Returns:
+        The families.
+    """
+
+    def batched(pick: Pick) -> Case:
+        m, k, n = pick.whole(2, 20), pick.whole(2, 40), pick.whole(2, 20)
+        a, b = pick.both_ways(2, 3, 12)
+        axes = {"*a": (*a, m, k), "*b": (*b, k, n), "N": n}
+        return pick.like(axes, draw=Normal(), draws={}, dtypes=pick.among(*dtypes))
+
+    def long(pick: Pick) -> Case:
+        s = one_long(pick, {"m": (2, 12), "k": (2, 30), "n": (2, 12)}, {"m": 300, "k": DEEP_SUM, "n": 530})
+        axes = {"*a": (s["m"], s["k"]), "*b": (s["k"], s["n"]), "N": s["n"]}
+        return pick.like(
+            axes, draw=Normal(), draws={}, dtypes=dtypes[-1] if s["k"] >= DEEP_SUM else pick.among(*dtypes)
+        )
+
+    return batched, long
+
+
+# --- convolutions -------------------------------------------------------------------------------------
+
+
+def conv_sizes(
+    pick: Pick, *, prefix: str = "", out_step: int = 1, least: int = 2, groups: bool = True
+) -> tuple[dict[str, int], dict[str, Any]]:  # fmt: skip
+    """Return sizes and options of a small convolution of which one axis is long.
+
+    Args:
+        pick: makes the choices.
+        prefix: of the names stride, padding, dilation and groups.
+        out_step: the number of output channels is a multiple of this.
+        least: least height and width of the result.
+        groups: whether the signature has ``groups`` and ``dilation``.
+
+    Returns:
+        Sizes by axis name, with ``P`` and ``Q`` the height and width of the result; arguments by name.
+    """
+    long = pick.among("N", "C", "O", "P", "Q")
+    g = pick.among(1, 1, 2, 3, 5) if groups and long != "C" else 1
+    r, s = pick.whole(1, 4), pick.whole(1, 4)
+    stride, dilation = (pick.whole(1, 3), pick.whole(1, 3)), (1, 1)
+    if groups:
+        dilation = (pick.whole(1, 2), pick.whole(1, 3))
+    padding = (pick.whole(0, 2), pick.whole(0, 2))
+    c, o, n = pick.whole(1, 4), pick.whole(1, 3) * out_step, pick.whole(1, 3)
+    rows, columns = pick.whole(least, least + 4), pick.whole(least, least + 5)
+    if long == "N":
+        n = pick.whole(33, 40)
+    elif long == "C":
+        c = pick.whole(130, 150) // g + 1
+    elif long == "O":
+        o = -(-pick.whole(130, 150) // out_step) * out_step // g + (out_step if g > 1 else 0)
+        o = max(out_step, o // out_step * out_step)
+    elif long == "P":
+        rows, columns = pick.whole(140, 150), pick.whole(least, least + 2)
+    else:
+        columns = pick.whole(270, 300)
+
+    def extent(result: int, k: int, i: int) -> int:
+        """Return the size of the image for a size of the result, plus what stride leaves unread."""
+        reach = (result - 1) * stride[i] + dilation[i] * (k - 1) + 1 - 2 * padding[i]
+        return max(1, reach + pick.whole(0, stride[i] - 1))
+
+    h, w = extent(rows, r, 0), extent(columns, s, 1)
+    p, q = (
+        (size + 2 * padding[i] - dilation[i] * (k - 1) - 1) // stride[i] + 1
+        for i, (size, k) in enumerate(((h, r), (w, s)))
+    )
+    axes = {"N": n, "C": c * g, "D": c, "H": h, "W": w, "O": o * g, "R": r, "S": s, "P": p, "Q": q}
+    args: dict[str, Any] = {prefix + "stride": stride, prefix + "padding": padding}
+    if groups:
+        args |= {prefix + "dilation": dilation, prefix + "groups": g}
+    return axes, args
+
+
+def conv(
+    args: Args = None, *, prefix: str = "", out: bool = False, out_step: int = 1, groups: bool = True, least: int = 2,
+    more: Callable[[Pick, Mapping[str, int]], Mapping[str, Any]] | None = None,
+    where: Callable[[Case], bool] | None = None, **fields: Any,
+) -> Family:  # fmt: skip
+    """A convolution with pairs for all options, groups, any layouts, and one long axis.
+
+    Args:
+        args: draws further arguments.
+        prefix: of the names stride, padding, dilation and groups.
+        out: whether the signature has ``out``.
+        out_step: the number of output channels is a multiple of this.
+        groups: whether the signature has ``groups`` and ``dilation``.
+        least: least height and width of the result.
+        more: draws further axes and arguments (``axes``, ``args``) from the sizes.
+        where: condition on the declared case.
+        **fields: of the case.
+
+    Returns:
+        The family.
+    """
+
+    def family(pick: Pick) -> Case:
+        axes, options = conv_sizes(pick, prefix=prefix, out_step=out_step, groups=groups, least=least)
+        extra = dict(more(pick, axes)) if more is not None else {}
+        kept = {k: v for k, v in axes.items() if k not in ("P", "Q")}
+        return pick.like(
+            kept | extra.get("axes", {}), options | _args(args, pick) | extra.get("args", {}),
+            where=where, **({"out": out and pick.chance(), "draw": Normal(), "draws": {}} | fields),
+        )  # fmt: skip
+
+    return family
+
+
+# --- matrices -----------------------------------------------------------------------------------------
+
+
+def batches(
+    batch: str = "*batch", *, n: tuple[int, int] = (1, 12), large: tuple[int, int] = (65, 90), args: Args = None,
+    more: Mapping[str, tuple[int, int]] | None = None, out: bool = False, where: Callable[[Case], bool] | None = None,
+    fields: Callable[[int], Mapping[str, Any]] | None = None, side: str = "n",
+) -> tuple[Family, ...]:  # fmt: skip
+    """Small matrices with two or three batch axes, and one large matrix.
+
+    Args:
+        batch: name of the batch axes.
+        n: range of the size of small matrices.
+        large: range of the size of the large matrix.
+        args: draws arguments.
+        more: ranges of further axes.
+        out: whether the signature has ``out``.
+        where: condition on the declared case.
+        fields: fields of the case from the matrix size.
+        side: name of the axis that is the matrix size.
+
+    Returns:
+        The families.
+    """
+
+    def large_enough(case: Case) -> bool:
+        # A declared matrix of one element may have any distribution.
+        return case.axes[side] > 1 and (where is None or where(case))
+
+    def draw(pick: Pick, size: int, shape: tuple[int, ...]) -> Case:
+        extra = {name: pick.whole(*ends) for name, ends in (more or {}).items()}
+        return pick.like(
+            {batch: shape, side: size} | extra, _args(args, pick), where=large_enough,
+            **({"out": out and pick.chance()} | dict(fields(size) if fields is not None else {})),
+        )  # fmt: skip
+
+    def small(pick: Pick) -> Case:
+        return draw(pick, pick.whole(*n), pick.shape(2, 3, 8))
+
+    def one(pick: Pick) -> Case:
+        return draw(pick, pick.whole(*large), ())
+
+    return small, one
+
+
+def unit_determinant(n: int) -> Normal:
+    """Return the distribution of independent elements with which n x n matrices have determinants around 1.
+
+    The expectation of the squared determinant is n! times the variance to the power n.
+    """
+    return Normal(scale=round(math.exp(-math.lgamma(n + 1) / (2 * n)), 4))

@@ -1,0 +1,63 @@
+"""The mutation run: small changes that keep the source readable, the same ones for every run."""
+
+from __future__ import annotations
+
+import ast
+
+from kbx_env.eval import mutants
+
+from kbx_env.spec.catalog import expert_source
+
+SOURCE = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def _k(x, y, n, B: tl.constexpr):
+    o = tl.program_id(0) * B + tl.arange(0, B)
+    v = tl.load(x + o, mask=o < n, other=0.0).to(tl.float32)
+    tl.store(y + o, tl.maximum(v, -1.5), mask=o < n)
+
+
+def f(x):
+    y = x.contiguous()
+    if y.numel():
+        _k[(1,)](x, y, 8, B=16, num_warps=4)
+    return y
+"""
+
+
+def test_each_kind_of_change_is_found_and_leaves_python() -> None:
+    found = mutants.mutants(SOURCE)
+    kinds = {m.kind for m in found}
+    assert kinds >= {"comparison", "operator", "constant", "sign", "mask", "function", "dtype", "branch", "stride"}
+    for mutant in found:
+        changed = mutant.applied(SOURCE)
+        assert changed != SOURCE and SOURCE[mutant.start :].startswith(mutant.before)
+        ast.parse(changed)
+    assert not any(m.before == "16" or m.before == "4" for m in found), "knobs are left alone"
+
+
+def test_the_choice_depends_on_seed_and_task_alone() -> None:
+    text = expert_source("reduce/sum")
+    assert text is not None
+    first, again, other = (mutants.chosen("reduce/sum", text, 5, seed) for seed in (1, 1, 2))
+    assert first == again != other and len(first) == 5
+
+
+def test_a_place_that_is_reached_raises() -> None:
+    kernel = mutants.crashed(
+        SOURCE, SOURCE.split("\n").index("    tl.store(y + o, tl.maximum(v, -1.5), mask=o < n)") + 1
+    )
+    assert kernel is not None and mutants.CRASH in kernel
+    host = mutants.crashed(SOURCE, SOURCE.split("\n").index("    y = x.contiguous()") + 1)
+    assert host is not None and 'raise RuntimeError("reached")' in host
+    assert mutants.crashed(SOURCE, 1) is None
+
+
+def test_survivors_are_listed_by_kind() -> None:
+    row = {"task": "a/b", "kind": "sign", "line": 3, "before": "-1", "after": "1", "code": "x | y", "reached": True}
+    text = mutants.table(
+        [row | {"survives": True}, row | {"survives": False}, row | {"survives": False, "reached": False}]
+    )
+    assert "| sign | 2 | 1 |" in text and "x \\| y" in text

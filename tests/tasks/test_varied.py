@@ -1,0 +1,92 @@
+"""The families of derived cases: within the tasks' bounds, repeatable, different for every grading."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kbx_env.grading import derived_cases, inputs, reference
+from kbx_env.grading.grader import Grader
+from kbx_env.grading.judge import structure
+from kbx_env.grading.runtime.session import RunnerSession
+from kbx_env.spec.catalog import expert_source, load_task, task_ids
+from kbx_env.spec.criteria import Sample, Windows
+from kbx_env.spec.task import Case, shape_of
+from kbx_env.spec.varied import Pick, layout, parsed
+
+SECRETS = tuple(b"secret %d" % k for k in range(3))
+
+
+@pytest.mark.parametrize("name", task_ids())
+def test_every_family_draws_cases_that_the_reference_can_compute(name: str) -> None:
+    task = load_task(name)
+    assert task.varied, f"{name}: no derived cases"
+    telling = 0
+    for secret in SECRETS:
+        for case in derived_cases.derive(task, secret, "train"):
+            args = inputs.draw(task, case, 3)
+            for tensor, t in task.takes.items():
+                if isinstance(args.get(tensor), torch.Tensor):
+                    assert args[tensor].shape == shape_of(t, case.axes)
+            keep = None if isinstance(task.truth, Sample | Windows) else True
+            expected = reference.expect(task, case, args, keep=keep, exact=not isinstance(task.truth, Sample | Windows))
+            telling += bool(expected.native[0].numel())
+    assert telling >= len(SECRETS), f"{name}: nearly all derived cases have empty results"
+
+
+@pytest.mark.parametrize("name", [t for t in task_ids() if load_task(t).takes])
+def test_a_secret_repeats_its_cases_and_another_secret_draws_others(name: str) -> None:
+    task = load_task(name)
+    first, again, other = (
+        [c.label() for c in derived_cases.derive(task, secret, "eval")] for secret in (b"one", b"one", b"other")
+    )
+    assert first == again and first != other
+
+
+def test_a_layout_keeps_the_values_and_poisons_the_gaps() -> None:
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    placed = inputs._laid_out(x, layout((2, 0, 1), (1, 3, 2), 5))
+    assert torch.equal(placed, x) and placed.storage_offset() == 5
+    assert placed.stride() == (9, 3, 36)
+    held = placed.untyped_storage().nbytes() // 4
+    whole = torch.empty(0).set_(placed.untyped_storage(), 0, (held,), (1,))
+    assert int(torch.isnan(whole).sum()) == held - 24
+
+
+def test_the_notation_of_a_layout_is_read_back() -> None:
+    assert parsed(layout((1, 0), (1, 2), 7)) == ((1, 0), (1, 2), 7) and parsed("transposed") is None
+
+
+def test_shapes_broadcast_both_ways() -> None:
+    for seed in range(50):
+        a, b = Pick(seed).both_ways(3, 5)
+        common = torch.broadcast_shapes(a, b)
+        assert common not in (a, b), (a, b)
+
+
+def test_a_single_element_of_any_stride_is_compared_and_read_as_bytes() -> None:
+    placed = inputs._laid_out(torch.tensor([[3.5]]), layout((1, 0), (3, 2), 1))
+    assert placed.stride() != (1, 1) and structure.same_bits(placed, placed.clone())
+    assert not structure.same_bits(placed, torch.tensor([[4.5]]))
+
+
+def test_a_result_of_one_element_may_have_any_stride() -> None:
+    task = load_task("reduce/std")
+    case = Case({"*": (1, 5)}, {"dim": 1}, out=True, layouts={"out": layout((0,), (3,), 1)})
+    task = replace(task, cases=(case,), varied=())
+    source = expert_source(task.id)
+    assert source is not None
+    with Grader() as grader, RunnerSession(grader.zygote(), task, "cpu", b"secret", "eval", 60.0) as session:
+        session.load(source.encode())
+        (call,) = session.calls(case, 0, 1, "run")
+    assert call.broken is None and call.answer.aliases == ("out",)
+
+
+def test_a_derived_case_that_a_constant_would_pass_is_not_telling() -> None:
+    task = load_task("reduce/std")
+    spread, single = (
+        Case({"*": (n, 7)}, {"dim": 0, "correction": 0}) for n in (5, 1)
+    )  # of one element the deviation is 0
+    assert derived_cases.is_telling(task, spread) and not derived_cases.is_telling(task, single)
