@@ -30,6 +30,8 @@ class DefenceLayer(StrEnum):
     """Many sizes, layouts and parameters are tried instead of one."""
     EFFECTS = "effects"
     """Inputs must be unchanged, results must be new tensors."""
+    REPEAT = "repeat"
+    """CPU tier: a few secret cases are called again on the same memory with other values."""
     CONSTANT = "constant"
     """A result that depends on no input is rejected."""
     PROVENANCE = "provenance"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,12 @@ _FROM_CPU_TIER = (
 """Fields of ``Evidence`` that only the CPU tier can fill in."""
 
 
+REPEATED_CASES = 3
+"""Largest number of cases of a grading that are called again on the same memory."""
+REPEATED_SHARE = 1 / 12
+"""Share of the elements of all cases that these cases have at most, so that gradings take hardly longer."""
+
+
 @dataclass
 class GradingContext:
     """One grading: its submission, its options, its processes, and what the stages have found so far.
@@ -48,6 +55,7 @@ class GradingContext:
         cpu_evidence: evidence of the same source on the CPU tier (CUDA only), ``None`` if there is none.
         cases: graded cases, after ``select_cases``.
         telling: for each of them, whether no constant and no copy of an input would be right.
+        repeated: numbers of the cases that are called again on the same memory (CPU tier).
         accumulator: totals of the evidence of all calls.
         earlier_draws: random numbers that calls of earlier cases have drawn, for judges of randomness.
     """
@@ -63,6 +71,7 @@ class GradingContext:
     cpu_evidence: Evidence | None = None
     cases: list[Case] = field(default_factory=list)
     telling: list[bool] = field(default_factory=list)
+    repeated: frozenset[int] = frozenset()
     accumulator: EvidenceAccumulator = field(default_factory=EvidenceAccumulator)
     earlier_draws: list[Any] = field(default_factory=list)
     _session: RunnerSession | None = None
@@ -74,6 +83,21 @@ class GradingContext:
             self.cases = [c for c in self.cases if not c.out and is_telling(self.task, self.task.cases.index(c))][:1]
         self.telling = [is_telling(self.task, self.task.cases.index(c)) for c in self.cases]
         self.builder.total, self.builder.telling = len(self.cases), sum(self.telling)
+        if self.backend == "cpu" and not self.lacks(DefenceLayer.REPEAT):
+            self.repeated = self._repeated()
+
+    def _repeated(self) -> frozenset[int]:
+        """Draw the telling cases that are called again: few and small ones, because each costs another call."""
+        order = random.Random(inputs.case_seed(self.secret, self.task.id, "repeated", 0, 0))
+        sizes = [c.elements() for c in self.cases]
+        found = [i for i, telling in enumerate(self.telling) if telling]
+        order.shuffle(found)
+        left, chosen = sum(sizes) * REPEATED_SHARE, list[int]()
+        for i in found:
+            if len(chosen) < REPEATED_CASES and sizes[i] <= left:
+                chosen.append(i)
+                left -= sizes[i]
+        return frozenset(chosen or sorted(found, key=lambda i: sizes[i])[:1])
 
     # -- options -------------------------------------------------------------------------------
 
@@ -157,12 +181,13 @@ class GradingContext:
         if self.options.ahead_of_time:
             self.builder.builds.extend(self.session.build(list(self.options.ahead_of_time)))
 
-    def judge(self, case: Case, calls: Sequence[CallResult]) -> judges.Ruling:
+    def judge(self, case: Case, calls: Sequence[CallResult], *, alone: bool = False) -> judges.Ruling:
         """Judge the calls of a case.
 
         Args:
             case: the case.
             calls: on equal inputs.
+            alone: there is one call, also where the criterion compares several: judge what one call shows.
 
         Returns:
             The ruling.
@@ -172,9 +197,10 @@ class GradingContext:
         if broken:
             return judges.Ruling(False, broken)
         answers = [c.answer if checks_effects else _without_effects(self.task, case, c) for c in calls]
+        answers *= judges.calls_needed(self.task, case) if alone else 1
         return judges.judge(
-            self.task, case, calls[0].args, answers, grading=self.options.grading,
-            device="cpu", generator_seeds=[c.generator_seed for c in calls], earlier=self.earlier_draws,
+            self.task, case, calls[0].args, answers, grading=self.options.grading, timed=alone,
+            device="cpu", generator_seeds=[c.generator_seed for c in calls], earlier=None if alone else self.earlier_draws,
         )  # fmt: skip
 
     def evidence(self, ablation: bool | None, accumulator: EvidenceAccumulator | None) -> Evidence:

@@ -18,7 +18,6 @@ from kbx_env.grading.runtime.untrusted import survived
 from kbx_env.grading.static.screen import screen
 from kbx_env.outcome import CaseFailure, Outcome, Stage, Verdict, Violation
 from kbx_env.spec.criteria import Sample
-from kbx_env.spec.task import Case
 
 ABLATED_CASES = 3
 """Telling cases that are called again without launches (CUDA)."""
@@ -88,6 +87,9 @@ class Correct:
             needed = [judges.calls_needed(context.task, c) for c in context.cases]
             made = session.at_once(context.cases, needed) if session.engine is None else []
             for index, case in enumerate(context.cases):
+                if index in context.repeated:
+                    self._judge_repeated(context, index, needed[index])
+                    continue
                 calls = made[index] if made else session.calls(case, index, needed[index], "run")
                 if isinstance(calls, Exception):
                     raise calls
@@ -96,6 +98,27 @@ class Correct:
             context.build()
         context.builder.evidence = context.evidence(None, context.accumulator)
         return None
+
+    def _judge_repeated(self, context: GradingContext, index: int, needed: int) -> None:
+        """Judge a case that is called again on the same memory with other values.
+
+        Where a criterion needs several calls on equal values, that call comes between them, so that what the submission
+        remembers of the last call is of no use.
+        """
+        case, session, builder = context.cases[index], context.session, context.builder
+        calls = [session.call(case, index, "run", keep=True)]
+        if needed == 1:  # the metamorphic check executes the engine's last call again
+            self._judge(context, index, calls)
+        again = session.call_again(case, index, calls[0])
+        if needed > 1:
+            self._judge(context, index, calls + [session.call(case, index, "run", k) for k in range(1, needed)])
+        ruling = context.judge(case, [again], alone=True)
+        if not ruling.passed:
+            reason = f"called again on the same tensors with other values: {ruling.reason}"
+            if not builder.failures or builder.failures[-1].case != case.label():  # else the first call was wrong, too
+                builder.passed, builder.telling_passed = builder.passed - 1, builder.telling_passed - 1
+                builder.failures.append(CaseFailure(case.label(), reason))
+        context.accumulator.prove(case, [again], context.telling[index])
 
     def _judge(self, context: GradingContext, index: int, calls: Sequence[CallResult]) -> None:
         case, telling, builder = context.cases[index], context.telling[index], context.builder
@@ -145,7 +168,7 @@ class ProveWork:
             return []
         right: list[bool] = []
         telling = [i for i, t in enumerate(context.telling) if t]
-        for index in sorted(telling, key=lambda i: -_elements(context.cases[i]))[:ABLATED_CASES]:
+        for index in sorted(telling, key=lambda i: -context.cases[i].elements())[:ABLATED_CASES]:
             case = context.cases[index]
             right.append(False)
             with survived():
@@ -170,6 +193,8 @@ def constant_result(context: GradingContext) -> list[Violation]:
         return []
     if task.takes:
         found = "" if totals.inputs else "no value of any result depends on a value of any input"
+        if not found and totals.detached:
+            found = f"case {totals.detached[0]}: in one call no value of any result depends on a value of an input of that call"
     else:
         constant = totals.frozen if isinstance(task.truth, Sample) else totals.flat
         found = "every call gave one and the same number everywhere, whatever it was asked for" if constant else ""
@@ -193,6 +218,8 @@ def missing_evidence(context: GradingContext, right_without_launches: Sequence[b
         found.append(Violation("tampering", "the firewall no longer stands after the run"))
     if session.launches == 0 and not context.lacks(DefenceLayer.PROVENANCE):
         found.append(Violation("no_launch", "no Triton kernel was launched"))
+    elif totals.launchless and not session.torch_ops and not context.lacks(DefenceLayer.PROVENANCE):
+        found.append(Violation("no_launch", f"case {totals.launchless[0]}: one of its calls launched no Triton kernel"))
     if any(right_without_launches):
         found.append(Violation("ablation", "the result is right even with every Triton launch left out"))
     if not session.torch_ops and not context.lacks(DefenceLayer.PROVENANCE):
@@ -287,11 +314,3 @@ def _unwritten(call: CallResult) -> str:
     """Return a note on elements of the result that were never written, which a GPU would not report."""
     total, missing = sum(o.elements for o in call.origins), sum(o.unwritten for o in call.origins)
     return f"; {100 * missing / total:.3g} % of the elements were never written" if missing else ""
-
-
-def _elements(case: Case) -> int:
-    total = 1
-    for size in case.axes.values():
-        for n in size if isinstance(size, tuple) else (size,):
-            total *= n
-    return total

@@ -89,6 +89,7 @@ class Runner:
         self.generator: torch.Generator | None = None
         self.generator_state: torch.Tensor | None = None
         self._submission_error: BaseException | None = None
+        self._kept: dict[str, torch.Tensor] = {}
 
     @contextlib.contextmanager
     def submission(self) -> Iterator[None]:
@@ -153,7 +154,7 @@ class Runner:
         Args:
             seed: for a new generator.
             turn: ``again`` for the generator of the last call; ``copy`` for a new one in the state in which the last
-                ``again`` found it; else a new one.
+                ``again`` found it; ``aside`` for a new one that is no later call's last; else a new one.
 
         Returns:
             A generator on this device.
@@ -161,7 +162,10 @@ class Runner:
         if turn == "again" and self.generator is not None:
             self.generator_state = self.generator.get_state()
             return self.generator
-        self.generator = torch.Generator(device=self.device).manual_seed(seed)
+        fresh = torch.Generator(device=self.device).manual_seed(seed)
+        if turn == "aside":
+            return fresh
+        self.generator = fresh
         if turn == "copy" and self.generator_state is not None:
             self.generator.set_state(self.generator_state)
         return self.generator
@@ -176,8 +180,11 @@ class Runner:
         Returns:
             The reply and the bytes of its tensors. On the CPU tier the reply has the recorded steps and no bytes.
         """
-        named = {name: self._argument(d, blobs) for name, d in header["args"].items()}
+        # The same tensor objects once more: whoever remembers results by address, or on the tensor, finds them again.
+        kept = self._kept if header.get("reuse") is True else {}
+        named = {name: kept[name] if name in kept else self._argument(d, blobs) for name, d in header["args"].items()}
         tensors = {k: v for k, v in named.items() if isinstance(v, torch.Tensor)}
+        self._kept = tensors if header.get("keep") is True else {}
         kwargs = wire.assembled(named)
         positional = [kwargs.pop(name) for name in header["positional"]]
         self.interceptor.reset(header["mode"])

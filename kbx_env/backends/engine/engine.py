@@ -112,7 +112,7 @@ class Engine:
     def begin(
         self, seconds: float, moves: bool = False, picks: bool = False, torch_ops: bool = False, ablate: bool = False
     ) -> None:  # fmt: skip
-        """Start a call: reset the counters. The memory stays, but no byte of it counts as stored by this call.
+        """Start a call: reset the counters. The memory stays, but counts as neither stored by this call nor made of its inputs.
 
         Args:
             seconds: Time limit of the call.
@@ -128,6 +128,8 @@ class Engine:
         for s in self.heap:
             s.stored[:] = False
             s.origin[s.origin != CONSTANT] = MOVED
+            # Memory that outlives a call holds nothing of this call's inputs: a kept result depends on none of them.
+            s.inputs, s.dots = set(), set()
         self.meter, self.counters = ttir.Meter(detail=True), CallCounters()
         self.sanitizer = ttir.Sanitizer()
 

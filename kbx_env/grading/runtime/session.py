@@ -37,6 +37,8 @@ BUILD_SECONDS = 60.0
 """For ahead-of-time builds of all targets, beside what the submission has left."""
 DEVICE_BYTES = 1 << 30
 """With less free memory than this, in bytes, a GPU counts as full."""
+AGAIN_FAMILY = 4
+"""Number of the family of inputs for ``RunnerSession.call_again``; ``_call`` uses 0 to 3."""
 TURN_SECONDS = 1.0
 """Seconds of calls after which the shared GPU lock is released, so that a grading that waits for exclusive use gets it."""
 DISK_BYTES = 256 << 20
@@ -138,6 +140,7 @@ class RunnerSession:
         self.launches = 0
         self.standing = True
         self._started = False
+        self._bases: Any = None
         self._served = self._log_number = 0
 
     def __enter__(self) -> RunnerSession:
@@ -305,7 +308,9 @@ class RunnerSession:
         with survived():
             self._call(case, index, "run", 0, quiet=False, compiling=True)
 
-    def call(self, case: Case, index: int, mode: str, repeat: int = 0, *, quiet: bool = False) -> CallResult:
+    def call(
+        self, case: Case, index: int, mode: str, repeat: int = 0, *, quiet: bool = False, keep: bool = False
+    ) -> CallResult:  # fmt: skip
         """Draw fresh secret inputs and call once.
 
         Args:
@@ -314,16 +319,54 @@ class RunnerSession:
             mode: ``run``, or ``ablate`` to leave every launch out.
             repeat: number of the call on the same inputs.
             quiet: draw from another family of inputs, so that this call reveals nothing of later ones.
+            keep: the runner keeps the argument tensors for ``call_again``.
 
         Returns:
             The arguments and the untrusted result.
         """
-        found = self._call(case, index, mode, repeat, quiet=quiet, compiling=False)
+        found = self._call(case, index, mode, repeat, quiet=quiet, compiling=False, keep=keep)
         assert found is not None
         return found
 
+    def call_again(self, case: Case, index: int, first: CallResult) -> CallResult:
+        """Call once more with the same tensor objects, most of whose values are the old ones (CPU tier).
+
+        A submission that remembers results by address, shape, or samples of the values cannot tell this call from the first.
+
+        Args:
+            case: the case.
+            index: its number among the graded cases.
+            first: the last call, made with ``keep``.
+
+        Returns:
+            The arguments and the untrusted result.
+
+        Raises:
+            GradingAborted: the submission failed, or its process names other addresses than before.
+        """
+        assert self.engine is not None
+        seed = inputs.case_seed(self.secret, self.task.id, self.split, index, AGAIN_FAMILY)
+        args, before = inputs.redraw(self.task, case, first.args, seed), self._bases
+        sent, blobs = self._with_out(case, args), list[bytes]()
+        generator_seed = inputs.generator_seed(seed, "generator") % (1 << 48)
+        header = self.header(sent, generator_seed, blobs, "aside")
+        header |= {"op": "call", "mode": "run", "seconds": max(0.1, self.budget.left), "reuse": True}
+        reply, _ = self.ask(header, blobs)
+        found = self._traced(self.engine, args, sent, generator_seed, reply)
+        if self._bases != before:
+            text = "the arguments of a repeated call are not in the memory of the call before"
+            raise GradingAborted(Verdict.REJECTED, text, [Violation("tampering", text)])
+        return found
+
+    def _with_out(self, case: Case, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments with a poisoned ``out`` if the case passes one."""
+        if not case.out:
+            return dict(args)
+        expected = reference.expect(self.task, case, args, "cpu")
+        return args | {"out": inputs.poisoned(expected.native[0])}
+
     def _call(
-        self, case: Case, index: int, mode: str, repeat: int, *, quiet: bool, compiling: bool
+        self, case: Case, index: int, mode: str, repeat: int, *, quiet: bool, compiling: bool, keep: bool = False
     ) -> CallResult | None:  # fmt: skip
         # Statistical criteria compare calls on equal inputs; ablated calls get inputs of their own.
         family = {"run": 0, "ablate": 1}[mode] + (2 if quiet else 0)
@@ -331,14 +374,10 @@ class RunnerSession:
         args = inputs.draw(self.task, case, seed)
         turn = TURNS[repeat] if any(isinstance(v, GeneratorArg) for v in args.values()) else "new"
         generator_seed = inputs.generator_seed(seed, "another" if turn == "other" else "generator") % (1 << 48)
-        sent = dict(args)
-        if case.out:
-            expected = reference.expect(self.task, case, args, "cpu")
-            sent["out"] = inputs.poisoned(expected.native[0])
-        blobs: list[bytes] = []
+        sent, blobs = self._with_out(case, args), list[bytes]()
         header = self.header(sent, generator_seed, blobs, turn)
         generator_seed += turn in ("again", "copy")  # the state after the first call
-        header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.budget.left)}
+        header |= {"op": "call", "mode": mode, "seconds": max(0.1, self.budget.left), "keep": keep}
         if compiling:
             # The results are discarded: without launches even their lengths are undefined.
             self._ablated(header | {"mode": "ablate", "discard": True}, blobs)
@@ -366,6 +405,7 @@ class RunnerSession:
     ) -> CallResult:  # fmt: skip
         """Execute the steps that the runner recorded; the result comes from the engine alone."""
         start, asking = time.monotonic(), 0.0
+        self._bases = reply.get("inputs")
 
         def ask(answer: dict[str, Any]) -> Any:
             nonlocal asking
