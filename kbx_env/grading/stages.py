@@ -229,6 +229,9 @@ def missing_evidence(context: GradingContext, right_without_launches: Sequence[b
         if totals.by_host:
             detail = f"case {totals.by_host[0]} of the result were put there by torch or the host, not by a Triton kernel"
             found.append(Violation("provenance", detail))
+        if totals.assembled:
+            detail = f"case {totals.assembled[0]}: torch's copies put the whole result together, and a kernel only copied it"
+            found.append(Violation("provenance", detail))
     return found + _missing_scheme(context)
 
 

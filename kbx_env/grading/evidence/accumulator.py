@@ -84,6 +84,8 @@ class EvidenceAccumulator:
     """Telling cases in which no element of some result was stored by a Triton kernel."""
     by_host: list[str] = field(default_factory=list)
     """Telling cases in which torch or the host wrote elements of a result, with their number."""
+    assembled: list[str] = field(default_factory=list)
+    """Telling cases in which torch's copies had made a whole result before a kernel copied it."""
     detached: list[str] = field(default_factory=list)
     """Telling cases with a call whose results depend on no input of that call."""
     launchless: list[str] = field(default_factory=list)
@@ -158,6 +160,8 @@ class EvidenceAccumulator:
             total, moved = sum(o.elements for o in a.origins), sum(o.moved for o in a.origins)
             if moved:
                 self.by_host.append(f"{case.label()}: {moved} of {total} elements")
+            if any(o.assembled for o in a.origins):
+                self.assembled.append(case.label())
             if total and not inputs:
                 self.detached.append(case.label())
             if total and not a.facts.launches:

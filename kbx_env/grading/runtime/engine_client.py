@@ -15,8 +15,8 @@ from kbx_env.grading.judge import Answer
 from kbx_env.grading.runtime.zygote_client import OUTSIDE, Zygote
 from kbx_env.protocol import wire
 
-HOST_READS, READ_BYTES = 64, 8
-"""Values that the host code may read back in one call, and the bytes that count as one value."""
+HOST_READS = 64
+"""Values that the host code may read back in one call."""
 
 
 class EngineError(Exception):
@@ -52,6 +52,7 @@ class Origin:
         unwritten: elements that nothing wrote.
         inputs: names of the inputs that may reach the result.
         dots: kinds of matrix products that may reach the result.
+        assembled: whether torch's copies alone had made all these values before a kernel stored them.
     """
 
     elements: int
@@ -60,6 +61,7 @@ class Origin:
     unwritten: int
     inputs: frozenset[str]
     dots: frozenset[str]
+    assembled: bool = False
 
 
 @dataclass
@@ -187,10 +189,10 @@ class Engine:
             if "want" not in message:
                 break
             header |= {"read": [message["want"]], "wanted": True, "facts": True}
-            _, data = self._ask(header, blobs, seconds())
+            reply, data = self._ask(header, blobs, seconds())
             values = _values(message["want"], data[0])
-            # By bytes, because a complex number can carry sixteen bytes of any data.
-            reads += len(data[0]) / READ_BYTES
+            # By the numbers that were written: an int64 can carry eight booleans, a complex number two numbers.
+            reads += len(data[0]) / reply["read"][0]["unit"]
             if reads > self._max_reads:
                 raise EngineError("policy", "host_traffic", f"more than {self._max_reads} values read back in one call")
             message = ask({"values": values})
@@ -219,12 +221,9 @@ class Engine:
             strides=tuple(tuple(v[4]) for v in views),
             grads=tuple(c.get("requires_grad") is True for c in claims if c["k"] == "view"),
         )  # fmt: skip
-        origins = tuple(
-            Origin(r["elements"], r["stored"], r["moved"], r["unwritten"], frozenset(r["inputs"]), frozenset(r["dots"]))
-            for r in reply["read"][: len(views)]
-        )
+        origins = tuple(_origin(r) for r in reply["read"][: len(views)])
         written = tuple(
-            Origin(r["elements"], r["stored"], r["moved"], r["unwritten"], frozenset(r["inputs"]), frozenset(r["dots"]))
+            _origin(r)
             for k, r in zip(span_views, reply["read"][len(views) :], strict=True) if r["stored"] or r["moved"]
         )  # fmt: skip
         broken = f"returned a {other_types[0]} where a tensor was expected" if other_types else None
@@ -334,6 +333,13 @@ class Engine:
         if not reply.get("ok"):
             raise EngineError(reply["kind"], reply["name"], reply["message"], reply.get("line"))
         return reply, data
+
+
+def _origin(row: Mapping[str, Any]) -> Origin:
+    return Origin(
+        row["elements"], row["stored"], row["moved"], row["unwritten"], frozenset(row["inputs"]), frozenset(row["dots"]),
+        row["assembled"],
+    )  # fmt: skip
 
 
 def blank(t: torch.Tensor) -> dict[str, Any]:
