@@ -22,7 +22,7 @@ from kbx_env.grading.runtime.session import CallResult, RunnerSession, settings_
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.timing.gpu_lock import GpuHold
 from kbx_env.options import GradeOptions
-from kbx_env.outcome import Evidence, Outcome, Stage
+from kbx_env.outcome import Evidence, FaultKind, Outcome, Stage, Verdict, Violation
 from kbx_env.spec.criteria import QuantizationScheme
 from kbx_env.spec.task import Case, Task
 
@@ -225,11 +225,27 @@ class GradingContext:
         return replace(mine, **{name: getattr(self.cpu_evidence, name) for name in _FROM_CPU_TIER})
 
     def aborted(self, reason: GradingAborted) -> Outcome:
-        """Return the outcome of a grading that the submission, or an unsupported kernel, has ended early."""
+        """Return the outcome of a grading that the submission, or an unsupported kernel, has ended early.
+
+        A submission can call what the CPU tier does not support at will, so that this masks nothing that is already known: an
+        attempt that was denied, or a case that failed.
+        """
+        if reason.fault_kind is FaultKind.UNSUPPORTED:
+            reason = self._known_before(reason)
         self.builder.violations.extend(reason.violations)
         if self.builder.evidence is None and self._session is not None:
             self.builder.evidence = self.evidence(None, None)
         return self.builder.end(reason.verdict, self.stage, reason.message, reason.fault_kind)
+
+
+    def _known_before(self, reason: GradingAborted) -> GradingAborted:
+        denied = self._session.denied if self._session is not None else []
+        if denied:
+            return GradingAborted(Verdict.REJECTED, denied[0][1], [Violation(*d) for d in denied[:5]])
+        if self.builder.failures:
+            worst = self.builder.failures[0]
+            return GradingAborted(Verdict.INCORRECT, f"{worst.case}: {worst.reason}")
+        return reason
 
 
 @functools.cache

@@ -34,6 +34,7 @@ from kbx_env.backends.engine.storage import (
     kind,
     unit_bytes,
 )
+from kbx_env.backends.engine.symbols import require_known_symbols
 
 MAX_TEXT = 8 << 20
 """Largest length of a kernel's text, in characters."""
@@ -176,6 +177,7 @@ class Engine:
 
         Raises:
             TraceError: Triton refuses the text, or it exceeds a limit.
+            UnknownSymbol: no device could link the kernel.
             Unsupported: the executor does not implement something in the text.
         """
         if not isinstance(text, str) or len(text) > MAX_TEXT or len(self.kernels) >= MAX_KERNELS:
@@ -193,6 +195,7 @@ class Engine:
             raise TraceError("a kernel's name is too long")
         if module.max_elements > MAX_TENSOR:
             raise TraceError(f"a tensor of {module.max_elements} elements")
+        require_known_symbols(module)
         self.kernels[key], self.texts[key] = module, text
 
     def run(self, steps: Any) -> None:

@@ -23,7 +23,7 @@ class EngineError(Exception):
     """The engine ended the call.
 
     Attributes:
-        kind: ``policy``, ``runtime``, ``forged``, ``memory``, ``unsupported``, ``timeout``, ``broken`` or ``died``.
+        kind: ``policy``, ``runtime``, ``compile``, ``forged``, ``memory``, ``unsupported``, ``timeout``, ``broken`` or ``died``.
         name: type of the error.
         line: source line of the submission; ``None`` if unknown.
     """

@@ -457,7 +457,8 @@ class RunnerSession:
         if e.kind in ("unsupported", "broken"):
             message = f"unsupported on the {self.backend} backend: {text}"[:600]
             return GradingAborted(Verdict.INFRA_FAULT, message, fault_kind=FaultKind.UNSUPPORTED)
-        return GradingAborted(Verdict.TIMEOUT if e.kind == "timeout" else Verdict.RUNTIME_ERROR, text)
+        verdicts = {"timeout": Verdict.TIMEOUT, "compile": Verdict.COMPILE_ERROR}
+        return GradingAborted(verdicts.get(e.kind, Verdict.RUNTIME_ERROR), text)
 
     def at_once(self, cases: Sequence[Case], needed: Sequence[int]) -> list[list[CallResult] | Exception]:
         """Make the calls of every case on a GPU. Compiling comes before and judging after, so that the GPU lock is taken seldom.
