@@ -271,6 +271,9 @@ class Time:
             from kbx_env.grading.timing import paired
 
             context.builder.timing = paired.time_task(context.task, context.session, context.options.sizes)
+        if denied := context.session.denied:  # in a timed call, after the work was proved
+            context.builder.violations.extend(Violation(rule, detail) for rule, detail in dict.fromkeys(denied))
+            return context.builder.end(Verdict.REJECTED, Stage.TIME, denied[0][1])
         return None
 
 

@@ -26,6 +26,7 @@ from kbx_env.device.ipc_runner import IpcSender
 from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.protocol import wire
 from kbx_env.sandbox import firewall, limits, noop_stubs
+from kbx_env.sandbox.clock_guard import ClockGuard
 from kbx_env.sandbox.fake_cuda import driver
 from kbx_env.sandbox.launches import Interceptor, quick_launchers
 from kbx_env.sandbox.recorder import Ask, Recorder, install, recording
@@ -85,6 +86,7 @@ class Runner:
             driver.install()
         # The stopwatch takes its torch functions now, before the submission can replace them.
         self.stopwatch = Stopwatch("cuda", guards=True) if self.device == "cuda" else None
+        self.clocks = ClockGuard(self.log)
         self.module: dict[str, Any] = {}
         self.generator: torch.Generator | None = None
         self.generator_state: torch.Tensor | None = None
@@ -320,6 +322,7 @@ class Runner:
             reply = {"ok": False, **_classify(e, self.folder)}
             if e is not self._submission_error and isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
                 reply["kind"] = "infra"
+        self.clocks.check()
         reply["denied"] = [list(d) for d in self.log.denied[:20]]
         # The probe takes 20 ms: between the commands of one measurement it would disturb the timing.
         reply["standing"] = header["op"] == "time" and header["do"] != "result" or firewall.probe(self.log)
