@@ -36,6 +36,8 @@ class DefenceLayer(StrEnum):
     """A result that depends on no input is rejected."""
     PROVENANCE = "provenance"
     """Results must be written by Triton stores."""
+    SOURCE = "source"
+    """CPU tier: a secretly chosen kernel that was executed is compiled again from the source, in another process."""
     CONTRACT = "contract"
     """Quantized tasks: integer operands must reach the result."""
     PROOF = "proof"

@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction, compute_cache_key
 from kbx_env.backends.cost.cubin import resources
 from kbx_env.sandbox.fake_cuda.driver import SHARED_LIMIT, TARGETS, StandInDriver
 from kbx_env.sandbox.handle import Handle, watch
+from kbx_env.sandbox.recipe import recipe
 from kbx_env.sandbox.recorder import Recorder
 
 
@@ -153,7 +154,7 @@ class Interceptor:
         if compiled is None:
             opts, signature, constexprs, attrs = fn._pack_args(backend, kwargs, bound, specialization, options)
             compiled = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(launch_options, fn))
-            text = _ttir(ASTSource(fn, signature, constexprs, attrs), backend, opts, target)
+            text = ttir_of(ASTSource(fn, signature, constexprs, attrs), backend, opts, target)
             fused = bool(getattr(opts, "enable_fp_fusion", True))
             chosen = {k: getattr(opts, k, None) for k in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
             chosen["enable_fp_fusion"] = fused
@@ -209,6 +210,13 @@ class Interceptor:
         used = {launch.kernel for launch in self.launches}
         return sorted(set().union(*(self.kernels[k].dots for k in used if k in self.kernels), set()))
 
+    def recipe(self, key: str) -> dict[str, Any] | None:
+        """Describe how a kernel was compiled, ``None`` for a key that no kernel has."""
+        for compiled in self._cache.values():
+            if compiled.key == key:
+                return recipe(compiled.fn, compiled.signature, compiled.constexprs, compiled.attrs, compiled.options)
+        return None
+
     def build(self, targets: list[str]) -> list[dict[str, Any]]:
         """Compile every kernel seen so far for targets that it has not been built for.
 
@@ -247,7 +255,18 @@ def _build_options(kwargs: Mapping[str, Any], fn: JITFunction) -> dict[str, Any]
     return {k: v for k, v in kwargs.items() if k in known and k not in names}
 
 
-def _ttir(source: ASTSource, backend: Any, options: Any, target: GPUTarget) -> str:
+def ttir_of(source: ASTSource, backend: Any, options: Any, target: GPUTarget) -> str:
+    """Compile a specialised kernel to TTIR.
+
+    Args:
+        source: function, signature, constants and attributes.
+        backend: Triton's compiler for the target.
+        options: its options.
+        target: the GPU.
+
+    Returns:
+        The text.
+    """
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)

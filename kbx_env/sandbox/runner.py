@@ -242,6 +242,18 @@ class Runner:
         """
         return {"builds": self.interceptor.build(list(header["targets"]))}
 
+    def recipe(self, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
+        """Describe how a kernel was compiled.
+
+        Args:
+            header: ``key`` of the kernel.
+            blobs: none.
+
+        Returns:
+            ``recipe``, ``None`` for an unknown key.
+        """
+        return {"recipe": self.interceptor.recipe(str(header["key"]))}
+
     def time(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
         """Serve a timing command (CUDA only), as ``device/stopwatch.py`` describes them.
 
@@ -313,7 +325,9 @@ class Runner:
         start = time.perf_counter()
         data: list[bytes] = []
         try:
-            handler = {"load": self.load, "call": self.call, "build": self.build, "time": self.time}[header["op"]]
+            handler = {
+                "load": self.load, "call": self.call, "build": self.build, "recipe": self.recipe, "time": self.time,
+            }[header["op"]]  # fmt: skip
             got = handler(header, blobs)
             reply, data = got if isinstance(got, tuple) else (got, [])
             reply["ok"] = True

@@ -129,6 +129,7 @@ class Engine:
     Attributes:
         facts: of the last call, as far as it came.
         keep: whether the engine keeps calls for ``again`` and ``census``.
+        texts: TTIR of the kernels that the runner has sent, by key.
         totals: value of ``_schemes.TOTALS`` that matched the last metamorphic check; it is tried first in the next one.
     """
 
@@ -147,6 +148,7 @@ class Engine:
         self.keep = False
         self.totals = False
         self._views: list[Any] = []
+        self.texts: dict[str, str] = {}
 
     def close(self) -> None:
         """End the process."""
@@ -180,6 +182,7 @@ class Engine:
             header: dict[str, Any] = {
                 "steps": message.get("steps"), "kernels": message.get("kernels"), "free": _list(message.get("free")),
             }  # fmt: skip
+            self._note(header["kernels"])
             blobs: list[bytes] = []
             if not begun:
                 begun = True
@@ -228,6 +231,12 @@ class Engine:
         )  # fmt: skip
         broken = f"returned a {other_types[0]} where a tensor was expected" if other_types else None
         return Traced(answer, broken, origins + written, self.facts, effect)
+
+    def _note(self, kernels: Any) -> None:
+        """Remember kernels; the engine refuses malformed ones."""
+        for key, row in kernels.items() if isinstance(kernels, dict) else ():
+            if isinstance(row, dict) and isinstance(row.get("text"), str):
+                self.texts[key] = row["text"]
 
     def again(self, place: str, table: Sequence[int], seconds: float) -> tuple[tuple[torch.Tensor, ...], int]:
         """Execute the last call once more with other integers, as ``backends.engine.replay`` does it.
