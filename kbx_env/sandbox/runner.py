@@ -184,6 +184,7 @@ class Runner:
         """
         # The same tensor objects once more: whoever remembers results by address, or on the tensor, finds them again.
         kept = self._kept if header.get("reuse") is True else {}
+        kept = {k: t for k, t in kept.items() if list(t.shape) == header["args"].get(k, {}).get("shape")}  # out= may differ
         named = {name: kept[name] if name in kept else self._argument(d, blobs) for name, d in header["args"].items()}
         tensors = {k: v for k, v in named.items() if isinstance(v, torch.Tensor)}
         self._kept = tensors if header.get("keep") is True else {}

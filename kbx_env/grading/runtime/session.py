@@ -140,7 +140,7 @@ class RunnerSession:
         self.launches = 0
         self.standing = True
         self._started = False
-        self._bases: Any = None
+        self._bases: dict[str, Any] = {}
         self._served = self._log_number = 0
 
     def __enter__(self) -> RunnerSession:
@@ -405,7 +405,9 @@ class RunnerSession:
     ) -> CallResult:  # fmt: skip
         """Execute the steps that the runner recorded; the result comes from the engine alone."""
         start, asking = time.monotonic(), 0.0
-        self._bases = reply.get("inputs")
+        bases = reply.get("inputs")
+        # ``out`` may have another shape in the next call.
+        self._bases = {k: b for k, b in bases.items() if k != "out"} if isinstance(bases, dict) else {}
 
         def ask(answer: dict[str, Any]) -> Any:
             nonlocal asking
