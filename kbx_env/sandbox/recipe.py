@@ -66,6 +66,8 @@ def recipe(
             return {"c": value}
         if type(value) is float:
             return {"float": value.hex()}
+        if isinstance(value, tuple) and hasattr(type(value), "_fields"):
+            return {"named": [type(value).__name__, list(type(value)._fields), [ref(v) for v in value]]}
         if type(value) is tuple:
             return {"t": [ref(v) for v in value]}
         module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
@@ -85,4 +87,7 @@ def recipe(
 
 
 def _nested(value: Any) -> Any:
+    """Return tuples and lists as lists, and named tuples with their names."""
+    if isinstance(value, tuple) and hasattr(type(value), "_fields"):
+        return {"named": [type(value).__name__, list(type(value)._fields), [_nested(v) for v in value]]}
     return [_nested(v) for v in value] if isinstance(value, tuple | list) else value
