@@ -58,22 +58,10 @@ def recipe(
             return {"a": [value.fn.__module__, value.fn.__qualname__]} if inside else function(value)
         if isinstance(value, tl.constexpr):
             return {"ce": ref(value.value)}
-        if isinstance(value, types.ModuleType):
-            return {"m": value.__name__}
-        if isinstance(value, tl.dtype) and type(value) is tl.dtype:
-            return {"d": value.name}
-        if value is None or type(value) in (bool, int, str):
-            return {"c": value}
-        if type(value) is float:
-            return {"float": value.hex()}
-        if isinstance(value, tuple) and hasattr(type(value), "_fields"):
-            return {"named": [type(value).__name__, list(type(value)._fields), [ref(v) for v in value]]}
-        if type(value) is tuple:
-            return {"t": [ref(v) for v in value]}
-        module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
-        if isinstance(module, str) and isinstance(name, str) and module.startswith("triton.") and name:
-            return {"a": [module, name]}
-        return {"x": type(value).__name__}
+        if isinstance(value, tuple):
+            items = [ref(v) for v in value]
+            return {"named": [type(value).__name__, fields, items]} if (fields := _fields(value)) else {"t": items}
+        return _simple(value)
 
     entry = function(fn)["f"]
     return {
@@ -86,8 +74,29 @@ def recipe(
     }
 
 
+def _simple(value: Any) -> dict[str, Any]:
+    """Describe a plain value, a dtype, a module, or something of Triton's."""
+    if isinstance(value, types.ModuleType):
+        return {"m": value.__name__}
+    if type(value) is tl.dtype:
+        return {"d": value.name}
+    if value is None or type(value) in (bool, int, str):
+        return {"c": value}
+    if type(value) is float:
+        return {"float": value.hex()}
+    module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
+    if isinstance(module, str) and isinstance(name, str) and module.startswith("triton.") and name:
+        return {"a": [module, name]}
+    return {"x": type(value).__name__}
+
+
 def _nested(value: Any) -> Any:
     """Return tuples and lists as lists, and named tuples with their names."""
-    if isinstance(value, tuple) and hasattr(type(value), "_fields"):
-        return {"named": [type(value).__name__, list(type(value)._fields), [_nested(v) for v in value]]}
+    if isinstance(value, tuple) and (fields := _fields(value)):
+        return {"named": [type(value).__name__, fields, [_nested(v) for v in value]]}
     return [_nested(v) for v in value] if isinstance(value, tuple | list) else value
+
+
+def _fields(value: Any) -> list[str]:
+    """Return the names of a named tuple's items; empty for another tuple."""
+    return list(getattr(type(value), "_fields", ()))

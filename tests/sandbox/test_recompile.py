@@ -76,7 +76,9 @@ def test_closures_helpers_and_constants_are_rebuilt(tmp_path: Path) -> None:
     assert answer({"recipe": row, "target": "sm_90", "text": text}, SOURCE.encode(), str(tmp_path)) == {"ok": True, "same": True}
 
 
-@pytest.mark.parametrize(("old", "new"), [("FACTOR * v", "FACTOR - v"), ("tanh", "exp"), ("mask=o < n)\n\n    return", "mask=o <= n)\n\n    return")])
+@pytest.mark.parametrize(("old", "new"), [
+    ("FACTOR * v", "FACTOR - v"), ("tanh", "exp"), ("mask=o < n)\n\n    return", "mask=o <= n)\n\n    return"),
+])  # fmt: skip
 def test_another_source_gives_another_kernel(tmp_path: Path, old: str, new: str) -> None:
     row, text = _described(tmp_path, SOURCE)
     assert old in SOURCE
