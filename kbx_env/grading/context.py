@@ -37,6 +37,8 @@ REPEATED_CASES = 3
 """Largest number of cases of a grading that are called again on the same memory."""
 REPEATED_SHARE = 1 / 12
 """Share of the elements of all cases that these cases have at most, so that gradings take hardly longer."""
+LARGE_CHANCE = 1 / 8
+"""Probability that one case of any size is called again instead, so that large cases are no safe place."""
 
 
 @dataclass
@@ -92,6 +94,8 @@ class GradingContext:
         sizes = [c.elements() for c in self.cases]
         found = [i for i, telling in enumerate(self.telling) if telling]
         order.shuffle(found)
+        if found and order.random() < LARGE_CHANCE:
+            return frozenset(found[:1])
         left, chosen = sum(sizes) * REPEATED_SHARE, list[int]()
         for i in found:
             if len(chosen) < REPEATED_CASES and sizes[i] <= left:

@@ -183,6 +183,8 @@ def _module(name: Any) -> Any:
 
 def _attribute(owner: Any, path: str) -> Any:
     for part in path.split("."):
+        if inspect.ismodule(owner):
+            owner = _module(owner.__name__)  # on the way, too: modules of Triton have imported others
         if inspect.ismodule(owner) and not hasattr(owner, part):
             return _module(f"{owner.__name__}.{part}")
         owner = getattr(owner, part)

@@ -182,6 +182,8 @@ class Engine:
         """
         if not isinstance(text, str) or len(text) > MAX_TEXT or len(self.kernels) >= MAX_KERNELS:
             raise TraceError("too much kernel text")
+        if key in self.kernels:  # the recorder sends each text once; another one under its key would be compared in its place
+            raise TraceError("a kernel was sent twice")
         try:
             module = ttir.parse(text, fp_fusion=fused is not False)
         except MemoryError:

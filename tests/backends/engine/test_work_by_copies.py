@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from kbx_env.backends.engine import Engine
+from kbx_env.backends.engine import Engine, TraceError
 from kbx_env.backends.engine.engine import ASSEMBLED_ELEMENTS
 from kbx_env.backends.engine.storage import unit_bytes
 from kbx_env.backends.engine.symbols import UnknownSymbol, signatures
@@ -128,3 +128,9 @@ def test_symbols_of_libdevice_are_known_by_name_and_type() -> None:
     for symbol in ("__nv_exp", "__nv_nowheref", "expf", ""):
         with pytest.raises(UnknownSymbol):
             Engine().kernel("k", EXTERN.replace("SYMBOL", symbol), True)
+
+
+def test_a_kernel_is_sent_once() -> None:
+    engine = _engine("1.000000e+00")
+    with pytest.raises(TraceError, match="twice"):
+        engine.kernel("k", SAME.replace("FACTOR", "2.000000e+00"), True)
