@@ -158,7 +158,7 @@ class ProveWork:
             builder.violations.extend(missing_evidence(context, right_without_launches))
             if not builder.violations and context.session.engine is not None and not context.lacks(DefenceLayer.SOURCE):
                 seed = inputs.case_seed(context.secret, context.task.id, "source", 0, 0)
-                forged = forged_kernel(context.session, context.source, seed)
+                forged = forged_kernel(context.session, context.processes.zygote(), context.source, seed)
                 builder.violations.extend([forged] if forged else [])
         return self._rejected(context)
 

@@ -6,6 +6,7 @@ import random
 import time
 
 from kbx_env.grading.runtime.session import RunnerSession
+from kbx_env.grading.runtime.zygote_client import Zygote
 from kbx_env.outcome import Violation
 from kbx_env.protocol import wire
 
@@ -15,11 +16,12 @@ SECONDS = 30.0
 """Time limit of compiling them; the first compilation took part of the submission's time."""
 
 
-def forged_kernel(session: RunnerSession, source: bytes, seed: int) -> Violation | None:
+def forged_kernel(session: RunnerSession, zygote: Zygote, source: bytes, seed: int) -> Violation | None:
     """Compile secretly chosen kernels again in a process that runs none of the submission's code, and compare.
 
     Args:
         session: of a submission that would be paid.
+        zygote: forks the process; one that lives, because the session's own may be gone.
         source: the submission.
         seed: of the choice.
 
@@ -38,7 +40,7 @@ def forged_kernel(session: RunnerSession, source: bytes, seed: int) -> Violation
         recipe = reply.get("recipe")
         if not isinstance(recipe, dict):
             return _forged("Triton compiled no such kernel")
-        with session.zygote.spawn(role="compiler") as process:
+        with zygote.spawn(role="compiler") as process:
             try:
                 header = {"recipe": recipe, "target": "sm_90", "text": texts[key]}
                 answer, _ = process.ask(header, [source], deadline=time.monotonic() + SECONDS)
