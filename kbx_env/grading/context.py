@@ -38,7 +38,7 @@ REPEATED_CASES = 3
 REPEATED_SHARE = 1 / 12
 """Share of the elements of all cases that these cases have at most, so that gradings take hardly longer."""
 LARGE_CHANCE = 1 / 8
-"""Probability that one case of any size is called again instead, so that large cases are no safe place."""
+"""Probability that one case of any size is called again as well, so that large cases are no safe place."""
 
 
 @dataclass
@@ -94,13 +94,15 @@ class GradingContext:
         sizes = [c.elements() for c in self.cases]
         found = [i for i, telling in enumerate(self.telling) if telling]
         order.shuffle(found)
-        if found and order.random() < LARGE_CHANCE:
-            return frozenset(found[:1])
+        # A call that fills the caller's ``out`` has to compute, so the others come first.
+        found.sort(key=lambda i: self.cases[i].out)
         left, chosen = sum(sizes) * REPEATED_SHARE, list[int]()
         for i in found:
             if len(chosen) < REPEATED_CASES and sizes[i] <= left:
                 chosen.append(i)
                 left -= sizes[i]
+        if found and order.random() < LARGE_CHANCE:
+            chosen.append(order.choice(found))
         return frozenset(chosen or sorted(found, key=lambda i: sizes[i])[:1])
 
     # -- options -------------------------------------------------------------------------------
