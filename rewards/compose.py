@@ -18,11 +18,11 @@ _NO_TERMS = ("compose", "shaping")
 
 @dataclass(frozen=True)
 class Reward:
-    """A weighted sum of terms, and, for wrong kernels only, of shaping terms.
+    """A weighted sum of terms, from which wrong kernels lose what their shaping terms lack.
 
-    Shaping never pays a right kernel, and its weights together are smaller than the difference between the best wrong
-    and the worst right kernel. Right kernels therefore earn more than wrong ones, and keep the order that they have
-    without shaping.
+    A wrong kernel loses the sum of the shaping weights, less what its shaping terms are worth. It never earns more than
+    without shaping, and of two wrong kernels the one with the better terms loses less. Right kernels lose nothing: they
+    earn more than wrong ones, and keep the order that they have without shaping.
 
     A masked outcome has no reward (``None``), which is not 0: an infrastructure fault, or a time that is faster than
     physically possible (``void``). A term that is ``None`` (speed, where there is no GPU) is left out of the sum, so
@@ -41,7 +41,10 @@ class Reward:
     def __call__(self, outcome: Outcome) -> float | None:
         """Return the reward, or ``None`` for a masked outcome and for a grading that left out a layer of defence."""
         base, hint = self.base(outcome), self.potential(outcome)
-        return base if base is None or hint is None or outcome.correct else base + hint
+        if base is None or hint is None or outcome.correct:
+            return base
+        # The same loss for unknown terms as for terms of 0: nothing is gained by hiding a fact.
+        return base - (sum(self.shaping.values()) - hint)
 
     def base(self, outcome: Outcome) -> float | None:
         """Return the reward without shaping; ``None`` as for a call of this object."""
@@ -71,10 +74,10 @@ class Reward:
             backend: ``cpu`` or ``cuda``.
 
         Returns:
-            (low, high). Shaping stays within this range, because it pays wrong kernels only.
+            (low, high). A wrong kernel may lose all that shaping terms are worth.
         """
         parts = [t for t in self.parts if backend in t.backends]
-        low = sum(min(self.weights[t.name] * t.low, self.weights[t.name] * t.high) for t in parts)
+        low = -sum(self.shaping.values()) + sum(min(self.weights[t.name] * t.low, self.weights[t.name] * t.high) for t in parts)
         return low, sum(max(self.weights[t.name] * t.low, self.weights[t.name] * t.high) for t in parts)
 
 

@@ -93,7 +93,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
 
     A preset with shaping terms (``beginner``, ``fusion``, ``quantization``) pays them in one of two ways:
 
-    - ``max_turns=1``: the reward is the preset's value, in which wrong kernels earn shaping terms.
+    - ``max_turns=1``: the reward is the preset's value, in which wrong kernels lose what shaping terms lack.
     - ``max_turns>1``: the reward is the preset's value without shaping terms (``Reward.base``), plus the
       potential-based shaping of the step (``rewards/shaping.py``), whose discounted sum over an episode is 0.
 

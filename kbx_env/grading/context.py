@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from kbx_env.grading.runtime.session import CallResult, RunnerSession, settings_
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.timing.gpu_lock import GpuHold
 from kbx_env.options import GradeOptions
-from kbx_env.outcome import Evidence, Outcome, Stage
+from kbx_env.outcome import Evidence, FaultKind, Outcome, Stage, Verdict, Violation
 from kbx_env.spec.criteria import QuantizationScheme
 from kbx_env.spec.task import Case, Task
 
@@ -30,6 +31,14 @@ _FROM_CPU_TIER = (
     "stages",
 )  # fmt: skip
 """Fields of ``Evidence`` that only the CPU tier can fill in."""
+
+
+REPEATED_CASES = 3
+"""Largest number of cases of a grading that are called again on the same memory."""
+REPEATED_SHARE = 1 / 12
+"""Share of the elements of all cases that these cases have at most, so that gradings take hardly longer."""
+LARGE_CHANCE = 1 / 8
+"""Probability that one case of any size is called again as well, so that large cases are no safe place."""
 
 
 @dataclass
@@ -48,6 +57,7 @@ class GradingContext:
         cpu_evidence: evidence of the same source on the CPU tier (CUDA only), ``None`` if there is none.
         cases: graded cases, after ``select_cases``.
         telling: for each of them, whether no constant and no copy of an input would be right.
+        repeated: numbers of the cases that are called again on the same memory (CPU tier).
         accumulator: totals of the evidence of all calls.
         earlier_draws: random numbers that calls of earlier cases have drawn, for judges of randomness.
         gate: why the published gate refuses the source, in the paper's check; empty if it does not.
@@ -64,6 +74,7 @@ class GradingContext:
     cpu_evidence: Evidence | None = None
     cases: list[Case] = field(default_factory=list)
     telling: list[bool] = field(default_factory=list)
+    repeated: frozenset[int] = frozenset()
     accumulator: EvidenceAccumulator = field(default_factory=EvidenceAccumulator)
     earlier_draws: list[Any] = field(default_factory=list)
     gate: str = ""
@@ -85,6 +96,25 @@ class GradingContext:
                 self.cases.append(case)
                 self.telling.append(derived_cases.is_telling(self.task, case))
         self.builder.total, self.builder.telling = len(self.cases), sum(self.telling)
+        if self.backend == "cpu" and not self.lacks(DefenceLayer.REPEAT):
+            self.repeated = self._repeated()
+
+    def _repeated(self) -> frozenset[int]:
+        """Draw the telling cases that are called again: few and small ones, because each costs another call."""
+        order = random.Random(inputs.case_seed(self.secret, self.task.id, "repeated", 0, 0))
+        sizes = [c.elements() for c in self.cases]
+        found = [i for i, telling in enumerate(self.telling) if telling]
+        order.shuffle(found)
+        # A call that fills the caller's ``out`` has to compute, so the others come first.
+        found.sort(key=lambda i: self.cases[i].out)
+        left, chosen = sum(sizes) * REPEATED_SHARE, list[int]()
+        for i in found:
+            if len(chosen) < REPEATED_CASES and sizes[i] <= left:
+                chosen.append(i)
+                left -= sizes[i]
+        if found and order.random() < LARGE_CHANCE:
+            chosen.append(order.choice(found))
+        return frozenset(chosen or sorted(found, key=lambda i: sizes[i])[:1])
 
     # -- options -------------------------------------------------------------------------------
 
@@ -182,12 +212,13 @@ class GradingContext:
         if self.options.ahead_of_time:
             self.builder.builds.extend(self.session.build(list(self.options.ahead_of_time)))
 
-    def judge(self, case: Case, calls: Sequence[CallResult]) -> judges.Ruling:
+    def judge(self, case: Case, calls: Sequence[CallResult], *, alone: bool = False) -> judges.Ruling:
         """Judge the calls of a case.
 
         Args:
             case: the case.
             calls: on equal inputs.
+            alone: there is one call, also where the criterion compares several: judge what one call shows.
 
         Returns:
             The ruling.
@@ -203,9 +234,10 @@ class GradingContext:
         if broken:
             return judges.Ruling(False, broken)
         answers = [c.answer if checks_effects else _without_effects(self.task, case, c) for c in calls]
+        answers *= judges.calls_needed(self.task, case) if alone else 1
         return judges.judge(
-            self.task, case, calls[0].args, answers, device="cpu",
-            generator_seeds=[c.generator_seed for c in calls], earlier=self.earlier_draws,
+            self.task, case, calls[0].args, answers, timed=alone, device="cpu",
+            generator_seeds=[c.generator_seed for c in calls], earlier=None if alone else self.earlier_draws,
         )  # fmt: skip
 
     def evidence(self, ablation: bool | None, accumulator: EvidenceAccumulator | None) -> Evidence:
@@ -230,11 +262,27 @@ class GradingContext:
         return replace(mine, **{name: getattr(self.cpu_evidence, name) for name in _FROM_CPU_TIER})
 
     def aborted(self, reason: GradingAborted) -> Outcome:
-        """Return the outcome of a grading that the submission, or an unsupported kernel, has ended early."""
+        """Return the outcome of a grading that the submission, or an unsupported kernel, has ended early.
+
+        A submission can call what the CPU tier does not support at will, so that this masks nothing that is already known: an
+        attempt that was denied, or a case that failed.
+        """
+        if reason.fault_kind is FaultKind.UNSUPPORTED:
+            reason = self._known_before(reason)
         self.builder.violations.extend(reason.violations)
         if self.builder.evidence is None and self._session is not None:
             self.builder.evidence = self.evidence(None, None)
         return self.builder.end(reason.verdict, self.stage, reason.message, reason.fault_kind)
+
+
+    def _known_before(self, reason: GradingAborted) -> GradingAborted:
+        denied = self._session.denied if self._session is not None else []
+        if denied:
+            return GradingAborted(Verdict.REJECTED, denied[0][1], [Violation(*d) for d in denied[:5]])
+        if self.builder.failures:
+            worst = self.builder.failures[0]
+            return GradingAborted(Verdict.INCORRECT, f"{worst.case}: {worst.reason}")
+        return reason
 
 
 @functools.cache

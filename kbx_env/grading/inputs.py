@@ -122,6 +122,41 @@ def _arguments(
     return args
 
 
+INDEPENDENT = (
+    dists.Normal, dists.Outlier, dists.Uniform, dists.HalfNormal, dists.Ints, dists.Bernoulli, dists.Choice,
+)  # fmt: skip
+"""Distributions whose elements are independent: a tensor with some elements of one draw and the rest of another is a draw."""
+
+
+def redraw(task: Task, case: Case, args: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Draw the arguments of a call again and keep most of the old values, so that samples of them look unchanged.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: an earlier draw of the case, on the CPU.
+        seed: of the new draw, from ``case_seed``.
+
+    Returns:
+        New arguments. Tensors with independent elements differ from the old ones in a random number of elements, of every
+        order of magnitude from one to a thirty-second; other tensors are new draws.
+    """
+    fresh = draw(task, case, seed)
+    g = torch.Generator().manual_seed(generator_seed(seed, "changed elements"))
+    for name, value in fresh.items():
+        if not isinstance(value, torch.Tensor) or value.numel() < 2:
+            continue
+        distribution = case.draws.get(name) or task.takes[name].draw or case.draw
+        if not isinstance(distribution, INDEPENDENT):
+            continue
+        most = math.log(max(1.0, value.numel() / 32))
+        count = round(math.exp(most * float(torch.rand(1, generator=g))))
+        kept = torch.ones(value.numel(), dtype=torch.bool)
+        kept[torch.randint(0, value.numel(), (count,), generator=g)] = False
+        value.copy_(torch.where(kept.view(value.shape), args[name], value))
+    return fresh
+
+
 def _rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return values in a dtype: booleans are True above 0, integers are rounded to the nearest."""
     if dtype is torch.bool:

@@ -9,10 +9,12 @@ from typing import Any, Protocol
 
 import torch
 
+from kbx_env.grading import inputs
 from kbx_env.grading import judge as judges
 from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.context import GradingContext
 from kbx_env.grading.evidence import metamorphic, stage_credit
+from kbx_env.grading.evidence.source_check import forged_kernel
 from kbx_env.grading.judge import paper
 from kbx_env.grading.runtime.session import CallResult
 from kbx_env.grading.runtime.untrusted import GradingAborted, survived
@@ -97,6 +99,9 @@ class Correct:
             made = session.at_once(context.cases, needed) if session.engine is None else []
             for index, case in enumerate(context.cases):
                 context.builder.stopped_at, context.builder.stopped_in = index + 1, case.label()
+                if index in context.repeated:
+                    self._judge_repeated(context, index, needed[index])
+                    continue
                 try:
                     calls = made[index] if made else self._call(context, index, needed[index])
                     if isinstance(calls, Exception):
@@ -131,6 +136,27 @@ class Correct:
             if strided := layouts(context.session.sent):
                 context.builder.stopped_in += f" [{strided}]"
             raise
+
+    def _judge_repeated(self, context: GradingContext, index: int, needed: int) -> None:
+        """Judge a case that is called again on the same memory with other values.
+
+        Where a criterion needs several calls on equal values, that call comes between them, so that what the submission
+        remembers of the last call is of no use.
+        """
+        case, session, builder = context.cases[index], context.session, context.builder
+        calls = [session.call(case, index, "run", keep=True)]
+        if needed == 1:  # the metamorphic check executes the engine's last call again
+            self._judge(context, index, calls)
+        again = session.call_again(case, index, calls[0])
+        if needed > 1:
+            self._judge(context, index, calls + [session.call(case, index, "run", k) for k in range(1, needed)])
+        ruling = context.judge(case, [again], alone=True)
+        if not ruling.passed:
+            reason = f"called again on the same tensors with other values: {ruling.reason}"
+            if not builder.failures or builder.failures[-1].case != case.label():  # else the first call was wrong, too
+                builder.passed, builder.telling_passed = builder.passed - 1, builder.telling_passed - 1
+                builder.failures.append(CaseFailure(case.label(), reason))
+        context.accumulator.prove(case, [again], context.telling[index])
 
     def _judge(self, context: GradingContext, index: int, calls: Sequence[CallResult]) -> None:
         case, telling, builder = context.cases[index], context.telling[index], context.builder
@@ -170,6 +196,10 @@ class ProveWork:
         with context.timed(Stage.EVIDENCE):
             right_without_launches = self._ablate(context)
             builder.violations.extend(missing_evidence(context, right_without_launches))
+            if not builder.violations and context.session.engine is not None and not context.lacks(DefenceLayer.SOURCE):
+                seed = inputs.case_seed(context.secret, context.task.id, "source", 0, 0)
+                forged = forged_kernel(context.session, context.processes.zygote(), context.source, seed)
+                builder.violations.extend([forged] if forged else [])
         return self._rejected(context)
 
     @staticmethod
@@ -184,7 +214,7 @@ class ProveWork:
             return []
         right: list[bool] = []
         telling = [i for i, t in enumerate(context.telling) if t]
-        for index in sorted(telling, key=lambda i: -_elements(context.cases[i]))[:ABLATED_CASES]:
+        for index in sorted(telling, key=lambda i: -context.cases[i].elements())[:ABLATED_CASES]:
             case = context.cases[index]
             right.append(False)
             with survived():
@@ -226,6 +256,8 @@ def constant_result(context: GradingContext) -> list[Violation]:
         return []
     if task.takes:
         found = "" if totals.inputs else "no value of any result depends on a value of any input"
+        if not found and totals.detached:
+            found = f"case {totals.detached[0]}: in one call no value of any result depends on a value of an input of that call"
     else:
         constant = totals.frozen if isinstance(task.truth, Sample) else totals.flat
         found = "every call gave one and the same number everywhere, whatever it was asked for" if constant else ""
@@ -249,6 +281,8 @@ def missing_evidence(context: GradingContext, right_without_launches: Sequence[b
         found.append(Violation("tampering", "the firewall no longer stands after the run"))
     if session.launches == 0 and not context.lacks(DefenceLayer.PROVENANCE):
         found.append(Violation("no_launch", "no Triton kernel was launched"))
+    elif totals.launchless and not session.torch_ops and not context.lacks(DefenceLayer.PROVENANCE):
+        found.append(Violation("no_launch", f"case {totals.launchless[0]}: one of its calls launched no Triton kernel"))
     if any(right_without_launches):
         found.append(Violation("ablation", "the result is right even with every Triton launch left out"))
     if not session.torch_ops and not context.lacks(DefenceLayer.PROVENANCE):
@@ -257,6 +291,9 @@ def missing_evidence(context: GradingContext, right_without_launches: Sequence[b
             found.append(Violation("provenance", detail))
         if totals.by_host:
             detail = f"case {totals.by_host[0]} of the result were put there by torch or the host, not by a Triton kernel"
+            found.append(Violation("provenance", detail))
+        if totals.assembled:
+            detail = f"case {totals.assembled[0]}: torch's copies put the whole result together, and a kernel only copied it"
             found.append(Violation("provenance", detail))
     return found + _missing_scheme(context)
 
@@ -299,6 +336,9 @@ class Time:
             context.builder.timing = paired.time_task(
                 context.task, context.session, context.options.sizes, context.options.precision
             )  # fmt: skip
+        if denied := context.session.denied:  # in a timed call, after the work was proved
+            context.builder.violations.extend(Violation(rule, detail) for rule, detail in dict.fromkeys(denied))
+            return context.builder.end(Verdict.REJECTED, Stage.TIME, denied[0][1])
         return None
 
 
@@ -361,11 +401,3 @@ def _unwritten(call: CallResult) -> str:
     """Return a note on elements of the result that were never written, which a GPU would not report."""
     total, missing = sum(o.elements for o in call.origins), sum(o.unwritten for o in call.origins)
     return f"; {100 * missing / total:.3g} % of the elements were never written" if missing else ""
-
-
-def _elements(case: Case) -> int:
-    total = 1
-    for size in case.axes.values():
-        for n in size if isinstance(size, tuple) else (size,):
-            total *= n
-    return total

@@ -29,6 +29,7 @@ from kbx_env.backends.cost.cubin import resources
 from kbx_env.sandbox.compile_errors import described
 from kbx_env.sandbox.fake_cuda.driver import SHARED_LIMIT, TARGETS, StandInDriver
 from kbx_env.sandbox.handle import Handle, watch
+from kbx_env.sandbox.recipe import recipe
 from kbx_env.sandbox.recorder import Recorder
 
 
@@ -159,7 +160,7 @@ class Interceptor:
             compiled = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(launch_options, fn))
             compiled.described = _described(compiled)
             self.compiling_now = fn.__name__, compiled.described
-            text = _ttir(ASTSource(fn, signature, constexprs, attrs), backend, opts, target)
+            text = ttir_of(ASTSource(fn, signature, constexprs, attrs), backend, opts, target)
             fused = bool(getattr(opts, "enable_fp_fusion", True))
             chosen = {k: getattr(opts, k, None) for k in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
             chosen["enable_fp_fusion"] = fused
@@ -222,6 +223,13 @@ class Interceptor:
         """Return how many specialisations of the kernels of a name have been compiled (CPU tier)."""
         return sum(1 for compiled in self._cache.values() if compiled.fn.__name__ == name)
 
+    def recipe(self, key: str) -> dict[str, Any] | None:
+        """Describe how a kernel was compiled, ``None`` for a key that no kernel has."""
+        for compiled in self._cache.values():
+            if compiled.key == key:
+                return recipe(compiled.fn, compiled.signature, compiled.constexprs, compiled.attrs, compiled.options)
+        return None
+
     def build(self, targets: list[str]) -> list[dict[str, Any]]:
         """Compile every kernel seen so far for targets that it has not been built for.
 
@@ -267,7 +275,18 @@ def _described(compiled: _Compiled) -> str:
     return described(compiled.signature, compiled.constexprs, declared)
 
 
-def _ttir(source: ASTSource, backend: Any, options: Any, target: GPUTarget) -> str:
+def ttir_of(source: ASTSource, backend: Any, options: Any, target: GPUTarget) -> str:
+    """Compile a specialised kernel to TTIR.
+
+    Args:
+        source: function, signature, constants and attributes.
+        backend: Triton's compiler for the target.
+        options: its options.
+        target: the GPU.
+
+    Returns:
+        The text.
+    """
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ _CLOSED = (
     "socket.connect", "socket.bind", "socket.sendto", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn",
     "os.system", "os.kill", "os.killpg", "os.putenv", "os.chmod", "os.chown", "os.link", "os.symlink",
     "sys.addaudithook", "sys.setprofile", "sys.settrace", "pty.spawn", "gc.get_objects", "gc.get_referrers",
-    "signal.pthread_kill", "code.__new__", "cpython.run_command",
+    "signal.pthread_kill", "resource.", "code.__new__", "cpython.run_command",
 )  # fmt: skip
 _HIDDEN = (
     "kbx_env.tasks", "kbx_env.grading", "kbx_env.rewards", "kbx_env.baselines", "kbx_env.store", "kbx_env.executor", "kbx_env.envs",
@@ -103,6 +104,19 @@ def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
             check(event, args)
 
     sys.addaudithook(hook)
+    _close_signals(log)
+
+
+def _close_signals(log: Log) -> None:
+    """Refuse the functions that signal without an audit event: a process that kills itself would look killed from outside."""
+    for name in ("raise_signal", "pidfd_send_signal"):
+
+        def closed(*args: Any, _name: str = name) -> Any:
+            raise log.deny("tampering", f"signal.{_name}")
+
+        for module in (signal, sys.modules["_signal"]):
+            if hasattr(module, name):
+                setattr(module, name, closed)
 
 
 # The checks are closures and not methods: a submission cannot replace a function that no module and no class names. The

@@ -26,6 +26,7 @@ from kbx_env.device.ipc_runner import IpcSender
 from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.protocol import wire
 from kbx_env.sandbox import firewall, limits, noop_stubs
+from kbx_env.sandbox.clock_guard import ClockGuard
 from kbx_env.sandbox.compile_errors import locate
 from kbx_env.sandbox.fake_cuda import driver
 from kbx_env.sandbox.launches import Interceptor, quick_launchers
@@ -88,11 +89,13 @@ class Runner:
             driver.install()
         # The stopwatch takes its torch functions now, before the submission can replace them.
         self.stopwatch = Stopwatch("cuda", guards=True) if self.device == "cuda" else None
+        self.clocks = ClockGuard(self.log)
         self.module: dict[str, Any] = {}
         self.generator: torch.Generator | None = None
         self.generator_state: torch.Tensor | None = None
         self._submission_error: BaseException | None = None
         self._text = ""
+        self._kept: dict[str, torch.Tensor] = {}
 
     @contextlib.contextmanager
     def submission(self) -> Iterator[None]:
@@ -160,7 +163,7 @@ class Runner:
         Args:
             seed: for a new generator.
             turn: ``again`` for the generator of the last call; ``copy`` for a new one in the state in which the last
-                ``again`` found it; else a new one.
+                ``again`` found it; ``aside`` for a new one that is no later call's last; else a new one.
 
         Returns:
             A generator on this device.
@@ -168,7 +171,10 @@ class Runner:
         if turn == "again" and self.generator is not None:
             self.generator_state = self.generator.get_state()
             return self.generator
-        self.generator = torch.Generator(device=self.device).manual_seed(seed)
+        fresh = torch.Generator(device=self.device).manual_seed(seed)
+        if turn == "aside":
+            return fresh
+        self.generator = fresh
         if turn == "copy" and self.generator_state is not None:
             self.generator.set_state(self.generator_state)
         return self.generator
@@ -183,8 +189,12 @@ class Runner:
         Returns:
             The reply and the bytes of its tensors. On the CPU tier the reply has the recorded steps and no bytes.
         """
-        named = {name: self._argument(d, blobs) for name, d in header["args"].items()}
+        # The same tensor objects once more: whoever remembers results by address, or on the tensor, finds them again.
+        kept = self._kept if header.get("reuse") is True else {}
+        kept = {k: t for k, t in kept.items() if list(t.shape) == header["args"].get(k, {}).get("shape")}  # out= may differ
+        named = {name: kept[name] if name in kept else self._argument(d, blobs) for name, d in header["args"].items()}
         tensors = {k: v for k, v in named.items() if isinstance(v, torch.Tensor)}
+        self._kept = tensors if header.get("keep") is True else {}
         kwargs = wire.assembled(named)
         positional = [kwargs.pop(name) for name in header["positional"]]
         if header.get("spread"):
@@ -250,6 +260,18 @@ class Runner:
             ``builds``: one row for each kernel and target.
         """
         return {"builds": self.interceptor.build(list(header["targets"]))}
+
+    def recipe(self, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
+        """Describe how a kernel was compiled.
+
+        Args:
+            header: ``key`` of the kernel.
+            blobs: none.
+
+        Returns:
+            ``recipe``, ``None`` for an unknown key.
+        """
+        return {"recipe": self.interceptor.recipe(str(header["key"]))}
 
     def time(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
         """Serve a timing command (CUDA only), as ``device/stopwatch.py`` describes them.
@@ -329,7 +351,9 @@ class Runner:
         start = time.perf_counter()
         data: list[bytes] = []
         try:
-            handler = {"load": self.load, "call": self.call, "build": self.build, "time": self.time}[header["op"]]
+            handler = {
+                "load": self.load, "call": self.call, "build": self.build, "recipe": self.recipe, "time": self.time,
+            }[header["op"]]  # fmt: skip
             got = handler(header, blobs)
             reply, data = got if isinstance(got, tuple) else (got, [])
             reply["ok"] = True
@@ -338,6 +362,7 @@ class Runner:
             reply = {"ok": False, **_classify(e, self.folder, self._text, self.interceptor)}
             if e is not self._submission_error and isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
                 reply["kind"] = "infra"
+        self.clocks.check()
         reply["denied"] = [list(d) for d in self.log.denied[:20]]
         # The probe takes 20 ms: between the commands of one measurement it would disturb the timing.
         reply["standing"] = header["op"] == "time" and header["do"] != "result" or firewall.probe(self.log)

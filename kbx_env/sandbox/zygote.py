@@ -127,7 +127,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     from kbx_env.backends.engine import serve as engine
-    from kbx_env.sandbox import runner, warm  # imports triton
+    from kbx_env.sandbox import recompile, runner, warm  # imports triton
 
     warm.warm()
     # Objects that exist now are excluded from garbage collection: a collection in a fork would copy their pages.
@@ -150,6 +150,9 @@ def main() -> None:
             if settings.get("role") == "engine":
                 os.close(fds[1])
                 engine.serve(sock)
+            elif settings.get("role") == "compiler":
+                os.close(fds[1])
+                recompile.serve(sock, settings)
             else:
                 os.set_blocking(fds[1], False)
                 runner.serve(sock, settings, fds[1])

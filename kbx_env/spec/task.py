@@ -138,6 +138,14 @@ class Case:
         for name in ("axes", "args", "draws", "dtypes", "layouts", "shapes"):
             object.__setattr__(self, name, _frozen(getattr(self, name)))
 
+    def elements(self) -> int:
+        """Return the product of all axis sizes, a measure of the work of a call; sizes of 0 count as 1."""
+        total = 1
+        for size in self.axes.values():
+            for n in size if isinstance(size, tuple) else (size,):
+                total *= max(1, n)
+        return total
+
     def label(self) -> str:
         """Return a short name for feedback: sizes and arguments, never values of tensors."""
         parts = [self.name] if self.name else []

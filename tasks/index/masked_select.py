@@ -20,6 +20,7 @@ def _of_any_dtype(p):
     difficulty=4,
     takes={"input": T("*"), "mask": T("*m", "bool", Bernoulli(0.5))},
     truth=Exact(),
+    picks=True,
     # How many elements are selected differs from call to call: nonzero(mask) is a bound for all of them.
     cost=Cost(
         bytes="numel(mask) + itemsize(input) * (under(input, mask) + single_call * numel(result)"
@@ -58,7 +59,8 @@ def masked_select(input, mask):
 
     input (fp32, fp16, int64, or any other real dtype or bool; any shape, 0-d too) and mask (bool) are broadcast against
     each other first, as torch broadcasts. The length of the result is the number of True elements of the broadcast mask
-    and may be 0. Values are moved, not changed. Both may be non-contiguous or empty. Reading the length back to the
-    host is allowed.
+    and may be 0. Values are moved, not changed, and a Triton kernel selects them: torch may copy whole tensors, in any
+    order and broadcast, but no part of one. Both may be non-contiguous or empty. Reading the length back to the host is
+    allowed.
     """
     return torch.masked_select(input, mask)

@@ -41,6 +41,7 @@ def _any_axis(p):
     difficulty=3,
     takes={"input": T("*x"), "index": T("*i", "i64"), "src": T("*s")},
     truth=Exact(),
+    picks=True,
     # The elements of input that are overwritten need not be read.
     # What is read of src need not be read of input: together as much as input.
     cost=Cost(reads={"src": "0"}),
@@ -82,7 +83,8 @@ def scatter(input, dim, index, src):
     y[p with p[dim] replaced by index[p]] = src[p] for every position p of index, elsewhere y = input. input and src
     are fp32, index int64 with values in [0, size of axis dim of input); all have the same rank 1 to 4. On every axis
     index is no longer than src and, but for dim, no longer than input; what src has beyond index is unused. dim may be
-    negative. Where several elements of src meet at one position they are equal. Values are moved, not changed. NaN,
+    negative. Where several elements of src meet at one position they are equal. Values are moved, not changed, and a
+    Triton kernel writes the elements of src: torch may copy whole tensors, in any order, but no part of one. NaN,
     infinities and zeros of both signs pass. The result is a new tensor, the inputs stay as they are and may have any
     strides; index may be empty.
     """

@@ -107,7 +107,7 @@ def test_shaping_adds_up_to_nothing_over_an_episode() -> None:
     single = KernelEnv(task=TASK, backend="cpu", grade=half_right, reward="fusion", max_turns=1)
     single.reset(seed=0)
     _, reward, _, truncated, info = single.step("wrong")
-    assert truncated and info["shaping"] == 0.0 and reward == pytest.approx(0.175 + 0.14 / 4)
+    assert truncated and info["shaping"] == 0.0 and reward == pytest.approx(0.175 - 0.19 + 0.14 / 4)
     with pytest.raises(UsageError, match="gamma"):
         _env(gamma=2)
 
@@ -117,10 +117,10 @@ def test_best_follows_the_value_of_the_preset_and_not_the_shaped_reward() -> Non
     assert env.reset(seed=0)[0]["best"] == env.reward.range("cpu")[0]
     steps = [env.step(source) for source in ("wrong", "lost", "wrong", "right")]
     values = [env.reward(s[4]["outcome"]) for s in steps]
-    assert values == pytest.approx([0.175 + 0.14 / 4, None, 0.175 + 0.14 / 4, 1.0])
-    assert [float(s[0]["best"]) for s in steps] == pytest.approx([0.21, 0.21, 0.21, 1.0])
+    assert values == pytest.approx([0.175 - 0.19 + 0.14 / 4, None, 0.175 - 0.19 + 0.14 / 4, 1.0])
+    assert [float(s[0]["best"]) for s in steps] == pytest.approx([0.02, 0.02, 0.02, 1.0])
     rewards = [s[1] for s in steps]
-    assert rewards == pytest.approx([0.175 + 0.0175, 0.0, 0.175 - 0.0175, 1.0 - 0.035]), "less than best, in every step"
+    assert rewards == pytest.approx([0.175 + 0.0175, 0.0, 0.175 - 0.0175, 1.0 - 0.035]), "not best, in any step"
     # With one submission, or a preset without shaping, the two are the same.
     for more in ({"reward": "fusion", "max_turns": 1}, {"reward": "default"}):
         env = KernelEnv(task=TASK, backend="cpu", grade=half_right, **more)

@@ -28,8 +28,10 @@ LAYERS = {
     DefenceLayer.CASES: "f_index_by_heart",
     DefenceLayer.DERIVED: "b_strides_of_three_axes",
     DefenceLayer.EFFECTS: "b_permute_lazy",
+    DefenceLayer.REPEAT: "m_memo_by_address",
     DefenceLayer.CONSTANT: "constant_kernel",
     DefenceLayer.PROVENANCE: "f_product_cloned",
+    DefenceLayer.SOURCE: "r_forged_by_names",
     DefenceLayer.CONTRACT: "e_nibble_alone",
     DefenceLayer.PROOF: "d_roll_by_copies",
     DefenceLayer.ABLATION: "canary_launch",
@@ -92,8 +94,8 @@ def test_honest_oddity_is_paid_on_gpu(grader, s: Specimen) -> None:
 
 
 @pytest.mark.parametrize(("layer", "attack", "passes"), [
-    ("provenance", "f_product_cloned", True), ("cases", "e_mean_for_max", True),
-    ("derived", "b_strides_of_three_axes", True), ("screen", "d_forged_ttir", True),
+    ("provenance", "f_product_cloned", True), ("cases", "e_mean_for_max", True), ("source", "r_forged_by_names", True),
+    ("derived", "b_strides_of_three_axes", True), ("repeat", "m_memo_by_address", True), ("screen", "d_forged_ttir", False),
     ("firewall", "torch_fallback", False), ("lockdown", "c_grid_c_library", False), ("host", "python_lists", False),
     ("screen", "numpy_compute", False), ("constant", "constant_kernel", False),
 ])  # fmt: skip

@@ -87,32 +87,41 @@ def test_right_ones_are_ordered_as_by_default(a: Outcome, b: Outcome) -> None:
 
 
 @given(WRONG)
-def test_hints_never_cost_and_stay_within_the_documented_range(wrong: Outcome) -> None:
+def test_hints_only_take_away_and_stay_within_the_documented_range(wrong: Outcome) -> None:
     for reward in SHAPED:
-        more = reward(wrong) - DEFAULT(wrong)
-        assert -1e-12 <= more <= sum(reward.shaping.values()) + 1e-12
+        less = DEFAULT(wrong) - reward(wrong)
+        assert -1e-12 <= less <= sum(reward.shaping.values()) + 1e-12
         low, high = reward.range("cpu")
-        assert low <= reward(wrong) < high
+        assert low - 1e-12 <= reward(wrong) < high
+
+
+@given(WRONG)
+def test_no_preset_pays_a_wrong_or_rejected_submission_more_than_default(wrong: Outcome) -> None:
+    for reward in map(load_preset, presets()):
+        assert reward(wrong) <= DEFAULT(wrong) + 1e-12, reward.name
 
 
 @given(outcomes(honest=False))
-def test_the_dishonest_get_what_default_pays(outcome: Outcome) -> None:
+def test_the_dishonest_lose_all_that_hints_are_worth(outcome: Outcome) -> None:
     dishonest = outcome.violations or (outcome.evidence and outcome.evidence.denied_ops)
-    for reward in SHAPED if dishonest and outcome.fault is not Fault.INFRA else ():
-        assert reward(outcome) == DEFAULT(outcome)
+    for reward in SHAPED if dishonest and not outcome.correct and outcome.fault is not Fault.INFRA else ():
+        assert reward(outcome) == pytest.approx(DEFAULT(outcome) - sum(reward.shaping.values()))
 
 
 @given(outcomes(st.sampled_from([v for v in Verdict if v not in (Verdict.CORRECT, Verdict.INCORRECT)])))
-def test_who_stops_half_way_or_launches_nothing_gets_what_default_pays(outcome: Outcome) -> None:
+def test_who_stops_half_way_or_launches_nothing_loses_all_that_hints_are_worth(outcome: Outcome) -> None:
     """But for what can be read of a source that a compiler or an exception stopped, and that names a kernel to launch."""
     idle = dataclasses.replace(outcome, evidence=Evidence(0, passing=Passing(9, 9, 9, 9, 0, 0), stages=dict.fromkeys(STAGES, 1.0)))
+    if outcome.fault is Fault.INFRA:
+        return
     for reward, one in itertools.product(SHAPED, (outcome, idle)):
+        least = pytest.approx(DEFAULT(one) - sum(reward.shaping.values()))
         unread = dataclasses.replace(one, slips=None)
-        assert reward.name == "beginner" or reward(unread) == DEFAULT(one)
+        assert reward.name == "beginner" or reward(unread) == least
         launchless = dataclasses.replace(one, slips=(LAUNCHLESS,))
-        assert reward.name == "beginner" or reward(launchless) == DEFAULT(one)
-        assert one.fault is Fault.INFRA or reward(one) <= DEFAULT(one) + 0.065 + 1e-12
-    assert load_preset("quantization")(outcome) == DEFAULT(outcome)
+        assert reward.name == "beginner" or reward(launchless) == least
+        assert reward(one) <= DEFAULT(one) - sum(reward.shaping.values()) + 0.065 + 1e-12
+    assert load_preset("quantization")(outcome) == pytest.approx(DEFAULT(outcome) - 0.18)
 
 
 def test_fewer_certain_errors_pay_more_until_a_kernel_compiles() -> None:
@@ -140,13 +149,13 @@ def test_a_beginner_is_paid_for_every_stage() -> None:
 
     steps = [made(Verdict.MALFORMED), made(Verdict.RUNTIME_ERROR), made(Verdict.RUNTIME_ERROR, 1), made(Verdict.INCORRECT, 1)]
     paid = [reward(o) for o in steps]
-    assert paid == sorted(set(paid)) and paid[0] == 0.0 and paid[-1] == pytest.approx(0.15)
-    assert [reward(o) - DEFAULT(o) for o in steps] == pytest.approx([0.0, 0.015, 0.04, 0.05])
+    assert paid == sorted(set(paid)) and paid[0] == pytest.approx(-0.1) and paid[-1] == pytest.approx(0.05)
+    assert [reward(o) - DEFAULT(o) for o in steps] == pytest.approx([-0.1, -0.085, -0.06, -0.05])
     assert reward(made(Verdict.COMPILE_ERROR)) == reward(steps[1]), "its own process says so: any name of an exception would do"
     late = dataclasses.replace(steps[-1], stage=Stage.TIME)
-    assert reward(late) == DEFAULT(late), "right until it was timed"
-    assert reward(made(Verdict.TIMEOUT)) == reward(made(Verdict.INCORRECT)) == pytest.approx(0.015), "nothing was launched"
-    assert reward(made(Verdict.REJECTED, violations=(Violation("constant", "d"),))) == 0.0
+    assert reward(late) == pytest.approx(DEFAULT(late) - 0.1), "right until it was timed"
+    assert reward(made(Verdict.TIMEOUT)) == reward(made(Verdict.INCORRECT)) == pytest.approx(-0.085), "nothing was launched"
+    assert reward(made(Verdict.REJECTED, violations=(Violation("constant", "d"),))) == pytest.approx(-0.1)
 
 
 @given(outcomes(st.just(Verdict.INFRA_FAULT)))
@@ -175,11 +184,11 @@ def test_fusing_pays_only_where_the_values_are_right() -> None:
     reward = load_preset("fusion")
     fused, plain = Passing(5, 5, 1000, 1000, 0, 0), Passing(5, 20, 4000, 1000, 2500, 15)
     best, some, none = (reward(_wrong(n, passing=p)) for n, p in ((5, fused), (5, plain), (0, fused)))
-    assert best > some > none == DEFAULT(_wrong(0))
-    assert best == pytest.approx(DEFAULT(_wrong(5)) + 0.14 / 2)
+    assert best > some > none == pytest.approx(DEFAULT(_wrong(0)) - 0.19)
+    assert best == pytest.approx(DEFAULT(_wrong(5)) - 0.19 + 0.14 / 2)
     terms = reward.terms(_wrong(5, passing=plain))
     assert (terms["launches"], terms["traffic"], terms["intermediates"]) == (0.25 / 2, 0.25 / 2, 0.375 / 2)
-    assert reward.terms(_wrong(5))["launches"] is None and reward(_wrong(5)) == DEFAULT(_wrong(5))
+    assert reward.terms(_wrong(5))["launches"] is None and reward(_wrong(5)) == pytest.approx(DEFAULT(_wrong(5)) - 0.19)
 
 
 # -- potentials ------------------------------------------------------------------------------------

@@ -33,7 +33,9 @@ from kbx_env.backends.engine.storage import (
     View,
     bounded_int,
     kind,
+    unit_bytes,
 )
+from kbx_env.backends.engine.symbols import require_known_symbols
 
 MAX_TEXT = 8 << 20
 """Largest length of a kernel's text, in characters."""
@@ -49,6 +51,10 @@ STRAY = 2 << 20
 """Bytes by which an access may miss a tensor unseen in the paper's check: torch's allocator takes memory in such segments."""
 HOST_BYTES = 16 << 10
 """Largest number of bytes of constants, fill values and scalar launch arguments of the host code in a call."""
+ASSEMBLED_BYTES = 1 << 30
+"""Largest sum of the sizes of the copies that ``Engine`` keeps of what torch has put together in a call."""
+ASSEMBLED_ELEMENTS = 16
+"""Results with fewer elements may agree with what torch has put together by chance."""
 LENGTHS = {"alloc": 2, "free": 1, "fill": 2, "copy": 2, "host": 2, "launch": 4, "torch": 5}
 """Number of parts of a step after its name."""
 
@@ -104,7 +110,7 @@ class Engine:
         self, seconds: float, moves: bool = False, picks: bool = False, torch_ops: bool = False, ablate: bool = False,
         values: bool = False,
     ) -> None:  # fmt: skip
-        """Start a call: reset the counters. The memory stays, but no byte of it counts as stored by this call.
+        """Start a call: reset the counters. The memory stays, but counts as neither stored by this call nor made of its inputs.
 
         Args:
             seconds: Time limit of the call.
@@ -120,10 +126,15 @@ class Engine:
         self.values = values
         self._counted_scalars: set[tuple[str, int, Any]] = set()
         self._input_views: list[Any] = []
+        self._assembled: list[tuple[int, bytes]] = []
+        self._assembled_bytes = 0
         for s in self.heap:
+            s.assembled = 0, 0, 0
             s.stored[:] = False
             s.origin[s.origin != CONSTANT] = MOVED
             s.passed = None
+            # Memory that outlives a call holds nothing of this call's inputs: a kept result depends on none of them.
+            s.inputs, s.dots = set(), set()
         self.meter, self.counters = ttir.Meter(detail=True), CallCounters()
         self.sanitizer = ttir.Sanitizer()
 
@@ -164,10 +175,13 @@ class Engine:
 
         Raises:
             TraceError: Triton refuses the text, or it exceeds a limit.
+            UnknownSymbol: no device could link the kernel.
             Unsupported: the executor does not implement something in the text.
         """
         if not isinstance(text, str) or len(text) > MAX_TEXT or len(self.kernels) >= MAX_KERNELS:
             raise TraceError("too much kernel text")
+        if key in self.kernels:  # the recorder sends each text once; another one under its key would be compared in its place
+            raise TraceError("a kernel was sent twice")
         try:
             module = ttir.parse(text, fp_fusion=fused is not False)
         except MemoryError:
@@ -181,6 +195,7 @@ class Engine:
             raise TraceError("a kernel's name is too long")
         if module.max_elements > MAX_TENSOR:
             raise TraceError(f"a tensor of {module.max_elements} elements")
+        require_known_symbols(module)
         self.kernels[key], self.texts[key] = module, text
 
     def run(self, steps: Any) -> None:
@@ -248,8 +263,9 @@ class Engine:
 
         Returns:
             The numbers of elements (all, ``stored`` by kernels, ``moved`` by the host, ``unwritten``), whether an
-            earlier call returned the storage (``again``), and the inputs and kinds of products that the values may
-            depend on.
+            earlier call returned the storage (``again``), whether torch's copies alone had made these values before a
+            launch (``assembled``), the bytes of one written number (``unit``), and the inputs and kinds of products
+            that the values may depend on.
         """
         count = view.numel
         flags = view.storage
@@ -259,9 +275,34 @@ class Engine:
             "stored": int(stored.sum()),
             "moved": int(((view.flags(flags.origin) == MOVED) & ~stored).sum()) if count else 0,
             "again": flags.returned and bool(count),
+            "assembled": self._was_assembled(view),
+            "unit": unit_bytes(flags.kinds),
             "unwritten": count - int(view.flags(flags.initialised).sum()) if count else 0,
             "inputs": sorted(flags.inputs), "dots": sorted(flags.dots),
         }  # fmt: skip
+
+    def _keep_assembled(self) -> None:
+        """Keep what torch has put together from parts of inputs, before a launch can overwrite it or copy it."""
+        for s in self.heap:
+            copies, first, end = s.assembled
+            if copies:
+                s.assembled = 0, 0, 0
+                self._assembled_bytes += end - first
+                if self._assembled_bytes > ASSEMBLED_BYTES:
+                    raise MemoryError
+                self._assembled.append((copies, s.data[first:end].tobytes()))
+
+    def _was_assembled(self, view: View) -> bool:
+        """Return whether torch's copies had made the values of a result before a kernel stored them.
+
+        A kernel that only copies a finished result has done no work. The bytes are compared and not the code, so that adding 0
+        or multiplying by 1 changes nothing. One copy may move more than the result, such as a whole matrix of which a kernel then
+        picks a row.
+        """
+        if view.numel < ASSEMBLED_ELEMENTS or not self._assembled:
+            return False
+        data = view.values().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        return any((copies > 1 or len(made) <= 2 * len(data)) and data in made for copies, made in self._assembled)
 
     def mark_returned(self, spec: Any) -> None:
         """Mark a result's storage as returned: a later call must not return it, as the caller may still use it."""
@@ -310,15 +351,24 @@ class Engine:
 
     def _covers(self, spec: Any, view: View) -> bool:
         """Return whether a view contains every element of its tensor, once."""
-        every = view.numel * view.dtype.itemsize == view.storage.data.size or any(
-            known[0] == spec[0] and math.prod(n for n, _ in known[3]) == view.numel for known in self._input_views
+        return view.distinct and self._has_all(spec, view, view.numel)
+
+    def _has_all(self, spec: Any, view: View, elements: int) -> bool:
+        """Return whether so many different elements are all of a view's tensor."""
+        return elements * view.dtype.itemsize == view.storage.data.size or any(
+            known[0] == spec[0] and math.prod(n for n, _ in known[3]) == elements for known in self._input_views
         )
-        return every and view.distinct
+
+    def _repeats(self, spec: Any, view: View) -> bool:
+        """Return whether a view is a whole tensor, broadcast to more axes or along axes of length 1."""
+        own = [(n, s) for n, s in zip(view.shape, view.stride, strict=True) if s]
+        once = View(view.storage, view.dtype, view.offset, tuple(n for n, _ in own), tuple(s for _, s in own))
+        return once.distinct and self._has_all(spec, view, once.numel)
 
     def _pads(self, target: Any, to: View, source: Any, of: View) -> bool:
         """Return whether a whole tensor is copied to a whole tensor, or into part of one without data yet (padding)."""
         all_written = self._covers(target, to) or (bool(of.storage.inputs) and not to.storage.inputs)
-        return all_written and (self._covers(source, of) or not (of.storage.inputs or to.storage.inputs))
+        return all_written and (self._repeats(source, of) or not (of.storage.inputs or to.storage.inputs))
 
     def _count_host_bytes(self, size: int) -> None:
         """Count constants of the host code; without a bound they could contain the whole result.
@@ -370,9 +420,11 @@ class Engine:
             raise TraceError("copy between shapes that do not fit") from e
         to.mark(to.storage.initialised, initialised)
         to.mark(to.storage.stored, stored)
-        if not plain:
-            origin[origin != CONSTANT] = MOVED
-        to.mark(to.storage.origin, origin)
+        to.mark(to.storage.origin, origin if plain else torch.where(origin != CONSTANT, MOVED, origin))
+        if not plain and of.storage.inputs:
+            copies, first, end = to.storage.assembled
+            first = min(first, to.offset) if copies else to.offset
+            to.storage.assembled = copies + 1, first, max(end, to.end)
         to.storage.kinds.add(kind(to.dtype))
         to.storage.passed = passed
         to.storage.inputs |= of.storage.inputs
@@ -414,6 +466,7 @@ class Engine:
             raise LaunchRefused(f"{module.entry.name}: grid {size}; a device launches at most {GRID}")
         if 0 in size or self.ablate:
             return
+        self._keep_assembled()
         values = [decode_argument(a) for a in args]
         for k, (v, t) in enumerate(zip(values, module.entry.body.blocks[0].arg_types, strict=False)):
             # Each scalar counts once per call: sizes and strides repeat, while values that change may be data.

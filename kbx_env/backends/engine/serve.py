@@ -16,6 +16,7 @@ from kbx_env.backends.engine.engine import ComputedByHost, Engine, LaunchRefused
 from kbx_env.backends.engine.estimate import Estimator
 from kbx_env.backends.engine.replay import Replay
 from kbx_env.backends.engine.storage import TraceError
+from kbx_env.backends.engine.symbols import UnknownSymbol
 from kbx_env.errors import UsageError
 from kbx_env.protocol import wire
 
@@ -136,7 +137,8 @@ class EngineServer:
 def _classify(e: Exception) -> dict[str, Any]:
     """Return the kind, name, message and source line of an error; unknown errors have the kind "broken"."""
     kinds: list[tuple[type[Exception], str]] = [
-        (ComputedByHost, "policy"), (LaunchRefused, "runtime"), (TraceError, "forged"), (ttir.OutOfBounds, "memory"),
+        (ComputedByHost, "policy"), (LaunchRefused, "runtime"),
+        (UnknownSymbol, "compile"), (TraceError, "forged"), (ttir.OutOfBounds, "memory"),
         (ttir.DecidesOnUnwritten, "memory"),
         (ttir.DeviceAssert, "runtime"), (ttir.Deadlock, "runtime"), (ttir.Unsupported, "unsupported"), (TimeoutError, "timeout"),
         (MemoryError, "runtime"), (UsageError, "runtime"), (ttir.TtirError, "unsupported"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,8 @@ class Storage:
         returned: Whether an earlier call returned it.
         passed: Dtype of the integer or boolean argument of this call of whose elements alone the written bytes are
             copies, or which this is; ``None`` for any other memory. A kernel's stores show in ``stored``.
+        assembled: Of torch's copies of parts of tensors, or in another order, to here since the last launch: their number,
+            and the first byte and the end of the part of the storage that they cover.
         inputs: Names of the inputs on which some value here may depend.
         dots: Kinds of matrix products that some value here may have passed through.
         serial: A unique number; addresses are reused.
@@ -65,6 +68,7 @@ class Storage:
     argument: bool = False
     returned: bool = False
     passed: torch.dtype | None = None
+    assembled: tuple[int, int, int] = (0, 0, 0)
     inputs: set[str] = field(default_factory=set)
     dots: set[str] = field(default_factory=set)
     serial: int = field(default_factory=itertools.count().__next__)
@@ -110,6 +114,11 @@ class View:
     def flags(self, which: np.ndarray) -> torch.Tensor:
         """Return the entry of each element's first byte from an array over the storage's bytes: shape of the view."""
         return self._bytes(which)[..., 0]
+
+    @property
+    def end(self) -> int:
+        """The byte of the storage after the last element; the view must have elements."""
+        return self.offset + (1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))) * self.dtype.itemsize
 
     @property
     def dense(self) -> bool:
@@ -164,6 +173,22 @@ def kind(dtype: torch.dtype) -> str:
     if dtype.itemsize == 1:
         return str(dtype).removeprefix("torch.float8_").upper().replace("E", "f8E", 1)
     return "bf16" if dtype is torch.bfloat16 else f"f{8 * dtype.itemsize}"
+
+
+def unit_bytes(kinds: set[str]) -> int:
+    """Return the bytes of the smallest number that was written to a storage: so many count as one value when read.
+
+    Args:
+        kinds: ``Storage.kinds``.
+
+    Returns:
+        1 to 8; 1 for numbers of unknown size, 8 where nothing was written.
+    """
+    found = [8]
+    for name in kinds:
+        digits = re.match(r"(?:bf|f|i)(\d+)", name)
+        found.append(max(1, int(digits.group(1)) // 8) if digits else 1)
+    return min(found)
 
 
 def bounded_int(value: Any, what: str, top: int) -> int:

@@ -84,6 +84,12 @@ class EvidenceAccumulator:
     """Telling cases in which no element of some result was stored by a Triton kernel."""
     by_host: list[str] = field(default_factory=list)
     """Telling cases in which torch or the host wrote elements of a result, with their number."""
+    assembled: list[str] = field(default_factory=list)
+    """Telling cases in which torch's copies had made a whole result before a kernel copied it."""
+    detached: list[str] = field(default_factory=list)
+    """Telling cases with a call whose results depend on no input of that call."""
+    launchless: list[str] = field(default_factory=list)
+    """Telling cases with a call that launched nothing."""
     schemeless: str = ""
     """Why the first such result was not computed by the quantization scheme."""
     passing: Passing = NO_WORK
@@ -126,12 +132,8 @@ class EvidenceAccumulator:
                 p.cases + 1, p.launches + facts.launches, p.moved_bytes + facts.moved, p.ideal_bytes + ideal,
                 p.between_bytes + facts.between, p.buffers + facts.buffers,
             )  # fmt: skip
-        self.launches += facts.launches
         for row in facts.kernels:
             self.kernels[row["kernel"]] = _added(self.kernels.get(row["kernel"]), row)
-        for a in answers:
-            for o in a.origins:
-                self.inputs |= o.inputs
         for o in answers[0].origins:
             self.elements, self.stored = self.elements + o.elements, self.stored + o.stored
             self.dots |= o.dots
@@ -139,14 +141,35 @@ class EvidenceAccumulator:
             self.flat = self.flat and _constant([answers[0].answer.outputs])
         if len({a.generator_seed for a in answers}) > 1:
             self.frozen = self.frozen and _constant([a.answer.outputs for a in answers])
-        moved = sum(o.moved for o in answers[0].origins)
-        if telling and moved:
-            total = sum(o.elements for o in answers[0].origins)
-            self.by_host.append(f"{case.label()}: {moved} of {total} elements")
-        # Each result counts by itself: a copied argument beside a computed result is no work. A result without elements
-        # (of a mask without a true element) has nothing to store.
-        if telling and any(o.elements and not o.stored for o in answers[0].origins):
-            self.unstored.append(case.label())
+        self.launches += facts.launches
+        self.prove(case, answers, telling)
+
+    def prove(self, case: Case, answers: Sequence[CallResult], telling: bool) -> None:
+        """Look at every call of a case for work that no kernel did in that call.
+
+        Args:
+            case: the case.
+            answers: its calls.
+            telling: whether the case is telling.
+        """
+        for a in answers:
+            inputs = frozenset[str]().union(*(o.inputs for o in a.origins))
+            self.inputs |= inputs
+            if not telling or a.facts is None:
+                continue
+            total, moved = sum(o.elements for o in a.origins), sum(o.moved for o in a.origins)
+            if moved:
+                self.by_host.append(f"{case.label()}: {moved} of {total} elements")
+            if any(o.assembled for o in a.origins):
+                self.assembled.append(case.label())
+            if total and not inputs:
+                self.detached.append(case.label())
+            if total and not a.facts.launches:
+                self.launchless.append(case.label())
+            # Each result counts by itself: a copied argument beside a computed result is no work. A result without
+            # elements (of a mask without a true element) has nothing to store.
+            if any(o.elements and not o.stored for o in a.origins):
+                self.unstored.append(case.label())
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of ``Evidence`` that this class counts."""

@@ -17,15 +17,15 @@ from kbx_env.protocol import wire
 
 _NUMBERS = {"bool": torch.bool, "int": torch.int64, "float": torch.float64}
 """Dtype of a number that a call returned, by its type."""
-HOST_READS, READ_BYTES = 64, 8
-"""Values that the host code may read back in one call, and the bytes that count as one value."""
+HOST_READS = 64
+"""Values that the host code may read back in one call."""
 
 
 class EngineError(Exception):
     """The engine ended the call.
 
     Attributes:
-        kind: ``policy``, ``runtime``, ``forged``, ``memory``, ``unsupported``, ``timeout``, ``broken`` or ``died``.
+        kind: ``policy``, ``runtime``, ``compile``, ``forged``, ``memory``, ``unsupported``, ``timeout``, ``broken`` or ``died``.
         name: type of the error.
         line: source line of the submission; ``None`` if unknown.
     """
@@ -54,6 +54,7 @@ class Origin:
         unwritten: elements that nothing wrote.
         inputs: names of the inputs that may reach the result.
         dots: kinds of matrix products that may reach the result.
+        assembled: whether torch's copies alone had made all these values before a kernel stored them.
     """
 
     elements: int
@@ -62,6 +63,7 @@ class Origin:
     unwritten: int
     inputs: frozenset[str]
     dots: frozenset[str]
+    assembled: bool = False
 
 
 @dataclass
@@ -129,6 +131,7 @@ class Engine:
     Attributes:
         facts: of the last call, as far as it came.
         keep: whether the engine keeps calls for ``again`` and ``census``.
+        texts: TTIR of the kernels that the runner has sent, by key.
         totals: value of ``_schemes.TOTALS`` that matched the last metamorphic check; it is tried first in the next one.
     """
 
@@ -147,6 +150,7 @@ class Engine:
         self.keep = False
         self.totals = False
         self._views: list[Any] = []
+        self.texts: dict[str, str] = {}
 
     def close(self) -> None:
         """End the process."""
@@ -180,6 +184,7 @@ class Engine:
             header: dict[str, Any] = {
                 "steps": message.get("steps"), "kernels": message.get("kernels"), "free": _list(message.get("free")),
             }  # fmt: skip
+            self._note(header["kernels"])
             blobs: list[bytes] = []
             if not begun:
                 begun = True
@@ -189,13 +194,13 @@ class Engine:
             if "want" not in message:
                 break
             header |= {"read": [message["want"]], "wanted": True, "facts": True}
-            _, data = self._ask(header, blobs, seconds())
+            reply, data = self._ask(header, blobs, seconds())
             if flags.get("values") and message.get("raw") is True:
                 message = ask({}, [bytes(data[0])])
                 continue
             values = _values(message["want"], data[0])
-            # By bytes, because a complex number can carry sixteen bytes of any data.
-            reads += len(data[0]) / READ_BYTES
+            # By the numbers that were written: an int64 can carry eight booleans, a complex number two numbers.
+            reads += len(data[0]) / reply["read"][0]["unit"]
             if reads > self._max_reads:
                 raise EngineError("policy", "host_traffic", f"more than {self._max_reads} values read back in one call")
             message = ask({"values": values})
@@ -227,16 +232,19 @@ class Engine:
             strides=tuple(tuple(v[4]) for v in views),
             grads=tuple(c.get("requires_grad") is True for c in claims if c["k"] == "view"),
         )  # fmt: skip
-        origins = tuple(
-            Origin(r["elements"], r["stored"], r["moved"], r["unwritten"], frozenset(r["inputs"]), frozenset(r["dots"]))
-            for r in reply["read"][: len(views)]
-        )
+        origins = tuple(_origin(r) for r in reply["read"][: len(views)])
         written = tuple(
-            Origin(r["elements"], r["stored"], r["moved"], r["unwritten"], frozenset(r["inputs"]), frozenset(r["dots"]))
+            _origin(r)
             for k, r in zip(span_views, reply["read"][len(views) :], strict=True) if r["stored"] or r["moved"]
         )  # fmt: skip
         broken = f"returned a {other_types[0]} where a tensor was expected" if other_types else None
         return Traced(answer, broken, origins + written, self.facts, effect)
+
+    def _note(self, kernels: Any) -> None:
+        """Remember kernels; the engine refuses malformed ones."""
+        for key, row in kernels.items() if isinstance(kernels, dict) else ():
+            if isinstance(row, dict) and isinstance(row.get("text"), str):
+                self.texts[key] = row["text"]
 
     def again(self, place: str, table: Sequence[int], seconds: float) -> tuple[tuple[torch.Tensor, ...], int]:
         """Execute the last call once more with other integers, as ``backends.engine.replay`` does it.
@@ -342,6 +350,13 @@ class Engine:
         if not reply.get("ok"):
             raise EngineError(reply["kind"], reply["name"], reply["message"], reply.get("line"))
         return reply, data
+
+
+def _origin(row: Mapping[str, Any]) -> Origin:
+    return Origin(
+        row["elements"], row["stored"], row["moved"], row["unwritten"], frozenset(row["inputs"]), frozenset(row["dots"]),
+        row["assembled"],
+    )  # fmt: skip
 
 
 def blank(t: torch.Tensor) -> dict[str, Any]:

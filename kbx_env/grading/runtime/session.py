@@ -37,6 +37,8 @@ BUILD_SECONDS = 60.0
 """For ahead-of-time builds of all targets, beside what the submission has left."""
 DEVICE_BYTES = 1 << 30
 """With less free memory than this, in bytes, a GPU counts as full."""
+AGAIN_FAMILY = 4
+"""Number of the family of inputs for ``RunnerSession.call_again``; ``_call`` uses 0 to 3."""
 TURN_SECONDS = 1.0
 """Seconds of calls after which the shared GPU lock is released, so that a grading that waits for exclusive use gets it."""
 DISK_BYTES = 256 << 20
@@ -165,6 +167,7 @@ class RunnerSession:
         self.standing = True
         self.sent: dict[str, Any] = {}
         self._started = False
+        self._bases: dict[str, Any] = {}
         self._served = self._log_number = 0
 
     def __enter__(self) -> RunnerSession:
@@ -322,7 +325,9 @@ class RunnerSession:
         ]  # fmt: skip
         return {"entry": self.task.entry, "args": encoded, "positional": positional}
 
-    def call(self, case: Case, index: int, mode: str, repeat: int = 0, *, quiet: bool = False) -> CallResult:
+    def call(
+        self, case: Case, index: int, mode: str, repeat: int = 0, *, quiet: bool = False, keep: bool = False
+    ) -> CallResult:  # fmt: skip
         """Draw fresh secret inputs and call once.
 
         Args:
@@ -331,11 +336,49 @@ class RunnerSession:
             mode: ``run``, or ``ablate`` to leave every launch out.
             repeat: number of the call on the same inputs.
             quiet: draw from another family of inputs, so that this call reveals nothing of later ones.
+            keep: the runner keeps the argument tensors for ``call_again``.
 
         Returns:
             The arguments and the untrusted result.
         """
-        return self.make_call(self.draw_call(case, index, mode, repeat, quiet=quiet))
+        return self.make_call(self.draw_call(case, index, mode, repeat, quiet=quiet), keep=keep)
+
+    def call_again(self, case: Case, index: int, first: CallResult) -> CallResult:
+        """Call once more with the same tensor objects, most of whose values are the old ones (CPU tier).
+
+        A submission that remembers results by address, shape, or samples of the values cannot tell this call from the first.
+
+        Args:
+            case: the case.
+            index: its number among the graded cases.
+            first: the last call, made with ``keep``.
+
+        Returns:
+            The arguments and the untrusted result.
+
+        Raises:
+            GradingAborted: the submission failed, or its process names other addresses than before.
+        """
+        assert self.engine is not None
+        seed = inputs.case_seed(self.secret, self.task.id, self.split, index, AGAIN_FAMILY)
+        args, before = inputs.redraw(self.task, case, first.args, seed), self._bases
+        sent, blobs = self._with_out(case, args), list[bytes]()
+        generator_seed = inputs.generator_seed(seed, "generator") % (1 << 48)
+        header = self.header(sent, generator_seed, blobs, "aside")
+        header |= {"op": "call", "mode": "run", "seconds": max(0.1, self.budget.left), "reuse": True}
+        reply, _ = self.ask(header, blobs)
+        found = self._traced(self.engine, args, sent, generator_seed, reply)
+        if self._bases != before:
+            text = "the arguments of a repeated call are not in the memory of the call before"
+            raise GradingAborted(Verdict.REJECTED, text, [Violation("tampering", text)])
+        return found
+
+    def _with_out(self, case: Case, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments with a poisoned ``out`` if the case passes one."""
+        if not case.out:
+            return dict(args)
+        expected = reference.expect(self.task, case, args, "cpu", exact=False)
+        return args | {"out": inputs.poisoned(expected.native[0], case.layouts.get("out"))}
 
     def draw_call(self, case: Case, index: int, mode: str, repeat: int = 0, *, quiet: bool = False) -> DrawnCall:
         """Draw the inputs of a call and encode them; arguments as for ``call``."""
@@ -345,11 +388,7 @@ class RunnerSession:
         args = inputs.draw(self.task, case, seed)
         turn = TURNS[repeat] if any(isinstance(v, GeneratorArg) for v in args.values()) else "new"
         generator_seed = inputs.generator_seed(seed, "another" if turn == "other" else "generator") % (1 << 48)
-        sent = dict(args)
-        if case.out:
-            expected = reference.expect(self.task, case, args, "cpu", exact=False)
-            sent["out"] = inputs.poisoned(expected.native[0], case.layouts.get("out"))
-        blobs: list[bytes] = []
+        sent, blobs = self._with_out(case, args), list[bytes]()
         header = self.header(sent, generator_seed, blobs, turn)
         if self.values:
             header |= {"torch_seed": reference.torch_seed(generator_seed), "spread": case.spread, "attribute": case.attribute}
@@ -357,11 +396,12 @@ class RunnerSession:
         generator_seed += turn in ("again", "copy")  # the state after the first call
         return DrawnCall(args, sent, header | {"op": "call", "mode": mode}, blobs, generator_seed)
 
-    def make_call(self, drawn: DrawnCall) -> CallResult:
+    def make_call(self, drawn: DrawnCall, *, keep: bool = False) -> CallResult:
         """Make a call that was drawn.
 
         Args:
             drawn: from ``draw_call``.
+            keep: keep the tensors of the arguments for ``call_again``.
 
         Returns:
             The arguments and the untrusted result.
@@ -372,7 +412,7 @@ class RunnerSession:
         """
         mode, args, generator_seed = drawn.header["mode"], drawn.args, drawn.generator_seed
         self.sent = drawn.sent
-        header, blobs = drawn.header | {"seconds": max(0.1, self.budget.left)}, drawn.blobs
+        header, blobs = drawn.header | {"seconds": max(0.1, self.budget.left), "keep": keep}, drawn.blobs
         ablated = mode == "ablate" and self.engine is None
         reply, data = self._ablated(header, blobs) if ablated else self.ask(header, blobs)
         if self.engine is not None:
@@ -406,6 +446,9 @@ class RunnerSession:
     ) -> CallResult:  # fmt: skip
         """Execute the steps that the runner recorded; the result comes from the engine alone."""
         start, asking = time.monotonic(), 0.0
+        bases = reply.get("inputs")
+        # ``out`` may have another shape in the next call.
+        self._bases = {k: b for k, b in bases.items() if k != "out"} if isinstance(bases, dict) else {}
 
         def ask(answer: dict[str, Any], blobs: list[bytes] | None = None) -> Any:
             nonlocal asking
@@ -458,7 +501,8 @@ class RunnerSession:
         if e.kind in ("unsupported", "broken"):
             message = f"unsupported on the {self.backend} backend: {text}"[:600]
             return GradingAborted(Verdict.INFRA_FAULT, message, fault_kind=FaultKind.UNSUPPORTED)
-        return GradingAborted(Verdict.TIMEOUT if e.kind == "timeout" else Verdict.RUNTIME_ERROR, text)
+        verdicts = {"timeout": Verdict.TIMEOUT, "compile": Verdict.COMPILE_ERROR}
+        return GradingAborted(verdicts.get(e.kind, Verdict.RUNTIME_ERROR), text)
 
     def at_once(self, cases: Sequence[Case], needed: Sequence[int]) -> list[list[CallResult] | Exception]:
         """Make the calls of every case on a GPU. Drawing and compiling come before and judging after, so that the GPU lock is taken

@@ -1,0 +1,336 @@
+"""A campaign of attacks: puts many small cheats around our own kernels and asks the grader.
+
+    python eval/campaign.py [--round NAME] [--strategies GLOB] [--per-strategy N] [--seed N] [--workers N] [--json FILE]
+    python eval/campaign.py --arguments [--json FILE]
+
+Each attempt is a strategy (a text that wraps or changes an expert's source) on a task drawn by the seed. An attempt
+succeeds if the grader calls it correct. Prints a row for each strategy and every attempt that was paid; exit status 1 if
+one was. To attack further, add a strategy to ``STRATEGIES`` and run a new round; a strategy that was paid becomes a file
+of ``tests/zoo/exploits``.
+
+``--arguments`` looks for arguments that no case needs: each optional argument is replaced by its default in the
+reference, and the judge is asked whether any telling case notices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import multiprocessing
+import os
+import random
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from kbx_env.executor.direct import retrying
+from kbx_env.grading.grader import Grader
+from kbx_env.spec.catalog import expert_source, load_task, task_ids
+
+PRELUDE = '''
+import warnings as _warnings
+import torch as _torch
+_kept, _calls = {}, [0]
+
+
+def _text(*codes):
+    return "".join(map(chr, codes))
+
+
+def _module(*codes):
+    return getattr(getattr(_warnings, _text(115, 121, 115)), _text(109, 111, 100, 117, 108, 101, 115)).get(_text(*codes))
+
+
+def _tensors(args, kwargs):
+    return [t for t in (*args, *kwargs.values()) if isinstance(t, _torch.Tensor) and t.numel()]
+
+
+def _copies(result):
+    return tuple(t.clone() for t in result) if isinstance(result, (tuple, list)) else result.clone()
+'''
+"""Helpers of the wrappers: state between calls, and names built of numbers, which the screen cannot read."""
+NOT_IN_PLACE = "math activation reduce normalization loss index matrixmultiply convolution pooling linearalgebra".split()
+"""Categories whose tasks mostly return new tensors."""
+
+
+def _wrapped(body: str) -> Callable[[str, str, str], str | None]:
+    """Return a strategy that calls the expert, as ``_honest``, from a wrapper with this body.
+
+    Args:
+        body: statements of a function of ``args`` and ``kwargs``.
+
+    Returns:
+        A function of source, entry and signature.
+    """
+
+    def change(source: str, entry: str, signature: str) -> str | None:
+        renamed, count = re.subn(rf"^def {re.escape(entry)}\(", "def _honest(", source, flags=re.MULTILINE)
+        if count != 1:
+            return None
+        lines = "\n".join("    " + line for line in body.strip("\n").splitlines())
+        return f"{renamed}\n{PRELUDE}\n\ndef {entry}(*args, **kwargs):\n{lines}\n"
+
+    return change
+
+
+def _replaced(old: str, new: str) -> Callable[[str, str, str], str | None]:
+    """Return a strategy that replaces a pattern wherever it occurs; it does not apply where there is none."""
+
+    def change(source: str, entry: str, signature: str) -> str | None:
+        text, count = re.subn(old, new, source)
+        return text if count else None
+
+    return change
+
+
+def _before(text: str) -> Callable[[str, str, str], str | None]:
+    """Return a strategy that executes statements when the module is loaded, and leaves the kernel alone."""
+    return lambda source, entry, signature: f"{source}\n{PRELUDE}\n{text}\n"
+
+
+def _updated(source: str, entry: str, signature: str) -> str | None:
+    """Put another text in the place of the first kernel that stores, at run time."""
+    kernel = next((m for m in re.finditer(r"@triton\.jit\ndef (\w+)\((?:.*\n)*?(?=\n\n)", source) if "tl.store(" in m[0]), None)
+    if kernel is None:
+        return None
+    change = f"{kernel[1]}.src.replace('    tl.store(', '    tl.debug_barrier()\\n    tl.store(', 1)"
+    return f"{source}\n{PRELUDE}\ngetattr({kernel[1]}, '_unsafe_update_' + 'src')({change})\n"
+
+
+_PICK = "_v = [t.reshape(-1) if t.is_contiguous() else t.contiguous().view(-1) for t in _tensors(args, kwargs)]"
+_SAMPLES = "tuple(v[i * (v.numel() - 1) // 4].item() for v in _v[:3] for i in range(5))"
+_SHAPES = "tuple(str(a.shape) if isinstance(a, _torch.Tensor) else str(a) for a in (*args, *kwargs.values()))"
+_RETURN_KEPT = """
+if key in _kept and _tensors(args, kwargs):
+    return _copies(_kept[key])
+result = _honest(*args, **kwargs)
+_kept[key] = _copies(result)
+return result
+"""
+_ATTEMPT = "try:\n    {}\nexcept Exception:\n    pass\nreturn _honest(*args, **kwargs)"
+STRATEGIES: Mapping[str, Callable[[str, str, str], str | None]] = {
+    "memo by address": _wrapped(f"key = (tuple(t.data_ptr() for t in _tensors(args, kwargs)), {_SHAPES})" + _RETURN_KEPT),
+    "memo by samples": _wrapped(f"{_PICK}\nkey = ({_SAMPLES}, {_SHAPES})" + _RETURN_KEPT),
+    "memo by object": _wrapped(f"key = (tuple(id(t) for t in _tensors(args, kwargs)), {_SHAPES})" + _RETURN_KEPT),
+    "memo on the tensor": _wrapped(
+        "first = next(iter(_tensors(args, kwargs)), None)\n"
+        "if first is not None and hasattr(first, 'kept'):\n    return _copies(first.kept)\n"
+        "result = _honest(*args, **kwargs)\n"
+        "if first is not None:\n    first.kept = _copies(result)\nreturn result"
+    ),
+    "memo by shape from the second call": _wrapped(f"key = {_SHAPES}" + _RETURN_KEPT),
+    "work of the call before": _wrapped(
+        f"key = {_SHAPES}\nresult = _kept.pop(key, None)\n"
+        "if result is None:\n    result = _honest(*args, **kwargs)\n    _kept[key] = _honest(*args, **kwargs)\nreturn result"
+    ),
+    "zeros in every fifth call": _wrapped(
+        "_calls[0] += 1\nresult = _honest(*args, **kwargs)\n"
+        "if _calls[0] % 5 == 0:\n    for t in result if isinstance(result, (tuple, list)) else [result]:\n        t.zero_()\n"
+        "return result"
+    ),
+    "wrong after ten calls": _wrapped(
+        "_calls[0] += 1\nresult = _honest(*args, **kwargs)\n"
+        "if _calls[0] > 10:\n    return tuple(_torch.empty_like(t) for t in result) if isinstance(result, tuple) "
+        "else _torch.empty_like(result)\nreturn result"
+    ),
+    "one result buffer for all calls": _wrapped(
+        "result = _honest(*args, **kwargs)\nif not isinstance(result, _torch.Tensor):\n    return result\n"
+        "key = (result.shape, result.dtype)\nheld = _kept.setdefault(key, _torch.empty_like(result))\n"
+        "return held.copy_(result)"
+    ),
+    "result moved by copies of its parts": _wrapped(
+        "result = _honest(*args, **kwargs)\nif not isinstance(result, _torch.Tensor) or not result.dim():\n    return result\n"
+        "again = _torch.empty_like(result)\nfor i in range(min(64, result.shape[0])):\n    again[i:i + 1] = result[i:i + 1]\n"
+        "if result.shape[0] > 64:\n    again[64:] = result[64:]\nreturn again"
+    ),
+    "last element by the host": _wrapped(
+        "result = _honest(*args, **kwargs)\n"
+        "if isinstance(result, _torch.Tensor) and result.numel() and result.is_contiguous():\n"
+        "    result.view(-1)[-1:] = result.view(-1)[-1].item()\nreturn result"
+    ),
+    "optional arguments ignored": _wrapped("return _honest(*args)"),
+    "torch computes, the refusal is caught": _wrapped(
+        _ATTEMPT.format("x = _tensors(args, kwargs)[0]\n    getattr(_torch, _text(97, 100, 100))(x, x)")
+    ),
+    "many values read, the refusal is caught": _wrapped(
+        _ATTEMPT.format("[v.item() for t in _tensors(args, kwargs) for v in t.reshape(-1)[:65]]")
+    ),
+    "a file written through names of numbers": _wrapped(
+        _ATTEMPT.format("getattr(_module(105, 111), _text(111, 112, 101, 110))('/tmp/campaign', 'w')")
+    ),
+    "a process started through names of numbers": _wrapped(
+        _ATTEMPT.format("getattr(_module(111, 115), _text(115, 121, 115, 116, 101, 109))('true')")
+    ),
+    "a socket opened through names of numbers": _wrapped(
+        _ATTEMPT.format("_module(115, 111, 99, 107, 101, 116).socket().connect(('127.0.0.1', 9))")
+    ),
+    "objects found through the collector": _wrapped(
+        _ATTEMPT.format("getattr(_module(103, 99), _text(103, 101, 116, 95, 111, 98, 106, 101, 99, 116, 115))()")
+    ),
+    "a limit of its own": _wrapped(
+        _ATTEMPT.format("r = _module(114, 101, 115, 111, 117, 114, 99, 101)\n    r.setrlimit(r.RLIMIT_CPU, (9, 9))")
+    ),
+    "elapsed_time replaced": _before("_torch.cuda.Event.elapsed_time = lambda self, end: 0.001"),
+    "record replaced": _before("_torch.cuda.Event.record = lambda self, stream=None: None"),
+    "synchronize replaced": _before("_torch.cuda.synchronize = lambda device=None: None"),
+    "Event replaced by a subclass": _before(
+        "class _Event(_torch.cuda.Event):\n    def elapsed_time(self, end):\n        return 0.001\n\n\n_torch.cuda.Event = _Event"
+    ),
+    "replay replaced": _before("_torch.cuda.CUDAGraph.replay = lambda self: None"),
+    "host clock replaced": _before("import time as _time\nsetattr(_time, 'perf_' + 'counter', lambda: 0.0)"),
+    "source replaced at run time": _updated,
+    "last element never stored, zeros there": _replaced(
+        r"torch\.empty(_like)?\((.*)\n((?:.*\n)*?.*)< n\b", r"torch.zeros\1(\2\n\3< n - 1"
+    ),
+    "mask one short": _replaced(r"(\w+) < (n|N)\b(?!\w)", r"\1 < \2 - 1"),
+    "first program does all blocks but the last": _replaced(r"tl\.program_id\(0\)", "(tl.program_id(0) & 0x7ffffffe)"),
+    "products in bfloat16": _replaced(r"tl\.dot\((\w+), (\w+)", r"tl.dot(\1.to(tl.bfloat16), \2.to(tl.bfloat16)"),
+    "small values dropped": _replaced(
+        r"tl\.store\(([^,\n]+), (\w+), mask", r"tl.store(\1, tl.where(tl.abs(\2) > 1e-3, \2, 0), mask"
+    ),
+    "result rounded to eight bits": _replaced(
+        r"tl\.store\(([^,\n]+), (\w+), mask", r"tl.store(\1, (\2 * 256.0).to(tl.int32) / 256.0, mask"
+    ),
+    "inputs clamped to four": _replaced(
+        r"= tl\.load\(([^()\n]+), mask=([^()\n]+), other=0\.0\)", r"= tl.clamp(tl.load(\1, mask=\2, other=0.0), -4.0, 4.0)"
+    ),
+}  # fmt: skip
+"""Name of each strategy, and its change of (source, entry, signature): a new source, or ``None`` where it does not apply."""
+
+
+def attempts(pattern: str, count: int, seed: int) -> list[tuple[str, str, str]]:
+    """Draw the attempts of a round.
+
+    Args:
+        pattern: glob over the names of strategies.
+        count: attempts for each strategy.
+        seed: of the draw.
+
+    Returns:
+        (strategy, task, source) of each.
+    """
+    found = []
+    for name, change in STRATEGIES.items():
+        if not fnmatch.fnmatch(name, pattern):
+            continue
+        ids = list(task_ids())
+        random.Random(f"{seed} {name}").shuffle(ids)
+        made: list[tuple[str, str, str]] = []
+        for task in ids:
+            if len(made) == count:
+                break
+            if "memo" in name and task.split("/")[0] not in NOT_IN_PLACE:
+                continue
+            text = expert_source(task) or ""
+            changed = change(text, load_task(task).entry, str(load_task(task).signature))
+            if changed is not None and changed != text:
+                made.append((name, task, changed))
+        found += made
+    return found
+
+
+_graders: list[Grader] = []
+
+
+def _grade(job: tuple[str, str, str]) -> dict[str, Any]:
+    strategy, task, source = job
+    if not _graders:
+        _graders.append(Grader())
+    outcome = retrying(_graders[0].grade)(task, source, backend="cpu", targets=(), wall=30.0)
+    return {
+        "strategy": strategy, "task": task, "verdict": str(outcome.verdict), "paid": outcome.correct,
+        "rules": sorted({v.rule for v in outcome.violations}), "message": outcome.message[:200],
+        "masked": outcome.masked, "seconds": outcome.seconds.get("total"),
+    }  # fmt: skip
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a Markdown table of the attempts by strategy."""
+    lines = ["| strategy | attempts | paid | masked | ended by |", "|---|---|---|---|---|"]
+    for name in dict.fromkeys(r["strategy"] for r in rows):
+        mine = [r for r in rows if r["strategy"] == name]
+        ended = sorted({x for r in mine if not r["paid"] for x in (r["rules"] or [r["verdict"]])})
+        paid, masked = sum(r["paid"] for r in mine), sum(r["masked"] for r in mine)
+        lines.append(f"| {name} | {len(mine)} | {paid} | {masked} | {', '.join(ended)} |")
+    lines.append(f"| **all** | {len(rows)} | {sum(r['paid'] for r in rows)} | {sum(r['masked'] for r in rows)} | |")
+    return "\n".join(lines)
+
+
+def needless_arguments() -> list[dict[str, Any]]:
+    """List the optional arguments whose default would pass every telling case in their place.
+
+    Returns:
+        A row for each: task, argument, the values that cases pass, and the number of telling cases that pass it.
+    """
+    import torch
+
+    from kbx_env.grading import inputs, reference
+    from kbx_env.grading import judge as judges
+    from kbx_env.spec.criteria import Close, Exact
+
+    rows = []
+    for task in map(load_task, task_ids()):
+        if not isinstance(task.truth, Close | Exact):
+            continue
+        for name, p in task.signature.parameters.items():
+            if p.default is p.empty or name in ("out", "inplace") or name in task.takes:
+                continue
+            values, noticed, asked = [], False, 0
+            for k, case in enumerate(task.cases):
+                if name not in case.args or case.args[name] == p.default or case.out:
+                    continue
+                values.append(str(case.args[name]))
+                asked += 1
+                try:
+                    args = inputs.draw(task, case, k + 1)
+                    other = reference.expect(task, case, {n: v for n, v in args.items() if n != name}, "cpu", exact=False)
+                    untouched = {n: v for n, v in args.items() if isinstance(v, torch.Tensor)}
+                    made = judges.Answer(tuple(other.native), other.is_tuple, untouched, other.aliases, other.aliases)
+                    noticed = not judges.judge(task, case, args, [made] * judges.calls_needed(task, case)).passed
+                except Exception:
+                    noticed = True
+                if noticed:
+                    break
+            if asked and not noticed:
+                rows.append({"task": task.id, "argument": name, "values": values, "cases": asked})
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a round; return exit status 1 if an attempt was paid."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--round", default="1", help="a name for the result")
+    p.add_argument("--strategies", default="*", metavar="GLOB")
+    p.add_argument("--per-strategy", type=int, default=6, metavar="N")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--workers", type=int, default=2)
+    p.add_argument("--arguments", action="store_true", help="look for arguments that no case needs")
+    p.add_argument("--json", type=Path)
+    a = p.parse_args(argv)
+    if a.arguments:
+        found = needless_arguments()
+        for r in found:
+            print(f"{r['task']}: {r['argument']} ({r['cases']} cases pass {', '.join(r['values'])}) is needed by none")
+        if a.json:
+            a.json.write_text(json.dumps(found, indent=1))
+        return 1 if found else 0
+    jobs = attempts(a.strategies, a.per_strategy, a.seed)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with ProcessPoolExecutor(a.workers, multiprocessing.get_context("spawn")) as pool:
+        rows = list(pool.map(_grade, jobs))
+    print(table(rows))
+    for r in rows:
+        if r["paid"]:
+            print(f"PAID {r['strategy']}: {r['task']}")
+    if a.json:
+        a.json.write_text(json.dumps({"round": a.round, "seed": a.seed, "date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1))
+    return 1 if any(r["paid"] for r in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

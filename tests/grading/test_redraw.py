@@ -1,0 +1,48 @@
+"""The second values of a repeated call: mostly the old ones, always a draw of the same distribution."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kbx_env.grading import inputs
+from kbx_env.spec.catalog import load_task, task_ids
+
+
+def test_few_of_many_elements_change() -> None:
+    task = load_task("activation/sigmoid")
+    index, case = next((i, c) for i, c in enumerate(task.cases) if c.axes["*"] == (129, 257) and not c.layouts)
+    args = inputs.draw(task, case, 11 + index)
+    counts = set()
+    for seed in range(40):
+        again = inputs.redraw(task, case, args, 1000 + seed)
+        changed = int((again["input"] != args["input"]).sum())
+        assert 1 <= changed <= args["input"].numel() // 32 + 1
+        counts.add(changed.bit_length())
+    assert len(counts) >= 5, "of every order of magnitude"
+
+
+def test_layouts_dtypes_and_other_arguments_stay() -> None:
+    for name in ("index/scatter", "matrixmultiply/tril_mm_and_scale", "linearalgebra/det", "quantization/bmm_w8a8"):
+        task = load_task(name)
+        for k, case in enumerate(task.cases):
+            args = inputs.draw(task, case, k)
+            again = inputs.redraw(task, case, args, 1000 + k)
+            assert again.keys() == args.keys()
+            for key, old in args.items():
+                new = again[key]
+                if isinstance(old, torch.Tensor):
+                    assert (new.shape, new.dtype, new.stride()) == (old.shape, old.dtype, old.stride())
+                    assert not old.numel() or new.data_ptr() != old.data_ptr()
+                else:
+                    assert new == old
+
+
+def test_structured_tensors_are_drawn_anew_as_a_whole() -> None:
+    task = load_task("linearalgebra/cholesky") if "linearalgebra/cholesky" in task_ids() else pytest.skip("no such task")
+    for k, case in enumerate(task.cases):
+        args = inputs.draw(task, case, k)
+        again = inputs.redraw(task, case, args, 99 + k)
+        for key, old in args.items():
+            if isinstance(old, torch.Tensor) and old.dim() > 1 and old.shape[-1] == old.shape[-2] and old.numel() > 1:
+                assert torch.allclose(again[key], again[key].mH)
