@@ -39,7 +39,9 @@ def either(*families: Family) -> Family:
 
 
 def elementwise(args: Args = None, *, out: bool = False, low: int = 4, high: int = 6, **fields: Any) -> Family:
-    """A tensor of four to six axes in any memory layout; in every fifth draw a few axes of which one is long.
+    """A tensor of four to six axes in any memory layout; in every fifth draw two or three axes of which one is long.
+
+    Where ``low`` equals ``high``, arguments may name axes: then a tensor with a long axis has as many.
 
     Args:
         args: draws arguments.
@@ -53,7 +55,8 @@ def elementwise(args: Args = None, *, out: bool = False, low: int = 4, high: int
     """
 
     def family(pick: Pick) -> Case:
-        shape = pick.slab(2, 3, WIDE)[0] if pick.chance(0.2) else pick.shape(low, high)
+        few = (low, high) if low == high else (2, 3)
+        shape = pick.slab(*few, WIDE)[0] if pick.chance(0.2) else pick.shape(low, high)
         return pick.like({"*": shape}, _args(args, pick), **({"out": out and pick.chance(0.9)} | fields))
 
     return family

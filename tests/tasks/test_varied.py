@@ -36,6 +36,15 @@ def test_every_family_draws_cases_that_the_reference_can_compute(name: str) -> N
     assert telling >= len(SECRETS), f"{name}: nearly all derived cases have empty results"
 
 
+@pytest.mark.parametrize("name", ["loss/nll_loss", "loss/cross_entropy", "fusion/fused_cross_entropy_log_softmax", "math/ifftshift"])
+def test_arguments_that_name_axes_or_classes_fit_what_is_drawn(name: str) -> None:
+    """Ignored targets of a declared case met another ignored class, and a long axis came with fewer axes than dim names."""
+    task = load_task(name)
+    for k in range(60):
+        for case in derived_cases.derive(task, b"%d" % k, "eval"):
+            assert reference.expect(task, case, inputs.draw(task, case, k), exact=False).native, case.label()
+
+
 @pytest.mark.parametrize("name", [t for t in task_ids() if load_task(t).takes])
 def test_a_secret_repeats_its_cases_and_another_secret_draws_others(name: str) -> None:
     task = load_task(name)

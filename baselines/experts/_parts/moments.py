@@ -77,6 +77,7 @@ def standardise(
     CHUNKS = triton.cdiv(A * L, SIZE)
     means, squares, mean, scale = new(R, CHUNKS), new(R, CHUNKS), new(R), new(R)
     track = running or (mean, scale)
+    weight, bias = (None if v is None else v.contiguous() for v in (weight, bias))
     _chunks[(R * CHUNKS,)](x, means, squares, A, R, L, CHUNKS, BLOCK=SIZE, num_warps=8 if SIZE > 1024 else 4)
     _merge[(R,)](
         means, squares, *track, mean, scale, A * L, CHUNKS, *[v.stride(0) for v in track], momentum, eps,
