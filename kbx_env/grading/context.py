@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -20,6 +19,7 @@ from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.processes import SandboxProcesses
 from kbx_env.grading.runtime.session import CallResult, RunnerSession, settings_of
 from kbx_env.grading.runtime.untrusted import GradingAborted
+from kbx_env.grading.telling import is_telling
 from kbx_env.grading.timing.gpu_lock import GpuHold
 from kbx_env.options import GradeOptions
 from kbx_env.outcome import Evidence, FaultKind, Outcome, Stage, Verdict, Violation
@@ -283,21 +283,6 @@ class GradingContext:
             worst = self.builder.failures[0]
             return GradingAborted(Verdict.INCORRECT, f"{worst.case}: {worst.reason}")
         return reason
-
-
-@functools.cache
-def is_telling(task: Task, index: int) -> bool:
-    """Whether no constant and no copy of an input would be right in a case. It depends on the case, not on the inputs drawn.
-
-    Args:
-        task: the task.
-        index: number of the case in ``task.cases``.
-
-    Returns:
-        Whether passing the case says anything about the kernel.
-    """
-    case = task.cases[index]
-    return not judges.is_trivial(task, case, inputs.draw(task, case, 2**32 + index))
 
 
 def _without_effects(task: Task, case: Case, call: CallResult) -> judges.Answer:

@@ -36,7 +36,9 @@ def test_every_family_draws_cases_that_the_reference_can_compute(name: str) -> N
     assert telling >= len(SECRETS), f"{name}: nearly all derived cases have empty results"
 
 
-@pytest.mark.parametrize("name", ["loss/nll_loss", "loss/cross_entropy", "fusion/fused_cross_entropy_log_softmax", "math/ifftshift"])
+@pytest.mark.parametrize(
+    "name", ["loss/nll_loss", "loss/cross_entropy", "fusion/fused_cross_entropy_log_softmax", "math/ifftshift"]
+)
 def test_arguments_that_name_axes_or_classes_fit_what_is_drawn(name: str) -> None:
     """Ignored targets of a declared case met another ignored class, and a long axis came with fewer axes than dim names."""
     task = load_task(name)
