@@ -423,9 +423,13 @@ def _gradings(ps: Sequence[_Drawn]) -> Any:
     if not both:
         return None
     names = sorted({c for _, found in both for c in found})
-    figure = style.sheet("gradings", 0.9 + 0.26 * len(names))
-    panels = figure.subplots(1, len(both), sharey=True, squeeze=False)[0]
-    for axes, (p, found) in zip(panels, both, strict=True):
+    columns = min(len(both), 3)  # four names do not fit side by side
+    lines = math.ceil(len(both) / columns)
+    figure = style.sheet("gradings", lines * (0.9 + 0.26 * len(names)))
+    panels = list(figure.subplots(lines, columns, sharey=True, squeeze=False).flat)
+    for axes in panels[len(both) :]:
+        axes.set_visible(False)
+    for axes, (p, found) in zip(panels, both, strict=False):
         style.rows(axes, names)
         style.shares(axes)
         axes.set_title(p.label)

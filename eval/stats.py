@@ -442,7 +442,8 @@ _RUNTIME = {
 }  # fmt: skip
 """Kind of runtime error -> how its message begins."""
 _WRONG = {
-    "count": r"returned (a tuple of|one tensor|\d+ outputs)", "no tensor": r"returned a \w+ where", "device": r"returned a tensor ",
+    "count": r"returned (a tuple of|one tensor|a single result|\d+ outputs)", "no tensor": r"returned a \w+ where",
+    "device": r"returned a tensor ", "exception": r"raised ", "reference": r"the published (reference|test) ",
     "shape": r"output \d+ (has shape|is (\S+) \(.*\), expected \2 )", "dtype": r"output \d+ (has dtype|is torch\.)",
     "requires_grad": r"the result has requires_grad", "layout": r"output \d+ has (elements that share|strides)",
     "aliasing": r"output \d+ (must be the tensor|shares memory)|the result lies in the memory",

@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -258,7 +259,7 @@ def table(rows: Sequence[dict[str, Any]], backend: str) -> str:
     lines.append(f"| **all** | {len(fair)} | {sum(not r['paid'] for r in fair)} |\n")
     for r in attacks:
         if r["paid"] and r.get("open") and backend == "cpu":
-            lines.append(f"Known to pass on the CPU tier: **{r['name']}**.\nReason: {r['open']}.\n")
+            lines.append(f"Known to pass on the CPU tier: **{r['name']}**.\n" + textwrap.fill(f"Reason: {r['open']}.", 120) + "\n")
     lines += ["## Each attack\n", "| attack | task | tries | naive | ended by |", "|---|---|---|---|---|"]
     for r in attacks:
         earns = "" if r.get("naive") is None else f"{r['naive']:.2f}"

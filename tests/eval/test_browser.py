@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("report") / "out"
     argv = ["--policy", "expert", "--policy", "zeros", "--backend", "cpu", "--split", "all", "--out", str(out)]
     tasks = "activation/*,quantization/*,reduce/*,fusion/fused_a*"
-    return report.run(report.parser().parse_args([*argv, "--tasks", tasks, "--beside"]), grade=grade)
+    return report.run(report.parser().parse_args([*argv, "--tasks", tasks, "--gradings", "paper,contract"]), grade=grade)
 
 
 @pytest.fixture(scope="module")

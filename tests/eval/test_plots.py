@@ -58,7 +58,15 @@ def full(name: str, seed: int, samples: int = 2) -> dict[str, Any]:
                 told |= {"speedup": draw.lognormvariate(0.2, 0.7), "cases": {"passed": 9, "total": 9}}
                 told["evidence"] = {"launches": 9 * draw.randint(1, 4), "moved_bytes": draw.randint(100, 900), "ideal_bytes": 100}
             rows.append(row(f"t{k // samples}", category, "correct" if good else draw.choice(WRONG), sample=k % samples, **told))
-    return policy(name, rows, timed=True)
+    # One category is not graded twice: the figure shows a dash there.
+    by_category: dict[str, dict[str, int]] = {}
+    for r in rows:
+        sums = by_category.setdefault(r["category"], {"n": 0, "contract": 0, "paper": 0})
+        sums["n"] += 1
+        sums["contract"] += r["correct"]
+        sums["paper"] += draw.random() < 0.5
+    by_category.pop(draw.choice(CATEGORIES))
+    return policy(name, rows, timed=True) | {"beside": {"grading": "paper", "by_category": by_category}}
 
 
 def drawn(*reports: dict[str, Any]) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def test_killed_and_resumed_nothing_is_lost_or_repeated(tmp_path: Path) -> None:
         (["--gpus", "2", "--backend", "cpu"], "--backend cuda"), (["--gpus", "2", "--executor", "ray"], "Ray takes all"),
         (["--per-gpu", "2"], "--executor ray"), (["--executor", "ray", "--per-gpu", "0"], "per_gpu is 0"),
         (["--executor", "ray", "--ray-address", "127.0.0.1:1"], "nothing answers"),
-        (["--executor", "ray", "--workers", "0"], "at least 1"), (["--compiled"], "--backend cuda, without --no-timing"),
+        (["--executor", "ray", "--workers", "0"], "at least 1"),
+        (["--compiled"], "--backend cuda, --gradings contract, without --no-timing"),
     ],
 )  # fmt: skip
 def test_bad_usage_exits_2(more: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

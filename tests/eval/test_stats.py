@@ -201,7 +201,8 @@ def test_traffic() -> None:
 
 FRAGMENTS = {
     # names within other reasons
-    "one tensor", "output 7", "output 0 after the call", "torch.float32 7", "copy of output 0", "two calls", "a tuple of 7",
+    "one tensor", "a single result", "output 7", "output 0 after the call", "torch.float32 7", "copy of output 0", "two calls",
+    "a tuple of 7",
     "generators in different states", "output 0 (neither the kept nor the dropped value)", "output 7: 7",
     # why elements go together
     "7 apart", "read backwards", "read again", "far away, ", "at places that differ by XOR with 7", "in groups of 7",
@@ -223,6 +224,7 @@ NAMED = {"name": "output 0", "high.name": "output 0", "row.name": "out after the
          "got.dtype": "torch.float16", "tuple(got.shape)": "(7,)", "found.reason": "wrong values: output 0 is off by 7 times the "
          "tolerance, 7 % of the elements", "_noise(task, case, args, expected, answer, device)": "7.0 dB of signal to noise beside "
          "the unquantized result, the scheme has 41.2 dB", "wanted": "torch.float32 (7,)", "what": "two calls", "got": "one tensor",
+         "type(e).__name__": "ValueError", "returned": "a single result", "expected": "a tuple of 2",
          "answer.shares[i]": "'x'"}  # fmt: skip
 
 
@@ -279,7 +281,12 @@ def test_a_new_reason_would_be_missed() -> None:
         ("wrong values: 3 of 12 planes fit no sequence of windows", "windows"),
         ("broken promise: A = Q R (error 2, allowed 0.1)", "invariant"),
         ("keep rate 0.8000, expected 0.5000 over 900 elements", "statistical"),
-        ("output 0 not within rtol=0.005, atol=0.005", "values"),
+        ("output 0 not within rtol=0.005, atol=0.005", "values"), ("output 0 is not equal", "values"),
+        ("returned a single result, expected a tuple of 2", "count"),
+        ("raised ValueError with another text than the published reference", "exception"),
+        ("raised ValueError, where the published reference does not", "exception"),
+        ("the published reference raises ValueError here", "reference"),
+        ("the published test compares the options of a torch.optim.Adam, not a tensor", "reference"),
         ("output 0: cosine 0.9 (>= 0.95), l1 1 (<= 2), rmse 1 (<= 2)", "values"),
         ("output 0 has shape (2,), expected (); 50 % of the elements were never written", "shape"),
         ("something else", "other"),

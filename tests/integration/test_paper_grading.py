@@ -98,7 +98,7 @@ def test_the_published_gate_wants_the_name_of_the_file(grader) -> None:
 
 
 @pytest.mark.parametrize("attack", [
-    "import os\n\n\ndef cos(x):\n    return torch.cos(x)\n",
+    "import os\n\n\ndef cos(x):\n    os.getpid()\n    return torch.cos(x)\n",
     "def cos(x):\n    getattr(torch, '_' + 'C')\n    return torch.cos(x)\n",
     "def cos(x):\n    torch.save(x, '/tmp/x')\n    return torch.cos(x)\n",
     "import random\n\n\ndef cos(x):\n    try:\n        random._os.system('true')\n    except Exception:\n        pass\n"
@@ -107,6 +107,11 @@ def test_the_published_gate_wants_the_name_of_the_file(grader) -> None:
 def test_attacks_on_the_grader_cost_everything(grader, attack: str) -> None:
     outcome = grader.grade("math/cos", HEAD + attack, **OPTIONS)
     assert outcome.verdict is Verdict.REJECTED and outcome.violations, outcome.message
+
+
+def test_a_forbidden_import_that_nothing_uses_does_not_compile(grader) -> None:
+    outcome = grader.grade("math/cos", HEAD + "import os\n\n\ndef cos(x):\n    return torch.cos(x)\n", **OPTIONS)
+    assert outcome.verdict is Verdict.COMPILE_ERROR and not outcome.violations and "import os" in outcome.message, outcome.message
 
 
 def test_wrong_results_are_wrong(grader) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -47,7 +48,18 @@ def _seen(outcome: Outcome, held: str) -> None:
     assert {k for k, v in stages.items() if v > 0.9} == set(held.split())
     # The margin is measured: in small operands with an outlier, one looked at in three, most integers are the same truncated.
     assert all(v < (0.35 if k == "margin" else 0.1) for k, v in stages.items() if k not in held.split())
-    assert (REWARD(outcome) > DEFAULT(outcome)) == bool(held)
+    _paid_by_stage(outcome, held.split())
+
+
+def _paid_by_stage(outcome: Outcome, held: list[str]) -> None:
+    """Check that each held stage saves its own part of what hints take away, and that nobody gains by hints."""
+    least = DEFAULT(outcome) - sum(REWARD.shaping.values())
+    assert least <= REWARD(outcome) <= DEFAULT(outcome) and (REWARD(outcome) > least) == bool(held)
+    stages, wrong = outcome.evidence.stages, 1 - outcome.cases.telling_passed / outcome.cases.telling
+    for stage in held:
+        without = dataclasses.replace(outcome.evidence, stages={**stages, stage: 0.0})
+        less = REWARD(outcome) - REWARD(dataclasses.replace(outcome, evidence=without))
+        assert less == pytest.approx(REWARD.shaping[stage] * stages[stage] * wrong) and less > 0, stage
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -95,7 +107,8 @@ def test_attacks_get_no_more_than_by_default(grader) -> None:
         s = specimens(name)[0]
         outcome = grader.grade(s.task, s.path.read_bytes(), backend="cpu", targets=())
         assert outcome.verdict is Verdict.INCORRECT
-        assert load_preset(s.task.split("/")[0])(outcome) == DEFAULT(outcome)
+        reward = load_preset(s.task.split("/")[0])
+        assert reward(outcome) == DEFAULT(outcome) - sum(reward.shaping.values()), "no hint is worth anything to it"
 
 
 def _softmax_log(steps: int) -> str:
