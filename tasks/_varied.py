@@ -39,9 +39,7 @@ def either(*families: Family) -> Family:
 
 
 def elementwise(args: Args = None, *, out: bool = False, low: int = 4, high: int = 6, **fields: Any) -> Family:
-    """A tensor of four to six axes in any memory layout; in every fifth draw two or three axes of which one is long.
-
-    Where ``low`` equals ``high``, arguments may name axes: then a tensor with a long axis has as many.
+    """A tensor of four to six axes in any memory layout; in every fifth draw one of them is long and the others short.
 
     Args:
         args: draws arguments.
@@ -55,8 +53,7 @@ def elementwise(args: Args = None, *, out: bool = False, low: int = 4, high: int
     """
 
     def family(pick: Pick) -> Case:
-        few = (low, high) if low == high else (2, 3)
-        shape = pick.slab(*few, WIDE)[0] if pick.chance(0.2) else pick.shape(low, high)
+        shape = pick.slab(low, high, WIDE)[0] if pick.chance(0.2) else pick.shape(low, high)
         return pick.like({"*": shape}, _args(args, pick), **({"out": out and pick.chance(0.9)} | fields))
 
     return family

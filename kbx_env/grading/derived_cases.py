@@ -70,10 +70,15 @@ def laid_out(task: Task, case: Case, pick: Pick) -> Case:
     for key in set(case.args) - set(params):
         raise DeclarationError(f"{task.id}: case {case.label()!r} passes {key!r}; parameters: {', '.join(params)}")
     layouts = dict(case.layouts)
-    for name, t in task.takes.items():
-        passed = name not in case.args and (not t.optional or name in case.given)
-        if passed and name not in layouts and (found := pick.layout(len(shape_of(t, case.axes)))):
+    passed = [n for n, t in task.takes.items() if n not in case.args and (not t.optional or n in case.given)]
+    for name in passed:
+        if name not in layouts and (found := pick.layout(len(shape_of(task.takes[name], case.axes)))):
             layouts[name] = found
+    # Declared cases have contiguous inputs, so not all of a derived case are contiguous.
+    ranks = {n: len(shape_of(task.takes[n], case.axes)) for n in passed}
+    if not layouts and any(ranks.values()):
+        name = pick.among(*(n for n, rank in ranks.items() if rank))
+        layouts[name] = str(pick.layout(ranks[name], contiguous=0.0))
     if case.out and "out" not in layouts and not contiguous_out(task):
         # The rank of the result follows from the inputs; the reference gives it.
         rank = judges.result_rank(task, case, inputs.draw(task, case, 1))

@@ -158,12 +158,19 @@ class Pick:
             **({"layouts": {}, "held": False, "out": False} | fields),
         )  # fmt: skip
 
-    def layout(self, rank: int) -> str | None:
+    def layout(self, rank: int, contiguous: float = 0.1) -> str | None:
         """Return a memory layout of a tensor with ``rank`` axes, in the notation of ``Case.layouts``.
 
         The axes lie in memory in any order, with gaps along some of them, from any element of the buffer on.
+
+        Args:
+            rank: axes of the tensor.
+            contiguous: probability of a contiguous tensor.
+
+        Returns:
+            The layout; ``None`` for a contiguous tensor.
         """
-        if not rank or self.chance(0.1):
+        if not rank or self.chance(contiguous):
             return None
         order = self.shuffled(range(rank))
         if rank > 1 and order == tuple(range(rank)):
