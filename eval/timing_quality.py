@@ -113,12 +113,16 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
             )
         runners = [clock.RunnerContestant(s, case) for s in sessions]
         for side in runners:
-            side.prepare(ring)
-        if first is None:
-            eager = contestants.EagerContestant(task, case)
-            with gpu.using():
-                eager.prepare(ring)
+            side.describe()
+            side.dry()
         with gpu.alone():
+            # Sending the values copies them on the GPU, which would disturb what others measure.
+            for side in runners:
+                side.lay(ring)
+                side.warm()
+            if first is None:
+                eager = contestants.EagerContestant(task, case)
+                eager.prepare(ring)
             start = time.perf_counter()
             paired = clock.pair(eager or runners[0], runners[-1], windows=ring)
             alone = time.perf_counter() - start

@@ -269,6 +269,8 @@ class GradingContext:
         """
         if reason.fault_kind is FaultKind.UNSUPPORTED:
             reason = self._known_before(reason)
+        if self.stage is Stage.TIME and reason.verdict is Verdict.INCORRECT:
+            self.builder.failed_timed_case(reason.message)
         self.builder.violations.extend(reason.violations)
         if self.builder.evidence is None and self._session is not None:
             self.builder.evidence = self.evidence(None, None)

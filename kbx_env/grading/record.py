@@ -66,6 +66,18 @@ class OutcomeBuilder:
     stopped_at: int | None = None
     stopped_in: str = ""
 
+    def failed_timed_case(self, reason: str) -> None:
+        """Count the case in which a timed call was wrong as one more telling case that failed.
+
+        All cases before it passed. Without it a kernel that is wrong only while it is timed would count as many passed
+        cases as a right one.
+
+        Args:
+            reason: why the result was wrong.
+        """
+        self.total, self.telling = self.total + 1, self.telling + 1
+        self.failures.append(CaseFailure("timed", reason))
+
     def cases(self) -> Cases | None:
         """Return the cases so far, ``None`` before the first."""
         if not self.total:

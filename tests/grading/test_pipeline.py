@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kbx_env.rewards.compose import load_preset
 
 from kbx_env.errors import SandboxError
 from kbx_env.grading import pipeline
@@ -72,6 +73,16 @@ def test_an_unsupported_kernel_keeps_its_kind(monkeypatch: pytest.MonkeyPatch, c
     reason = GradingAborted(Verdict.INFRA_FAULT, "inline assembly", fault_kind=FaultKind.UNSUPPORTED)
     outcome, _ = _run(monkeypatch, context, reason)
     assert outcome.masked and outcome.fault_kind is FaultKind.UNSUPPORTED
+
+
+def test_a_wrong_timed_call_is_one_more_case_that_failed(context: _Context) -> None:
+    builder, context.stage = context.builder, Stage.TIME
+    builder.passed = builder.total = builder.telling_passed = builder.telling = 9
+    outcome = context.aborted(GradingAborted(Verdict.INCORRECT, "timed call wrong (n=7): off by 2"))
+    assert outcome.cases is not None and (outcome.cases.passed, outcome.cases.total) == (9, 10)
+    assert "off by 2" in outcome.cases.failures[0].reason
+    # A kernel that is right where it is checked, and wrong where only the clock seems to look, earns less than all cases.
+    assert load_preset("default")(outcome) < 0.4
 
 
 def test_a_fault_of_the_machine_closes_everything_too(monkeypatch: pytest.MonkeyPatch, context: _Context) -> None:

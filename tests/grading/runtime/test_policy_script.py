@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +84,8 @@ def _until(true: Callable[[], bool], seconds: float) -> None:
 def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Every test: no folder, no named process and no shared memory remains."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if torch.cuda.is_available():
+        torch.zeros(1, device="cuda")  # the first use of CUDA opens descriptors for good
     before, descriptors = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
     yield tmp_path
     assert not list(tmp_path.glob("kbx-script-*"))
