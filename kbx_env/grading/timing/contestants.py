@@ -419,6 +419,12 @@ class Fetched:
     captured: bool
     """Whether it is one of the captured calls."""
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that its tensors take."""
+        tensors = [*self.answer.outputs, *self.answer.after.values()]
+        return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
     def equals(self, other: Fetched) -> bool:
         """Return whether a judge must rule alike on two results of calls with equal arguments: all bits are equal.
 

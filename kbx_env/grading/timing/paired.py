@@ -16,13 +16,14 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from kbx_env.errors import SandboxError
 from kbx_env.grading import compulsory_work, inputs, reference
 from kbx_env.grading.runtime.session import RunnerSession
 from kbx_env.grading.runtime.untrusted import GradingAborted
@@ -62,6 +63,11 @@ would keep all others waiting behind it."""
 MORE_MEMORY, MEMORY_SLACK = 4, 2.0
 """Work whose memory was not enough is repeated with so many times as much. Torch may allocate ``MEMORY_SLACK`` times what
 is reserved: its allocator rounds up and keeps gaps, and graders use less than they reserve most of the time."""
+MEMORY_ATTEMPTS, MEMORY_PAUSE_SECONDS = 4, 1.0
+"""Attempts at work that has all the memory reserved that timing may reserve, and seconds between them."""
+KEPT_MEMORY_SHARE = 0.03
+"""Share of the device's memory for results that a grading has measured and not judged yet. Whoever holds more judges
+them before it measures its next case: this memory is not reserved, and a dozen gradings may hold so much."""
 CONTEXT_BYTES = 1400 << 20
 """Device memory of each process for its CUDA context and the kernels that torch loads (1.2 to 1.4 GiB on an H200).
 Graders and runners each have one; this memory cannot be reserved."""
@@ -289,14 +295,43 @@ def time_task(
     # A case that needs more memory than the rest reserves the difference before it queues for the GPU: a grading that
     # holds the GPU alone must not wait for memory.
     more = (MEASURE_MEMORY * largest - (1 - SHARE) * 0.8 * memory) / (SHARE * memory)
-    with session.gpu.room(more) if more > 0 else contextlib.nullcontext():
-        measured, device = _measure_all(task, session, candidates, work, draw_timed, BY_NAME[precision])
-    # The lock is released: other gradings use the GPU while the results are judged.
-    rows = [
-        reserve.run(JUDGE_MEMORY * size, partial(_case_time, task, one, partial(draw_timed, index), device))
-        for index, (one, size) in enumerate(zip(measured, needed, strict=True))
-    ]
-    return _summary(measured, rows, device, precision)
+    measuring = _Measuring(task, draw_timed, BY_NAME[precision], KEPT_MEMORY_SHARE * memory)
+    measured: list[_Measured] = []
+    rows: list[CaseTime] = []
+    while len(rows) < len(cases):
+        todo = slice(len(rows), None)
+        latest = _with_memory(session, more, partial(measuring.run, candidates[todo], work[todo], len(rows)))
+        measured += latest
+        # The lock is released: other gradings use the GPU while the results are judged.
+        for one in latest:
+            size, draw_again = needed[len(rows)], partial(draw_timed, len(rows))
+            rows.append(reserve.run(JUDGE_MEMORY * size, partial(_case_time, task, one, draw_again, measuring)))
+            one.results.clear()
+    return _summary(measured, rows, measuring, precision)
+
+
+def _with_memory(session: RunnerSession, share: float, work: Callable[[], _Done]) -> _Done:
+    """Measure, and where the GPU's memory does not last, measure again while no other grading has memory reserved.
+
+    Memory that others hold must not count against a submission. If it is not enough without them either, it does.
+
+    Args:
+        session: of the grading.
+        share: of the memory that timing may reserve, which the work needs besides its own; 0 or less for none.
+        work: may be called twice.
+
+    Returns:
+        What the work returns.
+    """
+    try:
+        with session.gpu.room(share) if share > 0 else contextlib.nullcontext():
+            return work()
+    except (RuntimeError, GradingAborted, SandboxError) as e:  # torch.OutOfMemoryError is a RuntimeError
+        if not session.gpu.contended or "out of memory" not in str(e).lower():
+            raise
+    _give_back()
+    with session.gpu.room(1.0):
+        return work()
 
 
 def _give_back() -> None:
@@ -326,17 +361,21 @@ class _Reservations:
         Returns:
             What the work returns.
         """
-        sizes = [size for size in (needed, MORE_MEMORY * needed) if size < self._shared_bytes] + [self._shared_bytes]
-        for size in sizes:
+        sizes = [size for size in (needed, MORE_MEMORY * needed) if size < self._shared_bytes]
+        sizes += [self._shared_bytes] * MEMORY_ATTEMPTS
+        for k, size in enumerate(sizes):
             with self._session.gpu.room(size / self._shared_bytes):
                 try:
                     with _limited(MEMORY_SLACK * max(size, gpu_lock.UNRESERVED * self._shared_bytes)):
                         return work()
                 except torch.OutOfMemoryError:
-                    if size == sizes[-1]:
+                    if k == len(sizes) - 1:
                         raise
                 finally:
                     _give_back()
+            if size == self._shared_bytes:
+                # Others hold results that they could not judge while all memory was reserved here.
+                time.sleep(MEMORY_PAUSE_SECONDS)
         raise AssertionError("unreachable")
 
 
@@ -431,71 +470,21 @@ class _CaseWork:
         return cls(result_bytes, kept_bytes, ideal, compulsory_work.flops(task, case, args), tensor_bytes)
 
 
-@dataclass(frozen=True)
-class _DeviceReport:
-    """The device during one timing: its roofline, telemetry before and after, and notes that grow."""
-
-    roofline: Roofline
-    before: Reading | None
-    after: Reading | None
-    notes: list[str]
-
-
-def _measure_all(
-    task: Task, session: RunnerSession, candidates: Sequence[RunnerContestant], work: Sequence[_CaseWork],
-    draw_timed: Callable[[int], InputWindows], precision: Precision,
-) -> tuple[list[_Measured], _DeviceReport]:  # fmt: skip
-    """Measure every case, with the GPU held alone.
-
-    Args:
-        task: the task.
-        session: with the submission.
-        candidates: the submission, for each case.
-        work: of each case.
-        draw_timed: draws the values of a case by its index.
-        precision: how narrow the intervals shall be.
-
-    Returns:
-        The measurement of each case, and the state of the device.
-    """
-    uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
-    telemetry = Telemetry(None if uuid is None else str(uuid))
-
-    measured: list[_Measured] = []
-    notes: list[str] = []
-    with session.gpu.alone():
-        found = rooflines.roofline("cuda", session.gpu.file(f"ceilings-{torch.__version__}.json"))
-        before = telemetry.read()
-        measuring = _Measuring(task, found, telemetry, precision, notes)
-        for index, candidate in enumerate(candidates):
-            eager = EagerContestant(task, candidate.case, session.backend)
-            try:
-                windows = draw_timed(index)
-                # Readings take milliseconds: the last one of a case serves as the first one of the next.
-                first = before if not measured else None if measured[-1].disturbed else measured[-1].after
-                measured.append(measuring.run(candidate, eager, windows, work[index], first))
-                del windows
-            finally:
-                eager.watch.close()
-            _give_back()
-        candidates[-1].release()
-    return measured, _DeviceReport(found, before, measured[-1].after, notes)
-
-
 def _summary(
-    measured: Sequence[_Measured], rows: Sequence[CaseTime], device: _DeviceReport, precision: str
+    measured: Sequence[_Measured], rows: Sequence[CaseTime], device: _Measuring, precision: str
 ) -> Timing:  # fmt: skip
     """Return the geometric mean of the cases' speedups, with its interval.
 
     Args:
         measured: the measurement of each case.
         rows: what is reported of each case.
-        device: its state.
+        device: the state of the device.
         precision: the name of the precision.
 
     Returns:
         The timing of the task.
     """
+    assert device.roofline is not None
     parts = [one.paired for one in measured]
     n = len(parts)
     mean = sum(p.log_ratio for p in parts) / n
@@ -523,6 +512,11 @@ class _Measured:
     results: list[tuple[Window, Fetched]]
     after: Reading | None
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of device memory of the results."""
+        return sum(fetched.bytes for _, fetched in self.results)
+
 
 @dataclass
 class _Measuring:
@@ -530,21 +524,73 @@ class _Measuring:
 
     Attributes:
         task: the task.
-        roofline: of the device.
-        telemetry: of the device.
+        draw: draws the values of a case by its index.
         precision: how narrow the intervals shall be.
+        kept_bytes: bytes of results that may wait for the judge while further cases are measured.
         notes: repetitions and disturbances are appended here.
+        roofline: of the device, once something was measured.
+        before: the device's telemetry before the first case.
+        after: the latest reading.
     """
 
     task: Task
-    roofline: Roofline
-    telemetry: Telemetry
+    draw: Callable[[int], InputWindows]
     precision: Precision
-    notes: list[str]
+    kept_bytes: float
+    notes: list[str] = field(default_factory=list)
+    roofline: Roofline | None = None
+    before: Reading | None = None
+    after: Reading | None = None
 
     def run(
+        self, candidates: Sequence[RunnerContestant], work: Sequence[_CaseWork], first: int
+    ) -> list[_Measured]:  # fmt: skip
+        """Measure cases until their results need more memory than ``kept_bytes``, at least one.
+
+        Args:
+            candidates: the submission, for each case that is left.
+            work: of each of these cases.
+            first: index of the first of them.
+
+        Returns:
+            The measurements, in the order of the cases.
+        """
+        uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
+        telemetry = Telemetry(None if uuid is None else str(uuid))
+        session = candidates[0].session
+        measured: list[_Measured] = []
+        with session.gpu.alone():
+            self.roofline = rooflines.roofline("cuda", session.gpu.file(f"ceilings-{torch.__version__}.json"))
+            reading = telemetry.read()
+            self.before = self.before or reading
+            try:
+                for index, candidate in enumerate(candidates):
+                    # The next case has results too.
+                    if measured and sum(m.kept_bytes for m in measured) + measured[-1].kept_bytes > self.kept_bytes:
+                        break
+                    # Readings take milliseconds: the last one of a case serves as the first one of the next.
+                    since = reading if not measured else None if measured[-1].disturbed else measured[-1].after
+                    measured.append(self._drawn(candidate, first + index, work[index], telemetry, since))
+                    _give_back()
+            finally:
+                with contextlib.suppress(GradingAborted):  # it may have ended itself
+                    candidates[-1].release()
+        self.after = measured[-1].after
+        return measured
+
+    def _drawn(
+        self, candidate: RunnerContestant, index: int, work: _CaseWork, telemetry: Telemetry, before: Reading | None
+    ) -> _Measured:  # fmt: skip
+        """Draw the values of a case, and measure it; arguments as for ``_case``, ``index`` is that of the case."""
+        eager = EagerContestant(self.task, candidate.case, candidate.session.backend)
+        try:
+            return self._case(candidate, eager, self.draw(index), work, telemetry, before)
+        finally:
+            eager.watch.close()
+
+    def _case(
         self, candidate: RunnerContestant, eager: EagerContestant, windows: InputWindows, work: _CaseWork,
-        before: Reading | None,
+        telemetry: Telemetry, before: Reading | None,
     ) -> _Measured:  # fmt: skip
         """Measure one case.
 
@@ -553,11 +599,13 @@ class _Measuring:
             eager: the baseline.
             windows: the values of the calls.
             work: of the case.
+            telemetry: of the device.
             before: an earlier reading since which only this grading used the device; ``None`` for a new one.
 
         Returns:
             The times, and results that are to be judged.
         """
+        assert self.roofline is not None
         session, case = candidate.session, candidate.case
         result_bytes = work.result_bytes
         about_us = eager.prepare(windows)
@@ -586,12 +634,12 @@ class _Measuring:
             # Results of a discarded attempt are not judged: correct ones could hide wrong ones of the attempt that counts.
             results.clear()
             seen = 0
-            first = before if attempt == 1 and before is not None else self.telemetry.read()
+            first = before if attempt == 1 and before is not None else telemetry.read()
             paired = pair(
                 eager, candidate, windows=windows, check=check, precision=self.precision, about_us=about_us
             )  # fmt: skip
             own_pids = {os.getpid(), session.runner.pid, *session.gpu.users()}
-            after = self.telemetry.read()
+            after = telemetry.read()
             disturbed = disturbance(first, after, own_pids) or _skewed(paired)
             again = disturbed or _belief(self.task, work, self.roofline, paired).doubt
             if again is None:
@@ -712,7 +760,7 @@ def _judge(
 
 
 def _case_time(
-    task: Task, one: _Measured, draw: Callable[[], InputWindows], device: _DeviceReport
+    task: Task, one: _Measured, draw: Callable[[], InputWindows], device: _Measuring
 ) -> CaseTime:  # fmt: skip
     """Judge the results of a case's timed calls, and compare its times with the limits of the device.
 
@@ -720,7 +768,7 @@ def _case_time(
         task: the task.
         one: the measurement of the case.
         draw: draws the values of its calls.
-        device: its state; notes are appended.
+        device: the state of the device; notes are appended.
 
     Returns:
         What is reported of the case.
@@ -728,6 +776,7 @@ def _case_time(
     Raises:
         GradingAborted: a timed call was wrong, or the claimed time is impossible.
     """
+    assert device.roofline is not None
     case, paired, notes = one.candidate.case, one.paired, device.notes
     with one.candidate.session.gpu.using():
         windows = draw()

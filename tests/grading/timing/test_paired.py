@@ -15,11 +15,13 @@ from fake_device import FakeDevice
 from puppet import puppet_session
 
 from kbx_env.device.stopwatch import Stopwatch
+from kbx_env.errors import SandboxError
 from kbx_env.grading import compulsory_work, inputs
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.timing import contestants
 from kbx_env.grading.timing import paired as clock
 from kbx_env.grading.timing.precision import TRAINING
+from kbx_env.outcome import Verdict
 from kbx_env.spec.catalog import load_task, task_ids
 
 TICK_US = 0.032
@@ -221,7 +223,7 @@ def test_what_no_kernel_has_to_read_is_judged_all_the_same() -> None:
     assert needs.tensor_bytes >= sum(v.numel() * v.element_size() for v in args.values() if hasattr(v, "numel")) > 0
 
 
-def test_work_that_needs_more_memory_than_expected_is_repeated_with_more() -> None:
+def test_work_that_needs_more_memory_than_expected_is_repeated_with_more(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 
     @contextlib.contextmanager
@@ -241,9 +243,66 @@ def test_work_that_needs_more_memory_than_expected_is_repeated_with_more() -> No
         assert reserve.run(0.1 * shared, lambda fails=fails: work(fails)) == "done"
         assert asked == pytest.approx(shares)
     asked.clear()
+    # Others may hold the memory that is missing, and give it back.
+    monkeypatch.setattr(clock, "MEMORY_PAUSE_SECONDS", 0.0)
     with pytest.raises(torch.OutOfMemoryError):
         reserve.run(0.9 * shared, lambda: work(9))
-    assert asked == pytest.approx([0.9, 1.0])
+    assert asked == pytest.approx([0.9] + clock.MEMORY_ATTEMPTS * [1.0])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), SandboxError("the GPU's memory is full: out of memory"),
+     GradingAborted(Verdict.RUNTIME_ERROR, "RuntimeError: cuMemAlloc_v2 failed with error 2 (out of memory)")],
+)  # fmt: skip
+def test_what_others_hold_of_the_memory_counts_against_no_submission(error: Exception) -> None:
+    asked: list[float] = []
+
+    @contextlib.contextmanager
+    def room(share: float) -> Iterator[None]:
+        asked.append(share)
+        yield
+
+    def work(fails: list[Exception]) -> str:
+        if fails:
+            raise fails.pop()
+        return "measured"
+
+    session: Any = SimpleNamespace(gpu=SimpleNamespace(room=room, contended=True))
+    assert clock._with_memory(session, 0.0, lambda fails=[error]: work(fails)) == "measured"
+    assert asked == [1.0]
+    # Alone with all the memory it is the submission's fault, and other errors always are.
+    with pytest.raises(type(error)):
+        clock._with_memory(session, 0.2, lambda fails=[error, error]: work(fails))
+    with pytest.raises(GradingAborted, match="wrong"):
+        clock._with_memory(session, 0.0, lambda: work([GradingAborted(Verdict.INCORRECT, "timed call wrong")]))
+
+
+@pytest.mark.parametrize("each, expected", [(10, [4]), (40, [2, 2]), (60, [1, 1, 1, 1]), (500, [1, 1, 1, 1])])
+def test_large_results_are_judged_before_the_next_case_is_measured(
+    monkeypatch: pytest.MonkeyPatch, each: int, expected: list[int]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
+    monkeypatch.setattr(clock, "Telemetry", lambda uuid: SimpleNamespace(read=lambda: None))
+    monkeypatch.setattr(clock.rooflines, "roofline", lambda device, file: "of the device")
+    gpu = SimpleNamespace(alone=contextlib.nullcontext, file=lambda name: None)
+    released: list[int] = []
+    sides: list[Any] = [
+        SimpleNamespace(session=SimpleNamespace(gpu=gpu), release=lambda k=k: released.append(k)) for k in range(4)
+    ]
+
+    def drawn(self: Any, candidate: Any, index: int, *rest: Any) -> Any:
+        assert candidate is sides[index]
+        return SimpleNamespace(kept_bytes=each, disturbed=False, after=None)
+
+    monkeypatch.setattr(clock._Measuring, "_drawn", drawn)
+    measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, clock.REPORT, 100)  # type: ignore
+    counts: list[int] = []
+    while sum(counts) < 4:
+        counts.append(len(measuring.run(sides[sum(counts) :], [None] * 4, sum(counts))))  # type: ignore[list-item]
+    assert counts == expected and measuring.roofline == "of the device"
+    # Whoever leaves the GPU leaves no memory of the runner behind.
+    assert len(released) == len(counts)
 
 
 @pytest.mark.parametrize("us, placement", [(30.0, 0.002), (400.0, 0.002), (30_000.0, 0.01)])
