@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kbx_env.bytecode import compiled
+
 
 def examine() -> list[dict[str, Any]]:
     """Return one row for each check: ``name``, ``ok``, ``found`` and, where ``ok`` is false, the ``remedy``."""
@@ -22,6 +24,9 @@ def examine() -> list[dict[str, Any]]:
         import torch
 
         add("torch", True, torch.__version__)
+        add("compiled modules", compiled(), "beside torch's sources" if compiled() else "none beside torch's sources",
+            "python -m compileall -q $(python -c 'import torch; print(torch.__path__[0])'): imports take a second instead of "
+            "five; workers keep their own in the folder for temporary files")  # fmt: skip
         cuda = torch.cuda.is_available()
         device = torch.cuda.get_device_name(0) if cuda else "no CUDA device"
         add("cuda backend (timing)", cuda, device, "the CPU backend grades correctness without a GPU: --backend cpu")

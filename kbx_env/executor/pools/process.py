@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import kbx_env
+from kbx_env.bytecode import with_bytecode
 from kbx_env.errors import KbxError, UsageError
 from kbx_env.outcome import GRADER_FAILED, FaultKind, Outcome
 from kbx_env.store import request_key
@@ -260,7 +261,7 @@ class _Worker:
             cores: CPU cores of the process; by default any.
         """
         root = str(Path(kbx_env.__file__).resolve().parent.parent)
-        env = {**os.environ, **extra_env}
+        env = {**with_bytecode(os.environ), **extra_env}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         # Each worker's torch would take every core: on 2 cores, 2 workers were half as fast as with one thread each.
         env.setdefault("OMP_NUM_THREADS", str(threads))

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import kbx_env
+from kbx_env.bytecode import with_bytecode
 from kbx_env.errors import SandboxError
 
 START_SECONDS = 120.0
@@ -50,7 +51,7 @@ class ZygoteProcess:
     def _fork(self) -> None:
         self.control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         root = str(Path(kbx_env.__file__).resolve().parent.parent)
-        env = {k: v for k, v in os.environ.items() if not k.upper().endswith(("_KEY", "_TOKEN", "_SECRET"))}
+        env = {k: v for k, v in with_bytecode(os.environ).items() if not k.upper().endswith(("_KEY", "_TOKEN", "_SECRET"))}
         env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
         env.pop("TRITON_INTERPRET", None)
         env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
