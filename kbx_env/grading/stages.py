@@ -9,12 +9,10 @@ from typing import Any, Protocol
 
 import torch
 
-from kbx_env.grading import inputs
 from kbx_env.grading import judge as judges
 from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.context import GradingContext
 from kbx_env.grading.evidence import metamorphic, stage_credit
-from kbx_env.grading.evidence.source_check import forged_kernel
 from kbx_env.grading.judge import paper
 from kbx_env.grading.runtime.session import CallResult
 from kbx_env.grading.runtime.untrusted import GradingAborted, survived
@@ -196,10 +194,6 @@ class ProveWork:
         with context.timed(Stage.EVIDENCE):
             right_without_launches = self._ablate(context)
             builder.violations.extend(missing_evidence(context, right_without_launches))
-            if not builder.violations and context.session.engine is not None and not context.lacks(DefenceLayer.SOURCE):
-                seed = inputs.case_seed(context.secret, context.task.id, "source", 0, 0)
-                forged = forged_kernel(context.session, context.processes.zygote(), context.source, seed)
-                builder.violations.extend([forged] if forged else [])
         return self._rejected(context)
 
     @staticmethod

@@ -19,6 +19,7 @@ from kbx_env.grading import compulsory_work, inputs, reference
 from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.judge import Answer
 from kbx_env.grading.judge.samples import TURNS
+from kbx_env.grading.runtime.compiler_client import KernelCompiler
 from kbx_env.grading.runtime.engine_client import HOST_READS, Engine, EngineError, Facts, Origin, blank, number
 from kbx_env.grading.runtime.runner_pool import RunnerPool, RunnerSlot
 from kbx_env.grading.runtime.time_budget import TimeBudget
@@ -107,6 +108,8 @@ def settings_of(
         The keyword arguments of ``Zygote.spawn``.
     """
     settings = {"device": backend, "without": sorted(without), "torch_ops": torch_ops}
+    if backend == "cpu" and DefenceLayer.SOURCE not in without and not values:
+        settings["elsewhere"] = True
     return settings | ({"values": True} if values else {})
 
 
@@ -128,6 +131,7 @@ class RunnerSession:
     Attributes:
         gpu: this grading's use of the GPU lock.
         engine: executes what the runner records (CPU tier); ``None`` on CUDA.
+        compiler: compiles what the runner launches (CPU tier, once a submission is loaded); ``None`` where the runner compiles.
         budget: the submission's wall time.
         findings: the sanitizer's findings.
         denied: denied operations as (rule, detail).
@@ -150,6 +154,8 @@ class RunnerSession:
         self.secret, self.split, self.without = secret, split, without
         self.gpu = GpuHold(gpu_lock_of(backend))
         settings = settings_of(backend, without, torch_ops, values)
+        self._elsewhere = "elsewhere" in settings
+        self.compiler: KernelCompiler | None = None
         self._slot = runner_pool.take(zygote, settings) if runner_pool is not None else RunnerSlot(zygote, settings)
         self.runner, self.mailbox = self._slot.runner, self._slot.mailbox
         reads = HOST_READS if DefenceLayer.HOST not in without and not values else math.inf
@@ -177,6 +183,8 @@ class RunnerSession:
         self._slot.close()
         if self.engine is not None:
             self.engine.close()
+        if self.compiler is not None:
+            self.compiler.close()
 
     def ask(
         self, header: dict[str, Any], blobs: list[bytes] | None = None, *, extra: float = 0.0, idle: bool = False
@@ -208,7 +216,7 @@ class RunnerSession:
             self.budget.grant(FIRST_USE_SECONDS if self.backend == "cuda" else 0.0)
         start = time.monotonic()
         try:
-            reply, data = self.runner.ask(header, blobs, deadline=start + self.budget.left + extra)
+            reply, data = self._exchange(header, blobs, start + self.budget.left + extra)
         except wire.Late:
             self._read_log()
             given = self.budget.compile_spent + extra
@@ -235,6 +243,16 @@ class RunnerSession:
         self.standing = self.standing and bool(reply.get("standing"))
         if not reply.get("ok"):
             self._stop(reply)
+        return reply, data
+
+    def _exchange(self, header: dict[str, Any], blobs: list[bytes] | None, deadline: float) -> Any:
+        """Send a command and read the reply. Compiles the kernels that the runner asks for meanwhile."""
+        reply, data = self.runner.ask(header, blobs, deadline=deadline)
+        while self.compiler is not None and isinstance(reply.get("compile"), dict):
+            answer = self.compiler.compile(reply["compile"], deadline)
+            if self.compiler.changed:
+                self.denied.append(("tampering", f"a kernel was launched that the source does not define: {self.compiler.changed}"))
+            reply, data = self.runner.ask({"values": answer}, deadline=deadline)
         return reply, data
 
     def _read_log(self, claimed: Sequence[tuple[str, str]] = ()) -> None:
@@ -283,6 +301,10 @@ class RunnerSession:
         Raises:
             GradingAborted: it raises, or has no entry function.
         """
+        if self._elsewhere:
+            self.compiler = KernelCompiler(self.zygote, data)
+            assert self.engine is not None
+            self.engine.compiled = self.compiler.rows
         reply, _ = self.ask({"op": "load", "entry": self.task.entry}, [data], idle=True)
         if not reply.get("entry"):
             raise GradingAborted(Verdict.MALFORMED, f"{self.task.entry!r} is not a function after the module ran")
