@@ -240,6 +240,16 @@ class GradingContext:
             generator_seeds=[c.generator_seed for c in calls], earlier=None if alone else self.earlier_draws,
         )  # fmt: skip
 
+    def stale(self, case: Case, call: CallResult, args: dict[str, Any]) -> judges.Answer:
+        """Return the answer that a submission gives for other arguments if it remembers the one of an earlier call.
+
+        Args:
+            case: the case.
+            call: the earlier call.
+            args: the other arguments.
+        """
+        return _without_effects(self.task, case, replace(call, args=args))
+
     def evidence(self, ablation: bool | None, accumulator: EvidenceAccumulator | None) -> Evidence:
         """Return the evidence found so far.
 

@@ -21,6 +21,10 @@ from kbx_env.outcome import CaseFailure, Outcome, Stage, Verdict, Violation
 from kbx_env.spec.criteria import Sample
 from kbx_env.spec.task import Case
 
+AGAIN = 3
+"""Calls on the same memory with other values, of each case that is chosen for it (CPU tier)."""
+CHANGES = 4
+"""Draws of other values at most for which the last result is still right, as a value below the largest is for a maximum."""
 ABLATED_CASES = 3
 """Telling cases that are called again without launches (CUDA)."""
 
@@ -145,16 +149,43 @@ class Correct:
         calls = [session.call(case, index, "run", keep=True)]
         if needed == 1:  # the metamorphic check executes the engine's last call again
             self._judge(context, index, calls)
-        again = session.call_again(case, index, calls[0])
+        again, last = list[CallResult](), calls[0]
+        for turn in range(AGAIN):
+            last = session.call_again(case, self._telling_change(context, index, last, turn))
+            again.append(last)
         if needed > 1:
             self._judge(context, index, calls + [session.call(case, index, "run", k) for k in range(1, needed)])
-        ruling = context.judge(case, [again], alone=True)
-        if not ruling.passed:
-            reason = f"called again on the same tensors with other values: {ruling.reason}"
-            if not builder.failures or builder.failures[-1].case != case.label():  # else the first call was wrong, too
+        for call in again:
+            ruling = context.judge(case, [call], alone=True)
+            # Only one failure of a case is told: the first call may have been wrong, too.
+            if not ruling.passed and (not builder.failures or builder.failures[-1].case != case.label()):
+                reason = f"called again on the same tensors with other values: {ruling.reason}"
                 builder.passed, builder.telling_passed = builder.passed - 1, builder.telling_passed - 1
                 builder.failures.append(CaseFailure(case.label(), reason))
-        context.accumulator.prove(case, [again], context.telling[index])
+        context.accumulator.prove(case, again, context.telling[index])
+
+    @staticmethod
+    def _telling_change(context: GradingContext, index: int, last: CallResult, turn: int) -> dict[str, Any]:
+        """Draw arguments for the next call on the same memory, for which the last call's result is wrong.
+
+        All turns but the last change a single element, if that tells: samples of the values hardly meet it.
+
+        Args:
+            context: of this grading.
+            index: number of the case.
+            last: the last call.
+            turn: number of the repetition.
+
+        Returns:
+            The arguments.
+        """
+        case, few = context.cases[index], int(turn < AGAIN - 1)
+        args = last.args
+        for attempt in range(CHANGES):
+            args = context.session.redrawn(case, index, last, turn * CHANGES + attempt, few << max(0, attempt - 1))
+            if not context.judge(case, [replace(last, args=args, answer=context.stale(case, last, args))], alone=True).passed:
+                break
+        return args
 
     def _judge(self, context: GradingContext, index: int, calls: Sequence[CallResult]) -> None:
         case, telling, builder = context.cases[index], context.telling[index], context.builder

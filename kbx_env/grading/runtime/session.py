@@ -38,8 +38,10 @@ BUILD_SECONDS = 60.0
 """For ahead-of-time builds of all targets, beside what the submission has left."""
 DEVICE_BYTES = 1 << 30
 """With less free memory than this, in bytes, a GPU counts as full."""
-AGAIN_FAMILY = 4
-"""Number of the family of inputs for ``RunnerSession.call_again``; ``_call`` uses 0 to 3."""
+AGAIN_FAMILY = 16
+"""First number of the families of inputs for ``RunnerSession.redrawn``; ``_call`` uses 0 to 3."""
+REPEAT_FAMILY = 4
+"""Number of the family of generator seeds for ``RunnerSession.call_again``."""
 TURN_SECONDS = 1.0
 """Seconds of calls after which the shared GPU lock is released, so that a grading that waits for exclusive use gets it."""
 DISK_BYTES = 256 << 20
@@ -174,7 +176,7 @@ class RunnerSession:
         self.sent: dict[str, Any] = {}
         self._started = False
         self._bases: dict[str, Any] = {}
-        self._served = self._log_number = 0
+        self._served = self._log_number = self._repeats = 0
 
     def __enter__(self) -> RunnerSession:
         return self
@@ -301,9 +303,8 @@ class RunnerSession:
         Raises:
             GradingAborted: it raises, or has no entry function.
         """
-        if self._elsewhere:
+        if self._elsewhere and self.engine is not None:
             self.compiler = KernelCompiler(self.zygote, data)
-            assert self.engine is not None
             self.engine.compiled = self.compiler.rows
         reply, _ = self.ask({"op": "load", "entry": self.task.entry}, [data], idle=True)
         if not reply.get("entry"):
@@ -365,15 +366,31 @@ class RunnerSession:
         """
         return self.make_call(self.draw_call(case, index, mode, repeat, quiet=quiet), keep=keep)
 
-    def call_again(self, case: Case, index: int, first: CallResult) -> CallResult:
-        """Call once more with the same tensor objects, most of whose values are the old ones (CPU tier).
-
-        A submission that remembers results by address, shape, or samples of the values cannot tell this call from the first.
+    def redrawn(self, case: Case, index: int, first: CallResult, turn: int, few: int = 0) -> dict[str, Any]:
+        """Draw arguments for ``call_again``, most of whose values are those of the last call.
 
         Args:
             case: the case.
             index: its number among the graded cases.
-            first: the last call, made with ``keep``.
+            first: the last call.
+            turn: number of this draw.
+            few: as ``inputs.redraw`` takes it.
+
+        Returns:
+            The arguments.
+        """
+        seed = inputs.case_seed(self.secret, self.task.id, self.split, index, AGAIN_FAMILY + turn)
+        return inputs.redraw(self.task, case, first.args, seed, few)
+
+    def call_again(self, case: Case, args: dict[str, Any]) -> CallResult:
+        """Call once more with the same tensor objects, most of whose values are the old ones (CPU tier).
+
+        A submission that remembers results by address, shape, or samples of the values cannot tell this call from the last, which
+        was made with ``keep`` or by this function.
+
+        Args:
+            case: the case.
+            args: from ``redrawn``.
 
         Returns:
             The arguments and the untrusted result.
@@ -382,12 +399,12 @@ class RunnerSession:
             GradingAborted: the submission failed, or its process names other addresses than before.
         """
         assert self.engine is not None
-        seed = inputs.case_seed(self.secret, self.task.id, self.split, index, AGAIN_FAMILY)
-        args, before = inputs.redraw(self.task, case, first.args, seed), self._bases
+        before, self._repeats = self._bases, self._repeats + 1
         sent, blobs = self._with_out(case, args), list[bytes]()
+        seed = inputs.case_seed(self.secret, self.task.id, self.split, self._repeats, REPEAT_FAMILY)
         generator_seed = inputs.generator_seed(seed, "generator") % (1 << 48)
         header = self.header(sent, generator_seed, blobs, "aside")
-        header |= {"op": "call", "mode": "run", "seconds": max(0.1, self.budget.left), "reuse": True}
+        header |= {"op": "call", "mode": "run", "seconds": max(0.1, self.budget.left), "reuse": True, "keep": True}
         reply, _ = self.ask(header, blobs)
         found = self._traced(self.engine, args, sent, generator_seed, reply)
         if self._bases != before:
