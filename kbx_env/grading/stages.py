@@ -21,7 +21,7 @@ from kbx_env.outcome import CaseFailure, Outcome, Stage, Verdict, Violation
 from kbx_env.spec.criteria import Sample
 from kbx_env.spec.task import Case
 
-AGAIN = 3
+AGAIN = 2
 """Calls on the same memory with other values, of each case that is chosen for it (CPU tier)."""
 CHANGES = 4
 """Draws of other values at most for which the last result is still right, as a value below the largest is for a maximum."""
@@ -183,7 +183,7 @@ class Correct:
         args = last.args
         for attempt in range(CHANGES):
             args = context.session.redrawn(case, index, last, turn * CHANGES + attempt, few << max(0, attempt - 1))
-            if not context.judge(case, [replace(last, args=args, answer=context.stale(case, last, args))], alone=True).passed:
+            if context.tells(case, last, args):
                 break
         return args
 
