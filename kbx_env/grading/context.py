@@ -243,7 +243,7 @@ class GradingContext:
         )  # fmt: skip
 
     def tells(self, case: Case, call: CallResult, args: dict[str, Any]) -> bool:
-        """Return whether the results of an earlier call are clearly wrong for other arguments.
+        """Compare the results of an earlier call with the right ones for other arguments.
 
         A submission that remembers them then fails. The comparison is coarse, because a judge would measure the conditioning.
 
@@ -251,6 +251,9 @@ class GradingContext:
             case: the case.
             call: the earlier call.
             args: the other arguments.
+
+        Returns:
+            Whether the earlier results are clearly wrong for them.
         """
         if not isinstance(self.task.truth, Close | Exact):
             return True
