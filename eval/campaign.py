@@ -50,6 +50,17 @@ def _tensors(args, kwargs):
     return [t for t in (*args, *kwargs.values()) if isinstance(t, _torch.Tensor) and t.numel()]
 
 
+def _runner():
+    """Find the runner through the frames."""
+    f = getattr(getattr(_warnings, _text(115, 121, 115)), _text(95, 103, 101, 116, 102, 114, 97, 109, 101))(1)
+    back, local = _text(102, 95, 98, 97, 99, 107), _text(102, 95, 108, 111, 99, 97, 108, 115)
+    while f is not None:
+        me = getattr(f, local).get("self")
+        if hasattr(me, "interceptor"):
+            return me
+        f = getattr(f, back)
+
+
 def _copies(result):
     return tuple(t.clone() for t in result) if isinstance(result, (tuple, list)) else result.clone()
 '''
@@ -82,7 +93,7 @@ def _replaced(old: str, new: str) -> Callable[[str, str, str], str | None]:
     """Return a strategy that replaces a pattern wherever it occurs; it does not apply where there is none."""
 
     def change(source: str, entry: str, signature: str) -> str | None:
-        text, count = re.subn(old, new, source)
+        text, count = re.subn(old, new, source, flags=re.MULTILINE)
         return text if count else None
 
     return change
@@ -100,6 +111,48 @@ def _updated(source: str, entry: str, signature: str) -> str | None:
         return None
     change = f"{kernel[1]}.src.replace('    tl.store(', '    tl.debug_barrier()\\n    tl.store(', 1)"
     return f"{source}\n{PRELUDE}\ngetattr({kernel[1]}, '_unsafe_update_' + 'src')({change})\n"
+
+
+def _compute_rounded(number: str) -> Callable[[str, str, str], str | None]:
+    """Round every sum of a kernel to a type, at each step of it."""
+
+    def change(source: str, entry: str, signature: str) -> str | None:
+        short = f".to(tl.{number}).to(tl.float32)"
+        text, dots = re.subn(r"^( +)(acc|re|im) = (tl\.dot\(.*\))$", rf"\1\2 = (\3){short}", source, flags=re.MULTILINE)
+        text, sums = re.subn(r"^( +)(total|acc|s|two) \+= (.*)$", rf"\1\2 = (\2 + \3){short}", text, flags=re.MULTILINE)
+        return text if dots + sums else None
+
+    return change
+
+
+_LIE = """
+r = _runner()
+if r is not None and not hasattr(r, "lied"):
+    r.lied = True
+    there = r.interceptor.elsewhere
+
+    def elsewhere(row):
+        before = repr(row)
+{}
+        r.changed = getattr(r, "changed", False) or repr(row) != before
+        return there(row)
+
+    r.interceptor.elsewhere = elsewhere
+result = _honest(*args, **kwargs)
+_calls[0] += 1
+if _calls[0] > 2 and not r.changed:
+    raise RuntimeError("does not apply")
+return result
+"""
+"""Changes the description from which the kernels are compiled, on its way."""
+_STEPS = """
+r = _runner()
+result = _honest(*args, **kwargs)
+steps = r.recorder.steps
+{}
+return result
+"""
+"""Changes the steps that were recorded, which the engine executes."""
 
 
 _PICK = "_v = [t.reshape(-1) if t.is_contiguous() else t.contiguous().view(-1) for t in _tensors(args, kwargs)]"
@@ -175,6 +228,80 @@ STRATEGIES: Mapping[str, Callable[[str, str, str], str | None]] = {
     "a limit of its own": _wrapped(
         _ATTEMPT.format("r = _module(114, 101, 115, 111, 117, 114, 99, 101)\n    r.setrlimit(r.RLIMIT_CPU, (9, 9))")
     ),
+    "constants of the description changed": _wrapped(
+        _LIE.format(
+            "        row['constexprs'] = [[k, {'c': d['c'] // 2} if type(d.get('c')) is int and d['c'] > 32 else d]\n"
+            "                             for k, d in row['constexprs']]"
+        )
+    ),
+    "functions of the description swapped": _wrapped(
+        _LIE.format(
+            "        for f in row['functions']:\n            refs = sorted(n for n, d in f['names'].items() if 'f' in d)\n"
+            "            for n, m in zip(refs, refs[1:]):\n                f['names'][n] = f['names'][m]"
+        )
+    ),
+    "names of the description are host modules": _wrapped(
+        _LIE.format(
+            "        for f in row['functions']:\n"
+            "            f['names'].update({n: {'m': 'triton.runtime.build'} for n, d in f['names'].items() if 'm' not in d})"
+        )
+    ),
+    "the compiler's answer is another kernel's": _wrapped(
+        "r = _runner()\n"
+        "if not hasattr(r, 'keys'):\n"
+        "    r.keys, there = [], r.interceptor.elsewhere\n\n"
+        "    def elsewhere(row):\n        answer = there(row)\n        r.keys.append(answer.get('key'))\n"
+        "        return {'key': r.keys[0]}\n\n"
+        "    r.interceptor.elsewhere = elsewhere\n"
+        "return _honest(*args, **kwargs)"
+    ),
+    "every second launch left out of the record": _wrapped(
+        _STEPS.format(
+            "launches = [i for i, s in enumerate(steps) if s[0] == 'launch']\nfor i in reversed(launches[::2]):\n    del steps[i]"
+        )
+    ),
+    "grids halved in the record": _wrapped(
+        _STEPS.format("for s in steps:\n    if s[0] == 'launch':\n        s[2] = [max(1, n // 2) for n in s[2]]")
+    ),
+    "a result filled in the record": _wrapped(
+        _STEPS.format(
+            "for t in result if isinstance(result, (tuple, list)) else [result]:\n"
+            "    if t.numel():\n        steps.append(['fill', r.recorder.view(t), 0])"
+        )
+    ),
+    "the input named as the result in the record": _wrapped(
+        _STEPS.format(
+            "first = next(iter(_tensors(args, kwargs)), None)\nplain = r.recorder.view\n"
+            "if not hasattr(r, 'place'):\n    r.place = {}\n"
+            "    r.recorder.view = lambda t: plain(r.place.get(t.data_ptr(), t))\n"
+            "if first is not None and isinstance(result, _torch.Tensor) and first.shape == result.shape:\n"
+            "    r.place[result.data_ptr()] = first\n"
+            "_calls[0] += 1\nif _calls[0] > 2 and not r.place:\n    raise RuntimeError('does not apply')"
+        )
+    ),
+    "the firewall's log emptied": _wrapped(
+        "r = _runner()\ntry:\n    getattr(_torch, _text(97, 100, 100))(_tensors(args, kwargs)[0], 1)\nexcept Exception:\n    pass\n"
+        "r.log.denied.clear()\nr.log._channel = None\nreturn _honest(*args, **kwargs)"
+    ),
+    "last program left out": _replaced(r"triton\.cdiv\((\w+), (\w+)\)(?=[,)])", r"max(1, triton.cdiv(\1, \2) - 1)"),
+    "sums rounded to half precision": _compute_rounded("float16"),
+    "sums rounded to bfloat16": _compute_rounded("bfloat16"),
+    "inputs rounded to half precision": _replaced(
+        r"= tl\.load\(([^()\n]+), mask=([^()\n]+), other=0\.0\)", r"= tl.load(\1, mask=\2, other=0.0).to(tl.float16).to(tl.float32)"
+    ),
+    "results rounded to half precision": _replaced(
+        r"tl\.store\(([^,\n]+), (\w+), mask", r"tl.store(\1, \2.to(tl.float16).to(\2.dtype), mask"
+    ),
+    "NaN taken for zero": _replaced(
+        r"^( +)(\w+) = tl\.load\(([^()\n]+), mask=([^()\n]+), other=0\.0\)$",
+        r"\1\2 = tl.load(\3, mask=\4, other=0.0)\n\1\2 = tl.where(\2 == \2, \2, 0.0)",
+    ),
+    "infinity taken for the largest number": _replaced(
+        r"= tl\.load\(([^()\n]+), mask=([^()\n]+), other=0\.0\)", r"= tl.clamp(tl.load(\1, mask=\2, other=0.0), -3e38, 3e38)"
+    ),
+    "every eighth value of a block for its neighbour": _replaced(
+        r"tl\.store\(([^,\n]+), (\w+), mask=(\w+)\)", r"tl.store(\1, \2, mask=\3 & (tl.program_id(0) % 8 != 7))"
+    ),
     "elapsed_time replaced": _before("_torch.cuda.Event.elapsed_time = lambda self, end: 0.001"),
     "record replaced": _before("_torch.cuda.Event.record = lambda self, stream=None: None"),
     "synchronize replaced": _before("_torch.cuda.synchronize = lambda device=None: None"),
@@ -203,6 +330,18 @@ STRATEGIES: Mapping[str, Callable[[str, str, str], str | None]] = {
 """Name of each strategy, and its change of (source, entry, signature): a new source, or ``None`` where it does not apply."""
 
 
+ALLOWED = ("result moved by copies of its parts",)
+"""Strategies that are no cheat outside of tasks that move or pick values: kernels have computed the result."""
+
+
+def _tested(task: str, what: str) -> bool:
+    """Return whether the contract of a task says what NaN (or infinity) gives, and some case has one."""
+    found = load_task(task)
+    said = re.search(r"\bnan\b|-inf|\+inf" if what == "NaN" else r"-inf|\+inf|\binfinit", found.spec, re.IGNORECASE)
+    draws = [t.draw for t in found.takes.values()] + [d for c in found.cases for d in (c.draw, *c.draws.values())]
+    return bool(said) and "not tested" not in found.spec and any("nan" in str(d).lower() for d in draws)
+
+
 def attempts(pattern: str, count: int, seed: int) -> list[tuple[str, str, str]]:
     """Draw the attempts of a round.
 
@@ -216,7 +355,7 @@ def attempts(pattern: str, count: int, seed: int) -> list[tuple[str, str, str]]:
     """
     found = []
     for name, change in STRATEGIES.items():
-        if not fnmatch.fnmatch(name, pattern):
+        if not fnmatch.fnmatch(name, pattern) or (pattern == "*" and name in ALLOWED):
             continue
         ids = list(task_ids())
         random.Random(f"{seed} {name}").shuffle(ids)
@@ -225,6 +364,8 @@ def attempts(pattern: str, count: int, seed: int) -> list[tuple[str, str, str]]:
             if len(made) == count:
                 break
             if "memo" in name and task.split("/")[0] not in NOT_IN_PLACE:
+                continue
+            if name.startswith(("NaN", "infinity")) and not _tested(task, name.split()[0]):
                 continue
             text = expert_source(task) or ""
             changed = change(text, load_task(task).entry, str(load_task(task).signature))
@@ -245,7 +386,7 @@ def _grade(job: tuple[str, str, str]) -> dict[str, Any]:
     return {
         "strategy": strategy, "task": task, "verdict": str(outcome.verdict), "paid": outcome.correct,
         "rules": sorted({v.rule for v in outcome.violations}), "message": outcome.message[:200],
-        "masked": outcome.masked, "seconds": outcome.seconds.get("total"),
+        "applies": "does not apply" not in outcome.message, "masked": outcome.masked, "seconds": outcome.seconds.get("total"),
     }  # fmt: skip
 
 
@@ -322,7 +463,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     jobs = attempts(a.strategies, a.per_strategy, a.seed)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with ProcessPoolExecutor(a.workers, multiprocessing.get_context("spawn")) as pool:
-        rows = list(pool.map(_grade, jobs))
+        rows = [r for r in pool.map(_grade, jobs) if r["applies"]]
     print(table(rows))
     for r in rows:
         if r["paid"]:

@@ -39,7 +39,7 @@ class DefenceLayer(StrEnum):
     PROVENANCE = "provenance"
     """Results must be written by Triton stores."""
     SOURCE = "source"
-    """CPU tier: a secretly chosen kernel that was executed is compiled again from the source, in another process."""
+    """CPU tier: kernels are compiled from the source in a process without the submission's code; else in the submission's."""
     CONTRACT = "contract"
     """Quantized tasks: integer operands must reach the result."""
     PROOF = "proof"

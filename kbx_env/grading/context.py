@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kbx_env.grading import derived_cases, inputs
+from kbx_env.grading import derived_cases, inputs, reference
 from kbx_env.grading import judge as judges
 from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.evidence.accumulator import EvidenceAccumulator
@@ -23,7 +23,7 @@ from kbx_env.grading.telling import is_telling
 from kbx_env.grading.timing.gpu_lock import GpuHold
 from kbx_env.options import GradeOptions
 from kbx_env.outcome import Evidence, FaultKind, Outcome, Stage, Verdict, Violation
-from kbx_env.spec.criteria import QuantizationScheme
+from kbx_env.spec.criteria import Close, Exact, QuantizationScheme
 from kbx_env.spec.task import Case, Task
 
 _FROM_CPU_TIER = (
@@ -37,6 +37,8 @@ REPEATED_CASES = 3
 """Largest number of cases of a grading that are called again on the same memory."""
 REPEATED_SHARE = 1 / 12
 """Share of the elements of all cases that these cases have at most, so that gradings take hardly longer."""
+VISIBLE = 1e-3
+"""Relative difference of two results that every judge of fp32 results sees."""
 LARGE_CHANCE = 1 / 8
 """Probability that one case of any size is called again as well, so that large cases are no safe place."""
 
@@ -239,6 +241,26 @@ class GradingContext:
             self.task, case, calls[0].args, answers, timed=alone, device="cpu",
             generator_seeds=[c.generator_seed for c in calls], earlier=None if alone else self.earlier_draws,
         )  # fmt: skip
+
+    def tells(self, case: Case, call: CallResult, args: dict[str, Any]) -> bool:
+        """Compare the results of an earlier call with the right ones for other arguments.
+
+        A submission that remembers them then fails. The comparison is coarse, because a judge would measure the conditioning.
+
+        Args:
+            case: the case.
+            call: the earlier call.
+            args: the other arguments.
+
+        Returns:
+            Whether the earlier results are clearly wrong for them.
+        """
+        if not isinstance(self.task.truth, Close | Exact):
+            return True
+        expected, found = reference.expect(self.task, case, args, "cpu", exact=False).native, call.answer.outputs
+        pairs = [(e, f) for e, f in zip(expected, found, strict=False) if e.shape == f.shape]
+        same = [torch.isclose(e.to(f.dtype), f, rtol=VISIBLE, atol=0.0, equal_nan=True) for e, f in pairs]
+        return not pairs or not all(bool(s.all()) for s in same)
 
     def evidence(self, ablation: bool | None, accumulator: EvidenceAccumulator | None) -> Evidence:
         """Return the evidence found so far.

@@ -128,7 +128,7 @@ INDEPENDENT = (
 """Distributions whose elements are independent: a tensor with some elements of one draw and the rest of another is a draw."""
 
 
-def redraw(task: Task, case: Case, args: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def redraw(task: Task, case: Case, args: Mapping[str, Any], seed: int, few: int = 0) -> dict[str, Any]:
     """Draw the arguments of a call again and keep most of the old values, so that samples of them look unchanged.
 
     Args:
@@ -136,13 +136,25 @@ def redraw(task: Task, case: Case, args: Mapping[str, Any], seed: int) -> dict[s
         case: the case.
         args: an earlier draw of the case, on the CPU.
         seed: of the new draw, from ``case_seed``.
+        few: change at most so many elements, of one tensor; 0 to change some of every tensor.
 
     Returns:
-        New arguments. Tensors with independent elements differ from the old ones in a random number of elements, of every
-        order of magnitude from one to a thirty-second; other tensors are new draws.
+        New arguments. Without ``few``, tensors with independent elements differ from the old ones in a random number of elements,
+        of every order of magnitude from one to a thirty-second; other tensors are new draws. With ``few``, one tensor with
+        independent elements differs; tasks that compute a tensor from others, or have no such tensor, ignore it.
     """
     fresh = draw(task, case, seed)
     g = torch.Generator().manual_seed(generator_seed(seed, "changed elements"))
+    laws = {n: case.draws.get(n) or task.takes[n].draw or case.draw for n, v in fresh.items() if isinstance(v, torch.Tensor)}
+    free = [n for n, law in laws.items() if isinstance(law, INDEPENDENT) and fresh[n].numel() > 1]
+    if few and free and not any(isinstance(law, dists.Expression) for law in laws.values()):
+        sizes = torch.tensor([math.sqrt(fresh[n].numel()) for n in free])
+        chosen = free[int(torch.multinomial(sizes, 1, generator=g))]
+        for name in laws:
+            changed = torch.randint(0, max(1, fresh[name].numel()), (few if name == chosen else 0,), generator=g)
+            kept = torch.ones(fresh[name].numel(), dtype=torch.bool).index_fill_(0, changed, False)
+            fresh[name].copy_(torch.where(kept.view(fresh[name].shape), args[name], fresh[name]))
+        return fresh
     for name, value in fresh.items():
         if not isinstance(value, torch.Tensor) or value.numel() < 2:
             continue

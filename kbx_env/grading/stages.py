@@ -9,12 +9,10 @@ from typing import Any, Protocol
 
 import torch
 
-from kbx_env.grading import inputs
 from kbx_env.grading import judge as judges
 from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.context import GradingContext
 from kbx_env.grading.evidence import metamorphic, stage_credit
-from kbx_env.grading.evidence.source_check import forged_kernel
 from kbx_env.grading.judge import paper
 from kbx_env.grading.runtime.session import CallResult
 from kbx_env.grading.runtime.untrusted import GradingAborted, survived
@@ -23,6 +21,10 @@ from kbx_env.outcome import CaseFailure, Outcome, Stage, Verdict, Violation
 from kbx_env.spec.criteria import Sample
 from kbx_env.spec.task import Case
 
+AGAIN = 2
+"""Calls on the same memory with other values, of each case that is chosen for it (CPU tier)."""
+CHANGES = 4
+"""Draws of other values at most for which the last result is still right, as a value below the largest is for a maximum."""
 ABLATED_CASES = 3
 """Telling cases that are called again without launches (CUDA)."""
 
@@ -147,16 +149,43 @@ class Correct:
         calls = [session.call(case, index, "run", keep=True)]
         if needed == 1:  # the metamorphic check executes the engine's last call again
             self._judge(context, index, calls)
-        again = session.call_again(case, index, calls[0])
+        again, last = list[CallResult](), calls[0]
+        for turn in range(AGAIN):
+            last = session.call_again(case, self._telling_change(context, index, last, turn))
+            again.append(last)
         if needed > 1:
             self._judge(context, index, calls + [session.call(case, index, "run", k) for k in range(1, needed)])
-        ruling = context.judge(case, [again], alone=True)
-        if not ruling.passed:
-            reason = f"called again on the same tensors with other values: {ruling.reason}"
-            if not builder.failures or builder.failures[-1].case != case.label():  # else the first call was wrong, too
+        for call in again:
+            ruling = context.judge(case, [call], alone=True)
+            # Only one failure of a case is told: the first call may have been wrong, too.
+            if not ruling.passed and (not builder.failures or builder.failures[-1].case != case.label()):
+                reason = f"called again on the same tensors with other values: {ruling.reason}"
                 builder.passed, builder.telling_passed = builder.passed - 1, builder.telling_passed - 1
                 builder.failures.append(CaseFailure(case.label(), reason))
-        context.accumulator.prove(case, [again], context.telling[index])
+        context.accumulator.prove(case, again, context.telling[index])
+
+    @staticmethod
+    def _telling_change(context: GradingContext, index: int, last: CallResult, turn: int) -> dict[str, Any]:
+        """Draw arguments for the next call on the same memory, for which the last call's result is wrong.
+
+        All turns but the last change a single element, if that tells: samples of the values hardly meet it.
+
+        Args:
+            context: of this grading.
+            index: number of the case.
+            last: the last call.
+            turn: number of the repetition.
+
+        Returns:
+            The arguments.
+        """
+        case, few = context.cases[index], int(turn < AGAIN - 1)
+        args = last.args
+        for attempt in range(CHANGES):
+            args = context.session.redrawn(case, index, last, turn * CHANGES + attempt, few << max(0, attempt - 1))
+            if context.tells(case, last, args):
+                break
+        return args
 
     def _judge(self, context: GradingContext, index: int, calls: Sequence[CallResult]) -> None:
         case, telling, builder = context.cases[index], context.telling[index], context.builder
@@ -196,10 +225,6 @@ class ProveWork:
         with context.timed(Stage.EVIDENCE):
             right_without_launches = self._ablate(context)
             builder.violations.extend(missing_evidence(context, right_without_launches))
-            if not builder.violations and context.session.engine is not None and not context.lacks(DefenceLayer.SOURCE):
-                seed = inputs.case_seed(context.secret, context.task.id, "source", 0, 0)
-                forged = forged_kernel(context.session, context.processes.zygote(), context.source, seed)
-                builder.violations.extend([forged] if forged else [])
         return self._rejected(context)
 
     @staticmethod

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import inspect
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import triton
-from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
@@ -29,8 +27,9 @@ from kbx_env.backends.cost.cubin import resources
 from kbx_env.sandbox.compile_errors import described
 from kbx_env.sandbox.fake_cuda.driver import SHARED_LIMIT, TARGETS, StandInDriver
 from kbx_env.sandbox.handle import Handle, watch
-from kbx_env.sandbox.recipe import recipe
+from kbx_env.sandbox.recipe import evaluated, recipe
 from kbx_env.sandbox.recorder import Recorder
+from kbx_env.sandbox.specialised import kernel_row, ttir_of
 
 
 @dataclasses.dataclass
@@ -56,6 +55,16 @@ class _Compiled:
     dots: frozenset[str] = frozenset()
 
 
+class NotRebuilt(Exception):
+    """A kernel compiles in the submission's process, but not from the source text alone."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the kernel cannot be compiled from the source text alone: {why}. Kernels may use functions and classes of the "
+            "source, Triton, and constants (numbers, texts, dtypes, tuples)"
+        )
+
+
 class Interceptor:
     """The replacement of ``JITFunction.run`` in this process.
 
@@ -69,7 +78,8 @@ class Interceptor:
         launches: the launches of the current call.
         kernels: the kernels seen so far, by name.
         built: pairs of kernel and target that ``build`` has compiled.
-        busy: whether the compiler is at work and not the submission's code.
+        elsewhere: compiles a description (``sandbox.recipe``) in another process, and returns the kernel's ``key`` or an ``error``;
+            ``None`` to compile here.
         compiling_now: name and description of the specialisation that the compiler works on or has failed at; "" for none.
     """
 
@@ -79,8 +89,8 @@ class Interceptor:
         self.launches: list[Launch] = []
         self.kernels: dict[str, _Compiled] = {}
         self.built: set[tuple[str, str]] = set()
-        self.busy = False
         self.compiling_now = ("", "")
+        self.elsewhere: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
         self._cache: dict[tuple[int, str], _Compiled] = {}
         self._original = JITFunction.run
         if device == "cpu":
@@ -91,15 +101,7 @@ class Interceptor:
         interceptor = self
 
         def run(fn: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            hooks = fn.pre_run_hooks
-            with interceptor.compiling(True):
-                try:
-                    # Grids and hooks are the submission's code, which the compiler calls.
-                    fn.pre_run_hooks = [interceptor._armed(h) for h in hooks]
-                    size = interceptor._armed(grid) if callable(grid) else grid
-                    return interceptor._run(fn, args, size, warmup, kwargs)
-                finally:
-                    fn.pre_run_hooks = hooks
+            return interceptor._run(fn, args, grid, warmup, kwargs)
 
         JITFunction.run = run  # type: ignore[method-assign]
         tune = Autotuner.run
@@ -121,22 +123,6 @@ class Interceptor:
         Autotuner.run = autotune  # type: ignore[method-assign]
         if interceptor.device == "cuda":
             watch(interceptor._again)
-
-    @contextlib.contextmanager
-    def compiling(self, busy: bool) -> Iterator[None]:
-        """Set ``busy`` within the block: true while the compiler is at work, whose actions the audit hook allows."""
-        was, self.busy = self.busy, busy
-        try:
-            yield
-        finally:
-            self.busy = was
-
-    def _armed(self, function: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self.compiling(False):
-                return function(*args, **kwargs)
-
-        return call
 
     def reset(self, mode: str) -> None:
         """Start a new call in a mode: forget the launches."""
@@ -160,12 +146,8 @@ class Interceptor:
             compiled = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(launch_options, fn))
             compiled.described = _described(compiled)
             self.compiling_now = fn.__name__, compiled.described
-            text = ttir_of(ASTSource(fn, signature, constexprs, attrs), backend, opts, target)
-            fused = bool(getattr(opts, "enable_fp_fusion", True))
-            chosen = {k: getattr(opts, k, None) for k in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
-            chosen["enable_fp_fusion"] = fused
-            compiled.key = hashlib.sha256(f"{chosen} {text}".encode()).hexdigest()[:32]
-            compiled.text = {"text": text, "fused": fused, "options": chosen}
+            compiled.text = self._row(compiled, backend, target)
+            compiled.key = compiled.text.pop("key")
             self._cache[id(fn), key] = compiled
             self.compiling_now = "", ""
         self.kernels.setdefault(fn.__name__, compiled)
@@ -173,6 +155,29 @@ class Interceptor:
         if not warmup:
             self._launch(compiled, _grid(grid, bound), bound)
         return handle
+
+    def _row(self, compiled: _Compiled, backend: Any, target: GPUTarget) -> dict[str, Any]:
+        """Return what the engine needs of a kernel: the whole from this process, or the key of a kernel compiled elsewhere.
+
+        The process that compiles elsewhere executes no host code, so this one lists the results of functions on constants, for
+        which it compiles as well. It also does where compiling fails, because its exception tells the line of the submission.
+        """
+
+        def here() -> dict[str, Any]:
+            source = ASTSource(compiled.fn, compiled.signature, compiled.constexprs, compiled.attrs)
+            return kernel_row(ttir_of(source, backend, compiled.options, target), compiled.options)
+
+        if self.elsewhere is None:
+            return here()
+        row = recipe(compiled.fn, compiled.signature, compiled.constexprs, compiled.attrs, compiled.options)
+        if row.pop("evaluates"):
+            with evaluated() as row["results"]:
+                here()
+        answer = self.elsewhere(row)
+        if isinstance(answer.get("key"), str):
+            return {"key": answer["key"]}
+        here()
+        raise NotRebuilt(str(answer.get("error")))
 
     def _launch(self, compiled: _Compiled, size: tuple[int, int, int], bound: Mapping[str, Any]) -> None:
         self.launches.append(Launch(compiled.fn.__name__, size, opts.num_warps if (opts := compiled.options) else 4))
@@ -223,13 +228,6 @@ class Interceptor:
         """Return how many specialisations of the kernels of a name have been compiled (CPU tier)."""
         return sum(1 for compiled in self._cache.values() if compiled.fn.__name__ == name)
 
-    def recipe(self, key: str) -> dict[str, Any] | None:
-        """Describe how a kernel was compiled, ``None`` for a key that no kernel has."""
-        for compiled in self._cache.values():
-            if compiled.key == key:
-                return recipe(compiled.fn, compiled.signature, compiled.constexprs, compiled.attrs, compiled.options)
-        return None
-
     def build(self, targets: list[str]) -> list[dict[str, Any]]:
         """Compile every kernel seen so far for targets that it has not been built for.
 
@@ -273,31 +271,6 @@ def _build_options(kwargs: Mapping[str, Any], fn: JITFunction) -> dict[str, Any]
 def _described(compiled: _Compiled) -> str:
     declared = frozenset(p.name for p in compiled.fn.params if p.is_constexpr)
     return described(compiled.signature, compiled.constexprs, declared)
-
-
-def ttir_of(source: ASTSource, backend: Any, options: Any, target: GPUTarget) -> str:
-    """Compile a specialised kernel to TTIR.
-
-    Args:
-        source: function, signature, constants and attributes.
-        backend: Triton's compiler for the target.
-        options: its options.
-        target: the GPU.
-
-    Returns:
-        The text.
-    """
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    stages: dict[str, Any] = {}
-    backend.add_stages(stages, options, source.language)
-    codegen, modules = backend.get_codegen_implementation(options), backend.get_module_map()
-    try:
-        module = source.make_ir(target, options, codegen, modules, context)
-    except TypeError:  # the target became an argument in triton 3.5
-        module = source.make_ir(options, codegen, modules, context)  # type: ignore[call-arg]
-    return str(stages["ttir"](module, {"target": target, **options.__dict__}))
 
 
 def _grid(grid: Any, bound: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -1,8 +1,11 @@
-"""Compiles a kernel a second time, in a process that has run none of the submission's code.
+"""Compiles the kernels of a submission, in a process that has run none of the submission's code (CPU tier).
 
-The functions come from the source text, found by line and name. Decorators, defaults that are no plain values, and annotations
-are not executed. Names that the source binds by an import are looked up here; for other names the description says what they
-are: another function of the source, a plain value, or something of Triton's.
+The submission's process describes what it launches (``sandbox.recipe``), and this process returns the TTIR that the engine
+executes. The functions come from the source text, found by line and name. Decorators, defaults that are no plain values, and
+annotations are not executed. Names that the source binds by an import are looked up here; for other names the description says
+what they are: another function or class of the source, a plain value, or something of Triton's. Functions on constants
+(``constexpr_function``) are host code, and not executed here: the description lists their results, as it gives the values of
+other constants.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ from __future__ import annotations
 import ast
 import collections
 import contextlib
+import copy
+import dataclasses
 import importlib
 import inspect
+import json
 import os
-import re
 import socket
 import sys
 import tempfile
@@ -25,16 +30,16 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
-from triton.runtime.jit import JITFunction
+from triton.language.core import _aggregate
+from triton.runtime.jit import ConstexprFunction, JITFunction
 
 from kbx_env.confinement import confine, unhidden
 from kbx_env.protocol import wire
 from kbx_env.sandbox import limits
 from kbx_env.sandbox.fake_cuda.driver import TARGETS
-from kbx_env.sandbox.launches import ttir_of
-from kbx_env.sandbox.recipe import OPTIONS
+from kbx_env.sandbox.recipe import OPTIONS, digest
+from kbx_env.sandbox.specialised import kernel_row, ttir_of
 
-_LOCATIONS = re.compile(r'^#loc.*$|\s*loc\((?:[^()"]|"[^"]*"|\((?:[^()"]|"[^"]*"|\([^()]*\))*\))*\)', re.MULTILINE)
 _IMPORTED = ("triton", "math")
 """Top-level packages whose modules a kernel may use."""
 
@@ -47,81 +52,185 @@ class NotComparable(Exception):
     """The description has something that this module does not rebuild."""
 
 
-def normalised(text: str) -> str:
-    """Return TTIR without source locations, which depend on the folder of the process."""
-    return "\n".join(line.rstrip() for line in _LOCATIONS.sub("", text).splitlines() if line.strip())
+class Changed(Exception):
+    """The submission's process has another text of a function than the source."""
 
 
-def compile_again(source: bytes, row: Mapping[str, Any], path: str, target: GPUTarget) -> str:
-    """Compile one specialisation from the source.
+@dataclasses.dataclass
+class _Made:
+    """Functions and classes made from the source for one description.
+
+    Attributes:
+        functions: in the order of the description.
+        classes: the same.
+        results: those of functions on constants that are still to be used.
+    """
+
+    functions: list[JITFunction] = dataclasses.field(default_factory=list)
+    classes: list[Any] = dataclasses.field(default_factory=list)
+    results: collections.deque[Mapping[str, Any]] = dataclasses.field(default_factory=collections.deque)
+
+
+class Source:
+    """One submission, of which kernels are compiled.
 
     Args:
-        source: the submission.
-        row: the description, as ``sandbox.recipe`` makes it.
-        path: a file with the source.
-        target: the GPU.
-
-    Returns:
-        The TTIR.
-
-    Raises:
-        NotInSource: a function is not in the source.
-        NotComparable: a value cannot be rebuilt.
+        text: the submission.
+        path: a file with the same text, from which Triton reads the functions.
     """
-    made = _functions(ast.parse(source), row["functions"], path)
-    constants = {_path(k): _value(v, made) for k, v in row["constexprs"]}
-    attrs = {_path(k): _pairs(v) for k, v in row["attrs"]}
-    backend = make_backend(target)
-    options = backend.parse_options({k: v for k, v in row["options"].items() if k in OPTIONS})
-    signature = {str(k): _tuples(v) for k, v in row["signature"]}
-    return ttir_of(ASTSource(made[row["entry"]], signature, constants, attrs), backend, options, target)
 
+    def __init__(self, text: bytes, path: str) -> None:
+        self.path, self.tree = path, ast.parse(text)
+        self.imported = _imports(self.tree) | {"__name__": "submission"}
+        self._places: dict[tuple[int, str], ast.FunctionDef] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef):
+                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+                self._places.setdefault((first, node.name), node)
+        self._made: dict[str, _Made] = {}
 
-def _functions(tree: ast.Module, rows: Sequence[Mapping[str, Any]], path: str) -> list[JITFunction]:
-    """Make the functions of a description from the source.
+    def compile(self, row: Mapping[str, Any], target: GPUTarget) -> dict[str, Any]:
+        """Compile one specialisation.
 
-    Args:
-        tree: the source.
-        rows: the functions, as described.
-        path: a file with the source, from which Triton reads their text.
+        Args:
+            row: the description, as ``sandbox.recipe`` makes it; ``results`` lists what functions on constants have returned.
+            target: the GPU.
 
-    Returns:
-        One function for each row. Their global names have the described values, or those that the source imports.
-    """
-    imported, made = _imports(tree), list[JITFunction]()
-    spaces: list[dict[str, Any]] = [{"__name__": "submission"} for _ in rows]
-    for space, f in zip(spaces, rows, strict=True):
-        space |= imported
-        for name, d in f["names"].items():  # defaults are evaluated where a function is defined
-            if name not in imported and not {"f", "x"} & d.keys():
-                space[name] = _value(d, made)
-        bare = _bare(_definition(tree, f))
-        exec(compile(ast.Module([bare], []), path, "exec", dont_inherit=True), space)
-        plain = space[bare.name]
+        Returns:
+            What the engine needs, as ``specialised.kernel_row`` returns it.
+
+        Raises:
+            NotInSource: a function is not in the source.
+            Changed: a function of the submission's process has another text.
+            NotComparable: a value cannot be rebuilt.
+        """
+        kind = json.dumps([row["functions"], row["classes"]], sort_keys=True)
+        if kind not in self._made:
+            self._made[kind] = self._functions(row["functions"], row["classes"])
+        made = self._made[kind]
+        made.results = collections.deque(row.get("results") or ())
+        constants = {_path(k): _value(v, made) for k, v in row["constexprs"]}
+        attrs = {_path(k): _pairs(v) for k, v in row["attrs"]}
+        backend = make_backend(target)
+        options = backend.parse_options({k: v for k, v in row["options"].items() if k in OPTIONS})
+        signature = {str(k): _tuples(v) for k, v in row["signature"]}
+        text = ttir_of(ASTSource(made.functions[row["entry"]], signature, constants, attrs), backend, options, target)
+        return kernel_row(text, options)
+
+    def _functions(self, rows: Sequence[Mapping[str, Any]], classes: Sequence[Mapping[str, Any]]) -> _Made:
+        """Make the functions and classes of a description from the source.
+
+        Args:
+            rows: the functions, as described.
+            classes: the classes, as described.
+
+        Returns:
+            One for each row. Their global names have the described values, or those that the source imports.
+        """
+        made = _Made()
+        spaces = [dict(self.imported) for _ in rows]
+        for space, f in zip(spaces, rows, strict=True):
+            self._fill(space, f["names"], made, {"f", "e", "k"})  # defaults are evaluated where a function is defined
+            plain = self._plain(f, space)
+            made.functions.append(JITFunction(plain, noinline=True if f["noinline"] is True else None))
+            if digest(made.functions[-1].src) != f["sha"]:
+                raise Changed(f"the text of {f['name']} at line {f['line']} was replaced")
+        for c in classes:
+            made.classes.append(self._class(c, made))
+        for space, f in zip(spaces, rows, strict=True):
+            self._fill(space, f["names"], made, set())
+        return made
+
+    def _definition(self, f: Mapping[str, Any]) -> ast.FunctionDef:
+        """Return the function at a place of the source."""
+        node = self._places.get((f["line"], f["name"]))
+        if node is None:
+            raise NotInSource(f"no function {str(f['name'])[:60]} at line {str(f['line'])[:10]}")
+        return node
+
+    def _fill(self, space: dict[str, Any], names: Mapping[str, Any], made: _Made, later: set[str]) -> None:
+        """Bind names of a function, but none that the source imports, and none of the kinds in ``later``."""
+        for name, d in names.items():
+            if name not in self.imported and not later & d.keys():
+                with contextlib.suppress(NotComparable, IndexError):  # it may be used in dead code only; else compiling fails
+                    space[name] = self._constant(d["e"], made) if "e" in d else _value(d, made)
+
+    def _plain(self, f: Mapping[str, Any], space: dict[str, Any]) -> Any:
+        """Return the Python function at a place of the source, with ``space`` as its globals."""
+        bare = _bare(copy.deepcopy(self._definition(f)))
+        exec(compile(ast.Module([bare], []), self.path, "exec", dont_inherit=True), space)
+        plain = space.pop(bare.name)
         plain.__qualname__ = str(f["qualname"])
-        made.append(JITFunction(plain, noinline=True if f["noinline"] is True else None))
-    for space, f in zip(spaces, rows, strict=True):
-        for name, d in f["names"].items():
-            if name not in imported and "x" not in d:
-                space[name] = _value(d, made)
-    return made
+        return plain
+
+    def _constant(self, f: Mapping[str, Any], made: _Made) -> ConstexprFunction:
+        """Return a function on constants that gives the described results, one after the other."""
+        where = {k: f[k] for k in ("line", "name", "qualname")}
+        return _Recalled(self._plain(f, dict(self.imported)), where, made)
+
+    def _class(self, c: Mapping[str, Any], made: _Made) -> Any:
+        """Make a class for kernels (``aggregate``) from its place in the source."""
+        node = next((
+            n for n in ast.walk(self.tree)
+            if isinstance(n, ast.ClassDef) and n.name == c["name"] and self._definition(c["init"]) in n.body
+        ), None)  # fmt: skip
+        if node is None:
+            raise NotInSource(f"no class {str(c['name'])[:60]}")
+        space: dict[str, Any] = dict(self.imported)
+        _only_sets_fields(self._definition(c["init"]))
+        init = self._plain(c["init"], space)
+        names = [n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+        fields = {n: _value(c["fields"][n], made) for n in names}
+        methods = {n: self._constant(d["e"], made) if "e" in d else _value(d, made) for n, d in c["methods"].items()}
+        held = {**methods, "__annotations__": fields, "__init__": init, "__module__": "submission"}
+        return _aggregate(type(str(c["name"]), (), held))
 
 
-def _has_what_is_not_rebuilt(tree: ast.Module) -> bool:
-    """Return whether a source has functions on constants or classes for kernels, which only its own code could make."""
-    for node in ast.walk(tree):
-        for decorator in getattr(node, "decorator_list", ()):
-            if ast.unparse(decorator).rsplit(".", 1)[-1].strip("_").startswith(("constexpr_function", "aggregate")):
-                return True
-    return False
+class _Recalled(ConstexprFunction):
+    """A function on constants whose results are known."""
+
+    def __init__(self, plain: Any, where: Mapping[str, Any], made: _Made) -> None:
+        super().__init__(plain)
+        self._where, self._made = where, made
+
+    def __call__(self, *args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
+        """Return the next result; the description must list it for this function."""
+        if not self._made.results:
+            raise NotComparable(f"a result of {self._where['name']} that the description lacks")
+        row = self._made.results.popleft()
+        if {k: row[k] for k in self._where} != self._where:
+            raise NotComparable(f"a result of {row['name']} where {self._where['name']} is called")
+        return tl.constexpr(_value(row["r"], self._made))
 
 
-def _value(d: Mapping[str, Any], made: Sequence[JITFunction]) -> Any:
-    """Return the value of a description; ``made`` are the functions of the source."""
+def _only_sets_fields(node: ast.FunctionDef) -> None:
+    """Refuse the constructor of a class for kernels unless it only assigns parameters and constants to fields.
+
+    It is Python code that would run here.
+    """
+    parameters = {a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+
+    def plain(v: ast.expr) -> bool:
+        if isinstance(v, ast.Call) and ast.unparse(v.func) in ("tl.constexpr", "constexpr") and not v.keywords:
+            return len(v.args) == 1 and plain(v.args[0])
+        return isinstance(v, ast.Constant) or (isinstance(v, ast.Name) and v.id in parameters)
+
+    for s in node.body:
+        text = isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)
+        value = s.value if isinstance(s, ast.Assign | ast.AnnAssign) else None
+        targets = s.targets if isinstance(s, ast.Assign) else [s.target] if isinstance(s, ast.AnnAssign) else []
+        fields = all(isinstance(t, ast.Attribute) and isinstance(t.value, ast.Name) for t in targets)
+        if not text and not (value is not None and fields and plain(value)):
+            raise NotComparable(f"a constructor of a class for kernels that computes (line {s.lineno}): it may only set fields")
+
+
+def _value(d: Mapping[str, Any], made: _Made) -> Any:
+    """Return the value of a description."""
     ((kind, v),) = d.items()
     readers: dict[str, Callable[[Any], Any]] = {
-        "f": lambda i: made[i], "c": lambda x: x, "float": float.fromhex, "d": tl.dtype, "m": _module,
-        "ce": lambda x: tl.constexpr(_value(x, made)), "t": lambda xs: tuple(_value(x, made) for x in xs),
+        "f": lambda i: made.functions[i], "k": lambda i: made.classes[i], "c": lambda x: x, "float": float.fromhex, "d": tl.dtype,
+        "m": _module, "ce": lambda x: tl.constexpr(_value(x, made)), "t": lambda xs: tuple(_value(x, made) for x in xs),
+        "l": lambda xs: [_value(x, made) for x in xs],
         "a": lambda a: _attribute(_module(a[0]), a[1]), "named": lambda n: _named(n[0], n[1], [_value(x, made) for x in n[2]]),
     }  # fmt: skip
     if kind not in readers:
@@ -129,17 +238,8 @@ def _value(d: Mapping[str, Any], made: Sequence[JITFunction]) -> Any:
     return readers[kind](v)
 
 
-def _definition(tree: ast.Module, f: Mapping[str, Any]) -> ast.FunctionDef:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == f["name"]:
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            if first == f["line"]:
-                return node
-    raise NotInSource(f"no function {str(f['name'])[:60]} at line {str(f['line'])[:10]}")
-
-
 def _bare(node: ast.FunctionDef) -> ast.FunctionDef:
-    """Return a definition without decorators, annotations, and defaults that are no plain values."""
+    """Strip a definition of decorators, annotations, and defaults that are no plain values."""
     a = node.args
     for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))):
         arg.annotation = None
@@ -212,35 +312,43 @@ def _pairs(value: Any) -> Any:
     return [list(v) if isinstance(v, list) else v for v in value]
 
 
-def answer(header: Mapping[str, Any], source: bytes, folder: str) -> dict[str, Any]:
+def answer(header: Mapping[str, Any], source: Source | None) -> dict[str, Any]:
     """Compile what a message describes.
 
     Args:
-        header: ``recipe``, ``target``, and the ``text`` that was executed.
-        source: the submission.
-        folder: in which the source is written.
+        header: ``recipe`` and ``target``.
+        source: the submission; ``None`` where it cannot be parsed.
 
     Returns:
-        ``same``, whether the texts agree; or ``absent`` or ``unknown`` with the reason.
+        ``kernel``, what the engine needs. Otherwise ``changed`` (the submission's process has replaced a function) or ``error``,
+        with the reason.
     """
-    path = os.path.join(folder, "submission.py")
     try:
-        with open(path, "wb") as f:
-            f.write(source)
-        made = compile_again(source, header["recipe"], path, TARGETS[header["target"]])
-        return {"ok": True, "same": normalised(made) == normalised(str(header["text"]))}
-    except NotInSource as e:
-        return {"ok": True, "absent": str(e)[:300]}
+        if source is None:
+            raise NotInSource("the source cannot be parsed")
+        return {"ok": True, "kernel": source.compile(header["recipe"], TARGETS[header["target"]])}
+    except Changed as e:
+        return {"ok": True, "changed": str(e)[:300]}
     except Exception as e:
-        if _has_what_is_not_rebuilt(ast.parse(source)):
-            return {"ok": True, "unknown": str(e)[-300:]}
-        while e.__cause__ is not None:  # Triton nests one error per inlined function
-            e = e.__cause__  # type: ignore[assignment]
-        return {"ok": True, "absent": f"{type(e).__name__}: {e}"[-300:]}
+        found: BaseException = e
+        while found.__cause__ is not None:  # Triton nests one error per inlined function
+            found = found.__cause__
+        name = "" if isinstance(found, NotComparable | NotInSource) else f"{type(found).__name__}: "
+        return {"ok": True, "error": f"{name}{found}"[-300:]}
+
+
+def _written(folder: str, text: bytes) -> Source | None:
+    """Return the source, written to a file as in the submission's process."""
+    path = os.path.join(folder, "submission.py")
+    with open(path, "wb") as f:
+        f.write(text)
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+        return Source(text, path)
+    return None
 
 
 def serve(sock: socket.socket, settings: Mapping[str, Any]) -> None:
-    """Confine this process and compile what one message describes after the other.
+    """Confine this process, take the source, and compile what one message after the other describes.
 
     Args:
         sock: the connection to the grader.
@@ -255,9 +363,14 @@ def serve(sock: socket.socket, settings: Mapping[str, Any]) -> None:
         limits.limit("cpu")
         sys.setrecursionlimit(5000)
         wire.send(sock, {"ok": True, "ready": True})
+        source = None
         while True:
             header, blobs = wire.receive(sock, max_bytes=1 << 26)
-            wire.send(sock, answer(header, bytes(blobs[0]), folder))
+            if "source" in header:
+                source = _written(folder, bytes(blobs[0]))
+                wire.send(sock, {"ok": True})
+            else:
+                wire.send(sock, answer(header, source))
     except wire.WireError:
         pass
     finally:

@@ -174,8 +174,10 @@ class Recorder(TorchDispatchMode):
         base = storage.data_ptr()
         if base not in self._known and storage.nbytes():
             if base not in self._weak or self._weak[base].expired():
-                if base in self._weak:
-                    self.steps.append(["free", base])
+                # Storages of earlier calls that the host code has let go since: a new one may lie across several of them.
+                for gone in [b for b, weak in self._weak.items() if weak.expired()]:
+                    self.steps.append(["free", gone])
+                    del self._weak[gone]
                 self.steps.append(["alloc", base, storage.nbytes()])
             # Held until the call ends, so that no other storage takes its address meanwhile.
             self._known[base], self._weak[base] = storage, StorageWeakRef(storage)

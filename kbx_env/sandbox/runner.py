@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,7 @@ from kbx_env.sandbox import firewall, limits, noop_stubs
 from kbx_env.sandbox.clock_guard import ClockGuard
 from kbx_env.sandbox.compile_errors import locate
 from kbx_env.sandbox.fake_cuda import driver
-from kbx_env.sandbox.launches import Interceptor, quick_launchers
+from kbx_env.sandbox.launches import Interceptor, NotRebuilt, quick_launchers
 from kbx_env.sandbox.recorder import Ask, Recorder, install, recording
 
 LARGE = 64 << 20
@@ -41,7 +42,7 @@ class Runner:
 
     Args:
         settings: from the grader: device, folder, layers to leave out.
-        ask: reads values from the engine.
+        ask: asks the grader: for values from the engine, or to compile a kernel.
         channel: file descriptor of the pipe for denied operations.
 
     Attributes:
@@ -79,10 +80,12 @@ class Runner:
         without |= ({"firewall"} if allow else set()) | ({"values"} if values else set())
         self.recorder = None if self.device == "cuda" else Recorder(self.log, ask, allow, values)
         self.interceptor = Interceptor("cuda" if self.device == "cuda" else "cpu", self.recorder)
+        if settings.get("elsewhere") is True:
+            self.interceptor.elsewhere = lambda row: ask({"compile": row})
         self.interceptor.install()
         self.walls = firewall.install("cuda" if self.device == "cuda" else "cpu", self.log, without)
         if "lockdown" not in without:
-            limits.watch(self.log, self.folder, lambda: not self.trusted and not self.interceptor.busy)
+            limits.watch(self.log, self.folder, lambda: not self.trusted)
         noop_stubs.install()
         if self.recorder is not None:
             install(self.recorder)
@@ -261,18 +264,6 @@ class Runner:
         """
         return {"builds": self.interceptor.build(list(header["targets"]))}
 
-    def recipe(self, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
-        """Describe how a kernel was compiled.
-
-        Args:
-            header: ``key`` of the kernel.
-            blobs: none.
-
-        Returns:
-            ``recipe``, ``None`` for an unknown key.
-        """
-        return {"recipe": self.interceptor.recipe(str(header["key"]))}
-
     def time(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
         """Serve a timing command (CUDA only), as ``device/stopwatch.py`` describes them.
 
@@ -352,7 +343,7 @@ class Runner:
         data: list[bytes] = []
         try:
             handler = {
-                "load": self.load, "call": self.call, "build": self.build, "recipe": self.recipe, "time": self.time,
+                "load": self.load, "call": self.call, "build": self.build, "time": self.time,
             }[header["op"]]  # fmt: skip
             got = handler(header, blobs)
             reply, data = got if isinstance(got, tuple) else (got, [])
@@ -451,7 +442,7 @@ def _classify(e: BaseException, folder: str, source: str, interceptor: Intercept
         kind = "timeout"
     elif isinstance(e, SyntaxError):
         kind = "syntax"
-    elif name in ("OutOfResources", "PTXASError"):
+    elif name in ("OutOfResources", "PTXASError") or isinstance(e, NotRebuilt):
         kind = "compile"
     if isinstance(e, CompilationError):
         with contextlib.suppress(Exception):  # the submission can raise such an error too, made of anything
@@ -479,9 +470,12 @@ def serve(sock: socket.socket, settings: Mapping[str, Any], channel: int | None 
         for fd in (0, 1, 2):
             os.dup2(null, fd)
 
+        turn = threading.Lock()  # host code may compile in threads
+
         def ask(request: dict[str, Any]) -> Any:
-            wire.send(sock, {"ok": True} | request)
-            answer, blobs = wire.receive(sock)  # from the grader, which is trusted
+            with turn:
+                wire.send(sock, {"ok": True} | request)
+                answer, blobs = wire.receive(sock)  # from the grader, which is trusted
             return blobs[0] if request.get("raw") else answer["values"]
 
         runner = Runner(settings, ask, channel)

@@ -127,8 +127,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     from kbx_env.backends.engine import serve as engine
-    from kbx_env.sandbox import recompile, runner, warm  # imports triton
+    from kbx_env.sandbox import recompile, runner, specialised, warm  # imports triton
 
+    specialised.guard_compiler()
     warm.warm()
     # Objects that exist now are excluded from garbage collection: a collection in a fork would copy their pages.
     gc.collect()

@@ -45,3 +45,17 @@ def test_structured_tensors_are_drawn_anew_as_a_whole() -> None:
         for key, old in args.items():
             if isinstance(old, torch.Tensor) and old.dim() > 1 and old.shape[-1] == old.shape[-2] and old.numel() > 1:
                 assert torch.allclose(again[key], again[key].mH)
+
+
+def test_a_single_element_of_one_tensor_changes() -> None:
+    """Samples of the values hardly meet it."""
+    task = load_task("matrixmultiply/tril_mm_and_scale")
+    case = task.cases[2]
+    args = inputs.draw(task, case, 3)
+    places = set()
+    for seed in range(30):
+        again = inputs.redraw(task, case, args, 1000 + seed, few=1)
+        changed = {n: (again[n] != args[n]).nonzero().tolist() for n in ("A", "B")}
+        assert len(changed["A"]) + len(changed["B"]) == 1
+        places.add(str(changed))
+    assert len(places) >= 25

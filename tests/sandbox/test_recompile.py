@@ -1,20 +1,23 @@
-"""A kernel compiled again from the source gives the same TTIR, and another source gives another one."""
+"""A kernel compiled from the source gives the TTIR of the submission's process, and another source gives another one."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from triton.compiler import ASTSource
+from triton.compiler.code_generator import CodeGenerator
 from triton.compiler.compiler import make_backend
+from triton.compiler.errors import CompilationError
 
 from kbx_env.sandbox.fake_cuda.driver import TARGETS
-from kbx_env.sandbox.launches import ttir_of
-from kbx_env.sandbox.recipe import recipe
-from kbx_env.sandbox.recompile import NotComparable, NotInSource, answer, compile_again, normalised
+from kbx_env.sandbox.recipe import evaluated, recipe
+from kbx_env.sandbox.recompile import Changed, NotComparable, NotInSource, Source, answer
+from kbx_env.sandbox.specialised import ForeignCall, guard_compiler, ttir_of
 
 SOURCE = '''
 import triton
@@ -46,6 +49,64 @@ def made(power):
 kernel = made(2)
 '''
 TARGET = TARGETS["sm_90"]
+CLASSES = '''
+import triton
+import triton.language as tl
+from triton.language.core import _aggregate as aggregate
+
+
+@triton.constexpr_function
+def _width(n):
+    return 2 * n
+
+
+@aggregate
+class Pair:
+    a: tl.tensor
+    b: tl.tensor
+    n: tl.constexpr
+
+    @triton.constexpr_function
+    def __init__(self, a, b, n):
+        self.a = a
+        self.b = b
+        self.n = tl.constexpr(n)
+
+    @triton.jit
+    def swapped(self):
+        return Pair(self.b, self.a, self.n)
+
+
+@triton.jit
+def kernel(x, y, n, B: tl.constexpr):
+    o = tl.arange(0, _width(B))
+    p = Pair(tl.load(x + o, mask=o < n), tl.load(y + o, mask=o < n), 3).swapped()
+    tl.store(y + o, p.a - p.b * p.n, mask=o < n)
+'''
+
+
+@pytest.fixture(autouse=True)
+def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CodeGenerator, "call_Function", CodeGenerator.call_Function)  # puts it back after the test
+    guard_compiler()
+
+
+def _source(text: str | bytes, folder: Path) -> Source:
+    text = text.encode() if isinstance(text, str) else text
+    (folder / "submission.py").write_bytes(text)
+    return Source(text, str(folder / "submission.py"))
+
+
+def _again(text: str | bytes, row: dict[str, Any], folder: Path) -> str:
+    return normalised(_source(text, folder).compile(row, TARGET)["text"])
+
+
+_LOCATIONS = re.compile(r'^#loc.*$|\s*loc\((?:[^()"]|"[^"]*"|\((?:[^()"]|"[^"]*"|\([^()]*\))*\))*\)', re.MULTILINE)
+
+
+def normalised(text: str) -> str:
+    """Return TTIR without source locations, which depend on the folder of the process."""
+    return "\n".join(line.rstrip() for line in _LOCATIONS.sub("", text).splitlines() if line.strip())
 
 
 def _described(folder: Path, source: str, entry: str = "kernel") -> tuple[dict[str, Any], str]:
@@ -63,34 +124,56 @@ def _described(folder: Path, source: str, entry: str = "kernel") -> tuple[dict[s
         options = backend.parse_options({"num_warps": 8})
         signature = {"x": "*fp32", "y": "*fp32", "n": "i32", "B": "constexpr"}
         constants, attrs = {(3,): 128}, {(0,): [["tt.divisibility", 16]]}
-        text = ttir_of(ASTSource(fn, signature, constants, attrs), backend, options, TARGET)
-        return recipe(fn, signature, constants, attrs, options), text
+        with evaluated() as results:
+            text = ttir_of(ASTSource(fn, signature, constants, attrs), backend, options, TARGET)
+        return recipe(fn, signature, constants, attrs, options) | {"results": results}, text
     finally:
         del sys.modules["submission"]
 
 
 def test_closures_helpers_and_constants_are_rebuilt(tmp_path: Path) -> None:
     row, text = _described(tmp_path, SOURCE)
-    again = compile_again(SOURCE.encode(), row, str(tmp_path / "submission.py"), TARGET)
-    assert normalised(again) == normalised(text) and "tt.extern_elementwise" in again
-    assert answer({"recipe": row, "target": "sm_90", "text": text}, SOURCE.encode(), str(tmp_path)) == {"ok": True, "same": True}
+    assert _again(SOURCE, row, tmp_path) == normalised(text) and "tt.extern_elementwise" in text
+    found = answer({"recipe": row, "target": "sm_90"}, _source(SOURCE, tmp_path))
+    assert found["ok"] and normalised(found["kernel"]["text"]) == normalised(text) and found["kernel"]["fused"] is True
+
+
+def test_classes_and_functions_on_constants_are_rebuilt(tmp_path: Path) -> None:
+    row, text = _described(tmp_path, CLASSES)
+    assert row["evaluates"] and [r["r"] for r in row["results"]] == [{"c": 256}]
+    source = _source(CLASSES, tmp_path)
+    for _ in range(2):  # the functions are made once
+        assert normalised(source.compile(row, TARGET)["text"]) == normalised(text)
+    first = row["results"][0]
+    for results, said in (([], "lacks"), ([{**first, "name": "other"}], "other"), ([{**first, "r": {"x": "set"}}], "set")):
+        found = answer({"recipe": {**row, "results": results}, "target": "sm_90"}, source)
+        assert said in found["error"]
+
+
+def test_a_constructor_that_computes_is_refused(tmp_path: Path) -> None:
+    row, _ = _described(tmp_path, CLASSES)
+    found = answer({"recipe": row, "target": "sm_90"}, _source(CLASSES.replace("self.a = a", "self.a = print(a) or a"), tmp_path))
+    assert "may only set fields" in found["error"]
 
 
 @pytest.mark.parametrize(("old", "new"), [
     ("FACTOR * v", "FACTOR - v"), ("tanh", "exp"), ("mask=o < n)\n\n    return", "mask=o <= n)\n\n    return"),
 ])  # fmt: skip
-def test_another_source_gives_another_kernel(tmp_path: Path, old: str, new: str) -> None:
-    row, text = _described(tmp_path, SOURCE)
+def test_another_text_of_a_function_is_told(tmp_path: Path, old: str, new: str) -> None:
+    row, _ = _described(tmp_path, SOURCE)
     assert old in SOURCE
-    other = SOURCE.replace(old, new).encode()
-    assert answer({"recipe": row, "target": "sm_90", "text": text}, other, str(tmp_path)) == {"ok": True, "same": False}
+    other = _source(SOURCE.replace(old, new), tmp_path)
+    with pytest.raises(Changed):
+        other.compile(row, TARGET)
+    assert "was replaced" in answer({"recipe": row, "target": "sm_90"}, other)["changed"]
 
 
 def test_a_function_that_the_source_lacks_is_told(tmp_path: Path) -> None:
-    row, text = _described(tmp_path, SOURCE)
+    row, _ = _described(tmp_path, SOURCE)
     with pytest.raises(NotInSource):
-        compile_again(b"\n" + SOURCE.encode(), row, str(tmp_path / "submission.py"), TARGET)
-    assert "absent" in answer({"recipe": row, "target": "sm_90", "text": text}, b"x = 1\n", str(tmp_path))
+        _again(b"\n" + SOURCE.encode(), row, tmp_path)
+    assert "no function" in answer({"recipe": row, "target": "sm_90"}, _source("x = 1\n", tmp_path))["error"]
+    assert "parsed" in answer({"recipe": row, "target": "sm_90"}, None)["error"]
 
 
 def test_a_description_reaches_nothing_but_triton(tmp_path: Path) -> None:
@@ -99,11 +182,22 @@ def test_a_description_reaches_nothing_but_triton(tmp_path: Path) -> None:
                 {"a": ["triton.language.core", "builtins.eval"]}, {"z": 1}):
         bad = {**row, "constexprs": [[[3], ref]]}
         with pytest.raises((NotComparable, AttributeError)):
-            compile_again(SOURCE.encode(), bad, str(tmp_path / "submission.py"), TARGET)
+            _again(SOURCE, bad, tmp_path)
+
+
+@pytest.mark.parametrize("call", [
+    "triton.runtime.build.subprocess.getoutput('true')", "tl.core.builtins.open('x', 'w')", "tl.core.inspect.getmodule(1)",
+])  # fmt: skip
+def test_the_compiler_calls_no_function_but_tritons(tmp_path: Path, call: str) -> None:
+    """Triton calls whatever a kernel names, while it compiles."""
+    source = SOURCE.replace("        tl.store(", f"        {call}\n        tl.store(")
+    with pytest.raises(CompilationError) as e:
+        _described(tmp_path, source)
+    assert isinstance(e.value.__cause__, ForeignCall) or "ForeignCall" in str(e.value)
 
 
 def test_what_the_source_imports_is_not_asked_of_the_description(tmp_path: Path) -> None:
     row, text = _described(tmp_path, SOURCE)
     for f in row["functions"]:
         f["names"] = {n: {"c": 1} if n in ("tl", "libdevice") else d for n, d in f["names"].items()}
-    assert normalised(compile_again(SOURCE.encode(), row, str(tmp_path / "submission.py"), TARGET)) == normalised(text)
+    assert _again(SOURCE, row, tmp_path) == normalised(text)

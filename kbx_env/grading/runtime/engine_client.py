@@ -131,7 +131,8 @@ class Engine:
     Attributes:
         facts: of the last call, as far as it came.
         keep: whether the engine keeps calls for ``again`` and ``census``.
-        texts: TTIR of the kernels that the runner has sent, by key.
+        compiled: kernels that were compiled from the source, by key: the only ones that are executed. ``None`` where the runner's
+            own are.
         totals: value of ``_schemes.TOTALS`` that matched the last metamorphic check; it is tried first in the next one.
     """
 
@@ -150,7 +151,7 @@ class Engine:
         self.keep = False
         self.totals = False
         self._views: list[Any] = []
-        self.texts: dict[str, str] = {}
+        self.compiled: Mapping[str, Mapping[str, Any]] | None = None
 
     def close(self) -> None:
         """End the process."""
@@ -182,9 +183,9 @@ class Engine:
         self.facts = Facts()
         while True:
             header: dict[str, Any] = {
-                "steps": message.get("steps"), "kernels": message.get("kernels"), "free": _list(message.get("free")),
+                "steps": message.get("steps"), "kernels": self._kernels(message.get("kernels")),
+                "free": _list(message.get("free")),
             }  # fmt: skip
-            self._note(header["kernels"])
             blobs: list[bytes] = []
             if not begun:
                 begun = True
@@ -240,11 +241,14 @@ class Engine:
         broken = f"returned a {other_types[0]} where a tensor was expected" if other_types else None
         return Traced(answer, broken, origins + written, self.facts, effect)
 
-    def _note(self, kernels: Any) -> None:
-        """Remember kernels; the engine refuses malformed ones."""
-        for key, row in kernels.items() if isinstance(kernels, dict) else ():
-            if isinstance(row, dict) and isinstance(row.get("text"), str):
-                self.texts[key] = row["text"]
+    def _kernels(self, claimed: Any) -> Any:
+        """Return the kernels to execute for those that the runner names; the engine refuses malformed ones."""
+        if self.compiled is None or not isinstance(claimed, dict):
+            return claimed
+        unknown = next((k for k in claimed if k not in self.compiled), None)
+        if unknown is not None:
+            raise EngineError("forged", "TraceError", "a kernel was launched that was not compiled from the source")
+        return {k: self.compiled[k] for k in claimed}
 
     def again(self, place: str, table: Sequence[int], seconds: float) -> tuple[tuple[torch.Tensor, ...], int]:
         """Execute the last call once more with other integers, as ``backends.engine.replay`` does it.
@@ -317,7 +321,7 @@ class Engine:
         while True:
             header = {
                 "estimate": device,
-                "kernels": message.get("kernels"),
+                "kernels": self._kernels(message.get("kernels")),
                 "steps": _list(message.get("steps")),
                 **begin,
             }

@@ -19,6 +19,7 @@ from kbx_env.grading import compulsory_work, inputs, reference
 from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.judge import Answer
 from kbx_env.grading.judge.samples import TURNS
+from kbx_env.grading.runtime.compiler_client import KernelCompiler
 from kbx_env.grading.runtime.engine_client import HOST_READS, Engine, EngineError, Facts, Origin, blank, number
 from kbx_env.grading.runtime.runner_pool import RunnerPool, RunnerSlot
 from kbx_env.grading.runtime.time_budget import TimeBudget
@@ -37,8 +38,10 @@ BUILD_SECONDS = 60.0
 """For ahead-of-time builds of all targets, beside what the submission has left."""
 DEVICE_BYTES = 1 << 30
 """With less free memory than this, in bytes, a GPU counts as full."""
-AGAIN_FAMILY = 4
-"""Number of the family of inputs for ``RunnerSession.call_again``; ``_call`` uses 0 to 3."""
+AGAIN_FAMILY = 16
+"""First number of the families of inputs for ``RunnerSession.redrawn``; ``_call`` uses 0 to 3."""
+REPEAT_FAMILY = 4
+"""Number of the family of generator seeds for ``RunnerSession.call_again``."""
 TURN_SECONDS = 1.0
 """Seconds of calls after which the shared GPU lock is released, so that a grading that waits for exclusive use gets it."""
 DISK_BYTES = 256 << 20
@@ -107,6 +110,8 @@ def settings_of(
         The keyword arguments of ``Zygote.spawn``.
     """
     settings = {"device": backend, "without": sorted(without), "torch_ops": torch_ops}
+    if backend == "cpu" and DefenceLayer.SOURCE not in without and not values:
+        settings["elsewhere"] = True
     return settings | ({"values": True} if values else {})
 
 
@@ -128,6 +133,7 @@ class RunnerSession:
     Attributes:
         gpu: this grading's use of the GPU lock.
         engine: executes what the runner records (CPU tier); ``None`` on CUDA.
+        compiler: compiles what the runner launches (CPU tier, once a submission is loaded); ``None`` where the runner compiles.
         budget: the submission's wall time.
         findings: the sanitizer's findings.
         denied: denied operations as (rule, detail).
@@ -150,6 +156,8 @@ class RunnerSession:
         self.secret, self.split, self.without = secret, split, without
         self.gpu = GpuHold(gpu_lock_of(backend))
         settings = settings_of(backend, without, torch_ops, values)
+        self._elsewhere = "elsewhere" in settings
+        self.compiler: KernelCompiler | None = None
         self._slot = runner_pool.take(zygote, settings) if runner_pool is not None else RunnerSlot(zygote, settings)
         self.runner, self.mailbox = self._slot.runner, self._slot.mailbox
         reads = HOST_READS if DefenceLayer.HOST not in without and not values else math.inf
@@ -168,7 +176,7 @@ class RunnerSession:
         self.sent: dict[str, Any] = {}
         self._started = False
         self._bases: dict[str, Any] = {}
-        self._served = self._log_number = 0
+        self._served = self._log_number = self._repeats = 0
 
     def __enter__(self) -> RunnerSession:
         return self
@@ -177,6 +185,8 @@ class RunnerSession:
         self._slot.close()
         if self.engine is not None:
             self.engine.close()
+        if self.compiler is not None:
+            self.compiler.close()
 
     def ask(
         self, header: dict[str, Any], blobs: list[bytes] | None = None, *, extra: float = 0.0, idle: bool = False
@@ -208,7 +218,7 @@ class RunnerSession:
             self.budget.grant(FIRST_USE_SECONDS if self.backend == "cuda" else 0.0)
         start = time.monotonic()
         try:
-            reply, data = self.runner.ask(header, blobs, deadline=start + self.budget.left + extra)
+            reply, data = self._exchange(header, blobs, start + self.budget.left + extra)
         except wire.Late:
             self._read_log()
             given = self.budget.compile_spent + extra
@@ -235,6 +245,16 @@ class RunnerSession:
         self.standing = self.standing and bool(reply.get("standing"))
         if not reply.get("ok"):
             self._stop(reply)
+        return reply, data
+
+    def _exchange(self, header: dict[str, Any], blobs: list[bytes] | None, deadline: float) -> Any:
+        """Send a command and read the reply. Compiles the kernels that the runner asks for meanwhile."""
+        reply, data = self.runner.ask(header, blobs, deadline=deadline)
+        while self.compiler is not None and isinstance(reply.get("compile"), dict):
+            answer = self.compiler.compile(reply["compile"], deadline)
+            if self.compiler.changed:
+                self.denied.append(("tampering", f"a kernel was launched that the source does not define: {self.compiler.changed}"))
+            reply, data = self.runner.ask({"values": answer}, deadline=deadline)
         return reply, data
 
     def _read_log(self, claimed: Sequence[tuple[str, str]] = ()) -> None:
@@ -283,6 +303,9 @@ class RunnerSession:
         Raises:
             GradingAborted: it raises, or has no entry function.
         """
+        if self._elsewhere and self.engine is not None:
+            self.compiler = KernelCompiler(self.zygote, data)
+            self.engine.compiled = self.compiler.rows
         reply, _ = self.ask({"op": "load", "entry": self.task.entry}, [data], idle=True)
         if not reply.get("entry"):
             raise GradingAborted(Verdict.MALFORMED, f"{self.task.entry!r} is not a function after the module ran")
@@ -343,15 +366,31 @@ class RunnerSession:
         """
         return self.make_call(self.draw_call(case, index, mode, repeat, quiet=quiet), keep=keep)
 
-    def call_again(self, case: Case, index: int, first: CallResult) -> CallResult:
-        """Call once more with the same tensor objects, most of whose values are the old ones (CPU tier).
-
-        A submission that remembers results by address, shape, or samples of the values cannot tell this call from the first.
+    def redrawn(self, case: Case, index: int, first: CallResult, turn: int, few: int = 0) -> dict[str, Any]:
+        """Draw arguments for ``call_again``, most of whose values are those of the last call.
 
         Args:
             case: the case.
             index: its number among the graded cases.
-            first: the last call, made with ``keep``.
+            first: the last call.
+            turn: number of this draw.
+            few: as ``inputs.redraw`` takes it.
+
+        Returns:
+            The arguments.
+        """
+        seed = inputs.case_seed(self.secret, self.task.id, self.split, index, AGAIN_FAMILY + turn)
+        return inputs.redraw(self.task, case, first.args, seed, few)
+
+    def call_again(self, case: Case, args: dict[str, Any]) -> CallResult:
+        """Call once more with the same tensor objects, most of whose values are the old ones (CPU tier).
+
+        A submission that remembers results by address, shape, or samples of the values cannot tell this call from the last, which
+        was made with ``keep`` or by this function.
+
+        Args:
+            case: the case.
+            args: from ``redrawn``.
 
         Returns:
             The arguments and the untrusted result.
@@ -360,12 +399,12 @@ class RunnerSession:
             GradingAborted: the submission failed, or its process names other addresses than before.
         """
         assert self.engine is not None
-        seed = inputs.case_seed(self.secret, self.task.id, self.split, index, AGAIN_FAMILY)
-        args, before = inputs.redraw(self.task, case, first.args, seed), self._bases
+        before, self._repeats = self._bases, self._repeats + 1
         sent, blobs = self._with_out(case, args), list[bytes]()
+        seed = inputs.case_seed(self.secret, self.task.id, self.split, self._repeats, REPEAT_FAMILY)
         generator_seed = inputs.generator_seed(seed, "generator") % (1 << 48)
         header = self.header(sent, generator_seed, blobs, "aside")
-        header |= {"op": "call", "mode": "run", "seconds": max(0.1, self.budget.left), "reuse": True}
+        header |= {"op": "call", "mode": "run", "seconds": max(0.1, self.budget.left), "reuse": True, "keep": True}
         reply, _ = self.ask(header, blobs)
         found = self._traced(self.engine, args, sent, generator_seed, reply)
         if self._bases != before:

@@ -1,0 +1,94 @@
+"""Compiles one specialisation of a kernel to TTIR, in the process of a submission and in the one that is trusted."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+from typing import Any
+
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler.code_generator import CodeGenerator
+from triton.language.core import base_type, base_value, is_builtin
+from triton.runtime.jit import JITCallable
+
+_PLAIN = (bool, int, float, str, tuple, list, base_value, base_type, tl.dtype, tl.constexpr)
+"""Types of compile-time values whose methods a kernel may call."""
+
+
+class ForeignCall(Exception):
+    """A kernel calls Python code that is not Triton's while it is compiled."""
+
+
+def guard_compiler() -> None:
+    """Keep the compiler from calling Python functions that are neither Triton's nor arithmetic (this process, for good).
+
+    Triton calls whatever a kernel names, such as a function of a module, and it calls it as the compiler, whose files and
+    processes are not the submission's.
+    """
+    plain = CodeGenerator.call_Function
+
+    def call(generator: Any, node: Any, fn: Any, args: Any, kws: Any) -> Any:
+        if not _harmless(fn) and fn not in generator.builtin_namespace.values():
+            raise ForeignCall(f"a kernel calls {str(getattr(fn, '__qualname__', type(fn).__name__))[:60]}, which is not Triton's")
+        return plain(generator, node, fn, args, kws)
+
+    CodeGenerator.call_Function = call
+
+
+def _harmless(fn: Any) -> bool:
+    """Return whether a function may be called while a kernel is compiled."""
+    if isinstance(fn, JITCallable) or is_builtin(fn):
+        return True
+    owner = getattr(fn, "__self__", None)
+    if owner is not None and not inspect.ismodule(owner):
+        return isinstance(owner, _PLAIN) or (isinstance(owner, type) and issubclass(owner, _PLAIN))
+    if isinstance(fn, type) and issubclass(fn, _PLAIN):
+        return True
+    module = getattr(fn, "__module__", None) or ""
+    return module.startswith("triton.language") or getattr(math, getattr(fn, "__name__", ""), None) is fn
+
+
+def ttir_of(source: ASTSource, backend: Any, options: Any, target: GPUTarget) -> str:
+    """Compile a specialised kernel to TTIR.
+
+    Args:
+        source: function, signature, constants and attributes.
+        backend: Triton's compiler for the target.
+        options: its options.
+        target: the GPU.
+
+    Returns:
+        The text.
+    """
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    codegen, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+    try:
+        module = source.make_ir(target, options, codegen, modules, context)
+    except TypeError:  # the target became an argument in triton 3.5
+        module = source.make_ir(options, codegen, modules, context)  # type: ignore[call-arg]
+    return str(stages["ttir"](module, {"target": target, **options.__dict__}))
+
+
+def kernel_row(text: str, options: Any) -> dict[str, Any]:
+    """Return what the engine needs of a compiled kernel.
+
+    Args:
+        text: its TTIR.
+        options: compiler options.
+
+    Returns:
+        ``text``; ``fused``, whether products and sums may be contracted; the ``options`` of the launch; ``key``, a hash of them.
+    """
+    fused = bool(getattr(options, "enable_fp_fusion", True))
+    chosen = {k: getattr(options, k, None) for k in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
+    chosen["enable_fp_fusion"] = fused
+    key = hashlib.sha256(f"{chosen} {text}".encode()).hexdigest()[:32]
+    return {"key": key, "text": text, "fused": fused, "options": chosen}
