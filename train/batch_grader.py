@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,16 +99,10 @@ class BatchGrader:
             UnknownName: no such preset, backend, executor, grading, sizes, precision or target.
             UsageError: an option out of its range, or Ray, a GPU or the service is needed and missing.
         """
+        check_options(locals())
         from kbx_env.rewards.compose import load_preset, load_term
 
         self.preset = load_preset(preset)
-        _check(
-            (("executor", executor, EXECUTORS), ("backend", backend, BACKENDS), ("grading", grading, GRADINGS),
-             ("torch policy", torch_ops, TORCH_OPS), ("sizes", sizes, SIZES), ("precision", precision, PRECISIONS),
-             *(("target", t, TARGETS) for t in targets)),
-            executor, ray_address, per_gpu, workers, target, wall,
-        )  # fmt: skip
-        check_place(backend, executor, gpus, url, token, store)
         self._compiles, self._target, self._fault_printed = load_term("compiles"), target, False
         self._shares_gpu, self._by_service = url is None and gpus is None, url is not None
         self.gradings, self.seconds = 0, 0.0
@@ -230,21 +224,52 @@ class BatchGrader:
         self.close()
 
 
-def _check(
-    names: Iterable[tuple[str, str, Sequence[str]]], executor: str, ray_address: str | None, per_gpu: int | None,
-    workers: int | None, target: float, wall: float,
-) -> None:  # fmt: skip
-    """Check the options of a grader: names by kind with the accepted ones, and numbers."""
-    for kind, name, known in names:
-        if name not in known:
-            raise UnknownName(kind, name, known)
-    for option, value in (("ray_address", ray_address), ("per_gpu", per_gpu)):
-        if value is not None and executor != "ray":
-            raise UsageError(f"{option} is for executor=ray; set that, or leave {option} out")
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check the options of a ``BatchGrader`` without starting a worker.
+
+    Args:
+        options: all arguments of ``BatchGrader``, by name; other keys are ignored.
+
+    Raises:
+        UnknownName: no such preset, backend, executor, grading, sizes, precision or target.
+        UsageError: an option out of its range, or options that exclude each other.
+    """
+    from kbx_env.rewards.compose import load_preset
+
+    load_preset(options["preset"])
+    for kind, key, known in (
+        ("executor", "executor", EXECUTORS), ("backend", "backend", BACKENDS), ("grading", "grading", GRADINGS),
+        ("torch policy", "torch_ops", TORCH_OPS), ("sizes", "sizes", SIZES), ("precision", "precision", PRECISIONS),
+    ):  # fmt: skip
+        if options[key] not in known:
+            raise UnknownName(kind, options[key], known)
+    for target in options["targets"]:
+        if target not in TARGETS:
+            raise UnknownName("target", target, TARGETS)
+    for key in ("ray_address", "per_gpu"):
+        if options[key] is not None and options["executor"] != "ray":
+            raise UsageError(f"{key} is for executor=ray; set that, or leave {key} out")
+    workers, target, wall = options["workers"], options["target"], options["wall"]
     if workers is not None and workers < 1:
         raise UsageError(f"workers is {workers}; at least 1")
     if not 0 <= target < math.inf or not 0 < wall < math.inf:
         raise UsageError(f"target is {target}, wall is {wall}; a speedup, and seconds above 0")
+    _check_place(options)
+
+
+def _check_place(options: Mapping[str, Any]) -> None:
+    """Check the options that say where gradings run: at most one of Ray, named GPUs and a service."""
+    gpus, url = options["gpus"], options["url"]
+    given = {"executor=ray": options["executor"] == "ray", "gpus": gpus is not None, "url": url is not None}
+    places = [name for name, is_given in given.items() if is_given]
+    if len(places) > 1:
+        raise UsageError(f"{' and '.join(places)}: each says where gradings run; give one of them")
+    if gpus is not None and (options["backend"] == "cpu" or not gpus):
+        raise UsageError(f"gpus is {list(gpus)!r}, backend is {options['backend']!r}; at least one GPU, and cuda or auto")
+    if options["token"] is not None and url is None:
+        raise UsageError("token is for a grading service; give its url too")
+    if options["store"] is not None and url is not None:
+        raise UsageError("store and url: the service keeps the gradings (kbx serve --store); leave store out")
 
 
 def _open(
@@ -273,33 +298,6 @@ def _open(
         return named, "cuda", versions.environment("cpu") | {"device": device}
     chosen = resolve_backend(backend)
     return ProcessPool(workers or workers_here(chosen), env=_own_gpu()), chosen, versions.environment(chosen)
-
-
-def check_place(
-    backend: str, executor: str, gpus: Sequence[int | str] | None, url: str | None, token: str | None, store: Any
-) -> None:  # fmt: skip
-    """Check the options that say where gradings run: at most one of Ray, named GPUs and a service.
-
-    Args:
-        backend: cpu, cuda, or auto.
-        executor: process or ray.
-        gpus: GPUs that grade; ``None`` for no choice.
-        url: address of a grading service; ``None`` for none.
-        token: its bearer token.
-        store: a file of gradings.
-
-    Raises:
-        UsageError: options that exclude each other.
-    """
-    places = [name for name, given in (("executor=ray", executor == "ray"), ("gpus", gpus), ("url", url)) if given]
-    if len(places) > 1:
-        raise UsageError(f"{' and '.join(places)}: each says where gradings run; give one of them")
-    if gpus is not None and (backend == "cpu" or not gpus):
-        raise UsageError(f"gpus is {list(gpus)!r}, backend is {backend!r}; at least one GPU, and backend 'cuda' or 'auto'")
-    if token is not None and url is None:
-        raise UsageError("token is for a grading service; give its url too")
-    if store is not None and url is not None:
-        raise UsageError("store and url: the service keeps the gradings (kbx serve --store); leave store out")
 
 
 def workers_here(backend: str) -> int:

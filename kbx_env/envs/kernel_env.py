@@ -217,20 +217,26 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         self._shaping = self._new_shaping()
 
     def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None, **row: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode.
 
         Args:
             seed: of the choice of tasks, for this and later episodes; ``None`` to continue the sequence.
             options: ``{"task": id}`` to choose the task.
+            **row: refused. TRL passes a row of data where this class is its ``environment_factory``.
 
         Returns:
             The observation and the info.
 
         Raises:
-            UsageError: an unknown option or task.
+            UsageError: an unknown option, task or argument.
         """
+        if row:
+            raise UsageError(
+                f"KernelEnv.reset has no argument {sorted(row)[0]!r}; it is a gymnasium environment. As environment_factory of "
+                "TRL use kbx_env.trl.KernelTools, as reward_funcs kbx_env.trl.KernelReward"
+            )
         super().reset(seed=seed)
         unknown = set(options or ()) - {"task"}
         if unknown:
