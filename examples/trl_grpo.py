@@ -1,4 +1,6 @@
-"""GRPO on kernels with TRL's own trainer. Run it with the folder or the hub name of a model that has a chat template:
+"""GRPO on kernels with TRL's own trainer.
+
+Run it with the folder or the hub name of a model that has a chat template:
 
     python train/build_model.py out=runs/tiny hidden=64 layers=1 heads=2 vocab=1024   # random weights, for a first try
     python examples/trl_grpo.py runs/tiny

@@ -9,19 +9,14 @@ turns with all gradings of a turn in parallel, credit for each turn, resuming wi
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import inspect
-import os
-import threading
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.options import resolve_backend
 from kbx_env.spec.catalog import load_tasks
-from kbx_env.train.batch_grader import BatchGrader, GradedAnswer, check_options
+from kbx_env.train.batch_grader import GradedAnswer
+from kbx_env.train.warm_grader import WarmGrader, shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,10 +57,11 @@ def prompts(
     from kbx_env.train import rows
 
     chosen = load_tasks(category=category, split=split, pattern=tasks)
-    return rows.prompts(chosen, resolve_backend(backend), repeats=repeats, seed=seed, system=system, template=template)
+    backend = resolve_backend(backend) if backend == "auto" else backend
+    return rows.prompts(chosen, backend, repeats=repeats, seed=seed, system=system, template=template)
 
 
-class KernelReward:
+class KernelReward(WarmGrader):
     """A reward function for TRL: grades all answers of a batch in parallel, on workers that stay warm between calls.
 
     The reward of an answer is the value of a preset. It is ``None`` for an infrastructure fault: TRL leaves such an answer out
@@ -74,7 +70,7 @@ class KernelReward:
     TRL logs the mean of every reward term as ``kernel/terms/NAME``, and ``kernel/compile_rate``, ``correct_rate``,
     ``solved_rate``, ``masked_rate`` and ``speedup``; its table of completions has a column for task, verdict and each term.
 
-    The object can be pickled, as asynchronous trainers need it. A copy has workers of its own. Workers start with the first
+    The object can be pickled, as asynchronous trainers need it; a copy has workers of its own. Workers start with the first
     call or with ``start``, and end with ``close`` or with the object.
     """
 
@@ -86,90 +82,9 @@ class KernelReward:
             backend: ``cpu``, ``cuda``, or ``auto``: CUDA where there is a GPU; with ``url`` what the service has.
             **options: of ``kbx_env.train.batch_grader.BatchGrader``, such as ``url=`` and ``token=`` of a grading service,
                 ``gpus=[...]`` that grade, ``workers``, ``timing``, ``target``, ``wall``, ``store``, ``executor``.
-
-        Raises:
-            UnknownName: no such preset, backend or option.
-            UsageError: an option out of its range, options that exclude each other, or ``cuda`` without a GPU.
         """
-        accepted = inspect.signature(BatchGrader).parameters
-        for name in options:
-            if name not in accepted:
-                raise UnknownName("option of KernelReward", name, accepted)
-        whole = {k: p.default for k, p in accepted.items()} | {"preset": preset, "backend": backend, **options}
-        check_options(whole)
-        if whole["url"] is None and whole["gpus"] is None and whole["executor"] != "ray":
-            backend = resolve_backend(backend)  # here: an asynchronous trainer hides the GPUs from the process that grades
+        super().__init__(preset, backend, **options)
         self.__name__ = "kernel_reward"
-        self._options: dict[str, Any] = {"preset": preset, "backend": backend, **options}
-        self._forget()
-
-    def _forget(self) -> None:
-        self._grader: BatchGrader | None = None
-        self._pid, self._lock = os.getpid(), threading.Lock()
-        self._end: Callable[[], object] = lambda: None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a pickled copy has: the options."""
-        return {"_options": self._options, "__name__": self.__name__}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Make a copy without workers."""
-        self.__dict__.update(state)
-        self._forget()
-
-    def start(self) -> BatchGrader:
-        """Start the workers, or connect to the service, unless that is done.
-
-        Returns:
-            The grader.
-
-        Raises:
-            UsageError: the service does not answer, or a GPU is missing.
-        """
-        if self._pid != os.getpid():  # a fork: workers, threads and lock belong to the parent
-            self._forget()
-        with self._lock:
-            if self._grader is None:
-                self._grader = BatchGrader(**self._options)
-                self._end = weakref.finalize(self, self._grader.close)
-            return self._grader
-
-    def close(self) -> None:
-        """End the workers. A later call starts new ones."""
-        if self._pid == os.getpid():
-            self._end()
-            self._forget()
-
-    def __enter__(self) -> KernelReward:
-        """Return the reward function itself."""
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """End the workers."""
-        self.close()
-
-    def grade(self, answers: Sequence[tuple[str, str]]) -> list[GradedAnswer]:
-        """Grade answers in parallel: reward, terms, verdict and feedback of each.
-
-        Args:
-            answers: pairs of a task's id and an answer, which may be prose around a fenced block.
-
-        Returns:
-            The graded answers, in the same order.
-        """
-        return self.start()(answers)
-
-    async def agrade(self, answers: Sequence[tuple[str, str]]) -> list[GradedAnswer]:
-        """Grade answers as ``grade``, without blocking the event loop.
-
-        Args:
-            answers: pairs of a task's id and an answer.
-
-        Returns:
-            The graded answers, in the same order.
-        """
-        grader = await asyncio.to_thread(self.start)
-        return list(await asyncio.gather(*map(asyncio.wrap_future, grader.submit(answers))))
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], task: Sequence[str] | None = None, log_extra: Any = None,
@@ -270,12 +185,6 @@ def _logged(
     return [j.reward for j in graded]
 
 
-@functools.cache
-def _shared(pid: int) -> KernelReward:
-    """Return the reward of all ``KernelTools`` of a process that were made without one."""
-    return KernelReward()
-
-
 class KernelTools:
     """An episode in which the model submits kernels by a tool call: TRL's ``environment_factory=KernelTools``.
 
@@ -283,7 +192,7 @@ class KernelTools:
     environments of one ``KernelReward`` share its workers. TRL makes the calls one after another.
     """
 
-    def __init__(self, reward: KernelReward | Grade | None = None, max_turns: int = 4, episode: str = "best") -> None:
+    def __init__(self, reward: WarmGrader | Grade | None = None, max_turns: int = 4, episode: str = "best") -> None:
         """An environment without an episode.
 
         Args:
@@ -301,8 +210,8 @@ class KernelTools:
             raise UsageError(f"max_turns is {max_turns}; at least 1")
         if episode not in EPISODES:
             raise UnknownName("episode", episode, EPISODES)
-        reward = _shared(os.getpid()) if reward is None else reward
-        self._grade: Grade = reward.grade if isinstance(reward, KernelReward) else reward
+        reward = shared() if reward is None else reward
+        self._grade: Grade = reward.grade if isinstance(reward, WarmGrader) else reward
         self._max_turns, self._episode = max_turns, episode
         self._task, self._turns = "", list[GradedAnswer]()
 

@@ -92,7 +92,7 @@ class BatchGrader:
             grade: replaces the real grader in tests.
             gpus: GPUs that grade, as ``nvidia-smi`` shows them, which this process need not see; by default its own.
             url: address of a grading service (``kbx serve``) that grades instead of this machine. ``workers`` is then the
-                number of requests at a time. The service keeps its own gradings.
+                number of requests at a time.
             token: bearer token of the service.
 
         Raises:
@@ -121,7 +121,7 @@ class BatchGrader:
                 **({} if sizes == "published" else {"sizes": sizes}),
                 **({} if precision == "report" else {"precision": precision}),
             }  # fmt: skip
-            file = Path(store) if store is not None else Path(out) / STORE if out is not None and url is None else None
+            file = Path(store) if store is not None else Path(out) / STORE if out is not None else None
             if file is not None:
                 try:
                     file.parent.mkdir(parents=True, exist_ok=True)
@@ -268,8 +268,6 @@ def _check_place(options: Mapping[str, Any]) -> None:
         raise UsageError(f"gpus is {list(gpus)!r}, backend is {options['backend']!r}; at least one GPU, and cuda or auto")
     if options["token"] is not None and url is None:
         raise UsageError("token is for a grading service; give its url too")
-    if options["store"] is not None and url is not None:
-        raise UsageError("store and url: the service keeps the gradings (kbx serve --store); leave store out")
 
 
 def _open(
@@ -284,7 +282,7 @@ def _open(
         from kbx_env.executor.pools.remote import WIDTH, RemotePool
 
         pool = RemotePool(url, token, workers or WIDTH)
-        return pool, pool.backend(backend), {}
+        return pool, pool.backend(backend), dict(pool.info.get("environment") or {"device": url})
     if executor == "ray":
         from kbx_env.executor.pools.ray_pool import open_ray
 

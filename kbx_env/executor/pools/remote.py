@@ -17,6 +17,11 @@ class RemotePool:
 
     The service has its own deadlines, attempts and store, so the deadline of a request is not used here: a request also
     waits in the queue of the service.
+
+    Attributes:
+        url: of the service.
+        width: requests at a time.
+        info: what the service says about itself: ``backend``, ``environment`` (device and versions).
     """
 
     def __init__(self, url: str, token: str | None = None, width: int = WIDTH, client: Any = None) -> None:
@@ -37,7 +42,8 @@ class RemotePool:
             client = _connect(url, token)
         self.url, self.width, self._client = url, width, client
         try:
-            client.tasks()  # needs the network and the token: both would otherwise fail at every grading
+            # Needs the network and the token: both would otherwise fail at every grading.
+            self.info: dict[str, Any] = client.info()
         except Exception as e:
             client.close()
             raise UsageError(f"the grading service at {url} cannot be used: {str(e) or type(e).__name__}; start one with: "
@@ -57,9 +63,8 @@ class RemotePool:
             WorkerLost: no answer, although the client tried again.
             UsageError: the service refuses the request.
         """
-        source = request.source.decode("utf-8", "surrogatepass")
         try:
-            outcome: Outcome = self._client.grade(request.task, source, **request.options)
+            outcome: Outcome = self._client.grade(request.task, request.source, **request.options)
         except UsageError:
             raise
         except Exception as e:
@@ -80,8 +85,7 @@ class RemotePool:
         """
         if wish != "auto":
             return wish
-        told = self._client.health()
-        found = told.get("backend") if isinstance(told, dict) else getattr(told, "backend", None)
+        found = self.info.get("backend")
         if found not in ("cpu", "cuda"):
             raise UsageError(f"the grading service at {self.url} does not say on which backend it grades; give backend")
         return str(found)
@@ -92,8 +96,6 @@ class RemotePool:
 
 
 def _connect(url: str, token: str | None) -> Any:
-    try:
-        from kbx_env.client import Client
-    except ImportError as e:
-        raise UsageError('grading by a service needs its client: pip install "kbx_env[client]"') from e
+    from kbx_env.client import Client
+
     return Client(url, token=token)
