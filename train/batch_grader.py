@@ -180,6 +180,7 @@ class BatchGrader:
 
     def _submit(self, task: str, source: bytes) -> Future[GradedAnswer]:
         graded: Future[GradedAnswer] = Future()
+        graded.set_running_or_notify_cancel()  # equal answers share it: one that is given up must not take it from the others
 
         def ended(future: Future[Outcome]) -> None:
             try:
