@@ -127,7 +127,10 @@ class _Base:
             raise UsageError(f"the address of the grading service is {url!r}; such as http://127.0.0.1:8300")
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise UsageError(f"timeout_s is {timeout_s!r}; seconds, more than 0")
-        self.url, self.token, self.timeout_s = url.rstrip("/"), token or os.environ.get("KBX_TOKEN") or None, timeout_s
+        token = token or os.environ.get("KBX_TOKEN") or None
+        if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable() and " " not in token):
+            raise UsageError("the token of the grading service has characters that no token has; give it without line break")
+        self.url, self.token, self.timeout_s = url.rstrip("/"), token, timeout_s
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, timeout_s={self.timeout_s:g})"  # never the token
@@ -922,7 +925,7 @@ def _quoted(task: str) -> str:
 def _interruptions() -> tuple[type[Exception], ...]:
     """Return the exceptions after which a request is repeated, until the time is over."""
     httpx = _package()
-    return (_Busy, httpx.TransportError, httpx.StreamError)
+    return (_Busy, httpx.NetworkError, httpx.TimeoutException, httpx.RemoteProtocolError, httpx.StreamError)
 
 
 def _patience() -> Any:

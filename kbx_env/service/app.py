@@ -42,8 +42,12 @@ BEAT = 10.0
 """Seconds between two lines of a stream at most; an empty line shows that the connection lives."""
 _TEXT = "text/html; charset=utf-8"
 _LINES = "application/x-ndjson"
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
 _SECURE = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'",
+    "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY", "Cache-Control": "no-store",
 }  # fmt: skip
 """Headers of the live page: it loads nothing, and no other page shows it in a frame."""

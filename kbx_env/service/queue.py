@@ -304,7 +304,7 @@ class GradingQueue:
             raise Draining("the service is about to end; try again in a moment") from e
         for grading, future in zip(gradings, futures, strict=True):
             grading.future = future
-            if grading.state is State.CANCELLED:
+            if grading.state is State.CANCELLED or self.draining.is_set():
                 future.cancel()
             future.add_done_callback(functools.partial(self._from_executor, grading))
 
@@ -429,27 +429,29 @@ class GradingQueue:
             await self._start(again[start : start + self._limits.batch])
         return len(entries)
 
-    async def drain(self, seconds: float) -> int:
-        """Accept nothing more, and wait for the gradings that run. Those that wait stay in the journal.
+    def hold(self) -> None:
+        """Accept nothing more, and begin no further grading. Requests that wait stay in the journal."""
+        self.draining.set()
+        for grading in list(self._active.values()):
+            if grading.future is not None and not self.pool.runs(grading.content):
+                grading.future.cancel()
+
+    async def drain(self, seconds: float, patient: Callable[[], bool] = lambda: True) -> int:
+        """Hold, and wait for the gradings that run.
 
         Args:
             seconds: the longest wait.
+            patient: whether to wait on.
 
         Returns:
             Number of requests that the next start takes up.
         """
-        self.draining.set()
-        running = []
-        for grading in list(self._active.values()):
-            if grading.future is not None and self.pool.runs(grading.content):
-                running.append(grading)
-            elif grading.future is not None:
-                grading.future.cancel()
+        self.hold()
+        running = [g for g in self._active.values() if g.future is not None and not g.future.done()]
         until = time.monotonic() + seconds
-        while self.pool.running and time.monotonic() < until:
+        while any(g.future and not g.future.done() for g in running) and patient() and time.monotonic() < until:
             await asyncio.sleep(0.05)
-        await asyncio.sleep(0)  # the last outcomes reach the loop
-        for grading in running:
+        for grading in list(self._active.values()):  # outcomes that have not reached the loop
             if grading.future is not None and grading.future.done():
                 self._on_done(grading, grading.future)
         return len(self._active)

@@ -94,13 +94,15 @@ class Service:
         screening: the two tiers, if there are two.
         gpu_seconds: seconds of work of the workers of each GPU.
         recovered: number of requests that were taken up from an earlier process.
+        patient: whether the end waits for gradings that run.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, pool: WorkerPool | None = None) -> None:
         """Check the settings, load the tasks, start the workers and open the files.
 
         Args:
             settings: of the command line.
+            pool: replaces the workers, in tests and benchmarks.
 
         Raises:
             UsageError: a setting is not accepted.
@@ -113,14 +115,14 @@ class Service:
         self.screening: TieredPool | None = None
         self.queue: GradingQueue | None = None
         self.connections, self.metrics = Connections(self.limits), Metrics(self)
-        self.recovered, self._started = 0, time.time()
+        self.recovered, self._started, self.patient = 0, time.time(), True
         with contextlib.ExitStack() as stack:
             store = Path(settings.store)
             # The journal first: a second service must not start workers.
             self._journal = Journal(store.with_name(store.name + ".queue"))
             stack.callback(self._journal.close)
             self._store = stack.enter_context(contextlib.closing(Store(store)))
-            self._pool = self._make_pool()
+            self._pool = self._make_pool(pool)
             self._files = stack.pop_all()
         try:
             self.tasks = {
@@ -135,7 +137,7 @@ class Service:
 
     # -- pools -----------------------------------------------------------------------------
 
-    def _make_pool(self) -> WorkerPool:
+    def _make_pool(self, given: WorkerPool | None) -> WorkerPool:
         s = self.settings
         for name, value in (("--workers", s.workers), ("--gpus", s.gpus)):
             if value is not None and value < 1:
@@ -144,6 +146,9 @@ class Service:
             raise UsageError(f"--executor is {s.executor!r}; process or ray")
         self.gpus: list[str] = []
         pool: WorkerPool
+        if given is not None:
+            self.backend, self.environment = resolve_backend(s.backend), versions.environment("cpu")
+            return given
         if s.executor == "ray":
             from kbx_env.executor.pools.ray_pool import open_ray
 
@@ -219,15 +224,15 @@ class Service:
         if self.queue is None:
             self._pool.close()
         else:
-            left = await self.queue.drain(self.settings.drain)
+            left = await self.queue.drain(self.settings.drain, lambda: self.patient)
             await asyncio.to_thread(self.queue.close)
             say(f"ended; {left} requests wait for the next start" if left else "ended")
         await asyncio.to_thread(self._files.close)
 
     def begin_draining(self) -> None:
-        """Answer all that wait, and accept nothing more."""
+        """Answer all that wait, accept nothing more, and begin no further grading."""
         if self.queue is not None:
-            self.queue.draining.set()
+            self.queue.hold()
 
     @property
     def open_queue(self) -> GradingQueue:
@@ -268,35 +273,60 @@ class Service:
         }  # fmt: skip
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn's server, which begins to drain at the first signal and ends with status 0."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, where: str) -> None:
-        super().__init__(config)
-        self._service, self._where = service, where
+    def __init__(self, settings: Settings, listener: socket.socket, pool: WorkerPool | None = None) -> None:
+        """Make the service and its server.
+
+        Args:
+            settings: of the command line.
+            listener: the bound socket.
+            pool: replaces the workers, in tests and benchmarks.
+
+        Raises:
+            UsageError: a setting is not accepted.
+        """
+        self.service = service = Service(settings, pool)
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        app = Guard(create_app(service), service.token, service.limits, service.metrics.count_response)  # type: ignore[arg-type]
+        super().__init__(uvicorn.Config(
+            app, http=service.connections.protocol(), ws="none", lifespan="on", loop="asyncio", access_log=False,
+            log_level="warning", server_header=False, timeout_keep_alive=int(service.limits.idle_seconds),
+            timeout_graceful_shutdown=5, backlog=4096,
+        ))  # fmt: skip
+
+    def end(self) -> None:
+        """Begin to end: answer all that wait, and let running gradings end. Called in the loop's thread."""
+        self.service.begin_draining()
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where."""
         await super().startup(sockets)
-        s = self._service
+        s = self.service
         again = f", {s.recovered} requests taken up again" if s.recovered else ""
         token = "with a token" if s.token else "without a token"
-        say(f"listening on {self._where} ({token}); backend {s.backend}, {s._pool.width} workers, {s.settings.store}{again}")
+        say(f"listening on {self.url} ({token}); backend {s.backend}, {s._pool.width} workers, {s.settings.store}{again}")
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Drain at the first signal; at the second one, running gradings are not waited for."""
         loop = asyncio.get_running_loop()
+        main = threading.current_thread() is threading.main_thread()
 
-        def end(name: str) -> None:
+        def on_signal(name: str) -> None:
             if self.should_exit:
-                self.force_exit = True
+                say(f"{name} again: running gradings are not waited for")
+                self.service.patient = False
             else:
                 say(f"{name}: running gradings end, waiting ones stay in the queue; send it again to end at once")
-                self._service.begin_draining()
-            self.should_exit = True
+                self.end()
 
-        signals = (signal.SIGTERM, signal.SIGINT)
+        signals = (signal.SIGTERM, signal.SIGINT) if main else ()
         for sig in signals:
-            loop.add_signal_handler(sig, end, sig.name)
+            loop.add_signal_handler(sig, on_signal, sig.name)
         try:
             yield
         finally:
@@ -342,7 +372,19 @@ def _is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(a).partition("%")[0]).is_loopback for a in found)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """Bind a socket.
+
+    Args:
+        host: address.
+        port: 0 for any free one.
+
+    Returns:
+        The socket.
+
+    Raises:
+        UsageError: the address is in use, or not of this machine.
+    """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         # With the protocol named, asyncio switches Nagle's algorithm off; it would delay every answer by 40 ms.
@@ -364,19 +406,10 @@ def serve(settings: Settings) -> None:
         UsageError: a setting is not accepted, or the port is in use.
     """
     read_token(settings)
-    listener = _listen(settings.host, settings.port)
+    listener = listen(settings.host, settings.port)
     with contextlib.closing(listener):
         say("loading the tasks and starting the workers")
-        service = Service(settings)
-        host, port = listener.getsockname()[:2]
-        where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        app = Guard(create_app(service), service.token, service.limits, service.metrics.count_response)  # type: ignore[arg-type]
-        config = uvicorn.Config(
-            app, http=service.connections.protocol(), ws="none", lifespan="on", loop="asyncio", access_log=False,
-            log_level="warning", server_header=False, timeout_keep_alive=int(service.limits.idle_seconds),
-            timeout_graceful_shutdown=5, backlog=4096, limit_concurrency=None,
-        )  # fmt: skip
-        _Server(config, service, where).run(sockets=[listener])
+        Server(settings, listener).run(sockets=[listener])
 
 
 def say(text: str) -> None:
