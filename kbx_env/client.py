@@ -38,8 +38,9 @@ BATCH = 128
 """Submissions of one request for a batch. Smaller ones are repeated sooner after a cut, larger ones cost fewer requests."""
 STREAMS = 4
 """Requests for batches at a time: the service always has the next one before the last one ends."""
-_WAIT = 30.0
-"""Seconds for which one request asks the service to wait for an outcome; then the client asks again."""
+_WAIT = 10.0
+"""Seconds for which one request asks the service to wait for an outcome; then the client asks again. ``close`` in another
+thread has to wait so long for a thread that is asking."""
 _SILENCE = 25.0
 """Seconds without a byte after which a connection counts as cut, beyond a wait that was asked for. A stream has a line at
 least every 10 s (``kbx_env.service.batches.BEAT``)."""
@@ -126,7 +127,10 @@ class _Base:
             raise UsageError(f"the address of the grading service is {url!r}; such as http://127.0.0.1:8300")
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise UsageError(f"timeout_s is {timeout_s!r}; seconds, more than 0")
-        self.url, self.token, self.timeout_s = url.rstrip("/"), token or os.environ.get("KBX_TOKEN") or None, timeout_s
+        token = token or os.environ.get("KBX_TOKEN") or None
+        if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable() and " " not in token):
+            raise UsageError("the token of the grading service has characters that no token has; give it without line break")
+        self.url, self.token, self.timeout_s = url.rstrip("/"), token, timeout_s
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, timeout_s={self.timeout_s:g})"  # never the token
@@ -339,7 +343,7 @@ class Client(_Base):
         """
         super().__init__(url, token, timeout_s)
         self._http: httpx.Client | None = None
-        self._process, self._lock = 0, threading.Lock()
+        self._process, self._lock, self._closings = 0, threading.Lock(), 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {"url": self.url, "token": self.token, "timeout_s": self.timeout_s}
@@ -354,8 +358,9 @@ class Client(_Base):
         self.close()
 
     def close(self) -> None:
-        """Close the connections. A later request opens new ones."""
+        """Close the connections. Requests in progress are not repeated; a later request opens new connections."""
         with self._lock:
+            self._closings += 1
             if self._http is not None and self._process == os.getpid():
                 self._http.close()
             self._http = None
@@ -376,7 +381,25 @@ class Client(_Base):
             UsageError: an unknown task or option, or the service refuses the token.
             ServiceError: it is no grading service, or it failed.
         """
-        number, until = uuid.uuid4().hex, time.monotonic() + self.timeout_s
+        return self.grade_within(self.timeout_s, task, source, **options)
+
+    def grade_within(self, seconds: float, task: str, source: str | bytes, **options: Any) -> Outcome:
+        """Do ``grade`` with another limit of time than ``timeout_s``.
+
+        Args:
+            seconds: for the outcome, waits and repetitions included.
+            task: ``category/name``.
+            source: the submission.
+            **options: as for ``grade``.
+
+        Returns:
+            The outcome.
+
+        Raises:
+            UsageError: as ``grade``.
+            ServiceError: as ``grade``.
+        """
+        number, until = uuid.uuid4().hex, time.monotonic() + seconds
         body = _submission(task, source, options)
         try:
             outcome: Outcome = self._run(self._grade(number, body, until), until)
@@ -386,7 +409,7 @@ class Client(_Base):
         except BaseException as e:
             self._withdraw([number])  # nobody waits for it any more
             if isinstance(e, _interruptions()):
-                return self._late(task, options, self.timeout_s, e)
+                return self._late(task, options, seconds, e)
             raise
 
     def grade_many(self, pairs: Iterable[Pair], **options: Any) -> Iterator[tuple[int, Outcome]]:
@@ -490,7 +513,7 @@ class Client(_Base):
 
         Args:
             id: from ``submit``.
-            wait: seconds to wait for it, at most 30.
+            wait: seconds to wait for it, at most 10.
 
         Returns:
             The outcome; ``None`` if there is none yet.
@@ -581,12 +604,14 @@ class Client(_Base):
         import tenacity
 
         reply: Any = None
+        closings = self._closings
         while True:
             try:
                 call = flow.send(reply)
             except StopIteration as e:
                 return e.value
-            reply = tenacity.Retrying(**self._repeating(lambda: until))(self._send, call)
+            repeating = self._repeating(lambda: until if closings == self._closings else 0.0)
+            reply = tenacity.Retrying(**repeating)(self._send, call)
 
     def _send(self, call: _Call) -> Any:
         response = self._client().request(**call.arguments())
@@ -774,7 +799,7 @@ class AsyncClient(_Base):
 
         Args:
             id: from ``submit``.
-            wait: seconds to wait for it, at most 30.
+            wait: seconds to wait for it, at most 10.
 
         Returns:
             The outcome; ``None`` if there is none yet.
@@ -900,7 +925,7 @@ def _quoted(task: str) -> str:
 def _interruptions() -> tuple[type[Exception], ...]:
     """Return the exceptions after which a request is repeated, until the time is over."""
     httpx = _package()
-    return (_Busy, httpx.TransportError, httpx.StreamError)
+    return (_Busy, httpx.NetworkError, httpx.TimeoutException, httpx.RemoteProtocolError, httpx.StreamError)
 
 
 def _patience() -> Any:

@@ -1,101 +1,73 @@
-"""A worker pool that grades on another machine, by its grading service (``kbx serve``)."""
+"""A worker pool whose workers are those of a grading service on another machine (``kbx serve``)."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from kbx_env import versions
+from kbx_env.client import Client, ServiceError
 from kbx_env.errors import UsageError
 from kbx_env.executor.pools.process import Request, WorkerLost
 from kbx_env.outcome import Outcome
 
 WIDTH = 64
-"""Default number of requests at a time. The service queues what its workers cannot take at once, so more is not faster."""
+"""Requests at a time. The service has its own queue; more threads than its workers only keep that queue filled."""
 
 
 class RemotePool:
-    """Sends each grading to a service through ``kbx_env.client.Client``, which repeats what the network lost.
-
-    The service has its own deadlines, attempts and store, so the deadline of a request is not used here: a request also
-    waits in the queue of the service.
+    """Grades by a service. Give its executor ``attempts=1``: the service itself tries again after an infrastructure fault.
 
     Attributes:
-        url: of the service.
         width: requests at a time.
-        info: what the service says about itself: ``backend``, ``environment`` (device and versions).
+        info: what the service grades on, see ``Client.info``.
     """
 
-    def __init__(self, url: str, token: str | None = None, width: int = WIDTH, client: Any = None) -> None:
+    def __init__(self, url: str, token: str | None = None, width: int = WIDTH, same_code: bool = False) -> None:
         """Connect to a service.
 
         Args:
-            url: address of the service, ``http://HOST:PORT`` or ``https://...``.
-            token: bearer token of the service; ``None`` for a service without one.
+            url: of the service.
+            token: bearer token; by default ``KBX_TOKEN`` of the environment.
             width: requests at a time.
-            client: replaces ``kbx_env.client.Client`` in tests.
+            same_code: refuse a service whose grader's code is not this one, so that its outcomes may serve as proofs.
 
         Raises:
-            UsageError: the service does not answer, or refuses the token.
+            UsageError: no service there, it refuses the token, or its code differs.
         """
-        if width < 1:
-            raise UsageError(f"{width} requests at a time; at least 1")
-        if client is None:
-            client = _connect(url, token)
-        self.url, self.width, self._client = url, width, client
+        self._client = Client(url, token)
+        self.width, self._closed = width, False
         try:
-            # Needs the network and the token: both would otherwise fail at every grading.
-            self.info: dict[str, Any] = client.info()
-        except Exception as e:
-            client.close()
-            raise UsageError(f"the grading service at {url} cannot be used: {str(e) or type(e).__name__}; start one with: "
-                             "kbx serve, and give its address and token") from e  # fmt: skip
+            self.info: dict[str, Any] = self._client.info()
+        except ServiceError as e:
+            raise UsageError(str(e)) from e
+        theirs, ours = self.info["environment"].get("grader"), versions.code_digest()
+        if same_code and theirs != ours:
+            both = f"{url} grades with other code ({theirs}) than this machine ({ours})"
+            raise UsageError(f"{both}; install the same version on both")
 
     def grade(self, request: Request, deadline: float) -> Outcome:
-        """Grade by the service.
+        """Grade on the service.
 
         Args:
-            request: the submission.
-            deadline: not used.
+            request: the submission; its proof is not sent.
+            deadline: seconds, the queue of the service included.
 
         Returns:
-            The outcome.
+            The outcome; an infrastructure fault if the service did not answer in time.
 
         Raises:
-            WorkerLost: no answer, although the client tried again.
+            WorkerLost: the service failed, or the pool is closed.
             UsageError: the service refuses the request.
         """
+        if self._closed:
+            raise WorkerLost("the worker pool is closed")
+        options = {**request.options, "priority": request.priority}
         try:
-            outcome: Outcome = self._client.grade(request.task, request.source, **request.options)
-        except UsageError:
-            raise
-        except Exception as e:
-            raise WorkerLost(f"the grading service at {self.url}: {type(e).__name__}: {e}") from e
-        return outcome
-
-    def backend(self, wish: str) -> str:
-        """Return the backend on which the service grades.
-
-        Args:
-            wish: ``cpu``, ``cuda``, or ``auto``: what the service says.
-
-        Returns:
-            ``cpu`` or ``cuda``.
-
-        Raises:
-            UsageError: ``auto``, and the service does not say.
-        """
-        if wish != "auto":
-            return wish
-        found = self.info.get("backend")
-        if found not in ("cpu", "cuda"):
-            raise UsageError(f"the grading service at {self.url} does not say on which backend it grades; give backend")
-        return str(found)
+            return self._client.grade_within(deadline, request.task, request.source, **options)
+        except ServiceError as e:
+            raise WorkerLost(str(e)) from e
 
     def close(self) -> None:
-        """Close the connections. The service goes on with what it has begun."""
+        """Close the connections: requests in progress are withdrawn."""
+        self._closed = True
         self._client.close()
-
-
-def _connect(url: str, token: str | None) -> Any:
-    from kbx_env.client import Client
-
-    return Client(url, token=token)
