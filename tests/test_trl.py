@@ -112,7 +112,7 @@ def test_bad_options_are_refused_when_it_is_made(options: dict[str, Any], said: 
 
 def test_by_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("httpx")
-    monkeypatch.setattr("kbx_env.client.Client", StandIn)
+    monkeypatch.setattr("kbx_env.executor.pools.remote.Client", StandIn)
     with KernelReward(url="http://x", token="secret") as reward:
         assert reward(["p"] * 3, ["GOOD", "BAD", "GONE"], task=[TASK] * 3) == [1.0, WRONG, None]
         assert reward.start().backend == "cpu" and reward.start()._options["backend"] == "cpu"

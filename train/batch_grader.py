@@ -129,8 +129,12 @@ class BatchGrader:
                     setting = f"out={out}" if store is None else f"store={store}"
                     raise UsageError(f"cannot write to {setting}: {e.strerror}; give a folder that can be written") from e
             gradings = None if file is None else self._stack.enter_context(contextlib.closing(Store(file)))
-            deadline = deadline_of(timed, wall)
-            attempts = ATTEMPTS if url is None else 1  # the service repeats a lost grading, its client a lost request
+            attempts, deadline = ATTEMPTS, deadline_of(timed, wall)
+            if url is not None:
+                from kbx_env.client import TIMEOUT
+
+                # The service repeats a lost grading, its client a lost request; an answer also waits for other trainers' answers.
+                attempts, deadline = 1, TIMEOUT
             self._executor = self._stack.enter_context(
                 Executor(pool, attempts, gradings, deadline=deadline, capacity=sys.maxsize)
             )
@@ -283,7 +287,7 @@ def _open(
         from kbx_env.executor.pools.remote import WIDTH, RemotePool
 
         pool = RemotePool(url, token, workers or WIDTH)
-        return pool, pool.backend(backend), dict(pool.info.get("environment") or {"device": url})
+        return pool, pool.info["backend"] if backend == "auto" else backend, pool.info["environment"]
     if executor == "ray":
         from kbx_env.executor.pools.ray_pool import open_ray
 

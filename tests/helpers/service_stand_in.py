@@ -36,7 +36,7 @@ def by_word(task: str, source: bytes | str, **options: Any) -> Outcome:
 class StandIn:
     """Has the methods of ``Client`` that ``RemotePool`` calls."""
 
-    def __init__(self, url: str, token: str | None = None, timeout_s: float = 1.0) -> None:
+    def __init__(self, url: str, token: str | None = None) -> None:
         self.token, self.seen, self.closed = token, list[tuple[str, Any, dict[str, Any]]](), False
 
     def info(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class StandIn:
             raise UsageError("status 401: wrong token")
         return {"backend": "cpu", "environment": {"device": "cpu", "grader": "1"}}
 
-    def grade(self, task: str, source: bytes, **options: Any) -> Outcome:
+    def grade_within(self, seconds: float, task: str, source: bytes, **options: Any) -> Outcome:
         self.seen.append((task, source, options))
         if b"GONE" in source:
             raise ServiceError("the service failed")

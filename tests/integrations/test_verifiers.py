@@ -30,7 +30,8 @@ def taskset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grader: Any) -> Any
 def _trace(task: Any, text: str) -> Any:
     nodes = [vf.MessageNode(message=vf.UserMessage(content=task.data.prompt)),
              vf.MessageNode(parent=0, message=vf.AssistantMessage(content=text), sampled=True)]  # fmt: skip
-    return vf.Trace(task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash), nodes=nodes)
+    told = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+    return vf.Trace(task=told, agent=vf.AgentInfo(config=vf.AgentConfig()), nodes=nodes)
 
 
 def test_tasks_and_scores(taskset: Any) -> None:
