@@ -122,6 +122,25 @@ def test_by_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
         KernelReward(url="http://x", token="no")(["p"], ["GOOD"], task=[TASK])
 
 
+def test_by_a_real_service(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
+    pytest.importorskip("prometheus_client")
+    from grading_service import Grader, running
+
+    grade = Grader()
+    with running(tmp_path, grade) as server, KernelReward(url=server.url) as reward, AsyncKernelReward(url=server.url) as other:
+        found = reward(["p"] * 4, ["# right", "# wrong", "# lost", "# right"], task=[TASK] * 4)
+        assert found[0] == found[3] > found[1] and found[2] is None  # type: ignore[operator]
+        copy = pickle.loads(pickle.dumps(reward))
+        assert copy(["p"], ["# right"], task=[TASK]) == [found[0]]
+        assert asyncio.run(other(["p"], ["# wrong"], task=[TASK])) == [found[1]]
+        with pytest.raises(UsageError, match="sizes"):
+            KernelReward(url=server.url, sizes="no")
+        copy.close()
+    assert sorted(source for _, source, _ in grade.calls if source != b"# lost") == [b"# right", b"# wrong"], "each once"
+    assert {call[2]["split"] for call in grade.calls} == {"train"}
+
+
 def test_prompts() -> None:
     data = prompts("eval", "math", backend="cuda", repeats=2)
     assert len(data) == 2 * len(load_tasks(split="eval", category="math")) and set(data["category"]) == {"math"}

@@ -168,9 +168,9 @@ def pool_on(names: Sequence[int | str], workers: int, grader: str = GRADER) -> t
     Raises:
         UsageError: no such GPU, a GPU twice, or GPUs of different models, whose times do not compare.
     """
-    if not names or len({str(n) for n in names}) < len(names):
-        raise UsageError(f"gpus is {list(names)!r}; at least one number or UUID of a GPU, each once")
     uuids, models = _of_driver(names)
+    if not names or len(set(uuids)) < len(names):
+        raise UsageError(f"gpus is {list(names)!r}; at least one number or UUID of a GPU, each GPU once")
     if len(set(models)) > 1:
         raise UsageError(f"gpus {list(names)!r} are of different models ({', '.join(sorted(set(models)))}); choose equal ones")
     cores = len(os.sched_getaffinity(0))
