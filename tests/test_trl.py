@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +246,19 @@ def test_asynchronous_grpo_takes_what_it_needs() -> None:
     utils = importlib.import_module("trl.trainer.utils")
     assert utils.get_callable_name(pickle.loads(pickle.dumps(KernelReward(backend="cpu")))) == "kernel_reward"
     assert not utils.is_async_callable(KernelReward(backend="cpu")) and utils.is_async_callable(AsyncKernelReward(backend="cpu"))
+
+
+@pytest.mark.full
+def test_in_the_process_of_an_asynchronous_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's asynchronous trainer sends the reward to a spawned process that sees no GPU, and calls it there."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    arguments = {"prompts": ["p"] * 2, "completions": ["GOOD", "BAD"], "completion_ids": [[1]] * 2, "task": [TASK] * 2, "seed": [0] * 2}
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawned) as pool:
+        for reward in (KernelReward("default", "cpu", workers=1, grade=by_word), AsyncKernelReward(backend="cpu", grade=by_word)):
+            assert pool.submit(_called, reward, arguments).result(120) == [1.0, WRONG]
+
+
+def _called(reward: Any, arguments: dict[str, Any]) -> Any:
+    found = reward(**arguments)
+    return asyncio.run(found) if asyncio.iscoroutine(found) else found

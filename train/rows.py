@@ -59,6 +59,26 @@ def prompts(
     tasks: Sequence[Task], backend: str, *, repeats: int = 1, seed: int = 0, system: str | None = None,
     template: str | None = None,
 ) -> Dataset:  # fmt: skip
+    """Make the rows of ``prompt_rows`` as a dataset.
+
+    Args:
+        tasks: the tasks, in this order.
+        backend: ``cpu`` or ``cuda``, not ``auto``: the instruction says whether kernels are timed.
+        repeats: rows for each task.
+        seed: seed of the rows' seeds.
+        system: a system message; ``None`` for none.
+        template: text of the user's message, as ``message`` takes it.
+
+    Returns:
+        The rows.
+    """
+    return _dataset(prompt_rows(tasks, backend, repeats=repeats, seed=seed, system=system, template=template))
+
+
+def prompt_rows(
+    tasks: Sequence[Task], backend: str, *, repeats: int = 1, seed: int = 0, system: str | None = None,
+    template: str | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Make one row for each task and repeat: ``prompt``, ``task``, ``seed``, ``category``, ``difficulty``.
 
     The message of a prompt has one more key, ``task``. Chat templates ignore it, and functions that are given only the prompt
@@ -84,10 +104,10 @@ def prompts(
     if backend not in ("cpu", "cuda"):
         raise UnknownName("backend of prompts", backend, ("cpu", "cuda"))
     before = [] if system is None else [{"role": "system", "content": system}]
-    return _dataset([
+    return [
         {"prompt": [*before, message(t, backend, template) | {"task": t.id}], "seed": _seed(seed, t.id, turn), **about(t)}
         for turn in range(repeats) for t in tasks
-    ])  # fmt: skip
+    ]  # fmt: skip
 
 
 def _seed(seed: int, task: str, turn: int) -> int:

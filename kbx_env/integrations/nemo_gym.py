@@ -49,7 +49,7 @@ async def verified(body: Mapping[str, Any], grader: WarmGrader) -> dict[str, Any
 
     Returns:
         The JSON of the reply: the request, and ``reward``, ``mask_sample``, ``failure_kind``, ``failure_reason``, ``verdict``,
-        ``compiled``, ``correct``, ``solved`` and ``reward_components``. Where the grading was lost ``mask_sample`` is true and
+        ``compiled``, ``correct``, ``solved`` and ``terms``. Where the grading was lost ``mask_sample`` is true and
         ``reward``, which the schema demands, is 0.0.
 
     Raises:
@@ -68,7 +68,7 @@ async def verified(body: Mapping[str, Any], grader: WarmGrader) -> dict[str, Any
         **body, "reward": 0.0 if graded.reward is None else graded.reward, "mask_sample": masked,
         "failure_kind": LOST if masked else None, "failure_reason": graded.outcome.message[:2000] if masked else None,
         "verdict": str(graded.outcome.verdict), "compiled": graded.compiled, "correct": graded.outcome.correct,
-        "solved": graded.solved, "reward_components": {k: v for k, v in graded.terms.items() if v is not None},
+        "solved": graded.solved, "terms": dict(graded.terms),
     }  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def table(split: str = "train", category: str | None = None, backend: str = "aut
         split: ``train``, or ``eval`` to evaluate.
         category: category of the tasks; ``None`` for all.
         backend: ``cpu``, ``cuda`` or ``auto``: the text says whether kernels are timed.
-        **more: further arguments of ``kbx_env.trl.prompts``.
+        **more: ``system`` and ``template``, as ``kbx_env.trl.prompts`` takes them.
 
     Yields:
         One row for each task.

@@ -8,6 +8,8 @@ from typing import Any
 
 from kbx_env import jsonl
 from kbx_env.errors import UsageError
+from kbx_env.options import resolve_backend
+from kbx_env.spec.catalog import load_tasks
 
 SOURCE = "kbx_env"
 """Value of the column ``data_source``."""
@@ -20,14 +22,15 @@ def plain(split: str = "train", category: str | None = None, backend: str = "aut
         split: ``train``, ``eval`` or ``all``.
         category: category of the tasks; ``None`` for all.
         backend: ``cpu``, ``cuda`` or ``auto``: the text says whether kernels are timed.
-        **more: further arguments of ``kbx_env.trl.prompts``, such as ``system`` and ``template``.
+        **more: ``system`` and ``template``, as ``kbx_env.trl.prompts`` takes them, ``repeats`` and ``seed``.
 
     Yields:
         The rows.
     """
-    from kbx_env.trl import prompts
+    from kbx_env.train.rows import prompt_rows
 
-    for row in prompts(split, category, backend=backend, **more):
+    backend = resolve_backend(backend) if backend == "auto" else backend
+    for row in prompt_rows(load_tasks(category=category, split=split), backend, **more):
         messages = [{"role": m["role"], "content": m["content"]} for m in row["prompt"]]
         yield {"data_source": SOURCE, "prompt": messages, "task": row["task"], "category": row["category"],
                "difficulty": row["difficulty"]}  # fmt: skip

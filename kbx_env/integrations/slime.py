@@ -87,7 +87,7 @@ def table(split: str = "train", category: str | None = None, backend: str = "aut
         split: ``train``, or ``eval`` to evaluate.
         category: category of the tasks; ``None`` for all.
         backend: ``cpu``, ``cuda`` or ``auto``: the text says whether kernels are timed.
-        **more: further arguments of ``kbx_env.trl.prompts``.
+        **more: ``system`` and ``template``, as ``kbx_env.trl.prompts`` takes them.
 
     Yields:
         One row for each task: ``prompt`` and ``task``.

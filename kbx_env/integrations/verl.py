@@ -85,7 +85,7 @@ def table(
         category: category of the tasks; ``None`` for all.
         backend: ``cpu``, ``cuda`` or ``auto``: the text says whether kernels are timed.
         agent: rows for the agent loop: they name it in ``agent_name``.
-        **more: further arguments of ``kbx_env.trl.prompts``.
+        **more: ``system`` and ``template``, as ``kbx_env.trl.prompts`` takes them.
 
     Yields:
         One row for each task.

@@ -32,7 +32,7 @@ def client(grader: Any) -> TestClient:
 def test_rewards_and_masked_samples(client: TestClient) -> None:
     good, bad, lost = (client.post("/verify", json=_request(word)).json() for word in ("```python\n# GOOD\n```", "BAD", "LOST"))
     assert good["reward"] == 1.0 and good["mask_sample"] is False and good["verdict"] == "correct" and good["failure_kind"] is None
-    assert bad["reward"] == WRONG and bad["reward_components"]["cases"] == 0.5
+    assert bad["reward"] == WRONG and bad["terms"]["cases"] == 0.5
     assert lost["mask_sample"] is True and lost["reward"] == 0.0
     assert lost["failure_kind"] == "verifier_error" and lost["failure_reason"]
     assert good["responses_create_params"] and good["response"]["id"] == "r", "the reply has the request"
