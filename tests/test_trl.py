@@ -252,7 +252,7 @@ def test_asynchronous_grpo_takes_what_it_needs() -> None:
 def test_in_the_process_of_an_asynchronous_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's asynchronous trainer sends the reward to a spawned process that sees no GPU, and calls it there."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    arguments = {"prompts": ["p"] * 2, "completions": ["GOOD", "BAD"], "completion_ids": [[1]] * 2, "task": [TASK] * 2, "seed": [0] * 2}
+    arguments = {"prompts": ["p"] * 2, "completions": ["GOOD", "BAD"], "completion_ids": [[1]] * 2, "task": [TASK] * 2}
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawned) as pool:
         for reward in (KernelReward("default", "cpu", workers=1, grade=by_word), AsyncKernelReward(backend="cpu", grade=by_word)):
