@@ -431,6 +431,8 @@ class GradingQueue:
 
     def hold(self) -> None:
         """Accept nothing more, and begin no further grading. Requests that wait stay in the journal."""
+        if self.draining.is_set():
+            return  # what ran at the first call may be on its way to the store now
         self.draining.set()
         for grading in list(self._active.values()):
             if grading.future is not None and not self.pool.runs(grading.content):
