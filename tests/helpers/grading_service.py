@@ -54,8 +54,10 @@ def running(folder: Path, grade: Callable[..., Outcome], width: int = 2, **setti
 
 
 def stop(server: Server) -> None:
-    """Do what SIGTERM does."""
+    """Do what SIGTERM does; returns once no further grading begins."""
     queue = server.service.queue
     assert queue is not None
-    with contextlib.suppress(RuntimeError):
-        queue._loop.call_soon_threadsafe(server.end)
+    held = threading.Event()
+    with contextlib.suppress(RuntimeError):  # it has ended
+        queue._loop.call_soon_threadsafe(lambda: (server.end(), held.set()))
+        held.wait(10)
