@@ -22,6 +22,9 @@ from kbx_env.envs import prompt
 from kbx_env.envs.answer import strip_fences
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import Executor, InlinePool, ProcessPool, Request, WorkerPool
+from kbx_env.executor.direct import ATTEMPTS
+from kbx_env.executor.pools.remote import DEADLINE, WIDTH, RemotePool
+from kbx_env.options import resolve_backend
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import load_task
 from kbx_env.store import Store
@@ -54,6 +57,21 @@ class GradedAnswer:
     """Correct and, where kernels are timed, at least ``target`` times as fast as eager."""
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where the gradings of a run take place."""
+
+    pool: WorkerPool
+    backend: str
+    about: Mapping[str, str]
+    """Device and versions, for the keys of the store."""
+    here: bool = True
+    """Whether gradings may use a GPU of this machine."""
+    attempts: int = ATTEMPTS
+    deadline: float | None = None
+    """Seconds for one attempt; ``None`` for the usual ones."""
+
+
 class BatchGrader:
     """Grades on worker processes or a Ray cluster. ``gradings`` and ``seconds`` count the gradings and their time so far."""
 
@@ -62,7 +80,7 @@ class BatchGrader:
         ray_address: str | None = None, per_gpu: int | None = None, timing: bool = True, grading: str = "contract",
         torch_ops: str = "strict", targets: Sequence[str] = ("sm_90",), target: float = 1.0, wall: float = 30.0,
         grading_seed: int | None = None, split: str = "train", sizes: str = "published",
-        precision: str = "report", out: str | Path | None = None,
+        precision: str = "report", grader: str | None = None, out: str | Path | None = None,
         store: str | Path | None = None, grade: Callable[..., Outcome] | None = None,
     ) -> None:  # fmt: skip
         """Start a grader and its workers.
@@ -84,6 +102,8 @@ class BatchGrader:
             split: train, or for evaluation eval, which has the held-out shapes too.
             sizes: sizes that are timed or estimated: published, or for evaluation held-out.
             precision: of times: report (1 %), or training (3 %, about half the time).
+            grader: address of a grading service (``kbx serve``) that grades in place of this machine; its token is in the
+                environment variable ``KBX_TOKEN``.
             out: folder for the file of gradings, so that equal sources are graded once, also in a resumed run.
             store: another file of gradings, which several runs may share.
             grade: replaces the real grader in tests.
@@ -94,7 +114,7 @@ class BatchGrader:
         """
         from kbx_env.rewards.compose import load_preset, load_term
 
-        from kbx_env.options import BACKENDS, GRADINGS, PRECISIONS, SIZES, TARGETS, TORCH_OPS, resolve_backend
+        from kbx_env.options import BACKENDS, GRADINGS, PRECISIONS, SIZES, TARGETS, TORCH_OPS
 
         self.preset = load_preset(preset)
         for kind, name, known in (
@@ -107,6 +127,8 @@ class BatchGrader:
         for name, value in (("ray_address", ray_address), ("per_gpu", per_gpu)):
             if value is not None and executor != "ray":
                 raise UsageError(f"{name} is for executor=ray; set that, or leave {name} out")
+        if grader is not None and executor == "ray":
+            raise UsageError("executor=ray and grader: the service has the machines; leave one of them out")
         if workers is not None and workers < 1:
             raise UsageError(f"workers is {workers}; at least 1")
         if not 0 <= target < math.inf or not 0 < wall < math.inf:
@@ -115,21 +137,9 @@ class BatchGrader:
         self.gradings, self.seconds = 0, 0.0
         self._stack = contextlib.ExitStack()
         try:
-            pool: WorkerPool
-            if executor == "ray" and grade is None:
-                from kbx_env.executor.pools.ray_pool import open_ray
-
-                pool, device = open_ray(backend, ray_address, workers, per_gpu, timing)
-                self._stack.callback(pool.close)
-                self.backend = "cpu" if device == "cpu" else "cuda"
-                self._about = versions.environment("cpu") | {"device": device}
-                timed = self.backend == "cuda" and timing
-            else:
-                self.backend = resolve_backend(backend)
-                timed = self.backend == "cuda" and timing
-                self._about = versions.environment(self.backend)
-                many = workers or workers_here(self.backend)
-                pool = InlinePool(grade, many) if grade else ProcessPool(many, env=_own_gpu())
+            made = self._open(backend, workers, executor, ray_address, per_gpu, timing, grader, grade)
+            self.backend, self._about, self._own_gpu = made.backend, made.about, made.backend == "cuda" and made.here
+            timed = self.backend == "cuda" and timing
             self.timed = timed
             self._options: dict[str, Any] = {
                 "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing, "split": split,
@@ -146,11 +156,35 @@ class BatchGrader:
                     setting = f"out={out}" if store is None else f"store={store}"
                     raise UsageError(f"cannot write to {setting}: {e.strerror}; give a folder that can be written") from e
             gradings = None if file is None else self._stack.enter_context(contextlib.closing(Store(file)))
-            deadline = deadline_of(timed, wall)
-            self._executor = self._stack.enter_context(Executor(pool, store=gradings, deadline=deadline, capacity=sys.maxsize))
+            deadline = made.deadline or deadline_of(timed, wall)
+            self._executor = self._stack.enter_context(
+                Executor(made.pool, made.attempts, store=gradings, deadline=deadline, capacity=sys.maxsize)
+            )
         except BaseException:
             self._stack.close()
             raise
+
+    def _open(
+        self, backend: str, workers: int | None, executor: str, ray_address: str | None, per_gpu: int | None, timing: bool,
+        grader: str | None, grade: Callable[..., Outcome] | None,
+    ) -> _Place:  # fmt: skip
+        """Open the pool of a run; the arguments are those of ``__init__``."""
+        if grade is None and grader is not None:
+            remote = RemotePool(grader, width=workers or WIDTH)
+            self._stack.callback(remote.close)
+            about = remote.info["environment"]
+            # The service itself tries again after an infrastructure fault.
+            return _Place(remote, remote.backend(backend), about, here=False, attempts=1, deadline=DEADLINE)
+        if grade is None and executor == "ray":
+            from kbx_env.executor.pools.ray_pool import open_ray
+
+            pool, device = open_ray(backend, ray_address, workers, per_gpu, timing)
+            self._stack.callback(pool.close)
+            return _Place(pool, "cpu" if device == "cpu" else "cuda", versions.environment("cpu") | {"device": device})
+        found = resolve_backend(backend)
+        many = workers or workers_here(found)
+        own = InlinePool(grade, many) if grade else ProcessPool(many, env=_own_gpu())
+        return _Place(own, found, versions.environment(found))
 
     def __call__(self, answers: Sequence[tuple[str, str]]) -> list[GradedAnswer]:
         """Grade answers in parallel.
@@ -162,7 +196,7 @@ class BatchGrader:
             The graded answers, in the same order.
         """
         start = time.monotonic()
-        if self.backend == "cuda":
+        if self._own_gpu:
             _make_room()
         submissions = [(task, strip_fences(text).encode("utf-8", "surrogatepass")) for task, text in answers]
         futures: dict[tuple[str, bytes], Future[Outcome] | Exception] = {}  # equal answers of a batch are graded once

@@ -34,10 +34,10 @@ class Grader:
 
 
 @contextlib.contextmanager
-def running(folder: Path, grade: Callable[..., Outcome], width: int = 2, **settings: Any) -> Iterator[Server]:
-    """Serve on a free port of loopback until the end of the block; then drain."""
+def running(folder: Path, grade: Callable[..., Outcome], width: int = 2, at: int = 0, **settings: Any) -> Iterator[Server]:
+    """Serve on a port of loopback (0: any free one) until the end of the block; then drain."""
     made = Settings(port=0, backend="cpu", store=str(folder / "gradings.sqlite"), **{"drain": 10.0, **settings})
-    listener = listen("127.0.0.1", 0)
+    listener = listen("127.0.0.1", at)
     server = Server(made, listener, InlinePool(grade, width))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
