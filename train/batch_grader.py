@@ -131,10 +131,9 @@ class BatchGrader:
             gradings = None if file is None else self._stack.enter_context(contextlib.closing(Store(file)))
             attempts, deadline = ATTEMPTS, deadline_of(timed, wall)
             if url is not None:
-                from kbx_env.client import TIMEOUT
+                from kbx_env.executor.pools.remote import DEADLINE
 
-                # The service repeats a lost grading, its client a lost request; an answer also waits for other trainers' answers.
-                attempts, deadline = 1, TIMEOUT
+                attempts, deadline = 1, DEADLINE  # the service repeats a lost grading, its client a lost request
             self._executor = self._stack.enter_context(
                 Executor(pool, attempts, gradings, deadline=deadline, capacity=sys.maxsize)
             )
@@ -287,7 +286,7 @@ def _open(
         from kbx_env.executor.pools.remote import WIDTH, RemotePool
 
         pool = RemotePool(url, token, workers or WIDTH)
-        return pool, pool.info["backend"] if backend == "auto" else backend, pool.info["environment"]
+        return pool, pool.backend(backend), pool.info["environment"]
     if executor == "ray":
         from kbx_env.executor.pools.ray_pool import open_ray
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from kbx_env.client import BATCH
 from kbx_env.errors import UsageError
 
 
@@ -48,6 +49,8 @@ def command(a: argparse.Namespace) -> int:
         raise UsageError(f"kbx serve needs {e.name}, which is not installed; pip install 'kbx_env[serve]'") from e
     if a.screen < 0 or a.drain < 0:
         raise UsageError(f"--screen is {a.screen}, --drain is {a.drain:g}; 0 or more")
+    if a.queue < BATCH:
+        raise UsageError(f"--queue is {a.queue}; at least {BATCH}, because clients send batches of that size")
     limits = Limits(queue=a.queue, body=int(a.body * (1 << 20)), deadline=a.deadline * 3600)
     serve(Settings(
         host=a.host, port=a.port, backend=a.backend, gpus=a.gpus, workers=a.workers, token_file=a.token_file, store=a.store,

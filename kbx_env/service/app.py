@@ -142,8 +142,8 @@ def _add_gradings(app: FastAPI, service: Service) -> None:
     )  # fmt: skip
     async def batch(body: Batch) -> Response:
         """Grade many sources: a line of JSON for each grading, in the order in which they end."""
-        if len(body.gradings) > limits.batch:
-            raise HTTPException(413, f"{len(body.gradings)} gradings; at most {limits.batch} in a batch")
+        if len(body.gradings) > (most := min(limits.batch, limits.queue)):
+            raise HTTPException(413, f"{len(body.gradings)} gradings; at most {most} in a batch")
         gradings = await service.open_queue.submit(await _requested(service, body.gradings))
         return StreamingResponse(_stream(service, gradings), media_type=_LINES, headers={"X-Accel-Buffering": "no"})
 

@@ -31,8 +31,10 @@ RECENT = 1000
 """Ended gradings that stay in memory; older ones are read from the store."""
 RATE_SECONDS = 60.0
 """Seconds over which the rate is counted."""
-_LEAST_RETRY, _MOST_RETRY = 1.0, 60.0
+_LEAST_RETRY, _MOST_RETRY = 1.0, 15.0
 """Bounds of Retry-After in seconds."""
+_RECENT_SHARE = 0.05
+"""Weight of the last grading in the mean duration."""
 
 
 class QueueFull(KbxError):
@@ -101,6 +103,7 @@ class ObservedPool:
 
     Attributes:
         width: gradings at a time.
+        mean_seconds: of the last gradings; 0 before the first.
     """
 
     def __init__(self, pool: WorkerPool) -> None:
@@ -109,16 +112,19 @@ class ObservedPool:
         Args:
             pool: ``close`` closes it.
         """
-        self._pool, self.width = pool, pool.width
+        self._pool, self.width, self.mean_seconds = pool, pool.width, 0.0
         self._running: Counter[str] = Counter()
 
     def grade(self, request: Request, deadline: float) -> Outcome:
         """Grade with the pool; see ``WorkerPool``."""
         content = request.content
         self._running[content] += 1
+        start = time.monotonic()
         try:
             return self._pool.grade(request, deadline)
         finally:
+            seconds = time.monotonic() - start
+            self.mean_seconds += (seconds - self.mean_seconds) * (_RECENT_SHARE if self.mean_seconds else 1.0)
             self._running[content] -= 1
             if not self._running[content]:
                 del self._running[content]
@@ -203,8 +209,8 @@ class GradingQueue:
 
     def retry_after(self) -> float:
         """Return the seconds after which a tenth of the queue has probably ended."""
-        rate = self.rate()
-        return min(_MOST_RETRY, max(_LEAST_RETRY, 0.1 * len(self._active) / rate)) if rate else 5.0
+        seconds = 0.1 * len(self._active) * self.pool.mean_seconds / self.pool.width
+        return min(_MOST_RETRY, max(_LEAST_RETRY, seconds))
 
     # -- in --------------------------------------------------------------------------------
 
@@ -431,6 +437,8 @@ class GradingQueue:
 
     def hold(self) -> None:
         """Accept nothing more, and begin no further grading. Requests that wait stay in the journal."""
+        if self.draining.is_set():
+            return  # what ran at the first call may be on its way to the store now
         self.draining.set()
         for grading in list(self._active.values()):
             if grading.future is not None and not self.pool.runs(grading.content):

@@ -34,10 +34,10 @@ class Grader:
 
 
 @contextlib.contextmanager
-def running(folder: Path, grade: Callable[..., Outcome], width: int = 2, **settings: Any) -> Iterator[Server]:
-    """Serve on a free port of loopback until the end of the block; then drain."""
+def running(folder: Path, grade: Callable[..., Outcome], width: int = 2, at: int = 0, **settings: Any) -> Iterator[Server]:
+    """Serve on a port of loopback (0: any free one) until the end of the block; then drain."""
     made = Settings(port=0, backend="cpu", store=str(folder / "gradings.sqlite"), **{"drain": 10.0, **settings})
-    listener = listen("127.0.0.1", 0)
+    listener = listen("127.0.0.1", at)
     server = Server(made, listener, InlinePool(grade, width))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -54,8 +54,10 @@ def running(folder: Path, grade: Callable[..., Outcome], width: int = 2, **setti
 
 
 def stop(server: Server) -> None:
-    """Do what SIGTERM does."""
+    """Do what SIGTERM does; returns once no further grading begins."""
     queue = server.service.queue
     assert queue is not None
-    with contextlib.suppress(RuntimeError):
-        queue._loop.call_soon_threadsafe(server.end)
+    held = threading.Event()
+    with contextlib.suppress(RuntimeError):  # it has ended
+        queue._loop.call_soon_threadsafe(lambda: (server.end(), held.set()))
+        held.wait(10)

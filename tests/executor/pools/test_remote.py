@@ -16,7 +16,7 @@ from kbx_env.outcome import FaultKind, Verdict
 def test_outcomes_come_as_the_service_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "Client", StandIn)
     pool = remote.RemotePool("http://x", "secret")
-    client = pool._client
+    client = pool.client
     with Executor(pool, attempts=1) as executor:
         requests = [Request("math/softmax", source, {"backend": "cpu"}) for source in (b"GOOD", b"\xff", b"GONE")]
         good, bad, gone = (executor.submit(request).result(10) for request in requests)
