@@ -196,7 +196,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.build(models.Build(str(out), hidden=32, layers=1, heads=2, vocab=600, context=4096))
 
 
-@pytest.mark.parametrize("kind", [KernelReward, AsyncKernelReward])
+@pytest.mark.parametrize("kind", [KernelReward, pytest.param(AsyncKernelReward, marks=pytest.mark.full)])
 def test_a_step_of_grpo(kind: type[KernelReward], tiny: Path, tmp_path: Path) -> None:
     from trl import GRPOTrainer
 
@@ -221,6 +221,13 @@ def test_a_step_with_the_tool(tiny: Path, tmp_path: Path) -> None:
     assert [t.__name__ for t in trainer.tools] == ["submit"]
 
 
+def test_kernel_env_refuses_a_row_of_data() -> None:
+    env = KernelEnv(task=TASK, backend="cpu", grade=by_word)
+    with pytest.raises(UsageError, match=r"no argument 'prompt'.*use kbx_env\.trl\.KernelTools"):
+        env.reset(prompt=[], task=TASK)
+
+
+@pytest.mark.full
 def test_kernel_env_as_environment_factory_says_what_to_use(tiny: Path, tmp_path: Path) -> None:
     from trl import GRPOTrainer
 
