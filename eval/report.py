@@ -30,8 +30,10 @@ from kbx_env import versions
 from kbx_env.deadlines import deadline_of
 from kbx_env.errors import UsageError
 from kbx_env.executor import Executor, InlinePool, ProcessPool, WorkerPool
+from kbx_env.executor.direct import ATTEMPTS
 from kbx_env.executor.pools.gpu import gpu_pool, uuids_of
 from kbx_env.executor.pools.ray_pool import open_ray
+from kbx_env.executor.pools.remote import DEADLINE, WIDTH, RemotePool
 from kbx_env.outcome import Fault, Outcome, Verdict
 from kbx_env.spec.catalog import load_tasks
 from kbx_env.spec.task import Task
@@ -73,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--executor", default="process", help="process: on this machine; ray: on a Ray cluster")
     p.add_argument("--ray-address", help="local (default), auto, or HOST:PORT of the head")
     p.add_argument("--per-gpu", type=int, help="Ray: gradings that share a GPU, timing has it alone; default: what the cores allow")
+    p.add_argument("--grader", metavar="URL", help="grade by a service (kbx serve); its token is in KBX_TOKEN")
     p.add_argument("--workers", type=int, help="gradings at a time (default: 1; Ray: what it has room for); on each of --gpus")
     p.add_argument("--gpus", type=int, metavar="N", help="grade on so many GPUs of this machine (default: 1; more machines: Ray)")
     p.add_argument("--seed", type=int, help="fix the inputs (default: secret and fresh)")
@@ -267,7 +270,7 @@ def _folder(a: argparse.Namespace) -> Path:
 
 @dataclass(frozen=True)
 class _Choices:
-    """The checked choices of a command line; ``backend`` is empty on Ray, where the cluster decides."""
+    """The checked choices of a command line; ``backend`` is empty on Ray and with ``--grader``, which decide themselves."""
 
     tasks: list[Task]
     targets: list[str]
@@ -304,9 +307,7 @@ def _checked(a: argparse.Namespace) -> _Choices:
             raise UnknownName(kind, value, accepted)
     chosen(a.gradings)
     on_ray = a.executor == "ray"
-    for name, value in (("--ray-address", a.ray_address), ("--per-gpu", a.per_gpu)):
-        if value is not None and not on_ray:
-            raise UsageError(f"{name} is for --executor ray; add that, or leave {name} out")
+    _only_one_place(a)
     if a.estimate is not None:
         cost.load(a.estimate)
         if a.backend == "cuda":
@@ -316,10 +317,37 @@ def _checked(a: argparse.Namespace) -> _Choices:
     workers = 1 if a.workers is None else a.workers
     if workers < 1:
         raise UsageError(f"--workers is {workers}; at least 1")
-    backend = "" if on_ray else resolve_backend(a.backend)
+    backend = "" if on_ray or a.grader is not None else resolve_backend(a.backend)
     if a.gpus is not None and (on_ray or backend == "cpu" or a.gpus < 1):
         raise UsageError(f"--gpus is {a.gpus}; at least 1, with --executor process and --backend cuda (Ray takes all that it has)")
     return _Choices(tasks, targets, backend, workers, uuids_of(a.gpus or 0))
+
+
+def _elsewhere(
+    a: argparse.Namespace, stack: contextlib.ExitStack
+) -> tuple[str, WorkerPool | None, Mapping[str, str]] | None:
+    """Return backend, pool and environment of a Ray cluster or a service; ``None`` where this machine grades."""
+    if a.grader is not None:
+        remote = RemotePool(a.grader, width=a.workers or WIDTH)
+        stack.callback(remote.close)
+        return remote.backend(a.backend), remote, remote.info["environment"]
+    if a.executor == "ray":
+        pool, device = open_ray(a.backend, a.ray_address, a.workers, a.per_gpu, timing=not a.no_timing)
+        stack.callback(pool.close)
+        return "cpu" if device == "cpu" else "cuda", pool, versions.environment("cpu") | {"device": device}
+    return None
+
+
+def _only_one_place(a: argparse.Namespace) -> None:
+    """Refuse options that belong to a place other than the chosen one."""
+    on_ray = a.executor == "ray"
+    for name, value in (("--ray-address", a.ray_address), ("--per-gpu", a.per_gpu)):
+        if value is not None and not on_ray:
+            raise UsageError(f"{name} is for --executor ray; add that, or leave {name} out")
+    if a.grader is not None:
+        for name, value in (("--executor ray", on_ray or None), ("--gpus", a.gpus), ("--aa", a.aa or None)):
+            if value is not None:
+                raise UsageError(f"{name} and --grader: the service has the machines; leave {name} out")
 
 
 def _local_pool(choices: _Choices, stack: contextlib.ExitStack) -> WorkerPool:
@@ -368,7 +396,6 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     Raises:
         UsageError: the command line asks for something that cannot be done.
     """
-    import torch
     from kbx_env.eval import report_data
     from rich.console import Console
 
@@ -378,21 +405,13 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     compare = [report_data.read(folder) for folder in a.compare]
     with contextlib.ExitStack() as stack:
         policies = _policies(a, model_access, stack)
-        pool: WorkerPool | None = None
-        backend, on_ray = choices.backend, a.executor == "ray"
-        if on_ray:
-            pool, device = open_ray(a.backend, a.ray_address, a.workers, a.per_gpu, timing=not a.no_timing)
-            stack.callback(pool.close)
-            backend = "cpu" if device == "cpu" else "cuda"
-        else:
-            device = torch.cuda.get_device_name(0) if backend == "cuda" else "cpu"
+        backend, pool, environment = _elsewhere(a, stack) or (choices.backend, None, versions.environment(choices.backend))
         grading, second = chosen(a.gradings)
         timed = backend == "cuda" and not a.no_timing and grading == "contract"
         for name, asked_for in (("--aa", a.aa), ("--compiled", a.compiled)):
             if asked_for and not timed:
                 raise UsageError(f"{name} needs a run that times kernels: --backend cuda, --gradings contract, without --no-timing")
         out = _folder(a)
-        environment = versions.environment("cpu" if on_ray else backend) | ({"device": device} if on_ray else {})
         settings = _grade_settings(a, backend, choices.targets)
         manifest = {**environment, **settings, "timed": timed, "tasks": len(tasks), "task_split": a.split,
                     "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
@@ -405,8 +424,10 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
         elif pool is None:
             pool = _local_pool(choices, stack)
         # All answers are submitted at once, so that the progress bars know their number.
-        deadline = deadline_of(timed, compiled=a.compiled)
-        with Executor(pool, store=store, deadline=deadline, capacity=sys.maxsize) as executor:
+        deadline = deadline_of(timed, compiled=a.compiled) if a.grader is None else DEADLINE
+        # A service itself tries again after an infrastructure fault.
+        attempts = ATTEMPTS if a.grader is None else 1
+        with Executor(pool, attempts, store=store, deadline=deadline, capacity=sys.maxsize) as executor:
             askers = [Asker(s, p, settings, environment, store, executor) for s, p in policies]
             answers = _ask_all(askers, tasks)
             other = grade_beside(askers, tasks, answers, second) if second else {}

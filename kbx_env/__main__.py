@@ -1,4 +1,4 @@
-"""The command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | store | calls``, also as ``kbx``."""
+"""The command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | store | calls | serve``, also as ``kbx``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kbx_env.cli import calls, store
+from kbx_env.cli import calls, serve, store
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Outcome
 
@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     d.add_argument("--json", action="store_true", help="print one JSON list")
     store.add_parser(sub)
     calls.add_parser(sub)
+    serve.add_parser(sub)
     return parser
 
 
@@ -283,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     a = _parser().parse_args(argv)
     commands = {"grade": _grade, "tasks": _tasks, "prompt": _prompt, "expert": _expert, "doctor": _doctor}
     try:
-        return (commands | {"store": store.command, "calls": calls.command})[a.command](a)
+        return (commands | {"store": store.command, "calls": calls.command, "serve": serve.command})[a.command](a)
     except UsageError as e:
         print(f"kbx: {e}", file=sys.stderr)
         return 2

@@ -1,19 +1,29 @@
-"""Composes terms into a reward. A preset is a file in ``rewards/presets`` that names terms and weights."""
+"""Composes terms into a reward. A preset is a file in ``rewards/presets`` that names terms and weights.
+
+``load_preset`` is the only place that looks presets up. It also takes ``python:module:attribute``, a preset of the
+user's own.
+"""
 
 from __future__ import annotations
 
 import importlib
+import math
+import os
 import pathlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from kbx_env.rewards._term import Term
 
-from kbx_env.errors import UnknownName
+from kbx_env.errors import UnknownName, UsageError
 from kbx_env.outcome import Outcome
 
 _HERE = pathlib.Path(__file__).parent
 _NO_TERMS = ("compose", "shaping")
+OUTSIDE = "python:"
+"""Begins the name of a preset that is no file of ``rewards/presets``: ``python:module:attribute``."""
 
 
 @dataclass(frozen=True)
@@ -106,23 +116,65 @@ def presets() -> tuple[str, ...]:
 
 
 def load_preset(name: str) -> Reward:
-    """Load the preset declared in ``rewards/presets/<name>.py``.
+    """Load a preset: a file ``rewards/presets/<name>.py``, or one of the user's own.
 
     Args:
-        name: the file's name.
+        name: the file's name, or ``python:module:attribute``. The module is on the path or in the working directory.
+            The attribute is a ``Reward``, or a mapping, class or module with ``WEIGHTS`` and, if wanted, ``SHAPING`` and
+            ``ESTIMATE``, as the files have them. Keys are names of terms of this package; ``TERMS`` is a sequence of
+            further ``Term`` objects.
 
     Returns:
-        The reward, with its terms and shaping terms loaded.
+        The reward, with its terms and shaping terms loaded. Its ``name`` is the argument.
 
     Raises:
-        UnknownName: no such preset; names the nearest ones.
+        UnknownName: no such preset or term; names the nearest ones.
+        UsageError: the module cannot be imported, or the attribute declares no preset.
     """
+    if name.startswith(OUTSIDE):
+        return _outside(name)
     if name not in presets():
-        raise UnknownName("reward preset", name, presets())
-    preset = importlib.import_module(f"kbx_env.rewards.presets.{name}")
-    weights: Mapping[str, float] = preset.WEIGHTS
-    shaping: Mapping[str, float] = getattr(preset, "SHAPING", {})
-    return Reward(
-        name, weights, tuple(map(load_term, weights)), getattr(preset, "ESTIMATE", None), shaping,
-        tuple(map(load_term, shaping)),
-    )  # fmt: skip
+        raise UnknownName("reward preset", name, (*presets(), f"{OUTSIDE}module:attribute"))
+    return _composed(name, vars(importlib.import_module(f"kbx_env.rewards.presets.{name}")))
+
+
+def _outside(name: str) -> Reward:
+    """Load a preset of the user's own."""
+    module, _, attribute = name.removeprefix(OUTSIDE).partition(":")
+    if not module or not attribute:
+        raise UsageError(f"reward {name!r}: expected python:module:attribute, such as python:my_rewards:preset")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # Python puts a script's folder on the path, not the working directory
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as e:  # the user's own module may fail in any way
+        raise UsageError(f"reward {name!r}: {type(e).__name__}: {e}; expected python:module:attribute") from e
+    if isinstance(found, Reward):
+        return found
+    declared = found if isinstance(found, Mapping) else dict(getattr(found, "__dict__", {}))
+    if not isinstance(declared.get("WEIGHTS"), Mapping):
+        raise UsageError(f"reward {name!r} is no preset; it must be a Reward, or have WEIGHTS, a dict of terms and weights")
+    return _composed(name, declared)
+
+
+def _composed(name: str, declared: Mapping[str, Any]) -> Reward:
+    """Compose a preset from its declarations."""
+    weights: Mapping[str, float] = declared["WEIGHTS"]
+    shaping: Mapping[str, float] = declared.get("SHAPING", {})
+    own = {t.name: t for t in declared.get("TERMS", ())}
+    for key, weight in (*weights.items(), *shaping.items()):
+        if not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise UsageError(f"reward {name!r}: the weight of {key!r} is {weight!r}; a finite number")
+    for key, weight in shaping.items():
+        if weight < 0:
+            raise UsageError(f"reward {name!r}: the weight of {key!r} in SHAPING is {weight!r}; 0 or more")
+    estimate = declared.get("ESTIMATE")
+    if estimate is not None:
+        from kbx_env.backends import cost
+
+        cost.load(estimate)  # an unknown GPU is refused here, not by the first grading
+
+    def terms(keys: Mapping[str, float]) -> tuple[Term, ...]:
+        return tuple(own[key] if key in own else load_term(key) for key in keys)
+
+    return Reward(name, weights, terms(weights), estimate, shaping, terms(shaping))

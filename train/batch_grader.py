@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from kbx_env.envs import prompt
 from kbx_env.envs.answer import strip_fences
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import Executor, InlinePool, ProcessPool, Request, WorkerPool
+from kbx_env.executor.direct import ATTEMPTS
+from kbx_env.options import BACKENDS, GRADINGS, PRECISIONS, SIZES, TARGETS, TORCH_OPS, resolve_backend
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import load_task
 from kbx_env.store import Store
@@ -64,6 +66,7 @@ class BatchGrader:
         grading_seed: int | None = None, split: str = "train", sizes: str = "published",
         precision: str = "report", out: str | Path | None = None,
         store: str | Path | None = None, grade: Callable[..., Outcome] | None = None,
+        gpus: Sequence[int | str] | None = None, url: str | None = None, token: str | None = None,
     ) -> None:  # fmt: skip
         """Start a grader and its workers.
 
@@ -87,49 +90,29 @@ class BatchGrader:
             out: folder for the file of gradings, so that equal sources are graded once, also in a resumed run.
             store: another file of gradings, which several runs may share.
             grade: replaces the real grader in tests.
+            gpus: GPUs that grade, as ``nvidia-smi`` shows them, which this process need not see; by default its own.
+            url: address of a grading service (``kbx serve``) that grades instead of this machine. ``workers`` is then the
+                number of requests at a time.
+            token: bearer token of the service.
 
         Raises:
             UnknownName: no such preset, backend, executor, grading, sizes, precision or target.
-            UsageError: an option out of its range, or Ray or a GPU is needed and missing.
+            UsageError: an option out of its range, or Ray, a GPU or the service is needed and missing.
         """
+        check_options(locals())
         from kbx_env.rewards.compose import load_preset, load_term
 
-        from kbx_env.options import BACKENDS, GRADINGS, PRECISIONS, SIZES, TARGETS, TORCH_OPS, resolve_backend
-
         self.preset = load_preset(preset)
-        for kind, name, known in (
-            ("executor", executor, EXECUTORS), ("backend", backend, BACKENDS), ("grading", grading, GRADINGS),
-            ("torch policy", torch_ops, TORCH_OPS), ("sizes", sizes, SIZES),
-            ("precision", precision, PRECISIONS), *(("target", t, TARGETS) for t in targets),
-        ):  # fmt: skip
-            if name not in known:
-                raise UnknownName(kind, name, known)
-        for name, value in (("ray_address", ray_address), ("per_gpu", per_gpu)):
-            if value is not None and executor != "ray":
-                raise UsageError(f"{name} is for executor=ray; set that, or leave {name} out")
-        if workers is not None and workers < 1:
-            raise UsageError(f"workers is {workers}; at least 1")
-        if not 0 <= target < math.inf or not 0 < wall < math.inf:
-            raise UsageError(f"target is {target}, wall is {wall}; a speedup, and seconds above 0")
         self._compiles, self._target, self._fault_printed = load_term("compiles"), target, False
+        self._shares_gpu, self._by_service = url is None and gpus is None, url is not None
         self.gradings, self.seconds = 0, 0.0
         self._stack = contextlib.ExitStack()
         try:
-            pool: WorkerPool
-            if executor == "ray" and grade is None:
-                from kbx_env.executor.pools.ray_pool import open_ray
-
-                pool, device = open_ray(backend, ray_address, workers, per_gpu, timing)
-                self._stack.callback(pool.close)
-                self.backend = "cpu" if device == "cpu" else "cuda"
-                self._about = versions.environment("cpu") | {"device": device}
-                timed = self.backend == "cuda" and timing
-            else:
-                self.backend = resolve_backend(backend)
-                timed = self.backend == "cuda" and timing
-                self._about = versions.environment(self.backend)
-                many = workers or workers_here(self.backend)
-                pool = InlinePool(grade, many) if grade else ProcessPool(many, env=_own_gpu())
+            pool, self.backend, self._about = _open(
+                backend, workers, executor, ray_address, per_gpu, timing, gpus, url, token, grade
+            )
+            self._stack.callback(pool.close)
+            timed = self.backend == "cuda" and timing
             self.timed = timed
             self._options: dict[str, Any] = {
                 "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing, "split": split,
@@ -146,8 +129,14 @@ class BatchGrader:
                     setting = f"out={out}" if store is None else f"store={store}"
                     raise UsageError(f"cannot write to {setting}: {e.strerror}; give a folder that can be written") from e
             gradings = None if file is None else self._stack.enter_context(contextlib.closing(Store(file)))
-            deadline = deadline_of(timed, wall)
-            self._executor = self._stack.enter_context(Executor(pool, store=gradings, deadline=deadline, capacity=sys.maxsize))
+            attempts, deadline = ATTEMPTS, deadline_of(timed, wall)
+            if url is not None:
+                from kbx_env.executor.pools.remote import DEADLINE
+
+                attempts, deadline = 1, DEADLINE  # the service repeats a lost grading, its client a lost request
+            self._executor = self._stack.enter_context(
+                Executor(pool, attempts, gradings, deadline=deadline, capacity=sys.maxsize)
+            )
         except BaseException:
             self._stack.close()
             raise
@@ -162,34 +151,61 @@ class BatchGrader:
             The graded answers, in the same order.
         """
         start = time.monotonic()
-        if self.backend == "cuda":
-            _make_room()
-        submissions = [(task, strip_fences(text).encode("utf-8", "surrogatepass")) for task, text in answers]
-        futures: dict[tuple[str, bytes], Future[Outcome] | Exception] = {}  # equal answers of a batch are graded once
-        for task, source in submissions:
-            if (task, source) in futures:
-                continue
-            try:
-                about = self._about | {"fingerprint": load_task(task).fingerprint}
-                futures[task, source] = self._executor.submit(Request(task, source, self._options, about, POLICY))
-            except Exception as e:
-                futures[task, source] = e
-        found = {key: self._outcome(key[0], future) for key, future in futures.items()}
-        outcomes = [found[key] for key in submissions]
-        self.gradings += len(outcomes)
+        futures = self.submit(answers)
+        graded = [f.result() for f in futures]
         self.seconds += time.monotonic() - start
-        faults = [o for o in outcomes if o.fault is Fault.INFRA]
+        faults = [j.outcome for j in graded if j.outcome.fault is Fault.INFRA]
         if faults and not self._fault_printed:
             self._fault_printed = True
-            print(f"{len(faults)} of {len(outcomes)} gradings are masked: {faults[0].message[:300]}", file=sys.stderr)
-        return [self._graded(o) for o in outcomes]
+            print(f"{len(faults)} of {len(graded)} gradings are masked: {faults[0].message[:300]}", file=sys.stderr)
+        return graded
 
-    def _outcome(self, task: str, future: Future[Outcome] | Exception) -> Outcome:
+    def submit(self, answers: Sequence[tuple[str, str]]) -> list[Future[GradedAnswer]]:
+        """Begin to grade answers, and return at once. Thread-safe.
+
+        Args:
+            answers: pairs of a task's id and an answer, which may be prose around a fenced block.
+
+        Returns:
+            The future graded answers, in the same order. After an error of the grader, the store or the disk, which is not the
+            kernel's, an answer is masked. A future raises an error of a reward term, and a ``UsageError`` of the service, which
+            would refuse every other answer too.
+        """
+        if self.backend == "cuda" and self._shares_gpu:
+            _make_room()
+        submissions = [(task, strip_fences(text).encode("utf-8", "surrogatepass")) for task, text in answers]
+        futures: dict[tuple[str, bytes], Future[GradedAnswer]] = {}  # equal answers of a batch are graded once
+        for task, source in submissions:
+            if (task, source) not in futures:
+                futures[task, source] = self._submit(task, source)
+        self.gradings += len(submissions)
+        return [futures[key] for key in submissions]
+
+    def _submit(self, task: str, source: bytes) -> Future[GradedAnswer]:
+        graded: Future[GradedAnswer] = Future()
+        graded.set_running_or_notify_cancel()  # equal answers share it: one that is given up must not take it from the others
+
+        def ended(future: Future[Outcome]) -> None:
+            try:
+                graded.set_result(self._graded(self._outcome(task, future)))
+            except Exception as e:  # a reward term of the user's own may fail in any way
+                graded.set_exception(e)
+
         try:
-            if isinstance(future, Exception):
-                raise future
+            about = self._about | {"fingerprint": load_task(task).fingerprint}
+            future = self._executor.submit(Request(task, source, self._options, about, POLICY))
+        except Exception as e:
+            future = Future()
+            future.set_exception(e)
+        future.add_done_callback(ended)
+        return graded
+
+    def _outcome(self, task: str, future: Future[Outcome]) -> Outcome:
+        try:
             return future.result()
-        except Exception as e:  # an error of the grader, the store or the disk is not the kernel's: training goes on
+        except (Exception, CancelledError) as e:  # an error of the grader, the store or the disk is not the kernel's
+            if self._by_service and isinstance(e, UsageError):
+                raise  # a service that refuses an option refuses it for every answer
             text = f"{GRADER_FAILED}: {type(e).__name__}: {e}"
             grading = str(self._options["grading"])
             return Outcome(task, Verdict.INFRA_FAULT, Stage.SCREEN, self.backend, grading, Fault.INFRA, text)
@@ -210,6 +226,80 @@ class BatchGrader:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check the options of a ``BatchGrader`` without starting a worker.
+
+    Args:
+        options: all arguments of ``BatchGrader``, by name; other keys are ignored.
+
+    Raises:
+        UnknownName: no such preset, backend, executor, grading, sizes, precision or target.
+        UsageError: an option out of its range, or options that exclude each other.
+    """
+    from kbx_env.rewards.compose import load_preset
+
+    load_preset(options["preset"])
+    for kind, key, known in (
+        ("executor", "executor", EXECUTORS), ("backend", "backend", BACKENDS), ("grading", "grading", GRADINGS),
+        ("torch policy", "torch_ops", TORCH_OPS), ("sizes", "sizes", SIZES), ("precision", "precision", PRECISIONS),
+    ):  # fmt: skip
+        if options[key] not in known:
+            raise UnknownName(kind, options[key], known)
+    for target in options["targets"]:
+        if target not in TARGETS:
+            raise UnknownName("target", target, TARGETS)
+    for key in ("ray_address", "per_gpu"):
+        if options[key] is not None and options["executor"] != "ray":
+            raise UsageError(f"{key} is for executor=ray; set that, or leave {key} out")
+    workers, target, wall = options["workers"], options["target"], options["wall"]
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers is {workers}; at least 1")
+    if not 0 <= target < math.inf or not 0 < wall < math.inf:
+        raise UsageError(f"target is {target}, wall is {wall}; a speedup, and seconds above 0")
+    _check_place(options)
+
+
+def _check_place(options: Mapping[str, Any]) -> None:
+    """Check the options that say where gradings run: at most one of Ray, named GPUs and a service."""
+    gpus, url = options["gpus"], options["url"]
+    given = {"executor=ray": options["executor"] == "ray", "gpus": gpus is not None, "url": url is not None}
+    places = [name for name, is_given in given.items() if is_given]
+    if len(places) > 1:
+        raise UsageError(f"{' and '.join(places)}: each says where gradings run; give one of them")
+    if gpus is not None and (options["backend"] == "cpu" or not gpus):
+        raise UsageError(f"gpus is {list(gpus)!r}, backend is {options['backend']!r}; at least one GPU, and cuda or auto")
+    if options["token"] is not None and url is None:
+        raise UsageError("token is for a grading service; give its url too")
+
+
+def _open(
+    backend: str, workers: int | None, executor: str, ray_address: str | None, per_gpu: int | None, timing: bool,
+    gpus: Sequence[int | str] | None, url: str | None, token: str | None, grade: Callable[..., Outcome] | None,
+) -> tuple[WorkerPool, str, dict[str, str]]:  # fmt: skip
+    """Start workers; return them, the backend, and the fields of a stored record that say where gradings ran."""
+    if grade is not None:
+        chosen = resolve_backend(backend)
+        return InlinePool(grade, workers or workers_here(chosen)), chosen, versions.environment(chosen)
+    if url is not None:
+        from kbx_env.executor.pools.remote import WIDTH, RemotePool
+
+        pool = RemotePool(url, token, workers or WIDTH)
+        return pool, pool.backend(backend), pool.info["environment"]
+    if executor == "ray":
+        from kbx_env.executor.pools.ray_pool import open_ray
+
+        actors, device = open_ray(backend, ray_address, workers, per_gpu, timing)
+        return actors, "cpu" if device == "cpu" else "cuda", versions.environment("cpu") | {"device": device}
+    if gpus is not None:
+        from kbx_env.executor.pools.gpu import pool_on
+
+        each = max(1, (workers or workers_here("cuda")) // len(gpus))
+        named, device = pool_on(gpus, each)
+        return named, "cuda", versions.environment("cpu") | {"device": device}
+    chosen = resolve_backend(backend)
+    return ProcessPool(workers or workers_here(chosen), env=_own_gpu()), chosen, versions.environment(chosen)
 
 
 def workers_here(backend: str) -> int:

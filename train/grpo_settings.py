@@ -54,6 +54,9 @@ class Settings:
     """Gradings at a time; null: as many as cores, on a GPU two fewer, on Ray as many as fit on the cluster."""
     executor: str = "process"
     """process: on this machine; ray: on a Ray cluster."""
+    grader: str | None = None
+    """Address of a grading service (kbx serve) that grades in place of this machine, such as http://127.0.0.1:8300; its token
+    is in the environment variable KBX_TOKEN."""
     ray_address: str | None = None
     """Address of the cluster: local, auto, or HOST:PORT of its head."""
     per_gpu: int | None = None

@@ -242,7 +242,7 @@ def grader_of(s: Settings, grade: Callable[..., Outcome] | None) -> BatchGrader:
         s.reward, s.backend, workers=s.workers, executor=s.executor, ray_address=s.ray_address,
         per_gpu=s.per_gpu, timing=s.timing, precision=s.precision, torch_ops=s.torch_ops,
         targets=targets, target=s.target, wall=s.wall,
-        grading_seed=s.grading_seed, out=s.out, store=s.store, grade=grade,
+        grading_seed=s.grading_seed, url=s.grader, out=s.out, store=s.store, grade=grade,
     )  # fmt: skip
 
 

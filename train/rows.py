@@ -22,17 +22,32 @@ FORMATS = ("parquet", "jsonl", "arrow")
 """File formats of datasets."""
 
 
-def message(task: Task, backend: str) -> dict[str, str]:
-    """Return the only message of a prompt, the same that the policy ``hf:FOLDER`` sends.
+def message(task: Task, backend: str, template: str | None = None) -> dict[str, str]:
+    """Return the user's message of a prompt; without a template the same that the policy ``hf:FOLDER`` sends.
 
     Args:
         task: the task.
         backend: ``cpu`` or ``cuda``.
+        template: another text, with fields in braces: ``{instruction}`` is the text without a template, ``{task}``,
+            ``{entry}``, ``{signature}`` and ``{contract}`` are parts of it. A brace of the text itself is doubled.
 
     Returns:
         The message, with ``role`` and ``content``.
+
+    Raises:
+        UsageError: the template has an unknown field or an unpaired brace.
     """
-    return {"role": "user", "content": instruction(task, backend)}
+    text = instruction(task, backend)
+    if template is not None:
+        fields = {
+            "instruction": text, "task": task.id, "entry": task.entry, "signature": str(task.signature), "contract": task.spec
+        }  # fmt: skip
+        try:
+            text = template.format_map(fields)
+        except (KeyError, ValueError, IndexError, AttributeError) as e:
+            names = ", ".join(f"{{{name}}}" for name in fields)
+            raise UsageError(f"template: {type(e).__name__}: {e}; fields are {names}, and other braces are doubled") from e
+    return {"role": "user", "content": text}
 
 
 def about(task: Task) -> dict[str, Any]:
@@ -40,7 +55,30 @@ def about(task: Task) -> dict[str, Any]:
     return {"task": task.id, "category": task.category, "difficulty": task.difficulty}
 
 
-def prompts(tasks: Sequence[Task], backend: str, *, repeats: int = 1, seed: int = 0) -> Dataset:
+def prompts(
+    tasks: Sequence[Task], backend: str, *, repeats: int = 1, seed: int = 0, system: str | None = None,
+    template: str | None = None,
+) -> Dataset:  # fmt: skip
+    """Make the rows of ``prompt_rows`` as a dataset.
+
+    Args:
+        tasks: the tasks, in this order.
+        backend: ``cpu`` or ``cuda``, not ``auto``: the instruction says whether kernels are timed.
+        repeats: rows for each task.
+        seed: seed of the rows' seeds.
+        system: a system message; ``None`` for none.
+        template: text of the user's message, as ``message`` takes it.
+
+    Returns:
+        The rows.
+    """
+    return _dataset(prompt_rows(tasks, backend, repeats=repeats, seed=seed, system=system, template=template))
+
+
+def prompt_rows(
+    tasks: Sequence[Task], backend: str, *, repeats: int = 1, seed: int = 0, system: str | None = None,
+    template: str | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Make one row for each task and repeat: ``prompt``, ``task``, ``seed``, ``category``, ``difficulty``.
 
     The message of a prompt has one more key, ``task``. Chat templates ignore it, and functions that are given only the prompt
@@ -51,22 +89,25 @@ def prompts(tasks: Sequence[Task], backend: str, *, repeats: int = 1, seed: int 
         backend: ``cpu`` or ``cuda``, not ``auto``: the instruction says whether kernels are timed.
         repeats: rows for each task, each with a seed of its own; all tasks come once before the next repeat.
         seed: seed of the rows' seeds, which lie in [0, 2^31).
+        system: a system message before the user's message; ``None`` for none.
+        template: text of the user's message, as ``message`` takes it.
 
     Returns:
         The rows.
 
     Raises:
-        UsageError: ``repeats`` is below 1.
+        UsageError: ``repeats`` is below 1, or a template that cannot be filled in.
         UnknownName: no such backend.
     """
     if repeats < 1:
         raise UsageError(f"repeats is {repeats}; at least 1")
     if backend not in ("cpu", "cuda"):
         raise UnknownName("backend of prompts", backend, ("cpu", "cuda"))
-    return _dataset([
-        {"prompt": [message(t, backend) | {"task": t.id}], "seed": _seed(seed, t.id, turn), **about(t)}
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [
+        {"prompt": [*before, message(t, backend, template) | {"task": t.id}], "seed": _seed(seed, t.id, turn), **about(t)}
         for turn in range(repeats) for t in tasks
-    ])  # fmt: skip
+    ]  # fmt: skip
 
 
 def _seed(seed: int, task: str, turn: int) -> int:

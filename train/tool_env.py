@@ -1,4 +1,4 @@
-"""Episodes in which the model submits kernels by a tool call (TRL's ``environment_factory``).
+"""Episodes in which the model submits kernels by a tool call (TRL's ``environment_factory``), with the metrics of a run.
 
 TRL runs the calls one after another; ``mode=multi`` grades all answers of a turn at once and is faster.
 """
@@ -8,47 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kbx_env.train.batch_grader import BatchGrader, GradedAnswer
-from kbx_env.train.rollout import episode_reward
+from kbx_env.train.batch_grader import BatchGrader
 from kbx_env.train.step_metrics import StepMetrics, episode_stats
 
+from kbx_env.trl import KernelTools
 
-class KernelToolEnv:
-    """Plays one episode at a time; TRL makes several of these and resets them for every batch."""
 
-    def __init__(self, grader: BatchGrader, max_turns: int = 4) -> None:
-        """An environment without an episode.
+class KernelToolEnv(KernelTools):
+    """``KernelTools`` that the run's own reward function pays, which also records the episodes."""
 
-        Args:
-            grader: grades the submissions.
-            max_turns: submissions of an episode.
-        """
-        self._grader, self._max_turns = grader, max_turns
-        self._task, self._turns = "", list[GradedAnswer]()
-
-    def reset(self, task: str = "", **row: Any) -> None:
-        """Start an episode.
-
-        Args:
-            task: the task's id.
-            **row: the other columns of the row of data, which are not used.
-        """
-        self._task, self._turns = task, []
-
-    def submit_kernel(self, source: str) -> str:
-        """Compile, check and time a kernel.
-
-        Args:
-            source: The whole Python module that defines the task's function.
-
-        Returns:
-            The verdict, with what to do next.
-        """
-        if len(self._turns) >= self._max_turns:
-            return "No submission is left."
-        (graded,) = self._grader([(self._task, source)])
-        self._turns.append(graded)
-        return "Solved. Nothing more is needed." if graded.solved else graded.feedback
+    get_reward = None  # type: ignore[assignment]  # TRL would add it to the reward function's reward
 
 
 def tools(grader: BatchGrader, metrics: StepMetrics, tokenizer: Any, max_turns: int, episode: str) -> dict[str, Any]:
@@ -69,15 +38,16 @@ def tools(grader: BatchGrader, metrics: StepMetrics, tokenizer: Any, max_turns: 
         environments: Sequence[KernelToolEnv], task: Sequence[str], completion_ids: Sequence[Any], trainer_state: Any,
         **columns: Any,
     ) -> list[float | None]:  # fmt: skip
-        played = [list(e._turns) for e in environments]
-        # An episode without a tool call counts as one empty submission.
-        silent = [i for i, turns in enumerate(played) if not turns]
-        for i, graded in zip(silent, grader([(task[i], "") for i in silent]), strict=True):
-            played[i].append(graded)
-        rewards = [episode_reward(turns, episode, max_turns > 1) for turns in played]
-        episodes = [episode_stats(t, turns, r) for t, turns, r in zip(task, played, rewards, strict=True)]
+        # An episode without a tool call counts as one empty submission: all of them are graded in parallel.
+        silent = [e for e in environments if not e._turns]
+        for e, graded in zip(silent, grader([(e._task, "") for e in silent]), strict=True):
+            e._turns.append(graded)
+        rewards = [KernelTools.get_reward(e) for e in environments]
+        episodes = [episode_stats(t, e._turns, r) for t, e, r in zip(task, environments, rewards, strict=True)]
         texts = [str(tokenizer.decode(list(ids))) for ids in completion_ids]
         metrics.add(episodes, texts, trainer_state.global_step + 1)
         return rewards
 
-    return {"reward_funcs": [kernel_reward], "environment_factory": lambda: KernelToolEnv(grader, max_turns)}
+    return {
+        "reward_funcs": [kernel_reward], "environment_factory": lambda: KernelToolEnv(grader, max_turns, episode)
+    }  # fmt: skip

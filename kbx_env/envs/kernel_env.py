@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.error import CustomSpaceError
 from gymnasium.vector.utils import create_shared_memory
 
+from kbx_env.client import Client
 from kbx_env.envs import prompt
 from kbx_env.envs.answer import strip_fences
 from kbx_env.errors import UsageError
@@ -152,6 +153,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         grading_seed: int | None = None,
         gamma: float = 1.0,
         render_mode: str | None = None,
+        grader: str | None = None,
         grade: Callable[..., Outcome] | None = None,
     ) -> None:
         """Make an env. The grader's processes start with the first step.
@@ -174,6 +176,8 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             grading_seed: fixes the inputs of gradings; ``None`` for secret inputs, new for every grading.
             gamma: the learner's discount, from 0 to 1, for potential-based shaping.
             render_mode: ``None`` or ``ansi``.
+            grader: address of a grading service (``kbx serve``) that grades in place of this process, such as
+                ``http://127.0.0.1:8300``; its token is in the environment variable ``KBX_TOKEN``.
             grade: called as ``Grader.grade`` in its place.
 
         Raises:
@@ -191,17 +195,25 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             raise UsageError(f"gamma is {gamma!r}; the learner's discount, from 0 to 1")
         self.tasks: list[Task] = [load_task(task)] if task else load_tasks(category=category, split=split)
         self.reward = load_preset(reward)
+        service: Client | None = None
+        if grader is not None:
+            backend, service = _connected(grader, backend)
         options = GradeOptions(
             backend=backend, targets=tuple(targets), grading=grading, seed=grading_seed, timing=timing,
             split="eval" if split == "eval" else "train", wall=wall, estimate=self.reward.estimate, torch_ops=torch_ops,
             sizes=sizes, precision=precision,
-        ).resolved()  # fmt: skip
+        )  # fmt: skip
+        options = options.resolved() if service is None else options
         self.backend, self.split = options.backend, options.split
         self.max_turns, self.grading, self.target = max_turns, grading, target
         self.render_mode = render_mode
         self._options = dataclasses.asdict(options)
-        self._grader = None if grade else Grader()
-        self._grade = grade or retrying(self._grader.grade)  # type: ignore[union-attr]
+        self._grader: Grader | Client | None = service
+        if service is not None:
+            self._grade = grade or service.grade
+        else:
+            local = self._grader = None if grade else Grader()
+            self._grade = grade or retrying(local.grade)  # type: ignore[union-attr]
         low, high = self.reward.range(self.backend)
         self.action_space = Source()
         self.observation_space = spaces.Dict({
@@ -217,20 +229,26 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         self._shaping = self._new_shaping()
 
     def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None, **row: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode.
 
         Args:
             seed: of the choice of tasks, for this and later episodes; ``None`` to continue the sequence.
             options: ``{"task": id}`` to choose the task.
+            **row: refused. TRL passes a row of data where this class is its ``environment_factory``.
 
         Returns:
             The observation and the info.
 
         Raises:
-            UsageError: an unknown option or task.
+            UsageError: an unknown option, task or argument.
         """
+        if row:
+            raise UsageError(
+                f"KernelEnv.reset has no argument {sorted(row)[0]!r}; it is a gymnasium environment. As environment_factory of "
+                "TRL use kbx_env.trl.KernelTools, as reward_funcs kbx_env.trl.KernelReward"
+            )
         super().reset(seed=seed)
         unknown = set(options or ()) - {"task"}
         if unknown:
@@ -304,6 +322,14 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         """End the grader's processes."""
         if self._grader is not None:
             self._grader.close()
+
+
+def _connected(url: str, backend: str) -> tuple[str, Client]:
+    """Return the backend of a grading service, and a client of it."""
+    from kbx_env.executor.pools.remote import RemotePool
+
+    pool = RemotePool(url)
+    return pool.backend(backend), pool.client
 
 
 def check_turns(max_turns: int, grading_seed: int | None) -> None:

@@ -57,6 +57,7 @@ class GradingContext:
         builder: receives everything that goes into the outcome.
         stage: the stage that runs now.
         cpu_evidence: evidence of the same source on the CPU tier (CUDA only), ``None`` if there is none.
+        proof: outcome of the same source on the CPU tier, if it was graded there before (CUDA only).
         cases: graded cases, after ``select_cases``.
         telling: for each of them, whether no constant and no copy of an input would be right.
         repeated: numbers of the cases that are called again on the same memory (CPU tier).
@@ -74,6 +75,7 @@ class GradingContext:
     builder: OutcomeBuilder
     stage: Stage = Stage.SCREEN
     cpu_evidence: Evidence | None = None
+    proof: Outcome | None = None
     cases: list[Case] = field(default_factory=list)
     telling: list[bool] = field(default_factory=list)
     repeated: frozenset[int] = frozenset()

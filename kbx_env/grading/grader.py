@@ -9,7 +9,7 @@ import platform
 import secrets
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -67,19 +67,21 @@ class Grader:
         """
         return self.processes.zygote()
 
-    def grade(self, task_id: str, source: str | bytes, **options: Any) -> Outcome:
+    def grade(self, task_id: str, source: str | bytes, *, proof: Outcome | None = None, **options: Any) -> Outcome:
         """Grade one source, once. The executor decides on another attempt after an infrastructure fault.
 
         Args:
             task_id: ``category/name``.
             source: the submission, text or raw bytes.
+            proof: outcome of the same source on the CPU tier, from a worker of this project (CUDA only); ``None``: the
+                grading makes it.
             **options: fields of ``GradeOptions``.
 
         Returns:
             The outcome.
 
         Raises:
-            UsageError: an unknown task or option, or a value that is refused.
+            UsageError: an unknown task or option, a value that is refused, or a proof of something else.
         """
         task, chosen_options = load_task(task_id), GradeOptions.of(options).resolved()
         task = published_task(task.id) if chosen_options.grading == "paper" else task
@@ -94,8 +96,13 @@ class Grader:
         )  # fmt: skip
         if self.without:
             builder.manifest["without"] = sorted(self.without)
+        if proof is not None and not proves(proof, builder.manifest, builder.sha):
+            raise UsageError(f"the proof of {task.id} is of another source, task or setting; grade the source on the CPU tier")
         try:
-            outcome = run_pipeline(GradingContext(task, data, chosen_options, secret, self.processes, self.without, builder))
+            context = GradingContext(
+                task, data, chosen_options, secret, self.processes, self.without, builder, proof=proof
+            )  # fmt: skip
+            outcome = run_pipeline(context)
         except SandboxError as e:
             outcome = builder.end(Verdict.INFRA_FAULT, Stage.COMPILE, str(e), FaultKind.SANDBOX)
         except UsageError:
@@ -108,6 +115,25 @@ class Grader:
             if chosen_options.backend == "cuda":
                 torch.cuda.empty_cache()  # the memory that torch keeps for this process is needed by other processes' gradings
         return replace(outcome, seconds={**outcome.seconds, "total": round(time.perf_counter() - start, 4)})
+
+
+_PROVEN = ("kbx_env", "task_fingerprint", "split", "torch_ops")
+"""Entries of the manifest that a proof shares with the grading that it is for."""
+
+
+def proves(proof: Outcome, manifest: Mapping[str, Any], sha: str) -> bool:
+    """Return whether an outcome of the CPU tier is the proof for a grading.
+
+    Args:
+        proof: the outcome.
+        manifest: of the grading.
+        sha: of its source.
+
+    Returns:
+        Whether it has the same source, task, split and policy for torch, under the same version.
+    """
+    same = all(proof.manifest.get(name) == manifest[name] for name in _PROVEN)
+    return same and proof.backend == "cpu" and proof.source_sha256 == sha and not proof.manifest.get("without")
 
 
 def _manifest(task: Task, options: GradeOptions) -> dict[str, Any]:

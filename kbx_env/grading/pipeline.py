@@ -31,7 +31,8 @@ class ProveOnCpu:
     """CUDA only: grades the source on the CPU backend first, to obtain provenance evidence that a GPU cannot give.
 
     The CPU tier executes the launches itself, with other secret inputs. A failing outcome there ends the grading. A kernel
-    that the CPU tier cannot execute goes on without that evidence. The paper's check asks for no evidence.
+    that the CPU tier cannot execute goes on without that evidence. The paper's check asks for no evidence. A proof that was
+    made before, by a worker of a ``TieredPool``, is not made again.
     """
 
     def run(self, context: GradingContext) -> Outcome | None:
@@ -43,7 +44,7 @@ class ProveOnCpu:
         if context.lacks(DefenceLayer.PROOF) or context.as_published:
             return None
         start, builder = time.perf_counter(), context.builder
-        proof = run_pipeline(on_cpu_tier(context))
+        proof = run_pipeline(on_cpu_tier(context)) if context.proof is None else context.proof
         builder.seconds["proof"] = time.perf_counter() - start
         context.cpu_evidence = proof.evidence if proof.correct else None
         if proof.correct or proof.verdict is Verdict.INFRA_FAULT:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import sys
+from pathlib import Path
 
+import gymnasium
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kbx_env.rewards.compose import load_preset, load_term, presets
 
-from kbx_env.errors import UnknownName
+import kbx_env  # noqa: F401
+from kbx_env.errors import UnknownName, UsageError
 from kbx_env.outcome import Cases, CaseTime, Evidence, Fault, Outcome, Stage, Timing, Verdict, Violation
 
 REWARD = load_preset("default")
@@ -98,3 +103,69 @@ def test_unknown_names_are_named() -> None:
         load_preset("defalt")
     with pytest.raises(UnknownName, match="speed"):
         load_term("sped")
+
+
+OWN = """
+from kbx_env.rewards._term import term
+from kbx_env.rewards.compose import load_preset
+
+
+@term(0, 1)
+def tried(outcome):
+    '''1 for every submission.'''
+    return 1.0
+
+
+class Preset:
+    WEIGHTS = {"correct": 2.0, "tried": 0.25}
+    TERMS = (tried,)
+    ESTIMATE = "h200"
+
+
+mapping = {"WEIGHTS": {"correct": 3.0}, "SHAPING": {"sound": 0.1}}
+ready = load_preset("default")
+heavy = {"WEIGHTS": {"correct": float("nan")}}
+negative = {"WEIGHTS": {"correct": 1.0}, "SHAPING": {"sound": -0.1}}
+unknown = {"WEIGHTS": {"corect": 1.0}}
+device = {"WEIGHTS": {"correct": 1.0}, "ESTIMATE": "h2000"}
+nothing = 5
+"""
+
+
+def test_a_preset_from_outside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in the working directory, and by everything that takes the name of a preset."""
+    (tmp_path / "own_rewards.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    right, wrong = _outcome(Verdict.CORRECT, 10), _outcome(Verdict.INCORRECT, 5)
+    preset = load_preset("python:own_rewards:Preset")
+    assert preset(right) == 2.25 and preset(wrong) == 0.25 and preset.estimate == "h200"
+    assert preset.name == "python:own_rewards:Preset" and preset.terms(right) == {"correct": 1.0, "tried": 1.0}
+    mapping = load_preset("python:own_rewards:mapping")
+    assert mapping(right) == 3.0 and mapping(wrong) == -0.1 + mapping.terms(wrong)["sound"] * 0.1
+    assert load_preset("python:own_rewards:ready")(right) == 1.0
+
+    env = gymnasium.make("kbx/Kernel-v0", task="math/softmax", backend="cpu", reward="python:own_rewards:mapping",
+                         grade=lambda *a, **k: right)  # fmt: skip
+    env.reset()
+    assert env.step("x = 1")[1] == 3.0
+    env.close()
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("python:own_rewards", "expected python:module:attribute"), ("python:no_such:x", "No module named"),
+        ("python:own_rewards:no", "has no attribute"), ("python:own_rewards:nothing", "must be a Reward, or have WEIGHTS"),
+        ("python:own_rewards:heavy", "a finite number"), ("python:own_rewards:negative", "0 or more"),
+        ("python:own_rewards:unknown", "unknown reward term 'corect'"), ("python:own_rewards:device", "unknown device"),
+        ("defualt", "default"),
+    ],
+)  # fmt: skip
+def test_a_preset_that_cannot_be_used(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_rewards.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError, match=re.escape(said)):
+        load_preset(name)

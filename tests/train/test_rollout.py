@@ -176,10 +176,10 @@ def test_by_tool(model_folder: Path, tmp_path: Path) -> None:
     with BatchGrader(backend="cpu", workers=1, grade=by_word) as grader:
         env = KernelToolEnv(grader, 2)
         assert env.reset(prompt=[], task=TASK, seed=3) is None
-        assert "Verdict: incorrect" in env.submit_kernel("BAD") and env.submit_kernel("GOOD").startswith("Solved")
-        assert env.submit_kernel("GOOD") == "No submission is left." and grader.gradings == 2
+        assert "Verdict: incorrect" in env.submit("BAD") and env.submit("GOOD").startswith("Solved")
+        assert env.submit("GOOD") == "No submission is left." and grader.gradings == 2
         env.reset(task=OTHER)
-        assert "incorrect" in env.submit_kernel("BAD")
+        assert "incorrect" in env.submit("BAD")
     argv = [f"model={model_folder}", f"out={tmp_path / 'out'}", *QUICK, "mode=tool", "max_turns=2"]
     grpo.run(read(grpo.Settings, argv), by_word)
     (line,) = steps(tmp_path / "out")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kbx_env.errors import UsageError
 from kbx_env.executor.pools import cpu_affinity
@@ -134,8 +135,13 @@ def gpu_pool(gpus: int, workers: int, grader: str = GRADER, uuids: Sequence[str]
     chosen = names[:gpus] if gpus else [""]
     if len(chosen) < gpus:
         raise UsageError(f"CUDA_VISIBLE_DEVICES={visible!r} shows {len(chosen)} GPUs, {gpus} are asked for")
-    environments = [{"CUDA_VISIBLE_DEVICES": name, "OMP_NUM_THREADS": threads} for name in chosen]
     near_cores = cpu_affinity.shares(uuids or [""] * gpus) if gpus > 1 else [None] * len(chosen)
+    return _pools([{"CUDA_VISIBLE_DEVICES": name, "OMP_NUM_THREADS": threads} for name in chosen], near_cores, workers, grader)
+
+
+def _pools(
+    environments: Sequence[Mapping[str, str]], near_cores: Sequence[frozenset[int] | None], workers: int, grader: str
+) -> GpuPool:  # fmt: skip
     with contextlib.ExitStack() as stack:
         pools = []
         for env, c in zip(environments, near_cores, strict=True):
@@ -145,6 +151,55 @@ def gpu_pool(gpus: int, workers: int, grader: str = GRADER, uuids: Sequence[str]
         stack.pop_all()
     pool.cores = [sorted(c) for c in near_cores if c] or None
     return pool
+
+
+def pool_on(names: Sequence[int | str], workers: int, grader: str = GRADER) -> tuple[GpuPool, str]:
+    """Start worker processes on named GPUs, also on GPUs that this process does not see.
+
+    Args:
+        names: of the GPUs, as ``nvidia-smi`` shows them: numbers or UUIDs. ``CUDA_VISIBLE_DEVICES`` of this process does
+            not matter.
+        workers: gradings at a time on each GPU.
+        grader: ``module:name``, as ``ProcessPool`` takes it.
+
+    Returns:
+        The pool, and the model of the GPUs.
+
+    Raises:
+        UsageError: no such GPU, a GPU twice, or GPUs of different models, whose times do not compare.
+    """
+    uuids, models = _of_driver(names)
+    if not names or len(set(uuids)) < len(names):
+        raise UsageError(f"gpus is {list(names)!r}; at least one number or UUID of a GPU, each GPU once")
+    if len(set(models)) > 1:
+        raise UsageError(f"gpus {list(names)!r} are of different models ({', '.join(sorted(set(models)))}); choose equal ones")
+    cores = len(os.sched_getaffinity(0))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // (len(names) * workers)))
+    # By UUID: numbers in CUDA_VISIBLE_DEVICES follow CUDA's own order, those of nvidia-smi the order on the bus.
+    environments = [{"CUDA_VISIBLE_DEVICES": uuid, "OMP_NUM_THREADS": threads} for uuid in uuids]
+    near_cores = cpu_affinity.shares(uuids) if len(uuids) > 1 else [None]
+    return _pools(environments, near_cores, workers, grader), models[0]
+
+
+def _of_driver(names: Sequence[int | str]) -> tuple[list[str], list[str]]:
+    """Ask the driver for UUIDs and models of GPUs."""
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception as e:
+        raise UsageError(f"gpus is {list(names)!r}, but no NVIDIA driver answers on this machine ({e}); leave gpus out") from e
+    uuids, models = [], []
+    for name in names:
+        try:
+            if isinstance(name, int) or name.isdigit():
+                handle = nvml.nvmlDeviceGetHandleByIndex(int(name))
+            else:
+                handle = nvml.nvmlDeviceGetHandleByUUID(name)
+            uuids.append(str(nvml.nvmlDeviceGetUUID(handle)))
+            models.append(str(nvml.nvmlDeviceGetName(handle)))
+        except nvml.NVMLError as e:
+            raise UsageError(f"gpus names GPU {name!r}, which the driver does not find ({e}); see: nvidia-smi -L") from e
+    return uuids, models
 
 
 def uuids_of(gpus: int) -> list[str]:

@@ -38,7 +38,7 @@ class WorkerLost(KbxError):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A submission to grade. Keys do not depend on ``priority`` and ``deadline``, which do not change the outcome.
+    """A submission to grade. Keys do not depend on ``priority``, ``deadline`` and ``proof``, which do not change the outcome.
 
     Attributes:
         task: ``category/name``.
@@ -49,6 +49,8 @@ class Request:
         sample: number of the submission among those of the policy for the task.
         priority: requests with a higher priority begin first, equal priorities in order of submission.
         deadline: seconds from submission to outcome; ``None`` for no limit except the one of the executor.
+        proof: outcome of the same source on the CPU tier, made by this project's own worker (``TieredPool``). A grading on
+            CUDA then begins after its proof. ``None``: the grading makes the proof itself.
 
     Raises:
         UsageError: the priority is not a whole number, or the deadline not a number of seconds above 0.
@@ -62,6 +64,7 @@ class Request:
     sample: int = 0
     priority: int = 0
     deadline: float | None = None
+    proof: Outcome | None = None
 
     def __post_init__(self) -> None:
         """Check priority and deadline."""
@@ -332,6 +335,8 @@ class _Worker:
                 self.kill()
             raise WorkerLost(f"no verdict within {deadline:g} s: the worker was still starting")
         data = {"task": request.task, "source": base64.b64encode(request.source).decode(), "options": request.options}
+        if request.proof is not None:
+            data["proof"] = request.proof.to_dict()
         timed_out = threading.Event()
 
         def on_timeout() -> None:
@@ -361,7 +366,9 @@ class _Worker:
                        f"the grading process died (exit {self._process.returncode})")  # fmt: skip
 
 
-def reply_of(grader: Any, task: str, source: bytes, options: Mapping[str, Any]) -> dict[str, Any]:
+def reply_of(
+    grader: Any, task: str, source: bytes, options: Mapping[str, Any], proof: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Grade in a worker, and put the result or the error into plain data. Never raises an ``Exception``.
 
     Args:
@@ -369,12 +376,15 @@ def reply_of(grader: Any, task: str, source: bytes, options: Mapping[str, Any]) 
         task: ``category/name``.
         source: the submission.
         options: fields of ``kbx_env.options.GradeOptions`` by name.
+        proof: ``Request.proof`` as a JSON object, if there is one.
 
     Returns:
         A JSON object: ``outcome``, ``usage`` (message of a ``UsageError``) or ``error`` (any other exception).
     """
     try:
-        return {"outcome": grader.grade(task, source, **options).to_dict()}
+        # Beside the options, never among them: options may come from a remote user, a proof only from this project's worker.
+        proven = {} if proof is None else {"proof": Outcome.from_dict(proof)}
+        return {"outcome": grader.grade(task, source, **proven, **options).to_dict()}
     except UsageError as e:
         return {"usage": str(e)}
     except Exception as e:

@@ -35,7 +35,8 @@ def serve(spec: str) -> None:
     try:
         for line in sys.stdin:
             request = json.loads(line)
-            reply = reply_of(grader, request["task"], base64.b64decode(request["source"]), request["options"])
+            source = base64.b64decode(request["source"])
+            reply = reply_of(grader, request["task"], source, request["options"], request.get("proof"))
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
     except BrokenPipeError:  # the parent is gone

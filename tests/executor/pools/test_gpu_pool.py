@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ import pytest
 from kbx_env.errors import UsageError
 from kbx_env.executor import Executor
 from kbx_env.executor.pools import gpu as gpu_lanes
-from kbx_env.executor.pools.gpu import GpuPool, gpu_pool, uuids_of
+from kbx_env.executor.pools.gpu import GpuPool, gpu_pool, pool_on, uuids_of
 from kbx_env.executor.pools.process import InlinePool, Request, WorkerLost
 from kbx_env.outcome import Cases, Outcome, Stage, Verdict
 
@@ -134,3 +135,58 @@ def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         uuids_of(3)
     with pytest.raises(UsageError, match="GPU model 0, GPU model 1"):
         uuids_of(2)
+
+
+class Driver:
+    """A stand-in for ``pynvml`` with two equal GPUs and another one."""
+
+    class NVMLError(Exception):
+        pass
+
+    models = ("H200", "H200", "L4")
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
+        if number >= len(self.models):
+            raise self.NVMLError("Invalid Argument")
+        return number
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        return self.nvmlDeviceGetHandleByIndex(int(uuid.removeprefix("GPU-")))
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}"
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return self.models[handle]
+
+
+def test_named_gpus_need_not_be_seen_by_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "seer.py").write_text(SEER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pynvml", Driver())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    pool, device = pool_on([1, "GPU-0"], 1, "seer:Grader")
+    with Executor(pool) as executor:
+        found = executor.grade_many([Request("t", b"%d" % k) for k in range(4)], progress=False)
+    assert device == "H200" and {o.message.split(" of ")[0] for o in found} == {"GPU-1", "GPU-0"}
+
+
+@pytest.mark.parametrize(
+    "gpus, said",
+    [
+        ([], "at least one"), ([0, "GPU-0"], "each GPU once"), ([0, 2], "different models"), ([9], "does not find"),
+        (["GPU-7"], "nvidia-smi -L"),
+    ],
+)  # fmt: skip
+def test_named_gpus_that_cannot_be_used(gpus: list[int | str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Driver())
+    with pytest.raises(UsageError, match=said):
+        pool_on(gpus, 1)
+
+
+def test_named_gpus_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(UsageError, match="no NVIDIA driver"):
+        pool_on([0], 1)
