@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -108,9 +108,14 @@ class Pick:
         Returns:
             The shapes.
         """
-        drawn = self.slab(low, high, longest)[0] if longest else self.shape(low, high, elements)
-        shape = tuple(max(2, n) for n in drawn)
-        axes = self.shuffled(range(len(shape)))
+        if longest:
+            # As many axes as possible, so that each shape keeps four where four are allowed; few elements.
+            wide = [self.whole(longest, longest + longest // 8), *(self.whole(2, 3) for _ in range(parts - 1))]
+            rank = self.whole(max(low, min(high, 5)), high)
+            shape = self.shuffled([*wide, *(1 for _ in range(rank - len(wide)))])
+        else:
+            shape = tuple(max(2, n) for n in self.shape(low, high, elements))
+        axes = self.shuffled([k for k, n in enumerate(shape) if n > 1])
         short: list[set[int]] = [{axes[k]} for k in range(parts)]
         for axis in axes[parts:]:
             if self.chance(0.4):
@@ -119,6 +124,7 @@ class Pick:
         for ones in short:
             part = tuple(1 if k in ones else n for k, n in enumerate(shape))
             lead = next((k for k, n in enumerate(part) if n != 1), len(part))
+            lead = max(0, min(lead, len(part) - 4)) if longest else lead
             found.append(part[self.whole(0, lead) :])
         return found
 
@@ -133,7 +139,7 @@ class Pick:
 
     def like(
         self, axes: Mapping[str, Any] | None = None, args: Mapping[str, Any] | None = None, *,
-        where: Callable[[Case], bool] | None = None, **fields: Any,
+        where: Callable[[Case], bool] | None = None, full: bool = False, **fields: Any,
     ) -> Case:  # fmt: skip
         """Return a declared case with other axes and arguments; layouts are drawn anew, ``out`` only if asked for.
 
@@ -141,6 +147,7 @@ class Pick:
             axes: sizes that take the place of the declared ones, or are added.
             args: arguments that take the place of the declared ones, or are added.
             where: condition on the declared case.
+            full: use only cases that pass the largest number of optional tensors.
             **fields: further fields of the case.
 
         Returns:
@@ -152,16 +159,20 @@ class Pick:
         fit = [c for c in self._cases if _reshapable(c) and (where is None or where(c))]
         if not fit:
             raise DeclarationError("no declared case can be reshaped")
+        if full:
+            most = max(len(c.given) for c in fit)
+            fit = [c for c in fit if len(c.given) == most]
         base = self.among(*fit)
         return replace(
             base, axes={**base.axes, **(axes or {})}, args={**base.args, **(args or {})},
             **({"layouts": {}, "held": False, "out": False} | fields),
         )  # fmt: skip
 
-    def layout(self, rank: int, contiguous: float = 0.1) -> str | None:
+    def layout(self, rank: int, contiguous: float = 0.0) -> str | None:
         """Return a memory layout of a tensor with ``rank`` axes, in the notation of ``Case.layouts``.
 
-        The axes lie in memory in any order, with gaps along some of them, from any element of the buffer on.
+        The axes lie in memory in any order, with gaps along some of them, from any element of the buffer on. Declared
+        cases have contiguous tensors, so that derived ones need none.
 
         Args:
             rank: axes of the tensor.
@@ -175,8 +186,13 @@ class Pick:
         order = self.shuffled(range(rank))
         if rank > 1 and order == tuple(range(rank)):
             order = (*order[1:], order[0])
-        steps = [self.among(*STEPS) for _ in range(rank)] if rank > 1 else [self.among(1, 2, 3)]
+        steps = [self.among(*STEPS) for _ in range(rank)] if rank > 1 else [self.among(2, 3)]
         return layout(order, steps, self.among(*OFFSETS))
+
+
+def flat(families: Iterable[Family | tuple[Family, ...]]) -> tuple[Family, ...]:
+    """Return the families of a list in which tuples stand for several of them."""
+    return tuple(f for each in families for f in (each if isinstance(each, tuple) else (each,)))
 
 
 def layout(order: Sequence[int], steps: Sequence[int], offset: int = 0) -> str:

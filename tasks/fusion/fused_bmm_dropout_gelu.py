@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import DEEP_SUM, half, one_long, plain, sizes
+from kbx_env.tasks._varied import DEEP_SUM, half, longs, plain, sizes
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Eye, Normal, Outlier, Paper, T, Uniform, task
@@ -45,9 +45,7 @@ HALF = {"input1": "f16", "input2": "f16"}
     paper=Paper(),
     varied=(
         sizes(
-            lambda p: one_long(
-                p, {"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)}, {"B": 20, "N": 150, "M": 600, "P": 150}
-            ),
+            longs({"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)}, {"B": 20, "N": 140, "M": 560, "P": 140}, most=40_000_000),
             lambda p, s: {"training": False, "p": p.real(0, 1), "approximate": p.among("none", "tanh")},
             where=plain,
             out=True,

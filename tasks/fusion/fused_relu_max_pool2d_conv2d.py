@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import conv
+from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, task
@@ -33,8 +33,7 @@ POOLED = " * ".join((
         {"pool_kernel_size": (2, 3), "pool_stride": 2, "pool_padding": 1, "pool_ceil_mode": True},
         prefix="conv_",
     ),
-    varied=(
-        conv(
+    varied=convs(
             lambda p: {
                 "pool_kernel_size": p.among(2, 3, 4, (2, 3), (3, 2)),
                 "pool_stride": p.among(None, 1, (2, 1)),
@@ -44,7 +43,6 @@ POOLED = " * ".join((
             },
             prefix="conv_",
             least=6,
-        ),
     ),
     timed=conv_timed("conv_"),
 )
