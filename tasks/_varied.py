@@ -94,7 +94,7 @@ def reduced(
     args: Args = None, *, out: bool = False, tuples: bool = False, none: bool = False, least: int = 1, dim: str = "dim",
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> Family:  # fmt: skip
-    """A reduction of a tensor of four or five axes over any axes.
+    """A reduction of a tensor of five axes over any axes.
 
     Args:
         args: draws further arguments.
@@ -111,7 +111,7 @@ def reduced(
     """
 
     def family(pick: Pick) -> Case:
-        shape = tuple(max(n, 5) for n in pick.shape(4, 5, 700))
+        shape = tuple(max(n, 3) for n in pick.shape(5, 5, 700))
         over: Any = pick.axes(len(shape), 2, len(shape) - least) if tuples else pick.axis(len(shape))
         over = None if none and pick.chance(0.2) else over
         return pick.like(
@@ -142,8 +142,9 @@ def long_axis(
     """
 
     def family(pick: Pick) -> Case:
-        shape, at = pick.slab(2, 3, length)
-        over = at if pick.chance() else next(k for k in range(len(shape)) if k != at)
+        shape, at = pick.slab(3, 5, length)
+        others = [k for k, n in enumerate(shape) if k != at and n > 1]
+        over = at if pick.chance() or not others else pick.among(*others)
         over = over - len(shape) if pick.chance() else over
         return pick.like(
             {"*": shape}, {dim: (over,) if tuples and pick.chance() else over} | _args(args, pick), where=where,
@@ -246,6 +247,27 @@ def plain(*dtyped: str) -> Callable[[Case], bool]:
 def half(case: Case) -> bool:
     """Return whether a case has 16-bit inputs."""
     return "f16" in case.dtypes.values()
+
+
+def pooled(
+    make: Callable[[Pick, dict[str, Any]], Case], *, low: int = 1, high: int = 20, long: int = 300
+) -> tuple[Family, ...]:  # fmt: skip
+    """Pictures of any size, with a long height, and with a long width.
+
+    Args:
+        make: returns a case of these sizes, ``H`` and ``W``.
+        low: least size of a short side.
+        high: largest size of a short side.
+        long: about the size of a long side.
+
+    Returns:
+        The families.
+    """
+    ends, few = (low, high), (low, low + 3)
+    return (
+        *sized(make, (lambda p: {"H": p.whole(*ends), "W": p.whole(*ends)},)),
+        *sized(make, longs({"H": few, "W": few}, {"H": long, "W": long}, most=9000)),
+    )
 
 
 # --- products -----------------------------------------------------------------------------------------

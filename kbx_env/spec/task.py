@@ -305,7 +305,8 @@ def task(
             "difficulty": difficulty, "takes": _frozen(takes), "truth": truth, "cost": cost, "cases": cases,
             "timed": timed, "writes": _frozen(writes), "paper": paper or Paper(), "differs": differs, "moves": moves,
             "picks": picks,
-            "eager": eager, "held_timed": held_timed, "varied": tuple(f for each in varied for f in (each if isinstance(each, tuple) else (each,))),
+            "eager": eager, "held_timed": held_timed, 
+            "varied": tuple(f for each in varied for f in (each if isinstance(each, tuple) else (each,))),
         }))  # fmt: skip
 
     return declare

@@ -88,10 +88,10 @@ class Pick:
         rest.insert(at, self.whole(length, length + length // 8))
         return tuple(rest), at
 
-    def broadcast(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return a shape that broadcasts to ``shape``: some axes have length 1, leading ones may be missing."""
+    def broadcast(self, shape: Sequence[int], least: int = 0) -> tuple[int, ...]:
+        """Return a shape that broadcasts to ``shape``: some axes have length 1, leading ones beyond ``least`` may be missing."""
         part = tuple(1 if self.chance(0.35) else n for n in shape)
-        return part[self.whole(0, len(part)) if self.chance(0.4) else 0 :]
+        return part[self.whole(0, max(0, len(part) - least)) if self.chance(0.4) else 0 :]
 
     def both_ways(
         self, low: int, high: int, elements: int = 1500, parts: int = 2, longest: int = 0

@@ -55,7 +55,10 @@ def _any_windows(p, s):
         Case({"N": 3, "C": 19, "H": 14, "W": 33}, {"kernel_size": 3, "eps": 3.5}, draw=Outlier(), held=True),
     ),
     varied=(
-        sized(_any_windows, longs({"N": (1, 3), "C": (1, 9), "H": (7, 12), "W": (7, 12)}, {"N": 34, "C": 140, "H": 130, "W": 270})),
+        sized(
+            _any_windows,
+            longs({"N": (1, 3), "C": (1, 9), "H": (7, 12), "W": (7, 12)}, {"N": 34, "C": 140, "H": 130, "W": 270}),
+        ),
     ),
     timed=tuple(
         Case({"N": 16, "C": 64, "H": h, "W": h}, {"kernel_size": 3, "stride": 2, "padding": 1}) for h in (128, 256, 448)

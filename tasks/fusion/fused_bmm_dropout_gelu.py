@@ -45,7 +45,11 @@ HALF = {"input1": "f16", "input2": "f16"}
     paper=Paper(),
     varied=(
         sizes(
-            longs({"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)}, {"B": 20, "N": 140, "M": 560, "P": 140}, most=40_000_000),
+            longs(
+                {"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)},
+                {"B": 20, "N": 140, "M": 560, "P": 140},
+                most=40_000_000,
+            ),
             lambda p, s: {"training": False, "p": p.real(0, 1), "approximate": p.among("none", "tanh")},
             where=plain,
             out=True,

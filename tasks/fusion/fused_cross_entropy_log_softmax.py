@@ -56,7 +56,7 @@ WEIGHT = ("weight",)
     varied=(
         sizes(longs({"B": (2, 20), "C": (2, 20)}, {"B": 1100, "C": 4300}),
               lambda p, s: {"reduction": p.among("none", "sum", "mean"), "label_smoothing": p.real(0, 1),
-                    "dim": p.among(0, 1, -1), "ignore_index": p.among(-100, 0, 1)},
+                    "dim": p.among(0, 1, -1), "ignore_index": p.among(-100, 0, 1, 2)},
               where=lambda c: "ignore_index" not in c.args and "target" not in c.draws),
     ),
     timed=(

@@ -20,7 +20,7 @@ def _any_table(p):
         "norm_type": p.among(1.0, 2.0, p.real(1, 4), p.real(1, 4)),
         "padding_idx": p.among(None, p.whole(0, s["V"] - 1), p.whole(0, s["V"] - 1)),
     }
-    return p.like(s | {"*i": index, "*o": p.broadcast((*index, s["D"]))}, args, draw=Normal(), out=True)
+    return p.like(s | {"*i": index, "*o": p.broadcast((*index, s["D"]), 4)}, args, draw=Normal(), out=True)
 
 
 @task(

@@ -23,7 +23,7 @@ from kbx_env.spec.task import Cost, Paper, task
         {"track_running_stats": True, "eps": 1e-3},
     ),
     varied=convs(
-            lambda p: {"eps": p.real(0.001, 1), "momentum": p.real(0, 1)}, where=lambda c: "num_features" not in c.args
+        lambda p: {"eps": p.real(0.001, 1), "momentum": p.real(0, 1)}, where=lambda c: "num_features" not in c.args
     ),
     timed=conv_timed(),
 )

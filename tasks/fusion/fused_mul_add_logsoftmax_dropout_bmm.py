@@ -17,7 +17,7 @@ def _case(b, n, m, p, args=None, *, lead=None, **more):
 
 
 def _evaluated(p, s):
-    return p.like(s | {"*o": p.broadcast((s["B"], s["N"], s["M"]))},
+    return p.like(s | {"*o": p.broadcast((s["B"], s["N"], s["M"]), 3)},
           {"training": False, "p": p.real(0, 1), "dim": p.axis(3)}, draw=Normal(), draws={},
                   out=True)  # fmt: skip
 

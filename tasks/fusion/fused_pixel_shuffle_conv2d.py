@@ -22,7 +22,10 @@ from kbx_env.spec.task import Cost, Paper, task
         *conv_cases({"upscale_factor": 3}, out_step=9)[4:6],
         conv_cases({"upscale_factor": 1})[3],
     ),
-    varied=convs(out_step=lambda p: p.whole(1, 4) ** 2, more=lambda p, s: {"args": {"upscale_factor": math.isqrt(s["step"])}}),
+    varied=convs(
+        out_step=lambda p: p.among(1, 4, 5, 2) ** 2,
+        more=lambda p, s: {"args": {"upscale_factor": math.isqrt(s["step"])}},
+    ),
     timed=conv_timed(),
 )
 def fused_pixel_shuffle_conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, upscale_factor=2):

@@ -34,15 +34,15 @@ POOLED = " * ".join((
         prefix="conv_",
     ),
     varied=convs(
-            lambda p: {
-                "pool_kernel_size": p.among(2, 3, 4, (2, 3), (3, 2)),
-                "pool_stride": p.among(None, 1, (2, 1)),
-                "pool_padding": p.among(0, 1, (0, 1), (1, 0)),
-                "pool_dilation": p.among(1, 1, (1, 2)),
-                "pool_ceil_mode": p.chance(),
-            },
-            prefix="conv_",
-            least=6,
+        lambda p: {
+            "pool_kernel_size": p.among(2, 3, 4, (2, 4), (4, 3)),
+            "pool_stride": p.among(None, 1, (2, 1)),
+            "pool_padding": p.among(0, 1, (0, 1), (1, 0)),
+            "pool_dilation": p.among(1, 1, (1, 2)),
+            "pool_ceil_mode": p.chance(),
+        },
+        prefix="conv_",
+        least=6,
     ),
     timed=conv_timed("conv_"),
 )

@@ -45,8 +45,12 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
     ),
     varied=(
         sizes(
-            longs({"D": (2, 20), "K": (2, 20), "O": (3, 20)}, {"D": 270, "K": 270, "O": 140}, lambda p, s: {"*": p.shape(2, 3, 12)},
-                  most=20_000_000),
+            longs(
+                {"D": (2, 20), "K": (2, 20), "O": (3, 20)},
+                {"D": 270, "K": 270, "O": 140},
+                lambda p, s: {"*": p.shape(2, 3, 12)},
+                most=20_000_000,
+            ),
             lambda p, s: {"dropout_p": 0.0, "eps": p.real(0.001, 0.5)},
             out=True,
             draw=Normal(),

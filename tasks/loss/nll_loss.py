@@ -50,6 +50,7 @@ WEIGHTED = {"given": ("weight",)}
             longs({"B": (2, 20), "C": (2, 20)}, {"B": 1100, "C": 4300}),
             lambda p, s: {"reduction": p.among("none", "sum", "mean"), "ignore_index": p.among(-100, 0, 1)},
             where=lambda c: "ignore_index" not in c.args and "target" not in c.draws,
+            full=True,
         ),
         sizes(lambda p: {"B": 0, "C": p.whole(2, 9)}, lambda p, s: {"reduction": p.among("none", "sum")}),
     ),

@@ -21,9 +21,7 @@ def _any_axes(p):
     shape = tuple(min(n, 20) for n in p.shape(3, 4, 400))
     dim = p.axes(len(shape))
     s = p.among(None, tuple(p.whole(1, 12) for _ in dim))
-    return p.like(
-        {"*": shape}, {"dim": dim, "s": s, "norm": p.among(None, "backward", "ortho", "forward")}, out=p.chance()
-    )
+    return p.like({"*": shape}, {"dim": dim, "s": s, "norm": p.among(None, "backward", "ortho", "forward")}, out=True)
 
 
 @task(

@@ -9,13 +9,13 @@ CUBE = {"*": (6, 33, 40), "D": 12}
 
 
 def _deep(p):
-    shape = p.shape(2, 4, 60)
+    shape = p.shape(3, 4, 60)
     keep = p.chance()
     rank = len(shape) + keep
     args = {
         "keepdim": keep,
         "dim_norm": p.axis(rank),
-        "p_norm": p.whole(1, 5),
+        "p_norm": p.among(1, 3, 4, 5),
         "p_distance": p.real(1, 4),
         "eps_distance": p.real(0.01, 1),
         "eps_norm": p.real(0.1, 9),

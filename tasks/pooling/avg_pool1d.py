@@ -17,9 +17,9 @@ def _case(lead, length, size, stride=None, padding=0, **more):
 
 def _any_windows(p):
     k = p.whole(1, 70)
-    args = {"kernel_size": k, "stride": p.among(None, p.whole(1, 9)), "padding": p.whole(0, k // 2)}
+    args = {"kernel_size": k, "stride": p.among(None, p.whole(1, 9), p.whole(4, 9)), "padding": p.whole(0, k // 2)}
     length = p.among(p.whole(k, k + 40), p.whole(4300, 4500))
-    return p.like({"*": p.shape(1, 2, 6), "L": length}, args)
+    return p.like({"*": p.shape(2, 2, 6), "L": length}, args)
 
 
 @task(
@@ -53,7 +53,7 @@ def _any_windows(p):
         _case((7, 11), 173, 6, 4, 2, held=True),
         _case((13,), 211, 9, 1, 4, draw=Outlier(), held=True),
     ),
-    varied=(_any_windows,),
+    varied=(_any_windows, _any_windows),
     timed=(
         *(_case((2, 64), n, 2) for n in (1 << 17, 1 << 19)),
         _case((16, 64), 1 << 15, 3, 1, 1),

@@ -61,8 +61,14 @@ def _wide(p, s):
     ),
     varied=(
         _smooth,
-        sized(_wide, longs(dict.fromkeys("NC", (1, 2)) | dict.fromkeys("hwij", (2, 4)),
-                           {"N": 34, "C": 70, "h": 130, "w": 270, "i": 130, "j": 270}, most=5_000_000)),
+        sized(
+            _wide,
+            longs(
+                dict.fromkeys("NC", (1, 2)) | dict.fromkeys("hwij", (2, 4)),
+                {"N": 34, "C": 70, "h": 130, "w": 270, "i": 130, "j": 270},
+                most=5_000_000,
+            ),
+        ),
     ),
     timed=tuple(Case({"N": 16, "C": 3, "*s": (n, n), "*g": (n // 2, n // 2), "D": 2}) for n in (512, 1024, 2048)),
 )

@@ -56,8 +56,14 @@ def _any_map(p, s):
         _case({"N": 2, "C": 4, "H": 9, "W": 14}, (11, 21), "nearest", "zeros", True, draws=TURN, held=True),
     ),
     varied=(
-        sized(_any_map, longs(dict.fromkeys("NC", (1, 3)) | dict.fromkeys("HWIJ", (1, 9)),
-                              {"N": 34, "C": 70, "H": 140, "W": 140, "I": 140, "J": 140}, most=5_000_000)),
+        sized(
+            _any_map,
+            longs(
+                dict.fromkeys("NC", (1, 3)) | dict.fromkeys("HWIJ", (1, 9)),
+                {"N": 34, "C": 70, "H": 140, "W": 140, "I": 140, "J": 140},
+                most=5_000_000,
+            ),
+        ),
     ),
     timed=(
         *(_case({"N": 16, "C": 3, "H": n, "W": n}, (n, n)) for n in (512, 1024, 1536)),

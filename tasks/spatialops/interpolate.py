@@ -18,7 +18,7 @@ def _case(axes, mode, size=None, align=None, scale=None, **more):
 def _any_size(p, s):
     mode = p.among("nearest", "bilinear", "bicubic")
     size = (p.whole(1, 25), p.among(p.whole(1, 25), p.whole(140, 150)))
-    scaled = p.chance(0.3)
+    scaled = p.chance(0.4)
     return p.like(s, {"mode": mode, "size": None if scaled else size, "scale_factor": p.among(1.7, 2.3, 0.7) if scaled else None,
                       "align_corners": None if mode == "nearest" else p.among(None, True, False)})  # fmt: skip
 
