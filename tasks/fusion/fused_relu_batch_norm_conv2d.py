@@ -34,7 +34,8 @@ AFFINE = ("bn_weight", "bn_bias")
         {"given": (*RUNNING, "bn_bias"), "eps": 0.1, "inplace": True},
         {"given": RUNNING, "training": True, "inplace": True},
     ),
-    varied=convs(lambda p: {"momentum": p.real(0, 1), "eps": p.real(0.001, 0.5), "training": p.chance(0.7)}, where=lambda c: set(RUNNING) <= set(c.given)),
+    varied=convs(lambda p: {"momentum": p.real(0, 1), "eps": p.real(0.001, 0.5), "training": p.chance(0.7)},
+                 where=lambda c: set(RUNNING) <= set(c.given)),
     timed=(
         *conv_timed(given=(*RUNNING, *AFFINE)),
         conv_timed(given=(*RUNNING, *AFFINE), training=True)[1],
