@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,8 @@ STEPS = (1, 1, 2, 3)
 """Distances of neighbours along an axis, in elements of a dense tensor: half of the axes have gaps."""
 OFFSETS = (0, 0, 1, 5, 16)
 """Elements of the buffer before the tensor."""
+PADS = (0, 0, 1, 3)
+"""Elements of the buffer behind each line of the innermost axis, as in a slice ``x[:, :-1]``."""
 
 
 class Pick:
@@ -84,7 +87,9 @@ class Pick:
             The shape, and the number of the long axis.
         """
         rest = list(self.shape(low - 1, high - 1, 3))
-        at = self.whole(0, len(rest)) if at is None else at % (len(rest) + 1)
+        if at is None:  # kernels take the last axis for the columns of their tiles
+            at = len(rest) if self.chance(0.4) else self.whole(0, len(rest))
+        at %= len(rest) + 1
         rest.insert(at, self.whole(length, length + length // 8))
         return tuple(rest), at
 
@@ -187,7 +192,7 @@ class Pick:
         if rank > 1 and order == tuple(range(rank)):
             order = (*order[1:], order[0])
         steps = [self.among(*STEPS) for _ in range(rank)] if rank > 1 else [self.among(2, 3)]
-        return layout(order, steps, self.among(*OFFSETS))
+        return layout(order, steps, self.among(*OFFSETS), self.among(*PADS))
 
 
 def flat(families: Iterable[Family | tuple[Family, ...]]) -> tuple[Family, ...]:
@@ -195,28 +200,29 @@ def flat(families: Iterable[Family | tuple[Family, ...]]) -> tuple[Family, ...]:
     return tuple(f for each in families for f in (each if isinstance(each, tuple) else (each,)))
 
 
-def layout(order: Sequence[int], steps: Sequence[int], offset: int = 0) -> str:
+def layout(order: Sequence[int], steps: Sequence[int], offset: int = 0, pad: int = 0) -> str:
     """Return the notation of a layout for ``Case.layouts``.
 
     Args:
         order: the axes, the one with the largest stride first.
         steps: by axis, distance of neighbours in elements of a tensor without gaps.
         offset: elements of the buffer before the tensor.
+        pad: elements of the buffer behind each line of the innermost axis.
 
     Returns:
-        ``order 2 0 1 steps 1 3 1 offset 5``.
+        ``order 2 0 1 steps 1 3 1 pad 1 offset 5``, without a pad of 0.
     """
-    return f"order {' '.join(map(str, order))} steps {' '.join(map(str, steps))} offset {offset}"
+    behind = f" pad {pad}" if pad else ""
+    return f"order {' '.join(map(str, order))} steps {' '.join(map(str, steps))}{behind} offset {offset}"
 
 
-def parsed(text: str) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
-    """Return order, steps and offset of a layout in the notation of ``layout``; ``None`` for named layouts."""
-    words = text.split()
-    if words[0] != "order":
+def parsed(text: str) -> tuple[tuple[int, ...], tuple[int, ...], int, int] | None:
+    """Return order, steps, offset and pad of a layout in the notation of ``layout``; ``None`` for named layouts."""
+    found = re.fullmatch(r"order ([\d ]+) steps ([\d ]+?)(?: pad (\d+))? offset (\d+)", text)
+    if found is None:
         return None
-    at = words.index("steps")
-    order, steps = (tuple(map(int, words[a:b])) for a, b in ((1, at), (at + 1, -2)))
-    return order, steps, int(words[-1])
+    order, steps = (tuple(map(int, numbers.split())) for numbers in found.group(1, 2))
+    return order, steps, int(found[4]), int(found[3] or 0)
 
 
 def _reshapable(case: Case) -> bool:

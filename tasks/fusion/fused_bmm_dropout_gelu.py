@@ -37,6 +37,12 @@ HALF = {"input1": "f16", "input2": "f16"}
         Case({"B": 2, "N": 8, "M": 8, "P": 8}, {"p": 1.0}),
         Case(MIDDLE, {"p": 0.25}, draw=Uniform(0.1, 1), out=True),
         Case(MIDDLE, {"training": False}, layouts={"input1": "transposed", "input2": "strided"}),
+        Case(
+            {"B": 2, "N": 2, "M": 1100, "P": 9},
+            {"training": False},
+            layouts={"input2": "transposed"},
+            draw=Normal(scale=0.2),
+        ),
         Case({"B": 0, "N": 4, "M": 4, "P": 4}, {"training": False}),
         # Equal values: a mask made of them shows.
         Case({"B": 2, "N": 160, "M": 5, "P": 130}, draw=Constant(0.5)),

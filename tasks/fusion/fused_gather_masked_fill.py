@@ -19,7 +19,7 @@ def _case(shape, dim, index, mask, value, **more):
 
 def _any_axis(p):
     rank = p.whole(4, 5)
-    dim = p.whole(0, rank - 1)
+    dim = p.among(rank - 1, p.whole(0, rank - 1))
     shape = tuple(p.whole(2, 4) for _ in range(rank))
     index = tuple(p.whole(1, 9) if k == dim else p.whole(1, n) for k, n in enumerate(shape))
     if p.chance(0.9):

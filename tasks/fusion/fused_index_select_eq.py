@@ -24,9 +24,9 @@ def _case(shape, dim, k, other, args=None, **more):
 
 def _any_axis(p):
     rank = p.whole(4, 5)
-    dim = p.whole(0, rank - 1)
     shape = tuple(p.whole(2, 3) for _ in range(rank))
     k = p.among(p.whole(1, 20), 1100)
+    dim = p.among(rank - 1, p.whole(0, rank - 1)) if k == 1100 else p.whole(0, rank - 1)
     chosen = tuple(k if axis == dim else n for axis, n in enumerate(shape))
     axes = {"*": shape, "V": shape[dim], "K": k, "*o": p.broadcast(chosen, 3), "chosen": math.prod(chosen)}
     values = p.among(Ints(-2, 3), LOWEST, HIGHEST)
