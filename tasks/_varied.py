@@ -303,7 +303,7 @@ def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tup
 def bmm_rms_norm() -> tuple[Family, ...]:
     """Batched products with a norm over all of the last axis, which is long in one case, and without dropout."""
     return sizes(
-        longs({"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)}, {"B": 20, "N": 140, "M": 560, "P": 1050}, most=20_000_000),
+        longs({"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)}, {"N": 140, "M": 560, "P": 1050}, most=3_000_000),
         lambda p, s: {
             "training": False, "dropout_p": p.real(0, 1), "normalized_shape": p.among(s["P"], (s["P"],), [s["P"]]),
             "eps": p.real(0, 2),
@@ -333,7 +333,7 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},)) -> tuple[Family, ...]:
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws={}, dtypes=dtypes[-1])
 
     def wide(pick: Pick) -> Case:
-        m, k, n = pick.whole(300, 330), pick.whole(2, 20), pick.whole(530, 570)
+        m, k, n = pick.whole(140, 150), pick.whole(2, 20), pick.whole(270, 290)
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws={}, dtypes=pick.among(*dtypes))
 
     return batched, long, wide
@@ -342,7 +342,7 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},)) -> tuple[Family, ...]:
 # --- convolutions -------------------------------------------------------------------------------------
 
 
-LONG_CONV: tuple[dict[str, int], ...] = ({"C": 130}, {"O": 130, "P": 140}, {"N": 33, "Q": 270})
+LONG_CONV: tuple[dict[str, int], ...] = ({"C": 130}, {"O": 130, "P": 140}, {"N": 20, "Q": 140})
 """Long axes of the derived cases of a convolution: each case has few elements, and together all axes are long once."""
 
 
@@ -366,13 +366,15 @@ def conv_sizes(
     def size(name: str, low: int, high: int) -> int:
         return pick.whole(long[name], long[name] + long[name] // 16) if name in long else pick.whole(low, high)
 
-    g = pick.among(1, 2, 3) if "O" in long else pick.among(5, 6, 7)
+    g = pick.among(5, 6, 7) if "C" in long else pick.among(1, 2, 3)
     g = g if groups else 1
     few = "C" in long  # many channels: small pictures
     r, s = pick.whole(1, 3 if few else 4), pick.whole(1, 3 if few else 4)
     stride, dilation = (pick.whole(1, 2 if few else 3), pick.whole(1, 2 if few else 3)), (1, 1)
     if groups:
         dilation = (pick.whole(1, 2), pick.whole(1, 3))
+    if "Q" in long:  # many images: small ones
+        stride = (pick.whole(1, 2), 1)
     padding = (pick.whole(0, 2), pick.whole(0, 2))
     n, c, rows, columns = size("N", 1, 2), size("C", 1, 3), size("P", least, least + 2), size("Q", least, least + 2)
     # The long axis of output channels is shared by the groups.
@@ -397,7 +399,7 @@ def conv_sizes(
 
 def convs(
     args: Args = None, *, prefix: str = "", out: bool = False, out_step: Callable[[Pick], int] = lambda pick: 1,
-    groups: bool = True, least: int = 2,
+    groups: bool = True, least: int = 2, long: tuple[dict[str, int], ...] = LONG_CONV,
     more: Callable[[Pick, Mapping[str, int]], Mapping[str, Any]] | None = None,
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> tuple[Family, ...]:  # fmt: skip
@@ -410,6 +412,7 @@ def convs(
         out_step: draws a number of which the number of output channels is a multiple; ``more`` gets it as ``step``.
         groups: whether the signature has ``groups`` and ``dilation``.
         least: least height and width of the result.
+        long: the long axes of each case.
         more: draws further axes and arguments (``axes``, ``args``) from the sizes.
         where: condition on the declared case.
         **fields: of the case.
@@ -418,20 +421,20 @@ def convs(
         The families.
     """
 
-    def drawing(long: Mapping[str, int]) -> Family:
+    def drawing(axis: Mapping[str, int]) -> Family:
         def family(pick: Pick) -> Case:
             step = out_step(pick)
-            axes, options = conv_sizes(pick, long, prefix=prefix, out_step=step, groups=groups, least=least)
+            axes, options = conv_sizes(pick, axis, prefix=prefix, out_step=step, groups=groups, least=least)
             extra = dict(more(pick, axes | {"step": step})) if more is not None else {}
             kept = {k: v for k, v in axes.items() if k not in ("P", "Q")}
             return pick.like(
                 kept | extra.get("axes", {}), options | _args(args, pick) | extra.get("args", {}), where=where,
-                **({"out": out, "draw": Normal(), "draws": {}, "full": "O" in long or pick.chance()} | fields),
+                **({"out": out, "draw": Normal(), "draws": {}, "full": "O" in axis or pick.chance()} | fields),
             )  # fmt: skip
 
         return family
 
-    return tuple(map(drawing, LONG_CONV))
+    return tuple(map(drawing, long))
 
 
 # --- matrices -----------------------------------------------------------------------------------------

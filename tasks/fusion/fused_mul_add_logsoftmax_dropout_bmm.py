@@ -53,7 +53,7 @@ def _evaluated(p, s):
     ),
     varied=sized(
         _evaluated,
-        longs({"B": (2, 4), "N": (2, 12), "M": (2, 20), "P": (2, 12)}, {"N": 140, "M": 560, "P": 140}, most=50_000_000),
+        longs({"B": (2, 4), "N": (2, 12), "M": (2, 20), "P": (2, 12)}, {"N": 140, "M": 560, "P": 140}, most=3_000_000),
     ),
     timed=tuple(_case(32, n, n, n, {"training": False}) for n in (256, 768, 1536)),
 )

@@ -34,7 +34,7 @@ def _case(n, p, alpha, beta, **more):
     ),
     varied=(
         sizes(
-            longs({"N": (2, 30), "P": (2, 40)}, {"N": 200, "P": 530}),
+            longs({"N": (2, 30), "P": (2, 40)}, {"N": 140, "P": 270}),
             lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
         ),
     ),
