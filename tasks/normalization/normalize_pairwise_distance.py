@@ -23,8 +23,7 @@ def _deep(p):
     return p.like({"*": shape, "D": p.whole(1, 30)}, args)
 
 
-def _long(p):
-    long = p.chance()
+def _long(p, long):
     axes = {"*": (2, 3 if long else p.whole(600, 700)), "D": p.whole(33000, 34000) if long else p.whole(2, 5)}
     return p.like(axes, {"keepdim": False, "dim_norm": p.axis(2)})
 
@@ -56,7 +55,7 @@ def _long(p):
         Case({"*": (7, 101), "D": 19}, {"p_norm": 1, "eps_distance": 0.1, "keepdim": True}, held=True),
         Case({"*": (3, 5, 31), "D": 130}, {"p_distance": 1.5, "dim_norm": 2}, draw=Outlier(), held=True),
     ),
-    varied=(_deep, _long),
+    varied=(_deep, lambda p: _long(p, True), lambda p: _long(p, False)),
     timed=tuple(Case({"*": (16, n), "D": 128}, draw=Uniform()) for n in (8192, 32768, 65536)),
 )
 def normalize_pairwise_distance(
