@@ -6,8 +6,9 @@
 Each kernel is an expert behind a wrapper that goes wrong exactly where one promise of the contract matters: it takes a
 tensor of three axes as contiguous, knows the listed arguments only, leaves out the second block along an axis. The
 promises are those of ``eval/promises.py``. Every kernel is graded ``--times`` times, since each grading draws cases of its
-own; a kernel that is paid once is a gap. ``--arguments`` ignores one optional argument at a time instead; arguments without
-an effect by contract are in ``NO_EFFECT``, with the reason. ``FILE`` gets one JSON object a line, and an interrupted run
+own; a kernel that is paid once is a gap. ``--arguments`` ignores one optional argument at a time instead: where the judge
+refuses the reference's own answer with the default in its place, nothing is graded. Arguments without an effect by contract
+are in ``NO_EFFECT``, with the reason. ``FILE`` gets one JSON object a line, and an interrupted run
 goes on where its file ends.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import itertools
 import json
 import re
 import sys
@@ -22,16 +24,20 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from kbx_env.eval import promises
 from rich.progress import track
 
 from kbx_env.executor.direct import retrying
+from kbx_env.grading import derived_cases, inputs, reference
+from kbx_env.grading import judge as judges
 from kbx_env.grading.grader import Grader
 from kbx_env.spec.catalog import expert_source, load_tasks
-from kbx_env.spec.criteria import Exact
+from kbx_env.spec.criteria import Close, Exact
 from kbx_env.spec.task import Task
 
 WALL = 60.0
@@ -51,6 +57,7 @@ NO_EFFECT: Mapping[tuple[str, str], str] = {
     ("linearalgebra/invert_matrix_lu", "pivot"): "another way to the same inverse",
     ("linearalgebra/low_rank_svd_approximation", "full_matrices"): "the product of the factors is the same",
     ("linearalgebra/pseudoinverse_svd", "full_matrices"): "the product of the factors is the same",
+    ("linearalgebra/solve_symmetric_ldl", "hermitian"): "a solver that reads the whole matrix does not need it",
     ("random/logspace", "device"): "inputs give the same device to kernels that look no argument up",
 }
 """Optional arguments, by task and name, without an effect on the result, and why."""
@@ -255,6 +262,43 @@ def ignoring(task: Task) -> list[tuple[str, str]]:
     return found
 
 
+DRAWS = 4
+"""Gradings whose derived cases are asked whether they need an argument."""
+
+
+def noticed(task: Task, name: str) -> bool | None:
+    """Return whether the judge refuses the reference's own answer with the default in the place of an argument.
+
+    Args:
+        task: the task.
+        name: the argument.
+
+    Returns:
+        ``None`` for judges of random or quantized results, whose answers the reference alone does not give: there a
+        kernel must be graded.
+    """
+    if not isinstance(task.truth, Close | Exact):
+        return None
+    default = task.signature.parameters[name].default
+    drawn = (c for k in range(DRAWS) for c in derived_cases.derive(task, b"arguments %d" % k, "eval"))
+    for k, case in enumerate(itertools.chain(task.cases, drawn)):
+        if name not in case.args or case.args[name] == default:
+            continue
+        case = replace(case, out=False, layouts={n: v for n, v in case.layouts.items() if n != "out"})
+        args = inputs.draw(task, case, k + 1)
+        without = {n: v for n, v in args.items() if n != name}
+        try:
+            other = reference.expect(task, case, without, "cpu", exact=False)
+        except Exception:
+            return True  # the call needs the argument
+        kept = {n: v for n, v in without.items() if isinstance(v, torch.Tensor)}
+        plain = tuple(o.requires_grad for o in other.native)
+        made = judges.Answer(tuple(other.native), other.is_tuple, kept, other.aliases, other.aliases, grads=plain)
+        if not judges.judge(task, case, args, [made] * judges.calls_needed(task, case)).passed:
+            return True
+    return False
+
+
 _graders: list[Grader] = []
 
 
@@ -328,7 +372,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--arguments", action="store_true", help="ignore one optional argument at a time")
     parser.add_argument("--json", type=Path, help="file for the results, one JSON object a line")
     options = parser.parse_args(argv)
-    jobs = jobs_of(load_tasks(pattern=options.tasks), options.families, options.times, ignoring if options.arguments else kernels)
+    tasks = load_tasks(pattern=options.tasks)
+    jobs = jobs_of(tasks, options.families, options.times, ignoring if options.arguments else kernels)
+    if options.arguments:
+        by_id = {task.id: task for task in tasks}
+        known = len(jobs)
+        jobs = [j for j in jobs if not noticed(by_id[j[0]], j[1])]
+        print(f"{known} arguments, {known - len(jobs)} needed by the judge; kernels that ignore the others are graded")
     rows: list[dict[str, Any]] = []
     if options.json and options.json.exists():
         rows = [json.loads(line) for line in options.json.read_text().splitlines()]

@@ -26,6 +26,14 @@ def test_arguments_without_an_effect_are_optional_parameters_that_cases_pass() -
         assert argument in {text for text, _ in broken_promises.ignoring(task)} and why
 
 
+@pytest.mark.parametrize("name", task_ids())
+def test_every_argument_with_an_effect_is_needed_by_a_case(name: str) -> None:
+    task = load_task(name)
+    for argument, _ in broken_promises.ignoring(task):
+        if (name, argument) not in broken_promises.NO_EFFECT:
+            assert broken_promises.noticed(task, argument) is not False, argument
+
+
 @pytest.mark.parametrize(
     ("name", "promise"),
     [
