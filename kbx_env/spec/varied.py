@@ -138,9 +138,10 @@ class Pick:
         return self.whole(-rank, rank - 1)
 
     def axes(self, rank: int, least: int = 1, most: int | None = None) -> tuple[int, ...]:
-        """Return distinct axes in any order, each counted from the front or the back."""
+        """Return distinct axes, each counted from the front or the back; several are never in ascending order."""
         count = self.whole(least, rank if most is None else min(most, rank))
-        return tuple(a - rank if self.chance() else a for a in self.shuffled(range(rank))[:count])
+        axes = tuple(a - rank if self.chance() else a for a in self.shuffled(range(rank))[:count])
+        return axes if count < 2 or list(axes) != sorted(axes) else axes[::-1]
 
     def like(
         self, axes: Mapping[str, Any] | None = None, args: Mapping[str, Any] | None = None, *,

@@ -101,6 +101,11 @@ def test_broadcast_tensors_keep_the_axes_that_are_asked_for() -> None:
     assert all(len(Pick(seed).broadcast((2, 3, 4, 5), 3)) >= 3 for seed in range(50))
 
 
+def test_tuples_of_axes_are_never_in_ascending_order() -> None:
+    drawn = [Pick(seed).axes(4, 2) for seed in range(60)]
+    assert all(list(axes) != sorted(axes) and len({a % 4 for a in axes}) == len(axes) for axes in drawn)
+
+
 def test_a_full_case_passes_the_optional_tensors() -> None:
     cases = (Case({"n": 3}), Case({"n": 3}, given=("weight",)), Case({"n": 3}, given=("weight", "bias")))
     assert {Pick(seed, cases).like(full=True).given for seed in range(20)} == {("weight", "bias")}
