@@ -42,7 +42,7 @@ POOLED = " * ".join((
             "pool_ceil_mode": p.chance(),
         },
         prefix="conv_",
-        least=6,
+        least=8,
     ),
     timed=conv_timed("conv_"),
 )
