@@ -20,7 +20,8 @@ def _reduced_both_ways(p):
 
 def _long(p):
     shape, at = p.slab(3, 4, 4300)
-    return p.like({"*a": shape, "*b": p.broadcast(shape)}, {"dim": p.among(None, at, at - len(shape), at - 1), "keepdim": p.chance()},
+    return p.like({"*a": shape, "*b": p.broadcast(shape)}, {"dim": p.among(None, at, at - len(shape), at - 1),
+                  "keepdim": p.chance()},
                   where=lambda c: "other" not in c.args)  # fmt: skip
 
 
