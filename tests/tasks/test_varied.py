@@ -76,7 +76,7 @@ def test_a_pad_lies_behind_each_line_as_in_a_slice() -> None:
     x = torch.arange(12.0).reshape(3, 4)
     placed = inputs._laid_out(x, layout((0, 1), (1, 1), 0, 1))
     assert torch.equal(placed, x) and placed.stride() == (5, 1)
-    assert inputs._laid_out(x, layout((1, 0), (2, 1), 0, 3)).stride() == (1, 12)
+    assert inputs._laid_out(x, layout((1, 0), (2, 1), 0, 3)).stride() == (2, 9)
 
 
 def test_every_axis_is_long_in_one_case_of_a_grading() -> None:
