@@ -1,15 +1,11 @@
 """A campaign of attacks: puts many small cheats around our own kernels and asks the grader.
 
     python eval/campaign.py [--round NAME] [--strategies GLOB] [--per-strategy N] [--seed N] [--workers N] [--json FILE]
-    python eval/campaign.py --arguments [--json FILE]
 
 Each attempt is a strategy (a text that wraps or changes an expert's source) on a task drawn by the seed. An attempt
 succeeds if the grader calls it correct. Prints a row for each strategy and every attempt that was paid; exit status 1 if
 one was. To attack further, add a strategy to ``STRATEGIES`` and run a new round; a strategy that was paid becomes a file
 of ``tests/zoo/exploits``.
-
-``--arguments`` looks for arguments that no case needs: each optional argument is replaced by its default in the
-reference, and the judge is asked whether any telling case notices.
 """
 
 from __future__ import annotations
@@ -402,46 +398,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def needless_arguments() -> list[dict[str, Any]]:
-    """List the optional arguments whose default would pass every telling case in their place.
-
-    Returns:
-        A row for each: task, argument, the values that cases pass, and the number of telling cases that pass it.
-    """
-    import torch
-
-    from kbx_env.grading import inputs, reference
-    from kbx_env.grading import judge as judges
-    from kbx_env.spec.criteria import Close, Exact
-
-    rows = []
-    for task in map(load_task, task_ids()):
-        if not isinstance(task.truth, Close | Exact):
-            continue
-        for name, p in task.signature.parameters.items():
-            if p.default is p.empty or name in ("out", "inplace") or name in task.takes:
-                continue
-            values, noticed, asked = [], False, 0
-            for k, case in enumerate(task.cases):
-                if name not in case.args or case.args[name] == p.default or case.out:
-                    continue
-                values.append(str(case.args[name]))
-                asked += 1
-                try:
-                    args = inputs.draw(task, case, k + 1)
-                    other = reference.expect(task, case, {n: v for n, v in args.items() if n != name}, "cpu", exact=False)
-                    untouched = {n: v for n, v in args.items() if isinstance(v, torch.Tensor)}
-                    made = judges.Answer(tuple(other.native), other.is_tuple, untouched, other.aliases, other.aliases)
-                    noticed = not judges.judge(task, case, args, [made] * judges.calls_needed(task, case)).passed
-                except Exception:
-                    noticed = True
-                if noticed:
-                    break
-            if asked and not noticed:
-                rows.append({"task": task.id, "argument": name, "values": values, "cases": asked})
-    return rows
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a round; return exit status 1 if an attempt was paid."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -450,16 +406,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--per-strategy", type=int, default=6, metavar="N")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--workers", type=int, default=2)
-    p.add_argument("--arguments", action="store_true", help="look for arguments that no case needs")
     p.add_argument("--json", type=Path)
     a = p.parse_args(argv)
-    if a.arguments:
-        found = needless_arguments()
-        for r in found:
-            print(f"{r['task']}: {r['argument']} ({r['cases']} cases pass {', '.join(r['values'])}) is needed by none")
-        if a.json:
-            a.json.write_text(json.dumps(found, indent=1))
-        return 1 if found else 0
     jobs = attempts(a.strategies, a.per_strategy, a.seed)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with ProcessPoolExecutor(a.workers, multiprocessing.get_context("spawn")) as pool:

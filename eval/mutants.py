@@ -1,11 +1,13 @@
 """Changes the experts in small ways and lists the changes that the grader does not notice.
 
     python eval/mutants.py [--tasks GLOBS] [--per-task N] [--seed N] [--workers N] [--without derived] [--json FILE]
+    python eval/mutants.py --table FILE [FILE ...]
 
 A mutant is an expert with one change: a constant, a comparison, a sign, a mask, a dtype, a stride, or a branch that is
-always or never taken. A mutant that is judged correct *survives*: either no case tests what the changed code does, or
-the change makes no difference (it is *equivalent*: a block size, a fast path). A survivor whose place in the source no
-case executes is not counted: replaced by an error, it is still judged correct. Mutants depend on seed and task alone.
+always or never taken. A mutant that is judged correct *survives*: no case tests what the changed code does. A mutant
+that makes no difference is *equivalent* (a block size, a fast path) if ``eval/equivalent_mutants.json`` lists the change
+with the reason; a listed change that the grader refuses counts as killed. A survivor whose place in the source no case
+executes is not counted: replaced by an error, it is still judged correct. Mutants depend on seed and task alone.
 ``--without derived`` grades the declared cases only. ``FILE`` gets one JSON object a line; an interrupted run goes on
 where its file ends.
 """
@@ -14,13 +16,16 @@ from __future__ import annotations
 
 import argparse
 import ast
+import fnmatch
+import functools
 import json
 import random
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +50,9 @@ CALLS = {"maximum": "minimum", "minimum": "maximum", "max": "min", "min": "max"}
 """Functions of tl and Python and what they are changed to."""
 KNOBS = ("num_warps", "num_stages", "eviction_policy", "cache_modifier", "BLOCK", "B", "warps", "stages", "GROUP")
 """Keywords whose values change the speed only."""
+EQUIVALENT = Path(__file__).resolve().parent / "equivalent_mutants.json"
+"""Changes that make no difference: function, line of code, the text before and after the change (``*`` for any), the tasks
+(globs) for which that holds, and the reason."""
 CRASH = "tl.static_assert(False)"
 """What a kernel's statement is replaced by to see whether any case compiles it; host code raises instead."""
 WALL = 60.0
@@ -61,6 +69,8 @@ class Mutant:
         before: the changed piece of text.
         after: what it was changed to.
         start: offset of the piece in the source.
+        function: the innermost function or kernel that contains it; empty outside of functions.
+        code: the line of the source without indentation.
     """
 
     kind: str
@@ -68,6 +78,8 @@ class Mutant:
     before: str
     after: str
     start: int
+    function: str = ""
+    code: str = ""
 
     def applied(self, text: str) -> str:
         """Return the source with the change."""
@@ -80,7 +92,8 @@ class _Finder(ast.NodeVisitor):
     def __init__(self, text: str) -> None:
         self.text = text
         self.found: list[Mutant] = []
-        lines = text.split("\n")
+        self._function = ""
+        self._lines = lines = text.split("\n")
         self._starts = [0]
         for line in lines:
             self._starts.append(self._starts[-1] + len(line) + 1)
@@ -99,7 +112,8 @@ class _Finder(ast.NodeVisitor):
     def change(self, kind: str, start: int, end: int, after: str) -> None:
         """Add a mutant."""
         line = self.text.count("\n", 0, start) + 1
-        self.found.append(Mutant(kind, line, self.text[start:end], after, start))
+        code = self._lines[line - 1].strip()
+        self.found.append(Mutant(kind, line, self.text[start:end], after, start, self._function, code))
 
     def between(self, kind: str, left: ast.expr, right: ast.expr, pair: tuple[str, str]) -> None:
         """Change the operator between two operands."""
@@ -183,9 +197,11 @@ class _Finder(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """Leave signatures, decorators and docstrings alone."""
+        outer, self._function = self._function, node.name
         for statement in node.body:
             if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
                 self.visit(statement)
+        self._function = outer
 
 
 def mutants(text: str) -> list[Mutant]:
@@ -228,6 +244,23 @@ def chosen(task_id: str, text: str, count: int, seed: int) -> list[Mutant]:
     return found
 
 
+@functools.cache
+def equivalents() -> tuple[Mapping[str, str], ...]:
+    """Return the rules of ``EQUIVALENT``."""
+    return tuple(json.loads(EQUIVALENT.read_text()))
+
+
+def matches(rule: Mapping[str, str], task_id: str, mutant: Mutant) -> bool:
+    """Return whether a rule of ``EQUIVALENT`` says that a mutant makes no difference."""
+    same = all(rule[key] in ("*", getattr(mutant, key)) for key in ("function", "code", "before", "after"))
+    return same and any(fnmatch.fnmatch(task_id, glob) for glob in rule["tasks"].split(","))
+
+
+def reason(task_id: str, mutant: Mutant) -> str | None:
+    """Return why a mutant makes no difference; ``None`` if no rule says so."""
+    return next((rule["why"] for rule in equivalents() if matches(rule, task_id, mutant)), None)
+
+
 def crashed(text: str, line: int) -> str | None:
     """Return the source in which the statement at a line raises an error, to see whether any case executes it.
 
@@ -262,16 +295,18 @@ def _work(job: tuple[str, str, Mutant, tuple[str, ...]]) -> dict[str, Any]:
     """Grade one mutant in a worker process that keeps its grader."""
     global _grader
     task_id, text, mutant, without = job
+    row = {"task": task_id} | asdict(mutant)
     _grader = _grader or Grader(without=without)
+    begun = time.monotonic()
     options: dict[str, Any] = {"backend": "cpu", "targets": (), "wall": WALL}
     outcome = _grader.grade(task_id, mutant.applied(text), **options)
     survives, reached = outcome.correct, True
-    if survives and (broken := crashed(text, mutant.line)) is not None:
+    why = reason(task_id, mutant) if survives else None
+    if survives and why is None and (broken := crashed(text, mutant.line)) is not None:
         reached = not _grader.grade(task_id, broken, **options).correct
-    return {
-        "task": task_id, "kind": mutant.kind, "line": mutant.line, "before": mutant.before, "after": mutant.after,
-        "start": mutant.start, "verdict": str(outcome.verdict), "survives": survives and reached, "reached": reached,
-        "code": text.split("\n")[mutant.line - 1].strip(),
+    return row | {
+        "verdict": str(outcome.verdict), "survives": survives and reached and why is None, "reached": reached, "why": why,
+        "seconds": round(time.monotonic() - begun, 2),
     }  # fmt: skip
 
 
@@ -286,7 +321,7 @@ def _jobs(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of mutants and survivors by kind, and the list of survivors.
+    """Return a Markdown table of mutants by kind, the reasons of equivalent ones, and the list of survivors.
 
     Args:
         rows: graded mutants.
@@ -296,14 +331,24 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """
     graded = [r for r in rows if r["reached"]]
     total, alive = Counter(r["kind"] for r in graded), Counter(r["kind"] for r in graded if r["survives"])
-    lines = ["| change | mutants | survive |", "|---|---|---|"]
-    lines += [f"| {kind} | {total[kind]} | {alive[kind]} |" for kind in sorted(total)]
+    same = Counter(r["kind"] for r in graded if r["why"])
+    lines = ["| change | mutants | killed | equivalent | survive |", "|---|---|---|---|---|"]
+    for kind in sorted(total):
+        killed = total[kind] - same[kind] - alive[kind]
+        lines.append(f"| {kind} | {total[kind]} | {killed} | {same[kind]} | {alive[kind]} |")
+    killed = len(graded) - same.total() - alive.total()
     lines += [
-        f"| **all** | {len(graded)} | {sum(alive.values())} |",
+        f"| **all** | {len(graded)} | {killed} | {same.total()} | {alive.total()} |",
         "",
-        "| task | line | change | code |",
-        "|---|---|---|---|",
+        f"{len({r['task'] for r in rows})} tasks, {len(rows) - len(graded)} further mutants in code that no case executes, "
+        f"{sum(r['seconds'] for r in rows):.0f} s of grading.",
+        "",
+        "| why a mutant makes no difference | mutants |",
+        "|---|---|",
     ]
+    reasons = Counter(r["why"] for r in graded if r["why"])
+    lines += [f"| {why} | {count} |" for why, count in reasons.most_common()]
+    lines += ["", "| task | line | surviving change | code |", "|---|---|---|---|"]
     for r in graded:
         if r["survives"]:
             code = r["code"].replace("|", "\\|")[:110]
@@ -328,7 +373,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=1, help="gradings at a time")
     parser.add_argument("--without", action="append", default=[], help="a defence layer to leave out, such as derived")
     parser.add_argument("--json", type=Path, help="file for the results, one JSON object a line")
+    parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of earlier results and stop")
     options = parser.parse_args(argv)
+    if options.table:
+        print(table([json.loads(line) for file in options.table for line in file.read_text().splitlines()]))
+        return 0
     jobs = list(_jobs(options.tasks, options.per_task, options.seed, tuple(options.without)))
     rows: list[dict[str, Any]] = []
     if options.json and options.json.exists():

@@ -176,7 +176,17 @@ def _airy(input, out=None):
     return torch.special.airy_ai(input)
 
 
-def _rand(size, *, generator=None, out=None, dtype=None, layout=torch.strided, device=None, requires_grad=False, pin_memory=False):
+def _rand(
+    size,
+    *,
+    generator=None,
+    out=None,
+    dtype=None,
+    layout=torch.strided,
+    device=None,
+    requires_grad=False,
+    pin_memory=False,
+):
     return torch.rand(*size, generator=generator, dtype=dtype, device=device, requires_grad=requires_grad)
 
 

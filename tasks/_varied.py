@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kbx_env.spec.task import Case, Ints, Normal
-from kbx_env.spec.varied import Family, Pick
+from kbx_env.spec.varied import Family, Pick, flat
 
 Args = Callable[[Pick], Mapping[str, Any]] | None
 """Draws arguments that take the place of the declared ones."""
@@ -33,13 +33,14 @@ def _takes(*names: str) -> Callable[[Case], bool]:
     return lambda case: not set(names) & set(case.args)
 
 
-def either(*families: Family) -> Family:
+def either(*families: Family | tuple[Family, ...]) -> Family:
     """A case of one of several families, so that a grading has fewer cases."""
-    return lambda pick: pick.among(*families)(pick)
+    each = flat(families)
+    return lambda pick: pick.among(*each)(pick)
 
 
 def elementwise(args: Args = None, *, out: bool = False, low: int = 4, high: int = 6, **fields: Any) -> Family:
-    """A tensor of four to six axes in any memory layout; in every fifth draw one of them is long and the others short.
+    """A tensor of four to six axes in any memory layout; in most draws one of them is long and the others short.
 
     Args:
         args: draws arguments.
@@ -53,8 +54,8 @@ def elementwise(args: Args = None, *, out: bool = False, low: int = 4, high: int
     """
 
     def family(pick: Pick) -> Case:
-        shape = pick.slab(low, high, WIDE)[0] if pick.chance(0.2) else pick.shape(low, high)
-        return pick.like({"*": shape}, _args(args, pick), **({"out": out and pick.chance(0.9)} | fields))
+        shape = pick.slab(low, high, WIDE)[0] if pick.chance(0.95) else pick.shape(low, high)
+        return pick.like({"*": shape}, _args(args, pick), **({"out": out} | fields))
 
     return family
 
@@ -80,10 +81,10 @@ def both_ways(
     names = axes or ("*a", "*b")
 
     def family(pick: Pick) -> Case:
-        shapes = pick.both_ways(low, high, parts=len(names), longest=WIDE if pick.chance(0.25) else 0)
+        shapes = pick.both_ways(low, high, parts=len(names), longest=WIDE if pick.chance(0.95) else 0)
         return pick.like(
             dict(zip(names, shapes, strict=True)), _args(args, pick), where=_takes(*tensors),
-            **({"out": out and pick.chance(0.9)} | fields),
+            **({"out": out} | fields),
         )  # fmt: skip
 
     return family
@@ -93,7 +94,7 @@ def reduced(
     args: Args = None, *, out: bool = False, tuples: bool = False, none: bool = False, least: int = 1, dim: str = "dim",
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> Family:  # fmt: skip
-    """A reduction of a tensor of four or five axes over any axes.
+    """A reduction of a tensor of five axes over any axes.
 
     Args:
         args: draws further arguments.
@@ -110,12 +111,12 @@ def reduced(
     """
 
     def family(pick: Pick) -> Case:
-        shape = tuple(max(n, 5) for n in pick.shape(4, 5, 700))
+        shape = tuple(max(n, 3) for n in pick.shape(5, 5, 700))
         over: Any = pick.axes(len(shape), 2, len(shape) - least) if tuples else pick.axis(len(shape))
         over = None if none and pick.chance(0.2) else over
         return pick.like(
             {"*": shape}, {dim: over} | _args(args, pick), where=where,
-            **({"out": out and pick.chance(0.9)} | fields),
+            **({"out": out} | fields),
         )  # fmt: skip
 
     return family
@@ -141,59 +142,101 @@ def long_axis(
     """
 
     def family(pick: Pick) -> Case:
-        shape, at = pick.slab(2, 3, length)
-        over = at if pick.chance() else next(k for k in range(len(shape)) if k != at)
+        shape, at = pick.slab(3, 5, length)
+        others = [k for k, n in enumerate(shape) if k != at and n > 1]
+        over = at if pick.chance() or not others else pick.among(*others)
         over = over - len(shape) if pick.chance() else over
         return pick.like(
             {"*": shape}, {dim: (over,) if tuples and pick.chance() else over} | _args(args, pick), where=where,
-            **({"out": out and pick.chance(0.7)} | fields),
+            **({"out": out} | fields),
         )  # fmt: skip
 
     return family
 
 
+Axes = Callable[[Pick], Mapping[str, Any]]
+"""Draws sizes by axis name."""
+
+
+def sized(make: Callable[[Pick, dict[str, Any]], Case], axes: tuple[Axes, ...]) -> tuple[Family, ...]:
+    """Return a family for each way to draw the sizes.
+
+    Args:
+        make: returns a case of these sizes.
+        axes: draw the sizes, such as ``longs``.
+
+    Returns:
+        The families.
+    """
+
+    def drawing(draw: Axes) -> Family:
+        return lambda pick: make(pick, dict(draw(pick)))
+
+    return tuple(map(drawing, axes))
+
+
 def sizes(
-    axes: Callable[[Pick], Mapping[str, Any]], args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | None = None,
+    axes: Axes | tuple[Axes, ...], args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | None = None,
     *, out: bool = False, where: Callable[[Case], bool] | None = None, **fields: Any,
-) -> Family:  # fmt: skip
+) -> tuple[Family, ...]:  # fmt: skip
     """A declared case with other sizes.
 
     Args:
-        axes: draws the sizes by axis name.
+        axes: draws the sizes by axis name; several functions give several families.
         args: draws arguments, also from the sizes.
         out: whether the signature has ``out``.
         where: condition on the declared case.
         **fields: of the case; functions of the ``Pick`` and the sizes are called.
 
     Returns:
-        The family.
+        The families, mostly one.
     """
 
-    def family(pick: Pick) -> Case:
-        found = dict(axes(pick))
+    def make(pick: Pick, found: dict[str, Any]) -> Case:
         more = {k: v(pick, found) if callable(v) else v for k, v in fields.items()}
         return pick.like(
-            found, dict(args(pick, found)) if args is not None else {}, where=where,
-            **({"out": out and pick.chance(0.9)} | more),
-        )  # fmt: skip
+            found, dict(args(pick, found)) if args is not None else {}, where=where, **({"out": out} | more)
+        )
 
-    return family
+    return sized(make, axes if isinstance(axes, tuple) else (axes,))
 
 
-def one_long(pick: Pick, short: Mapping[str, tuple[int, int]], long: Mapping[str, int]) -> dict[str, int]:
-    """Return sizes of which one is long.
+def longs(
+    short: Mapping[str, tuple[int, int]], long: Mapping[str, int],
+    more: Callable[[Pick, Mapping[str, int]], Mapping[str, Any]] | None = None, *, most: int = 400_000,
+) -> tuple[Axes, ...]:  # fmt: skip
+    """Return functions that draw sizes; in each, some axes are long, and every axis is long in one of them.
+
+    A grading draws one case of each function, so that it always has a case with two blocks along each axis.
 
     Args:
-        pick: makes the choices.
         short: by axis, the range of its usual size.
-        long: by axis, its size where it is the long one.
+        long: by axis, its size where it is a long one.
+        more: draws further sizes from these.
+        most: largest product of all sizes: a measure of a case's cost.
 
     Returns:
-        The sizes by axis.
+        Functions from ``Pick`` to the sizes by axis.
     """
-    found = {name: pick.whole(*ends) for name, ends in short.items()}
-    name = pick.among(*long)
-    return found | {name: pick.whole(long[name], long[name] + long[name] // 8)}
+    groups: list[list[str]] = []
+    for name in sorted(long, key=lambda n: -long[n]):
+        for group in groups:
+            together = {*group, name}
+            if math.prod(long[n] if n in together else sum(short[n]) // 2 for n in short) <= most:
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+
+    def drawing(group: list[str]) -> Axes:
+        def axes(pick: Pick) -> dict[str, Any]:
+            found: dict[str, Any] = {name: pick.whole(*ends) for name, ends in short.items()}
+            found |= {name: pick.whole(long[name], long[name] + long[name] // 16) for name in group}
+            return found | (dict(more(pick, found)) if more is not None else {})
+
+        return axes
+
+    return tuple(drawing(group) for group in groups)
 
 
 def plain(*dtyped: str) -> Callable[[Case], bool]:
@@ -206,11 +249,32 @@ def half(case: Case) -> bool:
     return "f16" in case.dtypes.values()
 
 
+def pooled(
+    make: Callable[[Pick, dict[str, Any]], Case], *, low: int = 1, high: int = 20, long: int = 300
+) -> tuple[Family, ...]:  # fmt: skip
+    """Pictures of any size, with a long height, and with a long width.
+
+    Args:
+        make: returns a case of these sizes, ``H`` and ``W``.
+        low: least size of a short side.
+        high: largest size of a short side.
+        long: about the size of a long side.
+
+    Returns:
+        The families.
+    """
+    ends, few = (low, high), (low, low + 3)
+    return (
+        *sized(make, (lambda p: {"H": p.whole(*ends), "W": p.whole(*ends)},)),
+        *sized(make, longs({"H": few, "W": few}, {"H": long, "W": long}, most=9000)),
+    )
+
+
 # --- products -----------------------------------------------------------------------------------------
 
 
 def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tuple[Family, ...]:
-    """Linear layers with one long axis, and in fp16 with a long inner one.
+    """Linear layers that need two blocks along each axis, and in fp16 ones with a long inner axis.
 
     Args:
         args: draws further arguments.
@@ -222,22 +286,34 @@ def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tup
     """
 
     def one(pick: Pick) -> Case:
-        axes = one_long(pick, {"B": (2, 24), "K": (3, 40), "O": (2, 40)}, {"B": 270, "K": 700, "O": 530})
+        axes = {"B": pick.whole(130, 150), "K": pick.whole(560, 640), "O": pick.whole(130, 150)}
         return pick.like(
             axes, _args(args, pick), where=lambda c: not c.dtypes, draw=Normal(scale=round(axes["K"] ** -0.25, 3)),
-            out=out and pick.chance(),
+            full=pick.chance(0.8), out=out,
         )  # fmt: skip
 
     def deep(pick: Pick) -> Case:
         axes = {"B": pick.whole(2, 12), "K": DEEP_SUM + pick.whole(0, 200), "O": pick.whole(2, 12)}
         scale = round(axes["K"] ** -0.25, 3)
-        return pick.like(axes, _args(args, pick), where=half, draw=Normal(scale=scale), out=out and pick.chance())
+        return pick.like(axes, _args(args, pick), where=half, draw=Normal(scale=scale), out=out)
 
     return (one, deep) if halves else (one,)
 
 
+def bmm_rms_norm() -> tuple[Family, ...]:
+    """Batched products with a norm over all of the last axis, which is long in one case, and without dropout."""
+    return sizes(
+        longs({"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)}, {"N": 140, "M": 560, "P": 1050}, most=3_000_000),
+        lambda p, s: {
+            "training": False, "dropout_p": p.real(0, 1), "normalized_shape": p.among(s["P"], (s["P"],), [s["P"]]),
+            "eps": p.real(0, 2),
+        },
+        out=True, draw=Normal(),
+    )  # fmt: skip
+
+
 def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},)) -> tuple[Family, ...]:
-    """Products whose batch axes broadcast both ways, and products with one long axis.
+    """Products whose batch axes broadcast both ways, products with a long inner axis, and with two long outer ones.
 
     Args:
         dtypes: sets of dtypes by tensor, of which each case has one.
@@ -253,25 +329,31 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},)) -> tuple[Family, ...]:
         return pick.like(axes, draw=Normal(), draws={}, dtypes=pick.among(*dtypes))
 
     def long(pick: Pick) -> Case:
-        s = one_long(pick, {"m": (2, 12), "k": (2, 30), "n": (2, 12)}, {"m": 300, "k": DEEP_SUM, "n": 530})
-        axes = {"*a": (s["m"], s["k"]), "*b": (s["k"], s["n"]), "N": s["n"]}
-        return pick.like(
-            axes, draw=Normal(), draws={}, dtypes=dtypes[-1] if s["k"] >= DEEP_SUM else pick.among(*dtypes)
-        )
+        m, k, n = pick.whole(2, 12), DEEP_SUM + pick.whole(0, 200), pick.whole(2, 12)
+        return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws={}, dtypes=dtypes[-1])
 
-    return batched, long
+    def wide(pick: Pick) -> Case:
+        m, k, n = pick.whole(140, 150), pick.whole(2, 20), pick.whole(270, 290)
+        return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws={}, dtypes=pick.among(*dtypes))
+
+    return batched, long, wide
 
 
 # --- convolutions -------------------------------------------------------------------------------------
 
 
+LONG_CONV: tuple[dict[str, int], ...] = ({"C": 130}, {"O": 130, "P": 140}, {"N": 20, "Q": 140})
+"""Long axes of the derived cases of a convolution: each case has few elements, and together all axes are long once."""
+
+
 def conv_sizes(
-    pick: Pick, *, prefix: str = "", out_step: int = 1, least: int = 2, groups: bool = True
+    pick: Pick, long: Mapping[str, int], *, prefix: str = "", out_step: int = 1, least: int = 2, groups: bool = True
 ) -> tuple[dict[str, int], dict[str, Any]]:  # fmt: skip
-    """Return sizes and options of a small convolution of which one axis is long.
+    """Return sizes and options of a small convolution of which some axes are long.
 
     Args:
         pick: makes the choices.
+        long: by axis, about its size: one of ``LONG_CONV``. ``C`` are the channels of a group.
         prefix: of the names stride, padding, dilation and groups.
         out_step: the number of output channels is a multiple of this.
         least: least height and width of the result.
@@ -280,26 +362,23 @@ def conv_sizes(
     Returns:
         Sizes by axis name, with ``P`` and ``Q`` the height and width of the result; arguments by name.
     """
-    long = pick.among("N", "C", "O", "P", "Q")
-    g = pick.among(1, 1, 2, 3, 5) if groups and long != "C" else 1
-    r, s = pick.whole(1, 4), pick.whole(1, 4)
-    stride, dilation = (pick.whole(1, 3), pick.whole(1, 3)), (1, 1)
+
+    def size(name: str, low: int, high: int) -> int:
+        return pick.whole(long[name], long[name] + long[name] // 16) if name in long else pick.whole(low, high)
+
+    g = pick.among(5, 6, 7) if "C" in long else pick.among(1, 2, 3)
+    g = g if groups else 1
+    few = "C" in long  # many channels: small pictures
+    r, s = pick.whole(1, 3 if few else 4), pick.whole(1, 3 if few else 4)
+    stride, dilation = (pick.whole(1, 2 if few else 3), pick.whole(1, 2 if few else 3)), (1, 1)
     if groups:
         dilation = (pick.whole(1, 2), pick.whole(1, 3))
+    if "Q" in long:  # many images: small ones
+        stride = (pick.whole(1, 2), 1)
     padding = (pick.whole(0, 2), pick.whole(0, 2))
-    c, o, n = pick.whole(1, 4), pick.whole(1, 3) * out_step, pick.whole(1, 3)
-    rows, columns = pick.whole(least, least + 4), pick.whole(least, least + 5)
-    if long == "N":
-        n = pick.whole(33, 40)
-    elif long == "C":
-        c = pick.whole(130, 150) // g + 1
-    elif long == "O":
-        o = -(-pick.whole(130, 150) // out_step) * out_step // g + (out_step if g > 1 else 0)
-        o = max(out_step, o // out_step * out_step)
-    elif long == "P":
-        rows, columns = pick.whole(140, 150), pick.whole(least, least + 2)
-    else:
-        columns = pick.whole(270, 300)
+    n, c, rows, columns = size("N", 1, 2), size("C", 1, 3), size("P", least, least + 2), size("Q", least, least + 2)
+    # The long axis of output channels is shared by the groups.
+    o = out_step * max(1, -(-size("O", 1, 2) // (out_step * (g if "O" in long else 1))))
 
     def extent(result: int, k: int, i: int) -> int:
         """Return the size of the image for a size of the result, plus what stride leaves unread."""
@@ -318,38 +397,44 @@ def conv_sizes(
     return axes, args
 
 
-def conv(
-    args: Args = None, *, prefix: str = "", out: bool = False, out_step: int = 1, groups: bool = True, least: int = 2,
+def convs(
+    args: Args = None, *, prefix: str = "", out: bool = False, out_step: Callable[[Pick], int] = lambda pick: 1,
+    groups: bool = True, least: int = 2, long: tuple[dict[str, int], ...] = LONG_CONV,
     more: Callable[[Pick, Mapping[str, int]], Mapping[str, Any]] | None = None,
     where: Callable[[Case], bool] | None = None, **fields: Any,
-) -> Family:  # fmt: skip
-    """A convolution with pairs for all options, groups, any layouts, and one long axis.
+) -> tuple[Family, ...]:  # fmt: skip
+    """Convolutions with pairs for all options, groups, any layouts, and long axes (``LONG_CONV``).
 
     Args:
         args: draws further arguments.
         prefix: of the names stride, padding, dilation and groups.
         out: whether the signature has ``out``.
-        out_step: the number of output channels is a multiple of this.
+        out_step: draws a number of which the number of output channels is a multiple; ``more`` gets it as ``step``.
         groups: whether the signature has ``groups`` and ``dilation``.
         least: least height and width of the result.
+        long: the long axes of each case.
         more: draws further axes and arguments (``axes``, ``args``) from the sizes.
         where: condition on the declared case.
         **fields: of the case.
 
     Returns:
-        The family.
+        The families.
     """
 
-    def family(pick: Pick) -> Case:
-        axes, options = conv_sizes(pick, prefix=prefix, out_step=out_step, groups=groups, least=least)
-        extra = dict(more(pick, axes)) if more is not None else {}
-        kept = {k: v for k, v in axes.items() if k not in ("P", "Q")}
-        return pick.like(
-            kept | extra.get("axes", {}), options | _args(args, pick) | extra.get("args", {}),
-            where=where, **({"out": out and pick.chance(), "draw": Normal(), "draws": {}} | fields),
-        )  # fmt: skip
+    def drawing(axis: Mapping[str, int]) -> Family:
+        def family(pick: Pick) -> Case:
+            step = out_step(pick)
+            axes, options = conv_sizes(pick, axis, prefix=prefix, out_step=step, groups=groups, least=least)
+            extra = dict(more(pick, axes | {"step": step})) if more is not None else {}
+            kept = {k: v for k, v in axes.items() if k not in ("P", "Q")}
+            return pick.like(
+                kept | extra.get("axes", {}), options | _args(args, pick) | extra.get("args", {}), where=where,
+                **({"out": out, "draw": Normal(), "draws": {}, "full": "O" in axis or pick.chance()} | fields),
+            )  # fmt: skip
 
-    return family
+        return family
+
+    return tuple(map(drawing, long))
 
 
 # --- matrices -----------------------------------------------------------------------------------------
@@ -385,7 +470,7 @@ def batches(
         extra = {name: pick.whole(*ends) for name, ends in (more or {}).items()}
         return pick.like(
             {batch: shape, side: size} | extra, _args(args, pick), where=large_enough,
-            **({"out": out and pick.chance()} | dict(fields(size) if fields is not None else {})),
+            **({"out": out} | dict(fields(size) if fields is not None else {})),
         )  # fmt: skip
 
     def small(pick: Pick) -> Case:

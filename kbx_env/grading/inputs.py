@@ -420,7 +420,7 @@ def _laid_out(x: torch.Tensor, layout: str | None) -> torch.Tensor:
     raise DeclarationError(f"unknown layout {layout!r}; accepted: transposed, strided, offset, channels_last")
 
 
-def _placed(x: torch.Tensor, order: tuple[int, ...], steps: tuple[int, ...], offset: int) -> torch.Tensor:
+def _placed(x: torch.Tensor, order: tuple[int, ...], steps: tuple[int, ...], offset: int, pad: int) -> torch.Tensor:
     """Return the same values with the axes in another order in memory, and with gaps.
 
     Args:
@@ -428,6 +428,7 @@ def _placed(x: torch.Tensor, order: tuple[int, ...], steps: tuple[int, ...], off
         order: the axes, the one with the largest stride first.
         steps: by axis, distance of neighbours in elements of a tensor without gaps.
         offset: elements of the buffer before the tensor.
+        pad: elements of the buffer behind each line of the innermost axis.
 
     Returns:
         A view of a larger buffer, whose other elements are poison.
@@ -438,8 +439,9 @@ def _placed(x: torch.Tensor, order: tuple[int, ...], steps: tuple[int, ...], off
     if sorted(order) != list(range(x.dim())) or len(steps) != x.dim():
         raise DeclarationError(f"a layout of {len(order)} axes for a tensor of {x.dim()}")
     wide = [x.shape[a] * steps[a] for a in order]
+    wide[-1] += pad
     buffer = _gap((offset + math.prod(wide),), x)
-    view = buffer[offset:].view(wide).permute(tuple(order.index(a) for a in range(x.dim())))
+    view = buffer[offset:].view(wide)[..., : wide[-1] - pad].permute(tuple(order.index(a) for a in range(x.dim())))
     placed = view[tuple(slice(None, None, s) for s in steps)]
     return placed.copy_(x)
 

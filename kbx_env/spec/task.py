@@ -252,7 +252,7 @@ def task(
     moves: bool = False,
     picks: bool = False,
     eager: Callable[..., Any] | None = None,
-    varied: tuple[Callable[..., Case], ...] = (),
+    varied: tuple[Callable[..., Case] | tuple[Callable[..., Case], ...], ...] = (),
 ) -> Callable[[Callable[..., Any]], Declaration]:
     """Declare the decorated reference as a task.
 
@@ -270,7 +270,7 @@ def task(
         moves: the task only moves values.
         picks: the task only selects or replaces slices.
         eager: the baseline, if it is not the reference.
-        varied: families of derived cases.
+        varied: families of derived cases; a tuple among them stands for its members.
 
     Returns:
         A decorator, which checks the declaration.
@@ -305,7 +305,8 @@ def task(
             "difficulty": difficulty, "takes": _frozen(takes), "truth": truth, "cost": cost, "cases": cases,
             "timed": timed, "writes": _frozen(writes), "paper": paper or Paper(), "differs": differs, "moves": moves,
             "picks": picks,
-            "eager": eager, "held_timed": held_timed, "varied": varied,
+            "eager": eager, "held_timed": held_timed, 
+            "varied": tuple(f for each in varied for f in (each if isinstance(each, tuple) else (each,))),
         }))  # fmt: skip
 
     return declare

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,8 @@ STEPS = (1, 1, 2, 3)
 """Distances of neighbours along an axis, in elements of a dense tensor: half of the axes have gaps."""
 OFFSETS = (0, 0, 1, 5, 16)
 """Elements of the buffer before the tensor."""
+PADS = (0, 0, 1, 3)
+"""Elements of the buffer behind each line of the innermost axis, as in a slice ``x[:, :-1]``."""
 
 
 class Pick:
@@ -84,14 +87,16 @@ class Pick:
             The shape, and the number of the long axis.
         """
         rest = list(self.shape(low - 1, high - 1, 3))
-        at = self.whole(0, len(rest)) if at is None else at % (len(rest) + 1)
+        if at is None:  # kernels take the last axis for the columns of their tiles
+            at = len(rest) if self.chance(0.4) else self.whole(0, len(rest))
+        at %= len(rest) + 1
         rest.insert(at, self.whole(length, length + length // 8))
         return tuple(rest), at
 
-    def broadcast(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return a shape that broadcasts to ``shape``: some axes have length 1, leading ones may be missing."""
+    def broadcast(self, shape: Sequence[int], least: int = 0) -> tuple[int, ...]:
+        """Return a shape that broadcasts to ``shape``: some axes have length 1, leading ones beyond ``least`` may be missing."""
         part = tuple(1 if self.chance(0.35) else n for n in shape)
-        return part[self.whole(0, len(part)) if self.chance(0.4) else 0 :]
+        return part[self.whole(0, max(0, len(part) - least)) if self.chance(0.4) else 0 :]
 
     def both_ways(
         self, low: int, high: int, elements: int = 1500, parts: int = 2, longest: int = 0
@@ -108,9 +113,14 @@ class Pick:
         Returns:
             The shapes.
         """
-        drawn = self.slab(low, high, longest)[0] if longest else self.shape(low, high, elements)
-        shape = tuple(max(2, n) for n in drawn)
-        axes = self.shuffled(range(len(shape)))
+        if longest:
+            # As many axes as possible, so that each shape keeps four where four are allowed; few elements.
+            wide = [self.whole(longest, longest + longest // 8), *(self.whole(2, 3) for _ in range(parts - 1))]
+            rank = self.whole(max(low, min(high, 5)), high)
+            shape = self.shuffled([*wide, *(1 for _ in range(rank - len(wide)))])
+        else:
+            shape = tuple(max(2, n) for n in self.shape(low, high, elements))
+        axes = self.shuffled([k for k, n in enumerate(shape) if n > 1])
         short: list[set[int]] = [{axes[k]} for k in range(parts)]
         for axis in axes[parts:]:
             if self.chance(0.4):
@@ -119,6 +129,7 @@ class Pick:
         for ones in short:
             part = tuple(1 if k in ones else n for k, n in enumerate(shape))
             lead = next((k for k, n in enumerate(part) if n != 1), len(part))
+            lead = max(0, min(lead, len(part) - 4)) if longest else lead
             found.append(part[self.whole(0, lead) :])
         return found
 
@@ -127,13 +138,14 @@ class Pick:
         return self.whole(-rank, rank - 1)
 
     def axes(self, rank: int, least: int = 1, most: int | None = None) -> tuple[int, ...]:
-        """Return distinct axes in any order, each counted from the front or the back."""
+        """Return distinct axes, each counted from the front or the back; several are never in ascending order."""
         count = self.whole(least, rank if most is None else min(most, rank))
-        return tuple(a - rank if self.chance() else a for a in self.shuffled(range(rank))[:count])
+        axes = tuple(a - rank if self.chance() else a for a in self.shuffled(range(rank))[:count])
+        return axes if count < 2 or list(axes) != sorted(axes) else axes[::-1]
 
     def like(
         self, axes: Mapping[str, Any] | None = None, args: Mapping[str, Any] | None = None, *,
-        where: Callable[[Case], bool] | None = None, **fields: Any,
+        where: Callable[[Case], bool] | None = None, full: bool = False, **fields: Any,
     ) -> Case:  # fmt: skip
         """Return a declared case with other axes and arguments; layouts are drawn anew, ``out`` only if asked for.
 
@@ -141,6 +153,7 @@ class Pick:
             axes: sizes that take the place of the declared ones, or are added.
             args: arguments that take the place of the declared ones, or are added.
             where: condition on the declared case.
+            full: use only cases that pass the largest number of optional tensors.
             **fields: further fields of the case.
 
         Returns:
@@ -152,16 +165,20 @@ class Pick:
         fit = [c for c in self._cases if _reshapable(c) and (where is None or where(c))]
         if not fit:
             raise DeclarationError("no declared case can be reshaped")
+        if full:
+            most = max(len(c.given) for c in fit)
+            fit = [c for c in fit if len(c.given) == most]
         base = self.among(*fit)
         return replace(
             base, axes={**base.axes, **(axes or {})}, args={**base.args, **(args or {})},
             **({"layouts": {}, "held": False, "out": False} | fields),
         )  # fmt: skip
 
-    def layout(self, rank: int, contiguous: float = 0.1) -> str | None:
+    def layout(self, rank: int, contiguous: float = 0.0) -> str | None:
         """Return a memory layout of a tensor with ``rank`` axes, in the notation of ``Case.layouts``.
 
-        The axes lie in memory in any order, with gaps along some of them, from any element of the buffer on.
+        The axes lie in memory in any order, with gaps along some of them, from any element of the buffer on. Declared
+        cases have contiguous tensors, so that derived ones need none.
 
         Args:
             rank: axes of the tensor.
@@ -175,32 +192,38 @@ class Pick:
         order = self.shuffled(range(rank))
         if rank > 1 and order == tuple(range(rank)):
             order = (*order[1:], order[0])
-        steps = [self.among(*STEPS) for _ in range(rank)] if rank > 1 else [self.among(1, 2, 3)]
-        return layout(order, steps, self.among(*OFFSETS))
+        steps = [self.among(*STEPS) for _ in range(rank)] if rank > 1 else [self.among(2, 3)]
+        return layout(order, steps, self.among(*OFFSETS), self.among(*PADS))
 
 
-def layout(order: Sequence[int], steps: Sequence[int], offset: int = 0) -> str:
+def flat(families: Iterable[Family | tuple[Family, ...]]) -> tuple[Family, ...]:
+    """Return the families of a list in which tuples stand for several of them."""
+    return tuple(f for each in families for f in (each if isinstance(each, tuple) else (each,)))
+
+
+def layout(order: Sequence[int], steps: Sequence[int], offset: int = 0, pad: int = 0) -> str:
     """Return the notation of a layout for ``Case.layouts``.
 
     Args:
         order: the axes, the one with the largest stride first.
         steps: by axis, distance of neighbours in elements of a tensor without gaps.
         offset: elements of the buffer before the tensor.
+        pad: elements of the buffer behind each line of the innermost axis.
 
     Returns:
-        ``order 2 0 1 steps 1 3 1 offset 5``.
+        ``order 2 0 1 steps 1 3 1 pad 1 offset 5``, without a pad of 0.
     """
-    return f"order {' '.join(map(str, order))} steps {' '.join(map(str, steps))} offset {offset}"
+    behind = f" pad {pad}" if pad else ""
+    return f"order {' '.join(map(str, order))} steps {' '.join(map(str, steps))}{behind} offset {offset}"
 
 
-def parsed(text: str) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
-    """Return order, steps and offset of a layout in the notation of ``layout``; ``None`` for named layouts."""
-    words = text.split()
-    if words[0] != "order":
+def parsed(text: str) -> tuple[tuple[int, ...], tuple[int, ...], int, int] | None:
+    """Return order, steps, offset and pad of a layout in the notation of ``layout``; ``None`` for named layouts."""
+    found = re.fullmatch(r"order ([\d ]+) steps ([\d ]+?)(?: pad (\d+))? offset (\d+)", text)
+    if found is None:
         return None
-    at = words.index("steps")
-    order, steps = (tuple(map(int, words[a:b])) for a, b in ((1, at), (at + 1, -2)))
-    return order, steps, int(words[-1])
+    order, steps = (tuple(map(int, numbers.split())) for numbers in found.group(1, 2))
+    return order, steps, int(found[4]), int(found[3] or 0)
 
 
 def _reshapable(case: Case) -> bool:

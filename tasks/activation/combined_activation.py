@@ -1,7 +1,6 @@
 """activation/combined_activation."""
 
 import torch
-from kbx_env.tasks._varied import one_long
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -13,9 +12,9 @@ def _case(n, k, d, lead=None, bias=None, **more):
 
 
 def _long(p):
-    s = one_long(p, {"N": (2, 20), "K": (3, 40), "D": (2, 20)}, {"N": 270, "K": 700, "D": 530})
+    s = {"N": p.whole(130, 150), "K": p.whole(560, 640), "D": p.whole(130, 150)}
     shape = (s["N"], s["D"])
-    return p.like(s | {"*w": p.broadcast(shape), "*b": p.broadcast(shape)}, out=p.chance(),
+    return p.like(s | {"*w": p.broadcast(shape), "*b": p.broadcast(shape)}, out=True,
                   draws={"input": Normal(scale=s["K"] ** -0.25), "weight1": Normal(scale=s["K"] ** -0.25)})  # fmt: skip
 
 

@@ -29,7 +29,7 @@ GIVEN = {"given": ("out_tensor",), "draw": Normal(scale=2)}
         ),
         Case({"*": (7, 131)}, **GIVEN, layouts={"out_tensor": "transposed"}, held=True),
     ),
-    varied=(elementwise(),),
+    varied=(elementwise(full=True),),
     timed=stream(),
 )  # fmt: skip
 def tanh(input_tensor, out_tensor=None):

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import IMAGE, READS, SMALL, conv_timed
-from kbx_env.tasks._varied import conv
+from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Outlier, Paper, T, task
@@ -34,7 +34,7 @@ from kbx_env.spec.task import Case, Cost, Outlier, Paper, T, task
         Case(IMAGE | {"N": 0}),
         Case(IMAGE | {"C": 20, "D": 10, "H": 19, "W": 7, "O": 14}, {"groups": 2, "padding": 2}, held=True),
     ),
-    varied=(conv(), conv()),
+    varied=convs(),
     timed=conv_timed(),
 )
 def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):

@@ -2,6 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import TF32
+from kbx_env.tasks._varied import longs, sized
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -15,23 +16,14 @@ def _twice(n, c):
     return Case(axes, {"stride": 2, "padding": 1, "output_padding": 1}, given=("bias",))
 
 
-def _any_options(p):
-    g = p.among(1, 1, 2, 3, 5)
-    c, d = g * p.whole(1, 4), p.whole(1, 4)
-    n, h, w = p.whole(1, 3), p.whole(2, 6), p.whole(2, 6)
-    long = p.among("n", "c", "d", "h", "w")
-    n, c, d, w = (
-        34 if long == "n" else n,
-        g * 140 if long == "c" else c,
-        140 if long == "d" else d,
-        150 if long == "w" else w,
-    )
-    h = 150 if long == "h" else h
+def _any_options(p, s):
+    g = p.among(1, 2, 5, 7)
+    c, d, n, h, w = g * s["C"], s["D"], s["N"], s["H"], s["W"]
     stride, dilation = (p.whole(1, 3), p.whole(1, 3)), (p.whole(1, 3), p.whole(1, 2))
     extra = tuple(p.whole(0, max(s, k) - 1) for s, k in zip(stride, dilation, strict=True))
     axes = {"N": n, "C": c, "H": h, "W": w, "D": d, "R": p.whole(2, 4), "S": p.whole(2, 4), "O": d * g}
     return p.like(axes, {"stride": stride, "padding": (p.whole(0, 1), p.whole(0, 1)), "output_padding": extra, "groups": g,
-                         "dilation": dilation}, draw=Normal())  # fmt: skip
+                         "dilation": dilation}, full=p.chance(0.9), draw=Normal())  # fmt: skip
 
 
 @task(
@@ -54,7 +46,11 @@ def _any_options(p):
         Case(IMAGE | {"N": 0}),
         Case(IMAGE | {"C": 10, "D": 5, "O": 10, "H": 7, "W": 6}, {"groups": 2, "stride": 2, "padding": 1}, held=True),
     ),
-    varied=(_any_options,),
+    varied=sized(
+        _any_options,
+        longs({"N": (1, 2), "C": (1, 3), "D": (1, 3), "H": (2, 5), "W": (2, 5)}, {"N": 33, "C": 130, "D": 130, "H": 140, "W": 140},
+              most=40_000),
+    ),
     timed=(_twice(16, 64), _twice(32, 128), _twice(32, 256)),
 )  # fmt: skip
 def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):

@@ -13,14 +13,15 @@ F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
 def _reduced_both_ways(p):
     a, b = p.both_ways(3, 4, 500)
     rank = max(len(a), len(b))
-    dim = p.among(None, p.axis(rank), p.axes(rank))
+    dim = p.axes(rank, 2)
     return p.like({"*a": a, "*b": b}, {"dim": dim, "alpha": p.real(-2, 2), "keepdim": p.chance()},
-                  where=lambda c: "other" not in c.args, out=p.chance())  # fmt: skip
+                  where=lambda c: "other" not in c.args, out=True)  # fmt: skip
 
 
 def _long(p):
-    shape, at = p.slab(2, 3, 4300)
-    return p.like({"*a": shape, "*b": p.broadcast(shape)}, {"dim": p.among(at, at - 1), "keepdim": p.chance()},
+    shape, at = p.slab(3, 4, 4300)
+    return p.like({"*a": shape, "*b": p.broadcast(shape)}, {"dim": p.among(None, at, at - len(shape), at - 1),
+                  "keepdim": p.chance()},
                   where=lambda c: "other" not in c.args)  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """fusion/fused_avg_pool2d_cosine_similarity."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import one_long
+from kbx_env.tasks._varied import longs, sized
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Outlier, Paper, T, Uniform, task
@@ -15,7 +15,7 @@ MIDDLE = {"N": 4, "C": 16, "H": 32, "W": 32}
 SPOTS = {"x1": Choice(*[0.0] * 8, 1.0, -2.0), "x2": Choice(*[0.0] * 8, 3.0, 0.5)}
 
 
-def _any_windows(p):
+def _any_windows(p, s):
     k = p.whole(1, 7)
     args = {
         "kernel_size": k,
@@ -23,7 +23,6 @@ def _any_windows(p):
         "padding": p.among(k // 2, p.whole(0, k // 2)),
         "eps": p.among(1e-8, p.real(1, 4)),
     }
-    s = one_long(p, {"N": (1, 3), "C": (1, 9), "H": (7, 12), "W": (7, 12)}, {"N": 34, "C": 140, "H": 130, "W": 270})
     return p.like(s, args, draw=Uniform(-1, 2))
 
 
@@ -55,7 +54,16 @@ def _any_windows(p):
         Case({"N": 2, "C": 7, "H": 23, "W": 37}, {"kernel_size": 5, "stride": 2, "padding": 2}, held=True),
         Case({"N": 3, "C": 19, "H": 14, "W": 33}, {"kernel_size": 3, "eps": 3.5}, draw=Outlier(), held=True),
     ),
-    varied=(_any_windows,),
+    varied=(
+        sized(
+            _any_windows,
+            longs(
+                {"N": (1, 2), "C": (1, 4), "H": (7, 9), "W": (7, 9)},
+                {"N": 20, "C": 130, "H": 130, "W": 130},
+                most=200_000,
+            ),
+        ),
+    ),
     timed=tuple(
         Case({"N": 16, "C": 64, "H": h, "W": h}, {"kernel_size": 3, "stride": 2, "padding": 1}) for h in (128, 256, 448)
     ),

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import DEEP_SUM, half, one_long, plain, sizes
+from kbx_env.tasks._varied import DEEP_SUM, half, longs, plain, sizes
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Eye, Normal, Outlier, Paper, T, Uniform, task
@@ -37,6 +37,12 @@ HALF = {"input1": "f16", "input2": "f16"}
         Case({"B": 2, "N": 8, "M": 8, "P": 8}, {"p": 1.0}),
         Case(MIDDLE, {"p": 0.25}, draw=Uniform(0.1, 1), out=True),
         Case(MIDDLE, {"training": False}, layouts={"input1": "transposed", "input2": "strided"}),
+        Case(
+            {"B": 2, "N": 2, "M": 1100, "P": 9},
+            {"training": False},
+            layouts={"input2": "transposed"},
+            draw=Normal(scale=0.2),
+        ),
         Case({"B": 0, "N": 4, "M": 4, "P": 4}, {"training": False}),
         # Equal values: a mask made of them shows.
         Case({"B": 2, "N": 160, "M": 5, "P": 130}, draw=Constant(0.5)),
@@ -45,8 +51,10 @@ HALF = {"input1": "f16", "input2": "f16"}
     paper=Paper(),
     varied=(
         sizes(
-            lambda p: one_long(
-                p, {"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)}, {"B": 20, "N": 150, "M": 600, "P": 150}
+            longs(
+                {"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)},
+                {"B": 20, "N": 140, "M": 560, "P": 140},
+                most=40_000_000,
             ),
             lambda p, s: {"training": False, "p": p.real(0, 1), "approximate": p.among("none", "tanh")},
             where=plain,

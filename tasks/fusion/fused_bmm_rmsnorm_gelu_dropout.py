@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import one_long, sizes
+from kbx_env.tasks._varied import bmm_rms_norm
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Eye, Normal, Outlier, Paper, T, Uniform, task
@@ -37,21 +37,7 @@ def _case(b, n, m, p, args=None, shape=None, **more):
         _case(2, 160, 5, 130, {"dropout_p": 0.5}, draw=Constant(0.5)),
         _case(3, 45, 33, 90, {"dropout_p": 0.4}, held=True),
     ),
-    varied=(
-        sizes(
-            lambda p: one_long(
-                p, {"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)}, {"B": 20, "N": 150, "M": 600, "P": 1050}
-            ),
-            lambda p, s: {
-                "training": False,
-                "dropout_p": p.real(0, 1),
-                "normalized_shape": p.among(s["P"], (s["P"],), [s["P"]]),
-                "eps": p.real(0, 2),
-            },
-            out=True,
-            draw=Normal(),
-        ),
-    ),
+    varied=bmm_rms_norm(),
     timed=tuple(_case(32, n, n, n) for n in (256, 768, 1536)),
 )
 def fused_bmm_rmsnorm_gelu_dropout(

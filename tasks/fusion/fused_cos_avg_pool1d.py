@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from kbx_env.tasks._varied import longs, sized
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Literal, Outlier, Paper, T, Uniform, task
@@ -11,12 +12,11 @@ MIDDLE = {"N": 4, "C": 16, "L": 256}
 WIDE = Uniform(-20, 20)
 
 
-def _any_windows(p):
-    k = p.whole(1, 40)
-    args = {"kernel_size": k, "stride": p.among(None, p.whole(1, 9)), "padding": p.whole(0, k // 2), "ceil_mode": p.chance(),
+def _any_windows(p, s):
+    k = p.whole(4, 40)
+    args = {"kernel_size": k, "stride": p.among(None, 3, 5, 6, 7, 9), "padding": p.whole(0, k // 2), "ceil_mode": p.chance(),
             "count_include_pad": p.chance()}  # fmt: skip
-    length = p.among(p.whole(k, k + 40), p.whole(2200, 2400))
-    return p.like({"N": p.among(p.whole(1, 4), 34), "C": p.whole(1, 4), "L": length}, args, draw=Uniform(-20, 20))
+    return p.like(s | {"L": max(s["L"], k)}, args, draw=Uniform(-20, 20))
 
 
 @task(
@@ -54,7 +54,7 @@ def _any_windows(p):
         Case({"N": 1, "C": 3, "L": 1033}, {"kernel_size": 3, "padding": 1, "count_include_pad": False}, draw=WIDE,
              held=True),
     ),
-    varied=(_any_windows,),
+    varied=sized(_any_windows, longs({"N": (1, 4), "C": (1, 4), "L": (1, 80)}, {"N": 34, "L": 2200}, most=20_000)),
     timed=tuple(Case({"N": 128, "C": 64, "L": n}, {"kernel_size": 3}, draw=Uniform()) for n in (2304, 6144, 12288)),
 )  # fmt: skip
 def fused_cos_avg_pool1d(input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from kbx_env.tasks._varied import one_long, sizes
+from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Outlier, Paper, T, Uniform, task
@@ -43,7 +43,7 @@ ALIKE = {"draw": Uniform(-0.3, 1)}
     ),
     varied=(
         sizes(
-            lambda p: one_long(p, {"N": (2, 20), "D": (2, 20)}, {"N": 1100, "D": 4300}),
+            longs({"N": (2, 20), "D": (2, 20)}, {"N": 1100, "D": 4300}),
             lambda p, s: {"reduction": p.among("none", "sum", "mean"), "margin": p.real(-0.9, 0.9)},
             draws={},
             draw=Uniform(-0.3, 1),

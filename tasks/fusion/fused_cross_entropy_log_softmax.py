@@ -1,7 +1,7 @@
 """fusion/fused_cross_entropy_log_softmax."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import one_long, sizes
+from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -54,9 +54,9 @@ WEIGHT = ("weight",)
         Case({"B": 203, "C": 19}, {"dim": 0} | NONE | SMOOTH, draw=Normal(scale=2), held=True),
     ),
     varied=(
-        sizes(lambda p: one_long(p, {"B": (2, 20), "C": (2, 20)}, {"B": 1100, "C": 4300}),
+        sizes(longs({"B": (2, 20), "C": (2, 20)}, {"B": 1100, "C": 4300}),
               lambda p, s: {"reduction": p.among("none", "sum", "mean"), "label_smoothing": p.real(0, 1),
-                    "dim": p.among(0, 1, -1), "ignore_index": p.among(-100, 0, 1)},
+                    "dim": p.among(0, 1, -1), "ignore_index": p.among(-100, 0, 1, 2)},
               where=lambda c: "ignore_index" not in c.args and "target" not in c.draws),
     ),
     timed=(

@@ -1,7 +1,7 @@
 """fusion/fused_cross_entropy_softmax_layernorm."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import one_long, sizes
+from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -49,11 +49,11 @@ def _case(b, c, args=None, **more):
         _case(203, 19, {"reduction": "sum"}, draw=Normal(scale=2), out=True, held=True),
     ),
     varied=(
-        sizes(lambda p: one_long(p, {"B": (2, 20), "C": (3, 20)}, {"B": 1100, "C": 4300}),
+        sizes(longs({"B": (2, 20), "C": (3, 20)}, {"B": 1100, "C": 4300}),
               lambda p, s: {"reduction": p.among("none", "sum", "mean"), "label_smoothing": p.real(0, 1),
-                    "normalized_shape": s["C"], "ignore_index": p.among(-100, 0, 2),
-                            "eps": p.among(1e-5, 0.01, 1e-8)},
-              where=lambda c: "ignore_index" not in c.args and c.args.get("eps", 1e-5) == 1e-5, draws={}),
+                    "normalized_shape": s["C"], "ignore_index": p.among(-100, 1, 2),
+                            "eps": p.among(1e-5, 0.01, 1e-8, 1e-4, 0.003)},
+              where=lambda c: "ignore_index" not in c.args and c.args.get("eps", 1e-5) == 1e-5, draws={}, full=True),
     ),
     timed=tuple(_case(b, 1024) for b in (16384, 65536, 262144)),
 )  # fmt: skip

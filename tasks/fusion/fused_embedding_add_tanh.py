@@ -2,7 +2,6 @@
 
 import torch
 import torch.nn.functional as F
-from kbx_env.tasks._varied import one_long
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, task
@@ -14,14 +13,14 @@ def _case(ids, table, other, args=None, **more):
 
 
 def _any_table(p):
-    index = p.shape(2, 4, 40)
-    s = one_long(p, {"V": (3, 30), "D": (2, 30)}, {"V": 300, "D": 1100})
+    index = p.shape(4, 5, 20)
+    s = {"V": p.whole(130, 140), "D": p.whole(1030, 1100)}
     args = {
-        "max_norm": p.among(None, p.real(0.5, 8)),
-        "norm_type": p.among(1.0, 2.0, 4.0, p.real(1, 4)),
-        "padding_idx": p.among(None, p.whole(0, s["V"] - 1)),
+        "max_norm": p.among(None, p.real(0.5, 8), p.real(0.5, 8)),
+        "norm_type": p.among(1.0, 2.0, p.real(1, 4), p.real(1, 4)),
+        "padding_idx": p.among(None, p.whole(0, s["V"] - 1), p.whole(0, s["V"] - 1)),
     }
-    return p.like(s | {"*i": index, "*o": p.broadcast((*index, s["D"]))}, args, draw=Normal(), out=p.chance())
+    return p.like(s | {"*i": index, "*o": p.broadcast((*index, s["D"]), 4)}, args, draw=Normal(), out=True)
 
 
 @task(

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import conv
+from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, task
@@ -16,7 +16,7 @@ from kbx_env.spec.task import Cost, Paper, task
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32 + "out= is filled and judged.",
     cases=conv_cases({}, {"approximate": "tanh"}, {"out": True}),
-    varied=(conv(lambda p: {"approximate": p.among("none", "tanh")}, out=True),),
+    varied=convs(lambda p: {"approximate": p.among("none", "tanh")}, out=True),
     timed=conv_timed(given=()),
 )
 def fused_gelu_conv2d(

@@ -1,7 +1,7 @@
 """fusion/fused_hardsigmoid_batch_norm."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import either, one_long, sizes
+from kbx_env.tasks._varied import longs, plain, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Outlier, Paper, T, task
@@ -53,12 +53,10 @@ TRAIN = {"training": True}
     varied=(
         sizes(lambda p: {"N": p.whole(2, 5), "C": p.whole(2, 6), "*": p.shape(2, 4, 60)},
               lambda p, s: {"training": p.chance(), "momentum": p.real(0, 1), "eps": p.real(0.001, 0.5)}),
-        either(
-            sizes(lambda p: one_long(p, {"N": (2, 6), "C": (2, 6)}, {"N": 1100, "C": 530}) | {"*": p.among((), (3,))},
-                  lambda p, s: {"training": p.chance(0.7)}, where=lambda c: not c.dtypes),
-            sizes(lambda p: {"N": p.whole(2, 3), "C": p.whole(2, 3), "*": (p.whole(4300, 4500),)}, lambda p, s: {"training": True},
-                  where=lambda c: not c.dtypes),
-        ),
+        sizes(longs({"N": (2, 6), "C": (2, 6)}, {"N": 1100, "C": 530}, lambda p, s: {"*": p.among((), (3,))}),
+              lambda p, s: {"training": p.chance(0.7)}, where=plain, full=True),
+        sizes(lambda p: {"N": p.whole(2, 3), "C": p.whole(2, 3), "*": (p.whole(4300, 4500),)}, lambda p, s: {"training": True},
+              where=plain, full=True),
     ),
     timed=(
         *(Case({"N": 1, "C": 64, "*": (s, s)}, given=AFFINE) for s in (512, 1024, 2048)),

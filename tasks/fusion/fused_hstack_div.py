@@ -18,17 +18,17 @@ def _case(a, b, c=(1,), divisor=2.0, mode=None, **more):
 
 def _stacked(p):
     kind = p.chance()
-    shape = p.shape(2, 4, 60) if p.chance(0.8) else (p.whole(2, 9),)
+    shape = p.shape(3, 4, 30) if p.chance(0.95) else (p.whole(2, 9),)
     at = min(1, len(shape) - 1)
     parts = [tuple(p.whole(1, 20) if k == at else n for k, n in enumerate(shape)) for _ in range(5)]
-    if p.chance(0.25):
+    if p.chance(0.95):
         parts[2] = tuple(1100 if k == at else n for k, n in enumerate(parts[2]))
     names = tuple(f"tensors.{k}" for k in range(5))
     mode = p.among(None, "floor", "trunc") if kind else None
     return p.like(
         dict(zip(("*a", "*b", "*c", "*d", "*e"), parts, strict=True)),
-        {"divisor": p.among(-4, 8, 2) if kind else p.real(0.5, 3), "rounding_mode": mode},
-        given=names[2:], out=p.chance(), dtypes=dict.fromkeys(names, "i64") if kind else {},
+        {"divisor": p.among(-4, 8, -6, 12) if kind else p.real(0.5, 3), "rounding_mode": mode},
+        given=names[2:], out=True, dtypes=dict.fromkeys(names, "i64") if kind else {},
         draw=Ints(-(2**20), 2**20) if kind else Normal(), draws={},
     )  # fmt: skip
 

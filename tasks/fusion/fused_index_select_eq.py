@@ -22,16 +22,16 @@ def _case(shape, dim, k, other, args=None, **more):
     return Case(axes | {"chosen": chosen}, {"dim": dim} | number, **more)
 
 
-def _any_axis(p):
-    rank = p.whole(3, 5)
-    dim = p.whole(0, rank - 1)
-    shape = tuple(p.whole(2, 6) for _ in range(rank))
-    k = p.among(p.whole(1, 20), 1100)
+def _any_axis(p, long):
+    rank = p.whole(4, 5)
+    shape = tuple(p.whole(2, 3) for _ in range(rank))
+    k = 1100 if long else p.whole(1, 20)
+    dim = p.among(rank - 1, p.whole(0, rank - 1)) if long else p.whole(0, rank - 1)
     chosen = tuple(k if axis == dim else n for axis, n in enumerate(shape))
-    axes = {"*": shape, "V": shape[dim], "K": k, "*o": p.broadcast(chosen), "chosen": math.prod(chosen)}
+    axes = {"*": shape, "V": shape[dim], "K": k, "*o": p.broadcast(chosen, 3), "chosen": math.prod(chosen)}
     values = p.among(Ints(-2, 3), LOWEST, HIGHEST)
     return p.like(axes, {"dim": dim - rank if p.chance() else dim}, where=lambda c: "other" not in c.args and not c.dtypes,
-                  draws={"input": values, "other": values}, out=p.chance())  # fmt: skip
+                  draws={"input": values, "other": values}, out=True)  # fmt: skip
 
 
 @task(
@@ -63,7 +63,7 @@ def _any_axis(p):
         _case((4, 5), 0, 0, (5,)),
         _case((7, 60, 11), 1, 29, (29, 1), held=True),
     ),
-    varied=(_any_axis,),
+    varied=(lambda p: _any_axis(p, True), lambda p: _any_axis(p, False)),
     timed=(
         *(_case((2 << k, 128), 0, 1 << k, 2.0, dtypes=FLOATS) for k in (17, 19, 20)),
         _case((1 << 20, 128), 0, 1 << 18, (1 << 18, 128), dtypes=FLOATS),

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import conv
+from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, task
@@ -22,10 +22,8 @@ from kbx_env.spec.task import Cost, Paper, task
         {"affine": True},
         {"track_running_stats": True, "eps": 1e-3},
     ),
-    varied=(
-        conv(
-            lambda p: {"eps": p.real(0.001, 1), "momentum": p.real(0, 1)}, where=lambda c: "num_features" not in c.args
-        ),
+    varied=convs(
+        lambda p: {"eps": p.real(0.001, 1), "momentum": p.real(0, 1)}, where=lambda c: "num_features" not in c.args
     ),
     timed=conv_timed(),
 )

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._linear import GIVEN
-from kbx_env.tasks._varied import one_long
+from kbx_env.tasks._varied import longs, sized
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -21,8 +21,7 @@ def _rows(p):
                   draw=Normal(scale=0.3))  # fmt: skip
 
 
-def _long(p):
-    s = one_long(p, {"B": (2, 12), "K": (3, 30), "O": (4, 30)}, {"B": 270, "K": 700, "O": 1050})
+def _long(p, s):
     return p.like(
         {"*": (s["B"],), "K": s["K"], "O": s["O"]},
         {"normalized_shape": s["O"], "eps": p.real(0.001, 0.5)},
@@ -52,7 +51,10 @@ def _long(p):
         _case((0,), 4, 8),
         _case((2, 9), 77, 83, given=GIVEN, held=True),
     ),
-    varied=(_rows, _long),
+    varied=(
+        _rows,
+        sized(_long, longs({"B": (2, 12), "K": (3, 30), "O": (4, 30)}, {"B": 140, "K": 560, "O": 1050}, most=10_000_000)),
+    ),
     timed=tuple(
         _case((b,), k, o, scale=k**-0.25, given=GIVEN) for b, k, o in ((32, 16384, 8192), (1024, 1024, 4096), (4096, 4096, 4096))
     ),

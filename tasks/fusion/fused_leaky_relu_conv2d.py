@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import conv
+from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, task
@@ -16,7 +16,7 @@ from kbx_env.spec.task import Cost, Paper, task
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32 + "Random images with negative sums are timed.",
     cases=conv_cases({}, {"negative_slope": 0.2}, {"inplace": True}, {"negative_slope": -1.5}),
-    varied=(conv(lambda p: {"negative_slope": p.real(-2, 3)}),),
+    varied=convs(lambda p: {"negative_slope": p.real(-2, 3)}),
     timed=conv_timed(),
 )
 def fused_leaky_relu_conv2d(

@@ -39,7 +39,7 @@ def _case(a, b, c, args=None, **more):
         _case((3, 5, 211), (5, 1), (211,), {"alpha": -0.75}, held=True),
     ),
     varied=(
-        both_ways("*a", "*b", "*c", args=lambda p: {"alpha": p.among(p.whole(-3, 3), p.real(-2, 2))}, out=True,
+        both_ways("*a", "*b", "*c", args=lambda p: {"alpha": p.among(p.whole(-3, 3), p.real(-2, 2), p.real(-2, 2))}, out=True,
                   tensors=("input", "other_mul", "other_sub")),
     ),
     timed=tuple(_case((1 << k,), (1 << k,), (1 << k,)) for k in (22, 24, 27)),

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import DEEP_SUM, half, one_long, plain, sizes
+from kbx_env.tasks._varied import DEEP_SUM, half, longs, plain, sizes
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
@@ -42,7 +42,7 @@ def _case(n, m, args=None, **more):
         _case(811, 77, {"p": 0.25}, held=True),
     ),
     varied=(
-        sizes(lambda p: one_long(p, {"N": (20, 60), "M": (2, 40)}, {"N": 1100, "M": 1100}),
+        sizes(longs({"N": (20, 60), "M": (2, 40)}, {"N": 1100, "M": 1100}),
               lambda p, s: {"dim": p.axis(1), "training": False, "p": p.real(0, 1)}, where=plain, out=True),
         sizes(lambda p: {"N": p.whole(2, 20), "M": DEEP_SUM + p.whole(0, 200)}, lambda p, s: {"dim": 0, "training": False},
               where=half, draw=Normal(), out=True),

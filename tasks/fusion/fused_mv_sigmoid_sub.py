@@ -1,7 +1,7 @@
 """fusion/fused_mv_sigmoid_sub."""
 
 import torch
-from kbx_env.tasks._varied import one_long, sizes
+from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -34,7 +34,7 @@ def _case(n, m, lead=None, args=None, **more):
     ),
     varied=(
         sizes(
-            lambda p: one_long(p, {"N": (2, 30), "M": (2, 40)}, {"N": 1100, "M": 2100}) | {"*o": ()},
+            longs({"N": (2, 30), "M": (2, 40)}, {"N": 1100, "M": 2100}, lambda p, s: {"*o": ()}),
             lambda p, s: {"alpha": p.real(-2, 2)},
             where=lambda c: "other" not in c.args,
             out=True,

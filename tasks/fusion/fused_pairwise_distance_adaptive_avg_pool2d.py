@@ -3,6 +3,7 @@
 import math
 
 import torch.nn.functional as F
+from kbx_env.tasks._varied import pooled
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -12,14 +13,14 @@ def _case(lead, h, w, size, args=None, **more):
     return Case({"*": lead, "H": h, "W": w}, {"output_size": size} | (args or {}), **more)
 
 
-def _any_bins(p):
-    h, w = p.among(
-        (p.whole(1, 20), p.whole(1, 20)), (p.whole(300, 340), p.whole(1, 4)), (p.whole(1, 4), p.whole(300, 340))
-    )
+def _any_bins(p, s):
+    h, w = s["H"], s["W"]
     pair = (p.among(None, p.whole(1, 2 * min(h, 20))), p.among(None, p.whole(1, 2 * min(w, 20))))
-    args = {"p": p.among(math.inf, 1.0, p.real(1, 5)), "eps": p.real(0.01, 1), "keepdim": p.chance()}
+    args = {"p": p.among(math.inf, p.real(1, 5), p.real(1, 5)), "eps": p.real(0.01, 1), "keepdim": p.chance()}
     return p.like(
-        {"*": p.shape(1, 2, 12), "H": h, "W": w}, {"output_size": p.among(p.whole(1, 9), pair)} | args, draw=Normal()
+        {"*": p.shape(1, 2, 6), "H": h, "W": w},
+        {"output_size": p.among(p.among(4, 6, 8, 9), pair, pair)} | args,
+        draw=Normal(),
     )
 
 
@@ -51,7 +52,7 @@ def _any_bins(p):
         _case((2, 7), 23, 17, (6, 5), {"eps": 0.05}, held=True),
         _case((3,), 41, 38, (4, 19), {"p": 1.5, "keepdim": True}, held=True),
     ),
-    varied=(_any_bins,),
+    varied=pooled(_any_bins),
     timed=tuple(_case((16, 3), n, n, (n // 2, n // 2)) for n in (512, 1024, 2048)),
 )  # fmt: skip
 def fused_pairwise_distance_adaptive_avg_pool2d(x1, x2, output_size, p=2.0, eps=1e-6, keepdim=False):

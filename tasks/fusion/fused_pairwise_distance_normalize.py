@@ -3,7 +3,7 @@
 import math
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import one_long, sizes
+from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Literal, Normal, Outlier, Paper, T, task
@@ -42,7 +42,7 @@ def _case(n, m, d, args=None, **more):
         _case(19, 19, 1030, {"p_norm": 4.0}, held=True),
     ),
     varied=(
-        sizes(lambda p: (lambda s: s | {"M": s["N"]})(one_long(p, {"N": (2, 20), "D": (2, 40)}, {"N": 1100, "D": 4300})),
+        sizes(longs({"N": (2, 20), "D": (2, 40)}, {"N": 1100, "D": 4300}, lambda p, s: {"M": s["N"]}),
               lambda p, s: {"p_norm": p.among(math.inf, p.real(1, 5)), "eps_norm": p.real(0.01, 4),
                     "eps_distance": p.real(0.01, 0.5), "keepdim": p.chance()},
               draw=Normal()),

@@ -1,16 +1,13 @@
 """fusion/fused_pixel_shuffle_conv2d."""
 
+import math
+
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import conv
+from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, task
-
-
-def _shuffled(p):
-    r = p.whole(1, 4)
-    return conv(lambda p: {"upscale_factor": r}, out_step=r * r)(p)
 
 
 @task(
@@ -25,7 +22,10 @@ def _shuffled(p):
         *conv_cases({"upscale_factor": 3}, out_step=9)[4:6],
         conv_cases({"upscale_factor": 1})[3],
     ),
-    varied=(_shuffled,),
+    varied=convs(
+        out_step=lambda p: p.among(1, 4, 5, 2) ** 2,
+        more=lambda p, s: {"args": {"upscale_factor": math.isqrt(s["step"])}},
+    ),
     timed=conv_timed(),
 )
 def fused_pixel_shuffle_conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, upscale_factor=2):

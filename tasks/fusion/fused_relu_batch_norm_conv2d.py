@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import conv
+from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, HalfNormal, Paper, T, Uniform, task
@@ -34,7 +34,8 @@ AFFINE = ("bn_weight", "bn_bias")
         {"given": (*RUNNING, "bn_bias"), "eps": 0.1, "inplace": True},
         {"given": RUNNING, "training": True, "inplace": True},
     ),
-    varied=(conv(lambda p: {"momentum": p.real(0, 1), "eps": p.real(0.001, 0.5)}),),
+    varied=convs(lambda p: {"momentum": p.real(0, 1), "eps": p.real(0.001, 0.5), "training": p.chance(0.7)},
+                 where=lambda c: set(RUNNING) <= set(c.given)),
     timed=(
         *conv_timed(given=(*RUNNING, *AFFINE)),
         conv_timed(given=(*RUNNING, *AFFINE), training=True)[1],

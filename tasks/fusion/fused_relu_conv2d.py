@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import conv
+from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, task
@@ -16,7 +16,7 @@ from kbx_env.spec.task import Cost, Paper, task
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32 + "inplace is exercised.",
     cases=conv_cases({}, {"inplace": True}),
-    varied=(conv(),),
+    varied=convs(),
     timed=conv_timed(given=()),
 )
 def fused_relu_conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, inplace=False):

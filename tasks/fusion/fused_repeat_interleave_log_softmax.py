@@ -20,16 +20,16 @@ def _case(shape, repeats, dim=None, args=None, **more):
 
 
 def _repeated(p):
-    shape, at = p.slab(3, 4, 1100) if p.chance(0.4) else (p.shape(3, 4, 200), p.whole(0, 2))
+    shape, at = p.slab(4, 5, 1100) if p.chance(0.4) else (p.shape(4, 5, 200), p.whole(0, 3))
     n = shape[at]
     args = {"dim": at - len(shape) if p.chance() else at, "output_size": None,
             "dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))}  # fmt: skip
-    if p.chance():
+    if p.chance(0.7):
         args["repeats"] = p.whole(1, 5)
-        args["output_size"] = p.among(None, n * args["repeats"])
+        args["output_size"] = n * args["repeats"]
     draws = {"repeats": Ints(1, p.whole(3, 9))}
     return p.like({"*": shape, "R": n}, args, where=lambda c: ("repeats" in c.args) == ("repeats" in args), draw=Normal(scale=3),
-                  draws=draws, out=p.chance())  # fmt: skip
+                  draws=draws, out=True)  # fmt: skip
 
 
 @task(

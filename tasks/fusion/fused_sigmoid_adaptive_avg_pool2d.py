@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from kbx_env.tasks._varied import pooled
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -11,11 +12,10 @@ def _case(lead, h, w, size, **more):
     return Case({"*": lead, "H": h, "W": w}, {"output_size": size}, **more)
 
 
-def _any_bins(p):
-    h, w = p.whole(1, 20), p.whole(1, 20)
-    h, w = p.among((h, w), (p.whole(300, 340), p.whole(1, 4)), (p.whole(1, 4), p.whole(300, 340)))
+def _any_bins(p, s):
+    h, w = s["H"], s["W"]
     pair = (p.among(None, p.whole(1, 2 * min(h, 20))), p.among(None, p.whole(1, 2 * min(w, 20))))
-    return p.like({"*": p.shape(1, 2, 12), "H": h, "W": w}, {"output_size": p.among(p.whole(1, 9), pair)})
+    return p.like({"*": p.shape(1, 2, 6), "H": h, "W": w}, {"output_size": p.among(p.among(4, 6, 8, 9), pair, pair)})
 
 
 @task(
@@ -45,7 +45,7 @@ def _any_bins(p):
         _case((2, 7), 23, 17, (6, 5), held=True),
         _case((3,), 41, 19, (2, 19), draw=Normal(scale=3), held=True),
     ),
-    varied=(_any_bins,),
+    varied=pooled(_any_bins),
     timed=(
         _case((64, 256), 64, 64, (1, 1)), _case((16, 64), 256, 256, (1, 1)), _case((32, 256), 56, 56, (7, 7)),
         _case((16, 64), 256, 256, (64, 64)),

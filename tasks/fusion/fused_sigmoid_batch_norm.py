@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from kbx_env.tasks._varied import either, one_long, sizes
+from kbx_env.tasks._varied import longs, plain, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Outlier, Paper, T, task
@@ -49,12 +49,10 @@ def _case(n, c, rest, args=None, **more):
     varied=(
         sizes(lambda p: {"N": p.whole(2, 5), "C": p.whole(2, 6), "*": p.shape(2, 4, 60)},
               lambda p, s: {"training": p.chance(), "momentum": p.real(0, 1), "eps": p.real(0.001, 0.5)}),
-        either(
-            sizes(lambda p: one_long(p, {"N": (2, 6), "C": (2, 6)}, {"N": 1100, "C": 530}) | {"*": p.among((), (3,))},
-                  lambda p, s: {"training": p.chance(0.7)}, where=lambda c: not c.dtypes),
-            sizes(lambda p: {"N": p.whole(2, 3), "C": p.whole(2, 3), "*": (p.whole(4300, 4500),)}, lambda p, s: {"training": True},
-                  where=lambda c: not c.dtypes),
-        ),
+        sizes(longs({"N": (2, 6), "C": (2, 6)}, {"N": 1100, "C": 530}, lambda p, s: {"*": p.among((), (3,))}),
+              lambda p, s: {"training": p.chance(0.7)}, where=plain, full=True),
+        sizes(lambda p: {"N": p.whole(2, 3), "C": p.whole(2, 3), "*": (p.whole(4300, 4500),)}, lambda p, s: {"training": True},
+              where=plain, full=True),
     ),
     timed=(
         *(_case(32, c, (), given=AFFINE) for c in (1 << 18, 1 << 20, 1 << 22)),

@@ -36,7 +36,8 @@ def _one(shape, args, **more):
         _one((5, 7, 31), {"other": 0.75, "alpha": 3}, held=True),
     ),
     varied=(
-        both_ways(args=lambda p: {"alpha": p.among(p.whole(-3, 3), p.real(-2, 2)), "approximate": p.among("none", "tanh")},
+        both_ways(args=lambda p: {"alpha": p.among(p.whole(-3, 3), p.real(-2, 2), p.real(-2, 2)),
+                                   "approximate": p.among("none", "tanh")},
                   out=True, tensors=("other",)),
     ),
     timed=tuple(Case({"*a": (1 << k,), "*b": (1 << k,)}, a) for k, a in ((22, {}), (25, {}), (27, {}), (25, KINDS[1]))),

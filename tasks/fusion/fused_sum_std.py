@@ -40,7 +40,7 @@ F64 = {"dtype": DtypeArg("f64")}
         Case({"*": (211, 7, 3)}, {"dim": (0, 1)}, held=True),
     ),
     varied=(
-        reduced(lambda p: {"keepdim": p.chance(), "correction": p.whole(-2, 2)}, tuples=True, out=True),
+        reduced(lambda p: {"keepdim": p.chance(), "correction": p.among(-3, -2, -1, 1, 2)}, tuples=True, out=True),
         long_axis(lambda p: {"correction": 0}, tuples=True, out=True),
     ),
     timed=(

@@ -1,7 +1,7 @@
 """fusion/fused_svd_reconstruct."""
 
 import torch
-from kbx_env.tasks._varied import sizes
+from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, Spectrum, T, Uniform, task
@@ -38,8 +38,7 @@ def _sized(m, n, *B):
     ),
     varied=(
         sizes(lambda p: {"*B": p.shape(2, 3, 8), "m": p.whole(1, 9), "n": p.whole(1, 9)}),
-        sizes(lambda p: p.among({"*B": (), "m": p.whole(50, 64), "n": p.whole(2, 9)},
-              {"*B": (), "m": p.whole(2, 9), "n": p.whole(50, 64)})),
+        sizes(longs({"m": (2, 9), "n": (2, 9)}, {"m": 52, "n": 52}, lambda p, s: {"*B": ()}, most=2000)),
     ),
     timed=tuple(Case(_sized(n, n, b), draw=Uniform()) for n, b in ((16, 512), (32, 256), (64, 32))),
 )  # fmt: skip

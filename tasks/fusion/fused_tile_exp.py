@@ -18,9 +18,9 @@ def _case(shape, dims, **more):
 
 
 def _tiled(p):
-    shape = p.slab(2, 3, 1100)[0] if p.chance(0.25) else p.shape(2, 4, 120)
-    dims = tuple(p.whole(1, 3) for _ in range(p.whole(1, 5)))
-    return p.like({"*": shape, "copies": math.prod(dims)}, {"dims": dims}, out=p.chance())
+    shape = p.slab(4, 5, 1100)[0] if p.chance(0.95) else p.shape(2, 4, 120)
+    dims = tuple(p.among(1, 1, 2, 3) for _ in range(p.whole(1, 5)))
+    return p.like({"*": shape, "copies": math.prod(dims)}, {"dims": dims}, out=True)
 
 
 @task(

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import one_long, sizes
+from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, Spectrum, T, task
@@ -45,9 +45,11 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
     ),
     varied=(
         sizes(
-            lambda p: (
-                one_long(p, {"D": (2, 20), "K": (2, 20), "O": (3, 20)}, {"D": 300, "K": 300, "O": 530})
-                | {"*": p.shape(2, 3, 12)}
+            longs(
+                {"D": (2, 20), "K": (2, 20), "O": (3, 20)},
+                {"D": 270, "K": 270, "O": 140},
+                lambda p, s: {"*": p.shape(2, 3, 12)},
+                most=20_000_000,
             ),
             lambda p, s: {"dropout_p": 0.0, "eps": p.real(0.001, 0.5)},
             out=True,

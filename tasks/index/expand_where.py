@@ -11,11 +11,11 @@ def _case(x, y, c=None, o=None, **more):
 
 
 def _expanded(p):
-    shape = p.slab(3, 4, 1100)[0] if p.chance(0.25) else p.shape(3, 5, 800)
-    x = p.broadcast(shape)
+    shape = p.slab(4, 5, 1100)[0] if p.chance(0.9) else p.shape(3, 5, 800)
+    x = p.broadcast(shape, 3)
     target = tuple(-1 if k >= 0 and x[k] == n and p.chance(0.3) else n
                    for k, n in enumerate(shape, len(x) - len(shape)))  # fmt: skip
-    return p.like({"*x": x, "*c": p.broadcast(shape), "*o": p.broadcast(shape)}, {"target_sizes": target})
+    return p.like({"*x": x, "*c": p.broadcast(shape, 3), "*o": p.broadcast(shape, 3)}, {"target_sizes": target})
 
 
 @task(

@@ -12,7 +12,7 @@ def _case(shape, dim, k, value, **more):
 
 
 def _any_axis(p):
-    a, b = (tuple(p.whole(2, 5) for _ in range(k)) for k in p.among((0, 3), (1, 2), (2, 1), (3, 0), (1, 1)))
+    a, b = (tuple(p.whole(2, 5) for _ in range(k)) for k in p.among((0, 4), (1, 3), (4, 0), (3, 1)))
     rank, n = len(a) + 1 + len(b), p.whole(2, 20)
     if p.chance(0.4):
         a, b, rank, n = p.among(((4300,), (2,), 3, 3), ((2,), (4300,), 3, 3), ((2,), (3,), 3, 4300))
@@ -53,7 +53,7 @@ def _any_axis(p):
         _case((7, 211, 13), 1, 40, -0.3, held=True),
         _case((3, 17, 5, 19), -3, 6, 12, layouts={"x": "transposed"}, held=True),
     ),
-    varied=(_any_axis,),
+    varied=(_any_axis, _any_axis),
     timed=(
         *(_case((n, 256), 0, n // 8, 1.0) for n in (1 << 19, 1 << 20)),
         _case((1 << 27,), 0, 1 << 24, 1.0),

@@ -12,7 +12,7 @@ def _case(shape, dim, k, **more):
 
 
 def _any_axis(p):
-    a, b = (tuple(p.whole(2, 5) for _ in range(k)) for k in p.among((0, 3), (1, 2), (2, 1), (3, 0), (1, 1)))
+    a, b = (tuple(p.whole(2, 5) for _ in range(k)) for k in p.among((0, 4), (1, 3), (4, 0), (3, 1)))
     rank, n = len(a) + 1 + len(b), p.whole(2, 20)
     if p.chance(0.4):
         a, b, rank, n = p.among(((4300,), (2,), 3, 3), ((2,), (4300,), 3, 3), ((2,), (3,), 3, 4300))
@@ -47,7 +47,7 @@ def _any_axis(p):
         _case((7, 211, 13), 1, 40, held=True),
         _case((5, 3, 173), -1, 301, layouts={"input": "transposed"}, held=True),
     ),
-    varied=(_any_axis,),
+    varied=(_any_axis, _any_axis),
     timed=(
         *(_case((n, 256), 0, n // 8) for n in (1 << 18, 1 << 20)),
         *(_case((n, 8192), 1, 1024) for n in (4096, 16384)),

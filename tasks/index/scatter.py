@@ -25,13 +25,13 @@ def _case(x, i, dim, s=None, **more):
 
 
 def _any_axis(p):
-    rank = p.whole(3, 4)
+    rank = 4
     dim = p.whole(0, rank - 1)
-    x = [p.whole(3, 8) for _ in range(rank)]
-    long = p.whole(0, rank - 1) if p.chance(0.3) else None
+    x = [p.whole(2, 4) for _ in range(rank)]
+    long = p.among(rank - 1, p.whole(0, rank - 1)) if p.chance(0.9) else None
     if long is not None:
-        x = [1100 if k == long else min(n, 3) for k, n in enumerate(x)]
-    index = tuple(p.whole(1, n) for n in x)
+        x = [1100 if k == long else min(n, 2) for k, n in enumerate(x)]
+    index = tuple(n if k == long else p.whole(1, n) for k, n in enumerate(x))
     src = tuple(n + p.whole(0, 2) for n in index)
     return p.like({"*x": tuple(x), "*i": index, "*s": src}, {"dim": dim - rank if p.chance() else dim},
                   draw=Normal(), draws={"index": Places(x[dim], dim)})  # fmt: skip

@@ -1,7 +1,7 @@
 """linearalgebra/low_rank_svd_approximation."""
 
 import torch
-from kbx_env.tasks._varied import sizes
+from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Paper, Spectrum, T, task
@@ -46,8 +46,8 @@ def _sized(m, n, *B):
         sizes(lambda p: {"*B": p.shape(2, 3, 8), "m": p.whole(3, 9), "n": p.whole(6, 9)}, lambda p,
               s: {"k": p.whole(1, min(6, s["m"]))},
               draw=FALLING, out=True),
-        sizes(lambda p: p.among({"*B": (), "m": p.whole(50, 64), "n": p.whole(5, 9)},
-              {"*B": (), "m": p.whole(5, 9), "n": p.whole(50, 64)}), lambda p, s: {"k": p.whole(1, 5)}, draw=FALLING),
+        sizes(longs({"m": (5, 9), "n": (5, 9)}, {"m": 52, "n": 52}, lambda p, s: {"*B": ()}, most=2000),
+              lambda p, s: {"k": p.whole(1, 5)}, draw=FALLING),
     ),
     timed=tuple(Case(_sized(n, n, b), {"k": n // 4}, draw=FALLING) for n, b in ((16, 512), (32, 256), (64, 32))),
 )  # fmt: skip

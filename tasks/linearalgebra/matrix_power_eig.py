@@ -4,7 +4,7 @@ import torch
 from kbx_env.tasks._varied import batches
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import SPD, Case, Cost, Literal, Paper, Spectrum, Symmetric, T, task
+from kbx_env.spec.task import SPD, Case, Constant, Cost, Literal, Paper, Spectrum, Symmetric, T, task
 
 MIXED = Spectrum(*((-1) ** i * (0.5 + 1.5 * i / 64) for i in range(64)), symmetric=True)
 """Eigenvalues of both signs, none nearer to 0 than 0.5."""
@@ -46,6 +46,7 @@ def _sized(n, *B):
         Case(_sized(13, 2), {"k": 3}, draw=SPD(), layouts={"A": "transposed"}),
         Case(_sized(11), {"k": -2}, draw=MIXED, out=True),
         Case(_sized(1, 3), {"k": 2}, draw=Symmetric()),
+        Case(_sized(4, 2), {"k": 3}, draw=Constant(0)),
         Case(_sized(3, 0), {"k": 2}),
         Case(_sized(23, 3), {"k": -3}, draw=MIXED, held=True),
         Case(_sized(27), {"k": 0.7}, draw=SPD(0.5), held=True),

@@ -11,6 +11,8 @@ MIXED = Spectrum(*((-1) ** i * (0.5 + 1.5 * i / 128) for i in range(128)), symme
 """Eigenvalues of both signs, none nearer to 0 than 0.5."""
 HOLLOW = {"A": Literal(0, 1, 2, 3, 1, 0, 4, -1, 2, 4, 0, 5, 3, -1, 5, 0)}
 """Zeros on the diagonal: the first pivot must be a 2x2 block."""
+NEARLY_TRIDIAGONAL = {"A": Literal(2, 1, 1e-3, -1e-3, 1, -2, 1, 1e-3, 1e-3, 1, 2, 1, -1e-3, 1e-3, 1, -2)}
+"""Columns that are nearly a multiple of a unit vector: a reflection of the wrong sign cancels."""
 PLAIN = {"A": Symmetric(hermitian=False)}
 """Complex symmetric, not Hermitian."""
 BOTH, REAL_B = {"A": "c64", "b": "c64"}, {"A": "c64"}
@@ -54,6 +56,7 @@ def _sized(n, k=(), *batch):
         Case(_sized(14), dtypes=REAL_B, draws=PLAIN, layouts={"A": "strided", "b": "strided"}),
         Case(_sized(19, (4,)), out=True),
         Case(_sized(9), HERMITIAN, dtypes=REAL_B, out=True),
+        Case(_sized(4, (3,)), draws=NEARLY_TRIDIAGONAL),
         Case(_sized(5, (5,), 5)),
         Case(_sized(1, (2,), 3), draws={"A": SPD(0.5)}),
         Case(_sized(4, (2,), 0)),

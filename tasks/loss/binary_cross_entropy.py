@@ -45,7 +45,7 @@ def _eager(input, target, weight=None, reduction="mean"):
         Case({"*": (3, 5, 211)}, NONE, held=True),
     ),
     varied=(
-        elementwise(lambda p: {"reduction": p.among("none", "sum", "mean")}),
+        elementwise(lambda p: {"reduction": p.among("none", "sum", "mean")}, full=True),
         sizes(lambda p: {"*": p.among((0,), (0, 3), (4, 0, 2))}, lambda p, s: {"reduction": p.among("none", "sum")}),
     ),
     timed=stream(draws=HARD),

@@ -1,7 +1,7 @@
 """loss/nll_loss."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import one_long, sizes
+from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Ints, Outlier, Paper, T, Uniform, task
@@ -47,9 +47,10 @@ WEIGHTED = {"given": ("weight",)}
     ),
     varied=(
         sizes(
-            lambda p: one_long(p, {"B": (2, 20), "C": (2, 20)}, {"B": 1100, "C": 4300}),
+            longs({"B": (2, 20), "C": (2, 20)}, {"B": 1100, "C": 4300}),
             lambda p, s: {"reduction": p.among("none", "sum", "mean"), "ignore_index": p.among(-100, 0, 1)},
             where=lambda c: "ignore_index" not in c.args and "target" not in c.draws,
+            full=True,
         ),
         sizes(lambda p: {"B": 0, "C": p.whole(2, 9)}, lambda p, s: {"reduction": p.among("none", "sum")}),
     ),

@@ -37,7 +37,8 @@ NONE, SUM, MEAN = ({"reduction": r} for r in ("none", "sum", "mean"))
         Case({"*": (3, 5, 211)}, NONE | {"beta": 1.5}, held=True),
     ),
     varied=(
-        elementwise(lambda p: {"beta": p.among(0, p.real(0, 4)), "reduction": p.among("none", "sum", "mean")}),
+        elementwise(lambda p: {"beta": p.among(0, p.real(0, 4), p.real(0, 4), p.real(0, 4)),
+                               "reduction": p.among("none", "sum", "mean")}),
         sizes(lambda p: {"*": p.among((0,), (0, 3), (4, 0, 2))}, lambda p, s: {"reduction": p.among("none", "sum")}),
     ),
     timed=stream(),

@@ -21,9 +21,14 @@ def _any_axes(p):
     shape = tuple(min(n, 20) for n in p.shape(3, 4, 400))
     dim = p.axes(len(shape))
     s = p.among(None, tuple(p.whole(1, 12) for _ in dim))
-    return p.like(
-        {"*": shape}, {"dim": dim, "s": s, "norm": p.among(None, "backward", "ortho", "forward")}, out=p.chance()
-    )
+    return p.like({"*": shape}, {"dim": dim, "s": s, "norm": p.among(None, "backward", "ortho", "forward")}, out=True)
+
+
+def _long(p):
+    # Two large primes, or a power of two and an odd factor: neither fits one pass.
+    n = p.among(37 * 41, 31 * 53, 43 * 47, 2048 * 3, 512 * 7, p.whole(1030, 1500))
+    shape, dim = p.among(((2, n), (1,)), ((n, 2), (0,)), ((n,), None))
+    return p.like({"*": shape}, {"dim": dim, "s": None, "norm": p.among(None, "ortho")}, out=True)
 
 
 @task(
@@ -57,7 +62,7 @@ def _any_axes(p):
         _case(2, 19, 37, norm="forward", out=True, held=True),
         _case(1056, dtypes=COMPLEX, held=True),
     ),
-    varied=(_any_axes,),
+    varied=(_any_axes, _long),
     timed=(_case(4096, 1024, dim=(1,), dtypes=COMPLEX), _case(64, 512, 512, dim=(1, 2), dtypes=COMPLEX),
            _case(1 << 20, dtypes=COMPLEX), _case(1 << 22, dtypes=COMPLEX)),
     # Lengths that people transform: a large prime factor would cost several times as much.

@@ -25,7 +25,10 @@ MARGINS = ({}, {"eps": 2**-20}, {"eps": 0.0625})
         Case({"*": (40, 51)}, draw=Linspace(0.45, 0.55)),
         Case({"*": (6, 77)}, {"eps": 2**-10}, draw=Uniform(0, 1), out=True),
     ),
-    varied=(elementwise(lambda p: {"eps": p.among(None, 0.0, 0.25, 2.0 ** -p.whole(3, 20))}, out=True, draw=Uniform(-0.2, 1.2)),),
+    varied=(
+        elementwise(lambda p: {"eps": p.among(None, 0.0, p.whole(1, 50) / 128, p.whole(1, 50) / 128, 2.0 ** -p.whole(3, 20))},
+                    out=True, draw=Uniform(-0.2, 1.2)),
+    ),
     timed=stream(draw=Uniform(0, 1)),
     differs="eps is tested where 1 - eps is an fp32 number; as published the rounding of 1 - 1e-6 decided.",
 )  # fmt: skip

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from kbx_env.tasks._varied import DEEP_SUM, one_long
+from kbx_env.tasks._varied import DEEP_SUM
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
@@ -16,9 +16,9 @@ def _case(m, k, n, lead=None, args=None, **more):
 
 
 def _any_factors(p):
-    s = one_long(p, {"M": (2, 20), "K": (2, 40), "N": (2, 20)}, {"M": 300, "K": 700, "N": 530})
+    s = {"M": p.whole(130, 150), "K": p.whole(560, 640), "N": p.whole(130, 150)}
     beta, alpha = p.among(0, p.real(-2, 2)), p.real(-2, 2)
-    return p.like({"*": p.broadcast((s["M"], s["N"]))} | s, {"beta": beta, "alpha": alpha}, out=p.chance(), draw=Normal(),
+    return p.like({"*": p.broadcast((s["M"], s["N"]))} | s, {"beta": beta, "alpha": alpha}, out=True, draw=Normal(),
                   draws={"input": Constant(math.nan)} if beta == 0 else {})  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """matrixmultiply/matrix_multiply_and_row_dot."""
 
 import torch
-from kbx_env.tasks._varied import one_long, sizes
+from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -39,7 +39,7 @@ def _eager(A, B, alpha, beta, C):
     ),
     varied=(
         sizes(
-            lambda p: one_long(p, {"N": (2, 9), "M": (2, 40), "P": (2, 40)}, {"N": 140, "M": 700, "P": 1100}),
+            longs({"N": (2, 9), "M": (2, 40), "P": (2, 40)}, {"N": 140, "M": 700, "P": 1100}, most=5_000_000),
             lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
         ),
     ),

@@ -1,6 +1,6 @@
 """matrixmultiply/symmetric_mm_and_abs_sum."""
 
-from kbx_env.tasks._varied import one_long, sizes
+from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
@@ -31,7 +31,7 @@ def _case(n, m, alpha, beta, **more):
     ),
     varied=(
         sizes(
-            lambda p: one_long(p, {"N": (2, 30), "M": (2, 40)}, {"N": 140, "M": 600}),
+            longs({"N": (2, 30), "M": (2, 40)}, {"N": 140, "M": 600}),
             lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
         ),
     ),

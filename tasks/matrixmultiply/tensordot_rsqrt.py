@@ -23,7 +23,7 @@ def _contracted(p):
 
 
 def _axes(p):
-    left, right = p.shape(4, 4, 200), [p.whole(2, 5), p.whole(2, 5)]
+    left, right = p.slab(4, 4, 1100)[0], [p.whole(2, 5), p.whole(2, 5)]
     ours = p.shuffled(range(4))[:2]
     theirs = p.shuffled(range(4))[:2]
     b = [right.pop() if k not in theirs else left[ours[theirs.index(k)]] for k in range(4)]

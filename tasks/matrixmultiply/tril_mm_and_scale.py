@@ -1,7 +1,7 @@
 """matrixmultiply/tril_mm_and_scale."""
 
 import torch
-from kbx_env.tasks._varied import one_long, sizes
+from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -34,7 +34,7 @@ def _case(n, p, alpha, beta, **more):
     ),
     varied=(
         sizes(
-            lambda p: one_long(p, {"N": (2, 30), "P": (2, 40)}, {"N": 200, "P": 530}),
+            longs({"N": (2, 30), "P": (2, 40)}, {"N": 140, "P": 270}),
             lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
         ),
     ),

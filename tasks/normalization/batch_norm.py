@@ -1,7 +1,7 @@
 """normalization/batch_norm."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import either, one_long, sizes
+from kbx_env.tasks._varied import longs, plain, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Outlier, Paper, T, task
@@ -43,12 +43,10 @@ AFFINE = ("weight", "bias")
     varied=(
         sizes(lambda p: {"N": p.whole(2, 5), "C": p.whole(2, 6), "*": p.shape(2, 4, 60)},
               lambda p, s: {"training": p.chance(), "momentum": p.real(0, 1), "eps": p.real(0.001, 0.5)}),
-        either(
-            sizes(lambda p: one_long(p, {"N": (2, 6), "C": (2, 6)}, {"N": 1100, "C": 530}) | {"*": p.among((), (3,))},
-                  lambda p, s: {"training": p.chance(0.7)}, where=lambda c: not c.dtypes),
-            sizes(lambda p: {"N": p.whole(2, 3), "C": p.whole(2, 3), "*": (p.whole(4300, 4500),)}, lambda p, s: {"training": True},
-                  where=lambda c: not c.dtypes),
-        ),
+        sizes(longs({"N": (2, 6), "C": (2, 6)}, {"N": 1100, "C": 530}, lambda p, s: {"*": p.among((), (3,))}),
+              lambda p, s: {"training": p.chance(0.7)}, where=plain, full=True),
+        sizes(lambda p: {"N": p.whole(2, 3), "C": p.whole(2, 3), "*": (p.whole(4300, 4500),)}, lambda p, s: {"training": True},
+              where=plain, full=True),
     ),
     timed=tuple(
         Case({"N": 32, "C": 32, "*": (h, 128)}, given=AFFINE, dtypes={"input": "f16"}) for h in (640, 1024, 1536)

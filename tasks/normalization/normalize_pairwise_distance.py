@@ -9,13 +9,13 @@ CUBE = {"*": (6, 33, 40), "D": 12}
 
 
 def _deep(p):
-    shape = p.shape(2, 4, 60)
+    shape = p.shape(3, 4, 60)
     keep = p.chance()
     rank = len(shape) + keep
     args = {
         "keepdim": keep,
         "dim_norm": p.axis(rank),
-        "p_norm": p.whole(1, 5),
+        "p_norm": p.among(1, 3, 4, 5),
         "p_distance": p.real(1, 4),
         "eps_distance": p.real(0.01, 1),
         "eps_norm": p.real(0.1, 9),
@@ -23,9 +23,8 @@ def _deep(p):
     return p.like({"*": shape, "D": p.whole(1, 30)}, args)
 
 
-def _long(p):
-    long = p.chance()
-    axes = {"*": (p.whole(2, 3), 7 if long else p.whole(600, 700)), "D": p.whole(4300, 4500) if long else p.whole(2, 5)}
+def _long(p, long):
+    axes = {"*": (2, 3 if long else p.whole(600, 700)), "D": p.whole(33000, 34000) if long else p.whole(2, 5)}
     return p.like(axes, {"keepdim": False, "dim_norm": p.axis(2)})
 
 
@@ -56,7 +55,7 @@ def _long(p):
         Case({"*": (7, 101), "D": 19}, {"p_norm": 1, "eps_distance": 0.1, "keepdim": True}, held=True),
         Case({"*": (3, 5, 31), "D": 130}, {"p_distance": 1.5, "dim_norm": 2}, draw=Outlier(), held=True),
     ),
-    varied=(_deep, _long),
+    varied=(_deep, lambda p: _long(p, True), lambda p: _long(p, False)),
     timed=tuple(Case({"*": (16, n), "D": 128}, draw=Uniform()) for n in (8192, 32768, 65536)),
 )
 def normalize_pairwise_distance(

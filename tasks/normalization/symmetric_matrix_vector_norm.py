@@ -40,7 +40,11 @@ def _case(n, alpha, beta, p=None, **more):
     varied=(
         sizes(
             lambda p: {"N": p.whole(300, 400)},
-            lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-3, 2), "p": p.among(float("inf"), p.real(0.5, 5))},
+            lambda p, s: {
+                "alpha": p.real(-2, 2),
+                "beta": p.real(-3, 2),
+                "p": p.among(float("inf"), p.real(0.5, 5), p.real(0.5, 5), p.real(0.5, 5)),
+            },
         ),
     ),
     timed=tuple(_case(n, 1.0, 1.0, 2.0) for n in (6144, 11264, 16384)),

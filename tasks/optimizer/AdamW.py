@@ -46,7 +46,7 @@ OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0
                 "beta1": p.real(0.1, 0.99),
                 "beta2": p.real(0.5, 0.999),
                 "weight_decay": p.real(0, 0.5),
-                "eps": p.among(1e-8, p.real(0.001, 0.1)),
+                "eps": p.among(1e-8, p.real(0.001, 0.1), p.real(0.001, 0.1), p.real(0.001, 0.1)),
             },
             draws={"exp_avg": Normal(scale=0.1), "exp_avg_sq": HalfNormal(0, 0.01)},
         ),

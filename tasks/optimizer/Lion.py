@@ -41,7 +41,7 @@ OTHER = {"lr": 0.01, "beta1": 0.95, "beta2": 0.7, "weight_decay": 0.3}
         elementwise(
             lambda p: {
                 "lr": p.real(0.001, 0.3),
-                "beta1": p.among(0.0, 0.9, 0.95, 0.93),
+                "beta1": p.among(0.0, 0.25, 0.75, 0.95, 0.93),
                 "beta2": p.real(0, 1),
                 "weight_decay": p.real(0, 0.9),
             }

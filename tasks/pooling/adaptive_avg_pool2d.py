@@ -1,6 +1,7 @@
 """pooling/adaptive_avg_pool2d."""
 
 import torch.nn.functional as F
+from kbx_env.tasks._varied import pooled
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -8,11 +9,10 @@ from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
 BATCH = {"*": (1, 64), "H": 8, "W": 9}
 
 
-def _any_bins(p):
-    h, w = p.whole(1, 20), p.whole(1, 20)
-    h, w = p.among((h, w), (p.whole(300, 340), p.whole(1, 4)), (p.whole(1, 4), p.whole(300, 340)))
+def _any_bins(p, s):
+    h, w = s["H"], s["W"]
     pair = (p.among(None, p.whole(1, 2 * min(h, 20))), p.among(None, p.whole(1, 2 * min(w, 20))))
-    return p.like({"*": p.shape(1, 2, 12), "H": h, "W": w}, {"output_size": p.among(p.whole(1, 9), pair)})
+    return p.like({"*": p.shape(1, 2, 6), "H": h, "W": w}, {"output_size": p.among(p.among(4, 6, 8, 9), pair, pair)})
 
 
 @task(
@@ -37,7 +37,7 @@ def _any_bins(p):
         Case({"*": (1, 3), "H": 32, "W": 64}, {"output_size": (16, 32)}),
         Case({"*": (2, 7), "H": 23, "W": 17}, {"output_size": (6, 5)}, held=True),
     ),
-    varied=(_any_bins,),
+    varied=pooled(_any_bins),
     timed=tuple(Case({"*": (1, 3), "H": n, "W": n}, {"output_size": (n // 2, n // 2)}) for n in (1024, 4096, 8192)),
 )
 def adaptive_avg_pool2d(input, output_size):

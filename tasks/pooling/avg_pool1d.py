@@ -17,9 +17,14 @@ def _case(lead, length, size, stride=None, padding=0, **more):
 
 def _any_windows(p):
     k = p.whole(1, 70)
-    args = {"kernel_size": k, "stride": p.among(None, p.whole(1, 9)), "padding": p.whole(0, k // 2)}
-    length = p.among(p.whole(k, k + 40), p.whole(4300, 4500))
-    return p.like({"*": p.shape(1, 2, 6), "L": length}, args)
+    args = {"kernel_size": k, "stride": p.among(None, p.whole(1, 9), p.whole(4, 9)), "padding": p.whole(0, k // 2)}
+    return p.like({"*": p.shape(2, 2, 6), "L": p.whole(k, k + 40)}, args)
+
+
+def _long(p):
+    k = p.whole(1, 70)
+    args = {"kernel_size": k, "stride": p.among(1, p.among(4, 5, 6)), "padding": p.whole(0, k // 2)}
+    return p.like({"*": (p.whole(2, 3), p.whole(2, 3)), "L": p.whole(4300, 4500)}, args)
 
 
 @task(
@@ -53,7 +58,7 @@ def _any_windows(p):
         _case((7, 11), 173, 6, 4, 2, held=True),
         _case((13,), 211, 9, 1, 4, draw=Outlier(), held=True),
     ),
-    varied=(_any_windows,),
+    varied=(_any_windows, _long),
     timed=(
         *(_case((2, 64), n, 2) for n in (1 << 17, 1 << 19)),
         _case((16, 64), 1 << 15, 3, 1, 1),

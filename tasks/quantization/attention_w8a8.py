@@ -2,7 +2,7 @@
 
 import torch
 from kbx_env.tasks._schemes import int8_symmetric, jump, operand, report_slack, rounded, total
-from kbx_env.tasks._varied import one_long, sizes
+from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import QuantizationScheme
 from kbx_env.spec.task import Case, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
@@ -43,7 +43,7 @@ def _eager(query, key, value):
         _case(0, 4, 8),
         _case(2, 77, 48, held=True),
     ),
-    varied=(sizes(lambda p: one_long(p, {"B": (1, 3), "S": (3, 30), "D": (2, 24)}, {"B": 9, "S": 150, "D": 100})),),
+    varied=(sizes(longs({"B": (1, 1), "S": (3, 20), "D": (2, 9)}, {"S": 132, "D": 70}, most=3000)),),
     timed=(_case(8, 1024, 64), _case(2, 2048, 64), _case(8, 2048, 64)),
 )
 def attention_w8a8(query, key, value):

@@ -2,7 +2,7 @@
 
 import torch
 from kbx_env.tasks._schemes import int8_symmetric, operand
-from kbx_env.tasks._varied import one_long, sizes
+from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import QuantizationScheme
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
@@ -39,8 +39,10 @@ def _case(b, m, k, n, **more):
     ),
     varied=(
         sizes(
-            lambda p: one_long(
-                p, {"B": (2, 4), "M": (2, 20), "K": (2, 40), "N": (2, 20)}, {"B": 20, "M": 150, "K": 600, "N": 150}
+            longs(
+                {"B": (1, 2), "M": (2, 6), "K": (2, 20), "N": (2, 6)},
+                {"B": 20, "M": 140, "K": 560, "N": 140},
+                most=300_000,
             )
         ),
     ),

@@ -16,7 +16,7 @@ def _case(*size, held=False, out=False, **args):
 def _any_size(p):
     shape = p.shape(4, 6, 1500)
     return p.like(
-        {"*": shape}, {"size": shape, "requires_grad": False}, where=lambda c: "dtype" not in c.args, out=p.chance()
+        {"*": shape}, {"size": shape, "requires_grad": False}, where=lambda c: "dtype" not in c.args, out=True
     )
 
 

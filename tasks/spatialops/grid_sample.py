@@ -1,7 +1,7 @@
 """spatialops/grid_sample."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import one_long
+from kbx_env.tasks._varied import longs, sized
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Outlier, Paper, T, Uniform, task
@@ -27,9 +27,7 @@ def _smooth(p):
     )
 
 
-def _wide(p):
-    s = one_long(p, {"N": (1, 2), "C": (1, 3), "h": (2, 4), "w": (2, 4), "i": (2, 4), "j": (2, 4)},
-                 {"N": 34, "C": 70, "h": 130, "w": 270, "i": 130, "j": 270})  # fmt: skip
+def _wide(p, s):
     axes = {"N": s["N"], "C": s["C"], "*s": (s["h"], s["w"]), "*g": (s["i"], s["j"]), "D": 2}
     return p.like(axes, {"mode": "bilinear"}, draws={"grid": Uniform(-1, 1)})
 
@@ -61,7 +59,17 @@ def _wide(p):
         _case(IMAGE | {"C": 5, "*s": (19, 10), "*g": (7, 21)}, draws=WIDE, held=True),
         _case(CUBE | {"*s": (5, 3, 6), "*g": (3, 2, 4)}, "nearest", "border", draws=CLEAR, held=True),
     ),
-    varied=(_smooth, _wide),
+    varied=(
+        _smooth,
+        sized(
+            _wide,
+            longs(
+                dict.fromkeys("NC", (1, 2)) | dict.fromkeys("hwij", (2, 4)),
+                {"N": 34, "C": 70, "h": 130, "w": 270, "i": 130, "j": 270},
+                most=5_000_000,
+            ),
+        ),
+    ),
     timed=tuple(Case({"N": 16, "C": 3, "*s": (n, n), "*g": (n // 2, n // 2), "D": 2}) for n in (512, 1024, 2048)),
 )
 def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=False):

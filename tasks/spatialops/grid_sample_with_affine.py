@@ -1,7 +1,7 @@
 """spatialops/grid_sample_with_affine."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import one_long
+from kbx_env.tasks._varied import longs, sized
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, Signed, T, Uniform, task
@@ -20,9 +20,7 @@ def _case(axes, size, mode="bilinear", padding="zeros", align=False, **more):
     return Case(axes, args, **more)
 
 
-def _any_map(p):
-    s = one_long(p, {"N": (1, 3), "C": (1, 5), "H": (1, 14), "W": (1, 14), "I": (1, 14), "J": (1, 14)},
-                 {"N": 34, "C": 70, "H": 140, "W": 140, "I": 140, "J": 140})  # fmt: skip
+def _any_map(p, s):
     args = {"size": (s["N"], s["C"], s["I"], s["J"]), "mode": "bilinear", "padding_mode": p.among("zeros", "border", "reflection"),
             "align_corners": p.chance()}  # fmt: skip
     return p.like({k: s[k] for k in "NCHW"}, args, draws={"theta": Normal(scale=0.7)}, dtypes={})
@@ -57,7 +55,16 @@ def _any_map(p):
         _case({"N": 3, "C": 5, "H": 19, "W": 10}, (17, 13), held=True),
         _case({"N": 2, "C": 4, "H": 9, "W": 14}, (11, 21), "nearest", "zeros", True, draws=TURN, held=True),
     ),
-    varied=(_any_map,),
+    varied=(
+        sized(
+            _any_map,
+            longs(
+                dict.fromkeys("NC", (1, 3)) | dict.fromkeys("HWIJ", (1, 9)),
+                {"N": 34, "C": 70, "H": 140, "W": 140, "I": 140, "J": 140},
+                most=5_000_000,
+            ),
+        ),
+    ),
     timed=(
         *(_case({"N": 16, "C": 3, "H": n, "W": n}, (n, n)) for n in (512, 1024, 1536)),
         _case({"N": 16, "C": 3, "H": 512, "W": 512}, (512, 512), padding="reflection", align=True),

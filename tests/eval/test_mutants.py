@@ -6,7 +6,7 @@ import ast
 
 from kbx_env.eval import mutants
 
-from kbx_env.spec.catalog import expert_source
+from kbx_env.spec.catalog import expert_source, task_ids
 
 SOURCE = """import triton
 import triton.language as tl
@@ -57,7 +57,42 @@ def test_a_place_that_is_reached_raises() -> None:
 
 def test_survivors_are_listed_by_kind() -> None:
     row = {"task": "a/b", "kind": "sign", "line": 3, "before": "-1", "after": "1", "code": "x | y", "reached": True}
+    row |= {"why": None, "seconds": 1.5}
     text = mutants.table(
-        [row | {"survives": True}, row | {"survives": False}, row | {"survives": False, "reached": False}]
-    )
-    assert "| sign | 2 | 1 |" in text and "x \\| y" in text
+        [row | {"survives": True}, row | {"survives": False}, row | {"survives": False, "reached": False},
+         row | {"survives": False, "why": "a block size"}]
+    )  # fmt: skip
+    assert "| sign | 3 | 1 | 1 | 1 |" in text and "x \\| y" in text
+    assert "| a block size | 1 |" in text and "1 further mutants" in text and "6 s of grading" in text
+
+
+def test_every_rule_of_equivalent_mutants_belongs_to_a_change_of_the_experts_and_has_a_reason() -> None:
+    """A rule outlives its code unnoticed otherwise, and could hide another change later."""
+    rules = mutants.equivalents()
+    lines: dict[tuple[str, str], list[str]] = {}
+    for task in task_ids():
+        for mutant in {(m.function, m.code) for m in mutants.mutants(expert_source(task) or "")}:
+            lines.setdefault(mutant, []).append(task)
+    for rule in rules:
+        assert set(rule) == {"function", "code", "before", "after", "tasks", "why"} and rule["why"].endswith("."), rule
+        tasks = lines.get((rule["function"], rule["code"]), [])
+        assert tasks, f"no expert has this line: {rule}"
+        if rule["tasks"] != "*":
+            assert set(rule["tasks"].split(",")) <= set(tasks), rule
+
+
+def test_a_mutant_is_equivalent_by_function_line_change_and_task() -> None:
+    rule = {
+        "function": "f",
+        "code": "if n:",
+        "before": "n",
+        "after": "True",
+        "tasks": "math/*",
+        "why": "An empty grid.",
+    }
+    mutant = mutants.Mutant("branch", 3, "n", "True", 40, "f", "if n:")
+    assert mutants.matches(rule, "math/erf", mutant) and mutants.matches(rule | {"after": "*"}, "math/erf", mutant)
+    assert not mutants.matches(rule, "reduce/sum", mutant)
+    assert not mutants.matches(rule | {"after": "False"}, "math/erf", mutant)
+    found = {m.function for m in mutants.mutants(SOURCE)}
+    assert found == {"_k", "f"}

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kbx_env.tasks._varied import LONG_CONV, conv_sizes, longs
 
 from kbx_env.grading import derived_cases, inputs, reference
 from kbx_env.grading.grader import Grader
@@ -67,7 +68,47 @@ def test_a_layout_keeps_the_values_and_poisons_the_gaps() -> None:
 
 
 def test_the_notation_of_a_layout_is_read_back() -> None:
-    assert parsed(layout((1, 0), (1, 2), 7)) == ((1, 0), (1, 2), 7) and parsed("transposed") is None
+    assert parsed(layout((1, 0), (1, 2), 7)) == ((1, 0), (1, 2), 7, 0) and parsed("transposed") is None
+    assert parsed(layout((0,), (3,), 1, 2)) == ((0,), (3,), 1, 2)
+
+
+def test_a_pad_lies_behind_each_line_as_in_a_slice() -> None:
+    x = torch.arange(12.0).reshape(3, 4)
+    placed = inputs._laid_out(x, layout((0, 1), (1, 1), 0, 1))
+    assert torch.equal(placed, x) and placed.stride() == (5, 1)
+    assert inputs._laid_out(x, layout((1, 0), (2, 1), 0, 3)).stride() == (2, 9)
+
+
+def test_every_axis_is_long_in_one_case_of_a_grading() -> None:
+    short, long = {"B": (2, 4), "M": (2, 9), "N": (2, 9)}, {"B": 20, "M": 600, "N": 1100}
+    functions = longs(short, long, most=50_000)
+    for seed in range(20):
+        drawn = [draw(Pick(seed)) for draw in functions]
+        for axis, size in long.items():
+            assert max(d[axis] for d in drawn) >= size, (axis, drawn)
+
+
+@pytest.mark.parametrize("axis", LONG_CONV)
+def test_derived_convolutions_have_the_long_axes_and_few_elements(axis: dict[str, int]) -> None:
+    for seed in range(60):
+        axes, args = conv_sizes(Pick(seed), axis)
+        assert all(axes["D" if name == "C" else name] >= size for name, size in axis.items()), axes
+        assert axes["C"] == axes["D"] * args["groups"] and axes["O"] % args["groups"] == 0
+        assert axes["N"] * axes["O"] * axes["P"] * axes["Q"] < 200_000 and axes["P"] >= 2 and axes["Q"] >= 2
+
+
+def test_broadcast_tensors_keep_the_axes_that_are_asked_for() -> None:
+    assert all(len(Pick(seed).broadcast((2, 3, 4, 5), 3)) >= 3 for seed in range(50))
+
+
+def test_tuples_of_axes_are_never_in_ascending_order() -> None:
+    drawn = [Pick(seed).axes(4, 2) for seed in range(60)]
+    assert all(list(axes) != sorted(axes) and len({a % 4 for a in axes}) == len(axes) for axes in drawn)
+
+
+def test_a_full_case_passes_the_optional_tensors() -> None:
+    cases = (Case({"n": 3}), Case({"n": 3}, given=("weight",)), Case({"n": 3}, given=("weight", "bias")))
+    assert {Pick(seed, cases).like(full=True).given for seed in range(20)} == {("weight", "bias")}
 
 
 def test_shapes_broadcast_both_ways() -> None:

@@ -1,0 +1,398 @@
+"""Breaks one promise of a contract at a time in our own kernels, and asks whether the grader refuses them.
+
+    python eval/broken_promises.py [--tasks GLOBS] [--families GLOB] [--times N] [--workers N] [--json FILE]
+    python eval/broken_promises.py --arguments [--tasks GLOBS]
+
+Each kernel is an expert behind a wrapper that goes wrong exactly where one promise of the contract matters: it takes a
+tensor of three axes as contiguous, knows the listed arguments only, leaves out the second block along an axis. The
+promises are those of ``eval/promises.py``. Every kernel is graded ``--times`` times, since each grading draws cases of its
+own; a kernel that is paid once is a gap. ``--arguments`` ignores one optional argument at a time instead: where the judge
+refuses the reference's own answer with the default in its place, nothing is graded. Arguments without an effect by contract
+are in ``NO_EFFECT``, with the reason. ``FILE`` gets one JSON object a line, and an interrupted run
+goes on where its file ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import itertools
+import json
+import re
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from kbx_env.eval import promises
+from rich.progress import track
+
+from kbx_env.executor.direct import retrying
+from kbx_env.grading import derived_cases, inputs, reference
+from kbx_env.grading import judge as judges
+from kbx_env.grading.grader import Grader
+from kbx_env.spec.catalog import expert_source, load_tasks
+from kbx_env.spec.criteria import Close, Exact
+from kbx_env.spec.task import Task
+
+WALL = 60.0
+"""Seconds of wall time for one kernel."""
+NO_EFFECT: Mapping[tuple[str, str], str] = {
+    ("activation/gelu_int8", "approximate"): "both formulas give the same integer for all 256 inputs",
+    ("fusion/fused_gather_masked_fill", "sparse_grad"): "concerns gradients, which are not computed",
+    ("fusion/fused_instance_norm_selu_conv2d", "num_features"): "accepted without effect: there are no weights",
+    ("fusion/fused_instance_norm_selu_conv2d", "momentum"): "accepted without effect: there are no running statistics",
+    ("fusion/fused_instance_norm_selu_conv2d", "affine"): "accepted without effect: there are no weights",
+    ("fusion/fused_instance_norm_selu_conv2d", "track_running_stats"): "accepted without effect: there are no statistics",
+    ("fusion/fused_layer_norm_relu_linear", "elementwise_affine"): "accepted without effect: there are no weights",
+    ("fusion/fused_repeat_interleave_log_softmax", "output_size"): "always agrees with repeats; it spares a read only",
+    ("fusion/fused_sum_std", "keepdim"): "concerns the sums, which are not returned",
+    ("linearalgebra/determinant_lu", "pivot"): "another way to the same number",
+    ("linearalgebra/determinant_via_qr", "mode"): "another way to the same number",
+    ("linearalgebra/invert_matrix_lu", "pivot"): "another way to the same inverse",
+    ("linearalgebra/low_rank_svd_approximation", "full_matrices"): "the product of the factors is the same",
+    ("linearalgebra/pseudoinverse_svd", "full_matrices"): "the product of the factors is the same",
+    ("linearalgebra/solve_symmetric_ldl", "hermitian"): "a solver that reads the whole matrix does not need it",
+    ("random/logspace", "device"): "inputs give the same device to kernels that look no argument up",
+}
+"""Optional arguments, by task and name, without an effect on the result, and why."""
+
+PRELUDE = '''
+import torch as _torch
+import triton as _triton
+import triton.language as _tl
+
+
+def _tensors(p):
+    for name, v in p.items():
+        if isinstance(v, _torch.Tensor):
+            yield name, v
+        elif isinstance(v, (list, tuple)):
+            for k, t in enumerate(v):
+                if isinstance(t, _torch.Tensor):
+                    yield name + "." + str(k), t
+
+
+def _dense(t):
+    steps, inner = [], 1
+    for n in reversed(t.shape):
+        steps.append(inner)
+        inner *= n
+    return t.as_strided(t.shape, tuple(reversed(steps)), t.storage_offset())
+
+
+@_triton.jit
+def _through(x, y, n, HOW: _tl.constexpr, B: _tl.constexpr):
+    o = _tl.program_id(0) * B + _tl.arange(0, B)
+    v = _tl.load(x + o, mask=o < n)
+    if HOW == 0:
+        v = v.to(_tl.float32).to(v.dtype)
+    if HOW == 1:
+        v = _tl.where(v == 0, v * v, v)
+    if HOW == 2:
+        v = _tl.where(v != v, v * 0 + 1, v)
+        v = _tl.where(v != v, 1.0, v)
+    if HOW == 3:
+        v = _tl.minimum(_tl.maximum(v, -3e38), 3e38)
+    _tl.store(y + o, v, mask=o < n)
+
+
+def _changed(t, how):
+    x = t.contiguous()
+    y = _torch.empty_like(x)
+    if x.numel():
+        _through[(_triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), HOW=how, B=1024)
+    return y
+'''
+"""Helpers of the wrappers: the tensors of a call, a tensor read as contiguous, and a kernel that changes special values."""
+
+Broken = Iterator[tuple[str, str]]
+"""Pairs of a promise and the statements of a wrapper that breaks it. ``p`` are the arguments by name."""
+
+
+def wrapped(task: Task, body: str) -> str | None:
+    """Return the expert's source with an entry that runs ``body`` and then calls the expert with the arguments ``p``.
+
+    Args:
+        task: the task.
+        body: statements that may change ``p``, raise or return.
+
+    Returns:
+        The source; ``None`` if the expert has no entry of this name.
+    """
+    text = expert_source(task.id) or ""
+    renamed, count = re.subn(rf"^def {re.escape(task.entry)}\(", "def _honest(", text, flags=re.MULTILINE)
+    found = re.search(r"^def _honest\((.*?)\):", renamed, re.MULTILINE | re.DOTALL)
+    if count != 1 or found is None:
+        return None
+    names = ", ".join(f"{n}={n}" for n in task.signature.parameters)
+    lines = "\n".join("    " + line for line in body.strip("\n").splitlines())
+    return (
+        f"{renamed}\n{PRELUDE}\n\ndef {task.entry}({found[1]}):\n    p = dict({names})\n{lines}\n    return _honest(**p)\n"
+    )
+
+
+def _stop(condition: str) -> str:
+    return f"if {condition}:\n    raise NotImplementedError('this kernel does not support it')"
+
+
+def _layouts(task: Task, texts: Sequence[str]) -> Broken:
+    """Break the promises on strides, numbers of axes, empty tensors, ``out=`` and broadcasting."""
+    for text in texts:
+        name = text.partition(":")[0]
+        read = f"p[{name!r}] = _dense(p[{name!r}])"
+        plain = name in task.signature.parameters and name not in task.writes
+        given = f"isinstance(p.get({name!r}), _torch.Tensor)"
+        if text.endswith("three or more axes in any order in memory") and plain:
+            yield text, f"if {given} and p[{name!r}].dim() > 2:\n    {read}"
+        elif text.endswith(": any strides") and plain:
+            yield text, f"if {given}:\n    {read}"
+        elif text.endswith("more than three axes") and name in task.signature.parameters:
+            yield text, _stop(f"{given} and p[{name!r}].dim() > 3")
+        elif text == "empty":
+            yield text, _stop("any(t.numel() == 0 for n, t in _tensors(p) if n != 'out')")
+        elif text == "out= of any strides":
+            yield text, "if p['out'] is not None and not p['out'].is_contiguous():\n    return p['out']"
+        elif text == "broadcasting both ways":
+            yield text, (
+                "shapes = [t.shape for n, t in _tensors(p) if n != 'out']\n"
+                + _stop("_torch.broadcast_shapes(*shapes) not in shapes")
+            )
+
+
+def _sizes(task: Task, texts: Sequence[str]) -> Broken:
+    """Break the promises on lengths of axes."""
+    for text in texts:
+        axis = text.partition(":")[0]
+        if text == "an axis of more than one block":
+            yield text, _stop(f"any(n >= {promises.FLAT} for _, t in _tensors(p) for n in t.shape)")
+        elif text.endswith(": more than one block"):
+            name, at = next(
+                (n, axes.index(axis) if not any(a.startswith("*") for a in axes[: axes.index(axis)])
+                 else axes.index(axis) - len(axes))
+                for n, axes in ((n, t.axes.split()) for n, t in task.takes.items()) if axis in axes
+            )  # fmt: skip
+            images = axis == "N" and "C" in task.takes[name].axes
+            least = promises.MATRIX if axis in ("n", "m") else 20 if images else promises.BLOCK
+            yield text, _stop(f"isinstance(p.get({name!r}), _torch.Tensor) and p[{name!r}].shape[{at}] >= {least}")
+
+
+def _arguments(task: Task, texts: Sequence[str]) -> Broken:
+    """Break the promises on arguments."""
+    for text in texts:
+        name = text.partition(":")[0]
+        if text.endswith("values of no declared case"):
+            values = {repr(c.args[name]) for c in task.cases if name in c.args}
+            known = sorted(values | {repr(task.signature.parameters[name].default)})
+            yield text, _stop(f"repr(p[{name!r}]) not in {known!r}")
+        elif text.endswith(": tuples"):
+            yield f"{name}: tuples in any order", _stop(
+                f"isinstance(p[{name!r}], tuple) and list(p[{name!r}]) != sorted(p[{name!r}])"
+            ) if name == "dim" else "pass"
+
+
+def _values(task: Task, texts: Sequence[str]) -> Broken:
+    """Break the promises on special values, by a kernel that changes these values before the expert sees them."""
+    plain = [n for n in task.takes if n in task.signature.parameters and n not in task.writes]
+
+    def change(kind: str, how: int) -> str:
+        return "\n".join(
+            f"if isinstance(p.get({n!r}), _torch.Tensor) and p[{n!r}].dtype == _torch.{kind}:\n"
+            f"    p[{n!r}] = _changed(p[{n!r}], {how})"
+            for n in plain
+        )  # fmt: skip
+
+    if not plain:
+        return
+    for text in texts:
+        if text.startswith("int64"):
+            yield f"{text}: values through fp32", change("int64", 0)
+        elif text == "NaN":
+            yield text, change("float32", 2)
+        elif text == "infinities":
+            yield text, change("float32", 3)
+    if isinstance(task.truth, Exact) and task.takes[plain[0]].dtype == "f32":
+        yield "signed zeros", change("float32", 1)
+
+
+def kernels(task: Task) -> list[tuple[str, str]]:
+    """Return the kernels of a task that break one promise each.
+
+    Args:
+        task: the task.
+
+    Returns:
+        Pairs of the promise and the source.
+    """
+    texts = list(promises.promises(task))
+    found = []
+    for family in (_layouts, _sizes, _arguments, _values):
+        for text, body in family(task, texts):
+            if body != "pass" and (source := wrapped(task, body)) is not None:
+                found.append((text, source))
+    text = expert_source(task.id) or ""
+    half, count = re.subn(r"^(\s+)acc = (tl\.dot\(.*, acc\b.*\))$", r"\1acc = \2.to(tl.float16).to(tl.float32)", text, flags=re.M)
+    if count and any("f16" in c.dtypes.values() or any(t.dtype == "f16" for t in task.takes.values()) for c in task.cases):
+        found.append(("16-bit accumulator", half))
+    return found
+
+
+def ignoring(task: Task) -> list[tuple[str, str]]:
+    """Return kernels that ignore one optional argument each, for arguments that cases pass.
+
+    Args:
+        task: the task.
+
+    Returns:
+        Pairs of the argument and the source.
+    """
+    found = []
+    for name, p in task.signature.parameters.items():
+        if p.default is p.empty or name in ("out", "inplace") or name in task.takes:
+            continue
+        if any(name in c.args and c.args[name] != p.default for c in task.cases) and (
+            source := wrapped(task, f"del p[{name!r}]")
+        ):
+            found.append((name, source))
+    return found
+
+
+DRAWS = 4
+"""Gradings whose derived cases are asked whether they need an argument."""
+
+
+def noticed(task: Task, name: str) -> bool | None:
+    """Return whether the judge refuses the reference's own answer with the default in the place of an argument.
+
+    Args:
+        task: the task.
+        name: the argument.
+
+    Returns:
+        ``None`` for judges of random or quantized results, whose answers the reference alone does not give: there a
+        kernel must be graded.
+    """
+    if not isinstance(task.truth, Close | Exact):
+        return None
+    default = task.signature.parameters[name].default
+    drawn = (c for k in range(DRAWS) for c in derived_cases.derive(task, b"arguments %d" % k, "eval"))
+    for k, case in enumerate(itertools.chain(task.cases, drawn)):
+        if name not in case.args or case.args[name] == default:
+            continue
+        case = replace(case, out=False, layouts={n: v for n, v in case.layouts.items() if n != "out"})
+        args = inputs.draw(task, case, k + 1)
+        without = {n: v for n, v in args.items() if n != name}
+        try:
+            other = reference.expect(task, case, without, "cpu", exact=False)
+        except Exception:
+            return True  # the call needs the argument
+        kept = {n: v for n, v in without.items() if isinstance(v, torch.Tensor)}
+        plain = tuple(o.requires_grad for o in other.native)
+        made = judges.Answer(tuple(other.native), other.is_tuple, kept, other.aliases, other.aliases, grads=plain)
+        if not judges.judge(task, case, args, [made] * judges.calls_needed(task, case)).passed:
+            return True
+    return False
+
+
+_graders: list[Grader] = []
+
+
+def _work(job: tuple[str, str, str, int]) -> dict[str, Any]:
+    """Grade one kernel until it is paid, at most a number of times."""
+    task_id, text, source, times = job
+    if not _graders:
+        _graders.append(Grader())
+    begun, verdicts = time.monotonic(), []
+    for _ in range(times):
+        outcome = retrying(_graders[0].grade)(task_id, source, backend="cpu", targets=(), wall=WALL)
+        verdicts.append(str(outcome.verdict))
+        if outcome.correct:
+            break
+    return {
+        "task": task_id, "promise": text, "verdicts": verdicts, "paid": "correct" in verdicts,
+        "message": outcome.message[:120], "seconds": round(time.monotonic() - begun, 2),
+    }  # fmt: skip
+
+
+def family_of(text: str) -> str:
+    """Return the text of a promise without the name of a tensor, an axis or an argument."""
+    name, colon, rest = text.partition(": ")
+    return rest if colon and not name.startswith("int64") else text
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a Markdown table of the kernels by family, and the list of those that were paid.
+
+    Args:
+        rows: graded kernels.
+
+    Returns:
+        Markdown.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for r in rows:
+        groups[family_of(r["promise"])].append(r)
+    lines = ["| broken promise | tasks | kernels | paid at least once |", "|---|---|---|---|"]
+    for name in sorted(groups):
+        mine = groups[name]
+        lines.append(f"| {name} | {len({r['task'] for r in mine})} | {len(mine)} | {sum(r['paid'] for r in mine)} |")
+    lines.append(f"| **all** | {len({r['task'] for r in rows})} | {len(rows)} | {sum(r['paid'] for r in rows)} |")
+    lines += ["", *(f"- paid in grading {len(r['verdicts'])}: {r['task']}, {r['promise']}" for r in rows if r["paid"])]
+    return "\n".join(lines)
+
+
+def jobs_of(tasks: Sequence[Task], families: str, times: int, make: Callable[[Task], list[tuple[str, str]]]) -> list[Any]:
+    """Return the jobs of a run: (task id, promise, source, times)."""
+    return [
+        (task.id, text, source, times)
+        for task in tasks for text, source in make(task)
+        if fnmatch.fnmatch(family_of(text), families) and (task.id, text) not in NO_EFFECT
+    ]  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments; by default those of the process.
+
+    Returns:
+        Exit status: 1 if a kernel was paid.
+    """
+    parser = argparse.ArgumentParser(prog="broken_promises.py", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--tasks", default="*", help="globs over task ids, comma-separated")
+    parser.add_argument("--families", default="*", metavar="GLOB", help="over the broken promises")
+    parser.add_argument("--times", type=int, default=3, metavar="N", help="gradings of each kernel")
+    parser.add_argument("--workers", type=int, default=1, metavar="N")
+    parser.add_argument("--arguments", action="store_true", help="ignore one optional argument at a time")
+    parser.add_argument("--json", type=Path, help="file for the results, one JSON object a line")
+    options = parser.parse_args(argv)
+    tasks = load_tasks(pattern=options.tasks)
+    jobs = jobs_of(tasks, options.families, options.times, ignoring if options.arguments else kernels)
+    if options.arguments:
+        by_id = {task.id: task for task in tasks}
+        known = len(jobs)
+        jobs = [j for j in jobs if not noticed(by_id[j[0]], j[1])]
+        print(f"{known} arguments, {known - len(jobs)} needed by the judge; kernels that ignore the others are graded")
+    rows: list[dict[str, Any]] = []
+    if options.json and options.json.exists():
+        rows = [json.loads(line) for line in options.json.read_text().splitlines()]
+        done = {(r["task"], r["promise"]) for r in rows}
+        jobs = [j for j in jobs if j[:2] not in done]
+    with ProcessPoolExecutor(options.workers) as pool:
+        for row in track(pool.map(_work, jobs), "kernels", len(jobs)):
+            rows.append(row)
+            if options.json:
+                with options.json.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    print(table(rows))
+    return int(any(r["paid"] for r in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

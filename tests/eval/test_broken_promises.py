@@ -1,0 +1,57 @@
+"""The tool that breaks one promise at a time: every kernel goes wrong in one place, and is refused."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from kbx_env.eval import broken_promises
+
+from kbx_env.grading.grader import Grader
+from kbx_env.spec.catalog import load_task, task_ids
+
+
+@pytest.mark.parametrize("name", task_ids())
+def test_every_broken_kernel_is_python(name: str) -> None:
+    task = load_task(name)
+    made = broken_promises.kernels(task) + broken_promises.ignoring(task)
+    for _, source in made:
+        ast.parse(source)
+    assert len({text for text, _ in made}) == len(made)
+
+
+def test_arguments_without_an_effect_are_optional_parameters_that_cases_pass() -> None:
+    for (name, argument), why in broken_promises.NO_EFFECT.items():
+        task = load_task(name)
+        assert argument in {text for text, _ in broken_promises.ignoring(task)} and why
+
+
+@pytest.mark.parametrize("name", task_ids())
+def test_every_argument_with_an_effect_is_needed_by_a_case(name: str) -> None:
+    task = load_task(name)
+    for argument, _ in broken_promises.ignoring(task):
+        if (name, argument) not in broken_promises.NO_EFFECT:
+            assert broken_promises.noticed(task, argument) is not False, argument
+
+
+@pytest.mark.parametrize(
+    ("name", "promise"),
+    [
+        ("reduce/sum", "input: three or more axes in any order in memory"),
+        ("math/sub", "out= of any strides"),
+        ("activation/relu", "an axis of more than one block"),
+        ("convolution/conv2d", "D: more than one block"),
+    ],
+)
+def test_a_kernel_with_one_promise_broken_is_refused(name: str, promise: str) -> None:
+    task = load_task(name)
+    source = dict(broken_promises.kernels(task))[promise]
+    with Grader() as grader:
+        outcome = grader.grade(name, source, backend="cpu", targets=(), seed=5)
+    assert not outcome.correct and outcome.message
+
+
+def test_gaps_are_listed_by_family() -> None:
+    row = {"task": "a/b", "promise": "x: any strides", "verdicts": ["incorrect", "correct"], "paid": True}
+    text = broken_promises.table([row, row | {"promise": "y: any strides", "paid": False}])
+    assert "| any strides | 1 | 2 | 1 |" in text and "paid in grading 2: a/b, x: any strides" in text
