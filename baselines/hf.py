@@ -92,7 +92,7 @@ class Turns(Method):
             if turn and self._context is not None and len(ids) >= self._context:
                 break
             reply = session.ask(f"turn {turn}", replace(self.sampling.request(messages), ids=tuple(ids)))
-            source = strip_fences(reply.text)
+            source = strip_fences(reply.text, task.entry)
             (outcome,) = env.grade([source], round=turn)
             reward = env.turns[-1].reward
             found.append(((reward is not None, outcome.correct, reward or 0.0), source))
