@@ -37,6 +37,8 @@ class Reward:
     shaping: Mapping[str, float] = field(default_factory=dict)
     hints: tuple[Term, ...] = ()
     """The shaping terms."""
+    compiled: bool = False
+    """Whether timed gradings should also measure torch.compile, since a term needs it."""
 
     def __call__(self, outcome: Outcome) -> float | None:
         """Return the reward, or ``None`` for a masked outcome and for a grading that left out a layer of defence."""
@@ -124,5 +126,5 @@ def load_preset(name: str) -> Reward:
     shaping: Mapping[str, float] = getattr(preset, "SHAPING", {})
     return Reward(
         name, weights, tuple(map(load_term, weights)), getattr(preset, "ESTIMATE", None), shaping,
-        tuple(map(load_term, shaping)),
+        tuple(map(load_term, shaping)), getattr(preset, "COMPILED", False),
     )  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 from kbx_env import versions
 from kbx_env.deadlines import deadline_of
 from kbx_env.envs import prompt
-from kbx_env.envs.answer import strip_fences
+from kbx_env.envs.answer import REASONING, strip_fences
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import Executor, InlinePool, ProcessPool, Request, WorkerPool
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
@@ -55,7 +55,7 @@ class GradedAnswer:
 
 
 class BatchGrader:
-    """Grades on worker processes or a Ray cluster. ``gradings`` and ``seconds`` count the gradings and their time so far."""
+    """Grades on worker processes, a Ray cluster or a grading service. ``gradings`` and ``seconds`` count the gradings and their time so far."""
 
     def __init__(
         self, preset: str = "default", backend: str = "auto", *, workers: int | None = None, executor: str = "process",
@@ -64,6 +64,7 @@ class BatchGrader:
         grading_seed: int | None = None, split: str = "train", sizes: str = "published",
         precision: str = "report", out: str | Path | None = None,
         store: str | Path | None = None, grade: Callable[..., Outcome] | None = None,
+        grade_gpus: Sequence[int] = (), service: str | None = None, reasoning: Sequence[str] = REASONING,
     ) -> None:  # fmt: skip
         """Start a grader and its workers.
 
@@ -87,10 +88,15 @@ class BatchGrader:
             out: folder for the file of gradings, so that equal sources are graded once, also in a resumed run.
             store: another file of gradings, which several runs may share.
             grade: replaces the real grader in tests.
+            grade_gpus: numbers of the GPUs that only grade, as ``nvidia-smi`` counts them; empty: kernels are graded on the GPU
+                of this process.
+            service: URL of a grading service; the token is in the environment variable ``KBX_TOKEN``.
+            reasoning: tags around reasoning, which is not graded; empty for none.
 
         Raises:
             UnknownName: no such preset, backend, executor, grading, sizes, precision or target.
-            UsageError: an option out of its range, or Ray or a GPU is needed and missing.
+            UsageError: an option out of its range, options that exclude each other, or Ray, a GPU or the client of the service is
+                needed and missing.
         """
         from kbx_env.rewards.compose import load_preset, load_term
 
@@ -107,11 +113,13 @@ class BatchGrader:
         for name, value in (("ray_address", ray_address), ("per_gpu", per_gpu)):
             if value is not None and executor != "ray":
                 raise UsageError(f"{name} is for executor=ray; set that, or leave {name} out")
+        check_places(executor, backend, grade_gpus, service)
         if workers is not None and workers < 1:
             raise UsageError(f"workers is {workers}; at least 1")
         if not 0 <= target < math.inf or not 0 < wall < math.inf:
             raise UsageError(f"target is {target}, wall is {wall}; a speedup, and seconds above 0")
         self._compiles, self._target, self._fault_printed = load_term("compiles"), target, False
+        self._reasoning, self._ahead = tuple(reasoning), dict[tuple[str, bytes], Future[Outcome]]()
         self.gradings, self.seconds = 0, 0.0
         self._stack = contextlib.ExitStack()
         try:
@@ -121,22 +129,31 @@ class BatchGrader:
 
                 pool, device = open_ray(backend, ray_address, workers, per_gpu, timing)
                 self._stack.callback(pool.close)
+                pool.width = own_share(pool.width)
                 self.backend = "cpu" if device == "cpu" else "cuda"
                 self._about = versions.environment("cpu") | {"device": device}
                 timed = self.backend == "cuda" and timing
+            elif service is not None and grade is None:
+                from kbx_env.train.service_pool import ServicePool
+
+                self.backend, timed = backend, backend == "cuda" and timing
+                self._about = versions.environment("cpu") | {"device": f"service {service}"}
+                pool = ServicePool(service, workers)
             else:
                 self.backend = resolve_backend(backend)
                 timed = self.backend == "cuda" and timing
                 self._about = versions.environment(self.backend)
                 many = workers or workers_here(self.backend)
-                pool = InlinePool(grade, many) if grade else ProcessPool(many, env=_own_gpu())
+                pool = InlinePool(grade, many) if grade else _pool_here(many, grade_gpus)
             self.timed = timed
+            self.shares_gpu = self.backend == "cuda" and executor != "ray" and service is None and not grade_gpus
             self._options: dict[str, Any] = {
                 "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing, "split": split,
                 "wall": wall, "seed": grading_seed, "estimate": self.preset.estimate, "torch_ops": torch_ops,
                 # Absent: earlier gradings keep their keys.
                 **({} if sizes == "published" else {"sizes": sizes}),
                 **({} if precision == "report" else {"precision": precision}),
+                **({"compiled": True} if self.preset.compiled and timed else {}),
             }  # fmt: skip
             file = Path(store) if store is not None else Path(out) / STORE if out is not None else None
             if file is not None:
@@ -146,7 +163,7 @@ class BatchGrader:
                     setting = f"out={out}" if store is None else f"store={store}"
                     raise UsageError(f"cannot write to {setting}: {e.strerror}; give a folder that can be written") from e
             gradings = None if file is None else self._stack.enter_context(contextlib.closing(Store(file)))
-            deadline = deadline_of(timed, wall)
+            deadline = deadline_of(timed, wall, self.preset.compiled and timed)
             self._executor = self._stack.enter_context(Executor(pool, store=gradings, deadline=deadline, capacity=sys.maxsize))
         except BaseException:
             self._stack.close()
@@ -162,18 +179,16 @@ class BatchGrader:
             The graded answers, in the same order.
         """
         start = time.monotonic()
-        if self.backend == "cuda":
+        if self.shares_gpu:
             _make_room()
-        submissions = [(task, strip_fences(text).encode("utf-8", "surrogatepass")) for task, text in answers]
+        submissions = [(task, self._source(task, text)) for task, text in answers]
         futures: dict[tuple[str, bytes], Future[Outcome] | Exception] = {}  # equal answers of a batch are graded once
-        for task, source in submissions:
-            if (task, source) in futures:
-                continue
-            try:
-                about = self._about | {"fingerprint": load_task(task).fingerprint}
-                futures[task, source] = self._executor.submit(Request(task, source, self._options, about, POLICY))
-            except Exception as e:
-                futures[task, source] = e
+        for key in submissions:
+            if key not in futures:
+                futures[key] = self._ahead.pop(key, None) or self._submit(*key)
+        for future in self._ahead.values():  # answers that were not handed in after all
+            future.cancel()
+        self._ahead.clear()
         found = {key: self._outcome(key[0], future) for key, future in futures.items()}
         outcomes = [found[key] for key in submissions]
         self.gradings += len(outcomes)
@@ -183,6 +198,27 @@ class BatchGrader:
             self._fault_printed = True
             print(f"{len(faults)} of {len(outcomes)} gradings are masked: {faults[0].message[:300]}", file=sys.stderr)
         return [self._graded(o) for o in outcomes]
+
+    def begin(self, task: str, text: str) -> None:
+        """Begin to grade an answer that the next call will have, while other answers are still generated.
+
+        Args:
+            task: the task's id.
+            text: the answer.
+        """
+        key = (task, self._source(task, text))
+        if key not in self._ahead and not isinstance(future := self._submit(*key), Exception):
+            self._ahead[key] = future
+
+    def _source(self, task: str, text: str) -> bytes:
+        return strip_fences(text, load_task(task).entry, self._reasoning).encode("utf-8", "surrogatepass")
+
+    def _submit(self, task: str, source: bytes) -> Future[Outcome] | Exception:
+        try:
+            about = self._about | {"fingerprint": load_task(task).fingerprint}
+            return self._executor.submit(Request(task, source, self._options, about, POLICY))
+        except Exception as e:
+            return e
 
     def _outcome(self, task: str, future: Future[Outcome] | Exception) -> Outcome:
         try:
@@ -215,8 +251,8 @@ class BatchGrader:
 def workers_here(backend: str) -> int:
     """Return how many gradings run at a time on this machine.
 
-    On the CPU backend as many as cores. On CUDA two cores are left for the kernels that are timed, and the others are divided
-    among the training processes of this machine.
+    On the CPU backend as many as cores. On CUDA two cores are left for the kernels that are timed. Cores are divided among the
+    training processes of this machine.
 
     Args:
         backend: ``cpu`` or ``cuda``.
@@ -224,8 +260,79 @@ def workers_here(backend: str) -> int:
     Returns:
         Gradings at a time, at least 1.
     """
-    cores = os.cpu_count() or 1
-    return cores if backend == "cpu" else max(1, (cores - 2) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    cores = (os.cpu_count() or 1) - (0 if backend == "cpu" else 2)
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def own_share(slots: int) -> int:
+    """Return how many of the workers of a cluster this process of a distributed run uses, so that its processes do not compete.
+
+    A worker that a process has started stays with it; a process that found none would wait for it in vain.
+
+    Args:
+        slots: workers of the whole run.
+
+    Returns:
+        At least 1.
+
+    Raises:
+        UsageError: there are fewer workers than processes.
+    """
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if slots < world:
+        raise UsageError(
+            f"{slots} worker(s) on Ray for {world} training processes: each needs one of its own; raise workers, add nodes, or train "
+            "with fewer processes"
+        )
+    return slots // world + (rank < slots % world)
+
+
+def check_places(executor: str, backend: str, grade_gpus: Sequence[int], service: str | None) -> None:
+    """Check the settings that say where kernels are graded.
+
+    Args:
+        executor: process or ray.
+        backend: cpu, cuda or auto.
+        grade_gpus: numbers of the GPUs that only grade.
+        service: URL of a grading service, or ``None``.
+
+    Raises:
+        UsageError: settings that exclude each other, or a GPU that this process trains on.
+    """
+    if service is not None and (executor == "ray" or grade_gpus):
+        raise UsageError("grader=URL grades elsewhere: leave out grade_gpus, and executor=ray")
+    if service is not None and backend not in ("cpu", "cuda"):
+        raise UsageError(f"grader={service} needs backend=cpu or backend=cuda, not {backend}: prompts say whether kernels are timed")
+    if not grade_gpus:
+        return
+    if executor == "ray" or backend == "cpu":
+        raise UsageError("grade_gpus is for backend=cuda on this machine; on a Ray cluster use per_gpu")
+    if min(grade_gpus) < 0 or len(set(grade_gpus)) < len(grade_gpus):
+        raise UsageError(f"grade_gpus is {list(grade_gpus)}; numbers of GPUs as nvidia-smi counts them, each once, such as [6,7]")
+    own = _device_of(int(os.environ.get("LOCAL_RANK", "0")))
+    if own in map(str, grade_gpus):
+        raise UsageError(
+            f"grade_gpus={list(grade_gpus)}: this process trains on GPU {own}; start fewer processes, or choose the GPUs for training "
+            "with CUDA_VISIBLE_DEVICES"
+        )
+
+
+def _device_of(rank: int) -> str:
+    """Return the name of the GPU that a process of this machine trains on."""
+    devices = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
+    return devices[rank] if rank < len(devices) else str(rank)
+
+
+def _pool_here(workers: int, grade_gpus: Sequence[int]) -> WorkerPool:
+    """Start workers on this machine: on the GPU of this process, or on its part of the GPUs that only grade."""
+    if not grade_gpus:
+        return ProcessPool(workers, env=_own_gpu())
+    from kbx_env.executor.pools.gpu import GpuPool
+
+    rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    mine = list(grade_gpus)[rank::ranks] or [grade_gpus[rank % len(grade_gpus)]]
+    each = max(1, workers // len(mine))
+    return GpuPool([ProcessPool(each, env={"CUDA_VISIBLE_DEVICES": str(gpu)}) for gpu in mine])
 
 
 def _make_room() -> None:
@@ -241,5 +348,4 @@ def _own_gpu() -> dict[str, str]:
     rank = os.environ.get("LOCAL_RANK")
     if rank is None or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < 2:
         return {}
-    devices = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
-    return {"CUDA_VISIBLE_DEVICES": devices[int(rank)] if int(rank) < len(devices) else rank}
+    return {"CUDA_VISIBLE_DEVICES": _device_of(int(rank))}

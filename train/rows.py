@@ -35,15 +35,31 @@ def message(task: Task, backend: str) -> dict[str, str]:
     return {"role": "user", "content": instruction(task, backend)}
 
 
+def messages(task: Task, backend: str, system: str | None = None) -> list[dict[str, str]]:
+    """Return the messages of a prompt.
+
+    Args:
+        task: the task.
+        backend: ``cpu`` or ``cuda``.
+        system: a system message before the task's; ``None`` for none.
+
+    Returns:
+        One or two messages, each with ``role`` and ``content``.
+    """
+    return [*([] if system is None else [{"role": "system", "content": system}]), message(task, backend)]
+
+
 def about(task: Task) -> dict[str, Any]:
     """Return the columns that describe a task."""
     return {"task": task.id, "category": task.category, "difficulty": task.difficulty}
 
 
-def prompts(tasks: Sequence[Task], backend: str, *, repeats: int = 1, seed: int = 0) -> Dataset:
+def prompts(
+    tasks: Sequence[Task], backend: str, *, repeats: int = 1, seed: int = 0, system: str | None = None
+) -> Dataset:  # fmt: skip
     """Make one row for each task and repeat: ``prompt``, ``task``, ``seed``, ``category``, ``difficulty``.
 
-    The message of a prompt has one more key, ``task``. Chat templates ignore it, and functions that are given only the prompt
+    Each message of a prompt has one more key, ``task``. Chat templates ignore it, and functions that are given only the prompt
     can read it.
 
     Args:
@@ -51,6 +67,7 @@ def prompts(tasks: Sequence[Task], backend: str, *, repeats: int = 1, seed: int 
         backend: ``cpu`` or ``cuda``, not ``auto``: the instruction says whether kernels are timed.
         repeats: rows for each task, each with a seed of its own; all tasks come once before the next repeat.
         seed: seed of the rows' seeds, which lie in [0, 2^31).
+        system: a system message before each task's; ``None`` for none.
 
     Returns:
         The rows.
@@ -64,7 +81,7 @@ def prompts(tasks: Sequence[Task], backend: str, *, repeats: int = 1, seed: int 
     if backend not in ("cpu", "cuda"):
         raise UnknownName("backend of prompts", backend, ("cpu", "cuda"))
     return _dataset([
-        {"prompt": [message(t, backend) | {"task": t.id}], "seed": _seed(seed, t.id, turn), **about(t)}
+        {"prompt": [m | {"task": t.id} for m in messages(t, backend, system)], "seed": _seed(seed, t.id, turn), **about(t)}
         for turn in range(repeats) for t in tasks
     ])  # fmt: skip
 
