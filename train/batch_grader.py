@@ -281,8 +281,8 @@ def own_share(slots: int) -> int:
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if slots < world:
         raise UsageError(
-            f"{slots} worker(s) on Ray for {world} training processes: each needs one of its own; raise workers, add nodes, or train "
-            "with fewer processes"
+            f"{slots} worker(s) on Ray for {world} training processes: each needs one of its own; raise workers, add nodes, or "
+            "train with fewer processes"
         )
     return slots // world + (rank < slots % world)
 
@@ -302,7 +302,8 @@ def check_places(executor: str, backend: str, grade_gpus: Sequence[int], service
     if service is not None and (executor == "ray" or grade_gpus):
         raise UsageError("grader=URL grades elsewhere: leave out grade_gpus, and executor=ray")
     if service is not None and backend not in ("cpu", "cuda"):
-        raise UsageError(f"grader={service} needs backend=cpu or backend=cuda, not {backend}: prompts say whether kernels are timed")
+        why = "prompts say whether kernels are timed"
+        raise UsageError(f"grader={service} needs backend=cpu or backend=cuda, not {backend}: {why}")
     if not grade_gpus:
         return
     if executor == "ray" or backend == "cpu":

@@ -69,6 +69,21 @@ def check(s: Settings) -> None:
         raise UnknownName("episode", s.episode, EPISODES)
     if s.max_turns < 1 or s.samples < 0:
         raise UsageError(f"max_turns is {s.max_turns}, samples is {s.samples}; at least 1, and at least 0")
+    _check_turns(s)
+    _check_grading(s)
+    models.check_quantised(s.quantize, s.lora is not None, on_cpu(s.trainer))
+    for name in s.categories or ():
+        if name not in CATEGORIES:
+            raise UnknownName("category", name, CATEGORIES)
+    if s.categories and not s.curriculum:
+        raise UsageError("categories is the order of a curriculum; add curriculum=true, or use category or tasks to choose")
+    from kbx_env.rewards.compose import load_preset
+
+    load_preset(s.reward)
+
+
+def _check_turns(s: Settings) -> None:
+    """Check the settings of episodes of several turns."""
     if not 0 <= s.gamma <= 1:
         raise UsageError(f"gamma is {s.gamma}; a discount, from 0 to 1")
     if s.per_turn_credit and s.mode != "multi":
@@ -79,20 +94,15 @@ def check(s: Settings) -> None:
         raise UnknownName("turn baseline", s.turn_baseline, BASELINES)
     if s.turn_baseline != BASELINES[0] and not s.per_turn_credit:
         raise UsageError(f"turn_baseline={s.turn_baseline} is for per_turn_credit=true")
+
+
+def _check_grading(s: Settings) -> None:
+    """Check the settings that say where and when answers are graded, and what of them."""
     if s.overlap.lower() not in ("auto", "true", "false"):
         raise UnknownName("setting overlap", s.overlap, ("auto", "true", "false"))
     if s.reasoning is not None and (len(s.reasoning) != 2 or not all(s.reasoning)):
         raise UsageError(f"reasoning is {s.reasoning}; two tags, such as ['<think>','</think>'], or null")
     check_places(s.executor, s.backend, s.grade_gpus or (), s.grader)
-    models.check_quantised(s.quantize, s.lora is not None, on_cpu(s.trainer))
-    for name in s.categories or ():
-        if name not in CATEGORIES:
-            raise UnknownName("category", name, CATEGORIES)
-    if s.categories and not s.curriculum:
-        raise UsageError("categories is the order of a curriculum; add curriculum=true, or use category or tasks to choose")
-    from kbx_env.rewards.compose import load_preset
-
-    load_preset(s.reward)
 
 
 def tasks_of(s: Settings) -> list[Task]:

@@ -112,16 +112,30 @@ class KernelTrainer(GRPOTrainer):
     def _generate_continuously(self, model: Any, prompts: list[list[int]]) -> list[list[int]]:
         """Generate with continuous batching of transformers, without changing the weights.
 
-        TRL casts the whole model to half precision first and leaves it so: weights in float32 would be lost at the first step, and
-        with them every update that is smaller than the last bit of a bfloat16. Here weights in float32 are copied to a second model
-        in half precision, which takes half of their memory; other weights are used as they are.
+        TRL casts the whole model to half precision first and leaves it so: weights in float32 would be lost at the first step,
+        and with them every update that is smaller than the last bit of a bfloat16. Here weights in float32 are copied to a second
+        model in half precision, which takes half of their memory; other weights are used as they are.
+
+        Args:
+            model: the model, unwrapped.
+            prompts: the prompts in tokens.
+
+        Returns:
+            The answers in tokens.
+
+        Raises:
+            UsageError: some prompts have no answer.
         """
         half = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         dtypes = {p.dtype for p in base.parameters() if p.is_floating_point()}
         if half is not None and dtypes == {torch.float32} and base is model:
             if self._half is None:
-                self._half = copy.deepcopy(model).to(half).requires_grad_(False)
+                # Made anew: in a copy, ``forward`` would be the one that accelerate and TRL have bound to this model, and ``to``
+                # would round the frequencies of rotary embeddings.
+                with torch.device(model.device):
+                    self._half = type(model)._from_config(copy.deepcopy(model.config), dtype=half).requires_grad_(False)
+                self._half.generation_config = model.generation_config
             with torch.no_grad():
                 for own, other in zip(self._half.parameters(), model.parameters(), strict=True):
                     own.copy_(other)
@@ -140,8 +154,8 @@ class KernelTrainer(GRPOTrainer):
             generator.set_attn_implementation(was)
         if len(found) < len(prompts):
             raise UsageError(
-                f"continuous batching gave {len(found)} of {len(prompts)} answers (see the messages above); free GPU memory, or set "
-                "trainer.use_transformers_continuous_batching=false"
+                f"continuous batching gave {len(found)} of {len(prompts)} answers (see the messages above); free GPU memory, or "
+                "set trainer.use_transformers_continuous_batching=false"
             )
         return [list(map(int, output.generated_tokens)) for output in found.values()]
 
@@ -287,6 +301,14 @@ def _generate_evenly(trainer: Any, prompts: list[list[int]], most: int) -> tuple
     TRL takes a process's answers from ``process_index * len(prompts)`` on. After the first turn the processes have different
     numbers of live episodes, and would get the answers to others' prompts. So the prompts of all processes are dealt out anew; at
     most one prompt for each process is added to make numbers equal, and its answer is dropped.
+
+    Args:
+        trainer: TRL's trainer.
+        prompts: the prompts of this process, in tokens.
+        most: longest answer, in tokens.
+
+    Returns:
+        As ``generate``, for the prompts of this process.
     """
     from accelerate.utils import gather_object
 

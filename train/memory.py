@@ -163,8 +163,8 @@ def check(
     less += ["vllm=false or a vLLM server"] if vllm else []
     raise UsageError(
         f"{folder} needs at least {need / 2**30:.1f} GiB a GPU for weights, gradients and optimizer ({s.name}, {s.processes} "
-        f"process(es)); the GPU has {free / 2**30:.1f} GiB free; use {', '.join(less)} or a smaller model, or memory_check=false to "
-        "try all the same"
+        f"process(es)); the GPU has {free / 2**30:.1f} GiB free; use {', '.join(less)} or a smaller model, or memory_check=false "
+        "to try all the same"
     )
 
 
@@ -183,6 +183,6 @@ def still(dtype: str, lora: bool, rate: float, sharding: Sharding | None = None)
     if lora or dtype == "float32" or rate >= LEAST_RATE or (sharding is not None and sharding.master):
         return ""
     return (
-        f"dtype={dtype} with a learning rate of {rate:g}: most steps are smaller than half of the last bit of a weight and are lost. "
-        "Use dtype=float32 (computed in bfloat16 all the same), lora={r: 32}, or ZeRO, which keeps weights in float32."
+        f"dtype={dtype} with a learning rate of {rate:g}: most steps are smaller than half of the last bit of a weight and are "
+        "lost. Use dtype=float32 (computed in bfloat16 all the same), lora={r: 32}, or ZeRO, which keeps weights in float32."
     )

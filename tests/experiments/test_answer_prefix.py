@@ -111,7 +111,7 @@ def test_what_is_graded_is_whole_in_both_modes(folder: Path, talk: Conversation,
         made = play(prompts, trainer)
         assert made[rollout.REWARD] == [pytest.approx(1.0)]
         assert talk.decode(made["completion_ids"][0]) == rest, "what the template said is not trained on"
-        single = reward_of(grader, metrics, tokenizer)
+        single = reward_of(grader, metrics, Conversation(tokenizer))
         assert single(prompts, [""], made["completion_ids"], [NAME], trainer.state) == [pytest.approx(1.0)]
         assert grader.gradings == 2
     samples = [json.loads(line)["text"] for line in (tmp_path / SAMPLES).read_text().splitlines()]

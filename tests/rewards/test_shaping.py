@@ -128,7 +128,7 @@ def test_an_error_after_cases_that_passed_is_worth_less_than_a_wrong_value(verdi
                       cases=Cases(13, 17, (), 13, 17, 14, "case"))  # fmt: skip
     wrong = dataclasses.replace(stopped, verdict=Verdict.INCORRECT, cases=Cases(13, 17, (), 13, 17))
     at_once = dataclasses.replace(stopped, cases=Cases(0, 17, (), 0, 17, 1, "case"), evidence=Evidence(1))
-    assert 0.1 >= DEFAULT(at_once) and DEFAULT(wrong) > DEFAULT(stopped) == pytest.approx(0.1 + 0.3 * 0.9 * 13 / 17)
+    assert DEFAULT(at_once) <= 0.1 and DEFAULT(wrong) > DEFAULT(stopped) == pytest.approx(0.1 + 0.3 * 0.9 * 13 / 17)
     fewer = dataclasses.replace(wrong, cases=Cases(1, 17, (), 1, 17))
     assert DEFAULT(fewer) > 0.1
     for broken in ({"violations": (Violation("constant", "d"),)}, {"evidence": Evidence(13, denied_ops=("aten::mm",))},
