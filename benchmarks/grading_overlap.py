@@ -123,7 +123,7 @@ def measured(s: Settings, model: Path, overlap: bool) -> dict[str, Any]:
         f"model={model}", f"out={out}", "tasks=logspace,erfc_sqrt", "backend=cpu", f"workers={s.workers}", f"overlap={overlap}",
         f"trainer.max_steps={s.steps}", f"trainer.num_generations={s.answers}", "trainer.use_cpu=true", "trainer.disable_tqdm=true",
         f"trainer.per_device_train_batch_size={s.prompts * s.answers}", f"trainer.max_completion_length={s.tokens}",
-        "trainer.mask_truncated_completions=false", "trainer.save_strategy=no",
+        "trainer.mask_truncated_completions=false", "trainer.save_steps=1000",
     ])  # fmt: skip
     found: list[Any] = []
 

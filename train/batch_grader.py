@@ -55,7 +55,10 @@ class GradedAnswer:
 
 
 class BatchGrader:
-    """Grades on worker processes, a Ray cluster or a grading service. ``gradings`` and ``seconds`` count the gradings and their time so far."""
+    """Grades on worker processes, a Ray cluster or a grading service.
+
+    ``gradings`` and ``seconds`` count the gradings and their time so far.
+    """
 
     def __init__(
         self, preset: str = "default", backend: str = "auto", *, workers: int | None = None, executor: str = "process",
@@ -100,7 +103,7 @@ class BatchGrader:
         """
         from kbx_env.rewards.compose import load_preset, load_term
 
-        from kbx_env.options import BACKENDS, GRADINGS, PRECISIONS, SIZES, TARGETS, TORCH_OPS, resolve_backend
+        from kbx_env.options import BACKENDS, GRADINGS, PRECISIONS, SIZES, TARGETS, TORCH_OPS
 
         self.preset = load_preset(preset)
         for kind, name, known in (
@@ -123,29 +126,8 @@ class BatchGrader:
         self.gradings, self.seconds = 0, 0.0
         self._stack = contextlib.ExitStack()
         try:
-            pool: WorkerPool
-            if executor == "ray" and grade is None:
-                from kbx_env.executor.pools.ray_pool import open_ray
-
-                pool, device = open_ray(backend, ray_address, workers, per_gpu, timing)
-                self._stack.callback(pool.close)
-                pool.width = own_share(pool.width)
-                self.backend = "cpu" if device == "cpu" else "cuda"
-                self._about = versions.environment("cpu") | {"device": device}
-                timed = self.backend == "cuda" and timing
-            elif service is not None and grade is None:
-                from kbx_env.train.service_pool import ServicePool
-
-                self.backend, timed = backend, backend == "cuda" and timing
-                self._about = versions.environment("cpu") | {"device": f"service {service}"}
-                pool = ServicePool(service, workers)
-            else:
-                self.backend = resolve_backend(backend)
-                timed = self.backend == "cuda" and timing
-                self._about = versions.environment(self.backend)
-                many = workers or workers_here(self.backend)
-                pool = InlinePool(grade, many) if grade else _pool_here(many, grade_gpus)
-            self.timed = timed
+            pool = self._opened(backend, executor, ray_address, per_gpu, workers, timing, grade_gpus, service, grade)
+            timed = self.timed = self.backend == "cuda" and timing
             self.shares_gpu = self.backend == "cuda" and executor != "ray" and service is None and not grade_gpus
             self._options: dict[str, Any] = {
                 "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing, "split": split,
@@ -168,6 +150,32 @@ class BatchGrader:
         except BaseException:
             self._stack.close()
             raise
+
+    def _opened(
+        self, backend: str, executor: str, ray_address: str | None, per_gpu: int | None, workers: int | None, timing: bool,
+        grade_gpus: Sequence[int], service: str | None, grade: Callable[..., Outcome] | None,
+    ) -> WorkerPool:  # fmt: skip
+        """Start the workers, and set the backend."""
+        from kbx_env.options import resolve_backend
+
+        if grade is None and executor == "ray":
+            from kbx_env.executor.pools.ray_pool import open_ray
+
+            pool, device = open_ray(backend, ray_address, workers, per_gpu, timing)
+            self._stack.callback(pool.close)
+            pool.width = own_share(pool.width)
+            self.backend = "cpu" if device == "cpu" else "cuda"
+            self._about = versions.environment("cpu") | {"device": device}
+            return pool
+        if grade is None and service is not None:
+            from kbx_env.train.service_pool import ServicePool
+
+            self.backend, self._about = backend, versions.environment("cpu") | {"device": f"service {service}"}
+            return ServicePool(service, workers)
+        self.backend = resolve_backend(backend)
+        self._about = versions.environment(self.backend)
+        many = workers or workers_here(self.backend)
+        return InlinePool(grade, many) if grade else _pool_here(many, grade_gpus)
 
     def __call__(self, answers: Sequence[tuple[str, str]]) -> list[GradedAnswer]:
         """Grade answers in parallel.
@@ -313,8 +321,8 @@ def check_places(executor: str, backend: str, grade_gpus: Sequence[int], service
     own = _device_of(int(os.environ.get("LOCAL_RANK", "0")))
     if own in map(str, grade_gpus):
         raise UsageError(
-            f"grade_gpus={list(grade_gpus)}: this process trains on GPU {own}; start fewer processes, or choose the GPUs for training "
-            "with CUDA_VISIBLE_DEVICES"
+            f"grade_gpus={list(grade_gpus)}: this process trains on GPU {own}; start fewer processes, or choose the GPUs for "
+            "training with CUDA_VISIBLE_DEVICES"
         )
 
 

@@ -60,7 +60,8 @@ def sharding_of(config: Any, environment: Mapping[str, str] | None = None) -> Sh
         return Sharding(f"ZeRO-{stage}", world, stage >= 3, stage >= 2, stage >= 1, True, offloads)
     if env.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         version = env.get("FSDP_VERSION", "1")
-        strategy = env.get("FSDP_RESHARD_AFTER_FORWARD", env.get("FSDP_SHARDING_STRATEGY", "true")).upper()
+        name = "FSDP_RESHARD_AFTER_FORWARD" if version == "2" else "FSDP_SHARDING_STRATEGY"
+        strategy = env.get(name, "true").upper()
         whole = strategy in ("NO_SHARD", "3")
         weights = not whole and strategy not in ("FALSE", "SHARD_GRAD_OP", "2")
         offloads = env.get("FSDP_OFFLOAD_PARAMS", "false").lower() == "true"

@@ -67,7 +67,8 @@ def test_without_an_entry_the_largest_block_counts_and_tags_can_be_chosen() -> N
 
 WORDS = st.text(st.sampled_from("ab \n`<>/"), max_size=20)
 PARTS = st.lists(
-    st.one_of(WORDS, st.sampled_from(["<think>", "</think>", fenced(DRAFT), fenced(TEST), "```\n", "\n```python\n", "\n"])), max_size=8
+    st.one_of(WORDS, st.sampled_from(["<think>", "</think>", fenced(DRAFT), fenced(TEST), "```\n", "\n```python\n", "\n"])),
+    max_size=8,
 ).map("".join)  # fmt: skip
 
 
