@@ -219,7 +219,11 @@ class BatchGrader:
             self._ahead[key] = future
 
     def _source(self, task: str, text: str) -> bytes:
-        return strip_fences(text, load_task(task).entry, self._reasoning).encode("utf-8", "surrogatepass")
+        try:
+            entry = load_task(task).entry
+        except UnknownName:  # the grading says so, and is masked
+            entry = None
+        return strip_fences(text, entry, self._reasoning).encode("utf-8", "surrogatepass")
 
     def _submit(self, task: str, source: bytes) -> Future[Outcome] | Exception:
         try:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import types
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kbx_env.errors import UsageError
+from kbx_env.errors import KbxError, UsageError
 from kbx_env.outcome import Cases, Evidence, Fault, FaultKind, Outcome, Stage, Verdict
 
 pytest.importorskip("trl")
-from kbx_env.train.batch_grader import BatchGrader, workers_here  # noqa: E402
+from kbx_env.train import batch_grader  # noqa: E402
+from kbx_env.train.batch_grader import BatchGrader, check_places, own_share, workers_here  # noqa: E402
 from kbx_env.train.step_metrics import episode_stats, summary  # noqa: E402
 
 TASK, OTHER = "random/logspace", "math/erfc_sqrt"
@@ -147,7 +151,134 @@ def test_workers_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
         found.append((workers_here("cuda"), workers_here("cpu")))
-    assert found == [(14, 16), (3, 16), (1, 2), (1, 1)]
+    assert found == [(14, 16), (3, 4), (1, 2), (1, 1)]
+
+
+def test_processes_of_a_run_share_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = []
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank in "012":
+        monkeypatch.setenv("RANK", rank)
+        shares.append(own_share(8))
+    assert shares == [3, 3, 2]
+    with pytest.raises(UsageError, match="2 worker.* for 3 training processes"):
+        own_share(2)
+
+
+def test_on_ray_each_process_starts_its_own_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kbx_env.executor.pools import ray_pool
+
+    pool = SimpleNamespace(width=8, grade=None, close=lambda: None)
+    monkeypatch.setattr(ray_pool, "open_ray", lambda *settings: (pool, "NVIDIA H200"))
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with BatchGrader(backend="cuda", executor="ray", ray_address="auto") as grader:
+        assert pool.width == 2 and grader.backend == "cuda" and grader.timed and not grader.shares_gpu
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (("ray", "cuda", [6], None), "per_gpu"), (("process", "cpu", [6], None), "backend=cuda"),
+        (("process", "cuda", [6, 6], None), "each once"), (("process", "cuda", [-1], None), "nvidia-smi"),
+        (("process", "cuda", [1, 5], None), "trains on GPU 5"),
+        (("process", "auto", [], "http://x"), "backend=cpu or backend=cuda"),
+        (("ray", "cuda", [], "http://x"), "elsewhere"), (("process", "cuda", [6], "http://x"), "elsewhere"),
+    ],
+)  # fmt: skip
+def test_places_that_exclude_each_other(settings: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(UsageError, match=says):
+        check_places(*settings)
+    check_places("process", "cuda", [6, 7], None)
+    check_places("process", "cpu", [], "http://x")
+
+
+def test_gpus_that_only_grade_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, str]] = []
+
+    class Pool:
+        def __init__(self, workers: int, env: dict[str, str]) -> None:
+            made.append((workers, env["CUDA_VISIBLE_DEVICES"]))
+            self.width = workers
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(batch_grader, "ProcessPool", Pool)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for rank, gpus in (("0", [4, 5, 6]), ("1", [4, 5, 6]), ("1", [7])):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        batch_grader._pool_here(8, gpus).close()
+    assert made == [(4, "4"), (4, "6"), (8, "5"), (8, "7")]
+
+
+def test_an_answer_is_graded_before_the_batch_has_ended() -> None:
+    graded, go_on = threading.Event(), threading.Event()
+    calls: list[bytes] = []
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        calls.append(source)
+        graded.set()
+        assert go_on.wait(20)
+        return by_word(task, source)
+
+    with BatchGrader(workers=2, backend="cpu", grade=grade) as grader:
+        grader.begin(TASK, "```python\nGOOD\n```")
+        assert graded.wait(20), "while others are generated"
+        grader.begin(TASK, "```python\nGOOD\n```")
+        go_on.set()
+        found = grader([(TASK, "```python\nGOOD\n```"), (TASK, "bad")])
+        assert [j.outcome.correct for j in found] == [True, False] and sorted(calls) == [b"GOOD\n", b"bad"]
+        assert grader.gradings == 2 and not grader._ahead
+
+
+def test_reasoning_is_not_graded() -> None:
+    drafted = "<think>\n```python\nGOOD\n```\n</think>\n```python\n# a longer one\n```\n"
+    for tags, found in ((("<think>", "</think>"), "# a longer one\n"), (("<x>", "</x>"), "# a longer one\n"), ((), "")):
+        seen: list[bytes] = []
+
+        def grade(task: str, source: bytes, **options: Any) -> Outcome:
+            seen.append(source)
+            return by_word(task, source)
+
+        with BatchGrader(workers=1, backend="cpu", grade=grade, reasoning=tags) as grader:
+            draft = drafted if found else "<think>\n```python\nGOOD\n```\n"
+            graded = grader([(TASK, draft)])
+        assert graded[0].outcome.correct is (not found) and (not found or seen == [found.encode()])
+    with BatchGrader(workers=1, backend="cpu", grade=by_word) as grader:
+        assert not grader([(TASK, "<think>\n```python\nGOOD\n```\n")])[0].outcome.correct, "reasoning that never ended"
+
+
+def test_a_grading_service_grades(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Client:
+        def __init__(self, url: str, token: str | None) -> None:
+            asked.append((url, token))
+
+        def grade_many(self, pairs: Any, **options: Any) -> Any:
+            asked.append(options)
+            for index, (task, source) in enumerate(pairs):
+                if b"REFUSE" in source:
+                    raise UsageError("no such option")
+                if b"BROKEN" in source:
+                    raise KbxError("the connection broke")
+                yield index, by_word(task, source)
+
+        def close(self) -> None:
+            asked.append("closed")
+
+    module: Any = types.ModuleType("kbx_env.client")
+    module.Client = Client
+    monkeypatch.setitem(sys.modules, "kbx_env.client", module)
+    with BatchGrader("milestone", "cuda", service="http://x:1", workers=2, precision="training") as grader:
+        found = grader([(TASK, t) for t in ("GOOD", "bad", "BROKEN", "REFUSE")])
+        assert grader.timed and not grader.shares_gpu
+    assert [j.outcome.verdict for j in found[:2]] == [Verdict.CORRECT, Verdict.INCORRECT]
+    assert [j.reward for j in found[2:]] == [None, None], "what the service lost is masked"
+    assert asked[0] == ("http://x:1", None) and asked[-1] == "closed"
+    assert asked[1]["compiled"] and asked[1]["precision"] == "training" and asked[1]["targets"] == ["sm_90"]
 
 
 def test_evaluation_takes_the_held_out_shapes() -> None:
