@@ -155,7 +155,7 @@ def adapter_of(lora: Mapping[str, Any] | None) -> Any:
     return config_of(LoraConfig, lora, "lora", task_type="CAUSAL_LM")
 
 
-def finish(trainer: Any, folder: Path, s: Any, prompting: Prompting | None = None) -> None:
+def finish(trainer: Any, folder: Path, s: Any = None, prompting: Prompting | None = None) -> None:
     """Write the trained model and its tokenizer. An adapter is kept in ``adapter`` beside, and ``folder`` has merged weights.
 
     All processes of a run call this: where weights are divided among them (FSDP, ZeRO-3), each sends its part.
@@ -163,7 +163,7 @@ def finish(trainer: Any, folder: Path, s: Any, prompting: Prompting | None = Non
     Args:
         trainer: one of TRL's.
         folder: the folder to write.
-        s: settings of the script, with ``model``, ``dtype`` and ``trainer``.
+        s: settings of the script, with ``model``, ``dtype`` and ``trainer``; needed for an adapter alone.
         prompting: how the model was asked.
     """
     adapter = hasattr(trainer.accelerator.unwrap_model(trainer.model), "merge_and_unload")

@@ -169,7 +169,8 @@ def test_what_a_beginning_does_not_go_with_is_said(folder: Path, tmp_path: Path)
     with pytest.raises(UsageError, match="template=qwen3:"):
         build_model.build(build_model.Build(str(tmp_path / "b"), **sizes, tokens="lines", prompt="short", template="qwen3"))
     with pytest.raises(UsageError, match="no tool can be called"):
-        grpo.load(read(grpo.Settings, [f"model={folder}", f"out={tmp_path}", "mode=tool", "trainer.use_cpu=true"]), None)
+        s = read(grpo.Settings, [f"model={folder}", f"out={tmp_path}", "mode=tool", "trainer.use_cpu=true"])
+        grpo.load(s, grpo.setup.config_of_run(s))
 
 
 @pytest.mark.parametrize("template", ["phi3", "qwen3_instruct_2507"])
