@@ -193,7 +193,7 @@ class BatchGrader:
         futures: dict[tuple[str, bytes], Future[Outcome] | Exception] = {}  # equal answers of a batch are graded once
         for key in submissions:
             if key not in futures:
-                futures[key] = self._ahead.pop(key, None) or self._submit(*key)
+                futures[key] = self._ahead.pop(key) if key in self._ahead else self._submit(*key)
         for future in self._ahead.values():  # answers that were not handed in after all
             future.cancel()
         self._ahead.clear()

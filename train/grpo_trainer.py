@@ -169,7 +169,8 @@ class KernelTrainer(GRPOTrainer):
 
                 every = gather_object(spans)
             start = self.accelerator.process_index * len(spans)
-            group = (self.num_generations if self.model.training else self.num_generations_eval) or 1
+            model: Any = self.model
+            group = (self.num_generations if model.training else self.num_generations_eval) or 1
             values = turn_advantages(every, group, self.scale_rewards, self.turn_baseline)[start : start + len(spans)]
             spread = torch.zeros(out["completion_ids"].shape, dtype=torch.float32)
             for row, (of, advantages) in enumerate(zip(spans, values, strict=True)):
@@ -248,7 +249,7 @@ def turn_advantages(
     def known(rows: Sequence[Sequence[Span]]) -> torch.Tensor:
         return torch.tensor([r for row in rows for _, _, r in row if r is not None], dtype=torch.float64)
 
-    found = []
+    found: list[list[float]] = []
     for first in range(0, len(spans), group):
         rows = spans[first : first + group]
         values = known(rows)
