@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 
 from kbx_env.baselines.llm.access import LOCAL, Access
 from kbx_env.baselines.llm.chat import Finish, Message
-from kbx_env.baselines.llm.conversation import Conversation
+from kbx_env.baselines.llm.conversation import Conversation, Prompting
 from kbx_env.baselines.llm.local import LocalModel
 from kbx_env.baselines.llm.method import Method, Sampling, SingleShot
 from kbx_env.baselines.policy import Needs
@@ -25,17 +26,18 @@ SAMPLING = Sampling(max_tokens=4096, temperature=0.0)
 """Greedy decoding; ``build`` sets a temperature where there are several samples."""
 
 
-def render(prompt: str, entry: str) -> Sequence[Message]:
+def render(prompt: str, entry: str, prompting: Prompting | None = None) -> Sequence[Message]:
     """Return the messages for a task, the same as in training: a small model keeps its format only with these.
 
     Args:
         prompt: the task's instruction.
         entry: name of the entry function; not used.
+        prompting: how the checkpoint was asked in training.
 
     Returns:
-        One message of the user.
+        One message of the user, after that of the system if training had one.
     """
-    return ({"role": "user", "content": prompt},)
+    return tuple((prompting or Prompting()).messages(prompt))
 
 
 class Turns(Method):
@@ -63,7 +65,8 @@ class Turns(Method):
         self.name, self._turns, self._context = f"{self.name},turns={turns}", turns, _context(folder)
         server = self.caller.server
         assert isinstance(server, LocalModel)
-        self.conversation = Conversation(server.tokenizer)
+        self.prompting = server.prompting
+        self.conversation = Conversation(server.tokenizer, prompting=server.prompting)
         if turns > 1:
             self.conversation.follow_up("")
 
@@ -85,14 +88,14 @@ class Turns(Method):
             The best source: correct before wrong, then by reward.
         """
         session = self.caller.session(self.name, task.id, env.sample)
-        messages = render(env.prompt, task.entry)
+        messages = render(env.prompt, task.entry, self.prompting)
         ids = self.conversation.opening(messages)
         found: list[tuple[tuple[bool, bool, float], str]] = []
         for turn in range(self._turns):
             if turn and self._context is not None and len(ids) >= self._context:
                 break
             reply = session.ask(f"turn {turn}", replace(self.sampling.request(messages), ids=tuple(ids)))
-            source = strip_fences(reply.text)
+            source = strip_fences(reply.text, task.entry, self.prompting.reasoning)
             (outcome,) = env.grade([source], round=turn)
             reward = env.turns[-1].reward
             found.append(((reward is not None, outcome.correct, reward or 0.0), source))
@@ -132,4 +135,5 @@ def build(argument: str | None, access: Access) -> SingleShot | Turns:
         if not count.isdecimal() or int(count) < 1:
             raise UsageError(f"policy 'hf': turns={count}; a whole number, at least 1")
         return Turns(folder, int(count), access, sampling)
-    return SingleShot(NAME, replace(access, model=None), f"{LOCAL}{argument}", sampling, render)
+    asked = functools.partial(render, prompting=Prompting.of(argument))
+    return SingleShot(NAME, replace(access, model=None), f"{LOCAL}{argument}", sampling, asked)

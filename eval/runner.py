@@ -134,7 +134,7 @@ class Asker:
             finish(known, len(turns))
             return
         assert source is not None
-        data = source if isinstance(source, bytes) else strip_fences(source).encode("utf-8", "surrogatepass")
+        data = source if isinstance(source, bytes) else strip_fences(source, task.entry).encode("utf-8", "surrogatepass")
         # A source that was graded on the way has its verdict: it is not graded a second time.
         more = 0 if turns and any(t["sha"] == _sha(data) for t in turns) else 1
         job = self.executor.submit(self._request(task, data, sample))

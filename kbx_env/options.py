@@ -77,7 +77,7 @@ class GradeOptions:
     torch, but some launch must matter. Never compare or mix the two."""
     compiled: bool = False
     """Also measure the speedup over torch.compile of the baseline (``timing.compiled_speedup``); it changes neither ``speedup``
-    nor a reward. The first grading of a task compiles for seconds to minutes."""
+    nor a reward but that of the preset ``milestone``. The first grading of a task compiles for seconds to minutes."""
     sizes: str = "published"
     """The sizes that are timed or estimated: ``published``, or ``held-out`` for evaluation (``grading.sizes``). Verdicts are
     the same, times never compare."""

@@ -207,7 +207,7 @@ class Timing:
         after: the same after timing.
         notes: remarks about single cases.
         compiled_speedup: geometric mean of compiled / candidate, for the torch.compile baseline; ``None`` unless it is known
-            for every case. Never part of a reward.
+            for every case. No part of any reward but the preset ``milestone``.
         roofline: physical limits and measured ceilings of the device with their sources, as
             ``kbx_env.grading.timing.roofline.Roofline`` has them; ``None`` in outcomes from before it was recorded.
         precision: how precisely it was timed, one of ``kbx_env.options.PRECISIONS``.

@@ -47,6 +47,8 @@ class Reward:
     shaping: Mapping[str, float] = field(default_factory=dict)
     hints: tuple[Term, ...] = ()
     """The shaping terms."""
+    compiled: bool = False
+    """Whether timed gradings should also measure torch.compile, since a term needs it."""
 
     def __call__(self, outcome: Outcome) -> float | None:
         """Return the reward, or ``None`` for a masked outcome and for a grading that left out a layer of defence."""
@@ -120,9 +122,9 @@ def load_preset(name: str) -> Reward:
 
     Args:
         name: the file's name, or ``python:module:attribute``. The module is on the path or in the working directory.
-            The attribute is a ``Reward``, or a mapping, class or module with ``WEIGHTS`` and, if wanted, ``SHAPING`` and
-            ``ESTIMATE``, as the files have them. Keys are names of terms of this package; ``TERMS`` is a sequence of
-            further ``Term`` objects.
+            The attribute is a ``Reward``, or a mapping, class or module with ``WEIGHTS`` and, if wanted, ``SHAPING``,
+            ``ESTIMATE`` and ``COMPILED``, as the files have them. Keys are names of terms of this package; ``TERMS`` is a
+            sequence of further ``Term`` objects.
 
     Returns:
         The reward, with its terms and shaping terms loaded. Its ``name`` is the argument.
@@ -177,4 +179,5 @@ def _composed(name: str, declared: Mapping[str, Any]) -> Reward:
     def terms(keys: Mapping[str, float]) -> tuple[Term, ...]:
         return tuple(own[key] if key in own else load_term(key) for key in keys)
 
-    return Reward(name, weights, terms(weights), estimate, shaping, terms(shaping))
+    compiled = bool(declared.get("COMPILED", False))
+    return Reward(name, weights, terms(weights), estimate, shaping, terms(shaping), compiled)

@@ -1,5 +1,6 @@
 """Reward term: the stage that a submission reaches without breaking a rule."""
 
+from kbx_env.rewards._guards import passes
 from kbx_env.rewards._term import term
 from kbx_env.rewards.compiles import compiles
 
@@ -13,11 +14,11 @@ report that."""
 
 @term(0.0, 1.0)
 def progress(outcome: Outcome) -> float:
-    """Pays for each stage reached: a source that can be read, kernels that compile, an end."""
+    """Pays for each stage reached: a source that can be read, kernels that compile, an end or a telling case that passed."""
     denied = outcome.evidence is not None and outcome.evidence.denied_ops
     late = outcome.stage is Stage.TIME and outcome.verdict is not Verdict.CORRECT  # wrong only when timed
     if outcome.violations or denied or late or outcome.verdict in (Verdict.MALFORMED, Verdict.REJECTED):
         return 0.0
     if compiles(outcome) != 1.0:
         return READ
-    return 1.0 if outcome.verdict in (Verdict.CORRECT, Verdict.INCORRECT) else COMPILED
+    return 1.0 if outcome.verdict in (Verdict.CORRECT, Verdict.INCORRECT) or passes(outcome) else COMPILED

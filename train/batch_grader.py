@@ -19,7 +19,7 @@ from typing import Any
 from kbx_env import versions
 from kbx_env.deadlines import deadline_of
 from kbx_env.envs import prompt
-from kbx_env.envs.answer import strip_fences
+from kbx_env.envs.answer import REASONING, strip_fences
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import Executor, InlinePool, ProcessPool, Request, WorkerPool
 from kbx_env.executor.direct import ATTEMPTS
@@ -57,7 +57,10 @@ class GradedAnswer:
 
 
 class BatchGrader:
-    """Grades on worker processes or a Ray cluster. ``gradings`` and ``seconds`` count the gradings and their time so far."""
+    """Grades on worker processes, a Ray cluster or a grading service.
+
+    ``gradings`` and ``seconds`` count the gradings and their time so far.
+    """
 
     def __init__(
         self, preset: str = "default", backend: str = "auto", *, workers: int | None = None, executor: str = "process",
@@ -67,6 +70,7 @@ class BatchGrader:
         precision: str = "report", out: str | Path | None = None,
         store: str | Path | None = None, grade: Callable[..., Outcome] | None = None,
         gpus: Sequence[int | str] | None = None, url: str | None = None, token: str | None = None,
+        reasoning: Sequence[str] = REASONING,
     ) -> None:  # fmt: skip
         """Start a grader and its workers.
 
@@ -90,10 +94,12 @@ class BatchGrader:
             out: folder for the file of gradings, so that equal sources are graded once, also in a resumed run.
             store: another file of gradings, which several runs may share.
             grade: replaces the real grader in tests.
-            gpus: GPUs that grade, as ``nvidia-smi`` shows them, which this process need not see; by default its own.
+            gpus: GPUs that grade, as ``nvidia-smi`` shows them, which this process need not see; by default its own. Of
+                several training processes on this machine each takes its part of them.
             url: address of a grading service (``kbx serve``) that grades instead of this machine. ``workers`` is then the
                 number of requests at a time.
-            token: bearer token of the service.
+            token: bearer token of the service; by default the environment variable ``KBX_TOKEN``.
+            reasoning: tags around reasoning, which is not graded; empty for none.
 
         Raises:
             UnknownName: no such preset, backend, executor, grading, sizes, precision or target.
@@ -104,7 +110,8 @@ class BatchGrader:
 
         self.preset = load_preset(preset)
         self._compiles, self._target, self._fault_printed = load_term("compiles"), target, False
-        self._shares_gpu, self._by_service = url is None and gpus is None, url is not None
+        self._reasoning, self._ahead = tuple(reasoning), dict[tuple[str, bytes], Future[Outcome]]()
+        self._by_service = url is not None
         self.gradings, self.seconds = 0, 0.0
         self._stack = contextlib.ExitStack()
         try:
@@ -112,14 +119,15 @@ class BatchGrader:
                 backend, workers, executor, ray_address, per_gpu, timing, gpus, url, token, grade
             )
             self._stack.callback(pool.close)
-            timed = self.backend == "cuda" and timing
-            self.timed = timed
+            timed = self.timed = self.backend == "cuda" and timing
+            self.shares_gpu = self.backend == "cuda" and executor != "ray" and url is None and gpus is None
             self._options: dict[str, Any] = {
                 "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing, "split": split,
                 "wall": wall, "seed": grading_seed, "estimate": self.preset.estimate, "torch_ops": torch_ops,
                 # Absent: earlier gradings keep their keys.
                 **({} if sizes == "published" else {"sizes": sizes}),
                 **({} if precision == "report" else {"precision": precision}),
+                **({"compiled": True} if self.preset.compiled and timed else {}),
             }  # fmt: skip
             file = Path(store) if store is not None else Path(out) / STORE if out is not None else None
             if file is not None:
@@ -129,7 +137,7 @@ class BatchGrader:
                     setting = f"out={out}" if store is None else f"store={store}"
                     raise UsageError(f"cannot write to {setting}: {e.strerror}; give a folder that can be written") from e
             gradings = None if file is None else self._stack.enter_context(contextlib.closing(Store(file)))
-            attempts, deadline = ATTEMPTS, deadline_of(timed, wall)
+            attempts, deadline = ATTEMPTS, deadline_of(timed, wall, self.preset.compiled and timed)
             if url is not None:
                 from kbx_env.executor.pools.remote import DEADLINE
 
@@ -152,6 +160,9 @@ class BatchGrader:
         """
         start = time.monotonic()
         futures = self.submit(answers)
+        for future in self._ahead.values():  # answers that were not handed in after all
+            future.cancel()
+        self._ahead.clear()
         graded = [f.result() for f in futures]
         self.seconds += time.monotonic() - start
         faults = [j.outcome for j in graded if j.outcome.fault is Fault.INFRA]
@@ -171,9 +182,9 @@ class BatchGrader:
             kernel's, an answer is masked. A future raises an error of a reward term, and a ``UsageError`` of the service, which
             would refuse every other answer too.
         """
-        if self.backend == "cuda" and self._shares_gpu:
+        if self.shares_gpu:
             _make_room()
-        submissions = [(task, strip_fences(text).encode("utf-8", "surrogatepass")) for task, text in answers]
+        submissions = [(task, self._source(task, text)) for task, text in answers]
         futures: dict[tuple[str, bytes], Future[GradedAnswer]] = {}  # equal answers of a batch are graded once
         for task, source in submissions:
             if (task, source) not in futures:
@@ -191,14 +202,36 @@ class BatchGrader:
             except Exception as e:  # a reward term of the user's own may fail in any way
                 graded.set_exception(e)
 
+        begun = self._ahead.pop((task, source), None)
+        (begun if begun is not None else self._begin(task, source)).add_done_callback(ended)
+        return graded
+
+    def begin(self, task: str, text: str) -> None:
+        """Begin to grade an answer that the next call will have, while other answers are still generated.
+
+        Args:
+            task: the task's id.
+            text: the answer.
+        """
+        key = (task, self._source(task, text))
+        if key not in self._ahead:
+            self._ahead[key] = self._begin(*key)
+
+    def _source(self, task: str, text: str) -> bytes:
+        try:
+            entry = load_task(task).entry
+        except UnknownName:  # the grading says so, and is masked
+            entry = None
+        return strip_fences(text, entry, self._reasoning).encode("utf-8", "surrogatepass")
+
+    def _begin(self, task: str, source: bytes) -> Future[Outcome]:
         try:
             about = self._about | {"fingerprint": load_task(task).fingerprint}
-            future = self._executor.submit(Request(task, source, self._options, about, POLICY))
+            return self._executor.submit(Request(task, source, self._options, about, POLICY))
         except Exception as e:
-            future = Future()
-            future.set_exception(e)
-        future.add_done_callback(ended)
-        return graded
+            failed: Future[Outcome] = Future()
+            failed.set_exception(e)
+            return failed
 
     def _outcome(self, task: str, future: Future[Outcome]) -> Outcome:
         try:
@@ -291,12 +324,17 @@ def _open(
         from kbx_env.executor.pools.ray_pool import open_ray
 
         actors, device = open_ray(backend, ray_address, workers, per_gpu, timing)
+        try:
+            actors.width = own_share(actors.width)
+        except UsageError:
+            actors.close()
+            raise
         return actors, "cpu" if device == "cpu" else "cuda", versions.environment("cpu") | {"device": device}
     if gpus is not None:
         from kbx_env.executor.pools.gpu import pool_on
 
-        each = max(1, (workers or workers_here("cuda")) // len(gpus))
-        named, device = pool_on(gpus, each)
+        mine = own_gpus(gpus)
+        named, device = pool_on(mine, max(1, (workers or workers_here("cuda")) // len(mine)))
         return named, "cuda", versions.environment("cpu") | {"device": device}
     chosen = resolve_backend(backend)
     return ProcessPool(workers or workers_here(chosen), env=_own_gpu()), chosen, versions.environment(chosen)
@@ -305,8 +343,8 @@ def _open(
 def workers_here(backend: str) -> int:
     """Return how many gradings run at a time on this machine.
 
-    On the CPU backend as many as cores. On CUDA two cores are left for the kernels that are timed, and the others are divided
-    among the training processes of this machine.
+    On the CPU backend as many as cores. On CUDA two cores are left for the kernels that are timed. Cores are divided among the
+    training processes of this machine.
 
     Args:
         backend: ``cpu`` or ``cuda``.
@@ -314,8 +352,62 @@ def workers_here(backend: str) -> int:
     Returns:
         Gradings at a time, at least 1.
     """
-    cores = os.cpu_count() or 1
-    return cores if backend == "cpu" else max(1, (cores - 2) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    cores = (os.cpu_count() or 1) - (0 if backend == "cpu" else 2)
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def own_share(slots: int) -> int:
+    """Return how many of the workers of a cluster this process of a distributed run uses, so that its processes do not compete.
+
+    A worker that a process has started stays with it; a process that found none would wait for it in vain.
+
+    Args:
+        slots: workers of the whole run.
+
+    Returns:
+        At least 1.
+
+    Raises:
+        UsageError: there are fewer workers than processes.
+    """
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if slots < world:
+        raise UsageError(
+            f"{slots} worker(s) on Ray for {world} training processes: each needs one of its own; raise workers, add nodes, or "
+            "train with fewer processes"
+        )
+    return slots // world + (rank < slots % world)
+
+
+def check_trains_elsewhere(gpus: Sequence[int]) -> None:
+    """Check that this process trains on none of the GPUs that only grade.
+
+    Args:
+        gpus: numbers of the GPUs that only grade.
+
+    Raises:
+        UsageError: a GPU that this process trains on, or numbers that name no GPUs.
+    """
+    if min(gpus) < 0 or len(set(gpus)) < len(gpus):
+        raise UsageError(f"grade_gpus is {list(gpus)}; numbers of GPUs as nvidia-smi counts them, each once, such as [6,7]")
+    own = _device_of(int(os.environ.get("LOCAL_RANK", "0")))
+    if own in map(str, gpus):
+        raise UsageError(
+            f"grade_gpus={list(gpus)}: this process trains on GPU {own}; start fewer processes, or choose the GPUs for "
+            "training with CUDA_VISIBLE_DEVICES"
+        )
+
+
+def _device_of(rank: int) -> str:
+    """Return the name of the GPU that a process of this machine trains on."""
+    devices = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
+    return devices[rank] if rank < len(devices) else str(rank)
+
+
+def own_gpus(gpus: Sequence[int | str]) -> list[int | str]:
+    """Return the part of the GPUs that only grade on which this process of a distributed run grades; at least one."""
+    rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return list(gpus)[rank::ranks] or [gpus[rank % len(gpus)]]
 
 
 def _make_room() -> None:
@@ -331,5 +423,4 @@ def _own_gpu() -> dict[str, str]:
     rank = os.environ.get("LOCAL_RANK")
     if rank is None or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < 2:
         return {}
-    devices = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
-    return {"CUDA_VISIBLE_DEVICES": devices[int(rank)] if int(rank) < len(devices) else rank}
+    return {"CUDA_VISIBLE_DEVICES": _device_of(int(rank))}

@@ -48,7 +48,8 @@ def trainer_of(s: Settings, stack: contextlib.ExitStack, grade: Callable[..., Ou
     model, tokenizer = setup.load(s, config)
     grader = stack.enter_context(setup.grader_of(s, grade))
     data = setup.rows_of(s, tasks, grader.backend, config, model, tokenizer)
-    return setup.assemble(s, config, model, tokenizer, adapter, data, grader)
+    held = setup.eval_rows_of(s, grader.backend, config, model, tokenizer)
+    return setup.assemble(s, config, model, tokenizer, adapter, data, grader, eval_data=held)
 
 
 def run(
@@ -68,7 +69,7 @@ def run(
         trainer = _checked(s, stack, grade, trainer_of)
         if trainer.is_world_process_zero():
             save(s, out)
-        train(trainer, checkpoint, s)
+        train(trainer, checkpoint, s, setup.prompting_of(s))
 
 
 def _checked(

@@ -7,8 +7,9 @@ demonstrations to a report on a machine without a GPU.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,21 +32,31 @@ ADDED_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_res
 _ALPHABET = 256
 
 
-def tokenizer_for(folder: str | Path) -> Any:
+def tokenizer_for(folder: str | Path, *, template: str | Path | None = None, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer of a checkpoint, ready for training: with chat template and padding token, padding on the left.
 
     Args:
         folder: folder of the checkpoint.
+        template: file of another chat template; ``None`` for the checkpoint's own.
+        trust_remote_code: run Python code of the checkpoint.
 
     Returns:
         The tokenizer.
 
     Raises:
-        UsageError: no checkpoint, or its tokenizer has no chat template or no token to pad with.
+        UsageError: no checkpoint, no such template, or the tokenizer has no chat template or no token to pad with.
     """
-    tokenizer = tokenizer_of(Path(folder))
+    tokenizer = tokenizer_of(Path(folder), trust_remote_code)
+    if template is not None:
+        if not Path(template).is_file():
+            raise UsageError(f"template={template}: no such file; give a file with a chat template (Jinja)")
+        tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
+        try:
+            tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False, add_generation_prompt=True)
+        except Exception as e:
+            raise UsageError(f"template={template} cannot be rendered: {type(e).__name__}: {str(e)[:300]}") from e
     if tokenizer.chat_template is None:
-        raise UsageError(f"{folder}: the tokenizer has no chat template; save one with it (chat_template.jinja)")
+        raise UsageError(f"{folder}: the tokenizer has no chat template; give one with template=FILE, or save one with it")
     if tokenizer.pad_token is None:
         # Labels of padding are masked: a model whose padding is its end token would never learn to end an answer.
         pad = PAD if PAD in tokenizer.get_vocab() and tokenizer.eos_token != PAD else tokenizer.eos_token
@@ -56,18 +67,26 @@ def tokenizer_for(folder: str | Path) -> Any:
     return tokenizer
 
 
-def load(folder: str | Path, *, dtype: str = "float32") -> tuple[Any, Any]:
+def load(
+    folder: str | Path, *, dtype: str = "float32", quantize: str | None = None, trust_remote_code: bool = False,
+    template: str | Path | None = None, init: Mapping[str, Any] | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
     """Load a model and its tokenizer to the CPU; a trainer moves the model. Switches off cuDNN's attention in this process.
 
     Args:
         folder: folder of a checkpoint, as ``save_pretrained`` writes it; nothing is fetched from a hub.
         dtype: dtype of the weights, one of ``DTYPES``.
+        quantize: ``4bit`` (NF4, as QLoRA) or ``8bit``: quantise the weights, on the GPU of this process; ``None``: do not.
+        trust_remote_code: run Python code of the checkpoint.
+        template: file of another chat template.
+        init: further arguments of ``from_pretrained``, such as ``attn_implementation``.
 
     Returns:
         The model and its tokenizer.
 
     Raises:
-        UsageError: the folder is missing or holds no causal language model, or model and tokenizer do not fit each other.
+        UsageError: the folder is missing or holds no causal language model, model and tokenizer do not fit each other, or an
+            argument is refused.
         UnknownName: no such dtype.
     """
     if dtype not in DTYPES:
@@ -75,15 +94,21 @@ def load(folder: str | Path, *, dtype: str = "float32") -> tuple[Any, Any]:
     folder = Path(folder)
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise UsageError(f"{folder} holds an adapter alone; give the folder 'final' of that run, where it is merged")
-    tokenizer = tokenizer_for(folder)
+    tokenizer = tokenizer_for(folder, template=template, trust_remote_code=trust_remote_code)
     import torch
     from transformers import AutoModelForCausalLM
 
+    more = {**(init or {}), **(_quantised(quantize) if quantize else {})}
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=trust_remote_code, **more
+        )
     except Exception as e:
-        raise UsageError(f"{folder}: the checkpoint cannot be loaded: {type(e).__name__}: {str(e)[:300]}") from e
-    room = model.get_input_embeddings().weight.shape[0]
+        why = f"{type(e).__name__}: {str(e)[:300]}"
+        shown = f" with trainer.model_init_kwargs={dict(init)}" if init else ""
+        raise UsageError(f"{folder}: the checkpoint cannot be loaded{shown}: {why}") from e
+    embedding = model.get_input_embeddings().weight
+    room = getattr(embedding, "ds_shape", embedding.shape)[0]  # ZeRO-3 leaves no part of it in ``shape``
     if len(tokenizer) > room:
         raise UsageError(f"{folder}: the tokenizer has {len(tokenizer)} tokens, the model {room}; they are of different models")
     # torch uses cuDNN's attention in half precision on H100 and H200. Its gradients are NaN for padded batches whose longest row
@@ -93,6 +118,82 @@ def load(folder: str | Path, *, dtype: str = "float32") -> tuple[Any, Any]:
     if model.generation_config is not None:
         model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer
+
+
+QUANTISED = ("4bit", "8bit")
+"""Values of ``quantize``."""
+
+
+def _quantised(quantize: str) -> dict[str, Any]:
+    """Return the arguments of ``from_pretrained`` for quantised weights (bitsandbytes)."""
+    import os
+
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    config = (
+        BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16,
+            bnb_4bit_quant_storage=torch.bfloat16,  # the same dtype as the other weights, so that FSDP can shard them
+        ) if quantize == "4bit" else BitsAndBytesConfig(load_in_8bit=True)
+    )  # fmt: skip
+    sharded = any(os.environ.get(n, "").lower() == "true" for n in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"))
+    place = {} if sharded else {"device_map": {"": int(os.environ.get("LOCAL_RANK", "0"))}}
+    return {"quantization_config": config, **place}
+
+
+def check_quantised(quantize: str | None, lora: bool, cpu: bool) -> None:
+    """Check that weights can be quantised.
+
+    Args:
+        quantize: ``4bit``, ``8bit`` or ``None``.
+        lora: whether an adapter is trained.
+        cpu: whether the run is on a CPU.
+
+    Raises:
+        UnknownName: another value.
+        UsageError: all weights are trained, there is no GPU, or bitsandbytes is not installed.
+    """
+    if quantize is None:
+        return
+    if quantize not in QUANTISED:
+        raise UnknownName("value of quantize", quantize, QUANTISED)
+    if not lora:
+        raise UsageError(f"quantize={quantize}: quantised weights cannot be trained, only an adapter can; add lora={{r: 32}}")
+    if cpu:
+        raise UsageError(f"quantize={quantize} needs a GPU; leave it out on a CPU")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UsageError(f'quantize={quantize} needs bitsandbytes: pip install "kbx_env[quantize]"')
+
+
+def init_of(config: Any, dtype: str | None, default: str) -> tuple[dict[str, Any], str]:
+    """Return the arguments of ``from_pretrained`` that ``trainer.model_init_kwargs`` has, and the dtype of the weights.
+
+    Args:
+        config: configuration of TRL.
+        dtype: the setting ``dtype``; ``None`` if it is not set.
+        default: dtype where nothing is set.
+
+    Returns:
+        The arguments without those that have a setting of their own, and the dtype.
+
+    Raises:
+        UsageError: an argument that has a setting of its own, or two different dtypes.
+        UnknownName: no such dtype.
+    """
+    init = dict(config.model_init_kwargs or {})
+    for name, instead in (("quantization_config", "quantize=4bit"), ("load_in_4bit", "quantize=4bit"), ("revision", "model=FOLDER"),
+                          ("trust_remote_code", "trainer.trust_remote_code"), ("device_map", "CUDA_VISIBLE_DEVICES"),
+                          ("local_files_only", "model=FOLDER")):  # fmt: skip
+        if name in init:
+            raise UsageError(f"trainer.model_init_kwargs.{name} is set by the script; use {instead} instead")
+    given = init.pop("dtype", None) or init.pop("torch_dtype", None)
+    if given is not None and dtype is not None and given != dtype:
+        raise UsageError(f"dtype={dtype} and trainer.model_init_kwargs.dtype={given} differ; leave one out")
+    found = str(dtype or given or default)
+    if found not in DTYPES:
+        raise UnknownName("dtype of a model", found, DTYPES)
+    return init, found
 
 
 def context_of(model: Any) -> int | None:

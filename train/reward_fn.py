@@ -10,25 +10,24 @@ from kbx_env.train.batch_grader import BatchGrader
 from kbx_env.train.step_metrics import StepMetrics, episode_stats
 
 
-def reward_of(grader: BatchGrader, metrics: StepMetrics, tokenizer: Any) -> Callable[..., list[float | None]]:
+def reward_of(grader: BatchGrader, metrics: StepMetrics, conversation: Conversation) -> Callable[..., list[float | None]]:
     """Return the reward function of a run.
 
     Args:
         grader: grades the answers of a batch in one call.
         metrics: records the episodes.
-        tokenizer: decodes answers.
+        conversation: decodes answers.
 
     Returns:
         A reward function for TRL. TRL masks answers whose reward is ``None``, since there is no other reward function.
     """
-    conversation = Conversation(tokenizer)
 
     def kernel_reward(
         prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Sequence[Any], task: Sequence[str],
         trainer_state: Any, log_extra: Any = None, **columns: Any,
     ) -> list[float | None]:  # fmt: skip
         # Decoded here: some tokenizers parse an answer into parts, and eval/report.py grades the plain text.
-        texts = [conversation.decode(ids) for ids in completion_ids]
+        texts = [conversation.reasoning(p) + conversation.decode(ids) for p, ids in zip(prompts, completion_ids, strict=True)]
         graded = grader(list(zip(task, texts, strict=True)))
         episodes = [episode_stats(t, [j], j.reward) for t, j in zip(task, graded, strict=True)]
         metrics.add(episodes, texts, trainer_state.global_step + 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 from kbx_env.baselines.llm.conversation import Conversation
 from kbx_env.rewards.shaping import shaped
+from kbx_env.train.answer_watch import AnswerWatch
 from kbx_env.train.batch_grader import BatchGrader, GradedAnswer
 from kbx_env.train.step_metrics import StepMetrics, episode_stats
 
@@ -71,11 +72,13 @@ def turn_returns(turns: Sequence[GradedAnswer], gamma: float, several: bool = Tr
 class _EpisodeState:
     """One episode in progress.
 
-    ``ids`` are the tokens after the prompt, at most ``room``; ``mask`` is 1 on those that the model generated.
+    ``ids`` are the tokens after the prompt, at most ``room``; ``mask`` is 1 on those that the model generated. ``begun`` is the
+    beginning of reasoning that the chat template writes before each answer, or "".
     """
 
     task: str
     question: str
+    begun: str
     prompt: list[int]
     room: int
     ids: list[int] = field(default_factory=list)
@@ -118,6 +121,8 @@ class Rollout:
     """Discount between turns."""
     each: int | None = None
     """Longest answer of one turn, in tokens; ``None``: all that is left, so that a first answer may use up every turn's share."""
+    watch: AnswerWatch | None = None
+    """Begins to grade answers while others are generated; ``None``: gradings begin when all answers of a turn have ended."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """Play one episode for each prompt.
@@ -136,12 +141,13 @@ class Rollout:
         for messages in prompts:
             ids = self.conversation.opening(messages)
             room = self.length if self.context is None else min(self.length, self.context - len(ids))
-            rows.append(_EpisodeState(messages[-1]["task"], messages[-1]["content"], ids, max(1, room)))
+            question, begun = messages[-1]["content"], self.conversation.reasoning(messages)
+            rows.append(_EpisodeState(messages[-1]["task"], question, begun, ids, max(1, room)))
         for turn in range(self.max_turns):
             live = [r for r in rows if not r.over]
             if not _anywhere(trainer, bool(live)):
                 break
-            has_logprobs = self._turn(live, rows, trainer, last=turn + 1 == self.max_turns) or has_logprobs
+            has_logprobs = self._turn(live, trainer, last=turn + 1 == self.max_turns) or has_logprobs
         several = self.max_turns > 1
         rewards = [episode_reward(r.turns, self.episode, several) for r in rows]
         episodes = [episode_stats(r.task, r.turns, reward) for r, reward in zip(rows, rewards, strict=True)]
@@ -154,19 +160,21 @@ class Rollout:
             SPANS: [[(*span, x) for span, x in zip(r.spans, xs, strict=True)] for r, xs in zip(rows, returns, strict=True)],
         }  # fmt: skip
 
-    def _turn(self, live: list[_EpisodeState], rows: list[_EpisodeState], trainer: Any, *, last: bool) -> bool:
+    def _turn(self, live: list[_EpisodeState], trainer: Any, *, last: bool) -> bool:
         """Play one turn of all live episodes; return whether the generator reported log-probabilities."""
-        if not live:  # where weights are sharded over processes, all of them must take part in generating
-            return self.generate(trainer, [rows[0].prompt], 1)[1] is not None
         most = [r.left if self.each is None else min(r.left, self.each) for r in live]
-        answers, logprobs = self.generate(trainer, [r.prompt + r.ids for r in live], max(most))
+        # Also without live episodes: other processes have some, and all of them must take part in generating.
+        prompts = [r.prompt + r.ids for r in live]
+        if self.watch is not None:
+            self.watch.expect(zip(prompts, [r.task for r in live], [r.begun for r in live], strict=True))
+        answers, logprobs = self.generate(trainer, prompts, max(most, default=1))
         submissions = []
         for i, (row, ids) in enumerate(zip(live, answers, strict=True)):
             kept = list(ids[: most[i]]) or [min(self.conversation.ends)]
             start = len(row.ids)
             row.add(kept, 1, None if logprobs is None else list(logprobs[i])[: len(kept)])
             row.spans.append((start, len(row.ids)))
-            submissions.append((row.task, self.conversation.decode(kept)))
+            submissions.append((row.task, row.begun + self.conversation.decode(kept)))
         for row, graded in zip(live, self.grader(submissions), strict=True):
             row.turns.append(graded)
             if graded.solved or last or row.ids[-1] not in self.conversation.ends:

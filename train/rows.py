@@ -50,6 +50,24 @@ def message(task: Task, backend: str, template: str | None = None) -> dict[str, 
     return {"role": "user", "content": text}
 
 
+def messages(
+    task: Task, backend: str, system: str | None = None, template: str | None = None
+) -> list[dict[str, str]]:  # fmt: skip
+    """Return the messages of a prompt.
+
+    Args:
+        task: the task.
+        backend: ``cpu`` or ``cuda``.
+        system: a system message before the task's; ``None`` for none.
+        template: text of the user's message, as ``message`` takes it.
+
+    Returns:
+        One or two messages, each with ``role`` and ``content``.
+    """
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, message(task, backend, template)]
+
+
 def about(task: Task) -> dict[str, Any]:
     """Return the columns that describe a task."""
     return {"task": task.id, "category": task.category, "difficulty": task.difficulty}
@@ -81,7 +99,7 @@ def prompt_rows(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Make one row for each task and repeat: ``prompt``, ``task``, ``seed``, ``category``, ``difficulty``.
 
-    The message of a prompt has one more key, ``task``. Chat templates ignore it, and functions that are given only the prompt
+    Each message of a prompt has one more key, ``task``. Chat templates ignore it, and functions that are given only the prompt
     can read it.
 
     Args:
@@ -103,9 +121,9 @@ def prompt_rows(
         raise UsageError(f"repeats is {repeats}; at least 1")
     if backend not in ("cpu", "cuda"):
         raise UnknownName("backend of prompts", backend, ("cpu", "cuda"))
-    before = [] if system is None else [{"role": "system", "content": system}]
     return [
-        {"prompt": [*before, message(t, backend, template) | {"task": t.id}], "seed": _seed(seed, t.id, turn), **about(t)}
+        {"prompt": [m | {"task": t.id} for m in messages(t, backend, system, template)],
+         "seed": _seed(seed, t.id, turn), **about(t)}
         for turn in range(repeats) for t in tasks
     ]  # fmt: skip
 

@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kbx_env.baselines.llm.conversation import Prompting
 from kbx_env.train.settings import config_of
 
 from kbx_env.errors import UsageError
 
 FINAL = "final"
 """Folder of the trained checkpoint, in the folder of a run."""
+ADAPTER = "adapter"
+"""Folder of a trained LoRA adapter, in the folder of a run; ``FINAL`` has it merged."""
 LAST = "last"
 """Value of ``resume`` for the newest complete checkpoint."""
 _STATE = "trainer_state.json"  # the last file that is written: a checkpoint with it is complete
@@ -108,6 +111,29 @@ def step_of(checkpoint: Path) -> int:
         raise UsageError(f"{checkpoint / _STATE} cannot be read; remove that folder and resume from an earlier one") from e
 
 
+def check_hub(config: Any) -> None:
+    """Check that a run which will push to a hub can do so, before anything slow starts.
+
+    Args:
+        config: the trainer's configuration.
+
+    Raises:
+        UsageError: there is no account, or the hub cannot be reached.
+    """
+    if not config.push_to_hub:
+        return
+    from huggingface_hub import HfApi, constants
+
+    instead = "leave out trainer.push_to_hub and upload the folder 'final' later"
+    if constants.HF_HUB_OFFLINE:
+        raise UsageError(f"trainer.push_to_hub=true, and HF_HUB_OFFLINE is set: unset it, or {instead}")
+    try:
+        HfApi().whoami(token=config.hub_token)
+    except Exception as e:  # no common base: of httpx, of the hub, or of the operating system
+        why = " ".join(str(e).split())[:200] or type(e).__name__
+        raise UsageError(f"trainer.push_to_hub=true, and the hub refuses or cannot be reached ({why}); log in, or {instead}") from e
+
+
 def adapter_of(lora: Mapping[str, Any] | None) -> Any:
     """Return the ``peft.LoraConfig`` of a section ``lora``; ``None`` if there is no such section.
 
@@ -129,47 +155,84 @@ def adapter_of(lora: Mapping[str, Any] | None) -> Any:
     return config_of(LoraConfig, lora, "lora", task_type="CAUSAL_LM")
 
 
-def finish(trainer: Any, folder: Path) -> None:
-    """Write the trained model and its tokenizer; an adapter is merged into the weights.
+def finish(trainer: Any, folder: Path, s: Any = None, prompting: Prompting | None = None) -> None:
+    """Write the trained model and its tokenizer. An adapter is kept in ``adapter`` beside, and ``folder`` has merged weights.
+
+    All processes of a run call this: where weights are divided among them (FSDP, ZeRO-3), each sends its part.
 
     Args:
         trainer: one of TRL's.
         folder: the folder to write.
+        s: settings of the script, with ``model``, ``dtype`` and ``trainer``; needed for an adapter alone.
+        prompting: how the model was asked.
     """
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    merge = getattr(model, "merge_and_unload", None)
-    if merge is None:
-        trainer.save_model(str(folder))  # by all processes
-    elif trainer.is_world_process_zero():
-        merge().save_pretrained(folder)
+    adapter = hasattr(trainer.accelerator.unwrap_model(trainer.model), "merge_and_unload")
+    if trainer.is_fsdp_enabled:  # otherwise the trainer would write no weights
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+    trainer.save_model(str(folder.parent / ADAPTER if adapter else folder))  # by all processes
+    trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
+        if adapter:
+            _merge(trainer, folder.parent / ADAPTER, folder, s)
         trainer.processing_class.save_pretrained(folder)
+        if prompting is not None:
+            prompting.save(folder)
 
 
-def finish_from(trainer: Any, checkpoint: Path, folder: Path, *, model: str, lora: bool, dtype: str) -> None:
+def _merge(trainer: Any, adapter: Path, folder: Path, s: Any) -> None:
+    from kbx_env.train import merge
+
+    trusts = bool(s.trainer.get("trust_remote_code", False))
+    settings = merge.Settings(str(s.model), str(adapter), str(folder), weights_dtype(s), trusts)
+    if trainer.accelerator.num_processes > 1:
+        merge.merge_apart(settings)
+    else:
+        merge.run(settings)
+
+
+def weights_dtype(s: Any) -> str:
+    """Return the dtype in which a run's weights are loaded.
+
+    Args:
+        s: settings of the script, with ``dtype``, ``lora`` and ``trainer``.
+
+    Returns:
+        The setting, or by default float32; for an adapter on a GPU bfloat16.
+    """
+    given = s.dtype or (s.trainer.get("model_init_kwargs") or {}).get("dtype")
+    return str(given or ("bfloat16" if s.lora is not None and not on_cpu(s.trainer) else "float32"))
+
+
+def finish_from(trainer: Any, checkpoint: Path, folder: Path, s: Any, prompting: Prompting | None = None) -> None:
     """Write the trained model from a checkpoint of the last step, without training.
 
     Args:
         trainer: one of TRL's.
         checkpoint: the checkpoint.
         folder: the folder to write.
-        model: the checkpoint that the run started from.
-        lora: whether the checkpoint holds an adapter.
-        dtype: dtype of the weights.
+        s: settings of the script, with ``model``, ``lora``, ``dtype`` and ``trainer``.
+        prompting: how the model was asked.
+
+    Raises:
+        UsageError: the checkpoint has no whole weights: it was written in parts (FSDP, ZeRO-3).
     """
     if not trainer.is_world_process_zero():
         return
     from kbx_env.train import models
 
-    if not lora:
-        made, _ = models.load(checkpoint, dtype=dtype)
+    if not any(checkpoint.glob("*.safetensors")):
+        raise UsageError(
+            f"{checkpoint} has its weights in parts, one for each process; resume from an earlier checkpoint, or merge the parts: "
+            "accelerate merge-weights (FSDP), zero_to_fp32.py (ZeRO-3)"
+        )
+    if s.lora is not None:
+        _merge(trainer, checkpoint, folder, s)
     else:
-        from peft import PeftModel
-
-        base, _ = models.load(model, dtype=dtype)
-        made = PeftModel.from_pretrained(base, str(checkpoint)).merge_and_unload()
-    made.save_pretrained(folder)
+        made, _ = models.load(checkpoint, dtype=weights_dtype(s), trust_remote_code=bool(s.trainer.get("trust_remote_code", False)))
+        made.save_pretrained(folder)
     trainer.processing_class.save_pretrained(folder)
+    if prompting is not None:
+        prompting.save(folder)
 
 
 def steps_of(trainer: Any) -> int:
@@ -180,20 +243,21 @@ def steps_of(trainer: Any) -> int:
     return math.ceil(trainer.args.num_train_epochs * max(1, each))
 
 
-def train(trainer: Any, checkpoint: Path | None, s: Any) -> None:
+def train(trainer: Any, checkpoint: Path | None, s: Any, prompting: Prompting | None = None) -> None:
     """Train and write ``out/final``; from a checkpoint of the last step only write it.
 
     Args:
         trainer: one of TRL's.
         checkpoint: the checkpoint to resume from; ``None`` to start from the beginning.
-        s: settings of the script, with ``out``, ``model``, ``lora`` and ``dtype``.
+        s: settings of the script, with ``out``, ``model``, ``lora``, ``dtype`` and ``trainer``.
+        prompting: how the model is asked; kept with the trained model.
     """
     out = Path(s.out)
     if checkpoint is not None and step_of(checkpoint) >= steps_of(trainer):
         print(f"{checkpoint} is at the end of training; only {out / FINAL} is written")
-        finish_from(trainer, checkpoint, out / FINAL, model=s.model, lora=s.lora is not None, dtype=s.dtype or "float32")
+        finish_from(trainer, checkpoint, out / FINAL, s, prompting)
     else:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        finish(trainer, out / FINAL)
+        finish(trainer, out / FINAL, s, prompting)
     if trainer.is_world_process_zero():
         print(f"checkpoint: {out / FINAL}\nlog: {out / 'log.jsonl'}")

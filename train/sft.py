@@ -9,14 +9,16 @@ The loss is on completions only. ``out/final`` is a checkpoint with tokenizer an
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kbx_env.train import models, rows
-from kbx_env.train.runs import adapter_of, checkpoint_of, on_cpu, train, trainer_config
+from kbx_env.baselines.llm.conversation import Prompting
+from kbx_env.train import memory, models, rows
+from kbx_env.train.runs import adapter_of, check_hub, checkpoint_of, on_cpu, train, trainer_config, weights_dtype
 from kbx_env.train.settings import MISSING, command, save
 
 from kbx_env.errors import UsageError
@@ -48,6 +50,14 @@ class Settings:
     """Dtype of the weights: float32 or bfloat16. null: float32, and for LoRA on a GPU bfloat16."""
     lora: dict[str, Any] | None = None
     """Fields of peft.LoraConfig, such as {r: 16, lora_alpha: 32}; null: all weights are trained."""
+    quantize: str | None = None
+    """Quantise the frozen weights under a LoRA adapter (QLoRA): 4bit or 8bit; null: do not."""
+    memory_check: bool = True
+    """Refuse a model that cannot fit on the GPU before it is loaded."""
+    system: str | None = None
+    """A system message before every task; give the same to train/grpo.py. The trained checkpoint keeps it for reports."""
+    template: str | None = None
+    """File of a chat template (Jinja) to use in place of the checkpoint's own."""
     resume: str | None = None
     """A checkpoint folder of an earlier run to continue, or last: the newest complete one in out, if there is any."""
     wandb: bool = False
@@ -72,10 +82,13 @@ def trainer_of(s: Settings) -> Any:
     """
     data = rows.only(rows.load(s.data), category=s.category, pattern=s.tasks)
     _check_columns(s.data, data)
+    models.check_quantised(s.quantize, s.lora is not None, on_cpu(s.trainer))
     # Made before the model is loaded, so that settings which the libraries refuse are reported at once.
     config = _config(s)
     adapter = _adapter(s)
-    model, tokenizer = models.load(s.model, dtype=s.dtype or ("bfloat16" if adapter and not on_cpu(s.trainer) else "float32"))
+    model, tokenizer = _model(s, config)
+    if s.system is not None:
+        data = data.map(lambda row: {"prompt": [{"role": "system", "content": s.system}, *row["prompt"]]})
     context = models.context_of(model)
     if s.max_length is not None and context is not None and s.max_length > context:
         raise UsageError(f"max_length is {s.max_length}; {s.model} takes {context} tokens")
@@ -132,7 +145,7 @@ def run(s: Settings) -> None:
     trainer = trainer_of(s)
     if trainer.is_world_process_zero():
         save(s, out)
-    train(trainer, checkpoint, s)
+    train(trainer, checkpoint, s, Prompting(s.system))
 
 
 def _check_columns(path: str, data: Dataset) -> None:
@@ -155,7 +168,25 @@ def _config(s: Settings) -> Any:
             "max_length": s.max_length}  # fmt: skip
     if s.curriculum:
         ours["train_sampling_strategy"] = "sequential"
-    return trainer_config(SFTConfig, s.trainer, **ours)
+    config = trainer_config(SFTConfig, s.trainer, **ours)
+    check_hub(config)
+    return config
+
+
+def _model(s: Settings, config: Any) -> tuple[Any, Any]:
+    """Load model and tokenizer, after the check of memory."""
+    init, dtype = models.init_of(config, s.dtype, weights_dtype(s))
+    sharding = memory.sharding_of(config)
+    if warning := memory.still(dtype, s.lora is not None, float(config.learning_rate), sharding):
+        print(f"warning: {warning}")
+    if s.memory_check and not on_cpu(s.trainer):
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(int(os.environ.get("LOCAL_RANK", "0")))
+        optimizer = str(getattr(config.optim, "value", config.optim))
+        memory.check(s.model, dtype, s.lora is not None, False, free, optimizer=optimizer, sharding=sharding, quantize=s.quantize)
+    trusts = bool(config.trust_remote_code)
+    return models.load(s.model, dtype=dtype, quantize=s.quantize, trust_remote_code=trusts, template=s.template, init=init)
 
 
 def _adapter(s: Settings) -> Any:

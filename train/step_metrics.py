@@ -5,11 +5,12 @@ Rates are over episodes that are not masked. An episode counts by its best submi
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,16 @@ class StepMetrics(TrainerCallback):
         self._episodes: list[EpisodeStats] = []
         self._line: dict[str, Any] = {}
         self._before, self._counted, self._seconds = 0, 0, 0.0
+        self._evaluates, self._held = False, list[EpisodeStats]()
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Count the episodes of a ``with`` block as those of an evaluation: they are in its line of the log alone."""
+        self._evaluates, self._held = True, []
+        try:
+            yield
+        finally:
+            self._evaluates = False
 
     def add(self, episodes: Sequence[EpisodeStats], texts: Sequence[str], step: int) -> None:
         """Add the episodes of one generation, and write some of their texts.
@@ -127,8 +138,8 @@ class StepMetrics(TrainerCallback):
             texts: their texts, in the same order.
             step: the training step at which they were played, from 1.
         """
-        self._episodes += episodes
-        if not _main():
+        (self._held if self._evaluates else self._episodes).extend(episodes)
+        if not _main() or self._evaluates:
             return
         # Evenly over the batch, which is sorted by task.
         some = range(0, len(episodes), max(1, math.ceil(len(episodes) / self._shown))) if self._shown else ()
@@ -152,7 +163,10 @@ class StepMetrics(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Add the metrics to ``logs`` in place: the callbacks that write it come after this one."""
-        if logs is None or "train_runtime" in logs or any(k.startswith("eval_") for k in logs):
+        if logs is not None and any(k.startswith("eval_") for k in logs):
+            self._log_evaluation(args, logs)
+            return
+        if logs is None or "train_runtime" in logs:
             return
         episodes, count = self._episodes, self._grader.gradings - self._counted
         seconds = self._grader.seconds - self._seconds
@@ -168,6 +182,19 @@ class StepMetrics(TrainerCallback):
         self._before += count
         logs.update(self._line or summary([]))
         logs.update({"gradings": self._before, "grading_seconds": round(seconds, 3)})
+
+
+    def _log_evaluation(self, args: Any, logs: dict[str, Any]) -> None:
+        """Add the metrics of an evaluation. Its gradings are not among those of training, by which runs are compared."""
+        episodes, count = self._held, self._grader.gradings - self._counted
+        self._held, self._counted, self._seconds = [], self._grader.gradings, self._grader.seconds
+        if args.world_size > 1:
+            from accelerate.utils import gather_object
+
+            parts = gather_object([(episodes, count)])
+            episodes, count = [f for part, _ in parts for f in part], sum(n for _, n in parts)
+        logs.update({f"eval_{name}": value for name, value in summary(episodes).items()})
+        logs["eval_gradings"] = count
 
 
 def insert_first(trainer: Any, metrics: StepMetrics) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kbx_env.baselines.llm.chat import CallFailed, ChatRequest, Finish, Reply
-from kbx_env.baselines.llm.conversation import Conversation
+from kbx_env.baselines.llm.conversation import Conversation, Prompting
 
 from kbx_env.errors import KbxError, UsageError
 
@@ -47,7 +47,8 @@ class LocalModel:
         self.model, self._folder, self._batch = folder, Path(folder), batch
         self._tokenizer = tokenizer_of(self._folder)
         has_template = self._tokenizer.chat_template is not None
-        self._conversation = Conversation(self._tokenizer) if has_template else None
+        self.prompting = Prompting.of(self._folder)
+        self._conversation = Conversation(self._tokenizer, prompting=self.prompting) if has_template else None
         self._device = _device(device)
         self._jobs: queue.Queue[_Job | None] = queue.Queue()
         self._lock = threading.Lock()
@@ -103,7 +104,8 @@ class LocalModel:
                 raise UsageError(f"{self._folder}: the tokenizer has no chat template; {remedy}")
             return list(self._tokenizer(request.raw)["input_ids"])
         messages = [dict(m) for m in request.messages]
-        text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        more = self.prompting.template_kwargs
+        text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **more)
         # The template has written the special tokens already.
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -157,11 +159,12 @@ class LocalModel:
             future.set_result(Reply(text, finish, "", len(ids), len(tokens), None, self.model, seconds, tuple(tokens)))
 
 
-def tokenizer_of(folder: Path) -> Any:
+def tokenizer_of(folder: Path, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer of a checkpoint folder, after a check that config, weights and tokenizer exist.
 
     Args:
         folder: the checkpoint.
+        trust_remote_code: run Python code of the folder that transformers does not have.
 
     Returns:
         The tokenizer of transformers; it pads on the left.
@@ -186,7 +189,9 @@ def tokenizer_of(folder: Path) -> Any:
     except ImportError as e:
         raise UsageError('local checkpoints need transformers: pip install "kbx_env[trl]"') from e
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
+        return AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, padding_side="left", trust_remote_code=trust_remote_code
+        )
     except Exception as e:
         why = f"{type(e).__name__}: {str(e)[:300]}"
         raise UsageError(f"{folder}: no usable tokenizer: {why}; save it beside the model") from e

@@ -277,7 +277,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             raise UsageError("step before reset")
         if not isinstance(action, str):
             raise UsageError(f"the action is a {type(action).__name__}; it must be the source text (str)")
-        outcome = self._grade(self._task.id, strip_fences(action), **self._options)
+        outcome = self._grade(self._task.id, strip_fences(action, self._task.entry), **self._options)
         self._outcome = outcome
         self._turn += 1
         value = self.reward(outcome)

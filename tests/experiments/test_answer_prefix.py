@@ -111,7 +111,7 @@ def test_what_is_graded_is_whole_in_both_modes(folder: Path, talk: Conversation,
         made = play(prompts, trainer)
         assert made[rollout.REWARD] == [pytest.approx(1.0)]
         assert talk.decode(made["completion_ids"][0]) == rest, "what the template said is not trained on"
-        single = reward_of(grader, metrics, tokenizer)
+        single = reward_of(grader, metrics, Conversation(tokenizer))
         assert single(prompts, [""], made["completion_ids"], [NAME], trainer.state) == [pytest.approx(1.0)]
         assert grader.gradings == 2
     samples = [json.loads(line)["text"] for line in (tmp_path / SAMPLES).read_text().splitlines()]
@@ -169,7 +169,8 @@ def test_what_a_beginning_does_not_go_with_is_said(folder: Path, tmp_path: Path)
     with pytest.raises(UsageError, match="template=qwen3:"):
         build_model.build(build_model.Build(str(tmp_path / "b"), **sizes, tokens="lines", prompt="short", template="qwen3"))
     with pytest.raises(UsageError, match="no tool can be called"):
-        grpo.load(read(grpo.Settings, [f"model={folder}", f"out={tmp_path}", "mode=tool", "trainer.use_cpu=true"]), None)
+        s = read(grpo.Settings, [f"model={folder}", f"out={tmp_path}", "mode=tool", "trainer.use_cpu=true"])
+        grpo.load(s, grpo.setup.config_of_run(s))
 
 
 @pytest.mark.parametrize("template", ["phi3", "qwen3_instruct_2507"])

@@ -128,7 +128,12 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
         "test_no_text_defines_a_function_of_the_eval_split": (),
     },
     "experiments/test_evidence.py": {"test_commands_end_in_time": ()},
-    "train/test_grpo.py": {"test_a_killed_run_goes_on_and_loses_nothing": ()},
+    "train/test_answer_watch.py": {"test_in_a_run": ("single",)},
+    "train/test_rollout.py": {"test_how_a_model_was_asked_is_kept": ()},
+    "train/test_grpo.py": {
+        "test_a_killed_run_goes_on_and_loses_nothing": (),
+        "test_continuous_batching_leaves_the_weights_as_they_are": (),
+    },
     "train/test_ppo.py": {
         "test_the_whole_way_on_the_cpu": (),
         "test_a_killed_run_keeps_its_gradings": (),

@@ -15,7 +15,7 @@ from kbx_env.rewards.compose import load_preset, load_term, presets
 
 import kbx_env  # noqa: F401
 from kbx_env.errors import UnknownName, UsageError
-from kbx_env.outcome import Cases, CaseTime, Evidence, Fault, Outcome, Stage, Timing, Verdict, Violation
+from kbx_env.outcome import Cases, CaseTime, Evidence, Fault, Outcome, Passing, Stage, Timing, Verdict, Violation
 
 REWARD = load_preset("default")
 
@@ -169,3 +169,37 @@ def test_a_preset_that_cannot_be_used(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UsageError, match=re.escape(said)):
         load_preset(name)
+
+
+MILESTONE = load_preset("milestone")
+
+
+def _timed(low: float, compiled: float | None, verdict: Verdict = Verdict.CORRECT) -> Outcome:
+    timing = Timing(low * 1.02, low, low * 1.04, None, (CaseTime("c", 1, 1, low, low, low, 9),), "gpu", compiled_speedup=compiled)
+    return dataclasses.replace(_outcome(verdict, 10), timing=timing)
+
+
+def test_milestones_pay_once_each() -> None:
+    paid = [MILESTONE(_timed(*x)) for x in ((1.04, 3.0), (1.06, 1.0), (1.06, 1.05), (1.06, 1.08), (9.0, 9.0))]
+    assert paid == pytest.approx([1.0, 2.0, 2.0, 3.0, 3.0]), "by the lower end of the interval; much faster pays no more"
+    assert MILESTONE.terms(_timed(1.06, None))["milestone_compiled"] is None and MILESTONE(_timed(1.06, None)) == pytest.approx(2)
+    assert MILESTONE.compiled and not REWARD.compiled and MILESTONE.range("cuda") == (0.0, 3.0)
+    assert MILESTONE(_outcome(Verdict.CORRECT, 10)) == pytest.approx(1.0) == MILESTONE.range("cpu")[1]
+    wrong = _outcome(Verdict.INCORRECT, 4)
+    assert MILESTONE(wrong) == REWARD(wrong)
+    void = _timed(9.0, 9.0)
+    void = dataclasses.replace(void, timing=dataclasses.replace(void.timing, cases=(CaseTime("c", 1, 1, 1, 1, 1, 9, void=True),)))
+    assert MILESTONE(void) is None and set(MILESTONE.terms(void).values()) == {None}
+
+
+def test_coverage_is_what_fused_kernels_stored() -> None:
+    reward = load_preset("coverage")
+
+    def made(stored: float | None, between: int, passed: int = 5) -> Outcome:
+        evidence = Evidence(3, stored_share=stored, passing=Passing(passed, 5, 1000, 1000, between, 1))
+        return dataclasses.replace(_outcome(Verdict.INCORRECT, passed), evidence=evidence)
+
+    whole, half, unfused = made(1.0, 0), made(0.5, 0), made(1.0, 500)
+    assert [reward.terms(o)["coverage"] for o in (whole, half, unfused)] == [0.5, 0.25, 0.25]
+    assert reward(whole) == pytest.approx(REWARD(whole) - 0.05) and reward(half) < reward(whole) < REWARD(whole)
+    assert reward.terms(made(None, 0))["coverage"] is None and reward.terms(made(1.0, 0, 0))["coverage"] == 0.0

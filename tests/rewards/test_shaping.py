@@ -101,6 +101,41 @@ def test_no_preset_pays_a_wrong_or_rejected_submission_more_than_default(wrong: 
         assert reward(wrong) <= DEFAULT(wrong) + 1e-12, reward.name
 
 
+def passes_some(o: Outcome) -> bool:
+    """Whether a telling case passed that counts: something was launched, and no rule was broken."""
+    if o.violations or o.evidence is None or o.evidence.denied_ops or not o.evidence.launches or o.cases is None:
+        return False
+    return o.verdict not in (Verdict.MALFORMED, Verdict.REJECTED) and bool(o.cases.telling_passed)
+
+
+ORDERED = ("default", "estimated", "beginner", "fusion", "milestone", "coverage")
+"""Presets under which cases that pass outweigh all hints; ``quantization`` pays stages of a wrong case as well."""
+
+
+@given(outcomes(), outcomes())
+def test_what_passes_cases_earns_more_than_what_passes_none(a: Outcome, b: Outcome) -> None:
+    some, none = (a, b) if passes_some(a) else (b, a)
+    if not passes_some(some) or passes_some(none) or none.correct or some.masked or none.masked:
+        return
+    for reward in map(load_preset, ORDERED):
+        assert reward(some) > reward(none), reward.name
+
+
+@pytest.mark.parametrize("verdict", [Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.TIMEOUT])
+def test_an_error_after_cases_that_passed_is_worth_less_than_a_wrong_value(verdict: Verdict) -> None:
+    """A compile error after 13 of 17 cases once earned 0, and a kernel that wrote out of bounds in every case 0.1."""
+    stopped = Outcome("a/b", verdict, Stage.CORRECT, "cpu", "contract", Fault.POLICY, evidence=Evidence(13),
+                      cases=Cases(13, 17, (), 13, 17, 14, "case"))  # fmt: skip
+    wrong = dataclasses.replace(stopped, verdict=Verdict.INCORRECT, cases=Cases(13, 17, (), 13, 17))
+    at_once = dataclasses.replace(stopped, cases=Cases(0, 17, (), 0, 17, 1, "case"), evidence=Evidence(1))
+    assert DEFAULT(at_once) <= 0.1 and DEFAULT(wrong) > DEFAULT(stopped) == pytest.approx(0.1 + 0.3 * 0.9 * 13 / 17)
+    fewer = dataclasses.replace(wrong, cases=Cases(1, 17, (), 1, 17))
+    assert DEFAULT(fewer) > 0.1
+    for broken in ({"violations": (Violation("constant", "d"),)}, {"evidence": Evidence(13, denied_ops=("aten::mm",))},
+                   {"evidence": Evidence(0)}):  # fmt: skip
+        assert DEFAULT(dataclasses.replace(stopped, **broken)) <= 0.1, "no cheat gains by raising at the end"
+
+
 @given(outcomes(honest=False))
 def test_the_dishonest_lose_all_that_hints_are_worth(outcome: Outcome) -> None:
     dishonest = outcome.violations or (outcome.evidence and outcome.evidence.denied_ops)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from kbx_env.errors import UsageError
 from kbx_env.outcome import Cases, Evidence, Fault, FaultKind, Outcome, Stage, Verdict
 
 pytest.importorskip("trl")
-from kbx_env.train.batch_grader import BatchGrader, workers_here  # noqa: E402
+from kbx_env.train.batch_grader import BatchGrader, check_trains_elsewhere, own_gpus, own_share, workers_here  # noqa: E402
 from kbx_env.train.step_metrics import episode_stats, summary  # noqa: E402
 
 TASK, OTHER = "random/logspace", "math/erfc_sqrt"
@@ -147,7 +148,85 @@ def test_workers_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
         found.append((workers_here("cuda"), workers_here("cpu")))
-    assert found == [(14, 16), (3, 16), (1, 2), (1, 1)]
+    assert found == [(14, 16), (3, 4), (1, 2), (1, 1)]
+
+
+def test_processes_of_a_run_share_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = []
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank in "012":
+        monkeypatch.setenv("RANK", rank)
+        shares.append(own_share(8))
+    assert shares == [3, 3, 2]
+    with pytest.raises(UsageError, match="2 worker.* for 3 training processes"):
+        own_share(2)
+
+
+def test_on_ray_each_process_starts_its_own_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kbx_env.executor.pools import ray_pool
+
+    pool = SimpleNamespace(width=8, grade=None, close=lambda: None)
+    monkeypatch.setattr(ray_pool, "open_ray", lambda *settings: (pool, "NVIDIA H200"))
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with BatchGrader(backend="cuda", executor="ray", ray_address="auto") as grader:
+        assert pool.width == 2 and grader.backend == "cuda" and grader.timed and not grader.shares_gpu
+
+
+@pytest.mark.parametrize(
+    ("gpus", "says"), [([6, 6], "each once"), ([-1], "nvidia-smi"), ([1, 5], "trains on GPU 5")]
+)
+def test_a_gpu_that_trains_does_not_only_grade(gpus: list[int], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(UsageError, match=says):
+        check_trains_elsewhere(gpus)
+    check_trains_elsewhere([6, 7])
+
+
+def test_gpus_that_only_grade_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    found = []
+    for rank, gpus in (("0", [4, 5, 6]), ("1", [4, 5, 6]), ("1", [7])):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        found.append(own_gpus(gpus))
+    assert found == [[4, 6], [5], [7]]
+
+
+def test_an_answer_is_graded_before_the_batch_has_ended() -> None:
+    graded, go_on = threading.Event(), threading.Event()
+    calls: list[bytes] = []
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        calls.append(source)
+        graded.set()
+        assert go_on.wait(20)
+        return by_word(task, source)
+
+    with BatchGrader(workers=2, backend="cpu", grade=grade) as grader:
+        grader.begin(TASK, "```python\nGOOD\n```")
+        assert graded.wait(20), "while others are generated"
+        grader.begin(TASK, "```python\nGOOD\n```")
+        go_on.set()
+        found = grader([(TASK, "```python\nGOOD\n```"), (TASK, "bad")])
+        assert [j.outcome.correct for j in found] == [True, False] and sorted(calls) == [b"GOOD\n", b"bad"]
+        assert grader.gradings == 2 and not grader._ahead
+
+
+def test_reasoning_is_not_graded() -> None:
+    drafted = "<think>\n```python\nGOOD\n```\n</think>\n```python\n# a longer one\n```\n"
+    for tags, found in ((("<think>", "</think>"), "# a longer one\n"), (("<x>", "</x>"), "# a longer one\n"), ((), "")):
+        seen: list[bytes] = []
+
+        def grade(task: str, source: bytes, **options: Any) -> Outcome:
+            seen.append(source)
+            return by_word(task, source)
+
+        with BatchGrader(workers=1, backend="cpu", grade=grade, reasoning=tags) as grader:
+            draft = drafted if found else "<think>\n```python\nGOOD\n```\n"
+            graded = grader([(TASK, draft)])
+        assert graded[0].outcome.correct is (not found) and (not found or seen == [found.encode()])
+    with BatchGrader(workers=1, backend="cpu", grade=by_word) as grader:
+        assert not grader([(TASK, "<think>\n```python\nGOOD\n```\n")])[0].outcome.correct, "reasoning that never ended"
 
 
 def test_evaluation_takes_the_held_out_shapes() -> None:

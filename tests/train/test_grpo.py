@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -264,6 +266,12 @@ def test_a_killed_run_goes_on_and_loses_nothing(argv: list[str], tmp_path: Path)
         ("categories=[math]", "curriculum"), ("lora.rank=1", "rank"),
         ("resume=nowhere", "nowhere"), ("episode=mean", "best"), ("executor=threads", "process"), ("dtype=int8", "int8"),
         ("max_turns=0", "max_turns"), ("trainer.output_dir=x", "set by"), ("backend=cuda", "cuda"),
+        ("quantize=4bit", "lora"), ("quantize=int4", "4bit"), ("trainer.model_init_kwargs.attn_implementation=flashy", "flashy"),
+        ("trainer.model_init_kwargs.quantization_config=x", "quantize"), ("template=nowhere.jinja", "nowhere"),
+        ("trainer.push_to_hub=true", "upload"), ("eval_tasks=nothing", "nothing"), ("eval_tasks=*", "none is left"),
+        ("trainer.eval_strategy=steps", "eval_tasks"), ("reasoning=[a]", "two tags"), ("overlap=maybe", "auto"),
+        ("turn_baseline=mean", "leave-one-out"), ("turn_baseline=leave-one-out", "per_turn_credit"),
+        ("grade_gpus=[0]", "backend=cuda"), ("grader=http://127.0.0.1:1", "grader"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(more: str, says: str, argv: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -284,13 +292,96 @@ def test_a_model_that_does_not_fit_is_refused(model_folder: Path) -> None:
         memory.check(model_folder, "float32", False, False, 16 * count - 1)
 
 
+def test_memory_knows_what_is_shared() -> None:
+    zero = memory.Sharding("ZeRO-3", 8, True, True, True, True)
+    assert memory.needed(8, "float32", False, sharding=zero) == 16, "2 + 2 + 12 bytes a weight, over 8 GPUs"
+    assert memory.needed(8, "float32", False, sharding=dataclasses.replace(zero, offloads=True)) == 4
+    fsdp = memory.Sharding("FSDP2", 8, True, True, True)
+    assert memory.needed(8, "float32", False, sharding=fsdp) == 16 and memory.needed(8, "bfloat16", True, sharding=fsdp) == 2
+    assert memory.needed(10, "float32", False, optimizer="adamw_bnb_8bit") == 100
+    assert memory.needed(10, "float32", False, optimizer="sgd") == 80
+    assert memory.needed(100, "bfloat16", True, quantize="4bit") == 55
+    found = [
+        memory.sharding_of(SimpleNamespace(), env | {"WORLD_SIZE": "8"})
+        for env in ({}, {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
+                    {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "false"},
+                    {"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "NO_SHARD"})
+    ]  # fmt: skip
+    assert [(x.name, x.moments) for x in found] == [("DDP", False), ("FSDP2", True), ("FSDP2", True), ("FSDP1", False)]
+    plugin = SimpleNamespace(zero_stage=2, deepspeed_config={"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})
+    ds = memory.sharding_of(SimpleNamespace(deepspeed_plugin=plugin), {"WORLD_SIZE": "4"})
+    assert (ds.name, ds.weights, ds.gradients, ds.master, ds.offloads) == ("ZeRO-2", False, True, True, True)
+
+
+def test_no_advice_to_train_weights_that_do_not_move(model_folder: Path) -> None:
+    """Of weights in bfloat16 at a rate of 1e-6, 2 % moved in 20 steps of Adam."""
+    with pytest.raises(UsageError) as caught:
+        memory.check(model_folder, "float32", False, True, 1)
+    text = str(caught.value)
+    assert "bfloat16" not in text and all(x in text for x in ("lora=", "8bit", "FSDP", "memory_check=false", "vLLM server"))
+    assert "float32" in memory.still("bfloat16", False, 1e-6) and memory.still("bfloat16", False, 1e-4) == ""
+    assert memory.still("bfloat16", True, 1e-6) == memory.still("float32", False, 1e-6) == ""
+    assert memory.still("bfloat16", False, 1e-6, memory.Sharding(master=True)) == ""
+    weights = torch.empty(4096, dtype=torch.bfloat16).normal_(0, 0.02, generator=torch.Generator().manual_seed(0))
+    moved = weights.clone().requires_grad_()
+    adam = torch.optim.AdamW([moved], lr=1e-6, weight_decay=0.0)
+    for _ in range(20):
+        moved.grad = torch.ones_like(moved)
+        adam.step()
+    assert (moved != weights).float().mean() < 0.1, "as the warning says"
+
+
+@pytest.mark.parametrize("how", ["attn_implementation", "use_cache"])
+def test_arguments_for_the_model_are_used(how: str, argv: list[str], stack: contextlib.ExitStack) -> None:
+    more = {"attn_implementation": "eager", "use_cache": False}[how]
+    trainer = grpo.trainer_of(read(grpo.Settings, [*argv, f"trainer.model_init_kwargs.{how}={str(more).lower()}"]), stack, by_word)
+    config = trainer.model.config
+    assert (config._attn_implementation if how == "attn_implementation" else config.use_cache) == more
+
+
+def test_evaluation_has_tasks_and_lines_of_its_own(argv: list[str], tmp_path: Path) -> None:
+    more = ["trainer.max_steps=2", "trainer.eval_steps=1", "eval_tasks=erfc_sqrt"]
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        return right(task) if task.endswith("erfc_sqrt") else wrong(task)
+
+    lines = run([*argv, *more], grade)
+    trained, held = ([x for x in lines if ("eval_reward" in x) == which] for which in (False, True))
+    assert [x["step"] for x in trained] == [x["step"] for x in held] == [1, 2]
+    assert all(x["correct_rate"] == 0 and x["reward"] == pytest.approx(WRONG) for x in trained), "none of the other task"
+    assert all(x["eval_correct_rate"] == 1 and x["eval_reward"] == pytest.approx(1.0) for x in held)
+    assert [x["gradings"] for x in trained] == [4, 8] and [x["eval_gradings"] for x in held] == [1, 1]
+    shown = [json.loads(x)["task"] for x in (tmp_path / "out/samples.jsonl").read_text().splitlines()]
+    assert set(shown) == {"math/logspace"} or all("logspace" in t for t in shown)
+
+
+def test_continuous_batching_leaves_the_weights_as_they_are(argv: list[str], stack: contextlib.ExitStack) -> None:
+    """TRL casts the weights to half precision for it, and leaves them so."""
+    more = ["trainer.use_transformers_continuous_batching=true", "trainer.bf16=true", "trainer.use_cpu=true",
+            "trainer.max_completion_length=4"]  # fmt: skip
+    trainer = grpo.trainer_of(read(grpo.Settings, [*argv, *more]), stack, Counting(right, wrong))
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    attention = trainer.model.config._attn_implementation
+    trainer.train()
+    after = dict(trainer.model.named_parameters())
+    assert {p.dtype for p in after.values()} == {torch.float32} and trainer.model.config._attn_implementation == attention
+    assert any(not torch.equal(before[n], after[n].detach()) for n in before), "and they learnt"
+    assert trainer._half.dtype == torch.bfloat16 and trainer.state.global_step == 1
+
+
 def test_lora_is_merged_and_resumed(argv: list[str], tmp_path: Path) -> None:
     pytest.importorskip("peft")
     more = [*argv, "lora.r=2", "lora.target_modules=all-linear", "trainer.max_steps=2", "trainer.save_steps=1"]
     run(more, Counting(right, wrong))
     out = tmp_path / "out"
     assert (out / "checkpoint-1/adapter_model.safetensors").is_file() and not (out / "final/adapter_config.json").exists()
-    models.load(out / "final")
+    merged, _ = models.load(out / "final")
+    from peft import PeftModel
+
+    base, _ = models.load(argv[0].partition("=")[2])
+    apart = PeftModel.from_pretrained(base, str(out / "adapter")).merge_and_unload()
+    own = dict(merged.named_parameters())
+    assert all(torch.equal(p, own[n]) for n, p in apart.named_parameters()), "the adapter is kept as well"
     assert grpo.main([str(out / "settings.yaml"), "resume=last"]) == 0, "at its end: merged anew"
 
 

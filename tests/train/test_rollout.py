@@ -16,8 +16,8 @@ from kbx_env.outcome import Outcome
 
 pytest.importorskip("trl")
 from kbx_env.baselines.llm.access import Access  # noqa: E402
-from kbx_env.baselines.llm.chat import Finish, Reply  # noqa: E402
-from kbx_env.baselines.llm.conversation import Conversation, follow_up  # noqa: E402
+from kbx_env.baselines.llm.chat import ChatRequest, Finish, Reply  # noqa: E402
+from kbx_env.baselines.llm.conversation import Conversation, Prompting, follow_up  # noqa: E402
 from kbx_env.baselines.llm.local import LocalModel  # noqa: E402
 from kbx_env.baselines.policy import make_policy  # noqa: E402
 from kbx_env.train import grpo, grpo_trainer, models, rollout  # noqa: E402
@@ -141,6 +141,15 @@ def test_advantages_of_turns() -> None:
     assert grpo_trainer.turn_advantages([[(0, 1, None)]], 1, "batch") == [[0.0]]
 
 
+def test_a_turn_left_out_of_its_own_baseline() -> None:
+    spans = [[(0, 2, 1.0), (4, 5, 3.0)], [(0, 3, 0.0), (3, 4, 1.0)], [(0, 1, 2.0)], [(0, 1, None), (2, 3, 4.0)]]
+    found = grpo_trainer.turn_advantages(spans, 4, "none", "leave-one-out")
+    assert found == [[1.0 - (0.0 + 2.0) / 2, 3.0 - (1.0 + 4.0) / 2], [0.0 - 1.5, 1.0 - 3.5], [2.0 - 0.5], [0.0, 4.0 - 2.0]]
+    alone = [[(0, 1, 1.0), (1, 2, 5.0)], [(0, 1, 2.0)], [(0, 1, None)]]
+    assert grpo_trainer.turn_advantages(alone, 3, "none", "leave-one-out") == [[-1.0, 3.0], [1.0], [0.0]], "no other second turn"
+    assert grpo_trainer.turn_advantages([[(0, 1, 2.0)]], 1, "none", "leave-one-out") == [[0.0]], "nothing to compare with"
+
+
 @pytest.mark.parametrize("credit", [False, True])
 def test_in_the_trainer(credit: bool, argv: list[str], model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = models.tokenizer_for(model_folder)
@@ -197,17 +206,75 @@ THINKS = (
 )
 
 
-@pytest.mark.parametrize("template", [FORGETS, THINKS])
 def test_templates_that_forget_are_refused(
-    template: str, argv: list[str], model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    argv: list[str], model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
     model, tokenizer = models.load(model_folder)
-    tokenizer.chat_template = template
+    tokenizer.chat_template = FORGETS
     model.save_pretrained(tmp_path / "m")
     tokenizer.save_pretrained(tmp_path / "m")
     assert grpo.main([*argv, f"model={tmp_path / 'm'}"]) == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("grpo.py: ")]
     assert "chat template" in line and not (tmp_path / "out").exists()
+
+
+DROPS = (  # as Qwen3: earlier answers are shown without their reasoning, and enable_thinking=false writes an empty one
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'].split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "more", "said", "paid"),
+    [
+        (THINKS, {}, [f"{GOOD}? No.</think>\n{BAD}", f"{BAD}? No.</think>{GOOD}"], 1.0),
+        (THINKS, {}, [f"{BAD}</think>\n{BAD}", GOOD], WRONG),  # reasoning that never ends is no answer
+        (DROPS, {}, [f"<think>{GOOD}</think>{BAD}", f"<think>{BAD}</think>{GOOD}"], 1.0),
+        (DROPS, {"enable_thinking": False}, [BAD, GOOD], 1.0),
+    ],
+)  # fmt: skip
+def test_thinking_models_over_several_turns(
+    template: str, more: dict[str, Any], said: list[str], paid: float, model_folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = models.tokenizer_for(model_folder)
+    tokenizer.chat_template = template
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(num_processes=1), processing_class=tokenizer, state=SimpleNamespace(global_step=0)
+    )
+    generate = scripted(tokenizer, *said)
+    conversation = Conversation(tokenizer, prompting=Prompting("Be brief.", more))
+    with BatchGrader(backend="cpu", workers=1, grade=by_word) as grader:
+        play = rollout.Rollout(grader, StepMetrics(tmp_path, grader), conversation, generate, 2, 2000)
+        made = play([[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Write", "task": TASK}]], trainer)
+    assert made[rollout.REWARD] == [pytest.approx(paid)]
+    first, second = (tokenizer.decode(x[0]) for x in generate.seen)  # type: ignore[attr-defined]
+    assert "system\nBe brief." in first and second.startswith(first + said[0] + "<|im_end|>"), "kept as it was generated"
+    ending = first[first.rindex("<|im_start|>assistant") :]
+    assert second.endswith(ending) and ("</think>" in ending) == bool(more)
+
+
+def test_how_a_model_was_asked_is_kept(model_folder: Path, argv: list[str], tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text(DROPS)
+    more = ["mode=single", "system=Be brief.", f"template={tmp_path / 't.jinja'}", "trainer.max_completion_length=8",
+            "trainer.chat_template_kwargs={enable_thinking: false}", "reasoning=['<t>','</t>']"]  # fmt: skip
+    seen: list[str] = []
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        seen.append(source.decode())
+        return by_word(task, source)
+
+    grpo.run(read(grpo.Settings, [*argv, *more]), grade)
+    final = tmp_path / "out/final"
+    assert Prompting.of(final) == Prompting("Be brief.", {"enable_thinking": False}, ("<t>", "</t>"))
+    assert Prompting.of(model_folder) == Prompting() and models.tokenizer_for(final).chat_template == DROPS
+    model = LocalModel(str(final), device="cpu")
+    policy: Any = make_policy(f"hf:{final}", Access(device="cpu"))
+    asked = model.tokenizer.decode(model.prompt_ids(ChatRequest(tuple(policy._render("Write", "f")), 8)))
+    assert "<|im_start|>system\nBe brief.<|im_end|>" in asked and asked.endswith("<think>\n\n</think>\n\n")
+    (final / "prompting.json").write_text("{}")
+    with pytest.raises(UsageError, match="prompting.json"):
+        Prompting.of(final)
 
 
 def test_the_report_plays_turns_as_training_did(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
