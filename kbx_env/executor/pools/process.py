@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import kbx_env
 from kbx_env.errors import KbxError, UsageError
 from kbx_env.outcome import GRADER_FAILED, FaultKind, Outcome
+from kbx_env.spec import packs
 from kbx_env.store import request_key
 
 GRADER = "kbx_env.grading.grader:Grader"
@@ -331,6 +332,7 @@ class _Worker:
                 self.kill()
             raise WorkerLost(f"no verdict within {deadline:g} s: the worker was still starting")
         data = {"task": request.task, "source": base64.b64encode(request.source).decode(), "options": request.options}
+        data["packs"] = packs.roots()  # the worker may have started before a pack was opened
         timed_out = threading.Event()
 
         def on_timeout() -> None:
@@ -378,6 +380,22 @@ def reply_of(grader: Any, task: str, source: bytes, options: Mapping[str, Any]) 
         return {"usage": str(e)}
     except Exception as e:
         return {"error": f"{type(e).__name__}: {e}"}
+
+
+def opened(places: Iterable[str]) -> dict[str, Any] | None:
+    """Open the task packs of a request in a worker.
+
+    Args:
+        places: folders of the packs.
+
+    Returns:
+        ``None``, or the reply if a folder is no pack here.
+    """
+    try:
+        packs.register(places)
+    except UsageError as e:
+        return {"usage": str(e)}
+    return None
 
 
 def outcome_of(reply: Mapping[str, Any]) -> Outcome:

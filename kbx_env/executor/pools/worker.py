@@ -9,7 +9,7 @@ import os
 import sys
 
 from kbx_env.errors import SandboxError
-from kbx_env.executor.pools.process import CORES, reply_of
+from kbx_env.executor.pools.process import CORES, opened, reply_of
 
 
 def serve(spec: str) -> None:
@@ -35,7 +35,8 @@ def serve(spec: str) -> None:
     try:
         for line in sys.stdin:
             request = json.loads(line)
-            reply = reply_of(grader, request["task"], base64.b64decode(request["source"]), request["options"])
+            source = base64.b64decode(request["source"])
+            reply = opened(request["packs"]) or reply_of(grader, request["task"], source, request["options"])
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
     except BrokenPipeError:  # the parent is gone
