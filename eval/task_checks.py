@@ -38,12 +38,13 @@ def examples(spec: str) -> list[str]:
     return [" ".join(e.split()) for e in re.findall(r"^Example: (.*?)(?=\nExample: |\n\n|\Z)", spec, re.S | re.M)]
 
 
-def call(task: Task, text: str) -> tuple[Any, str]:
+def call(task: Task, text: str, exact: bool = False) -> tuple[Any, str]:
     """Run an example of a contract.
 
     Args:
         task: the task.
         text: from ``examples``, such as ``f([1, 2], dim=0) = [...]``.
+        exact: compute 16-bit floating point in fp64: an example shows the exact numbers.
 
     Returns:
         What the reference returns for the call on the left, and the text on the right.
@@ -63,6 +64,8 @@ def call(task: Task, text: str) -> tuple[Any, str]:
             dtype = DTYPES[task.takes[name].dtype]
             if dtype.is_floating_point and torch.tensor(value).is_complex():
                 dtype = torch.complex64
+            if exact and dtype in reference.HALVES:
+                dtype = torch.float64
             bound[name] = torch.tensor(value, dtype=dtype)
     return task.reference(**bound), right
 
@@ -89,7 +92,7 @@ def _examples(task: Task) -> Iterator[str]:
         yield f"contract: it has no line 'Example: {task.entry}(...) = ...'"
     for text in found:
         try:
-            got, shown = call(task, text)
+            got, shown = call(task, text, exact=True)
             want = eval(shown, {"__builtins__": {}, "inf": math.inf, "nan": math.nan})
         except Exception as e:
             yield f"example {text!r}: it cannot be run: {type(e).__name__}: {e}"

@@ -96,7 +96,7 @@ def _resolved(task_id: str, chosen: tuple[packs.Pack | None, ...]) -> str:
     if None in chosen and task_id in _builtin_ids():
         return task_id
     pack = packs.pack_of(task_id)
-    if pack is not None and task_id in _ids((pack,)):
+    if pack is not None and (pack.root / f"{packs.split_id(task_id)[1]}.py").is_file():  # files may be added later
         return task_id
     ids = _ids(chosen)
     same = [i for i in ids if task_id in _short(i)]
