@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +30,8 @@ FOOTPRINT = 16 << 30
 """Most bytes of the tensors of a timed call."""
 RTOL, ATOL = 1e-3, 1e-5
 """Tolerances of the numbers that an example of a contract shows."""
+SURE = 1000
+"""Elements of a tensor that is written in place, of which some surely change."""
 Grade = Callable[..., Outcome]
 """Grades a source, as ``Grader.grade``."""
 
@@ -175,7 +178,8 @@ def _runs(task: Task) -> Iterator[str]:
         except Exception as e:
             yield f"cost, case {case.label()!r}: {type(e).__name__}: {e}"
             continue
-        if expected.native and all(o.numel() for o in expected.native) and floor <= 0 and not task.moves:
+        # Of few elements written in place, chance may have left all as they were.
+        if min((o.numel() for o in expected.native), default=0) >= SURE * bool(task.writes) and expected.native[0].numel() and floor <= 0:
             yield f"cost, case {case.label()!r}: the floor is {floor} bytes, but there are results"
         if work < 0:
             yield f"cost, case {case.label()!r}: {work} operations"
@@ -186,7 +190,8 @@ def _untouched(task: Task, case: Case, args: dict[str, Any]) -> Iterator[str]:
     if isinstance(task.truth, Sample):
         return
     mine = reference.resolve(args, "cpu")
-    with reference.exact_matmul():
+    with reference.exact_matmul(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         task.reference(**assembled(mine))
     for name, value in args.items():
         if isinstance(value, torch.Tensor) and name not in task.written(case.args) and name != "out":

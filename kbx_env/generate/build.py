@@ -137,7 +137,7 @@ class _Builder:
         count, proven = self.settings.count, []
         source = self._candidates()
         with self._pool() as pool:
-            running: dict[int, concurrent.futures.Future[tuple[list[str], float]]] = {}
+            running: dict[int, concurrent.futures.Future[tuple[list[str], str, float]]] = {}
             order: collections.deque[_Candidate] = collections.deque()
             while len(proven) < count:
                 while len(running) < 2 * self.workers and len(order) + len(proven) < count + 2 * self.workers:
@@ -151,8 +151,8 @@ class _Builder:
                         )
                 candidate = order.popleft()
                 if candidate.index in running:
-                    candidate.faults, seconds = running.pop(candidate.index).result()
-                    self._note(candidate, seconds)
+                    candidate.faults, telling, seconds = running.pop(candidate.index).result()
+                    self._note(candidate, telling, seconds)
                 self.seen.append(candidate)
                 if candidate.twin is None and not candidate.faults:
                     proven.append(candidate)
@@ -217,10 +217,10 @@ class _Builder:
         for folder in (self.out, self.out / "experts"):
             (folder / f"{candidate.local}.py").unlink(missing_ok=True)
 
-    def _note(self, candidate: _Candidate, seconds: float) -> None:
+    def _note(self, candidate: _Candidate, telling: str, seconds: float) -> None:
         """Keep the result of a proof, so that another run need not repeat it."""
         row = {"index": candidate.index, "task": candidate.task, "family": candidate.draft.family,
-               "faults": candidate.faults, "seconds": round(seconds, 2)}  # fmt: skip
+               "faults": candidate.faults, "telling": telling, "seconds": round(seconds, 2)}  # fmt: skip
         self.proofs[candidate.index] = row
         with (self.out / PROOFS).open("a") as f:
             f.write(json.dumps(row) + "\n")
@@ -235,8 +235,11 @@ class _Builder:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _finish(self, proven: Sequence[_Candidate]) -> dict[str, Any]:
-        """Write the kernels and the card."""
-        from kbx_env.spec.catalog import expert_source
+        """Write the kernels, which cases are telling, and the card."""
+        from kbx_env.spec.catalog import expert_source, load_task
+
+        rows = {c.local: {"fingerprint": load_task(c.task).fingerprint, "telling": self.proofs[c.index]["telling"]} for c in proven}
+        (self.out / "telling.json").write_text(json.dumps(rows, indent=0) + "\n")
 
         with (self.out / KERNELS).open("w") as f:
             for c in proven:
@@ -322,7 +325,7 @@ def _start() -> None:
     atexit.register(_grader.close)
 
 
-def prove(place: str, task_id: str, seed: int) -> tuple[list[str], float]:
+def prove(place: str, task_id: str, seed: int) -> tuple[list[str], str, float]:
     """Prove a task in a worker process.
 
     Args:
@@ -331,10 +334,12 @@ def prove(place: str, task_id: str, seed: int) -> tuple[list[str], float]:
         seed: of the hidden inputs of its gradings, so that a pack is the same whenever it is generated.
 
     Returns:
-        The faults of the task, none if it is proven; and the seconds that this took.
+        The faults of the task, none if it is proven; a 1 or a 0 for each case, whether it is telling (``grading.telling``); and
+        the seconds that this took.
     """
     from kbx_env.eval import task_checks
     from kbx_env.executor.direct import retrying
+    from kbx_env.grading.telling import is_telling
     from kbx_env.spec.catalog import load_task
 
     began = time.monotonic()
@@ -344,8 +349,10 @@ def prove(place: str, task_id: str, seed: int) -> tuple[list[str], float]:
     def grade(task: str, source: str, **options: Any) -> Any:
         return retrying(_grader.grade)(task, source, seed=next(numbers), **options)
 
-    found = task_checks.faults(load_task(task_id), grade, GRADINGS)
-    return found, time.monotonic() - began
+    task = load_task(task_id)
+    found = task_checks.faults(task, grade, GRADINGS)
+    telling = "" if found else "".join(str(int(is_telling(task, k))) for k in range(len(task.cases)))
+    return found, telling, time.monotonic() - began
 
 
 def summary(card: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Interval = tuple[float, float]
@@ -375,6 +375,39 @@ def adjoints(node: Node, lines: Lines, seed: str, prefix: str = "d") -> tuple[tu
         for part, slope in zip(n.parts, OPS[n.op].slopes, strict=True):
             terms.setdefault(part, []).append(f"{name} * ({slope.format(**operands)})")
     return tuple(body), found
+
+
+def live(lines: Sequence[str], wanted: Iterable[str]) -> list[str]:
+    """Return the statements that some names depend on.
+
+    Args:
+        lines: statements ``name = expression``, in order; every name is assigned once.
+        wanted: the names.
+
+    Returns:
+        The statements that are needed, in order.
+    """
+    needed, kept = set(wanted), []
+    for line in reversed(lines):
+        name, _, value = line.partition(" = ")
+        if name in needed:
+            needed |= set(re.findall(r"[A-Za-z_]\w*", value))
+            kept.append(line)
+    return kept[::-1]
+
+
+def unread(lines: Sequence[str], tensors: Iterable[str]) -> dict[str, str]:
+    """Return ``Cost.reads`` for tensors that statements do not load: a gradient may not depend on the values of an input.
+
+    Args:
+        lines: all statements of a kernel.
+        tensors: names of tensors.
+
+    Returns:
+        ``"0"`` by tensor.
+    """
+    text = "\n".join(lines)
+    return {t: "0" for t in tensors if f"tl.load(p_{t} " not in text}
 
 
 def helpers(text: str) -> str:

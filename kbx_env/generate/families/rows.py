@@ -160,13 +160,25 @@ class Row:
         """Return the declarations of the tensors, as Python."""
         return {t: f'T("{AXES[self.axis][0]}", "{self.dtype}")' for t in self.tensors}
 
-    def fields(self, flops: int, takes: Mapping[str, str], ulps: int = 16) -> dict[str, str]:
-        """Return the arguments of ``@task``."""
+    def fields(self, flops: int, takes: Mapping[str, str], ulps: int = 16, reads: str = "", least: int = 1) -> dict[str, str]:
+        """Return the arguments of ``@task``.
+
+        Args:
+            flops: of the plain algorithm, for each element.
+            takes: the declarations of all tensors.
+            ulps: of the criterion.
+            reads: further text of ``Cost``.
+            least: least length of a row.
+
+        Returns:
+            Python text by name.
+        """
         first, last = self.tensors[0], self.tensors[-1]
-        cases = [c.replace("FIRST", first).replace("LAST", last) for c in CASES[self.axis]]
+        cases = [c.replace("FIRST", first).replace("LAST", last) for c in CASES[self.axis] if '"N": 1' + "}" not in c or least == 1]
+        cases = [c for c in cases if '"N": 1,' not in c or least == 1]
         return {
             "takes": "{" + ", ".join(f'"{t}": {v}' for t, v in takes.items()) + "}", "truth": f"Close(ulps={ulps})",
-            "cost": f'Cost(flops="{flops} * numel({first})", least="numel({first})")',
+            "cost": f'Cost(flops="{flops} * numel({first})", least="numel({first})"{reads})',
             "cases": "(\n        " + ",\n        ".join(cases) + ",\n    )",
             "varied": "(\n        " + ",\n        ".join(VARIED[self.axis]) + ",\n    )", "timed": TIMED[self.axis],
         }  # fmt: skip
@@ -197,14 +209,14 @@ def draw_row(rng: random.Random, operations: int, count: int, *, smooth: bool = 
     return Row(names, tree, axis or rng.choice(("last", "last", "first", "middle")), choose_dtype(rng))
 
 
-def said(row: Row, voice: Voice, more: str = "", result: str = "") -> str:
-    """Return the sentences about shapes, dtypes and results of a contract."""
+def said(row: Row, voice: Voice, more: str = "", result: str = "", least: int = 1) -> str:
+    """Return the sentences of a contract about shapes, dtypes and results; rows have at least ``least`` elements."""
     one = len(row.tensors) == 1
     group = " (* is any number of axes)" if row.axis == "last" else ""
     return " ".join(filter(None, (
         voice.one(f"{listed(row.tensors)} {'has' if one else 'have'} shape {row.shape}{group} and dtype {voice.dtype(row.dtype)}.",
                   f"{listed(row.tensors)}: {voice.dtype(row.dtype)} {'tensor' if one else 'tensors'} of shape {row.shape}{group}."),
-        more, result, "N is at least 1, and other axes may be 0 (empty tensors).",
+        more, result, f"N is at least {least}, and other axes may be 0 (empty tensors).",
     )))  # fmt: skip
 
 
