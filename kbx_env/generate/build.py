@@ -172,7 +172,9 @@ class _Builder:
         if card.exists():
             before = json.loads(card.read_text())
             if {k: before.get(k) for k in about} != about:
-                raise UsageError(f"{self.out} holds a pack of other settings; choose another --out, or delete the folder")
+                raise UsageError(
+                    f"{self.out} holds a pack of other settings; choose another --out, or delete the folder"
+                )
         elif self.out.exists() and any(self.out.iterdir()):
             raise UsageError(f"{self.out} is not empty and holds no generated pack; choose another --out")
         self.out.mkdir(parents=True, exist_ok=True)
@@ -219,8 +221,14 @@ class _Builder:
 
     def _note(self, candidate: _Candidate, telling: str, seconds: float) -> None:
         """Keep the result of a proof, so that another run need not repeat it."""
-        row = {"index": candidate.index, "task": candidate.task, "family": candidate.draft.family,
-               "faults": candidate.faults, "telling": telling, "seconds": round(seconds, 2)}  # fmt: skip
+        row = {
+            "index": candidate.index,
+            "task": candidate.task,
+            "family": candidate.draft.family,
+            "faults": candidate.faults,
+            "telling": telling,
+            "seconds": round(seconds, 2),
+        }
         self.proofs[candidate.index] = row
         with (self.out / PROOFS).open("a") as f:
             f.write(json.dumps(row) + "\n")
@@ -238,12 +246,20 @@ class _Builder:
         """Write the kernels, which cases are telling, and the card."""
         from kbx_env.spec.catalog import expert_source, load_task
 
-        rows = {c.local: {"fingerprint": load_task(c.task).fingerprint, "telling": self.proofs[c.index]["telling"]} for c in proven}
+        rows = {
+            c.local: {"fingerprint": load_task(c.task).fingerprint, "telling": self.proofs[c.index]["telling"]}
+            for c in proven
+        }
         (self.out / "telling.json").write_text(json.dumps(rows, indent=0) + "\n")
 
         with (self.out / KERNELS).open("w") as f:
             for c in proven:
-                row = {"task": c.task, "predict": expert_source(c.task), "family": c.draft.family, "difficulty": c.draft.difficulty}
+                row = {
+                    "task": c.task,
+                    "predict": expert_source(c.task),
+                    "family": c.draft.family,
+                    "difficulty": c.draft.difficulty,
+                }
                 f.write(json.dumps(row) + "\n")
         # Empty folders of categories whose candidates were all dropped.
         for folder in sorted((p for p in self.out.rglob("*") if p.is_dir()), reverse=True):
@@ -261,7 +277,9 @@ class _Builder:
         dropped: dict[str, int] = collections.Counter()
         for c in self.seen:
             if c.twin is not None:
-                dropped["equal to a task of the benchmark" if packs.split_id(c.twin)[0] is None else "equal to another task"] += 1
+                dropped[
+                    "equal to a task of the benchmark" if packs.split_id(c.twin)[0] is None else "equal to another task"
+                ] += 1
             elif c.faults:
                 dropped[c.faults[0].partition(":")[0]] += 1
 
@@ -272,15 +290,25 @@ class _Builder:
 
         digest = hashlib.sha256()
         for c in proven:
-            digest.update((self.out / f"{c.local}.py").read_bytes() + (self.out / "experts" / f"{c.local}.py").read_bytes())
+            digest.update(
+                (self.out / f"{c.local}.py").read_bytes() + (self.out / "experts" / f"{c.local}.py").read_bytes()
+            )
         found = asdict(self.settings)
         return {
-            "name": self.settings.name, "settings": json.loads(json.dumps(found)), "generator": VERSION, "tasks": len(proven),
-            "families": counts([c.draft.family for c in proven]), "categories": counts([c.draft.category for c in proven]),
-            "difficulties": counts([c.draft.difficulty for c in proven]), "candidates": len(self.seen),
-            "dropped": dict(sorted(dropped.items())), "gradings_of_each_kernel": GRADINGS, "kbx_env": __version__,
-            "versions": versions.environment("cpu"), "content": digest.hexdigest(),
-        }  # fmt: skip
+            "name": self.settings.name,
+            "settings": json.loads(json.dumps(found)),
+            "generator": VERSION,
+            "tasks": len(proven),
+            "families": counts([c.draft.family for c in proven]),
+            "categories": counts([c.draft.category for c in proven]),
+            "difficulties": counts([c.draft.difficulty for c in proven]),
+            "candidates": len(self.seen),
+            "dropped": dict(sorted(dropped.items())),
+            "gradings_of_each_kernel": GRADINGS,
+            "kbx_env": __version__,
+            "versions": versions.environment("cpu"),
+            "content": digest.hexdigest(),
+        }
 
 
 def build(settings: Settings, out: Path, workers: int, tell: Progress) -> Result:

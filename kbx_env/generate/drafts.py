@@ -15,8 +15,12 @@ from kbx_env.protocol.wire import DTYPES
 WIDTH = 116
 """Columns of a contract's text."""
 DTYPE_WORDS = {
-    "f32": ("fp32", "float32"), "f16": ("fp16", "float16"), "bf16": ("bf16", "bfloat16"), "i64": ("int64",), "i8": ("int8",),
-}  # fmt: skip
+    "f32": ("fp32", "float32"),
+    "f16": ("fp16", "float16"),
+    "bf16": ("bf16", "bfloat16"),
+    "i64": ("int64",),
+    "i8": ("int8",),
+}
 """Names of dtypes in contracts."""
 IMPORTS = """\
 import torch
@@ -109,12 +113,14 @@ class Draft:
         laws = [n for n in ("Close", "Exact") if _uses(used, n)]
         lines += [f"from kbx_env.spec.criteria import {', '.join(laws)}"]
         lines += [f"from kbx_env.spec.task import {', '.join([*names, 'task'])}"]
-        text = "\n".join(lines).replace("import torch.nn.functional as F\n", "" if "F." not in self._code() else
-                                        "import torch.nn.functional as F\n")  # fmt: skip
+        text = "\n".join(lines).replace(
+            "import torch.nn.functional as F\n", "" if "F." not in self._code() else "import torch.nn.functional as F\n"
+        )
         text += "\n\n\n" + (self.definitions + "\n\n" if self.definitions else "")
         text += self.helpers + ("\n\n" if self.helpers else "")
-        return f'"""{self.category}/{name}: generated, family {self.family}."""\n\n{text}@task(\n{declared})\n' + self.reference(
-            name, textwrap.indent(self.contract(name), "    ").strip()
+        return (
+            f'"""{self.category}/{name}: generated, family {self.family}."""\n\n{text}@task(\n{declared})\n'
+            + self.reference(name, textwrap.indent(self.contract(name), "    ").strip())
         )
 
     def _code(self) -> str:
@@ -128,7 +134,11 @@ class Draft:
         """Return the docstring of the task; ``name`` is that of the function."""
         shown = [f"Example: {name}({e}) = {self._result(name, e)}" for e in self.examples]
         lines = [textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in shown]
-        paragraphs = [textwrap.fill(self.summary, WIDTH), "\n".join(lines), *(textwrap.fill(d, WIDTH) for d in self.details if d)]
+        paragraphs = [
+            textwrap.fill(self.summary, WIDTH),
+            "\n".join(lines),
+            *(textwrap.fill(d, WIDTH) for d in self.details if d),
+        ]
         return "\n\n".join(paragraphs)
 
     def _result(self, name: str, example: str) -> str:
@@ -211,8 +221,11 @@ class Voice:
 
     def empty(self, what: str = "tensors") -> str:
         """Return the sentence about tensors without elements and without axes."""
-        return self.one(f"0-d and empty {what} are allowed.", f"{what.capitalize()} may be 0-d or empty.",
-                        f"The {what} can be empty or 0-d.")  # fmt: skip
+        return self.one(
+            f"0-d and empty {what} are allowed.",
+            f"{what.capitalize()} may be 0-d or empty.",
+            f"The {what} can be empty or 0-d.",
+        )
 
     def rounding(self, dtype: str) -> str:
         """Return the sentence about the precision of the arithmetic."""
@@ -227,13 +240,19 @@ class Voice:
 
     def untested(self) -> str:
         """Return the sentence about values that no case has."""
-        return self.one("Infinities and NaN are not tested.", "No input holds infinities or NaN.", "NaN and infinities do not occur.")
+        return self.one(
+            "Infinities and NaN are not tested.",
+            "No input holds infinities or NaN.",
+            "NaN and infinities do not occur.",
+        )
 
     def where(self, meanings: Sequence[str]) -> str:
         """Return the sentence that defines names of functions; empty for none."""
         if not meanings:
             return ""
-        return self.one(f"Here {listed(meanings)}.", f"In this formula {listed(meanings)}.", f"By definition, {listed(meanings)}.")
+        return self.one(
+            f"Here {listed(meanings)}.", f"In this formula {listed(meanings)}.", f"By definition, {listed(meanings)}."
+        )
 
 
 def listed(names: Sequence[str]) -> str:
