@@ -34,8 +34,10 @@ SIZES = (
     '{"M": 0, "K": 5, "N": 7}',
     '{"M": 29, "K": 140, "N": 83}',
 )
-VARIED = 'sizes(\n            lambda p: one_long(p, {{"M": (2, 24), "K": (3, 40), "N": (2, 40)}}, {{"M": 270, "K": '
-'700, "N": 530}}),{law}\n        ),'
+VARIED = (
+    'sizes(\n            lambda p: one_long(p, {{"M": (2, 24), "K": (3, 40), "N": (2, 40)}}, {{"M": 270, "K": 700, '
+    '"N": 530}}),{law}\n        ),'
+)
 
 
 def _numbers(rng: random.Random, rows: int, columns: int, whole: bool = False) -> str:
