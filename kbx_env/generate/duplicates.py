@@ -72,7 +72,7 @@ def _called(task: Task, tensors: Sequence[torch.Tensor], args: dict[str, Any]) -
 
 def _sets(task: Task) -> Iterator[dict[str, Any]]:
     """Yield sets of arguments that are no tensors: the defaults first, then those of the cases."""
-    seen = []
+    seen: list[dict[str, Any]] = []
     marked = (DtypeArg, GeneratorArg, DeviceArg)
     for args in ({}, *(dict(c.args) for c in task.cases)):
         plain = {k: v for k, v in args.items() if k not in task.takes and not isinstance(v, marked)}

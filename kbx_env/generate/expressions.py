@@ -511,7 +511,7 @@ def statements(node: Node, names: Mapping[str, str] | None = None, prefix: str =
         The statements.
     """
     values: dict[Node, str] = {}
-    body = []
+    body: list[str] = []
     for n in node.walk():
         if n in values:
             continue
