@@ -133,11 +133,11 @@ class Draft:
     def contract(self, name: str) -> str:
         """Return the docstring of the task; ``name`` is that of the function."""
         shown = [f"Example: {name}({e}) = {self._result(name, e)}" for e in self.examples]
-        lines = [textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in shown]
+        lines = [_fill(line, "    ") for line in shown]
         paragraphs = [
-            textwrap.fill(self.summary, WIDTH),
+            _fill(self.summary),
             "\n".join(lines),
-            *(textwrap.fill(d, WIDTH) for d in self.details if d),
+            *(_fill(d) for d in self.details if d),
         ]
         return "\n\n".join(paragraphs)
 
@@ -186,7 +186,7 @@ def _shown(value: torch.Tensor) -> str:
     def number(v: Any) -> str:
         if isinstance(v, list):
             return "[" + ", ".join(map(number, v)) + "]"
-        return f"{v:.6g}" if isinstance(v, float) else str(v)
+        return f"{v + 0.0:.6g}" if isinstance(v, float) else str(v)  # + 0.0: no negative zero
 
     return number(value.tolist())
 
@@ -253,6 +253,11 @@ class Voice:
         return self.one(
             f"Here {listed(meanings)}.", f"In this formula {listed(meanings)}.", f"By definition, {listed(meanings)}."
         )
+
+
+def _fill(text: str, indent: str = "") -> str:
+    """Return a text in lines of at most ``WIDTH`` columns; further lines begin with the indent."""
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
 
 def listed(names: Sequence[str]) -> str:

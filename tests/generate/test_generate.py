@@ -92,7 +92,7 @@ def test_statements_that_reach_no_result_are_removed() -> None:
     assert live(["a = load_x", "b = load_y", "c = a + 1", "d = b"], ["c"]) == ["a = load_x", "c = a + 1"]
 
 
-DEFAULT = ("broadcast", "quantized", "optimizer", "backward_norm")
+DEFAULT = ("backward_norm",)
 
 
 @pytest.mark.parametrize("family", [pytest.param(f, marks=[] if f in DEFAULT else [pytest.mark.full]) for f in families()])

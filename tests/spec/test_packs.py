@@ -205,6 +205,7 @@ def test_check_pack_names_each_fault(pack: Path, capsys, old: str, new: str, sai
     assert status == (2 if said else 0) and said in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_check_pack_grades_the_expert(pack: Path, capsys) -> None:
     assert main(["check-pack", str(pack)]) == 0
     assert "1 tasks, 0 with faults" in capsys.readouterr().out
