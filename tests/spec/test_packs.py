@@ -190,7 +190,7 @@ FAULTS = (
     ('least="numel(input)"', 'least="numel(inptu)"', "cannot evaluate"),
     ("truth=Close(ulps=8)", "truth=Close(ulps=1e9)", "cheap answers: 'zeros' passes"),
     ("varied=(elementwise(lambda pick: {\"slope\": pick.real(-2, 2)}),)", "varied=()", "no family of derived cases"),
-    ('cost=Cost(flops', 'cost=Cost(bytes="100 * n", flops', "the correct expert moved"),
+    pytest.param('cost=Cost(flops', 'cost=Cost(bytes="100 * n", flops', "the correct expert moved", marks=pytest.mark.full),
 )  # fmt: skip
 
 
