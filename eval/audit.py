@@ -253,10 +253,14 @@ def _right(task: Task, case: Case, args: Args, made: Any) -> bool:
 
 def audit(task_id: str) -> list[str]:
     """Return the kinds of cheap answers that pass a task and are not listed."""
-    task = load_task(task_id)
+    return kinds_that_pass(load_task(task_id))
+
+
+def kinds_that_pass(task: Task) -> list[str]:
+    """Return the kinds of cheap answers that pass a task and are not listed."""
     if isinstance(task.truth, Sample):
         task = replace(task, cases=tuple(c for c in task.cases if c.axes))
-    return [k for k in KINDS if (task_id, k) not in LISTED and passes(task, k)]
+    return [k for k in KINDS if (task.id, k) not in LISTED and passes(task, k)]
 
 
 def main() -> int:

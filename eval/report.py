@@ -35,6 +35,7 @@ from kbx_env.executor.pools.gpu import gpu_pool, uuids_of
 from kbx_env.executor.pools.ray_pool import open_ray
 from kbx_env.executor.pools.remote import DEADLINE, WIDTH, RemotePool
 from kbx_env.outcome import Fault, Outcome, Verdict
+from kbx_env.spec import packs
 from kbx_env.spec.catalog import load_tasks
 from kbx_env.spec.task import Task
 from kbx_env.store import Store
@@ -63,7 +64,8 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument("--compare", action="append", default=[], metavar="DIR", help="show an earlier report beside this one")
     p.add_argument("--backend", default="auto", help="cpu, cuda or auto")
-    p.add_argument("--split", default="eval", help="train, eval or all")
+    p.add_argument("--split", default="eval", help="train, eval, all, or a split of a task pack")
+    p.add_argument("--tasks-from", metavar="PACK", help="task packs: folders or names, comma-separated (default: KBX_TASKS)")
     p.add_argument("--tasks", default="*", help="glob over task ids, comma-separated")
     p.add_argument(
         "--gradings", default="contract", metavar="NAME[,NAME]",
@@ -295,6 +297,8 @@ def _checked(a: argparse.Namespace) -> _Choices:
     from kbx_env.errors import UnknownName
     from kbx_env.options import BACKENDS, SIZES, TARGETS, TORCH_OPS, resolve_backend
 
+    if getattr(a, "tasks_from", None) is not None:
+        packs.select(a.tasks_from)
     tasks = load_tasks(split=a.split, pattern=a.tasks)
     targets = [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
     targets = list(TARGETS) if targets == ["all"] else targets

@@ -1,4 +1,6 @@
-"""The command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | store | calls | serve``, also as ``kbx``."""
+"""The command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | store | calls | serve |
+check-pack | new-task | generate``, also as ``kbx``.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,20 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kbx_env.cli import calls, serve, store
-from kbx_env.errors import UsageError
+from kbx_env.cli import calls, generate, packs, serve, store
+from kbx_env.errors import DeclarationError, UsageError
 from kbx_env.outcome import Outcome
+from kbx_env.spec import packs as task_packs
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+PACKS = "task packs: folders or names of installed packs, separated by commas (default: KBX_TASKS, else the benchmark)"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     g.add_argument("--json", action="store_true", help="print one JSON object")
     t = sub.add_parser("tasks", help="list the tasks")
     t.add_argument("--category", help="only tasks of this category")
-    t.add_argument("--split", default="all", help="train, eval or all (default)")
+    t.add_argument("--split", default="all", help="train, eval, all (default), or a split of a task pack")
     t.add_argument("--json", action="store_true", help="print one JSON list")
     p = sub.add_parser("expert", help="print the project's own kernel for a task, as one source")
     p.add_argument("task", help="category/name")
@@ -49,9 +55,13 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--backend", default="cpu", help="cpu (default), or cuda: whether kernels are timed")
     d = sub.add_parser("doctor", help="check what this machine can grade, and what is missing")
     d.add_argument("--json", action="store_true", help="print one JSON list")
+    for command in (g, t, p, sub.choices["expert"]):
+        command.add_argument("--tasks-from", metavar="PACK", help=PACKS)
     store.add_parser(sub)
     calls.add_parser(sub)
     serve.add_parser(sub)
+    packs.add_parsers(sub)
+    generate.add_parser(sub)
     return parser
 
 
@@ -243,7 +253,11 @@ def _tasks(a: argparse.Namespace) -> int:
 def _expert(a: argparse.Namespace) -> int:
     from kbx_env.spec.catalog import expert_source, load_task
 
-    print(expert_source(load_task(a.task).id), end="")
+    task = load_task(a.task).id
+    source = expert_source(task)
+    if source is None:
+        raise UsageError(f"{task} has no expert kernel")
+    print(source, end="")
     return 0
 
 
@@ -282,10 +296,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         usage; 130 if interrupted.
     """
     a = _parser().parse_args(argv)
-    commands = {"grade": _grade, "tasks": _tasks, "prompt": _prompt, "expert": _expert, "doctor": _doctor}
+    commands: dict[str, Callable[[argparse.Namespace], int]] = {
+        "grade": _grade, "tasks": _tasks, "prompt": _prompt, "expert": _expert, "doctor": _doctor, "store": store.command,
+        "calls": calls.command, "serve": serve.command, "check-pack": packs.check, "new-task": packs.new, "generate": generate.command,
+    }  # fmt: skip
     try:
-        return (commands | {"store": store.command, "calls": calls.command, "serve": serve.command})[a.command](a)
-    except UsageError as e:
+        if getattr(a, "tasks_from", None) is not None:
+            task_packs.select(a.tasks_from)
+        return commands[a.command](a)
+    except (UsageError, DeclarationError) as e:
         print(f"kbx: {e}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -31,6 +31,7 @@ from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import Executor, InlinePool, ProcessPool, Request, WorkerPool
 from kbx_env.outcome import Fault, Outcome, Verdict
 from kbx_env.spec.catalog import expert_source, load_tasks, splits
+from kbx_env.spec.packs import BUILTIN
 from kbx_env.spec.task import Task
 from kbx_env.store import Store
 
@@ -314,8 +315,8 @@ def _reason(outcome: Outcome) -> str | None:
 
 @functools.cache
 def eval_entries() -> frozenset[str]:
-    """Return the names of the entry functions of the eval split."""
-    return frozenset(t.entry for t in load_tasks(split="eval"))
+    """Return the names of the entry functions of the benchmark's eval split, whatever packs are selected."""
+    return frozenset(t.entry for t in load_tasks(split="eval", tasks_from=BUILTIN))
 
 
 def _leak(source: str) -> str | None:

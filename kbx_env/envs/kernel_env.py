@@ -152,6 +152,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         wall: float = 30.0,
         grading_seed: int | None = None,
         gamma: float = 1.0,
+        tasks_from: str | None = None,
         render_mode: str | None = None,
         grader: str | None = None,
         grade: Callable[..., Outcome] | None = None,
@@ -161,7 +162,8 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         Args:
             task: id of the only task; by default the tasks of a category and split.
             category: category of the tasks; ``None`` for all.
-            split: ``train``, ``eval`` or ``all`` tasks. With ``eval`` submissions are also graded on held-out shapes.
+            split: ``train``, ``eval`` or ``all`` tasks, or a split of a task pack. With ``eval`` submissions are also
+                graded on held-out shapes.
             backend: ``cpu``, ``cuda``, or ``auto``: CUDA if there is a GPU.
             reward: name of the preset.
             max_turns: most submissions an episode.
@@ -175,6 +177,8 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             wall: seconds of wall time for a submission, over all stages but timing.
             grading_seed: fixes the inputs of gradings; ``None`` for secret inputs, new for every grading.
             gamma: the learner's discount, from 0 to 1, for potential-based shaping.
+            tasks_from: task packs (folders or names, separated by commas) from which the tasks are; ``builtin`` for the
+                benchmark's own; ``None`` for those of ``KBX_TASKS``.
             render_mode: ``None`` or ``ansi``.
             grader: address of a grading service (``kbx serve``) that grades in place of this process, such as
                 ``http://127.0.0.1:8300``; its token is in the environment variable ``KBX_TOKEN``.
@@ -193,7 +197,9 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         check_turns(max_turns, grading_seed)
         if not isinstance(gamma, int | float) or not 0 <= gamma <= 1:
             raise UsageError(f"gamma is {gamma!r}; the learner's discount, from 0 to 1")
-        self.tasks: list[Task] = [load_task(task)] if task else load_tasks(category=category, split=split)
+        self.tasks: list[Task] = (
+            [load_task(task, tasks_from)] if task else load_tasks(category=category, split=split, tasks_from=tasks_from)
+        )
         self.reward = load_preset(reward)
         service: Client | None = None
         if grader is not None:

@@ -102,6 +102,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         wall: float = 30.0,
         grading_seed: int | None = None,
         store: str | Path | None = None,
+        tasks_from: str | None = None,
         render_mode: str | None = None,
         grade: Callable[..., Outcome] | None = None,
     ) -> None:
@@ -126,6 +127,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             wall: seconds of wall time for a submission, over all stages but timing.
             grading_seed: fixes the inputs of gradings; ``None`` for secret inputs, new for every grading.
             store: file of a ``Store``; sources that were graded before, also by other processes, are not graded again.
+            tasks_from: task packs from which the tasks are, as for ``KernelEnv``.
             render_mode: must be ``None``.
             grade: called as ``Grader.grade`` in its place.
 
@@ -145,7 +147,7 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             raise UnknownName("shapes", shapes, SHAPES)
         self.backend = resolve_backend(backend)
         self.reward = load_preset(reward or ("estimated" if self.backend == "cpu" else "default"))
-        self.tasks = _chosen(task, category, split, tasks)
+        self.tasks = _chosen(task, category, split, tasks, tasks_from)
         self.max_turns, self.relative, self.render_mode, self.reach = max_turns, relative, render_mode, reach
         self.DEFAULT = np.full(len(SLOTS), reach, np.int64)
         self._idle = {t: tuple(sorted(names)) for t, names in (idle or {}).items()}
@@ -305,14 +307,16 @@ class ScheduleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
                 self._store.close()
 
 
-def _chosen(task: str | None, category: str | None, split: str, tasks: str | Sequence[str]) -> list[Task]:
+def _chosen(
+    task: str | None, category: str | None, split: str, tasks: str | Sequence[str], tasks_from: str | None
+) -> list[Task]:  # fmt: skip
     """Return the selected tasks that have an expert."""
     if task is not None:
-        found = [load_task(task)]
+        found = [load_task(task, tasks_from)]
     elif isinstance(tasks, str):
-        found = load_tasks(category=category, split=split, pattern=tasks)
+        found = load_tasks(category=category, split=split, pattern=tasks, tasks_from=tasks_from)
     else:
-        found = [load_task(t) for t in tasks]
+        found = [load_task(t, tasks_from) for t in tasks]
     having = [t for t in found if expert_source(t.id) is not None]
     if not having:
         raise UsageError(f"no expert kernel for {', '.join(t.id for t in found[:3]) or 'an empty list of tasks'}")

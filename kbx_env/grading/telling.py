@@ -15,6 +15,7 @@ from typing import Any
 import kbx_env.tasks
 from kbx_env.grading import inputs
 from kbx_env.grading import judge as judges
+from kbx_env.spec import packs
 from kbx_env.spec.task import Task
 
 FILE = Path(next(iter(kbx_env.tasks.__path__))) / "telling.json"
@@ -22,8 +23,14 @@ FILE = Path(next(iter(kbx_env.tasks.__path__))) / "telling.json"
 
 
 @functools.cache
-def _entries() -> Mapping[str, Mapping[str, Any]]:
-    return json.loads(FILE.read_text()) if FILE.exists() else {}
+def _entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def _entry(task_id: str) -> Mapping[str, Any] | None:
+    """Return the entry of a task: a pack has a file of its own, by ``category/name``, or none."""
+    pack, local = packs.pack_of(task_id), packs.split_id(task_id)[1]
+    return _entries(pack.root / FILE.name if pack else FILE).get(local)
 
 
 @functools.cache
@@ -37,7 +44,7 @@ def is_telling(task: Task, index: int) -> bool:
     Returns:
         Whether passing the case says anything about the kernel.
     """
-    entry = _entries().get(task.id)
+    entry = _entry(task.id)
     if entry is not None and entry["fingerprint"] == task.fingerprint and len(entry["telling"]) == len(task.cases):
         return bool(entry["telling"][index] == "1")
     return computed(task, index)

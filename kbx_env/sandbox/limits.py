@@ -23,7 +23,7 @@ _CLOSED = (
 )  # fmt: skip
 _HIDDEN = (
     "kbx_env.tasks", "kbx_env.grading", "kbx_env.rewards", "kbx_env.baselines", "kbx_env.store", "kbx_env.executor", "kbx_env.envs",
-    "kbx_env.cli", "kbx_env.eval", "kbx_env.train",
+    "kbx_env.cli", "kbx_env.eval", "kbx_env.train", "kbx_env.generate", "kbx_packs",
 )  # fmt: skip
 _FOREIGN = ("numpy.ctypeslib", "cffi", "numba", "cupy", "jax", "tensorflow", "torch.utils.cpp_extension",
             "torch._inductor", "torch._dynamo", "multiprocessing", "scipy")  # fmt: skip

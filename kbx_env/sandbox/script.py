@@ -204,8 +204,11 @@ def _readable() -> list[str]:
     named = [p for n in ("PATH", "LD_LIBRARY_PATH") for p in os.environ.get(n, "").split(os.pathsep)]
     named += [os.environ.get(n, "") for n in ("CUDA_HOME", "CUDA_PATH", "TRITON_PTXAS_PATH", "TRITON_LIBCUDA_PATH")]
     named += [*_SYSTEM, sys.prefix, sys.base_prefix, *sys.path]
-    found = {os.path.realpath(p) for p in named if os.path.isabs(p) and os.path.exists(p)}
-    return [p for place in found - {os.sep} for p in around(place, hidden)]
+    found = {os.path.realpath(p) for p in named if os.path.isabs(p) and os.path.exists(p)} - {os.sep}
+    # Task packs have experts too. The name of the variable is ``spec.packs.REGISTERED``.
+    for secret in [hidden, *(root for _, root in json.loads(os.environ.pop("KBX_PACKS", "[]")))]:
+        found = {part for place in found for part in around(place, secret)}
+    return sorted(found)
 
 
 def _waited(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kbx_env.errors import DeclarationError, UnknownName, UsageError
+from kbx_env.spec import packs
 from kbx_env.spec.task import CATEGORIES, Declaration, Task
 
 SPLITS = ("train", "eval", "all")
@@ -24,9 +25,25 @@ def _folder(package: str) -> pathlib.Path:
     return pathlib.Path(next(iter(module.__path__)))
 
 
+def task_ids(tasks_from: str | None = None) -> tuple[str, ...]:
+    """Return the ids of all tasks of the selected packs, sorted: ``category/name``, or ``category/pack.name``.
+
+    Args:
+        tasks_from: packs (``packs.chosen``); ``None`` for the selected ones, by default the benchmark's own tasks.
+
+    Returns:
+        The ids.
+    """
+    return _ids(packs.selected() if tasks_from is None else packs.chosen(tasks_from))
+
+
 @functools.cache
-def task_ids() -> tuple[str, ...]:
-    """Return the ids (``category/name``) of all declared tasks, sorted."""
+def _ids(chosen: tuple[packs.Pack | None, ...]) -> tuple[str, ...]:
+    return tuple(sorted(t for pack in chosen for t in (pack.task_ids() if pack else _builtin_ids())))
+
+
+@functools.cache
+def _builtin_ids() -> tuple[str, ...]:
     root = _folder("tasks")
     found = [p.relative_to(root).with_suffix("").as_posix() for c in CATEGORIES for p in (root / c).glob("*.py")]
     return tuple(sorted(t for t in found if not t.rsplit("/", 1)[-1].startswith("_")))
@@ -44,12 +61,13 @@ def published_rows() -> Mapping[str, Any]:
     return json.loads((_folder("tasks") / "published.json").read_text())
 
 
-@functools.cache
-def load_task(task_id: str) -> Task:
+def load_task(task_id: str, tasks_from: str | None = None) -> Task:
     """Load a task.
 
     Args:
-        task_id: ``category/name``, or the bare name where it is unique.
+        task_id: ``category/name`` or ``category/pack.name``; of a selected task also ``category/name`` without the pack, or
+            the bare name, where it is unique.
+        tasks_from: packs, as for ``load_tasks``; ``None`` for the selected ones.
 
     Returns:
         The task; always the same object for one id.
@@ -57,22 +75,62 @@ def load_task(task_id: str) -> Task:
     Raises:
         UnknownName: no such task; names the nearest ones.
         DeclarationError: the file does not hold exactly one declaration.
+        UsageError: the file of a pack cannot be imported.
     """
-    ids = task_ids()
-    if task_id not in ids:
-        same = [i for i in ids if i.rsplit("/", 1)[-1] == task_id]
-        if len(same) != 1:
-            raise UnknownName("task", task_id, ids, "List them with: python -m kbx_env tasks")
-        task_id = same[0]
-    path = _folder("tasks") / f"{task_id}.py"
-    module = importlib.import_module("kbx_env.tasks." + task_id.replace("/", "."))
+    return _load(_resolved(task_id, packs.selected() if tasks_from is None else packs.chosen(tasks_from)))
+
+
+def _resolved(task_id: str, chosen: tuple[packs.Pack | None, ...]) -> str:
+    """Return the full id of a task.
+
+    Args:
+        task_id: as for ``load_task``.
+        chosen: packs in which short names are looked up.
+
+    Returns:
+        The id.
+
+    Raises:
+        UnknownName: no such task.
+    """
+    if None in chosen and task_id in _builtin_ids():
+        return task_id
+    pack = packs.pack_of(task_id)
+    if pack is not None and (pack.root / f"{packs.split_id(task_id)[1]}.py").is_file():  # files may be added later
+        return task_id
+    ids = _ids(chosen)
+    same = [i for i in ids if task_id in _short(i)]
+    if len(same) != 1 and task_id in _builtin_ids():
+        return task_id
+    if len(same) != 1:
+        raise UnknownName("task", task_id, ids, "List them with: python -m kbx_env tasks")
+    return same[0]
+
+
+def _short(task_id: str) -> tuple[str, ...]:
+    """Return the other names of a task."""
+    local = packs.split_id(task_id)[1]
+    return task_id.rsplit("/", 1)[-1], local, local.rsplit("/", 1)[-1]
+
+
+@functools.cache
+def _load(task_id: str) -> Task:
+    pack, local = packs.pack_of(task_id), packs.split_id(task_id)[1]
+    path = (pack.root if pack else _folder("tasks")) / f"{local}.py"
+    try:
+        module = pack.module(local) if pack else importlib.import_module("kbx_env.tasks." + local.replace("/", "."))
+    except Exception as e:
+        if pack is None:
+            raise
+        raise UsageError(f"the task file {path} cannot be imported: {type(e).__name__}: {e}") from e
     found = [v for v in vars(module).values() if isinstance(v, Declaration)]
     if len(found) != 1:
         raise DeclarationError(f"{path}: expected one @task declaration, found {len(found)}")
     declared = found[0]
     spec = inspect.cleandoc(declared.reference.__doc__ or "")
     published = json.dumps(published_rows().get(task_id), sort_keys=True).encode()
-    digest = hashlib.sha256(path.read_bytes() + _shared_maths() + published).hexdigest()
+    shared = _shared_maths() + (pack.helpers() if pack else b"")
+    digest = hashlib.sha256(path.read_bytes() + shared + published).hexdigest()
     return Task(
         id=task_id, category=task_id.split("/")[0], entry=declared.reference.__name__, spec=spec,
         signature=inspect.signature(declared.reference), reference=declared.reference, fingerprint=digest,
@@ -80,19 +138,35 @@ def load_task(task_id: str) -> Task:
     )  # fmt: skip
 
 
-@functools.cache
 def splits() -> Mapping[str, str]:
-    """Return the split of every task id, ``train`` or ``eval``, as fixed in ``tasks/splits.json``."""
+    """Return the split of every task id: those of ``tasks/splits.json``, and of the registered packs."""
+    return _splits(packs.registered())
+
+
+@functools.lru_cache(maxsize=64)
+def _splits(known: tuple[packs.Pack, ...]) -> Mapping[str, str]:
+    found = dict(_builtin_splits())
+    for pack in known:
+        found |= {t: pack.split(packs.split_id(t)[1]) for t in _ids((pack,))}
+    return found
+
+
+@functools.cache
+def _builtin_splits() -> Mapping[str, str]:
     return json.loads((_folder("tasks") / "splits.json").read_text())["split"]
 
 
-def load_tasks(*, category: str | None = None, split: str = "all", pattern: str = "*") -> list[Task]:
+def load_tasks(
+    *, category: str | None = None, split: str = "all", pattern: str = "*", tasks_from: str | None = None
+) -> list[Task]:  # fmt: skip
     """Load tasks by category, split and name.
 
     Args:
         category: in any case of letters; ``None`` for all categories.
-        split: ``train``, ``eval`` or ``all``.
+        split: ``train``, ``eval``, ``all``, or a split of a pack.
         pattern: globs over ids or bare names, separated by commas.
+        tasks_from: packs of tasks: folders or names of installed packs, separated by commas, ``builtin`` for the
+            benchmark's own tasks; ``None`` for those of ``KBX_TASKS``.
 
     Returns:
         At least one task, sorted by id.
@@ -103,43 +177,52 @@ def load_tasks(*, category: str | None = None, split: str = "all", pattern: str 
     """
     if category is not None and category.lower() not in CATEGORIES:
         raise UnknownName("category", category, CATEGORIES)
-    if split not in SPLITS:
-        raise UnknownName("split", split, SPLITS)
+    every = task_ids(tasks_from)
+    known = dict.fromkeys((*SPLITS, *packs.split_names()))
+    if split not in known:
+        raise UnknownName("split", split, known)
     ids = [
-        t for t in task_ids()
+        t for t in every
         if (category is None or t.startswith(category.lower() + "/"))
         and (split == "all" or splits().get(t) == split)
-        and any(fnmatch.fnmatchcase(t, p) or fnmatch.fnmatchcase(t.split("/")[1], p) for p in pattern.split(","))
+        and any(fnmatch.fnmatchcase(name, p) for name in (t, *_short(t)) for p in pattern.split(","))
     ]  # fmt: skip
     if not ids and pattern == "*" and category is not None:
-        having = sorted({splits()[t] for t in task_ids() if t.startswith(category.lower() + "/")})
-        raise UsageError(f"no task of category {category!r} in split {split!r}; it has tasks in: {', '.join(having)}")
+        having = sorted({splits()[t] for t in every if t.startswith(category.lower() + "/")})
+        raise UsageError(f"no task of category {category!r} in split {split!r}; it has tasks in: {', '.join(having) or 'none'}")
     if not ids:
-        raise UnknownName("task pattern", pattern, task_ids(), f"No task matches in split {split!r}.")
+        raise UnknownName("task pattern", pattern, every, f"No task matches in split {split!r}.")
     return [load_task(t) for t in ids]
 
 
-@functools.cache
 def expert_source(task_id: str) -> str | None:
-    """Return the project's own kernel for a task as one self-contained source.
+    """Return the own kernel of the project or of a pack for a task, as one self-contained source.
 
-    An expert whose first line is ``# parts: a, b`` begins with the text of ``experts/_parts/a.py`` and ``b.py``.
+    An expert whose first line is ``# parts: a, b`` begins with the text of ``experts/_parts/a.py`` and ``b.py``. A pack has
+    parts of its own in ``experts/_parts``, and may use those of the project.
 
     Args:
-        task_id: ``category/name``.
+        task_id: the full id of a task.
 
     Returns:
         The source, or ``None`` for a task without an expert.
     """
-    root = _folder("baselines") / "experts"
-    path = root / f"{task_id}.py"
+    return _expert(task_id, packs.pack_of(task_id))
+
+
+@functools.cache
+def _expert(task_id: str, pack: packs.Pack | None) -> str | None:
+    local = packs.split_id(task_id)[1]
+    own = _folder("baselines") / "experts"
+    root = pack.root / "experts" if pack else own
+    path = root / f"{local}.py"
     if not path.is_file():
         return None
     text = path.read_text()
     if not text.startswith(PARTS):
         return text
     first, _, body = text.partition("\n")
-    pieces = [(root / "_parts" / f"{name.strip()}.py").read_text() for name in first[len(PARTS) :].split(",")]
+    pieces = [_part(name.strip(), path, root, own) for name in first[len(PARTS) :].split(",")]
     imports: dict[str, None] = {}
     rest = []
     for piece in (*pieces, body):
@@ -147,3 +230,12 @@ def expert_source(task_id: str) -> str | None:
         imports.update(dict.fromkeys(line for line in lines if line.startswith(("import ", "from "))))
         rest.append("\n".join(line for line in lines if not line.startswith(("import ", "from "))).strip("\n"))
     return "\n".join(imports) + "\n\n\n" + "\n\n\n".join(rest) + "\n"
+
+
+def _part(name: str, expert: pathlib.Path, *roots: pathlib.Path) -> str:
+    """Return the text of a part of an expert, from the first folder that has it."""
+    for root in roots:
+        if (path := root / "_parts" / f"{name}.py").is_file():
+            return path.read_text()
+    known = {p.stem for root in roots for p in (root / "_parts").glob("*.py")}
+    raise UnknownName("part of experts", name, known, f"It is named in the first line of {expert}.")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from kbx_env.eval.task_checks import call, examples
 
 from kbx_env.grading import inputs, reference
 from kbx_env.protocol.wire import DTYPES, assembled
@@ -26,31 +27,6 @@ NEVER = {
 }
 """Parameters of the published signatures that change nothing in a result."""
 GIB = 1 << 30
-
-
-def examples(spec: str) -> list[str]:
-    return [" ".join(e.split()) for e in re.findall(r"^Example: (.*?)(?=\nExample: |\n\n|\Z)", spec, re.S | re.M)]
-
-
-def call(task: Task, text: str) -> tuple[Any, str]:
-    """What the reference returns for the call on the left of an example, and the right of it."""
-    left, right = text.split(") = ")
-    bound: dict[str, Any] = {}
-    names = {"torch": torch, "inf": math.inf, "nan": math.nan, "__builtins__": {}}
-
-    def take(*args: Any, **kwargs: Any) -> None:
-        bound.update(task.signature.bind(*args, **kwargs).arguments)
-
-    eval(f"{task.entry}{left[left.index('(') :]})", {**names, task.entry: take})
-    for name, value in bound.items():
-        if f"{name}.0" in task.takes:
-            bound[name] = [torch.tensor(v, dtype=DTYPES[task.takes[f"{name}.0"].dtype]) for v in value]
-        if name in task.takes and isinstance(value, list | int | float | complex | bool):
-            dtype = DTYPES[task.takes[name].dtype]
-            if dtype.is_floating_point and torch.tensor(value).is_complex():
-                dtype = torch.complex64
-            bound[name] = torch.tensor(value, dtype=dtype)
-    return task.reference(**bound), right
 
 
 @pytest.mark.parametrize("name", task_ids())

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ import kbx_env
 from kbx_env.bytecode import with_bytecode
 from kbx_env.errors import KbxError, UsageError
 from kbx_env.outcome import GRADER_FAILED, FaultKind, Outcome
+from kbx_env.spec import packs
 from kbx_env.store import request_key
 
 GRADER = "kbx_env.grading.grader:Grader"
@@ -337,6 +338,7 @@ class _Worker:
         data = {"task": request.task, "source": base64.b64encode(request.source).decode(), "options": request.options}
         if request.proof is not None:
             data["proof"] = request.proof.to_dict()
+        data["packs"] = packs.roots()  # the worker may have started before a pack was opened
         timed_out = threading.Event()
 
         def on_timeout() -> None:
@@ -389,6 +391,22 @@ def reply_of(
         return {"usage": str(e)}
     except Exception as e:
         return {"error": f"{type(e).__name__}: {e}"}
+
+
+def opened(places: Iterable[str]) -> dict[str, Any] | None:
+    """Open the task packs of a request in a worker.
+
+    Args:
+        places: folders of the packs.
+
+    Returns:
+        ``None``, or the reply if a folder is no pack here.
+    """
+    try:
+        packs.register(places)
+    except UsageError as e:
+        return {"usage": str(e)}
+    return None
 
 
 def outcome_of(reply: Mapping[str, Any]) -> Outcome:

@@ -14,9 +14,10 @@ from typing import Any
 
 import kbx_env
 from kbx_env.errors import KbxError, UsageError
-from kbx_env.executor.pools.process import GRADER, Request, WorkerLost, outcome_of, poisons_worker, reply_of
+from kbx_env.executor.pools.process import GRADER, Request, WorkerLost, opened, outcome_of, poisons_worker, reply_of
 from kbx_env.executor.pools.ray_session import connect, disconnect, last_line
 from kbx_env.outcome import Outcome
+from kbx_env.spec import packs
 
 _PING_SECONDS = 5.0
 """Time limit for an answer of an idle actor."""
@@ -48,9 +49,10 @@ class _Actor:
 
         return (torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu").encode()
 
-    def grade(self, task: str, options: str, source: bytes) -> bytes:
-        """Return ``reply_of`` for a request, as JSON; ``options`` is JSON too."""
-        return json.dumps(reply_of(self._grader, task, source, json.loads(options))).encode()
+    def grade(self, task: str, options: str, source: bytes, places: str) -> bytes:
+        """Return ``reply_of`` for a request, as JSON; ``options`` and ``places`` (task packs) are JSON too."""
+        reply = opened(json.loads(places)) or reply_of(self._grader, task, source, json.loads(options))
+        return json.dumps(reply).encode()
 
 
 @dataclass(eq=False)
@@ -170,7 +172,7 @@ class RayPool:
         """
         options = json.dumps(dict(request.options), default=list)
         with self._actor() as handle:
-            ref = handle.actor.grade.remote(request.task, options, request.source)
+            ref = handle.actor.grade.remote(request.task, options, request.source, json.dumps(packs.roots()))
             outcome = outcome_of(json.loads(self._get(handle, ref, deadline)))
             handle.poisoned = poisons_worker(outcome)
             return outcome

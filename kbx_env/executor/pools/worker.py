@@ -9,7 +9,7 @@ import os
 import sys
 
 from kbx_env.errors import SandboxError
-from kbx_env.executor.pools.process import CORES, reply_of
+from kbx_env.executor.pools.process import CORES, opened, reply_of
 
 
 def serve(spec: str) -> None:
@@ -36,7 +36,9 @@ def serve(spec: str) -> None:
         for line in sys.stdin:
             request = json.loads(line)
             source = base64.b64decode(request["source"])
-            reply = reply_of(grader, request["task"], source, request["options"], request.get("proof"))
+            reply = opened(request["packs"]) or reply_of(
+                grader, request["task"], source, request["options"], request.get("proof")
+            )
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
     except BrokenPipeError:  # the parent is gone

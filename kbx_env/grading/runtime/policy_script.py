@@ -22,6 +22,7 @@ import kbx_env
 from kbx_env.errors import SandboxError, UnknownName, UsageError
 from kbx_env.grading.timing.gpu_lock import gpu_lock_of
 from kbx_env.protocol.script_process import BOOT, FILES, remove
+from kbx_env.spec import packs
 
 BACKENDS = ("cpu", "cuda")
 """Backends of a script."""
@@ -141,7 +142,7 @@ def _remove_rest(folder: str) -> None:
 
 
 def _environment(folder: str, backend: str) -> dict[str, str]:
-    env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    env = {name: os.environ[name] for name in (*_PASSED_ON, packs.REGISTERED) if name in os.environ}
     env |= {
         "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1", "HOME": f"{folder}/home",
         "TMPDIR": f"{folder}/tmp", "TRITON_CACHE_DIR": f"{folder}/home/triton", "CUDA_CACHE_PATH": f"{folder}/home/cuda",

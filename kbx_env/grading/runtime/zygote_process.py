@@ -17,6 +17,7 @@ from pathlib import Path
 import kbx_env
 from kbx_env.bytecode import with_bytecode
 from kbx_env.errors import SandboxError
+from kbx_env.spec import packs
 
 START_SECONDS = 120.0
 """Seconds that a zygote may take to get warm; a machine under full load takes up to a minute."""
@@ -53,7 +54,9 @@ class ZygoteProcess:
         root = str(Path(kbx_env.__file__).resolve().parent.parent)
         env = {k: v for k, v in with_bytecode(os.environ).items() if not k.upper().endswith(("_KEY", "_TOKEN", "_SECRET"))}
         env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
-        env.pop("TRITON_INTERPRET", None)
+        # Runners load no task: submissions need not know where task packs are.
+        for name in ("TRITON_INTERPRET", packs.SELECTED, packs.REGISTERED):
+            env.pop(name, None)
         env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
         try:
             self.process = subprocess.Popen(

@@ -1,0 +1,178 @@
+"""The generator: every family, expressions and their derivatives, duplicates, and whole packs."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kbx_env.eval import task_checks
+
+from kbx_env.__main__ import main
+from kbx_env.errors import UsageError
+from kbx_env.generate import build, expressions
+from kbx_env.generate.duplicates import Known
+from kbx_env.generate.expressions import OPS, Node, adjoints, draw, leaf, live, statements
+from kbx_env.generate.families import families
+from kbx_env.spec import packs
+from kbx_env.spec.catalog import expert_source, load_task
+
+SEEDS = 8
+SMALL = build.Settings(2, 7, families=("pointwise",), difficulties=(1, 2), name="small")
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(packs.SELECTED, "")
+    monkeypatch.setenv(packs.REGISTERED, "")
+    yield
+    for name in [m for m in sys.modules if m.startswith(packs.MODULES)]:
+        del sys.modules[name]
+
+
+class _Tl:
+    """tl with torch's functions, for statements of kernels."""
+
+    abs, exp, log, erf, sin, cos, sigmoid, sqrt_rn = (
+        torch.abs, torch.exp, torch.log, torch.erf, torch.sin, torch.cos, torch.sigmoid, torch.sqrt,
+    )  # fmt: skip
+
+    @staticmethod
+    def where(c: torch.Tensor, a: Any, b: Any) -> torch.Tensor:
+        return torch.where(c, torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64))
+
+    @staticmethod
+    def maximum(a: torch.Tensor, b: Any) -> torch.Tensor:
+        return torch.maximum(a, torch.as_tensor(b, dtype=torch.float64))
+
+    @staticmethod
+    def minimum(a: torch.Tensor, b: Any) -> torch.Tensor:
+        return torch.minimum(a, torch.as_tensor(b, dtype=torch.float64))
+
+
+NAMES = {"tl": _Tl, "_tanh": torch.tanh, "_softplus": torch.nn.functional.softplus}
+POINTS = torch.linspace(-4, 4, 41, dtype=torch.float64) + 1e-3
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_torch_triton_bounds_and_slopes_of_an_operation_agree(name: str) -> None:
+    parts = [leaf("a"), leaf("b")][: len(OPS[name].slopes)]
+    node = Node(name, tuple(parts))
+    values = {"a": POINTS.clone().requires_grad_(), "b": POINTS.flip(0).mul(0.7).requires_grad_()}
+    want = eval(node.written("torch"), {"torch": torch, "F": torch.nn.functional, **values})
+    lines = statements(node)
+    back, grads = adjoints(node, lines, "seed")
+    scope: dict[str, Any] = {**NAMES, **{k: v.detach() for k, v in values.items()}, "seed": torch.ones_like(POINTS)}
+    for line in (*lines.body, *back):
+        exec(line, scope)
+    torch.testing.assert_close(scope[lines.result], want.detach())
+    low, high = node.bounds()
+    assert low <= want.min() and want.max() <= high
+    if OPS[name].smooth:
+        for part, grad in zip(parts, torch.autograd.grad(want.sum(), [values[p.name] for p in parts])):
+            torch.testing.assert_close(scope[grads[part.name]] + torch.zeros_like(grad), grad)
+
+
+def test_drawn_expressions_use_all_leaves_and_stay_bounded() -> None:
+    for seed in range(200):
+        rng = random.Random(seed)
+        tree = draw(rng, [leaf(n) for n in "xyz"[: seed % 3 + 1]], seed % 9 + 2)
+        assert set(tree.leaves()) == set("xyz"[: seed % 3 + 1])
+        assert all(max(map(abs, n.bounds())) <= expressions.LARGEST for n in tree.walk())
+        text = expressions.formula(tree)
+        assert text.count("(") == text.count(")"), text
+
+
+def test_statements_that_reach_no_result_are_removed() -> None:
+    assert live(["a = load_x", "b = load_y", "c = a + 1", "d = b"], ["c"]) == ["a = load_x", "c = a + 1"]
+
+
+DEFAULT = ("backward_norm",)
+
+
+@pytest.mark.parametrize("family", [pytest.param(f, marks=[] if f in DEFAULT else [pytest.mark.full]) for f in families()])
+def test_a_family_draws_tasks_without_faults(tmp_path: Path, family: str) -> None:
+    settings = build.Settings(SEEDS, 3, families=(family,), name=f"f_{family}")
+    builder = build._Builder(settings, tmp_path / family, 1, lambda *numbers: None)
+    builder._open()
+    seen, levels, texts = 0, set(), set()
+    for candidate, _ in zip(builder._candidates(), range(SEEDS)):
+        levels.add(candidate.draft.difficulty)
+        texts.add(" ".join([candidate.draft.summary, *candidate.draft.details]))
+        compile(candidate.draft.expert_file(candidate.entry), "expert", "exec")
+        if candidate.twin is None and seen < 2:
+            seen += 1
+            task = load_task(candidate.task)
+            found = [f for check in (task_checks._signature, task_checks._examples, task_checks._cases) for f in check(task)]
+            assert found == [], found
+    assert seen and len(levels) > 1 and len(texts) > SEEDS // 2
+
+
+def test_one_candidate_of_a_seed_is_always_the_same() -> None:
+    first, second = (build.Settings(5, 11) for _ in range(2))
+    assert [first.candidate(k) for k in range(20)] == [second.candidate(k) for k in range(20)]
+    assert build.Settings(5, 12).candidate(0) != first.candidate(0)
+
+
+def _write(root: Path, name: str, signature: str, body: str) -> str:
+    assert main(["new-task", f"activation/{name}", "--pack", str(root)]) == 0
+    file = root / "activation" / f"{name}.py"
+    text = file.read_text().replace("(input, slope=1.0):", f"{signature}:").replace("input * torch.sigmoid(slope * input)", body)
+    text = text.replace('{"input": T("*")}', '{"input": T("*"), "other": T("*")}') if "other" in signature else text
+    file.write_text(text)
+    return f"activation/{root.name}.{name}"
+
+
+def test_equal_functions_are_found_by_their_values(tmp_path: Path) -> None:
+    root = tmp_path / "twins"
+    names = [
+        _write(root, "one", "(input, slope=1.0)", "torch.nn.functional.gelu(input)"),
+        _write(root, "two", "(input, slope=1.0)", "input / (1 + torch.exp(-input))"),
+        _write(root, "three", "(input, slope=1.0)", "input * torch.sigmoid(input)"),
+        _write(root, "four", "(input, other, slope=1.0)", "torch.tanh(input) - other"),
+        _write(root, "five", "(other, input, slope=1.0)", "other.tanh() - input"),
+        _write(root, "six", "(input, other, slope=1.0)", "input.tanh() + other"),
+    ]
+    packs.find(str(root))
+    known = Known()
+    found = [known.twin(load_task(n)) for n in names]
+    assert found[0] in ("activation/gelu", "activation/gelu_fp16", "activation/gelu_bf16") and found[1] is None
+    assert found[2] == names[1] and found[3] is None and found[4] == names[3] and found[5] is None
+
+
+@pytest.mark.full
+def test_a_pack_is_generated_resumed_and_graded(tmp_path: Path, monkeypatch, grader) -> None:
+    out = tmp_path / "out"
+    result = build.build(SMALL, out, 1, lambda *numbers: None)
+    card = json.loads((out / packs.CARD).read_text())
+    assert card == json.loads(json.dumps(result.card)) and card["tasks"] == 2 and card["families"] == {"pointwise": 2}
+    rows = [json.loads(line) for line in (out / build.KERNELS).read_text().splitlines()]
+    for row in rows:
+        assert row["predict"] == expert_source(row["task"])
+        outcome = grader.grade(row["task"], row["predict"], backend="cpu", targets=("sm_90",), split="eval")
+        assert outcome.correct, outcome.message
+    # Proofs are kept: another run proves nothing and writes the same.
+    before = {p: p.read_bytes() for p in out.rglob("*.py")}
+    kept = (out / build.PROOFS).read_text()
+    monkeypatch.setattr(build, "prove", lambda *a: pytest.fail("a proof was repeated"))
+    assert build.build(SMALL, out, 1, lambda *numbers: None).card == result.card
+    with pytest.raises(UsageError, match="holds a pack of other settings"):
+        build.build(build.Settings(3, 7), out, 1, lambda *numbers: None)
+    assert before == {p: p.read_bytes() for p in out.rglob("*.py")} and kept == (out / build.PROOFS).read_text()
+
+
+def test_bad_settings_are_named(tmp_path: Path, capsys) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("x")
+    base = ["generate", "--seed", "1", "--out", str(tmp_path / "full")]
+    for more, said in (
+        (["--count", "0"], "--count is 0"), (["--count", "1", "--difficulty", "6"], "difficulty 6"),
+        (["--count", "1", "--difficulty", "x"], "--difficulty 'x'"), (["--count", "1", "--families", "nrom"], "did you mean: norm"),
+        (["--count", "1", "--workers", "0"], "--workers is 0"), (["--count", "1"], "is not empty"),
+    ):  # fmt: skip
+        assert main([*base, *more]) == 2 and said in capsys.readouterr().err
