@@ -51,6 +51,7 @@ from kbx_env.service.service import Settings, serve
 serve(Settings(port={port}, backend="cpu", workers={workers}, store={store!r}, token_file={token!r}, grader={grader!r}))
 """
 GIB = 1 << 30
+HEAD = f"POST /v1/gradings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nAuthorization: Bearer {TOKEN}\r\n"
 
 
 class Service:
@@ -288,9 +289,8 @@ def hostile(a: argparse.Namespace) -> dict[str, Any]:
         thread = threading.Thread(target=be_honest)
         thread.start()
         time.sleep(2)
-        head = f"POST /v1/gradings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nAuthorization: Bearer {TOKEN}\r\n"
+        head, length = HEAD, "Content-Length: {}\r\n\r\n"
         wrong = head.replace(TOKEN, "wrong")
-        length = "Content-Length: {}\r\n\r\n"
         phase[0] = "wrong tokens"
         guess = (wrong + length.format(2) + "{}").encode()
         found["2,000 wrong tokens"] = dict(Counter(_raw(made.port, guess) for _ in range(2000)))
@@ -328,9 +328,8 @@ def hostile(a: argparse.Namespace) -> dict[str, Any]:
         found["not HTTP"] = _raw(made.port, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
         stop.set()
         thread.join()
+        found |= {"honest failures": failures, "memory_MB": [before >> 20, made.memory() >> 20]}
         found["honest client"] = {name: quantiles(s) for name, s in honest.items()}
-        found["honest failures"] = failures
-        found["memory_MB"] = [before >> 20, made.memory() >> 20]
     return found
 
 
