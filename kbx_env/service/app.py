@@ -21,7 +21,6 @@ from kbx_env.service.queue import Conflict, Draining, Grading, JournalFailed, Qu
 from kbx_env.service.schema import (
     ID,
     Batch,
-    BatchLine,
     GradingReply,
     HealthReply,
     Problem,
@@ -134,7 +133,8 @@ def _add_gradings(app: FastAPI, service: Service) -> None:
         service.open_queue.cancel(grading)
         return _reply(service, grading, 200)
 
-    lines = {"content": {_LINES: {"schema": BatchLine.model_json_schema()}}, "description": "one line for each grading that ended"}
+    about = "one line for each grading that ended: a GradingReply with index, the number of the submission in the batch"
+    lines = {"content": {_LINES: {"schema": {"type": "string"}}}, "description": about}
 
     @app.post(
         "/v1/batches", response_class=StreamingResponse, tags=["gradings"], description=_BATCHES,

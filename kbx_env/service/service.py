@@ -293,7 +293,7 @@ class Server(uvicorn.Server):
         app = Guard(create_app(service), service.token, service.limits, service.metrics.count_response)  # type: ignore[arg-type]
         super().__init__(uvicorn.Config(
             app, http=service.connections.protocol(), ws="none", lifespan="on", loop="asyncio", access_log=False,
-            log_level="warning", server_header=False, timeout_keep_alive=int(service.limits.idle_seconds),
+            log_level="error", server_header=False, timeout_keep_alive=int(service.limits.idle_seconds),
             timeout_graceful_shutdown=5, backlog=4096,
         ))  # fmt: skip
 
