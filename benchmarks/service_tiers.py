@@ -23,8 +23,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import kbx_env  # noqa: F401
 from kbx_env.eval.simulate import Job, Shape, play
+
+import kbx_env  # noqa: F401
 
 CORE, SHARED, ALONE = 6.8, 1.9, 0.68
 """Seconds of a correct kernel: 17.2 s from begin to end, less 7.8 s of waiting, less the GPU; shared; alone."""
