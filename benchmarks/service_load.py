@@ -47,7 +47,8 @@ FAKE = "_service_worker:Grader"
 START = """
 import sys
 sys.path[:0] = [{root!r}, {here!r}]
-from kbx_env.service.service import Settings, serve
+from kbx_env.service.server import serve
+from kbx_env.service.service import Settings
 serve(Settings(port={port}, backend="cpu", workers={workers}, store={store!r}, token_file={token!r}, grader={grader!r}))
 """
 GIB = 1 << 30

@@ -21,7 +21,7 @@ from kbx_env.client import AsyncClient, Client, ServiceError
 from kbx_env.errors import UsageError
 from kbx_env.outcome import FaultKind, Outcome
 from kbx_env.service.limits import Limits
-from kbx_env.service.service import Server
+from kbx_env.service.server import Server
 
 
 @pytest.fixture(scope="module")

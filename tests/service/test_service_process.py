@@ -42,7 +42,8 @@ class Grader:
 """
 START = """
 import sys
-from kbx_env.service.service import Settings, serve
+from kbx_env.service.server import serve
+from kbx_env.service.service import Settings
 serve(Settings(port=int(sys.argv[1]), backend="cpu", workers=2, store=sys.argv[2], grader="fake_service_worker:Grader"))
 """
 

@@ -16,7 +16,7 @@ from kbx_env.errors import UsageError
 from kbx_env.executor import Executor, Request, WorkerLost
 from kbx_env.executor.pools.remote import RemotePool
 from kbx_env.outcome import Verdict
-from kbx_env.service.service import Server
+from kbx_env.service.server import Server
 
 
 @pytest.fixture(scope="module")
