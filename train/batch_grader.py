@@ -63,7 +63,7 @@ class _Place:
 
     pool: WorkerPool
     backend: str
-    about: Mapping[str, str]
+    about: dict[str, str]
     """Device and versions, for the keys of the store."""
     here: bool = True
     """Whether gradings may use a GPU of this machine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 import uuid
@@ -180,7 +181,7 @@ async def _stream(service: Service, gradings: list[Grading]) -> AsyncIterator[by
         if grading.ended.is_set():
             ended.put_nowait((number, grading))
         else:
-            grading.listeners.append(lambda g, n=number: ended.put_nowait((n, g)))
+            grading.listeners.append(functools.partial(_tell, ended, number))
     left = len(gradings)
     draining = asyncio.ensure_future(service.open_queue.draining.wait())
     draining.add_done_callback(lambda _: ended.put_nowait(None))
@@ -199,6 +200,10 @@ async def _stream(service: Service, gradings: list[Grading]) -> AsyncIterator[by
             yield _line(service, got[1], got[0]) + b"\n"
     finally:
         draining.cancel()
+
+
+def _tell(ended: asyncio.Queue[tuple[int, Grading] | None], number: int, grading: Grading) -> None:
+    ended.put_nowait((number, grading))
 
 
 def _line(service: Service, grading: Grading, index: int | None = None) -> bytes:

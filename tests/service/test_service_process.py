@@ -140,6 +140,7 @@ def browser() -> Iterator[Any]:
         found.close()
 
 
+@pytest.mark.full
 def test_the_live_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     grader = Grader()
