@@ -298,7 +298,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     a = _parser().parse_args(argv)
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "grade": _grade, "tasks": _tasks, "prompt": _prompt, "expert": _expert, "doctor": _doctor, "store": store.command,
-        "calls": calls.command, "serve": serve.command, "check-pack": packs.check, "new-task": packs.new, "generate": generate.command,
+        "calls": calls.command, "serve": serve.command, "check-pack": packs.check, "new-task": packs.new,
+        "generate": generate.command,
     }  # fmt: skip
     try:
         if getattr(a, "tasks_from", None) is not None:

@@ -46,6 +46,8 @@ _SILENCE = 25.0
 least every 10 s (``kbx_env.service.batches.BEAT``)."""
 _CONNECT = 10.0
 """Seconds for making a connection."""
+_ASK = 15.0
+"""Seconds for a request that waits for no outcome, repetitions included."""
 _BUSY = (429, 502, 503, 504)
 """Statuses that say: try again later. 502 and 504 are a reverse proxy's."""
 _REFUSED = (400, 401, 403, 404, 405, 409, 413, 422)
@@ -245,7 +247,7 @@ def _submission(task: str, source: str | bytes, options: Mapping[str, Any]) -> d
     if not isinstance(task, str) or not isinstance(source, str | bytes):
         raise UsageError(f"cannot grade {str((task, source))[:80]!r}; give a task's id, and the source as str or bytes")
     chosen = dict(options)
-    first = {name: chosen.pop(name) for name in ("priority", "deadline") if name in chosen}
+    first: dict[str, Any] = {name: chosen.pop(name) for name in ("priority", "deadline") if name in chosen}
     data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
     try:
         text = {"source": data.decode()}
@@ -594,7 +596,7 @@ class Client(_Base):
         return found
 
     def _ask(self, call: _Call, until: float | None = None) -> Any:
-        until = time.monotonic() + min(self.timeout_s, 60.0) if until is None else until
+        until = time.monotonic() + min(self.timeout_s, _ASK) if until is None else until
         try:
             return self._run(_once(call), until)
         except _interruptions() as e:
@@ -880,7 +882,7 @@ class AsyncClient(_Base):
         return found
 
     async def _ask(self, call: _Call, until: float | None = None) -> Any:
-        until = time.monotonic() + min(self.timeout_s, 60.0) if until is None else until
+        until = time.monotonic() + min(self.timeout_s, _ASK) if until is None else until
         try:
             return await self._run(_once(call), until)
         except _interruptions() as e:

@@ -21,7 +21,7 @@ from kbx_env.client import AsyncClient, Client, ServiceError
 from kbx_env.errors import UsageError
 from kbx_env.outcome import FaultKind, Outcome
 from kbx_env.service.limits import Limits
-from kbx_env.service.service import Server
+from kbx_env.service.server import Server
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_async(server: Server, grader: Grader) -> None:
         assert asyncio.run(made.grade("math/abs", "async")).correct
 
 
-@pytest.mark.parametrize("reset", [True, False])
+@pytest.mark.parametrize("reset", [pytest.param(True, marks=pytest.mark.full), False])
 def test_a_cut_link_in_a_batch_loses_nothing(
     reset: bool, server: Server, grader: Grader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

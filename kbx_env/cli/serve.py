@@ -42,7 +42,8 @@ def command(a: argparse.Namespace) -> int:
     """
     try:
         from kbx_env.service.limits import Limits
-        from kbx_env.service.service import Settings, serve
+        from kbx_env.service.server import serve
+        from kbx_env.service.service import Settings
     except ModuleNotFoundError as e:
         if (e.name or "").partition(".")[0] == "kbx_env":
             raise

@@ -117,6 +117,10 @@ class PriorityQueue(Generic[T]):
         return items
 
 
+_PURGE = 1024
+"""Deadlines from which on those of requests with an outcome are thrown away."""
+
+
 class DeadlineTimer:
     """Calls a function for each waiter whose deadline passes. Has one thread, which starts with the first waiter."""
 
@@ -127,13 +131,17 @@ class DeadlineTimer:
             on_expired: called in the thread of the timer.
         """
         self._on_expired, self._due, self._closed = on_expired, list[tuple[float, int, Waiter]](), False
-        self._changed = threading.Condition()
+        self._changed, self._purge_at = threading.Condition(), _PURGE
         self._thread: threading.Thread | None = None
 
     def set(self, waiter: Waiter) -> None:
         """Call ``on_expired`` at ``waiter.until``, unless its future is done by then."""
         with self._changed:
             heapq.heappush(self._due, (waiter.until, waiter.order, waiter))
+            if len(self._due) >= self._purge_at:  # deadlines may be a day away: their requests would stay in memory
+                self._due[:] = [due for due in self._due if not due[2].future.done()]
+                heapq.heapify(self._due)
+                self._purge_at = max(_PURGE, 2 * len(self._due))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="deadlines", daemon=True)
                 self._thread.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 import uuid
@@ -21,7 +22,6 @@ from kbx_env.service.queue import Conflict, Draining, Grading, JournalFailed, Qu
 from kbx_env.service.schema import (
     ID,
     Batch,
-    BatchLine,
     GradingReply,
     HealthReply,
     Problem,
@@ -134,7 +134,8 @@ def _add_gradings(app: FastAPI, service: Service) -> None:
         service.open_queue.cancel(grading)
         return _reply(service, grading, 200)
 
-    lines = {"content": {_LINES: {"schema": BatchLine.model_json_schema()}}, "description": "one line for each grading that ended"}
+    about = "one line for each grading that ended: a GradingReply with index, the number of the submission in the batch"
+    lines = {"content": {_LINES: {"schema": {"type": "string"}}}, "description": about}
 
     @app.post(
         "/v1/batches", response_class=StreamingResponse, tags=["gradings"], description=_BATCHES,
@@ -180,7 +181,7 @@ async def _stream(service: Service, gradings: list[Grading]) -> AsyncIterator[by
         if grading.ended.is_set():
             ended.put_nowait((number, grading))
         else:
-            grading.listeners.append(lambda g, n=number: ended.put_nowait((n, g)))
+            grading.listeners.append(functools.partial(_tell, ended, number))
     left = len(gradings)
     draining = asyncio.ensure_future(service.open_queue.draining.wait())
     draining.add_done_callback(lambda _: ended.put_nowait(None))
@@ -199,6 +200,10 @@ async def _stream(service: Service, gradings: list[Grading]) -> AsyncIterator[by
             yield _line(service, got[1], got[0]) + b"\n"
     finally:
         draining.cancel()
+
+
+def _tell(ended: asyncio.Queue[tuple[int, Grading] | None], number: int, grading: Grading) -> None:
+    ended.put_nowait((number, grading))
 
 
 def _line(service: Service, grading: Grading, index: int | None = None) -> bytes:

@@ -23,14 +23,15 @@ class Metrics:
         Args:
             numbers: the service; has ``queue``, ``connections``, ``screening`` and ``gpu_seconds``.
         """
-        self._numbers, self._registry = numbers, CollectorRegistry()
-        named = {"registry": self._registry}
-        self._requests = Counter("kbx_http_requests", "Responses by status", ["status"], **named)
-        self._gradings = Counter("kbx_gradings", "Gradings that ended, by verdict and backend", ["verdict", "backend"], **named)
-        self._latency = Histogram(
-            "kbx_latency_seconds", "Seconds from the acceptance of a request to its outcome", buckets=_SECONDS, **named
+        self._numbers, self._registry = numbers, (registry := CollectorRegistry())
+        self._requests = Counter("kbx_http_requests", "Responses by status", ["status"], registry=registry)
+        self._gradings = Counter(
+            "kbx_gradings", "Gradings that ended, by verdict and backend", ["verdict", "backend"], registry=registry
         )
-        self._grading = Histogram("kbx_grading_seconds", "Seconds of a grading in its worker", buckets=_SECONDS, **named)
+        latency = "Seconds from the acceptance of a request to its outcome"
+        self._latency = Histogram("kbx_latency_seconds", latency, buckets=_SECONDS, registry=registry)
+        grading = "Seconds of a grading in its worker"
+        self._grading = Histogram("kbx_grading_seconds", grading, buckets=_SECONDS, registry=registry)
         self._registry.register(self)  # type: ignore[arg-type]
 
     def count_response(self, status: int) -> None:

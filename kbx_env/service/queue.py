@@ -284,17 +284,19 @@ class GradingQueue:
             raise QueueFull(
                 f"the queue is full ({len(self._active)} of {self._limits.queue} gradings); try again later", self.retry_after()
             )
+        if not left:
+            return
         for grading in left:
             self._active[grading.id] = grading
+        recorded = self._journal.add([_entry(g) for g in left])
+        # Grading may begin before the record is written; the answer that the request is accepted waits for it.
+        await self._start(left)
         try:
-            if left:
-                await asyncio.wrap_future(self._journal.add([_entry(g) for g in left]))
+            await asyncio.wrap_future(recorded)
         except (sqlite3.Error, OSError) as e:
             for grading in left:
-                self._active.pop(grading.id, None)
-                self._settle(grading, State.CANCELLED, None)
+                self.cancel(grading)
             raise JournalFailed(f"the request cannot be recorded: {e}") from e
-        await self._start([g for g in left if g.state is State.WAITING])
 
     async def _start(self, gradings: Sequence[Grading]) -> None:
         """Hand gradings to the executor. In a thread, because it looks into the store."""
@@ -302,8 +304,6 @@ class GradingQueue:
         def submit() -> list[Future[Outcome]]:
             return [self._executor.submit(g.request) for g in gradings if g.request is not None]
 
-        if not gradings:
-            return
         try:
             futures = await asyncio.to_thread(submit)
         except RuntimeError as e:  # closed meanwhile: the journal keeps them

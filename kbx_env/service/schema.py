@@ -100,12 +100,6 @@ class GradingReply(BaseModel):
     outcome: dict[str, Any] | None = Field(None, description="as kbx grade --json prints it, without the reward")
 
 
-class BatchLine(GradingReply):
-    """One line of the stream of a batch."""
-
-    index: int = Field(description="number of the submission in the batch, from 0")
-
-
 class TaskReply(BaseModel):
     """A task."""
 

@@ -6,19 +6,15 @@ import asyncio
 import contextlib
 import ipaddress
 import os
-import signal
 import socket
 import stat
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import uvicorn
 
 import kbx_env
 from kbx_env import versions
@@ -29,9 +25,7 @@ from kbx_env.executor.pools.process import GRADER, ProcessPool, Request, WorkerP
 from kbx_env.executor.pools.remote import RemotePool
 from kbx_env.executor.pools.tiered import TieredPool
 from kbx_env.options import resolve_backend
-from kbx_env.service.app import create_app
 from kbx_env.service.connections import Connections
-from kbx_env.service.guard import Guard
 from kbx_env.service.journal import Journal
 from kbx_env.service.limits import Limits, make_room
 from kbx_env.service.metrics import Metrics
@@ -273,67 +267,6 @@ class Service:
         }  # fmt: skip
 
 
-class Server(uvicorn.Server):
-    """uvicorn's server, which begins to drain at the first signal and ends with status 0."""
-
-    def __init__(self, settings: Settings, listener: socket.socket, pool: WorkerPool | None = None) -> None:
-        """Make the service and its server.
-
-        Args:
-            settings: of the command line.
-            listener: the bound socket.
-            pool: replaces the workers, in tests and benchmarks.
-
-        Raises:
-            UsageError: a setting is not accepted.
-        """
-        self.service = service = Service(settings, pool)
-        host, port = listener.getsockname()[:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        app = Guard(create_app(service), service.token, service.limits, service.metrics.count_response)  # type: ignore[arg-type]
-        super().__init__(uvicorn.Config(
-            app, http=service.connections.protocol(), ws="none", lifespan="on", loop="asyncio", access_log=False,
-            log_level="warning", server_header=False, timeout_keep_alive=int(service.limits.idle_seconds),
-            timeout_graceful_shutdown=5, backlog=4096,
-        ))  # fmt: skip
-
-    def end(self) -> None:
-        """Begin to end: answer all that wait, and let running gradings end. Called in the loop's thread."""
-        self.service.begin_draining()
-        self.should_exit = True
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say where."""
-        await super().startup(sockets)
-        s = self.service
-        again = f", {s.recovered} requests taken up again" if s.recovered else ""
-        token = "with a token" if s.token else "without a token"
-        say(f"listening on {self.url} ({token}); backend {s.backend}, {s._pool.width} workers, {s.settings.store}{again}")
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Drain at the first signal; at the second one, running gradings are not waited for."""
-        loop = asyncio.get_running_loop()
-        main = threading.current_thread() is threading.main_thread()
-
-        def on_signal(name: str) -> None:
-            if self.should_exit:
-                say(f"{name} again: running gradings are not waited for")
-                self.service.patient = False
-            else:
-                say(f"{name}: running gradings end, waiting ones stay in the queue; send it again to end at once")
-                self.end()
-
-        signals = (signal.SIGTERM, signal.SIGINT) if main else ()
-        for sig in signals:
-            loop.add_signal_handler(sig, on_signal, sig.name)
-        try:
-            yield
-        finally:
-            for sig in signals:
-                loop.remove_signal_handler(sig)
-
-
 def read_token(settings: Settings) -> str | None:
     """Return the token, and refuse to listen beyond loopback without one.
 
@@ -370,46 +303,6 @@ def _is_loopback(host: str) -> bool:
     except (OSError, UnicodeError) as e:
         raise UsageError(f"--host {host!r} is no address of this machine ({e})") from e
     return all(ipaddress.ip_address(str(a).partition("%")[0]).is_loopback for a in found)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Bind a socket.
-
-    Args:
-        host: address.
-        port: 0 for any free one.
-
-    Returns:
-        The socket.
-
-    Raises:
-        UsageError: the address is in use, or not of this machine.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        # With the protocol named, asyncio switches Nagle's algorithm off; it would delay every answer by 40 ms.
-        found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-    except (OSError, OverflowError) as e:
-        raise UsageError(f"cannot listen on {host}:{port} ({e}); choose another --host or --port") from e
-    return found
-
-
-def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT.
-
-    Args:
-        settings: of the command line.
-
-    Raises:
-        UsageError: a setting is not accepted, or the port is in use.
-    """
-    read_token(settings)
-    listener = listen(settings.host, settings.port)
-    with contextlib.closing(listener):
-        say("loading the tasks and starting the workers")
-        Server(settings, listener).run(sockets=[listener])
 
 
 def say(text: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import replace
@@ -605,3 +607,15 @@ def test_a_verdict_without_a_defence_is_not_kept(tmp_path: Path) -> None:
     with Executor(InlinePool(weak), store=store) as executor:
         assert executor.submit(Request("t", b"cheat")).result(5).correct
     assert list(store.rows()) == []
+
+
+def test_requests_with_an_outcome_do_not_stay_in_memory_until_their_deadline() -> None:
+    with Executor(InlinePool(_right), capacity=100) as executor:
+        first = executor.submit(Request("t", b"first", deadline=86400))
+        first.result(5)
+        gone = weakref.ref(first)
+        del first
+        for k in range(1500):
+            executor.submit(Request("t", b"%d" % k, deadline=86400)).result(5)
+        gc.collect()
+        assert gone() is None and len(executor._timer._due) < 1500

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from kbx_env.grading.grader import Grader
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.options import GradeOptions
-from kbx_env.outcome import FaultKind, Outcome, Stage, Verdict, Violation
+from kbx_env.outcome import Cases, Evidence, Fault, FaultKind, Outcome, Stage, Verdict, Violation
 from kbx_env.spec.catalog import load_task
 
 TASK = load_task("activation/relu")
@@ -144,3 +145,25 @@ def test_strides_of_a_failed_case_are_told(grader: Grader) -> None:
     assert outcome.cases is not None
     assert any("with strides" in f.layouts for f in outcome.cases.failures)
     assert outcome.compile[0].specialisation.startswith("x *fp16, y *fp16, n i32, B=256; the first of ")
+
+
+@pytest.mark.parametrize("verdict", [Verdict.CORRECT, Verdict.INCORRECT, Verdict.INFRA_FAULT])
+def test_a_proof_that_was_made_before_is_used_and_not_made_again(
+    verdict: Verdict, monkeypatch: pytest.MonkeyPatch, context: _Context
+) -> None:
+    fault = {Verdict.INCORRECT: Fault.POLICY, Verdict.INFRA_FAULT: Fault.INFRA}.get(verdict)
+    evidence = Evidence(3) if fault is None else None
+    cases = Cases(1, 1) if fault is None else None
+    proof = Outcome(TASK.id, verdict, Stage.EVIDENCE, "cpu", "contract", fault, "why", cases, evidence=evidence)
+    context.builder = OutcomeBuilder(TASK, "cuda", "contract", "", {})
+    context.options = replace(context.options, backend="cuda")
+    context.proof = proof
+    monkeypatch.setattr(context, "start_spare_runner", lambda: None)
+    monkeypatch.setattr(pipeline, "run_pipeline", None)
+    outcome = pipeline.ProveOnCpu().run(context)
+    assert context.cpu_evidence == evidence
+    if verdict is Verdict.INCORRECT:
+        assert outcome is not None and (outcome.verdict, outcome.backend) == (verdict, "cuda")
+        assert outcome.message == "executed on the CPU tier: why"
+    else:
+        assert outcome is None

@@ -11,7 +11,8 @@ from typing import Any
 
 from kbx_env.executor import InlinePool
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
-from kbx_env.service.service import Server, Settings, listen
+from kbx_env.service.server import Server, listen
+from kbx_env.service.service import Settings
 
 
 class Grader:

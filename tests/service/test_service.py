@@ -21,7 +21,8 @@ from kbx_env.outcome import Fault, Outcome
 from kbx_env.service import guard
 from kbx_env.service.journal import Journal
 from kbx_env.service.limits import Limits
-from kbx_env.service.service import Server, Settings, read_token
+from kbx_env.service.server import Server
+from kbx_env.service.service import Settings, read_token
 
 TOKEN = "a-token-of-some-length"
 QUICK = Limits(queue=8, body=20_000, body_seconds=0.6, header_seconds=0.6, connections=20, batch=6)
