@@ -427,9 +427,10 @@ def convs(
             axes, options = conv_sizes(pick, axis, prefix=prefix, out_step=step, groups=groups, least=least)
             extra = dict(more(pick, axes | {"step": step})) if more is not None else {}
             kept = {k: v for k, v in axes.items() if k not in ("P", "Q")}
+            usual: dict[str, Any] = {"out": out, "draw": Normal(), "draws": {}, "full": "O" in axis or pick.chance()}
             return pick.like(
                 kept | extra.get("axes", {}), options | _args(args, pick) | extra.get("args", {}), where=where,
-                **({"out": out, "draw": Normal(), "draws": {}, "full": "O" in axis or pick.chance()} | fields),
+                **(usual | fields),
             )  # fmt: skip
 
         return family
