@@ -59,6 +59,8 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
         "test_other_settings_are_never_answered_by_what_is_stored": ("more3",),
         "test_another_device_or_version_is_graded_anew": ("torch", "grader"),
     },
+    "eval/test_task_pages.py": {"test_a_whole_run_of_four_policies_takes_seconds": ()},
+    "integration/test_fuzz.py": {"test_a_small_sample_is_graded": ()},
     "eval/test_throughput.py": {
         "test_what_was_lost_is_no_kernel": (), "test_each_kernel_several_times_and_runs_beside_each_other": ()
     },

@@ -81,4 +81,4 @@ def test_the_fingerprint_covers_the_published_cases(monkeypatch: pytest.MonkeyPa
     rows = json.loads(json.dumps(dict(published_rows())))
     rows["math/cos"]["cases"][0]["repeat"] = 2
     monkeypatch.setattr(catalog, "published_rows", lambda: rows)
-    assert catalog.load_task.__wrapped__("math/cos").fingerprint != before
+    assert catalog._load.__wrapped__("math/cos").fingerprint != before

@@ -271,10 +271,13 @@ def test_a_killed_run_goes_on_and_loses_nothing(argv: list[str], tmp_path: Path)
         ("trainer.push_to_hub=true", "upload"), ("eval_tasks=nothing", "nothing"), ("eval_tasks=*", "none is left"),
         ("trainer.eval_strategy=steps", "eval_tasks"), ("reasoning=[a]", "two tags"), ("overlap=maybe", "auto"),
         ("turn_baseline=mean", "leave-one-out"), ("turn_baseline=leave-one-out", "per_turn_credit"),
-        ("grade_gpus=[0]", "backend=cuda"), ("grader=http://127.0.0.1:1", "grader"),
+        ("grade_gpus=[0]", "backend=cuda"), ("grader=http://127.0.0.1:1", "no grading service"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(more: str, says: str, argv: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_mistakes_are_one_line(
+    more: str, says: str, argv: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kbx_env.client._ASK", 0.3)  # seconds in which a service may still start
     if more == "backend=cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert grpo.main([*argv, more]) == 2

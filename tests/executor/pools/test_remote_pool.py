@@ -60,12 +60,12 @@ def test_an_environment(server: Server, grader: Grader) -> None:
 
 
 def test_a_batch_of_training(server: Server) -> None:
-    with BatchGrader(grader=server.url) as grade:
+    with BatchGrader(url=server.url) as grade:
         graded = grade([("math/abs", "right for training"), ("math/abs", "wrong for training")])
         assert [g.solved for g in graded] == [True, False] and graded[0].reward
         assert grade.backend == "cpu" and not grade.timed
-    with pytest.raises(UsageError, match="leave one of them out"):
-        BatchGrader(grader=server.url, executor="ray")
+    with pytest.raises(UsageError, match="give one of them"):
+        BatchGrader(url=server.url, executor="ray")
 
 
 @pytest.mark.full
