@@ -1,5 +1,5 @@
 """The command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | store | calls | serve |
-check-pack | new-task | generate``, also as ``kbx``.
+check-pack | new-task | generate | report | eval | train``, also as ``kbx``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kbx_env.cli import calls, generate, packs, serve, store
+from kbx_env.cli import calls, generate, packs, scripts, serve, store
 from kbx_env.errors import DeclarationError, UsageError
 from kbx_env.outcome import Outcome
 from kbx_env.spec import packs as task_packs
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_parser(sub)
     packs.add_parsers(sub)
     generate.add_parser(sub)
+    scripts.add_parsers(sub)
     return parser
 
 
@@ -285,6 +286,18 @@ def _doctor(a: argparse.Namespace) -> int:
     return 0 if next(r for r in rows if r["name"] == "cpu backend")["ok"] else 1
 
 
+def _run(a: argparse.Namespace) -> int:
+    """Run a command other than a script, and return its exit status."""
+    commands: dict[str, Callable[[argparse.Namespace], int]] = {
+        "grade": _grade, "tasks": _tasks, "prompt": _prompt, "expert": _expert, "doctor": _doctor, "store": store.command,
+        "calls": calls.command, "serve": serve.command, "check-pack": packs.check, "new-task": packs.new,
+        "generate": generate.command,
+    }  # fmt: skip
+    if getattr(a, "tasks_from", None) is not None:
+        task_packs.select(a.tasks_from)
+    return commands[a.command](a)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
@@ -295,16 +308,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0; 1 if a graded source is not correct, or the CPU backend cannot grade (``doctor``); 2 for bad
         usage; 130 if interrupted.
     """
-    a = _parser().parse_args(argv)
-    commands: dict[str, Callable[[argparse.Namespace], int]] = {
-        "grade": _grade, "tasks": _tasks, "prompt": _prompt, "expert": _expert, "doctor": _doctor, "store": store.command,
-        "calls": calls.command, "serve": serve.command, "check-pack": packs.check, "new-task": packs.new,
-        "generate": generate.command,
-    }  # fmt: skip
+    given = sys.argv[1:] if argv is None else list(argv)
     try:
-        if getattr(a, "tasks_from", None) is not None:
-            task_packs.select(a.tasks_from)
-        return commands[a.command](a)
+        return scripts.run(given) if given[:1] and given[0] in scripts.COMMANDS else _run(_parser().parse_args(given))
     except (UsageError, DeclarationError) as e:
         print(f"kbx: {e}", file=sys.stderr)
         return 2
