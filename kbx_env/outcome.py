@@ -99,7 +99,8 @@ class Cases:
         passed: number of cases passed.
         total: number of cases run.
         failures: the first failed cases.
-        telling_passed: number of telling cases passed; ``None`` if it was not recorded.
+        telling_passed: number of telling cases that passed and in which kernels did the work; ``None`` if it was not
+            recorded.
         telling: number of telling cases run; ``None`` if it was not recorded.
         stopped_at: number of the case, from 1, at which an error ended the run: later ones were not run. ``None`` if all ran.
         stopped_in: label of that case, and its layouts; "" if all ran.

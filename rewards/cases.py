@@ -14,7 +14,8 @@ cases and passed as many, and more than one that passed none."""
 def cases(outcome: Outcome) -> float:
     """Pays the share of telling cases passed, nothing once a rule is broken or nothing was launched.
 
-    A case whose result is empty or all zeros is passed by doing nothing; it is not a telling case and pays nothing. Cases that
+    A case whose result is empty or all zeros is passed by doing nothing; it is not a telling case and pays nothing. Neither
+    does one whose result torch or the host computed, so that failing on purpose saves a cheat nothing. Cases that
     were not run, because the submission stopped half-way (crash, compile error, timeout), count as failed.
 
     Args:

@@ -128,6 +128,11 @@ class GradingContext:
         return self.builder.backend
 
     @property
+    def demands_work(self) -> bool:
+        """Whether kernels must do the work: not in the paper's check, where torch may compute, or without that defence."""
+        return not (self.as_published or self.session.torch_ops or self.lacks(DefenceLayer.PROVENANCE))
+
+    @property
     def as_published(self) -> bool:
         """Whether the paper's check is made: no evidence that Triton did the work, no limits on torch and on host reads."""
         return self.options.grading == "paper"

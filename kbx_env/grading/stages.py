@@ -96,6 +96,7 @@ class Correct:
         session = context.session
         if session.engine is not None:
             session.engine.keep = context.scheme is not None
+        context.accumulator.takes_inputs = bool(context.task.takes)
         with context.timed(Stage.CORRECT):
             needed = [judges.calls_needed(context.task, c) for c in context.cases]
             made = session.at_once(context.cases, needed) if session.engine is None else []
@@ -147,22 +148,25 @@ class Correct:
         """
         case, session, builder = context.cases[index], context.session, context.builder
         calls = [session.call(case, index, "run", keep=True)]
+        counts = False
         if needed == 1:  # the metamorphic check executes the engine's last call again
-            self._judge(context, index, calls)
+            counts = self._judge(context, index, calls)
         again, last = list[CallResult](), calls[0]
         for turn in range(AGAIN):
             last = session.call_again(case, self._telling_change(context, index, last, turn))
             again.append(last)
         if needed > 1:
-            self._judge(context, index, calls + [session.call(case, index, "run", k) for k in range(1, needed)])
+            counts = self._judge(context, index, calls + [session.call(case, index, "run", k) for k in range(1, needed)])
         for call in again:
             ruling = context.judge(case, [call], alone=True)
             # Only one failure of a case is told: the first call may have been wrong, too.
             if not ruling.passed and (not builder.failures or builder.failures[-1].case != case.label()):
                 reason = f"called again on the same tensors with other values: {ruling.reason}"
-                builder.passed, builder.telling_passed = builder.passed - 1, builder.telling_passed - 1
+                builder.passed, builder.telling_passed = builder.passed - 1, builder.telling_passed - counts
                 builder.failures.append(CaseFailure(case.label(), reason))
-        context.accumulator.prove(case, again, context.telling[index])
+                counts = False
+        if not context.accumulator.prove(case, again, context.telling[index]) and context.demands_work:
+            builder.telling_passed -= counts
 
     @staticmethod
     def _telling_change(context: GradingContext, index: int, last: CallResult, turn: int) -> dict[str, Any]:
@@ -187,12 +191,19 @@ class Correct:
                 break
         return args
 
-    def _judge(self, context: GradingContext, index: int, calls: Sequence[CallResult]) -> None:
+    def _judge(self, context: GradingContext, index: int, calls: Sequence[CallResult]) -> bool:
+        """Judge a case and add its evidence.
+
+        A telling case that passes counts for partial credit only if kernels did its work: a submission whose results torch or
+        the host computed must not earn it by failing another case on purpose, or by ending early.
+
+        Returns:
+            Whether the case counts as a telling one that passed.
+        """
         case, telling, builder = context.cases[index], context.telling[index], context.builder
         ruling = context.judge(case, calls)
         if ruling.passed:
             builder.passed += 1
-            builder.telling_passed += telling
         else:
             note = "" if context.as_published else _unwritten(calls[0])  # not watched there
             builder.failures.append(CaseFailure(case.label(), ruling.reason + note, layouts(calls[0].args)))
@@ -204,7 +215,10 @@ class Correct:
                 seen = stage_credit.stages(context.task, case, calls[0], session, index)
                 accumulator.stages += [seen] if seen else []
         ideal = 0 if context.as_published else session.ideal_bytes(case, calls[0])
-        accumulator.add(case, calls, ideal, telling, ruling)
+        worked = accumulator.add(case, calls, ideal, telling, ruling)
+        counts = ruling.passed and telling and (worked or not context.demands_work)
+        builder.telling_passed += counts
+        return counts
 
 
 class ProveWork:

@@ -18,7 +18,7 @@ from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.options import GradeOptions
 from kbx_env.outcome import Cases, Evidence, Fault, FaultKind, Outcome, Stage, Verdict, Violation
-from kbx_env.spec.catalog import load_task
+from kbx_env.spec.catalog import expert_source, load_task
 
 TASK = load_task("activation/relu")
 
@@ -167,3 +167,38 @@ def test_a_proof_that_was_made_before_is_used_and_not_made_again(
         assert outcome.message == "executed on the CPU tier: why"
     else:
         assert outcome is None
+
+
+ZOO = Path(__file__).resolve().parents[1] / "zoo" / "exploits"
+ENDING = """
+
+_inner, _calls = ENTRY, []
+
+
+def ENTRY(*args, **kwargs):
+    _calls.append(0)
+    y = _inner(*args, **kwargs)
+    if len(_calls) == AT:
+        END
+    return y
+"""
+
+
+def _ending(source: str, entry: str, end: str, at: int) -> str:
+    return source + ENDING.replace("ENTRY", entry).replace("AT", str(at)).replace("END", end)
+
+
+@pytest.mark.parametrize("ending", ["raise ValueError('enough')", "return torch.zeros_like(y)"])
+def test_who_ends_before_the_proof_is_paid_for_no_case(grader: Grader, ending: str) -> None:
+    """An attack that passes all cases and is refused at the end; going wrong on purpose must not save its credit."""
+    source = _ending((ZOO / "f_product_cloned.py").read_text(), "fused_svd_reconstruct", ending, 9)
+    outcome = grader.grade("fusion/fused_svd_reconstruct", source, backend="cpu", targets=())
+    assert outcome.cases is not None and outcome.cases.passed > 3 and outcome.cases.telling_passed == 0, outcome.message
+    assert load_preset("default")(outcome) <= 0.1
+
+
+def test_an_honest_kernel_that_ends_early_keeps_the_cases_that_it_passed(grader: Grader) -> None:
+    source = _ending(expert_source("index/permute_copy") or "", "permute_copy", "raise ValueError('enough')", 12)
+    outcome = grader.grade("index/permute_copy", source, backend="cpu", targets=())
+    assert outcome.verdict is Verdict.RUNTIME_ERROR and outcome.cases is not None, outcome.message
+    assert (outcome.cases.telling_passed or 0) > 3 and load_preset("default")(outcome) > 0.1

@@ -90,6 +90,8 @@ class EvidenceAccumulator:
     """Telling cases with a call whose results depend on no input of that call."""
     launchless: list[str] = field(default_factory=list)
     """Telling cases with a call that launched nothing."""
+    takes_inputs: bool = True
+    """Whether the task has inputs on which results must depend."""
     schemeless: str = ""
     """Why the first such result was not computed by the quantization scheme."""
     passing: Passing = NO_WORK
@@ -104,7 +106,7 @@ class EvidenceAccumulator:
     flat: bool = True
     """Whether in every telling case all elements of all results were one and the same number."""
 
-    def add(self, case: Case, answers: Sequence[CallResult], ideal: int, telling: bool, ruling: Ruling) -> None:
+    def add(self, case: Case, answers: Sequence[CallResult], ideal: int, telling: bool, ruling: Ruling) -> bool:
         """Add the calls of one case.
 
         Args:
@@ -113,12 +115,15 @@ class EvidenceAccumulator:
             ideal: bytes of compulsory traffic of one call.
             telling: whether the case is telling.
             ruling: of the judge.
+
+        Returns:
+            As ``prove``.
         """
         self.ideal += ideal
         self.telling += telling
         facts = answers[0].facts
         if facts is None:
-            return
+            return True
         self.moved, self.sectors, self.reread = (
             self.moved + facts.moved,
             self.sectors + facts.sectors,
@@ -142,16 +147,20 @@ class EvidenceAccumulator:
         if len({a.generator_seed for a in answers}) > 1:
             self.frozen = self.frozen and _constant([a.answer.outputs for a in answers])
         self.launches += facts.launches
-        self.prove(case, answers, telling)
+        return self.prove(case, answers, telling)
 
-    def prove(self, case: Case, answers: Sequence[CallResult], telling: bool) -> None:
+    def prove(self, case: Case, answers: Sequence[CallResult], telling: bool) -> bool:
         """Look at every call of a case for work that no kernel did in that call.
 
         Args:
             case: the case.
             answers: its calls.
             telling: whether the case is telling.
+
+        Returns:
+            Whether kernels did the work of each call, or nothing is known.
         """
+        before = self._idle
         for a in answers:
             inputs = frozenset[str]().union(*(o.inputs for o in a.origins))
             self.inputs |= inputs
@@ -170,6 +179,14 @@ class EvidenceAccumulator:
             # elements (of a mask without a true element) has nothing to store.
             if any(o.elements and not o.stored for o in a.origins):
                 self.unstored.append(case.label())
+        return self._idle == before
+
+    @property
+    def _idle(self) -> int:
+        """Number of faults found where no kernel did the work."""
+        return sum(map(len, (self.by_host, self.assembled, self.launchless, self.unstored))) + (
+            len(self.detached) if self.takes_inputs else 0
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of ``Evidence`` that this class counts."""
