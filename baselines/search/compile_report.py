@@ -134,7 +134,8 @@ class Compiler:
                 message, _ = session.ask(_header(task, session, case))
                 if "want" in message:
                     return CompileReport(failure="the host reads a value back: there is none without executing")
-                kernels |= message["kernels"]
+                rows = message["kernels"] if session.compiler is None else session.compiler.rows
+                kernels |= {key: rows[key] for key in message["kernels"]}
                 launches.append([(str(s[1]), tuple(s[2])) for s in message["steps"] if s[0] == "launch"])
                 if len(launches) == 1:
                     builds += self._build(session)

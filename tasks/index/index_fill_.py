@@ -12,7 +12,7 @@ def _case(shape, dim, k, value, **more):
 
 
 def _any_axis(p):
-    a, b = (tuple(p.whole(2, 5) for _ in range(k)) for k in p.among((0, 4), (1, 3), (4, 0), (3, 1)))
+    a, b = (tuple(p.whole(2, 5) for _ in range(k)) for k in p.among((0, 3), (1, 2), (3, 0), (2, 1)))
     rank, n = len(a) + 1 + len(b), p.whole(2, 20)
     if p.chance(0.4):
         a, b, rank, n = p.among(((4300,), (2,), 3, 3), ((2,), (4300,), 3, 3), ((2,), (3,), 3, 4300))

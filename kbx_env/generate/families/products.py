@@ -35,8 +35,8 @@ SIZES = (
     '{"M": 29, "K": 140, "N": 83}',
 )
 VARIED = (
-    'sizes(\n            lambda p: one_long(p, {{"M": (2, 24), "K": (3, 40), "N": (2, 40)}}, {{"M": 270, "K": 700, '
-    '"N": 530}}),{law}\n        ),'
+    'sizes(\n            longs({{"M": (2, 24), "K": (3, 40), "N": (2, 40)}}, {{"M": 270, "K": 700, "N": 530}}),'
+    '{law}\n        ),'
 )
 
 
@@ -134,7 +134,7 @@ def matmul(rng: random.Random, level: int) -> Draft:
         fields=fields,
         expert=expert,
         size=tree.count() + 3 + bias + len(extra),
-        imports=("from kbx_env.tasks._varied import one_long, sizes",),
+        imports=("from kbx_env.tasks._varied import longs, sizes",),
     )
 
 
@@ -300,7 +300,7 @@ def quantized(rng: random.Random, level: int) -> Draft:
         fields=fields,
         expert=expert,
         size=tree.count() + 4 + both + bias + (result == "f32"),
-        imports=("from kbx_env.tasks._varied import one_long, sizes",),
+        imports=("from kbx_env.tasks._varied import longs, sizes",),
     )
 
 
