@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import threading
 from collections.abc import Sequence
 
 REASONING = ("<think>", "</think>")
 """Tags around the reasoning of a thinking model: Qwen3, DeepSeek-R1 and others write these."""
 _FENCE = re.compile(r"^[ \t]*`{3,}([^`]*)$")
+_PARSING = threading.Lock()
+_PARSES = 20
+"""Attempts at a text whose parsing another thread disturbed."""
 _MOST_FENCES = 8
 """Closing fences that are tried for one block: a docstring may have fences of its own."""
 
@@ -100,7 +104,14 @@ def _defines(tree: ast.Module, name: str) -> bool:
 
 def _tree(text: str) -> ast.Module | None:
     """Parse a text as Python; ``None`` where it is no Python."""
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: nested too deeply for the parser
-        return None
+    # Python 3.11.7 counts the parser's depth for all threads together, and raises a SystemError ("recursion depth mismatch") where
+    # two of them parse at once. The lock keeps answers apart, and others may parse too.
+    for _ in range(_PARSES):
+        try:
+            with _PARSING:
+                return ast.parse(text)
+        except SystemError:
+            continue
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: nested too deeply for the parser
+            return None
+    return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,3 +88,10 @@ def test_nothing_is_made_up(text: str) -> None:
     assert ("<think>" in left, "</think>" in left) == (False, False) or left != text
     found = strip_fences(text, "f")
     assert set(found) <= set(text) and len(found) <= len(text)
+
+
+def test_answers_are_read_in_threads() -> None:
+    """Python 3.11's parser raises a SystemError where two threads parse at once."""
+    text = "def f(x):\n    return " + " + ".join(f"g(x[{i}], y={i})" for i in range(300)) + "\n"
+    with ThreadPoolExecutor(8) as pool:
+        assert all(found == text for found in pool.map(strip_fences, [text] * 200))

@@ -24,10 +24,10 @@ def floors(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     seen: list[tuple[str, int, int]] = []
     add = EvidenceAccumulator.add
 
-    def watched(self: EvidenceAccumulator, case: Case, answers: Sequence[CallResult], ideal: int, *more: Any) -> None:
+    def watched(self: EvidenceAccumulator, case: Case, answers: Sequence[CallResult], ideal: int, *more: Any) -> bool:
         facts = answers[0].facts
         seen.append((case.label(), ideal, facts.moved if facts else 0))
-        add(self, case, answers, ideal, *more)
+        return add(self, case, answers, ideal, *more)
 
     monkeypatch.setattr(EvidenceAccumulator, "add", watched)
     return seen
