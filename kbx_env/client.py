@@ -122,7 +122,7 @@ class _Base:
             timeout_s: seconds for one outcome, waits and repetitions included; for a batch, seconds without any outcome.
 
         Raises:
-            UsageError: no HTTP address, or no time.
+            UsageError: no HTTP address, no time, a token that cannot be one, or httpx or tenacity is not installed.
         """
         _package()
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
@@ -133,6 +133,18 @@ class _Base:
         if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable() and " " not in token):
             raise UsageError("the token of the grading service has characters that no token has; give it without line break")
         self.url, self.token, self.timeout_s = url.rstrip("/"), token, timeout_s
+        self._unconnected()
+
+    def _unconnected(self) -> None:
+        """Set what belongs to the connections of one process to none."""
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"url": self.url, "token": self.token, "timeout_s": self.timeout_s}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._unconnected()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, timeout_s={self.timeout_s:g})"  # never the token
@@ -332,26 +344,9 @@ class Client(_Base):
         timeout_s: seconds for one outcome, or for a batch without any outcome.
     """
 
-    def __init__(self, url: str, token: str | None = None, timeout_s: float = TIMEOUT) -> None:
-        """Make a client. It connects with the first request.
-
-        Args:
-            url: of the service, such as ``http://127.0.0.1:8300``; a path is kept, for reverse proxies.
-            token: bearer token; by default the environment variable ``KBX_TOKEN``, if it is set.
-            timeout_s: seconds for one outcome, waits and repetitions included; for a batch, seconds without any outcome.
-
-        Raises:
-            UsageError: no HTTP address, no time, or httpx or tenacity is not installed.
-        """
-        super().__init__(url, token, timeout_s)
+    def _unconnected(self) -> None:
         self._http: httpx.Client | None = None
         self._process, self._lock, self._closings = 0, threading.Lock(), 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url, "token": self.token, "timeout_s": self.timeout_s}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
 
     def __enter__(self) -> Client:
         return self
@@ -635,26 +630,9 @@ class AsyncClient(_Base):
         timeout_s: seconds for one outcome, or for a batch without any outcome.
     """
 
-    def __init__(self, url: str, token: str | None = None, timeout_s: float = TIMEOUT) -> None:
-        """Make a client. It connects with the first request.
-
-        Args:
-            url: of the service, such as ``http://127.0.0.1:8300``; a path is kept, for reverse proxies.
-            token: bearer token; by default the environment variable ``KBX_TOKEN``, if it is set.
-            timeout_s: seconds for one outcome, waits and repetitions included; for a batch, seconds without any outcome.
-
-        Raises:
-            UsageError: no HTTP address, no time, or httpx or tenacity is not installed.
-        """
-        super().__init__(url, token, timeout_s)
+    def _unconnected(self) -> None:
         self._http: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url, "token": self.token, "timeout_s": self.timeout_s}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -130,10 +130,12 @@ def proves(proof: Outcome, manifest: Mapping[str, Any], sha: str) -> bool:
         sha: of its source.
 
     Returns:
-        Whether it has the same source, task, split and policy for torch, under the same version.
+        Whether it has the same source, task, split and policy for torch, under the same version, and was graded by the
+        contract with all defences.
     """
     same = all(proof.manifest.get(name) == manifest[name] for name in _PROVEN)
-    return same and proof.backend == "cpu" and proof.source_sha256 == sha and not proof.manifest.get("without")
+    strict = proof.grading == "contract" and not proof.manifest.get("without")
+    return same and strict and proof.backend == "cpu" and proof.source_sha256 == sha
 
 
 def _manifest(task: Task, options: GradeOptions) -> dict[str, Any]:

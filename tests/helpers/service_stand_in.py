@@ -21,6 +21,7 @@ def wrong(task: str, passed: int = 2) -> Outcome:
 
 
 def lost(task: str) -> Outcome:
+    # A kernel that the backend does not support is not tried a second time.
     return Outcome(
         task, Verdict.INFRA_FAULT, Stage.COMPILE, "cpu", "contract", Fault.INFRA, "the worker died",
         fault_kind=FaultKind.UNSUPPORTED,

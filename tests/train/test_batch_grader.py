@@ -11,41 +11,18 @@ from typing import Any
 import pytest
 
 from kbx_env.errors import UsageError
-from kbx_env.outcome import Cases, Evidence, Fault, FaultKind, Outcome, Stage, Verdict
+from kbx_env.outcome import Fault, Outcome, Verdict
 
 pytest.importorskip("trl")
 from kbx_env.train.batch_grader import BatchGrader, check_trains_elsewhere, own_gpus, own_share, workers_here  # noqa: E402
 from kbx_env.train.step_metrics import episode_stats, summary  # noqa: E402
+from service_stand_in import by_word, right  # noqa: E402
 
 TASK, OTHER = "random/logspace", "math/erfc_sqrt"
 
 
-def right(task: str) -> Outcome:
-    return Outcome(task, Verdict.CORRECT, Stage.EVIDENCE, "cpu", "contract", cases=Cases(4, 4, (), 4, 4), evidence=Evidence(1))
-
-
-def wrong(task: str, passed: int = 2) -> Outcome:
-    return Outcome(
-        task, Verdict.INCORRECT, Stage.CORRECT, "cpu", "contract", Fault.POLICY, "values differ",
-        Cases(passed, 4, (), passed, 4), evidence=Evidence(1),
-    )  # fmt: skip
-
-
-def lost(task: str) -> Outcome:
-    # A kernel that the backend does not support is not tried a second time.
-    return Outcome(
-        task, Verdict.INFRA_FAULT, Stage.COMPILE, "cpu", "contract", Fault.INFRA, "unsupported: a test",
-        fault_kind=FaultKind.UNSUPPORTED,
-    )  # fmt: skip
-
-
 WRONG = 0.1 + 0.3 * 0.5
 """What the default preset pays for a kernel that compiles and passes half of the telling cases."""
-
-
-def by_word(task: str, source: bytes, **options: Any) -> Outcome:
-    """A grader that reads its verdict in the source."""
-    return right(task) if b"GOOD" in source else lost(task) if b"LOST" in source else wrong(task)
 
 
 def test_a_batch_is_graded_in_one_parallel_call() -> None:

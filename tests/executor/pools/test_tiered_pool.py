@@ -110,6 +110,7 @@ def test_a_proof_of_something_else_is_refused() -> None:
     proof = replace(RIGHT, manifest=dict(manifest), source_sha256="s")
     assert proves(proof, manifest, "s") and not proves(proof, manifest, "other")
     assert not proves(replace(proof, backend="cuda"), manifest, "s")
+    assert not proves(replace(proof, grading="paper"), manifest, "s"), "the paper's check asks for no evidence"
     assert not proves(replace(proof, manifest={**manifest, "without": ["screen"]}), manifest, "s")
     for name in manifest:
         assert not proves(proof, {**manifest, name: "another"}, "s")

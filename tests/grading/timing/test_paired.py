@@ -287,19 +287,19 @@ def test_large_results_are_judged_before_the_next_case_is_measured(
     monkeypatch.setattr(clock.rooflines, "roofline", lambda device, file: "of the device")
     gpu = SimpleNamespace(alone=contextlib.nullcontext, file=lambda name: None)
     released: list[int] = []
-    sides: list[Any] = [
+    candidates: list[Any] = [
         SimpleNamespace(session=SimpleNamespace(gpu=gpu), release=lambda k=k: released.append(k)) for k in range(4)
     ]
 
     def drawn(self: Any, candidate: Any, index: int, *rest: Any) -> Any:
-        assert candidate is sides[index]
+        assert candidate is candidates[index]
         return SimpleNamespace(kept_bytes=each, disturbed=False, after=None)
 
     monkeypatch.setattr(clock._Measuring, "_drawn", drawn)
     measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, clock.REPORT, 100)  # type: ignore
     counts: list[int] = []
     while sum(counts) < 4:
-        counts.append(len(measuring.run(sides[sum(counts) :], [None] * 4, sum(counts))))  # type: ignore[list-item]
+        counts.append(len(measuring.run(candidates[sum(counts) :], [None] * 4, sum(counts))))  # type: ignore[list-item]
     assert counts == expected and measuring.roofline == "of the device"
     # Whoever leaves the GPU leaves no memory of the runner behind.
     assert len(released) == len(counts)
