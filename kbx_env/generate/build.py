@@ -112,6 +112,11 @@ class _Candidate:
     twin: str | None = None
 
 
+def _good(candidate: _Candidate) -> bool:
+    """Return whether a candidate is proven and like no other task."""
+    return candidate.twin is None and candidate.faults == []
+
+
 @dataclass
 class _Builder:
     """Writes one pack; fields as for ``build``."""
@@ -141,7 +146,8 @@ class _Builder:
             running: dict[int, concurrent.futures.Future[tuple[list[str], str, float]]] = {}
             order: collections.deque[_Candidate] = collections.deque()
             while len(proven) < count:
-                while len(running) < 2 * self.workers and len(order) + len(proven) < count + 2 * self.workers:
+                # Those that are known to be good may be enough: another run of a finished pack proves nothing.
+                while len(running) < 2 * self.workers and len(proven) + sum(map(_good, order)) < count:
                     candidate = next(source)
                     order.append(candidate)
                     if candidate.index in self.proofs:
@@ -155,7 +161,7 @@ class _Builder:
                     candidate.faults, telling, seconds = running.pop(candidate.index).result()
                     self._note(candidate, telling, seconds)
                 self.seen.append(candidate)
-                if candidate.twin is None and not candidate.faults:
+                if _good(candidate):
                     proven.append(candidate)
                 else:
                     self._remove(candidate)

@@ -145,6 +145,11 @@ def test_equal_functions_are_found_by_their_values(tmp_path: Path) -> None:
     assert found[2] == names[1] and found[3] is None and found[4] == names[3] and found[5] is None
 
 
+def _repeated(*args: object) -> None:
+    """Takes the place of ``prove``. A function of a module, so that it reaches a worker process."""
+    raise AssertionError("a proof was repeated")
+
+
 @pytest.mark.full
 def test_a_pack_is_generated_resumed_and_graded(tmp_path: Path, monkeypatch, grader) -> None:
     out = tmp_path / "out"
@@ -159,7 +164,7 @@ def test_a_pack_is_generated_resumed_and_graded(tmp_path: Path, monkeypatch, gra
     # Proofs are kept: another run proves nothing and writes the same.
     before = {p: p.read_bytes() for p in out.rglob("*.py")}
     kept = (out / build.PROOFS).read_text()
-    monkeypatch.setattr(build, "prove", lambda *a: pytest.fail("a proof was repeated"))
+    monkeypatch.setattr(build, "prove", _repeated)
     assert build.build(SMALL, out, 1, lambda *numbers: None).card == result.card
     with pytest.raises(UsageError, match="holds a pack of other settings"):
         build.build(build.Settings(3, 7), out, 1, lambda *numbers: None)

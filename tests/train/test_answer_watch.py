@@ -17,7 +17,7 @@ from kbx_env.baselines.llm.conversation import Conversation  # noqa: E402
 from kbx_env.train import grpo, grpo_setup, models  # noqa: E402
 from kbx_env.train.answer_watch import EVERY, AnswerWatch  # noqa: E402
 from kbx_env.train.settings import read  # noqa: E402
-from test_batch_grader import by_word  # noqa: E402
+from service_stand_in import by_word  # noqa: E402
 from test_grpo import QUICK, steps  # noqa: E402
 
 

@@ -28,7 +28,8 @@ from kbx_env.baselines.llm.local import LocalModel  # noqa: E402
 from kbx_env.eval import report  # noqa: E402
 from kbx_env.train import grpo, grpo_setup, grpo_trainer, logs, memory, models  # noqa: E402
 from kbx_env.train.settings import read  # noqa: E402
-from test_batch_grader import WRONG, by_word, lost, right, wrong  # noqa: E402
+from service_stand_in import by_word, lost, right, wrong  # noqa: E402
+from test_batch_grader import WRONG  # noqa: E402
 
 KEYS = {
     "step", "seconds", "reward", "gradings", "compile_rate", "correct_rate", "solved_rate", "masked", "speedup",
@@ -217,8 +218,8 @@ def test_a_curriculum_is_in_order(argv: list[str], stack: contextlib.ExitStack) 
 
 KILLED = """
 import os, signal, sys
-sys.path[:0] = [{tests!r}]
-from test_batch_grader import by_word
+sys.path[:0] = {tests!r}
+from service_stand_in import by_word
 from kbx_env.train import grpo, logs
 from kbx_env.train.settings import read
 class Killed(logs.JsonlLog):
@@ -238,7 +239,8 @@ def test_a_killed_run_goes_on_and_loses_nothing(argv: list[str], tmp_path: Path)
         return by_word(task, source)
 
     first = run([*more, f"out={whole}"], grade)
-    script = KILLED.format(tests=str(Path(__file__).parent))
+    here = Path(__file__).parent
+    script = KILLED.format(tests=[str(here), str(here.parent / "helpers")])
     ended = subprocess.run([sys.executable, "-c", script, *more, f"out={killed}"], env=dict(os.environ), timeout=120)
     assert ended.returncode == -signal.SIGKILL and not (killed / "final").exists()
     assert grpo.main([*more, f"out={killed}"]) == 2, "never into an earlier run by accident"

@@ -26,7 +26,8 @@ from kbx_env.train.rollout import episode_reward, turn_returns  # noqa: E402
 from kbx_env.train.settings import read  # noqa: E402
 from kbx_env.train.step_metrics import StepMetrics  # noqa: E402
 from kbx_env.train.tool_env import KernelToolEnv  # noqa: E402
-from test_batch_grader import OTHER, TASK, WRONG, by_word  # noqa: E402
+from service_stand_in import by_word  # noqa: E402
+from test_batch_grader import OTHER, TASK, WRONG  # noqa: E402
 from test_grpo import QUICK, steps  # noqa: E402
 
 BAD, GOOD, LOST = ("```python\n" + word + "\n```" for word in ("BAD", "GOOD", "LOST"))

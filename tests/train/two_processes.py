@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
 
 from accelerate import Accelerator  # noqa: E402
 from kbx_env.baselines.llm.conversation import Conversation  # noqa: E402
@@ -20,7 +20,8 @@ from kbx_env.train import grpo, grpo_trainer, models, rollout  # noqa: E402
 from kbx_env.train.batch_grader import BatchGrader  # noqa: E402
 from kbx_env.train.settings import read  # noqa: E402
 from kbx_env.train.step_metrics import StepMetrics  # noqa: E402
-from test_batch_grader import TASK, by_word  # noqa: E402
+from service_stand_in import by_word  # noqa: E402
+from test_batch_grader import TASK  # noqa: E402
 from trl.generation.vllm_generation import VLLMGeneration  # noqa: E402
 
 
