@@ -41,4 +41,4 @@ lint: $(STAMP)
 	$(BIN)/python docs/generate.py --check
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info
+	rm -rf $(VENV) runs build dist *.egg-info
