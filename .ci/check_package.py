@@ -13,6 +13,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import site
 import subprocess
 import sys
@@ -116,6 +117,9 @@ def install(wheel: Path, folder: Path) -> Path:
     # Folders that a .pth file names are searched last, and their own .pth files (an editable kbx_env) are not read.
     known = dict.fromkeys([*site.getsitepackages(), *(p for p in sys.path if p.endswith("site-packages"))])
     (packages / "dependencies.pth").write_text("\n".join(known) + "\n")
+    # What messages about missing packages name: pip has to find kbx_env installed, for no index has it.
+    hint = run([python, "-c", "from kbx_env.extras import install_hint; print(install_hint('client'))"], folder)
+    run([*pip, *shlex.split(hint)[1:], "--no-index", "--no-deps"], folder)
     return commands
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from kbx_env.errors import UnknownName, UsageError
+from kbx_env.extras import install_hint
 
 FILE = "settings.yaml"
 """File of the settings, in the folder of a run."""
@@ -170,7 +171,7 @@ def _omegaconf() -> Any:
     try:
         from omegaconf import OmegaConf
     except ImportError as e:
-        raise UsageError('the scripts in train/ need omegaconf: pip install "kbx_env[trl]"') from e
+        raise UsageError(f"the scripts in train/ need omegaconf: {install_hint('trl')}") from e
     return OmegaConf
 
 
