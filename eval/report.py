@@ -56,7 +56,7 @@ _OURS = (
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    p = argparse.ArgumentParser(prog="report.py", description="Grade policies and write a report.")
+    p = argparse.ArgumentParser(description="Grade policies and write a report.")
     p.add_argument(
         "--policy", action="append", required=True,
         help="expert, eager, zeros, replay:FILE, autotriton, claude, deepseek-coder, geak, kernelagent, template-search, "

@@ -103,7 +103,8 @@ def usage(cls: type, description: str = "") -> str:
     Returns:
         The text.
     """
-    lines = [description.strip(), "", "SCRIPT [CONFIG.yaml] [key=value ...] [--help]", ""] if description else []
+    usage = f"usage: {Path(sys.argv[0]).name} [CONFIG.yaml] [key=value ...] [--help]"
+    lines = [description.strip(), "", usage, ""] if description else []
     lines += ["settings:"]
     for name, kind, default, doc in _fields(cls):
         shown = "required" if default == MISSING else f"default {default}"
