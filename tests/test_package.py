@@ -32,6 +32,12 @@ def test_every_file_of_the_installed_folders_is_in_the_wheel() -> None:
     assert here - _installed() == set(), "list these in pyproject.toml, under packages or package-data"
 
 
+def test_the_extra_of_the_tests_serves_the_demo_too() -> None:
+    """``make demo`` after ``make install`` installs nothing."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert set(extras["report"]) <= set(extras["dev"])
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not all(map(importlib.util.find_spec, ("build", "twine"))), reason="needs the extra dev")
 def test_the_distributions_work_from_another_folder() -> None:
