@@ -47,6 +47,12 @@ def test_every_extra_that_a_page_names_exists() -> None:
     assert found and {(page, name) for page, name in found if name not in EXTRAS} == set()
 
 
+def test_the_page_on_installing_lists_every_extra() -> None:
+    table = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/install.md").read_text().partition("## Extras")[2], re.MULTILINE)
+    listed = {name for row in table for name in re.findall(r"`([a-z-]+)`", row)}
+    assert EXTRAS <= listed
+
+
 def test_a_clone_and_an_installed_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert install_hint("trl", "peft") == 'pip install -e ".[trl,peft]"'
