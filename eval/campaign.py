@@ -3,7 +3,8 @@
     python eval/campaign.py [--round NAME] [--strategies GLOB] [--per-strategy N] [--seed N] [--workers N] [--json FILE]
 
 Each attempt is a strategy (a text that wraps or changes an expert's source) on a task drawn by the seed. An attempt
-succeeds if the grader calls it correct. Prints a row for each strategy and every attempt that was paid; exit status 1 if
+succeeds if the grader calls it correct and a case executes what it changed. Prints a row for each strategy and every attempt
+that was paid or makes no difference; exit status 1 if
 one was. To attack further, add a strategy to ``STRATEGIES`` and run a new round; a strategy that was paid becomes a file
 of ``tests/zoo/exploits``.
 """
@@ -11,6 +12,8 @@ of ``tests/zoo/exploits``.
 from __future__ import annotations
 
 import argparse
+import ast
+import contextlib
 import fnmatch
 import json
 import multiprocessing
@@ -19,13 +22,17 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from kbx_env.eval.mutants import crashed
+
 from kbx_env.executor.direct import retrying
 from kbx_env.grading.grader import Grader
+from kbx_env.grading.runtime.compiler_client import KernelCompiler
+from kbx_env.outcome import Outcome
 from kbx_env.spec.catalog import expert_source, load_task, task_ids
 
 PRELUDE = '''
@@ -83,6 +90,11 @@ def _wrapped(body: str) -> Callable[[str, str, str], str | None]:
         return f"{renamed}\n{PRELUDE}\n\ndef {entry}(*args, **kwargs):\n{lines}\n"
 
     return change
+
+
+def _if_optional(change: Callable[[str, str, str], str | None]) -> Callable[[str, str, str], str | None]:
+    """Return a strategy that applies only where some argument has a default."""
+    return lambda source, entry, signature: change(source, entry, signature) if "=" in signature else None
 
 
 def _replaced(old: str, new: str) -> Callable[[str, str, str], str | None]:
@@ -198,11 +210,12 @@ STRATEGIES: Mapping[str, Callable[[str, str, str], str | None]] = {
         "if result.shape[0] > 64:\n    again[64:] = result[64:]\nreturn again"
     ),
     "last element by the host": _wrapped(
-        "result = _honest(*args, **kwargs)\n"
+        "result = _honest(*args, **kwargs)\n_calls[0] += 1\n"
         "if isinstance(result, _torch.Tensor) and result.numel() and result.is_contiguous():\n"
-        "    result.view(-1)[-1:] = result.view(-1)[-1].item()\nreturn result"
+        "    result.view(-1)[-1:] = result.view(-1)[-1].item()\n    _kept['done'] = True\n"
+        "if _calls[0] > 2 and 'done' not in _kept:\n    raise RuntimeError('does not apply')\nreturn result"
     ),
-    "optional arguments ignored": _wrapped("return _honest(*args)"),
+    "optional arguments ignored": _if_optional(_wrapped("return _honest(*args)")),
     "torch computes, the refusal is caught": _wrapped(
         _ATTEMPT.format("x = _tensors(args, kwargs)[0]\n    getattr(_torch, _text(97, 100, 100))(x, x)")
     ),
@@ -326,8 +339,14 @@ STRATEGIES: Mapping[str, Callable[[str, str, str], str | None]] = {
 """Name of each strategy, and its change of (source, entry, signature): a new source, or ``None`` where it does not apply."""
 
 
-ALLOWED = ("result moved by copies of its parts",)
-"""Strategies that are no cheat outside of tasks that move or pick values: kernels have computed the result."""
+ALLOWED = ("result moved by copies of its parts", "constants of the description changed")
+"""Strategies that are no cheat: kernels have computed the result and torch moved it (outside of tasks that move or pick
+values), or the source's kernel ran with another tile."""
+EQUIVALENT: Mapping[tuple[str, str], str] = {
+    ("products in bfloat16", "matrixmultiply/matmul_bf16"): "The operands are bfloat16.",
+    ("NaN taken for zero", "matrixmultiply/addmm"): "Only input may hold NaN, with beta = 0; the change is in mat1 and mat2.",
+}
+"""Attempts that make no difference in any case that the contract allows, and why."""
 
 
 def _tested(task: str, what: str) -> bool:
@@ -371,16 +390,73 @@ def attempts(pattern: str, count: int, seed: int) -> list[tuple[str, str, str]]:
     return found
 
 
+WALL = 30.0
+"""Seconds that a grading may take."""
 _graders: list[Grader] = []
+
+
+def _makes_a_difference(task: str, source: str, grade: Callable[..., Outcome]) -> bool:
+    """Return whether an attempt compiles to other kernels than the expert, or a case executes what it changes on the host.
+
+    Args:
+        task: the task.
+        source: the attempt.
+        grade: grades a source.
+
+    Returns:
+        ``False`` if the cases of a grading cannot tell the attempt from the expert.
+    """
+    expert = expert_source(task) or ""
+    before, after = expert.splitlines(), source.splitlines()
+    if len(before) != len(after):  # a wrapper, which runs in every call
+        return True
+    options: dict[str, Any] = {"backend": "cpu", "targets": (), "wall": WALL, "seed": 0}
+    kernels = []
+    for text in (expert, source):
+        with _compiled() as found:
+            grade(task, text, **options)
+        kernels.append(found)
+    if kernels[0] != kernels[1]:
+        return True
+    changed = [n for n, (old, new) in enumerate(zip(before, after, strict=True), 1) if old != new]
+    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)]
+    jitted = [f for f in functions if any("jit" in ast.unparse(d) for d in f.decorator_list)]
+    host = [n for n in changed if not any(f.lineno <= n <= (f.end_lineno or f.lineno) for f in jitted)]
+    broken = [crashed(source, n) for n in host]
+    return any(b is None or not grade(task, b, **options).correct for b in dict.fromkeys(broken))
+
+
+@contextlib.contextmanager
+def _compiled() -> Iterator[set[str]]:
+    """Collect the TTIR, without places in the source, of all kernels that are compiled for gradings in the block."""
+    found: set[str] = set()
+    plain = KernelCompiler.compile
+
+    def compile(self: KernelCompiler, recipe: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+        answer = plain(self, recipe, deadline)
+        if "key" in answer:
+            text = str(self.rows[answer["key"]]["text"])
+            found.add(re.sub(r"^#loc.*$|loc\([^()]*(\([^()]*\))*[^()]*\)", "", text, flags=re.MULTILINE))
+        return answer
+
+    KernelCompiler.compile = compile  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        KernelCompiler.compile = plain  # type: ignore[method-assign]
 
 
 def _grade(job: tuple[str, str, str]) -> dict[str, Any]:
     strategy, task, source = job
     if not _graders:
         _graders.append(Grader())
-    outcome = retrying(_graders[0].grade)(task, source, backend="cpu", targets=(), wall=30.0)
+    grade = retrying(_graders[0].grade)
+    outcome = grade(task, source, backend="cpu", targets=(), wall=WALL)
+    why = EQUIVALENT.get((strategy, task)) if outcome.correct else None
+    if outcome.correct and why is None and not _makes_a_difference(task, source, grade):
+        why = "No case of the task executes what is changed."
     return {
-        "strategy": strategy, "task": task, "verdict": str(outcome.verdict), "paid": outcome.correct,
+        "strategy": strategy, "task": task, "verdict": str(outcome.verdict), "paid": outcome.correct and why is None, "why": why,
         "rules": sorted({v.rule for v in outcome.violations}), "message": outcome.message[:200],
         "applies": "does not apply" not in outcome.message, "masked": outcome.masked, "seconds": outcome.seconds.get("total"),
     }  # fmt: skip
@@ -388,14 +464,18 @@ def _grade(job: tuple[str, str, str]) -> dict[str, Any]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a Markdown table of the attempts by strategy."""
-    lines = ["| strategy | attempts | paid | masked | ended by |", "|---|---|---|---|---|"]
+    lines = ["| strategy | attempts | paid | no difference | masked | ended by |", "|---|---|---|---|---|---|"]
     for name in dict.fromkeys(r["strategy"] for r in rows):
         mine = [r for r in rows if r["strategy"] == name]
-        ended = sorted({x for r in mine if not r["paid"] for x in (r["rules"] or [r["verdict"]])})
-        paid, masked = sum(r["paid"] for r in mine), sum(r["masked"] for r in mine)
-        lines.append(f"| {name} | {len(mine)} | {paid} | {masked} | {', '.join(ended)} |")
-    lines.append(f"| **all** | {len(rows)} | {sum(r['paid'] for r in rows)} | {sum(r['masked'] for r in rows)} | |")
-    return "\n".join(lines)
+        ended = sorted({x for r in mine if not r["paid"] and not r["why"] for x in (r["rules"] or [r["verdict"]])})
+        lines.append(f"| {name} | {_counts(mine)} | {', '.join(ended)} |")
+    return "\n".join([*lines, f"| **all** | {_counts(rows)} | |"])
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return cells: attempts that make a difference, paid ones, attempts without a difference, masked ones."""
+    same = sum(bool(r["why"]) for r in rows)
+    return f"{len(rows) - same} | {sum(r['paid'] for r in rows)} | {same} | {sum(r['masked'] for r in rows)}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -414,8 +494,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [r for r in pool.map(_grade, jobs) if r["applies"]]
     print(table(rows))
     for r in rows:
-        if r["paid"]:
-            print(f"PAID {r['strategy']}: {r['task']}")
+        if r["paid"] or r["why"]:
+            print(f"{'PAID' if r['paid'] else 'no difference'} {r['strategy']}: {r['task']}{': ' + r['why'] if r['why'] else ''}")
     if a.json:
         a.json.write_text(json.dumps({"round": a.round, "seed": a.seed, "date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1))
     return 1 if any(r["paid"] for r in rows) else 0

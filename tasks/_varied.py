@@ -125,33 +125,43 @@ def reduced(
 def long_axis(
     args: Args = None, *, out: bool = False, tuples: bool = False, dim: str = "dim", length: int = LONG,
     where: Callable[[Case], bool] | None = None, **fields: Any,
-) -> Family:  # fmt: skip
-    """A reduction of a tensor with one long axis, which is reduced or kept.
+) -> tuple[Family, ...]:  # fmt: skip
+    """A reduction of a tensor with one long axis, and one with two; one of them is reduced.
+
+    Kernels that share a long sum between programs join the parts in several programs if the kept axes are long, too.
 
     Args:
         args: draws further arguments.
         out: whether the signature has ``out``.
         tuples: whether ``dim`` may be a tuple.
         dim: the parameter.
-        length: about the length of the long axis.
+        length: about the length of the single long axis.
         where: condition on the declared case.
         **fields: of the case.
 
     Returns:
-        The family.
+        The families.
     """
 
-    def family(pick: Pick) -> Case:
-        shape, at = pick.slab(3, 5, length)
-        others = [k for k, n in enumerate(shape) if k != at and n > 1]
-        over = at if pick.chance() or not others else pick.among(*others)
+    def case(pick: Pick, shape: tuple[int, ...], over: int) -> Case:
         over = over - len(shape) if pick.chance() else over
         return pick.like(
             {"*": shape}, {dim: (over,) if tuples and pick.chance() else over} | _args(args, pick), where=where,
             **({"out": out} | fields),
         )  # fmt: skip
 
-    return family
+    def one(pick: Pick) -> Case:
+        shape, at = pick.slab(3, 5, length)
+        others = [k for k, n in enumerate(shape) if k != at and n > 1]
+        return case(pick, shape, at if pick.chance() or not others else pick.among(*others))
+
+    def two(pick: Pick) -> Case:
+        first = pick.chance()
+        shape = (pick.whole(260, 290), pick.whole(530, 560))
+        # Mostly the first axis, in which kernels join parts of columns; a long kept axis is the other one.
+        return case(pick, shape if first else shape[::-1], 0 if pick.chance(0.7) else 1)
+
+    return one, two
 
 
 Axes = Callable[[Pick], Mapping[str, Any]]
@@ -270,6 +280,24 @@ def pooled(
     )
 
 
+def bins(pick: Pick, height: int, width: int) -> Any:
+    """Return an ``output_size`` of adaptive pooling: few bins, also more than pixels, or None; for a long side often many.
+
+    Args:
+        pick: makes the choices.
+        height: of the image.
+        width: of the image.
+
+    Returns:
+        An integer or a pair.
+    """
+    long = max(height, width) > 200
+    if not long and pick.chance(0.35):
+        return pick.among(4, 6, 8, 9)
+    few = [pick.among(None, pick.whole(1, 2 * min(n, 20))) for n in (height, width)]
+    return tuple(pick.whole(260, 290) if n > 200 and pick.chance(0.8) else k for n, k in zip((height, width), few))
+
+
 # --- products -----------------------------------------------------------------------------------------
 
 
@@ -293,7 +321,7 @@ def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tup
         )  # fmt: skip
 
     def deep(pick: Pick) -> Case:
-        axes = {"B": pick.whole(2, 12), "K": DEEP_SUM + pick.whole(0, 200), "O": pick.whole(2, 12)}
+        axes = {"B": pick.among(1, 2, pick.whole(3, 12)), "K": DEEP_SUM + pick.whole(0, 200), "O": pick.whole(2, 12)}
         scale = round(axes["K"] ** -0.25, 3)
         return pick.like(axes, _args(args, pick), where=half, draw=Normal(scale=scale), out=out)
 
@@ -329,7 +357,8 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},)) -> tuple[Family, ...]:
         return pick.like(axes, draw=Normal(), draws={}, dtypes=pick.among(*dtypes))
 
     def long(pick: Pick) -> Case:
-        m, k, n = pick.whole(2, 12), DEEP_SUM + pick.whole(0, 200), pick.whole(2, 12)
+        # Few rows: kernels for products of a matrix and a vector.
+        m, k, n = pick.among(1, 2, pick.whole(3, 12)), DEEP_SUM + pick.whole(0, 200), pick.whole(2, 12)
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws={}, dtypes=dtypes[-1])
 
     def wide(pick: Pick) -> Case:
@@ -475,7 +504,7 @@ def batches(
         )  # fmt: skip
 
     def small(pick: Pick) -> Case:
-        return draw(pick, pick.whole(*n), pick.shape(2, 3, 8))
+        return draw(pick, pick.whole(*n), pick.batch())
 
     def one(pick: Pick) -> Case:
         return draw(pick, pick.whole(*large), ())

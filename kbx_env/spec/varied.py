@@ -74,6 +74,11 @@ class Pick:
             left //= size
         return self.shuffled(sizes)
 
+    def batch(self, least: int = 9, most: int = 16) -> tuple[int, ...]:
+        """Return two or three batch axes of about ``least`` to ``most`` entries together, so that not one block holds them all."""
+        first = self.whole(2, 4)
+        return self.shuffled((first, -(-self.whole(least, most) // first), *self.among((), (1,))))
+
     def slab(self, low: int, high: int, length: int, at: int | None = None) -> tuple[tuple[int, ...], int]:
         """Return a shape with one long axis, which needs several blocks of any kernel, and few other elements.
 
@@ -189,6 +194,8 @@ class Pick:
         """
         if not rank or self.chance(contiguous):
             return None
+        if rank > 1 and self.chance(0.2):  # a slice of longer lines, such as x[..., :-1]: nearly contiguous
+            return layout(range(rank), [1] * rank, self.among(*OFFSETS), self.among(1, 1, 2, 5))
         order = self.shuffled(range(rank))
         if rank > 1 and order == tuple(range(rank)):
             order = (*order[1:], order[0])

@@ -3,7 +3,7 @@
 import math
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import pooled
+from kbx_env.tasks._varied import bins, pooled
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -14,14 +14,8 @@ def _case(lead, h, w, size, args=None, **more):
 
 
 def _any_bins(p, s):
-    h, w = s["H"], s["W"]
-    pair = (p.among(None, p.whole(1, 2 * min(h, 20))), p.among(None, p.whole(1, 2 * min(w, 20))))
     args = {"p": p.among(math.inf, p.real(1, 5), p.real(1, 5)), "eps": p.real(0.01, 1), "keepdim": p.chance()}
-    return p.like(
-        {"*": p.shape(1, 2, 6), "H": h, "W": w},
-        {"output_size": p.among(p.among(4, 6, 8, 9), pair, pair)} | args,
-        draw=Normal(),
-    )
+    return p.like({"*": p.shape(1, 2, 6)} | s, {"output_size": bins(p, s["H"], s["W"])} | args, draw=Normal())
 
 
 @task(

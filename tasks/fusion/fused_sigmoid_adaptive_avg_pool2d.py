@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from kbx_env.tasks._varied import pooled
+from kbx_env.tasks._varied import bins, pooled
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -13,9 +13,7 @@ def _case(lead, h, w, size, **more):
 
 
 def _any_bins(p, s):
-    h, w = s["H"], s["W"]
-    pair = (p.among(None, p.whole(1, 2 * min(h, 20))), p.among(None, p.whole(1, 2 * min(w, 20))))
-    return p.like({"*": p.shape(1, 2, 6), "H": h, "W": w}, {"output_size": p.among(p.among(4, 6, 8, 9), pair, pair)})
+    return p.like({"*": p.shape(1, 2, 6)} | s, {"output_size": bins(p, s["H"], s["W"])})
 
 
 @task(

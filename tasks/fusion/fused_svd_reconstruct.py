@@ -37,7 +37,7 @@ def _sized(m, n, *B):
         Case(_sized(27, 35, 2), held=True),
     ),
     varied=(
-        sizes(lambda p: {"*B": p.shape(2, 3, 8), "m": p.whole(1, 9), "n": p.whole(1, 9)}),
+        sizes(lambda p: {"*B": p.batch(), "m": p.whole(1, 9), "n": p.whole(1, 9)}),
         sizes(longs({"m": (2, 9), "n": (2, 9)}, {"m": 52, "n": 52}, lambda p, s: {"*B": ()}, most=2000)),
     ),
     timed=tuple(Case(_sized(n, n, b), draw=Uniform()) for n, b in ((16, 512), (32, 256), (64, 32))),

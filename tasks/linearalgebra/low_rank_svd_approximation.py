@@ -43,7 +43,7 @@ def _sized(m, n, *B):
         Case(_sized(23, 37, 2), {"k": 7}, draw=FALLING, held=True),
     ),
     varied=(
-        sizes(lambda p: {"*B": p.shape(2, 3, 8), "m": p.whole(3, 9), "n": p.whole(6, 9)}, lambda p,
+        sizes(lambda p: {"*B": p.batch(), "m": p.whole(3, 9), "n": p.whole(6, 9)}, lambda p,
               s: {"k": p.whole(1, min(6, s["m"]))},
               draw=FALLING, out=True),
         sizes(longs({"m": (5, 9), "n": (5, 9)}, {"m": 52, "n": 52}, lambda p, s: {"*B": ()}, most=2000),

@@ -47,7 +47,7 @@ def _sized(m, n, *B):
         Case(_sized(25, 34, 2), PLAIN, draw=Dominant(4), held=True),
     ),
     varied=(
-        sizes(lambda p: {"*B": p.shape(2, 3, 8), "m": p.whole(1, 12), "n": p.whole(1, 12)}, lambda p, s: {"pivot": True}, out=True),
+        sizes(lambda p: {"*B": p.batch(), "m": p.whole(1, 12), "n": p.whole(1, 12)}, lambda p, s: {"pivot": True}, out=True),
         sizes(lambda p: {"*B": (), "m": p.whole(50, 64), "n": p.whole(50, 64)}, lambda p, s: {"pivot": True}, out=True),
     ),
     timed=tuple(Case(_sized(n, n, b), draw=Uniform()) for n, b in ((16, 4096), (32, 2048), (64, 512))),

@@ -59,7 +59,7 @@ def _polished(A, u, kept):
         Case(_sized(25, 37, 2), CUT, draw=CLIFF, held=True),
     ),
     varied=(
-        sizes(lambda p: {"*B": p.shape(2, 3, 8), "m": p.whole(2, 9), "n": p.whole(10, 14)}, draw=FALLING, out=True,
+        sizes(lambda p: {"*B": p.batch(), "m": p.whole(2, 9), "n": p.whole(10, 14)}, draw=FALLING, out=True,
               where=lambda c: "rcond" not in c.args),
         sizes(lambda p: {"*B": p.shape(1, 2, 4), "m": p.whole(8, 14), "n": p.whole(8, 14)}, lambda p,
               s: {"rcond": p.real(0.015, 0.12)},

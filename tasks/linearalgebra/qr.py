@@ -47,7 +47,7 @@ def _sized(m, n, *B):
         Case(_sized(31, 17, 2), ONLY_R, held=True),
     ),
     varied=(
-        sizes(lambda p: {"*B": p.shape(2, 3, 8), "m": p.whole(1, 12), "n": p.whole(1, 12)},
+        sizes(lambda p: {"*B": p.batch(), "m": p.whole(1, 12), "n": p.whole(1, 12)},
               lambda p, s: {"mode": p.among("reduced", "complete")}, out=True),
         sizes(lambda p: {"*B": (), "m": p.whole(50, 64), "n": p.whole(50, 64)},
               lambda p, s: {"mode": p.among("reduced", "complete", "r")}),

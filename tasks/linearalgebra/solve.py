@@ -46,7 +46,7 @@ def _sized(n, k=(), *batch):
         Case(_sized(19, (), 4), draws={"A": Orthogonal()}, held=True),
     ),
     varied=(
-        sizes(lambda p: {"*batch": p.shape(2, 3, 8), "n": p.whole(1, 12), "*k": p.among((), (p.whole(1, 5),), (70,))}),
+        sizes(lambda p: {"*batch": p.batch(), "n": p.whole(1, 12), "*k": p.among((), (p.whole(1, 5),), (70,))}),
         sizes(lambda p: {"*batch": (), "n": p.whole(65, 90), "*k": p.among((), (3,))}),
     ),
     timed=tuple(Case(_sized(n, (1,), b)) for n, b in ((16, 8192), (32, 8192), (64, 1024), (128, 256))),

@@ -64,7 +64,7 @@ def _sized(n, k=(), *batch):
         Case(_sized(22, (), 3), HERMITIAN, dtypes=BOTH, held=True),
     ),
     varied=(
-        sizes(lambda p: {"*batch": p.shape(2, 3, 8), "n": p.whole(2, 12), "*k": p.among((), (p.whole(1, 5),), (70,))}, out=True),
+        sizes(lambda p: {"*batch": p.batch(), "n": p.whole(2, 12), "*k": p.among((), (p.whole(1, 5),), (70,))}, out=True),
         sizes(lambda p: {"*batch": (), "n": p.whole(65, 90), "*k": p.among((), (3,))}, where=lambda c: not c.dtypes),
     ),
     timed=tuple(Case(_sized(n, (1,), b)) for n, b in ((16, 8192), (32, 2048), (64, 512), (128, 128))),

@@ -37,7 +37,7 @@ TALL = {"*": (), "m": 64, "n": 32}
     ),
     varied=(
         sizes(
-            lambda p: {"*": p.shape(2, 3, 8), "m": p.whole(1, 9), "n": p.whole(1, 9)},
+            lambda p: {"*": p.batch(), "m": p.whole(1, 9), "n": p.whole(1, 9)},
             lambda p, s: {"full_matrices": p.chance()},
         ),
         sizes(

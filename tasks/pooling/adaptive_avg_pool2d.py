@@ -1,7 +1,7 @@
 """pooling/adaptive_avg_pool2d."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import pooled
+from kbx_env.tasks._varied import bins, pooled
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -10,9 +10,7 @@ BATCH = {"*": (1, 64), "H": 8, "W": 9}
 
 
 def _any_bins(p, s):
-    h, w = s["H"], s["W"]
-    pair = (p.among(None, p.whole(1, 2 * min(h, 20))), p.among(None, p.whole(1, 2 * min(w, 20))))
-    return p.like({"*": p.shape(1, 2, 6), "H": h, "W": w}, {"output_size": p.among(p.among(4, 6, 8, 9), pair, pair)})
+    return p.like({"*": p.shape(1, 2, 6)} | s, {"output_size": bins(p, s["H"], s["W"])})
 
 
 @task(

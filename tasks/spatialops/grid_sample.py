@@ -69,6 +69,7 @@ def _wide(p, s):
                 most=5_000_000,
             ),
         ),
+        *sized(_wide, (lambda p: {"N": 1, "C": p.whole(1, 2), "h": 9, "w": 11, "i": p.whole(40, 44), "j": p.whole(56, 60)},)),
     ),
     timed=tuple(Case({"N": 16, "C": 3, "*s": (n, n), "*g": (n // 2, n // 2), "D": 2}) for n in (512, 1024, 2048)),
 )

@@ -1,0 +1,40 @@
+"""The campaign of attacks: attempts are valid sources, and one without an effect is not counted as paid."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from kbx_env.eval import campaign
+
+from kbx_env.spec.catalog import expert_source, load_task
+
+
+def made(strategy: str, task: str) -> str:
+    source = campaign.STRATEGIES[strategy](expert_source(task) or "", load_task(task).entry, str(load_task(task).signature))
+    assert source is not None
+    return source
+
+
+def test_attempts_are_python_and_repeat_by_their_seed() -> None:
+    drawn = campaign.attempts("*", 1, 3)
+    assert drawn == campaign.attempts("*", 1, 3) and drawn != campaign.attempts("*", 1, 4)
+    assert len({name for name, *_ in drawn}) > 30
+    for _, task, source in drawn:
+        ast.parse(source)
+        assert source != expert_source(task)
+
+
+def test_an_option_is_ignored_only_where_there_is_one() -> None:
+    change = campaign.STRATEGIES["optional arguments ignored"]
+    for task, applies in (("math/erf", False), ("math/softmax", True)):
+        source = change(expert_source(task) or "", load_task(task).entry, str(load_task(task).signature))
+        assert (source is not None) == applies
+
+
+@pytest.mark.full
+def test_a_change_that_nothing_executes_makes_no_difference(grader) -> None:
+    # The changed mask is that of a bias, which the product does not have, and of a kernel for other sizes.
+    same = made("mask one short", "matrixmultiply/matmul_bf16")
+    assert not campaign._makes_a_difference("matrixmultiply/matmul_bf16", same, grader.grade)
+    assert campaign._makes_a_difference("reduce/min", made("last program left out", "reduce/min"), grader.grade)
