@@ -4,21 +4,37 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The demo needs the core and one extra; where everything is installed, that serves it.
+DEMO_STAMP := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-demo)
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+# A capped torch first: unpinned, pip would fetch gigabytes of CUDA libraries on a machine without a GPU.
+define new_venv
+$(PYTHON) -m venv $(VENV)
+$(PIP) "torch==2.13.0"
+endef
 
 .PHONY: install demo test test-all soak lint clean
 
+# Everything: training, serving, the tools of the tests.
 $(STAMP): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	# A capped torch first: unpinned, pip would fetch gigabytes of CUDA libraries on a machine without a GPU.
-	$(BIN)/python -m pip install -q --disable-pip-version-check "torch==2.13.0"
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[dev]"
-	touch $(STAMP)
+	$(new_venv)
+	$(PIP) -e ".[dev]"
+	touch $@
+
+$(VENV)/.installed-demo: pyproject.toml
+	$(new_venv)
+	$(PIP) -e ".[report]"
+	touch $@
 
 install: $(STAMP)
 
-demo: $(STAMP)
-	$(BIN)/python eval/report.py --policy expert --policy replay:baselines/samples/replay.jsonl \
-		--backend cpu --split all --workers 2 --targets sm_90 --out runs/demo --overwrite
+# DEMO_ARGS: further options, such as --tasks 'math/*' for a short one.
+demo: $(DEMO_STAMP)
+	$(BIN)/python eval/report.py --policy expert --policy replay:baselines/samples/replay.jsonl --answered \
+		--backend cpu --split all --workers 2 --targets sm_90 --out runs/demo --overwrite $(DEMO_ARGS)
+	@echo "expert: our own kernel for each task. All correct: the grader works here, and every task can be solved."
+	@echo "replay: recorded answers to a few tasks, with typical mistakes; the page of a task says what is wrong with each."
+	@echo "Nothing is timed on the CPU: speedups need a GPU (--backend cuda), --estimate h200 adds estimates."
 
 # The default tier: at most 5 minutes on 2 cores. tests/helpers/tiers.py says what it leaves out.
 test: $(STAMP)
@@ -41,4 +57,4 @@ lint: $(STAMP)
 	$(BIN)/python docs/generate.py --check
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info
+	rm -rf $(VENV) runs build dist *.egg-info

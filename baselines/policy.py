@@ -39,6 +39,7 @@ class Policy(Protocol):
     - ``samples(task) -> int``: the number of answers to a task that are graded; default 1.
     - ``repeatable``: ``True`` if the policy gives the same answer every time at no cost, so that a resumed report may
       ask it again; default ``False``.
+    - ``answered``: the ids of the tasks for which it has answers, as a set; ``--answered`` leaves the others out.
     - ``concurrency``: the number of answers that may be requested at the same time; default 1.
     - ``needs``: see ``Needs``.
 

@@ -89,6 +89,11 @@ class Replay:
             return
         self.sources.setdefault(task, []).append(source_of(row))
 
+    @property
+    def answered(self) -> frozenset[str]:
+        """The tasks that have a row."""
+        return frozenset(self.sources)
+
     def samples(self, task: str) -> int:
         """Return the number of the task's rows; 1 where it has none, so that a report counts a missing answer."""
         return max(1, len(self.sources.get(task, [])))

@@ -1,7 +1,7 @@
-"""Writes docs/tasks.md from the task declarations, and checks the Markdown pages.
+"""Writes docs/tasks.md and tasks/summaries.json from the task declarations, and checks the Markdown pages.
 
-python docs/generate.py            write docs/tasks.md
-python docs/generate.py --check    fail if docs/tasks.md is stale or a Markdown line is too long
+python docs/generate.py            write both files
+python docs/generate.py --check    fail if one of them is stale or a Markdown line is too long
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from kbx_env import summaries
 from kbx_env.spec.catalog import load_tasks, splits
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,6 +83,8 @@ def check() -> str | None:
     errors = []
     if (ROOT / "docs" / "tasks.md").read_text() != page():
         errors.append("docs/tasks.md is stale: run python docs/generate.py")
+    if not summaries.FILE.exists() or summaries.FILE.read_text() != summaries.text():
+        errors.append("tasks/summaries.json is stale: run python docs/generate.py")
     if lines := too_long():
         errors.append(f"Markdown lines longer than {WIDTH} columns; break them between words:\n  " + "\n  ".join(lines))
     return "\n".join(errors) or None
@@ -91,3 +94,4 @@ if __name__ == "__main__":
     if "--check" in sys.argv:
         sys.exit(check())
     (ROOT / "docs" / "tasks.md").write_text(page())
+    summaries.FILE.write_text(summaries.text())

@@ -364,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 1 if a kernel was paid.
     """
-    parser = argparse.ArgumentParser(prog="broken_promises.py", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--tasks", default="*", help="globs over task ids, comma-separated")
     parser.add_argument("--families", default="*", metavar="GLOB", help="over the broken promises")
     parser.add_argument("--times", type=int, default=3, metavar="N", help="gradings of each kernel")

@@ -413,7 +413,7 @@ FORMATS: Mapping[str, Callable[[Board], str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Rank; return 0 when the ranking is written, 2 on bad usage and on reports that cannot be compared."""
-    p = argparse.ArgumentParser(prog="leaderboard.py", description="Rank the policies of several reports.")
+    p = argparse.ArgumentParser(description="Rank the policies of several reports.")
     p.add_argument("reports", nargs="+", metavar="DIR", help="the folder of a report, or its report.json")
     p.add_argument("--out", metavar="FILE", help="a file that ends in .md, .html or .json (default: Markdown to the screen)")
     p.add_argument("--no-speedups", action="store_true", help="leave speedups out: reports of different devices then compare")

@@ -19,6 +19,7 @@ from kbx_env.eval.report_data import PolicyStudy, Study
 from kbx_env.eval.stats import LEVEL, Mean, Rate, Result, Spread, by_task, log_speedup, mean, rate, spread
 
 from kbx_env.errors import UsageError
+from kbx_env.extras import install_hint
 
 FEW = 10
 """Fewer answers than this are not modelled."""
@@ -267,7 +268,7 @@ def deviance(data: Answers, factors: Sequence[str]) -> Fit:
     try:
         import statsmodels.api as sm
     except ImportError as e:
-        raise UsageError('the models need statsmodels: pip install "kbx_env[report]"') from e
+        raise UsageError(f"the models need statsmodels: {install_hint('report')}") from e
     codes, y = _checked(data, *factors)
     df = int(np.linalg.matrix_rank(_design(codes))) - 1
     if df + 1 >= len(y):

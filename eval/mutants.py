@@ -366,7 +366,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: always 0. A survivor is a question to a person, not a failure.
     """
-    parser = argparse.ArgumentParser(prog="mutants.py", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", default="*", help="globs over task ids, comma-separated")
     parser.add_argument("--per-task", type=int, default=4, help="mutants of each expert")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of mutants")

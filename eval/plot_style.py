@@ -16,6 +16,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from kbx_env.errors import UsageError
+from kbx_env.extras import install_hint
 
 TITLES = {
     "rates": "Compile and correct rate", "categories": "Correct answers by category", "speedups": "Speedups of correct kernels",
@@ -104,7 +105,7 @@ def check(what: str = "figures need", instead: str = "") -> None:
     try:
         importlib.import_module("matplotlib")
     except ImportError as e:
-        raise UsageError(f'{what} matplotlib: pip install "kbx_env[report]"{instead}') from e
+        raise UsageError(f"{what} matplotlib: {install_hint('report')}{instead}") from e
 
 
 @contextlib.contextmanager

@@ -322,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 1 if ``--check`` finds a difference.
     """
-    parser = argparse.ArgumentParser(prog="promises.py", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--tasks", default="*", help="globs over task ids, comma-separated")
     parser.add_argument("--missing", action="store_true", help="list only promises without a case")
     parser.add_argument("--write", action="store_true", help="write tasks/promises.json")

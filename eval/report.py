@@ -56,7 +56,7 @@ _OURS = (
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    p = argparse.ArgumentParser(prog="report.py", description="Grade policies and write a report.")
+    p = argparse.ArgumentParser(description="Grade policies and write a report.")
     p.add_argument(
         "--policy", action="append", required=True,
         help="expert, eager, zeros, replay:FILE, autotriton, claude, deepseek-coder, geak, kernelagent, template-search, "
@@ -67,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--split", default="eval", help="train, eval, all, or a split of a task pack")
     p.add_argument("--tasks-from", metavar="PACK", help="task packs: folders or names, comma-separated (default: KBX_TASKS)")
     p.add_argument("--tasks", default="*", help="glob over task ids, comma-separated")
+    p.add_argument("--answered", action="store_true", help="leave out tasks for which a replay has no recorded answer")
     p.add_argument(
         "--gradings", default="contract", metavar="NAME[,NAME]",
         help="contract or paper; with a second one, answers are also graded under that, and the report says why the two differ",
@@ -417,7 +418,7 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
                 raise UsageError(f"{name} needs a run that times kernels: --backend cuda, --gradings contract, without --no-timing")
         out = _folder(a)
         settings = _grade_settings(a, backend, choices.targets)
-        manifest = {**environment, **settings, "timed": timed, "tasks": len(tasks), "task_split": a.split,
+        manifest = {**environment, **settings, "timed": timed, "task_split": a.split,
                     "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
         store = stack.enter_context(contextlib.closing(Store(out / "gradings.sqlite")))
         if any(hasattr(policy, "spent") for _, policy in policies):
@@ -432,18 +433,23 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
         # A service itself tries again after an infrastructure fault.
         attempts = ATTEMPTS if a.grader is None else 1
         with Executor(pool, attempts, store=store, deadline=deadline, capacity=sys.maxsize) as executor:
-            askers = [Asker(s, p, settings, environment, store, executor) for s, p in policies]
+            askers = [Asker(s, p, settings, environment, store, executor, a.answered) for s, p in policies]
             answers = _ask_all(askers, tasks)
             other = grade_beside(askers, tasks, answers, second) if second else {}
         if a.aa:
             manifest["aa"] = calibrate(a.aa)
+        asked = {k.spec: {"tasks": len(k.asked(tasks))} | ({"tasks_asked": "answered"} if a.answered else {}) for k in askers}
         # pop(): the answers of a policy are freed once its rows are made, else memory would hold both.
         reports = [
-            report_of(spec, policy, tasks, answers.pop(spec), manifest, other.pop(spec, None), second) for spec, policy in policies
+            report_of(spec, policy, tasks, answers.pop(spec), manifest | asked[spec], other.pop(spec, None), second)
+            for spec, policy in policies
         ]
     with Console(stderr=True).status("writing") as status:
         store_path, on_step = out / "gradings.sqlite", functools.partial(_show_step, status)
         pages.write(out, reports, compare=compare, store=store_path, step=on_step)
+    for report in reports:
+        found = report["summary"]
+        print(f"{report['policy']}: {found['verdicts'].get('correct', 0)} of {found['n']} judged answers are correct")
     return out
 
 
@@ -458,7 +464,7 @@ def _ask_all(askers: Sequence[Asker], tasks: Sequence[Task]) -> dict[str, dict[t
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     found: dict[str, dict[tuple[str, int], Answer]] = {a.spec: {} for a in askers}
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        bars = {a.spec: progress.add_task(a.spec, total=sum(a.samples(t) for t in tasks)) for a in askers}
+        bars = {a.spec: progress.add_task(a.spec, total=sum(a.samples(t) for t in a.asked(tasks))) for a in askers}
         for asker, name, sample, answer in ask_all(askers, tasks):
             found[asker.spec][name, sample] = answer
             progress.advance(bars[asker.spec])

@@ -57,6 +57,7 @@ class Asker:
         about: device and versions, which are part of the store's key.
         store: of gradings.
         executor: of gradings.
+        answered: ask only the tasks that the policy says it answers (``Policy.answered``), not all.
     """
 
     spec: str
@@ -65,6 +66,27 @@ class Asker:
     about: Mapping[str, Any]
     store: Store
     executor: Executor
+    answered: bool = False
+
+    def asked(self, tasks: Sequence[Task]) -> list[Task]:
+        """Choose the tasks that the policy is asked.
+
+        Args:
+            tasks: of the report.
+
+        Returns:
+            All tasks, or with ``answered`` at least one, in the given order.
+
+        Raises:
+            UsageError: the policy answers none of the tasks.
+        """
+        names = getattr(self.policy, "answered", None) if self.answered else None
+        if names is None:
+            return list(tasks)
+        if not (chosen := [t for t in tasks if t.id in names]):
+            some = ", ".join(sorted(names)[:5])
+            raise UsageError(f"policy {self.spec!r} answers none of the {len(tasks)} chosen tasks; it answers {some or 'no task'}")
+        return chosen
 
     def samples(self, task: Task) -> int:
         """Return the number of answers to a task that are graded.
@@ -236,7 +258,7 @@ def ask_all(askers: Sequence[Asker], tasks: Sequence[Task]) -> Iterator[tuple[As
         (asker, task, sample, answer) in the order in which answers are graded; answers of an earlier run first.
 
     Raises:
-        UsageError: a policy raised, or no request to its model can succeed.
+        UsageError: a policy raised, answers no task, or no request to its model can succeed.
     """
     ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
     stop = threading.Event()
@@ -244,7 +266,7 @@ def ask_all(askers: Sequence[Asker], tasks: Sequence[Task]) -> Iterator[tuple[As
     try:
         for asker in askers:
             todo: queue.SimpleQueue[tuple[Task, int]] = queue.SimpleQueue()
-            for task in tasks:
+            for task in asker.asked(tasks):
                 missing = dict.fromkeys(range(asker.samples(task)))
                 for sample, answer in asker.known(task):
                     if sample in missing:

@@ -30,7 +30,7 @@ from typing import Any
 
 from rich.progress import track
 
-from kbx_env.errors import KbxError
+from kbx_env.errors import KbxError, UsageError
 from kbx_env.executor.direct import retrying
 from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.grader import Grader
@@ -115,7 +115,12 @@ def specimens(pattern: str = "*", honest: bool | None = None) -> list[Specimen]:
 
     Returns:
         The specimens.
+
+    Raises:
+        UsageError: kbx_env is no clone.
     """
+    if not ZOO.is_dir():
+        raise UsageError(f"no folder {ZOO}: the zoo belongs to the tests, which are not installed; run this from a clone")
     files = sorted(ZOO.glob("exploits/*.py")) + sorted(ZOO.glob("honest/*.py"))
     found = [specimen(p) for p in files if fnmatch.fnmatch(p.stem, pattern)]
     return sorted((s for s in found if honest in (None, s.honest)), key=lambda s: (s.honest, s.family, s.name))

@@ -236,12 +236,13 @@ def _show_work(console: Console, outcome: Outcome) -> None:
 
 
 def _tasks(a: argparse.Namespace) -> int:
-    from kbx_env.spec.catalog import load_tasks, splits
+    from kbx_env.spec.catalog import select_ids, splits
+    from kbx_env.summaries import summary
 
     rows = [
         {"task": t.id, "entry": t.entry, "split": splits().get(t.id), "difficulty": t.difficulty,
-         "judge": t.truth.judge.capitalize(), "cases": len(t.cases)}
-        for t in load_tasks(category=a.category, split=a.split)
+         "judge": t.judge.capitalize(), "cases": t.cases}
+        for t in map(summary, select_ids(category=a.category, split=a.split))
     ]  # fmt: skip
     if a.json:
         print(json.dumps(rows))
@@ -252,9 +253,9 @@ def _tasks(a: argparse.Namespace) -> int:
 
 
 def _expert(a: argparse.Namespace) -> int:
-    from kbx_env.spec.catalog import expert_source, load_task
+    from kbx_env.spec.catalog import expert_source, full_id
 
-    task = load_task(a.task).id
+    task = full_id(a.task)
     source = expert_source(task)
     if source is None:
         raise UsageError(f"{task} has no expert kernel")
@@ -265,11 +266,12 @@ def _expert(a: argparse.Namespace) -> int:
 def _prompt(a: argparse.Namespace) -> int:
     from kbx_env.envs.prompt import instruction
     from kbx_env.errors import UnknownName
-    from kbx_env.spec.catalog import load_task
+    from kbx_env.spec.catalog import full_id
+    from kbx_env.summaries import summary
 
     if a.backend not in ("cpu", "cuda"):  # the prompt for CUDA can be printed on a machine without a GPU
         raise UnknownName("backend", a.backend, ("cpu", "cuda"))
-    print(instruction(load_task(a.task), a.backend))
+    print(instruction(summary(full_id(a.task)), a.backend))
     return 0
 
 

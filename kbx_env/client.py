@@ -4,7 +4,7 @@
         outcome = client.grade("math/softmax", source, split="train")
 
 Both repeat what a broken connection or a busy service lost. A request has an id that the client chooses, so that a repeated
-request is never graded twice. Needs ``pip install "kbx_env[client]"``.
+request is never graded twice. Needs the extra ``client``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kbx_env.errors import KbxError, UsageError
+from kbx_env.extras import install_hint
 from kbx_env.outcome import Fault, FaultKind, Outcome, Stage, Verdict
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _package() -> Any:
         import httpx
         import tenacity  # noqa: F401
     except ImportError as e:
-        raise UsageError(f"the client of the grading service needs {e.name}; pip install 'kbx_env[client]'") from e
+        raise UsageError(f"the client of the grading service needs {e.name}; {install_hint('client')}") from e
     return httpx
 
 

@@ -17,6 +17,7 @@ from kbx_env.train.runs import adapter_of as adapter_of
 from kbx_env.train.runs import check_hub, on_cpu, trainer_config, weights_dtype
 
 from kbx_env.errors import UnknownName, UsageError
+from kbx_env.extras import install_hint
 from kbx_env.spec.catalog import load_tasks
 from kbx_env.spec.task import CATEGORIES, Task
 
@@ -226,7 +227,7 @@ def config_of_run(s: Settings) -> Any:
     try:
         from trl import GRPOConfig
     except ImportError as e:
-        raise UsageError('training needs TRL: pip install "kbx_env[trl]"') from e
+        raise UsageError(f"training needs TRL: {install_hint('trl')}") from e
     from kbx_env.train.logs import mirrors
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")

@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 
 from kbx_env import jsonl
 from kbx_env.errors import UsageError
+from kbx_env.extras import install_hint
 
 FILE = "log.jsonl"
 """File of the log, in the folder of a run."""
@@ -72,7 +73,7 @@ def mirrors(wandb: bool, folder: str | Path) -> list[str]:
     if not wandb:
         return []
     if importlib.util.find_spec("wandb") is None:
-        raise UsageError('wandb=true needs wandb: pip install "kbx_env[wandb]", or leave it out: log.jsonl is written anyway')
+        raise UsageError(f"wandb=true needs wandb: {install_hint('wandb')}, or leave it out: log.jsonl is written anyway")
     home = Path(folder).absolute()  # wandb makes a folder wandb/ in it
     if not os.environ.get("WANDB_API_KEY"):
         os.environ.setdefault("WANDB_MODE", "offline")

@@ -19,6 +19,7 @@ from kbx_env.train import models
 from kbx_env.train.settings import MISSING, command
 
 from kbx_env.errors import UsageError
+from kbx_env.extras import install_hint
 
 _DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 _PREFIXES = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "PARALLELISM_CONFIG_")
@@ -52,7 +53,7 @@ def run(s: Settings) -> None:
     try:
         from peft import PeftModel
     except ImportError as e:
-        raise UsageError('an adapter needs peft: pip install "kbx_env[peft]"') from e
+        raise UsageError(f"an adapter needs peft: {install_hint('peft')}") from e
     import torch
 
     if s.dtype not in models.DTYPES:

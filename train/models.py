@@ -19,6 +19,7 @@ from kbx_env.train.settings import MISSING
 
 from kbx_env.envs.prompt import instruction
 from kbx_env.errors import UnknownName, UsageError
+from kbx_env.extras import install_hint
 from kbx_env.spec.catalog import expert_source, load_tasks
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -163,7 +164,7 @@ def check_quantised(quantize: str | None, lora: bool, cpu: bool) -> None:
     if cpu:
         raise UsageError(f"quantize={quantize} needs a GPU; leave it out on a CPU")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise UsageError(f'quantize={quantize} needs bitsandbytes: pip install "kbx_env[quantize]"')
+        raise UsageError(f"quantize={quantize} needs bitsandbytes: {install_hint('quantize')}")
 
 
 def init_of(config: Any, dtype: str | None, default: str) -> tuple[dict[str, Any], str]:
@@ -295,7 +296,7 @@ def template_of(name: str) -> str:
     try:
         import trl
     except ImportError as e:
-        raise UsageError('chat templates come with TRL: pip install "kbx_env[trl]"') from e
+        raise UsageError(f"chat templates come with TRL: {install_hint('trl')}") from e
     folder = Path(next(iter(trl.__path__))) / "chat_templates"
     known = [p.stem for p in folder.glob("*.jinja") if not p.stem.endswith("_training")]
     if name not in known:

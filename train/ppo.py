@@ -6,7 +6,7 @@
     python train/ppo.py export checkpoint=runs/ppo tasks='math/*' out=schedules.jsonl [best=true]
 
 An export is graded like any policy: ``python eval/report.py --policy replay:schedules.jsonl --policy
-replay:schedules.default.jsonl``. Training needs ``pip install "kbx_env[rllib]"``; export and ``ScheduleAgent`` do not.
+replay:schedules.default.jsonl``. Training needs the extra ``rllib``; export and ``ScheduleAgent`` do not.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from kbx_env.envs.schedule import find_idle
 from kbx_env.envs.schedule_env import ScheduleEnv
 from kbx_env.errors import KbxError, SandboxError, UsageError
 from kbx_env.executor.pools import ray_session
+from kbx_env.extras import install_hint
 from kbx_env.outcome import Outcome
 
 MAY_CHANGE = ("iterations", "gradings", "minutes", "workers", "save_every", "store")
@@ -220,7 +221,7 @@ def _rllib() -> Any:
     try:
         from kbx_env.train import ppo_rllib
     except ImportError as e:
-        raise UsageError(f'training needs RLlib ({e}); install it: pip install "kbx_env[rllib]"') from e
+        raise UsageError(f"training needs RLlib ({e}); install it: {install_hint('rllib')}") from e
 
     def build(s: PPOSettings, env: Mapping[str, Any], iteration: int) -> Any:
         # With the first seed, a resumed run would get the tasks of its first iterations again.

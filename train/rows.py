@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kbx_env import jsonl
 from kbx_env.envs.prompt import instruction
 from kbx_env.errors import UnknownName, UsageError
+from kbx_env.extras import install_hint
 from kbx_env.spec.catalog import splits, task_ids
 from kbx_env.spec.task import CATEGORIES, Task
 
@@ -268,5 +269,5 @@ def _dataset(rows: list[dict[str, Any]]) -> Dataset:
     try:
         from datasets import Dataset
     except ImportError as e:
-        raise UsageError('training data needs datasets: pip install "kbx_env[trl]"') from e
+        raise UsageError(f"training data needs datasets: {install_hint('trl')}") from e
     return Dataset.from_list(rows)

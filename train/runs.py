@@ -14,6 +14,7 @@ from kbx_env.baselines.llm.conversation import Prompting
 from kbx_env.train.settings import config_of
 
 from kbx_env.errors import UsageError
+from kbx_env.extras import install_hint
 
 FINAL = "final"
 """Folder of the trained checkpoint, in the folder of a run."""
@@ -151,7 +152,7 @@ def adapter_of(lora: Mapping[str, Any] | None) -> Any:
     try:
         from peft import LoraConfig
     except ImportError as e:
-        raise UsageError('lora needs peft: pip install "kbx_env[peft]", or lora=null') from e
+        raise UsageError(f"lora needs peft: {install_hint('peft')}, or lora=null") from e
     return config_of(LoraConfig, lora, "lora", task_type="CAUSAL_LM")
 
 

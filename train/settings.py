@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from kbx_env.errors import UnknownName, UsageError
+from kbx_env.extras import install_hint
 
 FILE = "settings.yaml"
 """File of the settings, in the folder of a run."""
@@ -102,7 +103,8 @@ def usage(cls: type, description: str = "") -> str:
     Returns:
         The text.
     """
-    lines = [description.strip(), "", "SCRIPT [CONFIG.yaml] [key=value ...] [--help]", ""] if description else []
+    usage = f"usage: {Path(sys.argv[0]).name} [CONFIG.yaml] [key=value ...] [--help]"
+    lines = [description.strip(), "", usage, ""] if description else []
     lines += ["settings:"]
     for name, kind, default, doc in _fields(cls):
         shown = "required" if default == MISSING else f"default {default}"
@@ -170,7 +172,7 @@ def _omegaconf() -> Any:
     try:
         from omegaconf import OmegaConf
     except ImportError as e:
-        raise UsageError('the scripts in train/ need omegaconf: pip install "kbx_env[trl]"') from e
+        raise UsageError(f"the scripts in train/ need omegaconf: {install_hint('trl')}") from e
     return OmegaConf
 
 

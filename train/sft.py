@@ -22,6 +22,7 @@ from kbx_env.train.runs import adapter_of, check_hub, checkpoint_of, on_cpu, tra
 from kbx_env.train.settings import MISSING, command, save
 
 from kbx_env.errors import UsageError
+from kbx_env.extras import install_hint
 from kbx_env.spec.catalog import splits
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _config(s: Settings) -> Any:
     try:
         from trl import SFTConfig
     except ImportError as e:
-        raise UsageError('training needs TRL: pip install "kbx_env[trl]"') from e
+        raise UsageError(f"training needs TRL: {install_hint('trl')}") from e
     from kbx_env.train.logs import mirrors
 
     ours = {"output_dir": s.out, "report_to": mirrors(s.wandb, s.out), "seed": s.seed, "completion_only_loss": True,

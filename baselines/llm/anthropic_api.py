@@ -9,6 +9,7 @@ from kbx_env.baselines.llm.chat import CallFailed, ChatRequest, Finish, Reply
 from kbx_env.baselines.llm.failures import translate_errors
 
 from kbx_env.errors import UsageError
+from kbx_env.extras import install_hint
 
 _FINISH = {
     "end_turn": Finish.STOP, "stop_sequence": Finish.STOP, "max_tokens": Finish.LENGTH,
@@ -36,7 +37,7 @@ class AnthropicServer:
         try:
             import anthropic
         except ImportError as e:
-            raise UsageError('Claude needs the anthropic package: pip install "kbx_env[llm]"') from e
+            raise UsageError(f"Claude needs the anthropic package: {install_hint('llm')}") from e
         if not key and base_url is None:
             raise UsageError(
                 "no key for Anthropic's API: set ANTHROPIC_API_KEY, or name the variable with --api-key-env"

@@ -19,6 +19,7 @@ from kbx_env.baselines.llm.chat import CallFailed, ChatRequest, Finish, Reply
 from kbx_env.baselines.llm.conversation import Conversation, Prompting
 
 from kbx_env.errors import KbxError, UsageError
+from kbx_env.extras import install_hint
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.*")
 """Patterns of the files of a tokenizer, one of which must exist."""
@@ -187,7 +188,7 @@ def tokenizer_of(folder: Path, trust_remote_code: bool = False) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError as e:
-        raise UsageError('local checkpoints need transformers: pip install "kbx_env[trl]"') from e
+        raise UsageError(f"local checkpoints need transformers: {install_hint('trl')}") from e
     try:
         return AutoTokenizer.from_pretrained(
             folder, local_files_only=True, padding_side="left", trust_remote_code=trust_remote_code

@@ -11,6 +11,7 @@ from kbx_env.baselines.llm.chat import CallFailed, ChatRequest, Finish, Reply
 from kbx_env.baselines.llm.failures import translate_errors
 
 from kbx_env.errors import UsageError
+from kbx_env.extras import install_hint
 
 _FINISH = {"length": Finish.LENGTH, "max_tokens": Finish.LENGTH, "content_filter": Finish.REFUSAL}
 _CONNECT_SECONDS = 10.0
@@ -40,7 +41,7 @@ class OpenAIServer:
         try:
             import openai
         except ImportError as e:
-            raise UsageError('model servers need the openai package: pip install "kbx_env[llm]"') from e
+            raise UsageError(f"model servers need the openai package: {install_hint('llm')}") from e
         self.model, self._wall, self._completions, self._seeded = model, wall, completions, seeded
         self._official = base_url is None
         try:

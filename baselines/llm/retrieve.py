@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from kbx_env.errors import UsageError
+from kbx_env.extras import install_hint
 from kbx_env.spec.catalog import expert_source, load_task, splits
 
 _WORD = re.compile(r"[A-Za-z][a-z]+|[A-Z]+|[a-z]+|\d+")
@@ -22,7 +23,7 @@ def _index(by: str) -> tuple[Any, tuple[str, ...]]:
     try:
         import bm25s
     except ImportError as e:
-        raise UsageError('retrieval needs the bm25s package: pip install "kbx_env[llm]"') from e
+        raise UsageError(f"retrieval needs the bm25s package: {install_hint('llm')}") from e
     tasks = tuple(t for t, split in sorted(splits().items()) if split == "train" and expert_source(t) is not None)
     texts = [f"{t} {load_task(t).spec}" if by == "text" else expert_source(t) or "" for t in tasks]
     index = bm25s.BM25()

@@ -90,5 +90,8 @@ def about_line(about: Mapping[str, Any]) -> str:
 
 def manifest_line(manifest: Mapping[str, Any]) -> str:
     """Describe device, versions and rules of the grading."""
-    keys = ("device", "backend", "torch", "triton", "kbx_env", "grading", "torch_ops", "sizes", "task_split", "seed_policy")
+    keys = (
+        "device", "backend", "torch", "triton", "kbx_env", "grading", "torch_ops", "sizes", "task_split", "tasks_asked",
+        "seed_policy",
+    )  # fmt: skip
     return " · ".join(f"{k.replace('_', ' ')}: {manifest[k]}" for k in keys if k in manifest)

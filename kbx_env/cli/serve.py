@@ -6,6 +6,7 @@ import argparse
 
 from kbx_env.client import BATCH
 from kbx_env.errors import UsageError
+from kbx_env.extras import install_hint
 
 
 def add_parser(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -47,7 +48,7 @@ def command(a: argparse.Namespace) -> int:
     except ModuleNotFoundError as e:
         if (e.name or "").partition(".")[0] == "kbx_env":
             raise
-        raise UsageError(f"kbx serve needs {e.name}, which is not installed; pip install 'kbx_env[serve]'") from e
+        raise UsageError(f"kbx serve needs {e.name}, which is not installed; {install_hint('serve')}") from e
     if a.screen < 0 or a.drain < 0:
         raise UsageError(f"--screen is {a.screen}, --drain is {a.drain:g}; 0 or more")
     if a.queue < BATCH:

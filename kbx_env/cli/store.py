@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kbx_env.errors import UnknownName, UsageError
+from kbx_env.extras import install_hint
 from kbx_env.outcome import Fault, Verdict
 from kbx_env.store import Row, Store
 
@@ -165,7 +166,7 @@ def export(store: Store, out: Path, *, sources: bool = False) -> int:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as e:
-        raise UsageError("export needs pyarrow, which is not installed; pip install 'kbx_env[parquet]'") from e
+        raise UsageError(f"export needs pyarrow, which is not installed; {install_hint('parquet')}") from e
     schema, count = _schema(pa, sources), 0
     part = out.with_name(f".{out.name}.{os.getpid()}")
     try:

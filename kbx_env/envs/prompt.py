@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
+from typing import Protocol
 
 from kbx_env.grading.static.aliases import MODULES
 from kbx_env.outcome import LAUNCHLESS, Build, Outcome, Verdict
-from kbx_env.spec.task import Task
 
 RULES = """\
 Rules
@@ -52,7 +52,27 @@ IMPORTS = textwrap.fill(
 """The modules of ``RULES``, in lines of its width; the first line has room for the words before it."""
 
 
-def instruction(task: Task, backend: str) -> str:
+class Described(Protocol):
+    """What the instruction says of a task: a ``Task``, or its ``Summary``."""
+
+    @property
+    def id(self) -> str:
+        """``category/name``."""
+
+    @property
+    def entry(self) -> str:
+        """Name of the function."""
+
+    @property
+    def signature(self) -> object:
+        """Its parameters; the text is shown."""
+
+    @property
+    def spec(self) -> str:
+        """The contract."""
+
+
+def instruction(task: Described, backend: str) -> str:
     """Write the instruction for a task.
 
     Args:

@@ -77,7 +77,23 @@ def load_task(task_id: str, tasks_from: str | None = None) -> Task:
         DeclarationError: the file does not hold exactly one declaration.
         UsageError: the file of a pack cannot be imported.
     """
-    return _load(_resolved(task_id, packs.selected() if tasks_from is None else packs.chosen(tasks_from)))
+    return _load(full_id(task_id, tasks_from))
+
+
+def full_id(task_id: str, tasks_from: str | None = None) -> str:
+    """Return the full id of a task, without loading it.
+
+    Args:
+        task_id: as for ``load_task``.
+        tasks_from: as for ``load_task``.
+
+    Returns:
+        ``category/name`` or ``category/pack.name``.
+
+    Raises:
+        UnknownName: no such task; names the nearest ones.
+    """
+    return _resolved(task_id, packs.selected() if tasks_from is None else packs.chosen(tasks_from))
 
 
 def _resolved(task_id: str, chosen: tuple[packs.Pack | None, ...]) -> str:
@@ -113,10 +129,30 @@ def _short(task_id: str) -> tuple[str, ...]:
     return task_id.rsplit("/", 1)[-1], local, local.rsplit("/", 1)[-1]
 
 
+def source_file(task_id: str) -> pathlib.Path:
+    """Return the file that declares a task; ``task_id`` is the full id."""
+    pack, local = packs.pack_of(task_id), packs.split_id(task_id)[1]
+    return (pack.root if pack else _folder("tasks")) / f"{local}.py"
+
+
+def fingerprint(task_id: str) -> str:
+    """Compute the digest of a declaration: its file, the helpers that it shares, and the paper's cases.
+
+    Args:
+        task_id: the full id.
+
+    Returns:
+        The hexadecimal SHA-256 digest, which ``Task.fingerprint`` has too.
+    """
+    pack = packs.pack_of(task_id)
+    published = json.dumps(published_rows().get(task_id), sort_keys=True).encode()
+    shared = _shared_maths() + (pack.helpers() if pack else b"")
+    return hashlib.sha256(source_file(task_id).read_bytes() + shared + published).hexdigest()
+
+
 @functools.cache
 def _load(task_id: str) -> Task:
-    pack, local = packs.pack_of(task_id), packs.split_id(task_id)[1]
-    path = (pack.root if pack else _folder("tasks")) / f"{local}.py"
+    pack, local, path = packs.pack_of(task_id), packs.split_id(task_id)[1], source_file(task_id)
     try:
         module = pack.module(local) if pack else importlib.import_module("kbx_env.tasks." + local.replace("/", "."))
     except Exception as e:
@@ -128,12 +164,10 @@ def _load(task_id: str) -> Task:
         raise DeclarationError(f"{path}: expected one @task declaration, found {len(found)}")
     declared = found[0]
     spec = inspect.cleandoc(declared.reference.__doc__ or "")
-    published = json.dumps(published_rows().get(task_id), sort_keys=True).encode()
-    shared = _shared_maths() + (pack.helpers() if pack else b"")
-    digest = hashlib.sha256(path.read_bytes() + shared + published).hexdigest()
     return Task(
         id=task_id, category=task_id.split("/")[0], entry=declared.reference.__name__, spec=spec,
-        signature=inspect.signature(declared.reference), reference=declared.reference, fingerprint=digest,
+        signature=inspect.signature(declared.reference), reference=declared.reference,
+        fingerprint=fingerprint(task_id),
         **declared.fields,
     )  # fmt: skip
 
@@ -175,6 +209,13 @@ def load_tasks(
         UnknownName: no such category, split, or nothing matches the pattern.
         UsageError: the category has no task in the split.
     """
+    return [load_task(t) for t in select_ids(category=category, split=split, pattern=pattern, tasks_from=tasks_from)]
+
+
+def select_ids(
+    *, category: str | None = None, split: str = "all", pattern: str = "*", tasks_from: str | None = None
+) -> list[str]:
+    """Return the ids of the tasks that ``load_tasks`` loads, without loading them; arguments and errors as there."""
     if category is not None and category.lower() not in CATEGORIES:
         raise UnknownName("category", category, CATEGORIES)
     every = task_ids(tasks_from)
@@ -192,7 +233,7 @@ def load_tasks(
         raise UsageError(f"no task of category {category!r} in split {split!r}; it has tasks in: {', '.join(having) or 'none'}")
     if not ids:
         raise UnknownName("task pattern", pattern, every, f"No task matches in split {split!r}.")
-    return [load_task(t) for t in ids]
+    return ids
 
 
 def expert_source(task_id: str) -> str | None:

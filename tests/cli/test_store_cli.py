@@ -13,6 +13,7 @@ import pytest
 
 from kbx_env.__main__ import main
 from kbx_env.cli import store as store_cli
+from kbx_env.extras import install_hint
 from kbx_env.outcome import Cases, CaseTime, Fault, Outcome, Stage, Timing, Verdict
 from kbx_env.store import Store, request_key
 
@@ -113,7 +114,7 @@ def test_without_pyarrow_export_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["store", "export", path, str(tmp_path / "o.parquet")]) == 2
-    assert "kbx_env[parquet]" in capsys.readouterr().err and not (tmp_path / "o.parquet").exists()
+    assert install_hint("parquet") in capsys.readouterr().err and not (tmp_path / "o.parquet").exists()
 
 
 def test_prune_says_how_many_and_a_dry_run_deletes_none(path: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from kbx_env.eval import compare_search, curves
 
 from kbx_env.envs.episode import Episode, Trajectory
+from kbx_env.extras import install_hint
 from kbx_env.outcome import Cases, Estimate, Fault, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import expert_source
 from kbx_env.spec.task import Task
@@ -114,7 +115,7 @@ def test_without_matplotlib_the_extra_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert compare_search.main(["--policy", "template-search", "--out", str(tmp_path)], grade) == 2
-    assert 'pip install "kbx_env[report]"' in capsys.readouterr().err
+    assert install_hint("report") in capsys.readouterr().err
     assert not (tmp_path / "compare.json").exists()
 
 

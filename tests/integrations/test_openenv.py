@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("openenv.core", reason="pip install kbx_env[openenv]")
+pytest.importorskip("openenv.core", reason="needs the extra openenv")
 import uvicorn
 import yaml
 from openenv.core.env_server.types import ServerMode

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-skyrl_gym = pytest.importorskip("skyrl_gym", reason="pip install kbx_env[skyrl]")
+skyrl_gym = pytest.importorskip("skyrl_gym", reason="needs the extra skyrl")
 import pyarrow.parquet  # noqa: E402
 from skyrl_gym.envs import register  # noqa: E402
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("verifiers.v1", reason="pip install kbx_env[verifiers]")
+pytest.importorskip("verifiers.v1", reason="needs the extra verifiers")
 import verifiers.v1 as vf
 from service_stand_in import by_word
 

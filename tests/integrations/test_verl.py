@@ -46,7 +46,7 @@ def test_scores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_real_reward_manager(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("verl.experimental.reward_loop.reward_manager", reason="pip install kbx_env[verl]")
+    pytest.importorskip("verl.experimental.reward_loop.reward_manager", reason="needs the extra verl")
     import torch
     from omegaconf import OmegaConf
     from verl import DataProto
@@ -79,7 +79,7 @@ def test_the_real_reward_manager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_agent_loop(grader: Any, tmp_path: Path) -> None:
-    pytest.importorskip("verl.experimental.agent_loop.agent_loop", reason="pip install kbx_env[verl]")
+    pytest.importorskip("verl.experimental.agent_loop.agent_loop", reason="needs the extra verl")
     pytest.importorskip("omegaconf")
     import hydra
     from kbx_env.train import models

@@ -25,6 +25,7 @@ from kbx_env.envs.schedule import SLOTS, template
 from kbx_env.envs.schedule_env import ScheduleEnv
 from kbx_env.errors import SandboxError, UsageError
 from kbx_env.executor.pools import ray_session
+from kbx_env.extras import install_hint
 from kbx_env.outcome import Cases, Estimate, Evidence, Fault, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import expert_source
 
@@ -439,7 +440,7 @@ def test_without_rllib_it_says_what_to_install(tmp_path: Path, monkeypatch, caps
     monkeypatch.delattr(package, "ppo_rllib", raising=False)
     monkeypatch.setitem(sys.modules, "kbx_env.train.ppo_rllib", None)
     assert ppo.main(["tasks=math/add", "split=all", "backend=cpu", f"out={tmp_path}/o"]) == 2
-    assert 'pip install "kbx_env[rllib]"' in capsys.readouterr().err and not (tmp_path / "o").exists()
+    assert install_hint("rllib") in capsys.readouterr().err and not (tmp_path / "o").exists()
 
 
 def test_the_whole_way_on_the_cpu(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import kbx_env
 from kbx_env.errors import UsageError
+from kbx_env.extras import install_hint
 
 _PROBE_SECONDS = 20.0
 """Time limit of the process that asks a Ray head for an answer."""
@@ -41,7 +42,7 @@ def connect(address: str, workers: int | None = None) -> tuple[Any, bool]:
     try:
         import ray
     except ImportError as e:
-        raise UsageError('Ray is not installed; install it: pip install "kbx_env[rllib]"') from e
+        raise UsageError(f"Ray is not installed; install it: {install_hint('rllib')}") from e
     if ray.is_initialized():
         return ray, False
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}

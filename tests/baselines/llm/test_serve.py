@@ -23,7 +23,7 @@ from kbx_env.eval import report
 NEEDED = ("transformers", "fastapi", "uvicorn")
 pytestmark = [
     pytest.mark.serve,
-    pytest.mark.skipif(not all(map(importlib.util.find_spec, NEEDED)), reason='needs pip install "kbx_env[model-server]"'),
+    pytest.mark.skipif(not all(map(importlib.util.find_spec, NEEDED)), reason="needs the extra model-server"),
 ]
 
 

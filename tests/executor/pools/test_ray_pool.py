@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import kbx_env
 from kbx_env.errors import UsageError
 from kbx_env.executor import Executor, ProcessPool, Request, WorkerLost
 from kbx_env.executor.pools.ray_pool import RayPool, open_ray, share
+from kbx_env.extras import install_hint
 from kbx_env.outcome import Fault, Verdict
 from kbx_env.spec.catalog import expert_source
 from kbx_env.store import Store
@@ -249,7 +251,7 @@ def test_a_port_that_is_not_rays_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r'pip install "kbx_env\[rllib\]"'):
+    with pytest.raises(UsageError, match=re.escape(install_hint("rllib"))):
         RayPool("local")
 
 
