@@ -417,7 +417,8 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
                 raise UsageError(f"{name} needs a run that times kernels: --backend cuda, --gradings contract, without --no-timing")
         out = _folder(a)
         settings = _grade_settings(a, backend, choices.targets)
-        manifest = {**environment, **settings, "timed": timed, "tasks": len(tasks), "task_split": a.split,
+        manifest = {**versions.task_set(t.id for t in tasks).entries(),
+                    **environment, **settings, "timed": timed, "tasks": len(tasks), "task_split": a.split,
                     "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
         store = stack.enter_context(contextlib.closing(Store(out / "gradings.sqlite")))
         if any(hasattr(policy, "spent") for _, policy in policies):

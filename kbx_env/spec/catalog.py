@@ -128,14 +128,31 @@ def _load(task_id: str) -> Task:
         raise DeclarationError(f"{path}: expected one @task declaration, found {len(found)}")
     declared = found[0]
     spec = inspect.cleandoc(declared.reference.__doc__ or "")
-    published = json.dumps(published_rows().get(task_id), sort_keys=True).encode()
-    shared = _shared_maths() + (pack.helpers() if pack else b"")
-    digest = hashlib.sha256(path.read_bytes() + shared + published).hexdigest()
     return Task(
         id=task_id, category=task_id.split("/")[0], entry=declared.reference.__name__, spec=spec,
-        signature=inspect.signature(declared.reference), reference=declared.reference, fingerprint=digest,
+        signature=inspect.signature(declared.reference), reference=declared.reference, fingerprint=_fingerprint(task_id, path),
         **declared.fields,
     )  # fmt: skip
+
+
+def _fingerprint(task_id: str, path: pathlib.Path) -> str:
+    """Return the SHA-256 of a task's file, of the files that its tasks share, and of the paper's cases of it."""
+    pack = packs.pack_of(task_id)
+    published = json.dumps(published_rows().get(task_id), sort_keys=True).encode()
+    shared = _shared_maths() + (pack.helpers() if pack else b"")
+    return hashlib.sha256(path.read_bytes() + shared + published).hexdigest()
+
+
+@functools.cache
+def task_set_hash() -> str:
+    """Return one hash over the benchmark's own tasks: id, split and fingerprint of each. No task is imported.
+
+    Returns:
+        SHA-256 in hexadecimal.
+    """
+    root = _folder("tasks")
+    lines = (f"{t} {_builtin_splits().get(t)} {_fingerprint(t, root / f'{t}.py')}\n" for t in _builtin_ids())
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def splits() -> Mapping[str, str]:
