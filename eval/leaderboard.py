@@ -165,6 +165,26 @@ def leaderboard(paths: Sequence[str | Path], speedups: bool = True) -> Board:
     Raises:
         UsageError: a path holds no report, or is given twice; ``Incomparable`` if the reports cannot be compared.
     """
+    return _ranked(_read(paths), speedups)
+
+
+def inconsistencies(path: str | Path) -> tuple[str, ...]:
+    """Find what a report contradicts itself in: its own sums, or rows that cannot be true.
+
+    Args:
+        path: the folder of the report, or its report.json.
+
+    Returns:
+        One line for each contradiction.
+
+    Raises:
+        UsageError: the path holds no report.
+    """
+    return tuple(n for f in _read([path]) for n in f.notes)
+
+
+def _read(paths: Sequence[str | Path]) -> list[_Read]:
+    """Read the policies of reports, each counted anew from its rows."""
     seen, found = dict[Path, str](), list[_Read]()
     for path in map(str, paths):
         file = (Path(path) / FILE if Path(path).is_dir() else Path(path)).resolve()
@@ -178,7 +198,7 @@ def leaderboard(paths: Sequence[str | Path], speedups: bool = True) -> Board:
             found += [_counted(p, claimed) for p, claimed in zip(study.policies, claims)]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
             raise UsageError(f"{file} is no report of this project ({type(e).__name__}: {e}); write it anew with --resume") from e
-    return _ranked(found, speedups)
+    return found
 
 
 def _ranked(found: Sequence[_Read], speedups: bool = True) -> Board:

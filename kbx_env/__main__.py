@@ -1,5 +1,5 @@
 """The command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | store | calls | serve |
-check-pack | new-task | generate | report | eval | train``, also as ``kbx``.
+check-pack | new-task | generate | report | check-report | eval | train``, also as ``kbx``.
 """
 
 from __future__ import annotations
