@@ -1,5 +1,5 @@
-"""The command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | store | calls | serve |
-check-pack | new-task | generate | report | check-report | eval | train``, also as ``kbx``.
+"""The command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | selfcheck | store | calls |
+serve | check-pack | new-task | generate | report | check-report | eval | train``, also as ``kbx``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kbx_env.cli import calls, generate, packs, scripts, serve, store
+from kbx_env.cli import calls, generate, packs, scripts, selfcheck, serve, store
 from kbx_env.errors import DeclarationError, UsageError
 from kbx_env.outcome import Outcome
 from kbx_env.spec import packs as task_packs
@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     d.add_argument("--json", action="store_true", help="print one JSON list")
     for command in (g, t, p, sub.choices["expert"]):
         command.add_argument("--tasks-from", metavar="PACK", help=PACKS)
+    selfcheck.add_parser(sub)
     store.add_parser(sub)
     calls.add_parser(sub)
     serve.add_parser(sub)
@@ -290,6 +291,7 @@ def _run(a: argparse.Namespace) -> int:
     """Run a command other than a script, and return its exit status."""
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "grade": _grade, "tasks": _tasks, "prompt": _prompt, "expert": _expert, "doctor": _doctor, "store": store.command,
+        "selfcheck": selfcheck.command,
         "calls": calls.command, "serve": serve.command, "check-pack": packs.check, "new-task": packs.new,
         "generate": generate.command,
     }  # fmt: skip
@@ -305,8 +307,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; by default those of the process.
 
     Returns:
-        The exit status: 0; 1 if a graded source is not correct, or the CPU backend cannot grade (``doctor``); 2 for bad
-        usage; 130 if interrupted.
+        The exit status: 0; 1 if a graded source is not correct, the CPU backend cannot grade (``doctor``), or a verdict is not
+        the expected one (``selfcheck``); 2 for bad usage; 130 if interrupted.
     """
     given = sys.argv[1:] if argv is None else list(argv)
     try:
