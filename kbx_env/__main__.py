@@ -1,5 +1,5 @@
-"""The command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | selfcheck | store | calls |
-serve | check-pack | new-task | generate | report | check-report | eval | train``, also as ``kbx``.
+"""The command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | selfcheck | schema | store |
+calls | serve | check-pack | new-task | generate | report | check-report | eval | train``, also as ``kbx``.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     for command in (g, t, p, sub.choices["expert"]):
         command.add_argument("--tasks-from", metavar="PACK", help=PACKS)
     selfcheck.add_parser(sub)
+    s = sub.add_parser("schema", help="print a JSON Schema: of outcomes, or of report.json")
+    s.add_argument("name", help="outcome or report")
     store.add_parser(sub)
     calls.add_parser(sub)
     serve.add_parser(sub)
@@ -287,11 +289,18 @@ def _doctor(a: argparse.Namespace) -> int:
     return 0 if next(r for r in rows if r["name"] == "cpu backend")["ok"] else 1
 
 
+def _schema(a: argparse.Namespace) -> int:
+    from kbx_env.schema import load
+
+    print(json.dumps(load(a.name), indent=1))
+    return 0
+
+
 def _run(a: argparse.Namespace) -> int:
     """Run a command other than a script, and return its exit status."""
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "grade": _grade, "tasks": _tasks, "prompt": _prompt, "expert": _expert, "doctor": _doctor, "store": store.command,
-        "selfcheck": selfcheck.command,
+        "selfcheck": selfcheck.command, "schema": _schema,
         "calls": calls.command, "serve": serve.command, "check-pack": packs.check, "new-task": packs.new,
         "generate": generate.command,
     }  # fmt: skip
