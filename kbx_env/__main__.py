@@ -1,5 +1,6 @@
 """The command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | selfcheck | schema | store |
-calls | serve | check-pack | new-task | generate | report | check-report | eval | train``, also as ``kbx``.
+calls | serve | check-pack | new-task | generate | report | check-report | export |
+eval | train``, also as ``kbx``.
 """
 
 from __future__ import annotations

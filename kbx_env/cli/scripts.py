@@ -1,5 +1,5 @@
-"""The scripts of ``eval/`` and ``train/`` as commands: ``kbx report``, ``kbx check-report``, ``kbx eval NAME`` and
-``kbx train NAME``.
+"""The scripts of ``eval/`` and ``train/`` as commands: ``kbx report``, ``kbx check-report``, ``kbx export``,
+``kbx eval NAME`` and ``kbx train NAME``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kbx_env.errors import UnknownName
 
 FOLDERS = ("eval", "train")
 """Commands that run a script of the folder of the same name."""
-DIRECT = ("report", "check-report")
+DIRECT = ("report", "check-report", "export")
 """Scripts of ``eval/`` that are commands themselves."""
 COMMANDS = (*DIRECT, *FOLDERS)
 """The commands of this module."""
@@ -29,6 +29,7 @@ def add_parsers(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """
     sub.add_parser("report", help="grade policies and write a report (eval/report.py)", add_help=False)
     sub.add_parser("check-report", help="grade a sample of a report again (eval/check_report.py)", add_help=False)
+    sub.add_parser("export", help="write the benchmark as a Hugging Face dataset (eval/export.py)", add_help=False)
     sub.add_parser("eval", help="run a script of eval/, such as leaderboard, zoo or throughput", add_help=False)
     sub.add_parser("train", help="run a script of train/, such as grpo, sft, ppo or data", add_help=False)
 
