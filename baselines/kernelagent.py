@@ -16,10 +16,11 @@ from kbx_env.baselines import _kernelagent_prompts as prompts
 from kbx_env.baselines.llm.access import Access
 from kbx_env.baselines.llm.caller import CallSession
 from kbx_env.baselines.llm.chat import ChatRequest, Reply
-from kbx_env.baselines.llm.extract import defines, kernel_in
+from kbx_env.baselines.llm.extract import kernel_in
 from kbx_env.baselines.llm.method import Method, Sampling
 from kbx_env.baselines.policy import Needs
 
+from kbx_env.envs.answer import defines
 from kbx_env.envs.episode import Episode, Trajectory
 from kbx_env.errors import NoAnswer
 from kbx_env.grading.runtime.policy_script import ScriptResult

@@ -1,20 +1,28 @@
-"""Writes docs/tasks.md and tasks/summaries.json from the task declarations, and checks the Markdown pages.
+"""Writes what is made from declarations, and checks the Markdown pages.
 
-python docs/generate.py            write both files
+docs/tasks.md and tasks/summaries.json come from the tasks, kbx_env/schema/outcome.json from kbx_env/outcome.py.
+
+python docs/generate.py            write all
 python docs/generate.py --check    fail if one of them is stale or a Markdown line is too long
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from kbx_env import summaries
+from pydantic import TypeAdapter
+
+from kbx_env import outcome, summaries
 from kbx_env.spec.catalog import load_tasks, splits
 
 ROOT = Path(__file__).resolve().parent.parent
+SCHEMA = ROOT / "kbx_env" / "schema" / "outcome.json"
 WIDTH = 120
 FOLDERS = ("docs", "tests", "kbx_env", "tasks", "rewards", "baselines", "train", "eval", "benchmarks", "experiments", "examples")
 
@@ -37,6 +45,39 @@ def page() -> str:
             f"| {t.id} | `{t.entry}` | {splits()[t.id]} | {judge} | {len(t.cases)} ({held}) | {t.differs or 'nothing'} |"
         )
     return HEAD + "\n".join(rows) + "\n"
+
+
+def outcome_schema() -> str:
+    """Return the JSON Schema of ``Outcome.to_json``: every field is written, and described as in its class."""
+    schema = TypeAdapter(outcome.Outcome).json_schema(mode="serialization")
+    definitions = schema.pop("$defs")
+    for name, part in (*definitions.items(), ("Outcome", schema)):
+        _describe(part, inspect.cleandoc(getattr(outcome, name).__doc__ or ""))
+    more = {
+        "correct": {"type": "boolean", "description": "whether the verdict is correct"},
+        "speedup": {
+            "anyOf": [{"type": "number"}, {"type": "null"}], "description": "geometric mean over eager; null if nothing was timed"
+        },
+    }  # fmt: skip
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "outcome.json", "title": "Outcome"}
+    properties = {**schema["properties"], **more}
+    schema = {**head, **schema, "properties": properties, "required": list(properties), "$defs": definitions}
+    return json.dumps(schema, indent=1) + "\n"
+
+
+def _describe(part: dict[str, Any], doc: str) -> None:
+    """Replace titles and defaults by the descriptions of a class: to_json writes every field."""
+    summary, _, rest = doc.partition("\n\nAttributes:\n")
+    fields = dict(re.findall(r"^    (\w+): ((?:.|\n     +)+)", rest, re.MULTILINE))
+    part["description"] = " ".join(summary.split())
+    part.pop("title", None)
+    for name, field in part.get("properties", {}).items():
+        for key in ("title", "default"):
+            field.pop(key, None)
+        if name in fields:
+            field["description"] = " ".join(fields[name].split()).replace("``None``", "null")
+    if "properties" in part:
+        part["required"] = list(part["properties"])
 
 
 def markdown_files(root: Path = ROOT) -> list[Path]:
@@ -85,6 +126,8 @@ def check() -> str | None:
         errors.append("docs/tasks.md is stale: run python docs/generate.py")
     if not summaries.FILE.exists() or summaries.FILE.read_text() != summaries.text():
         errors.append("tasks/summaries.json is stale: run python docs/generate.py")
+    if SCHEMA.read_text() != outcome_schema():
+        errors.append(f"{SCHEMA.relative_to(ROOT)} is stale: run python docs/generate.py")
     if lines := too_long():
         errors.append(f"Markdown lines longer than {WIDTH} columns; break them between words:\n  " + "\n  ".join(lines))
     return "\n".join(errors) or None
@@ -95,3 +138,4 @@ if __name__ == "__main__":
         sys.exit(check())
     (ROOT / "docs" / "tasks.md").write_text(page())
     summaries.FILE.write_text(summaries.text())
+    SCHEMA.write_text(outcome_schema())

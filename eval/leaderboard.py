@@ -35,7 +35,8 @@ _READ = "Intervals that overlap do not say who is better. Rates are means over t
 _KEYS = {"grading": "grading", "backend": "backend", "torch_ops": "torch_ops", "held-out cases": "split",
          "timed sizes": "sizes", "precision of times": "precision", "defences switched off": "without"}  # fmt: skip
 """Conditions that must be equal -> their key in a manifest or a row."""
-_MAY_DIFFER = {"kbx_env": "versions of kbx_env", "grader": "versions of the grader's code", "torch": "versions of torch",
+_MAY_DIFFER = {"task_set": "versions of the task set",
+               "kbx_env": "versions of kbx_env", "grader": "versions of the grader's code", "torch": "versions of torch",
                "triton": "versions of triton", "seed_policy": "seeds", "machine": "kinds of machine"}  # fmt: skip
 """Keys of a manifest that may differ -> their name in a note."""
 _REMEDY = {
@@ -43,7 +44,7 @@ _REMEDY = {
     "torch_ops": "grade all with the same --torch-ops", "held-out cases": "grade all with --split eval, or all with --split train",
     "timed sizes": "grade all with the same --sizes", "precision of times": "grade all with the same --precision",
     "defences switched off": "grade all with every defence", "task versions": "grade all with the same tasks (git log tasks/)",
-    "task set": "grade all with the same --split and --tasks",
+    "choice of tasks": "grade all with the same --split and --tasks",
     "device of the speedups": "time all on the same kind of device, or leave speedups out with --no-speedups",
 }  # fmt: skip
 """Difference -> what to do about it."""
@@ -165,6 +166,26 @@ def leaderboard(paths: Sequence[str | Path], speedups: bool = True) -> Board:
     Raises:
         UsageError: a path holds no report, or is given twice; ``Incomparable`` if the reports cannot be compared.
     """
+    return _ranked(_read(paths), speedups)
+
+
+def inconsistencies(path: str | Path) -> tuple[str, ...]:
+    """Find what a report contradicts itself in: its own sums, or rows that cannot be true.
+
+    Args:
+        path: the folder of the report, or its report.json.
+
+    Returns:
+        One line for each contradiction.
+
+    Raises:
+        UsageError: the path holds no report.
+    """
+    return tuple(n for f in _read([path]) for n in f.notes)
+
+
+def _read(paths: Sequence[str | Path]) -> list[_Read]:
+    """Read the policies of reports, each counted anew from its rows."""
     seen, found = dict[Path, str](), list[_Read]()
     for path in map(str, paths):
         file = (Path(path) / FILE if Path(path).is_dir() else Path(path)).resolve()
@@ -178,7 +199,7 @@ def leaderboard(paths: Sequence[str | Path], speedups: bool = True) -> Board:
             found += [_counted(p, claimed) for p, claimed in zip(study.policies, claims)]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
             raise UsageError(f"{file} is no report of this project ({type(e).__name__}: {e}); write it anew with --resume") from e
-    return _ranked(found, speedups)
+    return found
 
 
 def _ranked(found: Sequence[_Read], speedups: bool = True) -> Board:
@@ -310,7 +331,7 @@ def _refuse(found: Sequence[_Read], speedups: bool) -> None:
         what = [f"lacks {_some(lacks)}"] * bool(lacks) + [f"has {_some(more)} besides"] * bool(more)
         if what:
             text = f"{f.name}, {len(tasks)} tasks (split {f.study.manifest.get('task_split', UNSAID)}), {' and '.join(what)}"
-            differences.append(f"task set: {text}; {_REMEDY['task set']}")
+            differences.append(f"choice of tasks: {text}; {_REMEDY['choice of tasks']}")
     if differences:
         raise Incomparable("these reports do not compare:\n" + "\n".join(f"  - {d}" for d in differences))
 

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kbx_env.baselines.llm import access
+from kbx_env.baselines.llm.method import Method
 from kbx_env.eval import pages
 from kbx_env.eval.calibration import calibrate
+from kbx_env.eval.progress import asking
 from kbx_env.eval.regrade import beside, chosen, grade_beside
 from kbx_env.eval.runner import Answer, Asker, ask_all
 
@@ -36,7 +38,7 @@ from kbx_env.executor.pools.ray_pool import open_ray
 from kbx_env.executor.pools.remote import DEADLINE, WIDTH, RemotePool
 from kbx_env.outcome import Fault, Outcome, Verdict
 from kbx_env.spec import packs
-from kbx_env.spec.catalog import load_tasks
+from kbx_env.spec.catalog import load_tasks, task_ids
 from kbx_env.spec.task import Task
 from kbx_env.store import Store
 
@@ -64,9 +66,9 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument("--compare", action="append", default=[], metavar="DIR", help="show an earlier report beside this one")
     p.add_argument("--backend", default="auto", help="cpu, cuda or auto")
-    p.add_argument("--split", default="eval", help="train, eval, all, or a split of a task pack")
+    p.add_argument("--split", help="train, eval, all, or a split of a task pack (default: all with --tasks, else eval)")
     p.add_argument("--tasks-from", metavar="PACK", help="task packs: folders or names, comma-separated (default: KBX_TASKS)")
-    p.add_argument("--tasks", default="*", help="glob over task ids, comma-separated")
+    p.add_argument("--tasks", metavar="GLOB", help="globs over task ids, comma-separated (default: all tasks of the split)")
     p.add_argument("--answered", action="store_true", help="leave out tasks for which a replay has no recorded answer")
     p.add_argument(
         "--gradings", default="contract", metavar="NAME[,NAME]",
@@ -300,7 +302,8 @@ def _checked(a: argparse.Namespace) -> _Choices:
 
     if getattr(a, "tasks_from", None) is not None:
         packs.select(a.tasks_from)
-    tasks = load_tasks(split=a.split, pattern=a.tasks)
+    a.split = a.split or ("eval" if a.tasks is None else "all")
+    tasks = load_tasks(split=a.split, pattern=a.tasks or "*")
     targets = [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
     targets = list(TARGETS) if targets == ["all"] else targets
     choices = [
@@ -416,10 +419,14 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
         for name, asked_for in (("--aa", a.aa), ("--compiled", a.compiled)):
             if asked_for and not timed:
                 raise UsageError(f"{name} needs a run that times kernels: --backend cuda, --gradings contract, without --no-timing")
+        if not a.resume:  # a resumed run may need no call; otherwise the probe is made before its first one
+            _probe(policies)
         out = _folder(a)
         settings = _grade_settings(a, backend, choices.targets)
-        manifest = {**environment, **settings, "timed": timed, "task_split": a.split,
+        manifest = {**versions.task_set(t.id for t in tasks).entries(),
+                    **environment, **settings, "timed": timed, "task_split": a.split,
                     "seed_policy": "secret, fresh for every grading" if a.seed is None else f"fixed: {a.seed}"}  # fmt: skip
+        print(f"{len(tasks)} of {len(task_ids())} tasks (--split {a.split}, --tasks {a.tasks or '*'})", file=sys.stderr)
         store = stack.enter_context(contextlib.closing(Store(out / "gradings.sqlite")))
         if any(hasattr(policy, "spent") for _, policy in policies):
             model_access.ledger.keep(out / access.CALLS)
@@ -435,6 +442,7 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
         with Executor(pool, attempts, store=store, deadline=deadline, capacity=sys.maxsize) as executor:
             askers = [Asker(s, p, settings, environment, store, executor, a.answered) for s, p in policies]
             answers = _ask_all(askers, tasks)
+            _refuse_silence(policies, answers)
             other = grade_beside(askers, tasks, answers, second) if second else {}
         if a.aa:
             manifest["aa"] = calibrate(a.aa)
@@ -459,16 +467,39 @@ def _show_step(status: Status, step: str) -> None:
 
 def _ask_all(askers: Sequence[Asker], tasks: Sequence[Task]) -> dict[str, dict[tuple[str, int], Answer]]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     found: dict[str, dict[tuple[str, int], Answer]] = {a.spec: {} for a in askers}
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bars = {a.spec: progress.add_task(a.spec, total=sum(a.samples(t) for t in a.asked(tasks))) for a in askers}
+    policies = {
+        a.spec: (sum(a.samples(t) for t in a.asked(tasks)), a.policy.caller.status if isinstance(a.policy, Method) else None)
+        for a in askers
+    }
+    with asking(policies, Console(stderr=True)) as progress:
         for asker, name, sample, answer in ask_all(askers, tasks):
             found[asker.spec][name, sample] = answer
-            progress.advance(bars[asker.spec])
+            progress.advance(asker.spec)
     return found
+
+
+def _probe(policies: Sequence[tuple[str, Any]]) -> None:
+    """Ask each model once, so that a wrong address, key or name ends the run before anything is written."""
+    from rich.console import Console
+
+    for spec, policy in policies:
+        if isinstance(policy, Method):
+            with Console(stderr=True).status(f"{spec}: asking the model's server once"):
+                policy.probe()
+
+
+def _refuse_silence(policies: Sequence[tuple[str, Any]], answers: Mapping[str, Mapping[tuple[str, int], Answer]]) -> None:
+    """Refuse a run in which no call of a policy was answered; it had too few calls to be stopped on the way.
+
+    Raises:
+        UsageError: there is such a policy, and none of its answers was judged.
+    """
+    for spec, policy in policies:
+        error = policy.caller.lost if isinstance(policy, Method) else None
+        if error is not None and all(a.outcome.fault is Fault.INFRA for a in answers[spec].values()):
+            raise UsageError(f"policy {spec!r}: no call of its model was answered; the last error: {error}; go on with --resume")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

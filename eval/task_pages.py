@@ -63,11 +63,25 @@ def write_task_pages(study: Study, store_path: str | Path | None, folder: str | 
             for task, answers in each:
                 name = _slug(task)
                 page = f"{PAGES}/{name}.html"
-                (out / page).write_text(_page(task, name, answers, out), encoding="utf-8", errors="backslashreplace")
+                (out / page).write_text(_page(task, answers, out), encoding="utf-8", errors="backslashreplace")
                 written[task] = page
     except OSError as e:
         raise UsageError(f"cannot write pages to {str(folder)!r}: {e.strerror or e}; choose another folder") from e
     return written
+
+
+def source_file(policy: str, task: str, sample: int) -> str:
+    """Return the file of an answer's source, relative to the report.
+
+    Args:
+        policy: name of the policy.
+        task: the task.
+        sample: number of the answer, from 0.
+
+    Returns:
+        The path; the file exists for the answers that the task's page shows.
+    """
+    return f"{SOURCES}/{_slug(task)}/{_slug(policy)}-{sample}.py"
 
 
 def command(row: Row, manifest: Mapping[str, Any], file: str) -> str:
@@ -207,13 +221,13 @@ class _AnswerView:
     tables: Sequence[_Table]
 
 
-def _page(task: str, name: str, answers: Sequence[_Answer], out: Path) -> str:
+def _page(task: str, answers: Sequence[_Answer], out: Path) -> str:
     several = len({a.policy.name for a in answers}) > 1
     names = [a.policy.name for a in answers]
     description, changed = _description(task, answers)
     return render(
         "task.html.j2", task=task, description=description, changed=changed, crowded=max(map(names.count, names)) == ANSWERS,
-        most=ANSWERS, answers=[_view(a, name, out, opened=i == 0 or not several) for i, a in enumerate(answers)],
+        most=ANSWERS, answers=[_view(a, out, opened=i == 0 or not several) for i, a in enumerate(answers)],
     )  # fmt: skip
 
 
@@ -231,7 +245,7 @@ def _description(task: str, answers: Sequence[_Answer]) -> tuple[dict[str, Any] 
     return texts, bool(graded)
 
 
-def _view(a: _Answer, name: str, out: Path, opened: bool) -> _AnswerView:
+def _view(a: _Answer, out: Path, opened: bool) -> _AnswerView:
     row = a.row
     try:
         outcome = Outcome.from_dict(row.raw)
@@ -242,16 +256,16 @@ def _view(a: _Answer, name: str, out: Path, opened: bool) -> _AnswerView:
     return _AnswerView(
         label=f"{a.policy.name} #{row.sample + 1}", verdict=row.verdict.replace("_", " "),
         verdict_class=row.verdict if re.fullmatch(r"[a-z_]+", row.verdict) else "", speedup=speedup, open=opened,
-        source=_source(a, name, out), feedback=clip(said[:4000])[0],
+        source=_source(a, out), feedback=clip(said[:4000])[0],
         tables=[t for t in (*tables, _turns(row)) if t is not None],
     )  # fmt: skip
 
 
-def _source(a: _Answer, name: str, out: Path) -> _SourceView | str:
+def _source(a: _Answer, out: Path) -> _SourceView | str:
     """Write an answer's source to its file; return its view, or why there is no source."""
     if a.source is None:
         return "the policy handed in none" if not _sha(a.row) else "the run's gradings.sqlite is not at hand or does not hold it"
-    file = f"{SOURCES}/{name}/{_slug(a.policy.name)}-{a.row.sample}.py"
+    file = source_file(a.policy.name, a.row.task, a.row.sample)
     (out / file).parent.mkdir(parents=True, exist_ok=True)
     (out / file).write_bytes(a.source)
     text, note = clip(a.source.decode("utf-8", "backslashreplace"))

@@ -1,5 +1,6 @@
-"""The command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | store | calls | serve |
-check-pack | new-task | generate | report | eval | train``, also as ``kbx``.
+"""The command line: ``python -m kbx_env grade | tasks | prompt | expert | doctor | selfcheck | schema | store |
+calls | serve | check-pack | new-task | generate | report | check-report | export |
+eval | train``, also as ``kbx``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kbx_env.cli import calls, generate, packs, scripts, serve, store
+from kbx_env.cli import calls, generate, packs, scripts, selfcheck, serve, store
 from kbx_env.errors import DeclarationError, UsageError
 from kbx_env.outcome import Outcome
 from kbx_env.spec import packs as task_packs
@@ -57,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     d.add_argument("--json", action="store_true", help="print one JSON list")
     for command in (g, t, p, sub.choices["expert"]):
         command.add_argument("--tasks-from", metavar="PACK", help=PACKS)
+    selfcheck.add_parser(sub)
+    s = sub.add_parser("schema", help="print a JSON Schema: of outcomes, or of report.json")
+    s.add_argument("name", help="outcome or report")
     store.add_parser(sub)
     calls.add_parser(sub)
     serve.add_parser(sub)
@@ -288,10 +292,18 @@ def _doctor(a: argparse.Namespace) -> int:
     return 0 if next(r for r in rows if r["name"] == "cpu backend")["ok"] else 1
 
 
+def _schema(a: argparse.Namespace) -> int:
+    from kbx_env.schema import load
+
+    print(json.dumps(load(a.name), indent=1))
+    return 0
+
+
 def _run(a: argparse.Namespace) -> int:
     """Run a command other than a script, and return its exit status."""
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "grade": _grade, "tasks": _tasks, "prompt": _prompt, "expert": _expert, "doctor": _doctor, "store": store.command,
+        "selfcheck": selfcheck.command, "schema": _schema,
         "calls": calls.command, "serve": serve.command, "check-pack": packs.check, "new-task": packs.new,
         "generate": generate.command,
     }  # fmt: skip
@@ -307,8 +319,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; by default those of the process.
 
     Returns:
-        The exit status: 0; 1 if a graded source is not correct, or the CPU backend cannot grade (``doctor``); 2 for bad
-        usage; 130 if interrupted.
+        The exit status: 0; 1 if a graded source is not correct, the CPU backend cannot grade (``doctor``), or a verdict is not
+        the expected one (``selfcheck``); 2 for bad usage; 130 if interrupted.
     """
     given = sys.argv[1:] if argv is None else list(argv)
     try:

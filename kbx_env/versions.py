@@ -1,4 +1,4 @@
-"""Identifies the environment of a verdict: device, libraries, and the grader's own code."""
+"""Identifies the environment of a verdict: task set, device, libraries, and the grader's own code."""
 
 from __future__ import annotations
 
@@ -6,11 +6,58 @@ import functools
 import hashlib
 import importlib.metadata
 import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+
+TASK_SET = "1-1"
+"""Version of the task set, ``N-X``: results are not comparable across N; X counts the other changes (docs/task_set.md)."""
+TASK_SET_HASH = "1bb487e784f60b220073c3554802e94f2fb1d185534dae78f0ad8809e6bdafc9"
+"""``spec.catalog.task_set_hash`` of that version. A test compares it with the tasks and says what to do where they differ."""
+MODIFIED = "+modified"
+"""Follows the version where the installed tasks are not those of the version."""
 
 _DECIDES = ("grading", "sandbox", "backends", "device", "protocol", "spec", "envs/answer.py", "outcome.py", "confinement.py")
 """Folders and files of the package whose code decides verdicts."""
 _LIBRARIES = ("numpy", "scipy", "ml_dtypes")
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """Identifies the tasks of a result. Both are ``None`` where no task is the benchmark's own.
+
+    Attributes:
+        version: ``N-X``, with ``MODIFIED`` after it where the installed tasks are not those of the version.
+        digest: one hash over all tasks of the benchmark (SHA-256, hexadecimal).
+    """
+
+    version: str | None
+    digest: str | None
+
+    def entries(self) -> dict[str, str | None]:
+        """Return the entries of a manifest: ``task_set`` and ``task_set_hash``."""
+        return {"task_set": self.version, "task_set_hash": self.digest}
+
+    def __str__(self) -> str:
+        """Return version and the first 12 digits of the hash, for people."""
+        return "tasks of packs only" if self.version is None else f"{self.version} ({str(self.digest)[:12]})"
+
+
+def task_set(task_ids: Iterable[str] | None = None) -> TaskSet:
+    """Identify the benchmark's tasks.
+
+    Args:
+        task_ids: the tasks of a result; ``None`` for the benchmark itself.
+
+    Returns:
+        Version and hash of the whole benchmark, also where only some of its tasks were graded.
+    """
+    from kbx_env.spec import catalog, packs
+
+    if task_ids is not None and all(packs.split_id(t)[0] is not None for t in task_ids):
+        return TaskSet(None, None)
+    digest = catalog.task_set_hash()
+    return TaskSet(TASK_SET if digest == TASK_SET_HASH else TASK_SET + MODIFIED, digest)
 
 
 def environment(backend: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kbx_env import versions
 from kbx_env.__main__ import _show, main, spent
 from kbx_env.outcome import CaseFailure, Cases, Fault, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import expert_source
@@ -97,7 +98,8 @@ def test_tasks_prompt_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prompt", "math/softmax"]) == 0
     assert "softmax(input, dim, dtype=None)" in capsys.readouterr().out
     assert main(["doctor", "--json"]) == 0
-    assert {"torch", "triton", "cpu backend"} <= {r["name"] for r in json.loads(capsys.readouterr().out)}
+    rows = {r["name"]: r for r in json.loads(capsys.readouterr().out)}
+    assert {"torch", "triton", "cpu backend"} <= set(rows) and versions.TASK_SET_HASH in rows["task set"]["found"]
 
 
 def test_the_module_runs() -> None:

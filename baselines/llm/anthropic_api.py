@@ -48,6 +48,7 @@ class AnthropicServer:
                 api_key=key or "none", base_url=base_url, max_retries=0,
                 timeout=anthropic.Timeout(stall, connect=min(stall, _CONNECT_SECONDS)),
             )  # fmt: skip
+            self.address = str(self._client.base_url)
         except Exception as e:
             raise UsageError(f"--base-url {base_url!r}: {e}; give an address such as http://127.0.0.1:8000") from e
 

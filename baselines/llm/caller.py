@@ -1,4 +1,4 @@
-"""Calls a model for policies: retries with exponential back-off, rate limits, budgets, and a record of every call."""
+"""Calls a model for policies: a probe, retries with exponential back-off, rate limits, budgets, a record of every call."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import collections
 import hashlib
 import json
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
 
 LONGEST_BACK_OFF = 60.0
 """Seconds; most between two attempts, unless the server asks for more."""
+REFUSED = 8
+"""The run stops when so many calls have failed and none was answered."""
+PROBE = "Reply with the word ready."
+"""The probe's message."""
+PROBE_TOKENS = 16
+"""The most tokens of the answer to a probe."""
+_ALIVE = ("rate_limit", "overloaded", "server_error", "timeout", "too_long")
+"""Failures of a probe after which calls may succeed: the server is there, and refuses neither the key nor the model."""
+_TOO_FEW = re.compile(r"max_(completion_|output_)?tokens|output limit", re.IGNORECASE)
+"""In a refusal of a probe because of its low limit of tokens: models that think before they answer need more."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,15 @@ class Caller:
         self._secrets = [s for s in secrets if s]
         self._rate = threading.Condition()
         """Protects ``_not_before`` and ``_started``."""
+        self._probe: ChatRequest | None = None
+        """The probe that has not been made."""
+        self._useless: str | None = None
+        """Why no call can succeed, from the probe."""
+        self._probing = threading.Lock()
+        self._counts = threading.Lock()
+        """Protects the next four."""
+        self._spent, self._answered, self._failed = Usage(), 0, 0
+        self._last_error: str | None = None
         self._concurrent = threading.Semaphore(self.limits.concurrency)
         self._stopped = threading.Event()
         self._not_before = 0.0
@@ -72,6 +92,55 @@ class Caller:
     def model(self) -> str:
         """The model's name."""
         return self.server.model
+
+    def expect(self, probe: ChatRequest) -> None:
+        """Ask once before the first call that the record does not answer; does nothing for a model on this machine.
+
+        Args:
+            probe: the request; its limit of tokens is lowered. The answer belongs to no sum and to no record.
+        """
+        if getattr(self.server, "address", None) is not None:
+            self._probe = replace(probe, max_tokens=min(probe.max_tokens, PROBE_TOKENS))
+
+    def probe(self) -> None:
+        """Ask once, if the probe that is expected has not been made; threads that call meanwhile wait.
+
+        Raises:
+            UsageError: no server answers, or it refuses the address, the key or the model. The message holds the answer.
+        """
+        with self._probing:
+            probe, self._probe = self._probe, None
+            try:
+                if probe is not None:
+                    self.server.complete(probe)
+            except CallFailed as e:
+                text = f"{e.kind}: {self._clean(e.text)}"
+                self._tell(text)
+                if e.kind not in _ALIVE and not (e.kind == "bad_request" and _TOO_FEW.search(e.text)):
+                    where = getattr(self.server, "address", None)
+                    said = f"the model's server at {where} failed a first request: {text}"[:1000]
+                    self._useless = f"{said}; {self._remedy()}"
+            if self._useless is not None:
+                raise UsageError(self._useless)
+
+    @property
+    def lost(self) -> str | None:
+        """The last error, where calls failed and none was answered by the server; else ``None``."""
+        with self._counts:
+            return self._last_error if self._failed and not self._answered else None
+
+    def status(self) -> str:
+        """Describe the calls so far in one line, those that the record answered included.
+
+        Returns:
+            Calls, tokens, dollars where they are known, and the last error.
+        """
+        with self._counts:
+            spent, failed, error = self._spent, self._failed, self._last_error
+        parts = [f"{spent.calls:,} calls", f"{spent.tokens:,} tokens"]
+        parts += [f"${spent.dollars:,.2f}"] if spent.dollars is not None else []
+        parts += [f"{failed:,} failed"] if failed else []
+        return ", ".join(parts) + (f"; last error: {' '.join(error.split())[:120]}" if error else "")
 
     def session(self, policy: str, task: str, sample: int) -> CallSession:
         """Return a session for the calls of one answer to one task.
@@ -118,6 +187,8 @@ class Caller:
             with self._concurrent:
                 reply = self._call(key, call, request)
         self.ledger.count(call, usage_of(reply))
+        with self._counts:
+            self._spent += usage_of(reply)
         return reply
 
     def submit(self, call: CallId, request: ChatRequest) -> Future[Reply]:
@@ -144,6 +215,7 @@ class Caller:
     def _call(self, key: str, call: CallId, request: ChatRequest) -> Reply:
         self.ledger.begin()
         try:
+            self.probe()
             reply, attempts = self._retried(call, request)
             return self.ledger.keep_reply(key, call, self.model, request, reply, attempts)
         finally:
@@ -162,6 +234,7 @@ class Caller:
                 return self.server.complete(request)
             except CallFailed as e:
                 self.ledger.log.fail(call, number, e, self._clean(e.text), time.monotonic() - start)
+                self._tell(f"{e.kind}: {self._clean(e.text)}")
                 if e.kind in ("rate_limit", "overloaded"):
                     self._pause(e.retry_after or self.limits.patience)
                 raise
@@ -178,12 +251,35 @@ class Caller:
             reraise=True,
         )
         try:
-            return retrying(attempt), number
+            reply = retrying(attempt)
         except CallFailed as e:
             text = f"the model's server failed ({call.label}): {e.kind}: {self._clean(e.text)}"[:1000]
             if e.fatal:
-                raise UsageError(f"{text}; check --model {self.model!r}, --base-url and the key") from e
+                raise UsageError(f"{text}; {self._remedy()}") from e
+            refused = self._count_failure() if not self._stopped.is_set() else 0
+            if refused >= REFUSED:
+                raise UsageError(f"the first {refused} calls all failed; {text}; {self._remedy()}, and --resume") from e
             raise ModelError(f"{text}; {number} {'attempt' if number == 1 else 'attempts'}") from e
+        with self._counts:
+            self._answered += 1
+        return reply, number
+
+    def _count_failure(self) -> int:
+        """Count a call that failed in every attempt.
+
+        Returns:
+            The number of such calls; 0 if a call was answered.
+        """
+        with self._counts:
+            self._failed += 1
+            return 0 if self._answered else self._failed
+
+    def _tell(self, error: str) -> None:
+        with self._counts:
+            self._last_error = error
+
+    def _remedy(self) -> str:
+        return f"check --model {self.model!r}, --base-url and the key"
 
     def _back_off(self, state: RetryCallState) -> float:
         """Return the seconds before the next attempt."""

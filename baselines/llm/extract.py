@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import re
@@ -10,14 +9,13 @@ from typing import Any
 
 from kbx_env.baselines.llm.chat import Finish, Reply
 
-from kbx_env.envs.answer import strip_fences
+from kbx_env.envs.answer import defines, strip_fences
 from kbx_env.errors import NoAnswer
 
 _THINKING = re.compile(r"<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _OPEN = re.compile(r"<(think|thinking|reasoning)>", re.IGNORECASE)
 _CLOSE = re.compile(r".*</(?:think|thinking|reasoning)>", re.DOTALL | re.IGNORECASE)
 _MARKS = re.compile(r"<\|(?:EOT|im_end|endoftext|eot_id|end_of_sentence)\|>|<｜end▁of▁sentence｜>|</s>\s*$")
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n]*\n(.*?)^[ \t]*\1", re.DOTALL | re.MULTILINE)
 _REFUSES = re.compile(
     r"\b(?:I(?:'m| am) (?:sorry|unable|not able)|I (?:cannot|can't|can not|won't)|as an AI\b|unable to (?:assist|help|provide))",
     re.IGNORECASE,
@@ -39,38 +37,6 @@ def without_thinking(text: str) -> str:
     return text[: opened.start()] if opened else text
 
 
-def blocks(text: str) -> list[str]:
-    """Return the contents of the fenced blocks, in order; the last one may lack its closing fence."""
-    found = [m.group(2) for m in _FENCE.finditer(text)]
-    rest = _FENCE.sub("", text)
-    opened = re.search(r"^[ \t]*(?:`{3,}|~{3,})[^\n]*\n", rest, re.MULTILINE)
-    return found + ([rest[opened.end() :]] if opened else [])
-
-
-def defines(source: str, name: str) -> bool:
-    """Return whether a module defines a function, class or variable of this name at its top level.
-
-    Args:
-        source: the module; a source that is not Python defines nothing.
-        name: the name.
-
-    Returns:
-        Whether it does, by an assignment or import too.
-    """
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
-            return True
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
-            return True
-        if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
-            return True
-    return False
-
-
 def kernel_in(reply: Reply, entry: str) -> str:
     """Extract the kernel's source from an answer.
 
@@ -79,23 +45,20 @@ def kernel_in(reply: Reply, entry: str) -> str:
         entry: name of the function that the source must define.
 
     Returns:
-        The longest fenced block that defines the entry, the last one of equal length. Without such a block: the result
-        of ``strip_fences`` where there are fenced blocks, else the whole text if it looks like code.
+        The result of ``strip_fences``, as in training: the last complete fenced block that defines the entry, or what comes
+        nearest to it. Without a fence: the whole text if it looks like code.
 
     Raises:
         NoAnswer: a refusal, no code, an empty answer, or one that was cut off before any code.
     """
-    text = _MARKS.sub("", without_thinking(reply.text))
+    whole = _MARKS.sub("", reply.text)
+    # Tags in a string of a module are no thinking.
+    text = whole if defines(whole, entry) else without_thinking(whole)
     if reply.finish is Finish.REFUSAL:
         raise NoAnswer(f"the model refused: {_excerpt(text)}")
-    found = blocks(text)
-    entries = [b for b in found if defines(b, entry)]
-    if entries:
-        return max(reversed(entries), key=len)
-    if found:
-        return strip_fences(text)
-    if defines(text, entry) or _looks_like_code(text):
-        return text
+    source = strip_fences(text, entry, reasoning=())
+    if source != text or defines(text, entry) or _looks_like_code(text):
+        return source
     if reply.finish is Finish.LENGTH:
         shown = _excerpt(text) or "still thinking"
         raise NoAnswer(f"the answer was cut off at the token limit before any code: {shown}")

@@ -55,6 +55,8 @@ def _translated(e: Exception) -> CallFailed:
         )
     if "overloaded" in text.lower() and "APIError" in names:  # an error event within a stream, which has status 200
         return CallFailed("overloaded", text, retryable=True)
+    if type(e.__cause__).__name__ == "ConnectTimeout":  # nothing is at the address, which another attempt rarely mends
+        return CallFailed("connection", f"{text} ({e.__cause__})", retryable=True)
     if "APITimeoutError" in names or "TimeoutException" in names:
         return CallFailed("timeout", text, retryable=True)
     if names & {"APIConnectionError", "TransportError", "ConnectionError", "ProtocolError"}:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kbx_env.baselines.llm.access import LOCAL, Access
+from kbx_env.baselines.llm.caller import PROBE
 from kbx_env.baselines.llm.chat import ChatRequest, Message, Reply
 from kbx_env.baselines.llm.conversation import follow_up
 from kbx_env.baselines.llm.extract import kernel_in
@@ -81,6 +82,15 @@ class Method:
         self.caller = access.caller(name, argument, api)
         self.concurrency = access.limits.concurrency
         self._samples = access.samples
+        self.caller.expect(self.sampling.request(({"role": "user", "content": PROBE},), raw=PROBE))
+
+    def probe(self) -> None:
+        """Ask the model once, which otherwise happens before the first call.
+
+        Raises:
+            UsageError: no server answers, or it refuses the address, the key or the model.
+        """
+        self.caller.probe()
 
     def samples(self, task: str) -> int:
         """Return the number of independent answers to a task."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kbx_env.eval import report_data as studies
+from kbx_env.eval.pages.context import ANSWERS
 from kbx_env.eval.pages.document import Material, document
 from kbx_env.eval.pages.render import render
 
@@ -48,8 +49,9 @@ def write(
     analysis = _optional(missing, lambda: _analysis(study))
     step("task pages")
     pages = _task_pages(own, store, out)
+    kernels = _kernels(own, out)
     material = Material(
-        study, {p.name: r["beside"] for p, r in zip(own.policies, reports) if "beside" in r}, figures, pages, analysis,
+        study, {p.name: r["beside"] for p, r in zip(own.policies, reports) if "beside" in r}, figures, pages, kernels, analysis,
         _pairs(study), _portability(own), tuple(missing),
     )  # fmt: skip
     files += [f"sources/{Path(p).stem}/{s.name}" for p in pages.values() for s in _in(out / "sources" / Path(p).stem)]
@@ -164,6 +166,13 @@ def _task_pages(study: studies.Study, store: Path | None, out: Path) -> Mapping[
     from kbx_env.eval.task_pages import write_task_pages
 
     return write_task_pages(study, store, out)
+
+
+def _kernels(study: studies.Study, out: Path) -> dict[tuple[str, str, int], str]:
+    from kbx_env.eval.task_pages import source_file
+
+    found = ((p.name, r.task, r.sample) for p in study.policies for r in p.rows[:ANSWERS])
+    return {key: file for key in found if (out / (file := source_file(*key))).is_file()}
 
 
 def _portability(study: studies.Study) -> Sequence[Any]:

@@ -24,6 +24,7 @@ class Material:
         beside: policy -> result of ``eval/regrade.py``.
         figures: name -> (SVG, caption).
         pages: task -> its page.
+        kernels: (policy, task, sample) -> the file with the answer's source, relative to the report.
         analysis: of `kbx_env.eval.models`.
         comparisons: of two policies each.
         portable: builds for other GPUs.
@@ -34,6 +35,7 @@ class Material:
     beside: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     figures: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     pages: Mapping[str, str] = field(default_factory=dict)
+    kernels: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
     analysis: Any = None
     comparisons: Sequence[Any] = ()
     portable: Sequence[Any] = ()
@@ -44,6 +46,22 @@ def figure(m: Material, name: str) -> list[Block]:
     """Return the figure of a name as a block, or no block."""
     found = m.figures.get(name)
     return [Picture(name, *found)] if found else []
+
+
+def kernel(m: Material, policy: str, task: str, sample: int) -> Cell:
+    """Return a cell with a link to an answer's source.
+
+    Args:
+        m: the material.
+        policy: name of the policy.
+        task: the task.
+        sample: number of the answer, from 0.
+
+    Returns:
+        The cell; a missing value where the report has no such file.
+    """
+    file = m.kernels.get((policy, task, sample))
+    return Cell("source", href=file) if file else Cell(formatting.NONE)
 
 
 def rate(r: Rate, style: str = "") -> Cell:

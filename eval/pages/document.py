@@ -5,7 +5,7 @@ from __future__ import annotations
 from kbx_env.eval import stats
 from kbx_env.eval.pages import formatting
 from kbx_env.eval.pages.blocks import Block, Cards, Cell, Column, Heading, Section, Table, Text
-from kbx_env.eval.pages.context import ANSWERS, Material, figure, label, mean, rate, total
+from kbx_env.eval.pages.context import ANSWERS, Material, figure, kernel, label, mean, rate, total
 from kbx_env.eval.pages.evidence import beside, fusion, portable, quantization, spent
 from kbx_env.eval.pages.findings import pairs, rounds, speed, where, why
 from kbx_env.eval.report_data import PolicyStudy, Row
@@ -129,11 +129,12 @@ def _answers(m: Material, p: PolicyStudy, index: int) -> Section:
         ("tokens", ""),
         ("gradings", "verdicts that the policy was given"),
         ("wall", ""),
+        ("kernel", "as it was submitted"),
         ("reason", ""),
     )
-    columns = [Column(n, n not in ("task", "verdict", "reason"), t) for n, t in names]
+    columns = [Column(n, n not in ("task", "verdict", "kernel", "reason"), t) for n, t in names]
     more = f"; the first {ANSWERS} of {len(p.rows)}, all are in tasks.csv" if len(p.rows) > ANSWERS else ""
-    shown, seen = [_answer(m, row) for row in p.rows[:ANSWERS]], set[str]()
+    shown, seen = [_answer(m, p, row) for row in p.rows[:ANSWERS]], set[str]()
     for row, cells in zip(p.rows, shown):
         if row.category not in seen:  # links of the tables above lead here
             seen.add(row.category)
@@ -142,7 +143,7 @@ def _answers(m: Material, p: PolicyStudy, index: int) -> Section:
     return Section(f"policy-{index}", [Heading(p.name), *texts, Cards([(v, k) for k, v in cards]), table])
 
 
-def _answer(m: Material, r: Row) -> list[Cell | str]:
+def _answer(m: Material, p: PolicyStudy, r: Row) -> list[Cell | str]:
     raw = r.raw
     c, e = raw.get("cases"), raw.get("evidence") or {}
     seconds = (raw.get("seconds") or {}).get("total")
@@ -163,6 +164,7 @@ def _answer(m: Material, r: Row) -> list[Cell | str]:
         resources["tokens"],
         resources["gradings"],
         resources["wall time"],
+        kernel(m, p.name, r.task, r.sample),
         Cell(formatting.reason(r.message, r.correct), style="why"),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kbx_env.eval import stats
 from kbx_env.eval.pages import formatting
 from kbx_env.eval.pages.blocks import Cell, Column, Heading, Section, Table, Text
-from kbx_env.eval.pages.context import ANSWERS, Material, figure, label, total
+from kbx_env.eval.pages.context import ANSWERS, Material, figure, kernel, label, total
 
 _STAGES = ("scale", "rounding", "packed operands", "integer product", "result")
 """Parts of a quantization scheme, in the order of the table."""
@@ -121,7 +121,8 @@ def beside(m: Material) -> Section | None:
         for d in b["differs"]:
             message = formatting.reason(d["message"], False)
             link = Cell(d["task"], href=m.pages.get(d["task"]))
-            rows.append([name, link, d["paper"], d["contract"], d["why"], Cell(message, style="why")])
+            source = kernel(m, name, d["task"], d["sample"])
+            rows.append([name, link, d["paper"], d["contract"], d["why"], source, Cell(message, style="why")])
     if not m.beside:
         return None
     text = "The same answers, graded twice. The paper's check has the published cases and tolerances, and lets torch do the work."
@@ -130,6 +131,6 @@ def beside(m: Material) -> Section | None:
     if reasons:
         tables.append(Table([Column(n, n == "answers") for n in ("policy", "accepted", "first reason", "answers")], reasons, "Why"))
     if rows:
-        columns = [Column(n) for n in ("policy", "task", "paper's check", "contract", "why", "message")]
+        columns = [Column(n) for n in ("policy", "task", "paper's check", "contract", "why", "kernel", "message")]
         tables.append(Table(columns, rows[:ANSWERS], "Answers whose verdict differs", open=False))
     return Section("beside", [Heading("Under two gradings"), Text(text), *tables, *figure(m, "gradings")])

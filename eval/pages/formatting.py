@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kbx_env import versions
+
 NONE = "–"
 """A missing value in a table."""
 
@@ -89,9 +91,12 @@ def about_line(about: Mapping[str, Any]) -> str:
 
 
 def manifest_line(manifest: Mapping[str, Any]) -> str:
-    """Describe device, versions and rules of the grading."""
+    """Describe task set, device, versions and rules of the grading."""
+    shown = dict(manifest)
+    if manifest.get("task_set") is not None:
+        shown["task_set"] = str(versions.TaskSet(manifest["task_set"], manifest.get("task_set_hash")))
     keys = (
-        "device", "backend", "torch", "triton", "kbx_env", "grading", "torch_ops", "sizes", "task_split", "tasks_asked",
-        "seed_policy",
+        "task_set", "device", "backend", "torch", "triton", "kbx_env", "grading", "torch_ops", "sizes", "task_split",
+        "tasks_asked", "seed_policy",
     )  # fmt: skip
-    return " · ".join(f"{k.replace('_', ' ')}: {manifest[k]}" for k in keys if k in manifest)
+    return " · ".join(f"{k.replace('_', ' ')}: {shown[k]}" for k in keys if shown.get(k) is not None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kbx_env.bytecode import compiled
+from kbx_env.versions import MODIFIED, task_set
 
 _PROBE = """
 import ctypes, json, os, sys
@@ -62,6 +63,9 @@ def examine() -> list[dict[str, Any]]:
         rows.append({"name": name, "ok": ok, "found": found, "remedy": "" if ok else remedy})
 
     add("python", sys.version_info >= (3, 11), platform.python_version(), "use Python 3.11 or newer")
+    tasks = task_set()
+    add("task set", MODIFIED not in str(tasks.version), f"{tasks.version}, hash {tasks.digest}",
+        "the tasks are not those of this version: their results compare with no published ones (docs/task_set.md)")
     add("system", platform.system() == "Linux", f"{platform.system()} {platform.machine()}", "grading needs Linux")
     try:
         import torch

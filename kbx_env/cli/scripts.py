@@ -1,4 +1,6 @@
-"""The scripts of ``eval/`` and ``train/`` as commands: ``kbx report``, ``kbx eval NAME`` and ``kbx train NAME``."""
+"""The scripts of ``eval/`` and ``train/`` as commands: ``kbx report``, ``kbx check-report``, ``kbx export``,
+``kbx eval NAME`` and ``kbx train NAME``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from kbx_env.errors import UnknownName
 
 FOLDERS = ("eval", "train")
 """Commands that run a script of the folder of the same name."""
-COMMANDS = ("report", *FOLDERS)
+DIRECT = ("report", "check-report", "export")
+"""Scripts of ``eval/`` that are commands themselves."""
+COMMANDS = (*DIRECT, *FOLDERS)
 """The commands of this module."""
 
 
@@ -24,6 +28,8 @@ def add_parsers(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         sub: the commands of ``kbx``.
     """
     sub.add_parser("report", help="grade policies and write a report (eval/report.py)", add_help=False)
+    sub.add_parser("check-report", help="grade a sample of a report again (eval/check_report.py)", add_help=False)
+    sub.add_parser("export", help="write the benchmark as a Hugging Face dataset (eval/export.py)", add_help=False)
     sub.add_parser("eval", help="run a script of eval/, such as leaderboard, zoo or throughput", add_help=False)
     sub.add_parser("train", help="run a script of train/, such as grpo, sft, ppo or data", add_help=False)
 
@@ -58,8 +64,8 @@ def run(argv: Sequence[str]) -> int:
         UnknownName: no such script.
     """
     folder, *rest = argv
-    name = "report"
-    if folder == "report":
+    name = folder
+    if folder in DIRECT:
         folder = "eval"
     else:
         known = scripts(folder)
@@ -73,7 +79,7 @@ def run(argv: Sequence[str]) -> int:
         if name not in known:
             raise UnknownName(f"script of {folder}", name, known)
     module = importlib.import_module(f"kbx_env.{folder}.{name.replace('-', '_')}")
-    before, sys.argv = sys.argv, [f"kbx {argv[0]}" if argv[0] == "report" else f"kbx {folder} {name}", *rest]
+    before, sys.argv = sys.argv, [f"kbx {argv[0]}" if argv[0] in DIRECT else f"kbx {folder} {name}", *rest]
     try:
         return int(module.main() or 0)
     finally:

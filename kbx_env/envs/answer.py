@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 REASONING = ("<think>", "</think>")
 """Tags around the reasoning of a thinking model: Qwen3, DeepSeek-R1 and others write these."""
-_FENCE = re.compile(r"^[ \t]*`{3,}([^`]*)$")
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})([^`]*)$")
 _PARSING = threading.Lock()
 _PARSES = 20
 """Attempts at a text whose parsing another thread disturbed."""
@@ -33,7 +33,7 @@ def strip_fences(text: str, entry: str | None = None, reasoning: Sequence[str] =
     if _tree(text) is not None:  # tags in a string and fences in a docstring belong to the source
         return text
     text = without_reasoning(text, reasoning)
-    if "```" not in text or _tree(text) is not None:
+    if not ("```" in text or "~~~" in text) or _tree(text) is not None:
         return text
     complete, cut = _blocks(text)
     parsed = [(block, tree) for block in complete if (tree := _tree(block)) is not None]
@@ -41,7 +41,7 @@ def strip_fences(text: str, entry: str | None = None, reasoning: Sequence[str] =
     if defining:
         return defining[-1]
     if not complete:  # an answer that was cut off at the length limit opens a fence and never closes it
-        return re.split(r"```[^\n]*\n", text, maxsplit=1)[-1].replace("```", "")
+        return re.split(r"(?:```|~~~)[^\n]*\n", text, maxsplit=1)[-1].replace("```", "")
     return max([block for block, _ in parsed] or [*complete, cut], key=len)
 
 
@@ -70,11 +70,12 @@ def without_reasoning(text: str, tags: Sequence[str] = REASONING) -> str:
 def _blocks(text: str) -> tuple[list[str], str]:
     """Return the complete fenced blocks in order, and the text of a last one that is never closed."""
     lines = text.splitlines(keepends=True)
-    fences = [(i, m.group(1).strip()) for i, line in enumerate(lines) if (m := _FENCE.match(line.rstrip("\r\n")))]
+    marks = [(i, m) for i, line in enumerate(lines) if (m := _FENCE.match(line.rstrip("\r\n")))]
+    fences = [(i, m.group(2).strip(), m.group(1)[0]) for i, m in marks]
     found, k = list[str](), 0
     while k < len(fences):
         start = fences[k][0] + 1
-        closing = [j for j in range(k + 1, len(fences)) if not fences[j][1]][:_MOST_FENCES]
+        closing = [j for j in range(k + 1, len(fences)) if not fences[j][1] and fences[j][2] == fences[k][2]][:_MOST_FENCES]
         if not closing:
             reopened = [j for j in range(k + 1, len(fences)) if fences[j][1]]
             if reopened:  # another block begins before this one has ended
@@ -91,8 +92,21 @@ def _blocks(text: str) -> tuple[list[str], str]:
     return found, ""
 
 
+def defines(source: str, name: str) -> bool:
+    """Return whether a module defines a function, class or variable of a name at its top level.
+
+    Args:
+        source: the module; a source that is no Python defines nothing.
+        name: the name.
+
+    Returns:
+        Whether it does. An import defines nothing: an example of use imports the kernel.
+    """
+    tree = _tree(source)
+    return tree is not None and _defines(tree, name)
+
+
 def _defines(tree: ast.Module, name: str) -> bool:
-    """Return whether a module defines a name on module level."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
             return True

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from kbx_env import versions
 from kbx_env.errors import SandboxError, UsageError
 from kbx_env.grading.ablations import DefenceLayer, chosen
 from kbx_env.grading.context import GradingContext
@@ -142,6 +143,7 @@ def _manifest(task: Task, options: GradeOptions) -> dict[str, Any]:
     import kbx_env
 
     return {
+        **versions.task_set((task.id,)).entries(),
         "kbx_env": kbx_env.__version__, "python": platform.python_version(), "torch": torch.__version__,
         "triton": importlib.metadata.version("triton"),  # not imported here: only the sandbox needs it
         "device": torch.cuda.get_device_name(0) if options.backend == "cuda" else "cpu",

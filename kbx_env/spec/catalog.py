@@ -44,7 +44,6 @@ def _ids(chosen: tuple[packs.Pack | None, ...]) -> tuple[str, ...]:
 
 @functools.cache
 def _builtin_ids() -> tuple[str, ...]:
-    root = _folder("tasks")
     found = [p.relative_to(root).with_suffix("").as_posix() for c in CATEGORIES for p in (root / c).glob("*.py")]
     return tuple(sorted(t for t in found if not t.rsplit("/", 1)[-1].startswith("_")))
 
@@ -170,6 +169,17 @@ def _load(task_id: str) -> Task:
         fingerprint=fingerprint(task_id),
         **declared.fields,
     )  # fmt: skip
+
+
+@functools.cache
+def task_set_hash() -> str:
+    """Return one hash over the benchmark's own tasks: id, split and fingerprint of each. No task is imported.
+
+    Returns:
+        SHA-256 in hexadecimal.
+    """
+    lines = (f"{t} {_builtin_splits().get(t)} {fingerprint(t)}\n" for t in _builtin_ids())
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def splits() -> Mapping[str, str]:

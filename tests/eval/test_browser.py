@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,12 @@ FLAGS = ("--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-bac
 def grade(task: str, source: bytes, **options: Any) -> Outcome:
     """Some of everything, timed as if on a GPU, with the words of a hostile kernel."""
     number = sum(task.encode()) + len(source)
-    common = {"task": task, "backend": "cpu", "grading": str(options["grading"])}
+    sha = hashlib.sha256(source).hexdigest()
+    common = {"task": task, "backend": "cpu", "grading": str(options["grading"]), "source_sha256": sha}
+    if number % 3 == 0 and options["grading"] == "contract":
+        return Outcome(
+            verdict=Verdict.INCORRECT, stage=Stage.CORRECT, fault=Fault.POLICY, message="strides", cases=Cases(1, 2), **common
+        )
     if number % 5 == 0:
         bad = "<script>alert(1)</script> off by " + "very " * 40 + "much | [x](javascript:1)"
         return Outcome(verdict=Verdict.INCORRECT, stage=Stage.CORRECT, fault=Fault.POLICY, message=bad, cases=Cases(1, 2), **common)
@@ -96,5 +102,69 @@ def test_every_link_leads_somewhere(browser: Any, folder: Path) -> None:
 
 def test_words_of_a_kernel_are_no_markup(folder: Path) -> None:
     page = (folder / "report.html").read_text()
-    assert "&lt;script&gt;alert" in page and "<script" not in page
+    assert "&lt;script&gt;alert" in page and page.count("<script") == 1, "our own script and no other"
     assert "](javascript" not in (folder / "report.md").read_text()
+
+
+def test_one_page_shows_both_gradings_and_links_each_kernel(browser: Any, folder: Path) -> None:
+    page, _ = _open(browser, folder / "report.html", 1440)
+    rates = page.locator("#beside table").first
+    assert rates.locator("th").all_inner_texts() == ["policy", "paper's check", "contract", "differ"]
+    paper, contract = rates.locator("tr").nth(1).locator("td").all_inner_texts()[1:3]
+    assert paper != contract and all(" of " in text and "%" in text for text in (paper, contract))
+    answers = page.locator("#policy-0 table").last
+    page.locator("#policy-0 details").last.evaluate("e => { e.open = true; }")
+    heads = answers.locator("th").all_inner_texts()
+    row = answers.locator("tr").nth(1)
+    link = row.locator("td").nth(heads.index("kernel")).locator("a").get_attribute("href")
+    assert link is not None and link.startswith("sources/") and (folder / link).read_text().strip()
+    page.goto((folder / row.locator("a").first.get_attribute("href")).as_uri())  # type: ignore[operator]
+    beside = page.locator("h3", has_text="Feedback").first.locator("a").get_attribute("href")
+    assert beside == f"../{link}"
+    page.close()
+
+
+def test_tables_are_sorted_and_searched(browser: Any, folder: Path) -> None:
+    page, said = _open(browser, folder / "report.html", 1440)
+    table = page.locator("#policy-0 table").last
+    page.locator("#policy-0 details").last.evaluate("e => { e.open = true; }")
+    heads = table.locator("th").all_inner_texts()
+
+    def column(name: str) -> list[str]:
+        rows = table.locator("tr:not([hidden])").all()[1:]
+        return [r.locator("td").nth(heads.index(name)).inner_text() for r in rows]
+
+    def sort(name: str) -> list[str]:
+        table.locator("th").nth(heads.index(name)).click()
+        return column(name)
+
+    def speeds(texts: list[str]) -> list[float]:
+        return [float(t.removesuffix("x")) for t in texts if t != "–"]
+
+    before = column("task")
+    assert before == sorted(before) and sort("task") == before and sort("task") == before[::-1]
+    up, down = sort("speedup"), sort("speedup")
+    assert speeds(up) == sorted(speeds(up)) and speeds(down) == sorted(speeds(down), reverse=True)
+    assert "–" in up and up[-1] == down[-1] == "–", "missing numbers are last"
+    box = page.locator("#policy-0 input[type=search]").last
+    box.fill("quantization correct")
+    shown = column("task")
+    assert 0 < len(shown) < len(before) and all(t.startswith("quantization/") for t in shown)
+    assert f"{len(shown)} of {len(before)} rows" in page.locator("#policy-0 .search").last.inner_text()
+    box.fill("")
+    assert len(column("task")) == len(before)
+    head = table.locator("th").nth(heads.index("task"))
+    head.focus()
+    page.keyboard.press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending" and column("task") == before
+    assert said == []
+    page.close()
+
+
+@pytest.mark.full
+def test_no_other_script_may_run(browser: Any, folder: Path, tmp_path: Path) -> None:
+    text = (folder / "report.html").read_text().replace("</h1>", "</h1><script>document.title = 'taken'</script>", 1)
+    (tmp_path / "evil.html").write_text(text)
+    page, said = _open(browser, tmp_path / "evil.html", 1440)
+    assert page.title() != "taken" and any("Content Security Policy" in s for s in said)
+    page.close()

@@ -119,7 +119,7 @@ def test_fewer_or_other_tasks_are_refused(tmp_path: Path) -> None:
     paths = [_save(tmp_path / "a", _rows()), _save(tmp_path / "b", [*_rows()[:3], _row("math/erf")], task_split="all")]
     with pytest.raises(lb.Incomparable, match=r"lacks loss/mse and has math/erf besides"):
         lb.leaderboard(paths)
-    with pytest.raises(lb.Incomparable, match=r"task set: p \(.*c\), 3 tasks \(split eval\), lacks loss/mse; grade all with"):
+    with pytest.raises(lb.Incomparable, match=r"choice of tasks: p \(.*c\), 3 tasks \(.*eval\), lacks loss/mse; grade all with"):
         lb.leaderboard([paths[0], _save(tmp_path / "c", _rows()[:3])])
 
 

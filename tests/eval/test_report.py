@@ -61,8 +61,12 @@ def test_the_three_files(tmp_path: Path) -> None:
     assert (s["n"], s["infra_faults"]) == (14, 1) and s["correct_rate"] == pytest.approx(1 / 14)
     assert s["faster_than_eager_rate"] is None and s["geomean_speedup"] is None
     page = (out / "report.html").read_text()
-    assert "&lt;b&gt;off" in page and "<b>off</b>" not in page and "http" not in page and "<script" not in page
-    assert "not measured" in (out / "report.md").read_text()
+    assert "&lt;b&gt;off" in page and "<b>off</b>" not in page and page.count("<script") == 1
+    assert "http:" not in page and "https:" not in page
+    said = (out / "report.md").read_text()
+    assert "not measured" in said
+    assert data["manifest"]["task_set"] == versions.TASK_SET and data["manifest"]["task_set_hash"] == versions.TASK_SET_HASH
+    assert all(f"task set: {versions.task_set()}" in text for text in (page, said.replace("\\", "")))
 
 
 def test_killed_and_resumed_nothing_is_lost_or_repeated(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
+from kbx_env.baselines.llm.caller import PROBE
+
 Api = Literal["openai-chat", "openai-completions", "anthropic"]
 Kind = Literal["status", "invalid_json", "html", "hang_up", "truncate", "stall", "slow_headers", "empty_choices",
                "null_content", "no_done", "error_event"]  # fmt: skip
@@ -281,6 +283,11 @@ class _Handler(BaseHTTPRequestHandler):
         path, raw = urlsplit(self.path).path, self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
             api, body = PATHS[path], json.loads(raw)
+            if PROBE.encode() in raw:
+                owner.probes += 1
+                messages = _messages(api, body)
+                asked = Asked(path, api, body, {k.lower(): v for k, v in self.headers.items()}, messages, PROBE, -1, body["model"])
+                return self._send(_plan(asked, owner.probe))
             asked = owner._begin(self.connection, path, api, body, {k.lower(): v for k, v in self.headers.items()})
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             found = {"error": {"message": f"no request for {path}: {error!r}"}}
@@ -337,9 +344,13 @@ class _Server(ThreadingHTTPServer):
 class ScriptedServer:
     """Serves the script from its making until ``close``. ``closing`` is set then: a script that waits can wait for it."""
 
-    def __init__(self, answer: Script, models: Sequence[str] = ("scripted",)) -> None:
+    def __init__(
+        self, answer: Script, models: Sequence[str] = ("scripted",), probe: Reply | Failure = Reply("ready")
+    ) -> None:
         if not callable(answer) and not answer:
             raise ValueError("an empty script")
+        self.probe = probe  # answers the probe before a run, which is counted in ``probes`` and is not in ``asked``
+        self.probes = 0
         self.script, self.models = answer, tuple(models)
         self.asked: list[Asked] = []
         self.errors: list[Exception] = []

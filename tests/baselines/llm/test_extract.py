@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kbx_env.baselines.llm.chat import Finish, Reply
-from kbx_env.baselines.llm.extract import blocks, defines, kernel_in, object_in, without_thinking
+from kbx_env.baselines.llm.extract import kernel_in, object_in, without_thinking
 
+from kbx_env.envs.answer import defines, strip_fences
 from kbx_env.errors import NoAnswer
 
 GOOD = "import triton\n\n\ndef relu(x):\n    return x\n"
@@ -40,11 +41,23 @@ def test_the_kernel_is_found(text: str) -> None:
     assert _kernel(text).strip() == GOOD.strip()
 
 
-def test_of_two_that_define_the_entry_the_longer_is_meant() -> None:
+def test_of_two_that_define_the_entry_the_last_complete_one_is_meant_as_in_training() -> None:
     longer = GOOD + "\n\ndef helper():\n    pass\n"
-    assert _kernel(f"```python\n{longer}```\nor\n```python\n{GOOD}```") == longer
-    again = GOOD.replace("return x", "return y")
-    assert _kernel(f"```python\n{GOOD}```\nno:\n```python\n{again}```") == again, "of equals the later: it corrects the first"
+    use = "from kernel import relu\n\nprint(relu(1), 'and much more text than the kernel itself has, to be the longest')\n"
+    answers = {
+        f"```python\n{longer}```\nno:\n```python\n{GOOD}```": GOOD,
+        f"```python\n{longer}```\nUse it:\n```python\n{use}```": longer,
+        f"```python\n{GOOD}```\nor\n```python\n{longer}": GOOD,  # the last one is not complete
+    }
+    for text, meant in answers.items():
+        assert _kernel(text) == meant == strip_fences(text, "relu")
+
+
+def test_tags_and_fences_in_a_string_of_a_module_belong_to_it() -> None:
+    source = GOOD.replace("return x", 'return "<think>", """\n~~~\n```\n"""')
+    assert _kernel(source) == source
+    fenced = source.replace("<think>", "")
+    assert _kernel(f"Here:\n~~~python\n{fenced}~~~\n") == fenced
 
 
 def test_a_block_without_the_entry_is_still_judged() -> None:
@@ -75,10 +88,11 @@ def test_an_apology_before_code_is_no_refusal() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["def relu(x): ...", "relu = f", "class relu: ...", "from a import b as relu", "async def relu(): ..."]
+    "source", ["def relu(x): ...", "relu = f", "class relu: ...", "relu: object = f", "async def relu(): ..."]
 )
 def test_what_defines_a_name(source: str) -> None:
     assert defines(source, "relu") and not defines(f"if x:\n    {source}", "relu") and not defines("def (", "relu")
+    assert not defines("from kernel import relu", "relu"), "an example of use imports it"
 
 
 def test_objects() -> None:
@@ -93,7 +107,7 @@ def test_objects() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="`~ \n<>/think{}\"\\abdef:()=1", max_size=80), st.sampled_from(list(Finish)))
 def test_any_text_is_a_kernel_or_says_why(text: str, finish: Finish) -> None:
-    object_in(text), blocks(text), without_thinking(text)
+    object_in(text), without_thinking(text)
     try:
         assert isinstance(kernel_in(Reply(text, finish), "f"), str)
     except NoAnswer as e:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from kbx_env.baselines.llm.access import Access
+from kbx_env.baselines.llm.caller import REFUSED, Limits
 from kbx_env.baselines.llm.log import CallLog
+from kbx_env.baselines.policy import make_policy
 from kbx_env.eval import report
+from kbx_env.eval.progress import asking
+from rich.console import Console
 from scripted import Asked, Failure, Reply, ScriptedServer
 
 from kbx_env.__main__ import main
@@ -135,6 +142,95 @@ def test_a_wrong_key_or_model_ends_the_run_at_once(status: int, tmp_path: Path, 
         code = report.main([*argv, "--concurrency", "1", "--out", str(tmp_path / "o")])
         assert code == 2 and f"HTTP {status}" in (said := capsys.readouterr().err) and "--model 'm'" in said
         assert len(server.asked) <= 2
+
+
+def _main(url: str, out: Path, *more: str) -> int:
+    argv = ["--policy", "claude", "--model", "m", "--base-url", url, "--backend", "cpu", "--patience", "0", "--attempts", "2"]
+    return report.main([*argv, "--out", str(out), *more])
+
+
+def test_a_dead_server_ends_the_run_before_anything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+    assert _main(url, tmp_path / "o") == 2 and not (tmp_path / "o").exists()
+    said = capsys.readouterr().err
+    assert url in said and "connection" in said and "refused" in said and "--base-url" in said
+
+
+@pytest.mark.parametrize(
+    ("probe", "says"),
+    [
+        (Failure("status", 401), "HTTP 401"), (Failure("status", 404, message="no model 'm' here"), "no model 'm' here"),
+        (Failure("status", 400, message="m is not a valid model ID"), "valid model ID"), (Failure("html"), "--base-url"),
+    ],
+)  # fmt: skip
+def test_one_probe_says_what_the_server_refuses(
+    probe: Failure, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    with ScriptedServer([Reply("x")], probe=probe) as server:
+        assert _main(server.base_url, tmp_path / "o") == 2 and (server.probes, server.asked) == (1, [])
+    assert says in (said := capsys.readouterr().err) and "sk-secret" not in said and not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [Failure("status", 429), Failure("status", 503), Failure("status", 400, message="output limit reached"), Reply("r", "length")],
+)
+def test_a_busy_server_and_a_model_that_thinks_longer_pass_the_probe(probe: Failure | Reply) -> None:
+    with ScriptedServer(lambda a: Reply(_kernel(a)), probe=probe) as server:
+        policy = make_policy("claude", Access("m", server.base_url))
+        policy.probe()  # type: ignore[union-attr]
+        policy.act({"task": "math/softmax", "prompt": "Task math/softmax:", "turn": 0})  # type: ignore[union-attr]
+        assert (server.probes, len(server.asked)) == (1, 1)
+    assert policy.spent("math/softmax", 0).calls == 1, "the probe is in no sum"  # type: ignore[union-attr]
+
+
+def test_a_resumed_run_probes_only_before_a_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ScriptedServer(lambda a: Reply(_kernel(a))) as server:
+        _run(server, tmp_path / "o", "--tasks", "relu,softmax")
+        _run(server, tmp_path / "o", "--tasks", "relu,softmax", "--resume")
+        assert server.probes == 1
+        server.probe = Failure("status", 401)
+        assert _main(server.base_url, tmp_path / "o", "--tasks", FEW, "--resume") == 2 and server.probes == 2
+    assert "HTTP 401" in capsys.readouterr().err
+
+
+def test_a_run_stops_when_its_first_calls_are_all_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ScriptedServer([Failure("status", 500, message="the GPU is lost")]) as server:
+        assert _main(server.base_url, tmp_path / "o", "--split", "all", "--concurrency", "1") == 2
+        assert len(server.asked) == 2 * REFUSED
+    said = capsys.readouterr().err
+    assert "first 8 calls all failed" in said and "the GPU is lost" in said and "--resume" in said
+
+
+def test_a_short_run_without_an_answer_does_not_end_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ScriptedServer([Failure("status", 500, message="the GPU is lost")]) as server:
+        assert _main(server.base_url, tmp_path / "o", "--tasks", FEW) == 2
+    said = capsys.readouterr().err
+    assert "no call of its model was answered" in said and "the GPU is lost" in said
+    assert "4 of 176 tasks (--split all" in said, "--tasks looks in all splits"
+
+
+def test_progress_tells_calls_tokens_cost_and_the_last_error(tmp_path: Path) -> None:
+    def answer(asked: Asked) -> Reply | Failure:
+        if asked.number == 0:
+            return Failure("status", 500, message="the GPU is lost")
+        return Reply(_kernel(asked), prompt_tokens=1000, completion_tokens=200, cost=0.25)
+
+    with ScriptedServer(answer) as server:
+        policy = make_policy("claude", Access("m", server.base_url, limits=Limits(attempts=2, patience=0)))
+        for task in ("math/softmax", "activation/relu"):
+            policy.act({"task": task, "prompt": f"Task {task}:", "turn": 0})  # type: ignore[union-attr]
+        assert (server.probes, len(server.asked)) == (1, 3)
+    status = policy.caller.status()  # type: ignore[union-attr]
+    assert status.startswith("2 calls, 2,400 tokens, $0.50; last error: server_error: HTTP 500") and "\n" not in status
+    shown = io.StringIO()
+    with asking({"p": (2, lambda: status), "q": (1, None)}, Console(file=shown, width=300, force_terminal=True)) as progress:
+        progress.advance("p")
+        progress.advance("q")
+        assert progress.lines() == [f"p: 1 of 2 answers graded; {status}"]
+    assert "2 calls, 2,400 tokens, $0.50; last error" in shown.getvalue()
 
 
 KILLED = """
