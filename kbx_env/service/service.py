@@ -32,6 +32,7 @@ from kbx_env.service.metrics import Metrics
 from kbx_env.service.queue import Draining, GradingQueue
 from kbx_env.spec.catalog import load_task, load_tasks, splits
 from kbx_env.store import Store
+from kbx_env.store.checkpoints import Checkpoints
 
 LEAST_TOKEN = 16
 """Fewest characters of a token."""
@@ -113,9 +114,11 @@ class Service:
         with contextlib.ExitStack() as stack:
             store = Path(settings.store)
             # The journal first: a second service must not start workers.
-            self._journal = Journal(store.with_name(store.name + ".queue"))
+            journal = store.with_name(store.name + ".queue")
+            self._journal = Journal(journal)
             stack.callback(self._journal.close)
-            self._store = stack.enter_context(contextlib.closing(Store(store)))
+            self._store = stack.enter_context(contextlib.closing(Store(store, checkpoints=False)))
+            stack.callback(Checkpoints([journal, store]).close)
             self._pool = self._make_pool(pool)
             self._files = stack.pop_all()
         try:
