@@ -18,6 +18,11 @@ from kbx_env.service.app import create_app
 from kbx_env.service.guard import Guard
 from kbx_env.service.service import Service, Settings, read_token, say
 
+_BACKLOG = 4096
+"""Connections that the kernel keeps until they are accepted; more of them would have to knock again, after 1, 3 and 7 s."""
+_ACCEPTED = 32
+"""Connections that asyncio accepts before it turns to the requests of the others. asyncio has one number for both."""
+
 
 class Server(uvicorn.Server):
     """uvicorn's server, which begins to drain at the first signal and ends with status 0."""
@@ -40,7 +45,7 @@ class Server(uvicorn.Server):
         super().__init__(uvicorn.Config(
             app, http=service.connections.protocol(), ws="none", lifespan="on", loop="asyncio", access_log=False,
             log_level="error", server_header=False, timeout_keep_alive=int(service.limits.idle_seconds),
-            timeout_graceful_shutdown=5, backlog=4096,
+            timeout_graceful_shutdown=5, backlog=_ACCEPTED,
         ))  # fmt: skip
 
     def end(self) -> None:
@@ -51,6 +56,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
         s = self.service
         again = f", {s.recovered} requests taken up again" if s.recovered else ""
         token = "with a token" if s.token else "without a token"

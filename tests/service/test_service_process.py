@@ -22,6 +22,7 @@ from grading_service import Grader, running
 from kbx_env.__main__ import main
 from kbx_env.client import Client, ServiceError
 from kbx_env.outcome import Outcome
+from kbx_env.spec.catalog import expert_source
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ("--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update "
@@ -185,3 +186,41 @@ def test_schemathesis_finds_no_server_error(tmp_path: Path) -> None:
         ]  # fmt: skip
         ended = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=tmp_path)
         assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+
+
+@pytest.mark.full
+def test_on_a_ray_cluster_that_loses_a_node(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    small: dict[str, Any] = {"object_store_memory": 80 << 20, "include_dashboard": False}
+    port, root = _free_port(), str(Path(__file__).resolve().parents[2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", root)
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+        nodes = [cluster.add_node(num_cpus=1, **small) for _ in range(2)]
+        command = [
+            sys.executable, "-m", "kbx_env", "serve", "--backend", "cpu", "--executor", "ray", "--ray-address", cluster.address,
+            "--port", str(port), "--store", str(tmp_path / "g.sqlite"),
+        ]  # fmt: skip
+        process = subprocess.Popen(command)
+    try:
+        client = Client(f"http://127.0.0.1:{port}", timeout_s=240)
+        _ready(client)
+        assert client.info()["workers"] == 2 and client.info()["backend"] == "cpu"
+        expert = expert_source("random/logspace")
+        pairs = [("random/logspace", f"# {k}\n{expert if k % 2 else 'x = 1'}\n") for k in range(10)]
+        found = dict[int, Outcome]()
+        for number, outcome in client.grade_many(pairs, split="train", targets=[]):
+            found[number] = outcome
+            if len(found) == 3:
+                cluster.remove_node(nodes[0])
+        assert [str(found[k].verdict) for k in range(10)] == ["malformed", "correct"] * 5
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        cluster.shutdown()
