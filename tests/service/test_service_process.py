@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from grading_service import Grader, running
+from two_hosts import two_hosts
 
 from kbx_env.__main__ import main
 from kbx_env.client import Client, ServiceError
@@ -45,7 +46,24 @@ START = """
 import sys
 from kbx_env.service.server import serve
 from kbx_env.service.service import Settings
-serve(Settings(port=int(sys.argv[1]), backend="cpu", workers=2, store=sys.argv[2], grader="fake_service_worker:Grader"))
+host, port, store, *token = sys.argv[1:]
+token = token[0] if token else None
+serve(Settings(host, int(port), "cpu", workers=2, store=store, token_file=token, grader="fake_service_worker:Grader"))
+"""
+TRAIN = """
+import sys, time
+from kbx_env import client
+client._SILENCE, client._CONNECT = 2.0, 2.0  # seconds after which a connection counts as cut
+url, token, count = sys.argv[1:]
+found = client.Client(url, token, 100)
+while True:
+    try:
+        found.health()
+        break
+    except client.ServiceError:
+        time.sleep(0.2)
+for number, outcome in found.grade_many([("math/abs", str(k)) for k in range(int(count))]):
+    print(number, outcome.verdict, flush=True)
 """
 
 
@@ -55,12 +73,17 @@ def _free_port() -> int:
         return int(s.getsockname()[1])
 
 
-@contextlib.contextmanager
-def _process(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def _with_workers(folder: Path) -> dict[str, str]:
+    """Write the module of the fake workers, and return an environment that finds it."""
     (folder / "fake_service_worker.py").write_text(WORKERS)
     env = {**os.environ, "KBX_GRADED": str(folder / "graded")}
-    env["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [env.get("PYTHONPATH"), *sys.path])])
-    process = subprocess.Popen([sys.executable, "-c", START, str(port), str(folder / "gradings.sqlite")], env=env)
+    return {**env, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [env.get("PYTHONPATH"), *sys.path])])}
+
+
+@contextlib.contextmanager
+def _process(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", START, "127.0.0.1", str(port), str(folder / "gradings.sqlite")]
+    process = subprocess.Popen(command, env=_with_workers(folder))
     try:
         yield process
     finally:
@@ -111,6 +134,38 @@ def test_killed_and_restarted_under_load_nothing_is_lost(tmp_path: Path) -> None
         _ready(client)
         outcome = client.result(number, wait=10)
         assert outcome is not None and outcome.correct, "what was accepted before SIGTERM ends after the next start"
+
+
+@pytest.mark.full
+def test_a_cut_link_between_two_hosts_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    env, graded, count = _with_workers(tmp_path), tmp_path / "graded", 300
+    with contextlib.ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(two_hosts())
+        except OSError as e:
+            pytest.skip(str(e))
+        store, token = str(tmp_path / "gradings.sqlite"), str(tmp_path / "token")
+        served = [sys.executable, "-c", START, hosts.grader, "8300", store, token]
+        trained = [sys.executable, "-c", TRAIN, f"http://{hosts.grader}:8300", TOKEN, str(count)]
+        server = hosts.start("grader", served, env=env)
+        trainer = hosts.start("trainer", trained, env=env, stdout=subprocess.PIPE, text=True)
+        try:
+            end = time.monotonic() + 100
+            while not graded.exists() or len(graded.read_bytes().splitlines()) < 30:
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            hosts.cut()
+            time.sleep(6)
+            during = len(graded.read_bytes().splitlines())
+            hosts.mend()
+            lines = trainer.communicate(timeout=100)[0].splitlines()
+        finally:
+            for process in (trainer, server):
+                process.kill()
+                process.wait()
+    assert sorted(lines) == sorted(f"{k} correct" for k in range(count)) and during > 60, "grading went on without the link"
+    assert sorted(int(line.split()[1]) for line in graded.read_bytes().splitlines()) == list(range(count)), "each once"
 
 
 def test_bad_usage(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
