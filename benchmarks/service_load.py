@@ -371,9 +371,12 @@ def hostile(a: argparse.Namespace) -> dict[str, Any]:
         guess = (wrong + length.format(2) + "{}").encode()
         found["2,000 wrong tokens"] = dict(Counter(_raw(made.port, guess) for _ in range(2000)))
         phase[0] = "1 GB"
-        found["1 GB declared, wrong token"] = _raw(made.port, (wrong + length.format(GIB)).encode(), _flood)
-        found["1 GB declared"] = _raw(made.port, (head + length.format(GIB)).encode(), _flood)
-        found["1 GB in chunks"] = _raw(made.port, (head + "Transfer-Encoding: chunked\r\n\r\n").encode(), _flood_chunks)
+        for name, begin, rest, more in (
+            ("10 x 1 GB declared, wrong token", wrong, length.format(GIB), _flood),
+            ("10 x 1 GB declared", head, length.format(GIB), _flood),
+            ("10 x 1 GB in chunks", head, "Transfer-Encoding: chunked\r\n\r\n", _flood_chunks),
+        ):
+            found[name] = dict(Counter(_raw(made.port, (begin + rest).encode(), more) for _ in range(10)))
         before = made.memory()
         phase[0] = "slow senders"
         slow: list[str] = []
@@ -388,19 +391,19 @@ def hostile(a: argparse.Namespace) -> dict[str, Any]:
         found["100 slow senders"] = dict(Counter(slow))
         phase[0] = "10,000 sockets"
         found["sockets"] = _many_sockets(made, a.sockets)
-        phase[0] = "malformed"
+        phase[0] = "malformed, path tricks"
         bodies = [
             b"{", b"[" * 100_000, b'{"task": NaN}', b"\xff\xfe", b'"' + b"\\ud800" * 1000,
             b'{"task":"math/abs","source":"x","id":1}',
         ]  # fmt: skip
         found["malformed JSON"] = dict(Counter(
-            _raw(made.port, (head + length.format(len(b))).encode() + b) for b in bodies * 20
+            _raw(made.port, (head + length.format(len(b))).encode() + b) for b in bodies * 100
         ))  # fmt: skip
         paths = [
             "../../etc/passwd", "..%2f..%2fetc%2fpasswd", "%2e%2e/", "math/softmax%00", "math//softmax", "/etc/passwd", "a" * 9000
         ]  # fmt: skip
         rest = f" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
-        found["path tricks"] = dict(Counter(_raw(made.port, f"GET /v1/tasks/{p}{rest}".encode()) for p in paths))
+        found["path tricks"] = dict(Counter(_raw(made.port, f"GET /v1/tasks/{p}{rest}".encode()) for p in paths * 50))
         found["not HTTP"] = _raw(made.port, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
         stop.set()
         thread.join()
