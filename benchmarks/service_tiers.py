@@ -14,14 +14,16 @@ has 6.8 s of a core, 1.9 s of the shared GPU and 0.68 s of the GPU alone. The pr
 which is its share of proof and compilation in docs/measurements/2026-11-22-h200-x2.md. It is an assumption for a loaded machine.
 
 With ``--real`` nothing but the GPU is simulated: ``TieredPool`` itself, real worker processes, and real proofs on the CPU tier of
-experts and of experts with one fault. The GPU stage of a kernel sleeps: ``SHARED`` seconds, and for a correct kernel ``ALONE``
-seconds in which no other kernel is on the GPU. All cores of this machine make proofs, in every schedule.
+experts and of experts that store a multiple of the result. The GPU stage of a kernel sleeps: ``SHARED`` seconds, and for a
+correct kernel ``ALONE`` seconds in which no other kernel is on the GPU. All cores of this machine make proofs.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -35,7 +37,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kbx_env.eval.simulate import Job, Shape, play
-from kbx_env.train.mutation import fault_sites, with_faults
 
 from kbx_env.executor import Executor, ProcessPool, Request
 from kbx_env.executor.pools.tiered import TieredPool
@@ -150,15 +151,29 @@ _TASKS = (
 )  # fmt: skip
 
 
+def scaled(source: str, factor: int) -> str:
+    """Return a kernel that stores a multiple of its results."""
+    data = source.encode()
+    starts = [0, *itertools.accumulate(len(line) for line in data.splitlines(keepends=True))]
+    stores = [
+        node.args[1] for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.store"
+    ]  # fmt: skip
+    for value in sorted(stores, key=lambda v: (v.lineno, v.col_offset), reverse=True):
+        assert value.end_lineno and value.end_col_offset
+        begin, end = starts[value.lineno - 1] + value.col_offset, starts[value.end_lineno - 1] + value.end_col_offset
+        data = data[:begin] + b"(" + data[begin:end] + b") * %d" % factor + data[end:]
+    return data.decode()
+
+
 def workload(correct: float, count: int) -> list[tuple[str, bytes]]:
-    """Return distinct experts and experts with one fault, in a random order that is always the same."""
+    """Return distinct experts and wrong versions of experts, in a random order that is always the same."""
     made, rights = [], round(correct * count)
     for k in range(count):
         task, number = _TASKS[k % len(_TASKS)], k // len(_TASKS)
         source = expert_source(task)
         if k >= rights:
-            faults = fault_sites(source, ("operator", "number"))
-            source = with_faults(source, [faults[number % len(faults)]])
+            source = scaled(source, number + 2)
         made.append((task, f"# {k}\n{source}".encode()))
     random.Random(1).shuffle(made)
     return made
