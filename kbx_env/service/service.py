@@ -147,6 +147,8 @@ class Service:
             self.backend, self.environment = resolve_backend(s.backend), versions.environment("cpu")
             return given
         if s.executor == "ray":
+            if s.gpus is not None:
+                raise UsageError("--gpus is for --executor process: Ray takes all GPUs of its cluster; leave it out")
             from kbx_env.executor.pools.ray_pool import open_ray
 
             pool, device = open_ray(s.backend, s.ray_address, s.workers)

@@ -180,6 +180,7 @@ def test_bad_usage(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["--port", "99999"], "cannot listen"),
         (["--queue", "3"], "at least 128"),
         (["--host", "no such host"], "no address"),
+        (["--executor", "ray", "--gpus", "2"], "Ray takes all GPUs"),
     ]:
         assert main(["serve", "--backend", "cpu", *store, *argv]) == 2
         assert words in capsys.readouterr().err
