@@ -1,17 +1,19 @@
-"""Measures the grading service (``kbx serve``) on loopback: overhead, load, kills, a hostile client, a cut link.
+"""Measures the grading service (``kbx serve``) on loopback: overhead, load, kills, a hostile client.
 
-    python benchmarks/service_load.py overhead load hostile cut real --out runs/service.json
+    python benchmarks/service_load.py overhead load queued hostile real --out runs/service.json
 
 - ``overhead``: one client, a grader that costs nothing: the request through the service against the same executor called
-  directly; and the request that the store answers.
+  directly; and the request that the store answers. One of each in turn, so that all three see the same load. With
+  ``--first`` (root only) their processes go before all others of the machine, so that no latency includes a wait for a core.
 - ``load``: 500 clients in 10 processes submit 10,000 requests; the grader answers after ``--fake-ms``. In the middle, workers
   are killed, and then the service itself (``kill -9``), which is started again. Counts what was lost and graded twice.
+- ``queued``: 500 clients submit all of their 10,000 requests at once, to workers with the real grader: ``--executed`` distinct
+  expert kernels and 100 requests for each of 20 more, the rest sources that the screen refuses. Kills as in ``load``.
 - ``hostile``: wrong tokens, a body of 1 GB, slow senders, 10,000 open sockets, malformed JSON, path tricks, while an honest
   client measures its latency.
-- ``cut``: a batch through a TCP proxy that is cut for ``--cut-seconds`` in the middle.
 - ``real``: real gradings of experts by the CPU backend through the service, against the same gradings without it.
 
-All load stays on loopback, and is bounded in number and time.
+All load stays on loopback, and is bounded in number and time. ``service_hosts.py`` cuts the link between two hosts.
 """
 
 from __future__ import annotations
@@ -43,7 +45,12 @@ from kbx_env.executor import Executor, ProcessPool, Request
 from kbx_env.outcome import Outcome
 
 TOKEN = "benchmark-" + "t" * 22
-FAKE = "_service_worker:Grader"
+FAKE, LOGGED = "_service_worker:Grader", "_service_worker:Logged"
+KERNELS = (
+    "math/exp_sqrt", "math/sqrt_exp", "math/log", "math/add", "math/rad2deg_sqrt", "optimizer/SGD", "reduce/mean",
+    "math/chebyshev_polynomial_t", "matrixmultiply/matmul", "quantization/layernorm_w8a8",
+)  # fmt: skip
+"""Tasks whose experts take 0.25 to 0.9 s of a core on the CPU backend."""
 START = """
 import sys
 sys.path[:0] = [{root!r}, {here!r}]
@@ -53,6 +60,27 @@ serve(Settings(port={port}, backend="cpu", workers={workers}, store={store!r}, t
 """
 GIB = 1 << 30
 HEAD = f"POST /v1/gradings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nAuthorization: Bearer {TOKEN}\r\n"
+
+
+def rss(pid: int) -> int:
+    """Return the resident memory of a process in bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def pss(pid: int) -> int:
+    """Return the memory of a process in bytes; a page that n processes share counts as 1/n."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
+
+
+def children(pid: int) -> list[int]:
+    """Return the child processes of a process."""
+    return [int(p) for c in Path(f"/proc/{pid}/task").glob("*/children") for p in c.read_text().split()]
+
+
+def family(pids: list[int]) -> list[int]:
+    """Return processes with all that descend from them."""
+    return pids + [p for pid in pids for p in family(children(pid))]
 
 
 class Service:
@@ -92,14 +120,12 @@ class Service:
     def memory(self) -> int:
         """Return the resident memory of the service's own process in bytes, without its workers."""
         assert self.process
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * resource.getpagesize()
+        return rss(self.process.pid)
 
     def workers_now(self) -> list[int]:
         """Return the process ids of the workers."""
         assert self.process
-        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        return [int(p) for c in children for p in c.read_text().split()]
+        return children(self.process.pid)
 
     def kill(self) -> None:
         """Do ``kill -9``."""
@@ -137,16 +163,6 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
     return {"n": len(ordered), "p50_ms": at(0.5), "p99_ms": at(0.99), "max_ms": round(1000 * ordered[-1], 3)}
 
 
-def timed(call: Callable[[int], Any], count: int) -> list[float]:
-    """Return the seconds of each of some calls."""
-    found = []
-    for k in range(count):
-        start = time.perf_counter()
-        call(k)
-        found.append(time.perf_counter() - start)
-    return found
-
-
 def recorded_outcome() -> Outcome:
     """Grade one expert for real: the fake grader answers with an outcome of a usual size."""
     from kbx_env import grade
@@ -159,22 +175,28 @@ def overhead(a: argparse.Namespace) -> dict[str, Any]:
     """Compare requests through the service with direct calls of the same executor, and with the same warm worker."""
     os.environ["KBX_FAKE_SECONDS"] = "0"
     source = "x = 1\n" * 500  # 3 kB, a usual kernel
+    if a.first:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # all child processes inherit it
+    seconds: dict[str, list[float]] = {"direct": [], "service": [], "from the store": []}
     with service(FAKE, 1) as made:
         made.start()
         pool = ProcessPool(1, FAKE)
         pool.ready(60)
-        with Executor(pool) as executor:
-            direct = lambda k: executor.submit(Request("math/softmax", f"d{k}\n{source}".encode())).result()  # noqa: E731
-            timed(direct, 50)
-            without = timed(direct, a.requests)
         client = made.client()
-        new = lambda k: client.grade("math/softmax", f"n{k}\n{source}")  # noqa: E731
-        timed(lambda k: client.grade("math/softmax", f"w{k}\n{source}"), 50)
-        through = timed(new, a.requests)
-        again = timed(new, a.requests)
-    found = {"direct": quantiles(without), "service": quantiles(through), "from the store": quantiles(again)}
-    found["overhead_p50_ms"] = round(found["service"]["p50_ms"] - found["direct"]["p50_ms"], 3)
-    found["overhead_p99_ms"] = round(found["service"]["p99_ms"] - found["direct"]["p99_ms"], 3)
+        with Executor(pool) as executor:
+            direct = lambda k: executor.submit(Request("math/softmax", f"{k}\n{source}".encode())).result()  # noqa: E731
+            through = lambda k: client.grade("math/softmax", f"{k}\n{source}")  # noqa: E731
+            for k in range(-50, a.requests):
+                for name, call in (("direct", direct), ("service", through), ("from the store", through)):
+                    start = time.perf_counter()
+                    call(k)
+                    if k >= 0:
+                        seconds[name].append(time.perf_counter() - start)
+    if a.first:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    found: dict[str, Any] = {name: quantiles(s) for name, s in seconds.items()}
+    for name in ("p50_ms", "p99_ms"):
+        found[f"overhead_{name}"] = round(found["service"][name] - found["direct"][name], 3)
     return found
 
 
@@ -198,32 +220,81 @@ def _clients(url: str, process: int, clients: int, each: int, out: str) -> None:
     asyncio.run(all_of_them())
 
 
+def _queued_clients(url: str, process: int, clients: int, each: int, executed: int, out: str) -> None:
+    """One process of the part ``queued``: clients that submit all at once, and write what they got."""
+    from kbx_env.spec.catalog import expert_source
+
+    experts = [(task, expert_source(task)) for task in KERNELS]
+
+    def pair(name: str, kernel: int | None) -> tuple[str, str]:
+        if kernel is None:
+            return "math/softmax", f"# {name}\nx = 1\n"
+        task, source = experts[kernel % len(experts)]
+        return task, f"# {name}\n{source}"
+
+    async def one(number: int, file: Any) -> None:
+        names, pairs = [], []
+        for k in range(each):
+            client = process * clients + number
+            if k == 4:  # an expert that 24 others ask for as well
+                names.append(f"shared expert {client % 20}")
+            elif k % 5 == 4:
+                names.append(f"shared {k}")
+            else:
+                names.append(f"{process} {number} {k}")
+            is_expert = k == 0 and client < executed
+            pairs.append(pair(names[-1], client if is_expert else client % 20 if k == 4 else None))
+        start = time.perf_counter()
+        async with AsyncClient(url, TOKEN, 900) as made:
+            async for n, outcome in made.grade_many(pairs, split="train", targets=[]):
+                row = [names[n], str(outcome.verdict), round(time.perf_counter() - start, 3)]
+                file.write(json.dumps(row) + "\n")
+
+    async def all_of_them() -> None:
+        with open(out, "w") as file:
+            await asyncio.gather(*(one(n, file) for n in range(clients)))
+
+    asyncio.run(all_of_them())
+
+
 def load(a: argparse.Namespace) -> dict[str, Any]:
-    """Run 500 clients with 10,000 requests, kill workers and the service, and count."""
+    """Run 500 clients with 10,000 requests one after the other, kill workers and the service, and count."""
+    os.environ["KBX_FAKE_SECONDS"] = str(a.fake_ms / 1000)
+    return _under_load(a, FAKE, _clients, ())
+
+
+def queued(a: argparse.Namespace) -> dict[str, Any]:
+    """Run 500 clients with 10,000 requests at once and real gradings, kill workers and the service, and count."""
+    return _under_load(a, LOGGED, _queued_clients, (a.executed,))
+
+
+def _under_load(a: argparse.Namespace, grader: str, work: Callable[..., None], more: tuple[Any, ...]) -> dict[str, Any]:
     import multiprocessing
 
-    os.environ["KBX_FAKE_SECONDS"] = str(a.fake_ms / 1000)
     processes, each = 10, a.requests_of_load // a.clients
     per_process = a.clients // processes
     context = multiprocessing.get_context("spawn")
-    with service(FAKE, 2) as made:
+    with service(grader, 2) as made:
         made.start()
         log = made.folder / "graded"
         outs = [str(made.folder / f"client-{k}") for k in range(processes)]
         running = [
-            context.Process(target=_clients, args=(made.url, k, per_process, each, out)) for k, out in enumerate(outs)
+            context.Process(target=work, args=(made.url, k, per_process, each, *more, out)) for k, out in enumerate(outs)
         ]
-        before, start, events, memory = made.memory(), time.monotonic(), [], []
+        before, start, events, memory = made.memory(), time.monotonic(), list[str](), list[list[float]]()
+        asked, most = list[float](), 0
         for p in running:
             p.start()
-        killed = 0
-        total = len({f"shared {k}" if k % 5 == 4 else f"{p} {n} {k}"
-                     for p in range(processes) for n in range(per_process) for k in range(each)})  # fmt: skip
+        killed, total, probe = 0, 0.8 * a.requests_of_load, made.client(30)
         while any(p.is_alive() for p in running) and time.monotonic() - start < a.limit:
             time.sleep(0.5)
             graded = len(log.read_bytes().splitlines()) if log.exists() else 0
-            with contextlib.suppress(OSError):
-                memory.append((round(time.monotonic() - start, 1), graded, made.memory()))
+            with contextlib.suppress(OSError, ServiceError):
+                workers = sum(map(pss, family(made.workers_now())))
+                memory.append([round(time.monotonic() - start, 1), graded, made.memory() >> 20, workers >> 20])
+                asking = time.perf_counter()
+                most = max(most, probe.health()["waiting"])
+                asked.append(time.perf_counter() - asking)
             if killed < 3 and graded > total * (killed + 1) / 8:  # workers
                 os.kill(made.workers_now()[0], signal.SIGKILL)
                 events.append(f"{time.monotonic() - start:.1f} s: a worker killed after {graded} gradings")
@@ -242,13 +313,17 @@ def load(a: argparse.Namespace) -> dict[str, Any]:
         counted = Counter(line.split(b" ", 1)[1] for line in log.read_bytes().splitlines())
         ended = made.end()
     names = {name for name, _, _ in rows}
+    verdicts: dict[str, set[str]] = {}
+    for name, verdict, _ in rows:
+        verdicts.setdefault(name, set()).add(verdict)
     return {
         "clients": a.clients, "requests": per_process * processes * each, "answered": len(rows),
-        "verdicts": dict(Counter(v for _, v, _ in rows)), "distinct": total, "distinct_answered": len(names),
+        "verdicts": dict(Counter(v for _, v, _ in rows)), "distinct_answered": len(names),
+        "two_verdicts_for_one_source": sum(len(v) > 1 for v in verdicts.values()), "most_waiting": most,
         "graded": sum(counted.values()), "graded_twice": sum(n > 1 for n in counted.values()), "seconds": round(seconds, 1),
         "requests_per_second": round(len(rows) / seconds, 1), "latency": quantiles([s for _, _, s in rows]) if rows else None,
-        "events": events, "memory_MB_at_start": before >> 20,
-        "memory_MB": [[t, n, m >> 20] for t, n, m in memory[:: max(1, len(memory) // 12)]], "sigterm_seconds": round(ended, 2),
+        "readyz": quantiles(asked) if asked else None, "events": events, "memory_MB_at_start": before >> 20,
+        "memory_MB: seconds, gradings, service, workers": memory[:: max(1, len(memory) // 16)], "sigterm_seconds": round(ended, 2),
     }  # fmt: skip
 
 
@@ -296,9 +371,12 @@ def hostile(a: argparse.Namespace) -> dict[str, Any]:
         guess = (wrong + length.format(2) + "{}").encode()
         found["2,000 wrong tokens"] = dict(Counter(_raw(made.port, guess) for _ in range(2000)))
         phase[0] = "1 GB"
-        found["1 GB declared, wrong token"] = _raw(made.port, (wrong + length.format(GIB)).encode(), _flood)
-        found["1 GB declared"] = _raw(made.port, (head + length.format(GIB)).encode(), _flood)
-        found["1 GB in chunks"] = _raw(made.port, (head + "Transfer-Encoding: chunked\r\n\r\n").encode(), _flood_chunks)
+        for name, begin, rest, more in (
+            ("10 x 1 GB declared, wrong token", wrong, length.format(GIB), _flood),
+            ("10 x 1 GB declared", head, length.format(GIB), _flood),
+            ("10 x 1 GB in chunks", head, "Transfer-Encoding: chunked\r\n\r\n", _flood_chunks),
+        ):
+            found[name] = dict(Counter(_raw(made.port, (begin + rest).encode(), more) for _ in range(10)))
         before = made.memory()
         phase[0] = "slow senders"
         slow: list[str] = []
@@ -313,19 +391,19 @@ def hostile(a: argparse.Namespace) -> dict[str, Any]:
         found["100 slow senders"] = dict(Counter(slow))
         phase[0] = "10,000 sockets"
         found["sockets"] = _many_sockets(made, a.sockets)
-        phase[0] = "malformed"
+        phase[0] = "malformed, path tricks"
         bodies = [
             b"{", b"[" * 100_000, b'{"task": NaN}', b"\xff\xfe", b'"' + b"\\ud800" * 1000,
             b'{"task":"math/abs","source":"x","id":1}',
         ]  # fmt: skip
         found["malformed JSON"] = dict(Counter(
-            _raw(made.port, (head + length.format(len(b))).encode() + b) for b in bodies * 20
+            _raw(made.port, (head + length.format(len(b))).encode() + b) for b in bodies * 100
         ))  # fmt: skip
         paths = [
             "../../etc/passwd", "..%2f..%2fetc%2fpasswd", "%2e%2e/", "math/softmax%00", "math//softmax", "/etc/passwd", "a" * 9000
         ]  # fmt: skip
         rest = f" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
-        found["path tricks"] = dict(Counter(_raw(made.port, f"GET /v1/tasks/{p}{rest}".encode()) for p in paths))
+        found["path tricks"] = dict(Counter(_raw(made.port, f"GET /v1/tasks/{p}{rest}".encode()) for p in paths * 50))
         found["not HTTP"] = _raw(made.port, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
         stop.set()
         thread.join()
@@ -380,36 +458,6 @@ def _many_sockets(made: Service, count: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cut(a: argparse.Namespace) -> dict[str, Any]:
-    """Cut the link for a while in the middle of a batch."""
-    from cut_link import link
-
-    os.environ["KBX_FAKE_SECONDS"] = "0.2"
-    with service(FAKE, 2) as made:
-        made.start()
-        with link(made.url) as way:
-            client = Client(f"http://127.0.0.1:{way.port}", TOKEN, 600)
-            found: dict[int, Outcome] = {}
-            repeated, start, events = 0, time.monotonic(), []
-            pairs = [("math/softmax", f"{k}\n# a kernel") for k in range(600)]
-            for number, outcome in client.grade_many(pairs):
-                repeated += number in found
-                found[number] = outcome
-                if len(found) == 150:
-                    way.cut()
-                    events.append(f"{time.monotonic() - start:.1f} s: cut after 150 outcomes")
-                    threading.Timer(a.cut_seconds, way.mend).start()
-                if len(found) == 151:
-                    events.append(f"{time.monotonic() - start:.1f} s: the next outcome")
-            seconds = time.monotonic() - start
-        graded = Counter(line.split(b" ", 1)[1] for line in (made.folder / "graded").read_bytes().splitlines())
-    return {
-        "submissions": len(pairs), "outcomes": len(found), "correct": sum(o.correct for o in found.values()),
-        "told_twice": repeated, "graded_twice": sum(n > 1 for n in graded.values()), "seconds": round(seconds, 1),
-        "cut_seconds": a.cut_seconds, "events": events,
-    }  # fmt: skip
-
-
 def real(a: argparse.Namespace) -> dict[str, Any]:
     """Grade experts for real, through the service and with worker processes of the same number."""
     from kbx_env import grade_many
@@ -441,7 +489,7 @@ def real(a: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-PARTS = {"overhead": overhead, "load": load, "hostile": hostile, "cut": cut, "real": real}
+PARTS = {"overhead": overhead, "load": load, "queued": queued, "hostile": hostile, "real": real}
 
 
 def main() -> None:
@@ -455,13 +503,14 @@ def main() -> None:
     p.add_argument("--fake-ms", type=float, default=5.0)
     p.add_argument("--limit", type=float, default=600.0, help="seconds of the part load")
     p.add_argument("--sockets", type=int, default=10_000)
-    p.add_argument("--cut-seconds", type=float, default=60.0)
+    p.add_argument("--executed", type=int, default=400, help="distinct experts of the part queued, beside 20 shared ones")
+    p.add_argument("--first", action="store_true", help="part overhead: before all other processes of the machine")
     p.add_argument("--real", type=int, default=40, help="real gradings")
     a = p.parse_args()
     a.out.parent.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    outcome = recorded_outcome() if set(a.parts) - {"real"} else None
+    outcome = recorded_outcome() if set(a.parts) - {"real", "queued"} else None
     if outcome is not None:
         os.environ["KBX_FAKE_OUTCOME"] = outcome.to_json()
     for part in a.parts:

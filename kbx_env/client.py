@@ -44,7 +44,7 @@ _WAIT = 10.0
 thread has to wait so long for a thread that is asking."""
 _SILENCE = 25.0
 """Seconds without a byte after which a connection counts as cut, beyond a wait that was asked for. A stream has a line at
-least every 10 s (``kbx_env.service.batches.BEAT``)."""
+least every 10 s (``kbx_env.service.app.BEAT``)."""
 _CONNECT = 10.0
 """Seconds for making a connection."""
 _ASK = 15.0

@@ -1,7 +1,7 @@
 """The journal of the grading service: which requests it has accepted, so that a killed service takes them up again.
 
 The verdicts themselves are in the store. The journal is a second SQLite file beside it. One thread writes it, and
-commits all that has arrived meanwhile at once: 500 clients need no 500 commits.
+commits all that has arrived meanwhile at once: 500 clients need no 500 commits. Another one makes the checkpoints.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kbx_env.errors import UsageError
+from kbx_env.store.checkpoints import leave
 from kbx_env.store.schema import pack_source, unpack_source
 
 ENDED = 100_000
@@ -152,6 +153,7 @@ class Journal:
         db = sqlite3.connect(self._path, timeout=60, isolation_level=None)
         # After a kill of this process the file is complete. A crash of the machine may lose the last seconds.
         db.execute("PRAGMA synchronous=NORMAL")
+        leave(db)
         return db
 
     def _put(self, writes: list[_Write]) -> Future[None]:

@@ -32,6 +32,7 @@ from kbx_env.service.metrics import Metrics
 from kbx_env.service.queue import Draining, GradingQueue
 from kbx_env.spec.catalog import load_task, load_tasks, splits
 from kbx_env.store import Store
+from kbx_env.store.checkpoints import Checkpoints
 
 LEAST_TOKEN = 16
 """Fewest characters of a token."""
@@ -113,9 +114,11 @@ class Service:
         with contextlib.ExitStack() as stack:
             store = Path(settings.store)
             # The journal first: a second service must not start workers.
-            self._journal = Journal(store.with_name(store.name + ".queue"))
+            journal = store.with_name(store.name + ".queue")
+            self._journal = Journal(journal)
             stack.callback(self._journal.close)
-            self._store = stack.enter_context(contextlib.closing(Store(store)))
+            self._store = stack.enter_context(contextlib.closing(Store(store, checkpoints=False)))
+            stack.callback(Checkpoints([journal, store]).close)
             self._pool = self._make_pool(pool)
             self._files = stack.pop_all()
         try:
@@ -144,6 +147,8 @@ class Service:
             self.backend, self.environment = resolve_backend(s.backend), versions.environment("cpu")
             return given
         if s.executor == "ray":
+            if s.gpus is not None:
+                raise UsageError("--gpus is for --executor process: Ray takes all GPUs of its cluster; leave it out")
             from kbx_env.executor.pools.ray_pool import open_ray
 
             pool, device = open_ray(s.backend, s.ray_address, s.workers)

@@ -44,6 +44,7 @@ def _ids(chosen: tuple[packs.Pack | None, ...]) -> tuple[str, ...]:
 
 @functools.cache
 def _builtin_ids() -> tuple[str, ...]:
+    root = _folder("tasks")
     found = [p.relative_to(root).with_suffix("").as_posix() for c in CATEGORIES for p in (root / c).glob("*.py")]
     return tuple(sorted(t for t in found if not t.rsplit("/", 1)[-1].startswith("_")))
 

@@ -16,6 +16,7 @@ from typing import Any
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Fault, Outcome
 from kbx_env.store import schema as schema
+from kbx_env.store.checkpoints import leave
 from kbx_env.store.schema import canonical, settings_of
 
 
@@ -65,12 +66,13 @@ class Store:
 
     Args:
         path: the file; it is created if there is none.
+        checkpoints: whether writing makes the checkpoints of the file; else ``store.checkpoints.Checkpoints`` must.
 
     Raises:
         UsageError: the file cannot be opened, is no database, or one of another program or of a newer version.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, checkpoints: bool = True) -> None:
         if str(path) in ("", ":memory:"):
             raise UsageError(f"cannot keep gradings in {str(path)!r}; give the path of a file")
         self._lock = threading.Lock()
@@ -79,6 +81,8 @@ class Store:
             self._db = schema.connect(self._path)
             try:
                 schema.prepare(self._db, Path(path))
+                if not checkpoints:
+                    leave(self._db)
             except BaseException:
                 self._db.close()
                 raise

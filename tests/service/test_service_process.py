@@ -18,10 +18,12 @@ from typing import Any
 
 import pytest
 from grading_service import Grader, running
+from two_hosts import two_hosts
 
 from kbx_env.__main__ import main
 from kbx_env.client import Client, ServiceError
 from kbx_env.outcome import Outcome
+from kbx_env.spec.catalog import expert_source
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ("--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update "
@@ -44,7 +46,24 @@ START = """
 import sys
 from kbx_env.service.server import serve
 from kbx_env.service.service import Settings
-serve(Settings(port=int(sys.argv[1]), backend="cpu", workers=2, store=sys.argv[2], grader="fake_service_worker:Grader"))
+host, port, store, *token = sys.argv[1:]
+token = token[0] if token else None
+serve(Settings(host, int(port), "cpu", workers=2, store=store, token_file=token, grader="fake_service_worker:Grader"))
+"""
+TRAIN = """
+import sys, time
+from kbx_env import client
+client._SILENCE, client._CONNECT = 2.0, 2.0  # seconds after which a connection counts as cut
+url, token, count = sys.argv[1:]
+found = client.Client(url, token, 100)
+while True:
+    try:
+        found.health()
+        break
+    except client.ServiceError:
+        time.sleep(0.2)
+for number, outcome in found.grade_many([("math/abs", str(k)) for k in range(int(count))]):
+    print(number, outcome.verdict, flush=True)
 """
 
 
@@ -54,12 +73,17 @@ def _free_port() -> int:
         return int(s.getsockname()[1])
 
 
-@contextlib.contextmanager
-def _process(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def _with_workers(folder: Path) -> dict[str, str]:
+    """Write the module of the fake workers, and return an environment that finds it."""
     (folder / "fake_service_worker.py").write_text(WORKERS)
     env = {**os.environ, "KBX_GRADED": str(folder / "graded")}
-    env["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [env.get("PYTHONPATH"), *sys.path])])
-    process = subprocess.Popen([sys.executable, "-c", START, str(port), str(folder / "gradings.sqlite")], env=env)
+    return {**env, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [env.get("PYTHONPATH"), *sys.path])])}
+
+
+@contextlib.contextmanager
+def _process(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", START, "127.0.0.1", str(port), str(folder / "gradings.sqlite")]
+    process = subprocess.Popen(command, env=_with_workers(folder))
     try:
         yield process
     finally:
@@ -112,6 +136,38 @@ def test_killed_and_restarted_under_load_nothing_is_lost(tmp_path: Path) -> None
         assert outcome is not None and outcome.correct, "what was accepted before SIGTERM ends after the next start"
 
 
+@pytest.mark.full
+def test_a_cut_link_between_two_hosts_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    env, graded, count = _with_workers(tmp_path), tmp_path / "graded", 300
+    with contextlib.ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(two_hosts())
+        except OSError as e:
+            pytest.skip(str(e))
+        store, token = str(tmp_path / "gradings.sqlite"), str(tmp_path / "token")
+        served = [sys.executable, "-c", START, hosts.grader, "8300", store, token]
+        trained = [sys.executable, "-c", TRAIN, f"http://{hosts.grader}:8300", TOKEN, str(count)]
+        server = hosts.start("grader", served, env=env)
+        trainer = hosts.start("trainer", trained, env=env, stdout=subprocess.PIPE, text=True)
+        try:
+            end = time.monotonic() + 100
+            while not graded.exists() or len(graded.read_bytes().splitlines()) < 30:
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            hosts.cut()
+            time.sleep(6)
+            during = len(graded.read_bytes().splitlines())
+            hosts.mend()
+            lines = trainer.communicate(timeout=100)[0].splitlines()
+        finally:
+            for process in (trainer, server):
+                process.kill()
+                process.wait()
+    assert sorted(lines) == sorted(f"{k} correct" for k in range(count)) and during > 60, "grading went on without the link"
+    assert sorted(int(line.split()[1]) for line in graded.read_bytes().splitlines()) == list(range(count)), "each once"
+
+
 def test_bad_usage(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     store = ["--store", str(tmp_path / "g.sqlite")]
     busy = socket.socket()
@@ -124,6 +180,7 @@ def test_bad_usage(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["--port", "99999"], "cannot listen"),
         (["--queue", "3"], "at least 128"),
         (["--host", "no such host"], "no address"),
+        (["--executor", "ray", "--gpus", "2"], "Ray takes all GPUs"),
     ]:
         assert main(["serve", "--backend", "cpu", *store, *argv]) == 2
         assert words in capsys.readouterr().err
@@ -185,3 +242,41 @@ def test_schemathesis_finds_no_server_error(tmp_path: Path) -> None:
         ]  # fmt: skip
         ended = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=tmp_path)
         assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+
+
+@pytest.mark.full
+def test_on_a_ray_cluster_that_loses_a_node(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    small: dict[str, Any] = {"object_store_memory": 80 << 20, "include_dashboard": False}
+    port, root = _free_port(), str(Path(__file__).resolve().parents[2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", root)
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+        nodes = [cluster.add_node(num_cpus=1, **small) for _ in range(2)]
+        command = [
+            sys.executable, "-m", "kbx_env", "serve", "--backend", "cpu", "--executor", "ray", "--ray-address", cluster.address,
+            "--port", str(port), "--store", str(tmp_path / "g.sqlite"),
+        ]  # fmt: skip
+        process = subprocess.Popen(command)
+    try:
+        client = Client(f"http://127.0.0.1:{port}", timeout_s=240)
+        _ready(client)
+        assert client.info()["workers"] == 2 and client.info()["backend"] == "cpu"
+        expert = expert_source("random/logspace")
+        pairs = [("random/logspace", f"# {k}\n{expert if k % 2 else 'x = 1'}\n") for k in range(10)]
+        found = dict[int, Outcome]()
+        for number, outcome in client.grade_many(pairs, split="train", targets=[]):
+            found[number] = outcome
+            if len(found) == 3:
+                cluster.remove_node(nodes[0])
+        assert [str(found[k].verdict) for k in range(10)] == ["malformed", "correct"] * 5
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        cluster.shutdown()

@@ -287,6 +287,17 @@ def test_mistakes_are_one_line(
     assert len(line) == 1 and says in line[0] and not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
+def test_a_step_that_a_service_grades(argv: list[str], tmp_path: Path) -> None:
+    from grading_service import Grader, running
+
+    grade = Grader()
+    with running(tmp_path, grade) as server:
+        chosen = [a for a in argv if not a.startswith("workers=")]
+        (line,) = run([*chosen, f"grader={server.url}"], None)
+    assert line["gradings"] == 4 and line["masked"] == 0 and {call[2]["split"] for call in grade.calls} == {"train"}
+
+
 def test_a_model_that_does_not_fit_is_refused(model_folder: Path) -> None:
     count = memory.weights_of(model_folder)
     model, _ = models.load(model_folder)
