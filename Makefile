@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-all soak lint clean
+.PHONY: install demo test test-all soak lint docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,10 @@ lint: $(STAMP)
 	ln -s $(CURDIR)/kbx_env/* $(addprefix $(CURDIR)/,tasks rewards baselines train eval) build/types/kbx_env/
 	cd build/types && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml
 	$(BIN)/python docs/generate.py --check
+
+# The documentation site in build/site, without a network. A broken link, anchor or reference is an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info
