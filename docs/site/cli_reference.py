@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+from kbx_env.train import settings
+
 from kbx_env import __main__ as kbx
 from kbx_env.cli import scripts
-from kbx_env.train import settings
 
 HEAD = """# Command line
 

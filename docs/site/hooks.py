@@ -7,6 +7,7 @@ link to: ``README.md`` is its home page, and a linked source file or folder gets
 from __future__ import annotations
 
 import ast
+import json
 import posixpath
 import re
 import shutil
@@ -179,7 +180,26 @@ def _source(path: str) -> str:
     if full.is_dir():
         rows = [f"| `{p.name}{'/' * p.is_dir()}` | {_about(p)} |" for p in sorted(_tracked(full))]
         return head + "| file | contents |\n|---|---|\n" + "\n".join(rows) + "\n"
+    if full.suffix == ".ipynb":
+        return _notebook(json.loads(full.read_text()))
     return f"{head}`````{LANGUAGES.get(full.suffix, 'text')}\n{full.read_text()}\n`````\n"
+
+
+def _notebook(notebook: dict[str, Any]) -> str:
+    """Return a notebook as a page: its texts, its code, and the text that the code printed."""
+    parts = []
+    for cell in notebook["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", ()):
+            if output["output_type"] == "stream":
+                parts.append("```text\n" + "".join(output["text"]) + "```")
+            elif "text/html" in output.get("data", {}):
+                parts.append("".join(output["data"]["text/html"]))
+            elif "image/png" in output.get("data", {}):
+                picture = "".join(output["data"]["image/png"]).replace("\n", "")
+                parts.append(f'<img alt="figure" src="data:image/png;base64,{picture}">')
+    return "\n\n".join(parts) + "\n"
 
 
 def _tracked(folder: Path) -> list[Path]:
