@@ -81,7 +81,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     Returns:
         The files, with the new ones.
     """
-    made = {PAGES[path]: (ROOT / path).read_text() for path in PAGES if (ROOT / path).is_file()}
+    made = {on_site: (ROOT / path).read_text() for path, on_site in PAGES.items()}
     made[CLI] = cli_reference.page()
     made["measurements/index.md"] = _measurements(Path(config.docs_dir))
     waiting = [*made, *(f.src_uri for f in files.documentation_pages())]
@@ -195,7 +195,8 @@ def _notebook(notebook: dict[str, Any]) -> str:
             if output["output_type"] == "stream":
                 parts.append("```text\n" + "".join(output["text"]) + "```")
             elif "text/html" in output.get("data", {}):
-                parts.append("".join(output["data"]["text/html"]))
+                table = re.sub(r"(?s)<style.*?</style>|^<div>\n|</div>$", "", "".join(output["data"]["text/html"]))
+                parts.append(table.replace(' border="1" class="dataframe"', ""))
             elif "image/png" in output.get("data", {}):
                 picture = "".join(output["data"]["image/png"]).replace("\n", "")
                 parts.append(f'<img alt="figure" src="data:image/png;base64,{picture}">')
