@@ -13,7 +13,7 @@ $(PYTHON) -m venv $(VENV)
 $(PIP) "torch==2.13.0"
 endef
 
-.PHONY: install demo test test-all soak lint clean
+.PHONY: install demo test test-all soak lint docs clean
 
 # Everything: training, serving, the tools of the tests.
 $(STAMP): pyproject.toml
@@ -55,6 +55,11 @@ lint: $(STAMP)
 	ln -s $(CURDIR)/kbx_env/* $(addprefix $(CURDIR)/,tasks rewards baselines train eval) build/types/kbx_env/
 	cd build/types && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml
 	$(BIN)/python docs/generate.py --check
+
+# The documentation site in build/site, without a network. A broken link, anchor or reference is an error: not with
+# --quiet, which drops the warnings before they are counted.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 clean:
 	rm -rf $(VENV) runs build dist *.egg-info

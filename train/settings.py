@@ -106,7 +106,7 @@ def usage(cls: type, description: str = "") -> str:
     usage = f"usage: {Path(sys.argv[0]).name} [CONFIG.yaml] [key=value ...] [--help]"
     lines = [description.strip(), "", usage, ""] if description else []
     lines += ["settings:"]
-    for name, kind, default, doc in _fields(cls):
+    for name, kind, default, doc in described(cls):
         shown = "required" if default == MISSING else f"default {default}"
         lines.append(f"  {name} ({kind}; {shown})")
         lines += textwrap.wrap(doc, 110, initial_indent="      ", subsequent_indent="      ") if doc else []
@@ -191,7 +191,7 @@ def _file(config: Any, path: str) -> Any:
 def _pair(cls: type, config: Any, pair: str) -> Any:
     """Parse one ``key=value``. The value of a text setting is not parsed as YAML, since a glob such as ``*`` is no YAML."""
     key, _, value = pair.partition("=")
-    if {name: kind for name, kind, *_ in _fields(cls)}.get(key) in ("str", "str or null") and value not in ("null", "None"):
+    if {name: kind for name, kind, *_ in described(cls)}.get(key) in ("str", "str or null") and value not in ("null", "None"):
         quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
         one = config.create({})
         config.update(one, key, value[1:-1] if quoted else value, force_add=True)
@@ -209,10 +209,10 @@ def _merged(cls: type, base: Any, more: Any, where: str) -> Any:
     try:
         return OmegaConf.merge(base, more)
     except (ConfigKeyError, ConfigAttributeError) as e:
-        raise UnknownName(f"setting (in {where})", e.full_key, [name for name, *_ in _fields(cls)]) from e
+        raise UnknownName(f"setting (in {where})", e.full_key, [name for name, *_ in described(cls)]) from e
     except (OmegaConfBaseException, ValueError, TypeError) as e:
         key = getattr(e, "full_key", None)
-        kinds = {name: kind for name, kind, *_ in _fields(cls)}
+        kinds = {name: kind for name, kind, *_ in described(cls)}
         if key in kinds:
             got = OmegaConf.select(more, key, throw_on_resolution_failure=False)
             raise UsageError(f"setting {key!r} (in {where}) is {got!r}; accepted: {kinds[key]}") from e
@@ -223,14 +223,22 @@ def _line(e: BaseException) -> str:
     return " ".join(str(e).split())[:300]
 
 
-def _fields(cls: type, prefix: str = "") -> list[tuple[str, str, Any, str]]:
-    """Return dotted name, type, default and meaning of every setting."""
+def described(cls: type, prefix: str = "") -> list[tuple[str, str, Any, str]]:
+    """Describe the settings of a script.
+
+    Args:
+        cls: the dataclass of the settings.
+        prefix: begins their names.
+
+    Returns:
+        Dotted name, type, default and meaning of every setting.
+    """
     found: list[tuple[str, str, Any, str]] = []
     hints, docs = get_type_hints(cls), _docs(cls)
     for f in dataclasses.fields(cls):
         kind = hints[f.name]
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            found += _fields(kind, f"{prefix}{f.name}.")
+            found += described(kind, f"{prefix}{f.name}.")
             continue
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
         shown = kind.__name__ if type(kind) is type else str(kind).replace("typing.", "").replace(" | None", " or null")
