@@ -45,13 +45,13 @@ def page() -> str:
         if name in scripts.FOLDERS:
             parts.append(f"\n## kbx {name}\n\n{about[name].capitalize()}: [the list](#scripts-of-{name}).\n")
         elif name in scripts.COMMANDS:
-            parts += ["\n", _section("kbx report", _of_script("eval", "report"), about[name], "##")]
+            parts += ["\n", _section(f"kbx {name}", _of_script("eval", name), about[name], "##")]
         else:
             parts += ["\n", _section(f"kbx {name}", command, about[name], "##")]
     for folder, head in (("eval", EVAL), ("train", TRAIN)):
         parts += ["\n", head]
         for name, first in scripts.scripts(folder).items():
-            if name != "report":
+            if name not in scripts.DIRECT:
                 parts += [_section(f"kbx {folder} {name}", _of_script(folder, name), first, "###"), "\n"]
     return "".join(parts)
 
