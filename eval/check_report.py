@@ -205,7 +205,7 @@ def lines(found: Check) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check a report; return 0 if it holds, 1 if it does not, 2 on bad usage."""
-    p = argparse.ArgumentParser(prog="check_report.py", description="Grade a sample of a report again.")
+    p = argparse.ArgumentParser(description="Grade a sample of a report again.")
     p.add_argument("report", metavar="DIR", help="the folder of the report, with its gradings.sqlite")
     p.add_argument("--sample", type=int, default=SAMPLE, metavar="N", help=f"answers to grade again (default: {SAMPLE})")
     p.add_argument("--seed", type=int, metavar="S", help="of the draw (default: a new one, which the last line names)")

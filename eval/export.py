@@ -24,6 +24,7 @@ from kbx_env import versions
 from kbx_env.envs.prompt import instruction
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor.batch import grade_many
+from kbx_env.extras import install_hint
 from kbx_env.outcome import Outcome
 from kbx_env.spec import packs
 from kbx_env.spec.catalog import expert_source, load_tasks, splits
@@ -168,7 +169,7 @@ def _pyarrow() -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as e:
-        raise UsageError('kbx export needs pyarrow: pip install "kbx_env[parquet]"') from e
+        raise UsageError(f"kbx export needs pyarrow: {install_hint('parquet')}") from e
 
 
 def _write(path: Path, columns: Mapping[str, type], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -184,7 +185,7 @@ def _write(path: Path, columns: Mapping[str, type], rows: Iterable[Mapping[str, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a dataset; return 0 when it is written, 2 on bad usage."""
-    p = argparse.ArgumentParser(prog="export.py", description="Write the benchmark as a Hugging Face dataset folder.")
+    p = argparse.ArgumentParser(description="Write the benchmark as a Hugging Face dataset folder.")
     p.add_argument("folder", metavar="DIR", help="folder of the dataset, new or empty")
     p.add_argument("--backend", default="cpu", help="cpu (default), or cuda: whether prompts and gradings are timed")
     p.add_argument("--report", metavar="REPORT", help="folder of a report with the policy expert: adds the config verdicts")

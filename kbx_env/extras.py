@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 Extra = Literal[
-    "client", "deepspeed", "dev", "llm", "model-server", "openenv", "parquet", "peft", "quantize", "report", "rllib", "serve",
-    "skyrl", "trl", "verifiers", "verl", "wandb",
+    "client", "deepspeed", "dev", "docs", "llm", "model-server", "openenv", "parquet", "peft", "quantize", "report", "rllib",
+    "serve", "skyrl", "trl", "verifiers", "verl", "wandb",
 ]  # fmt: skip
 """The extras of ``pyproject.toml``."""
 

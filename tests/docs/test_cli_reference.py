@@ -24,7 +24,7 @@ def test_every_command_and_its_arguments_are_there() -> None:
         assert f"\n{heading}\n" in page
     for folder in scripts.FOLDERS:
         for name in scripts.scripts(folder):
-            assert f"\n### kbx {folder} {name}\n" in page or name == "report"
+            assert f"\n### kbx {folder} {name}\n" in page or name in scripts.DIRECT
     assert "| `--policy" in page.partition("## kbx report")[2].partition("\n## ")[0]
     assert "| `max_turns` |" in page.partition("### kbx train grpo")[2]
     assert "\n| `task` | category/name; the command tasks lists them |\n" in page

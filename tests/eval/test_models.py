@@ -180,7 +180,7 @@ def test_without_statsmodels_the_error_says_what_to_install(monkeypatch: pytest.
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(UsageError, match=r"kbx_env\[report\]"):
+    with pytest.raises(UsageError, match=r"pip install .*\[report\]"):
         models.analyse(drawn())
 
 

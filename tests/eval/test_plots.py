@@ -216,7 +216,7 @@ def test_the_users_settings_stay(whole: dict[str, Any]) -> None:
 
 def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UsageError, match=r"kbx_env\[report\]"):
+    with pytest.raises(UsageError, match=r"pip install .*\[report\]"):
         drawn(policy("a", [row("x", "math")]))
 
 

@@ -284,6 +284,7 @@ def test_the_record_is_read_on_the_command_line(tmp_path: Path, capsys: pytest.C
 
     with ScriptedServer(answer) as server:
         _run(server, tmp_path / "out")
+    capsys.readouterr()
     file = str(tmp_path / "out/calls.sqlite")
     assert main(["calls", file, "--task", "math/*"]) == 0
     (row,) = map(json.loads, capsys.readouterr().out.splitlines())
