@@ -37,6 +37,20 @@ LINK = re.compile(r"\]\((?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?\)")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".json": "json"}
 
 
+def on_startup(**about: Any) -> None:
+    """Lay out the package for mkdocstrings, which looks for its folders when it is configured: before ``on_config`` here.
+
+    Args:
+        **about: the command and whether it is a partial build; not needed.
+    """
+    package = BUILD / "kbx_env"
+    shutil.rmtree(BUILD, ignore_errors=True)
+    package.mkdir(parents=True)
+    mapped = [ROOT / name for name in ("tasks", "rewards", "baselines", "train", "eval")]
+    for path in (*(ROOT / "kbx_env").iterdir(), *mapped):
+        (package / path.name).symlink_to(path)
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Replace each entry ``FOLDER/*`` of the navigation by the pages of that folder, newest names first.
 
@@ -47,12 +61,6 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         The configuration.
     """
     config.nav = _expanded(config.nav, Path(config.docs_dir))
-    package = BUILD / "kbx_env"
-    shutil.rmtree(BUILD, ignore_errors=True)
-    package.mkdir(parents=True)
-    mapped = [ROOT / name for name in ("tasks", "rewards", "baselines", "train", "eval")]
-    for path in (*(ROOT / "kbx_env").iterdir(), *mapped):
-        (package / path.name).symlink_to(path)
     return config
 
 
