@@ -7,6 +7,7 @@ import tempfile
 import torch
 import triton
 import triton.language as tl
+import triton.tools.tensor_descriptor  # noqa: F401  # Triton 3.6 imports it at the first launch
 from triton.compiler import ASTSource
 
 from kbx_env.sandbox import firewall

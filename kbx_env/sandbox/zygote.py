@@ -131,6 +131,8 @@ def main() -> None:
 
     specialised.guard_compiler()
     warm.warm()
+    # A module that a runner imports later must leave no compiled file: the audit hook would take it for a write of the submission.
+    sys.dont_write_bytecode = True
     # Objects that exist now are excluded from garbage collection: a collection in a fork would copy their pages.
     gc.collect()
     gc.freeze()
