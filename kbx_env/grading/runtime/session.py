@@ -37,7 +37,7 @@ FIRST_USE_SECONDS = 20.0
 BUILD_SECONDS = 60.0
 """For ahead-of-time builds of all targets, beside what the submission has left."""
 DEVICE_BYTES = 1 << 30
-"""With less free memory than this, in bytes, a GPU counts as full."""
+"""With less free memory than this, in bytes, or than one set of inputs of a timed case, a GPU counts as full."""
 AGAIN_FAMILY = 16
 """First number of the families of inputs for ``RunnerSession.redrawn``; ``_call`` uses 0 to 3."""
 REPEAT_FAMILY = 4
@@ -141,6 +141,7 @@ class RunnerSession:
         launches: launches so far.
         standing: whether the firewall stood at the end of every command.
         sent: arguments of the last call, with ``out``.
+        case_bytes: bytes of one set of inputs of the case that is timed.
 
     Raises:
         SandboxError: no process can be started.
@@ -174,6 +175,7 @@ class RunnerSession:
         self.launches = 0
         self.standing = True
         self.sent: dict[str, Any] = {}
+        self.case_bytes = 0
         self._started = False
         self._bases: dict[str, Any] = {}
         self._served = self._log_number = self._repeats = 0
@@ -284,7 +286,7 @@ class RunnerSession:
         if full and shutil.disk_usage(self.runner.folder).free < DISK_BYTES:
             raise SandboxError(f"the disk is full: {message}")
         # A submission's share of a GPU is bounded: a full device is full of other gradings' memory.
-        if self.backend == "cuda" and "out of memory" in message.lower() and _free_memory() < DEVICE_BYTES:
+        if self.backend == "cuda" and "out of memory" in message.lower() and _free_memory() < max(DEVICE_BYTES, self.case_bytes):
             raise SandboxError(f"the GPU's memory is full: {message}")
         if kind == "policy" or (self.denied and kind in ("runtime", "compile")):
             found = [Violation(r, f"{line}{d}") for r, d in self.denied[:5]]

@@ -200,6 +200,7 @@ class RunnerContestant:
         blobs: list[bytes] = []
         windows = draws if isinstance(draws, InputWindows) else None
         values = list(draws.draws if isinstance(draws, InputWindows) else draws)
+        self.session.case_bytes = sum(v.untyped_storage().nbytes() for v in values[0].values() if isinstance(v, torch.Tensor))
         if result_bytes is not None:
             tensors = [v for d in values for v in d.values() if isinstance(v, torch.Tensor)]
             self.max_bytes = ALIGNMENT_BYTES + 4 * (result_bytes + sum(v.untyped_storage().nbytes() for v in tensors))

@@ -116,6 +116,10 @@ class InputWindows:
             return self
         return InputWindows(tuple({n: _moved(v, device) for n, v in d.items()} for d in self.draws), self.rules)
 
+    def without_values(self) -> InputWindows:
+        """Return the rules alone: windows can be picked, and the memory of the draws is free."""
+        return InputWindows((), self.rules)
+
     def pick(self, rng: random.Random) -> Window:
         """Draw the windows of one call from ``rng``."""
         window: Window = {}

@@ -608,8 +608,10 @@ class _Measuring:
         assert self.roofline is not None
         session, case = candidate.session, candidate.case
         result_bytes = work.result_bytes
+        _give_back()  # what drawing needed: the contestants need this memory
         about_us = eager.prepare(windows)
         candidate.lay(windows, result_bytes)
+        windows = windows.without_values()  # both have copies
         candidate.warm()
         results: list[tuple[Window, Fetched]] = []
         # Results are kept until the GPU is free again. The statistical judges work on the host and take long: three

@@ -92,10 +92,10 @@ def test_the_log_counts_whatever_the_reply_says(log: list[Any]) -> None:
     "message", ["CUDA out of memory. Tried", "CUDA driver: cuMemAlloc_v2 failed with error 2 (out of memory)"]
 )
 def test_a_gpu_full_of_others_is_not_held_against_a_submission(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load() -> None:
+    def load(case_bytes: int = 0) -> None:
         reply = {"ok": False, "kind": "runtime", "name": "OutOfMemoryError", "message": message}
         mine = puppet_session(reply | {"denied": [], "standing": True})
-        mine.engine, mine.backend = None, "cuda"
+        mine.engine, mine.backend, mine.case_bytes = None, "cuda", case_bytes
         mine.load(b"")
 
     monkeypatch.setattr(session, "_free_memory", lambda: 100 << 20)
@@ -106,6 +106,9 @@ def test_a_gpu_full_of_others_is_not_held_against_a_submission(message: str, mon
     with pytest.raises(GradingAborted) as stop:
         load()
     assert stop.value.verdict is Verdict.RUNTIME_ERROR
+    # One set of inputs of the timed case would not fit any more.
+    with pytest.raises(SandboxError, match="GPU's memory is full"):
+        load(case_bytes=9 << 30)
 
 
 class Slow(Puppet):

@@ -112,3 +112,11 @@ def test_pending_conjugations_are_carried_out() -> None:
     reply, data = IpcSender(device, None).claims(watch.result(0), "cpu", False)
     got = torch.frombuffer(bytearray(data[reply["outputs"][0]["blob"]]), dtype=torch.complex64)
     assert torch.equal(got, right)
+
+
+def test_windows_are_picked_without_the_values_too() -> None:
+    task = load_task("math/add")
+    ring = input_windows.InputWindows.draw(task, task.cases[0], SEEDS)
+    bare = ring.without_values()
+    assert not bare.draws
+    assert bare.pick(random.Random(1)) == ring.pick(random.Random(1))
