@@ -41,6 +41,10 @@ GPU_MEMORY = 24 << 30
 DEVICE_MEMORY, DEVICE_SHARE = 48 << 30, 0.8
 """Bytes of GPU memory that a submission may have, at most this share of the GPU: other runners use it as well."""
 
+CONNECTIONS = 2
+"""Hardware queues of a submission's context (the driver's default is 8). Each costs 11 ms when a context is made, during which
+the driver keeps others waiting (docs/measurements); a submission uses one stream."""
+
 
 def limit(device: str) -> None:
     """Set the resource limits of this process; ``device`` is ``cpu`` or ``cuda``."""
@@ -62,6 +66,7 @@ def start_cuda() -> None:
     """
     import torch
 
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(CONNECTIONS))
     torch.cuda.init()
     torch.zeros(1, device="cuda")
     total = torch.cuda.get_device_properties(0).total_memory

@@ -1,7 +1,8 @@
 """A pool of runners, one process for each submission. On a GPU the next runner is started ahead of need.
 
-Making a CUDA context takes seconds when many processes do it at once. A spare runner that no submission has seen serves the next
-grading that needs one. A kernel that the CPU tier finds wrong needs none.
+Making a CUDA context takes seconds when many processes do it at once, and keeps the driver from others who allocate memory. So
+runners start under the shared lock of the GPU, while no grading measures, and a spare runner that no submission has seen serves
+the next grading that needs one. A kernel that the CPU tier finds wrong needs none.
 """
 
 from __future__ import annotations
@@ -9,13 +10,20 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
+
+import torch
 
 from kbx_env.device.ipc_grader import IpcReceiver
 from kbx_env.errors import SandboxError
 from kbx_env.grading.runtime.zygote_client import Zygote
 from kbx_env.grading.timing.gpu_lock import gpu_lock_of
+
+START_SECONDS = 60.0
+"""Seconds that a runner may take to start; a machine under full load takes some."""
 
 
 class RunnerSlot:
@@ -31,10 +39,9 @@ class RunnerSlot:
 
     def __init__(self, zygote: Zygote, settings: Mapping[str, Any]) -> None:
         self.zygote = zygote
-        cuda = settings["device"] == "cuda"
         gpu_lock = gpu_lock_of(str(settings["device"]))
-        with contextlib.ExitStack() as made:
-            self.mailbox = _mailbox() if cuda else None
+        with contextlib.ExitStack() as made, gpu_lock.shared() if gpu_lock is not None else contextlib.nullcontext():
+            self.mailbox = _mailbox() if gpu_lock is not None else None
             if self.mailbox is not None:
                 made.callback(self.mailbox.close)
             handle = self.mailbox.handle.hex() if self.mailbox is not None else None
@@ -42,6 +49,7 @@ class RunnerSlot:
             made.callback(self.runner.close)
             if gpu_lock is not None:
                 made.enter_context(gpu_lock.user(self.runner.pid))
+                self.runner.wait_ready(time.monotonic() + START_SECONDS)
             self._made = made.pop_all()
 
     def close(self) -> None:
@@ -60,11 +68,11 @@ class RunnerPool:
     """Keeps at most one spare runner for each set of settings. Thread-safe."""
 
     def __init__(self) -> None:
-        self._spare: dict[str, RunnerSlot] = {}
+        self._spare: dict[str, tuple[Zygote, Future[RunnerSlot]]] = {}
         self._lock, self._closed = threading.Lock(), False
 
     def ahead(self, zygote: Zygote, settings: Mapping[str, Any]) -> None:
-        """Start a spare, if there is none. An error is reported when a grading takes it.
+        """Start a spare in the background, if there is none. An error is reported when a grading takes it.
 
         Args:
             zygote: forks it.
@@ -73,12 +81,14 @@ class RunnerPool:
         key = json.dumps(settings, sort_keys=True)
         with self._lock:
             old = self._spare.get(key)
-            if self._closed or (old is not None and old.zygote is zygote and zygote.alive):
+            if self._closed or (old is not None and old[0] is zygote and zygote.alive):
                 return
-            with contextlib.suppress(SandboxError):
-                self._spare[key] = RunnerSlot(zygote, settings)
+            made: Future[RunnerSlot] = Future()
+            self._spare[key] = zygote, made
+        # A thread: the start waits until no grading measures, and the caller has other work meanwhile.
+        threading.Thread(target=_start, args=(made, zygote, dict(settings)), daemon=True).start()
         if old is not None:
-            old.close()
+            _close(old[1])
 
     def take(self, zygote: Zygote, settings: Mapping[str, Any]) -> RunnerSlot:
         """Return the spare, or a new runner.
@@ -95,15 +105,31 @@ class RunnerPool:
         """
         with self._lock:
             spare = self._spare.pop(json.dumps(settings, sort_keys=True), None)
-        if spare is not None and spare.zygote is zygote and zygote.alive:
-            return spare
         if spare is not None:
-            spare.close()
+            if spare[0] is zygote and zygote.alive:
+                with contextlib.suppress(SandboxError):
+                    return spare[1].result()
+            _close(spare[1])
         return RunnerSlot(zygote, settings)
 
     def close(self) -> None:
         """End all spares."""
         with self._lock:
             self._closed, kept, self._spare = True, list(self._spare.values()), {}
-        for slot in kept:
-            slot.close()
+        for _, made in kept:
+            _close(made)
+
+
+def _start(made: Future[RunnerSlot], zygote: Zygote, settings: Mapping[str, Any]) -> None:
+    try:
+        if settings["device"] == "cuda":
+            torch.cuda.synchronize()  # makes torch's context the one of this thread, for calls of the driver
+        made.set_result(RunnerSlot(zygote, settings))
+    except BaseException as e:
+        made.set_exception(e)
+
+
+def _close(made: Future[RunnerSlot]) -> None:
+    """End a spare once it has started."""
+    with contextlib.suppress(Exception):  # it did not start
+        made.result().close()

@@ -158,19 +158,31 @@ class Runner:
             wire.WireError: the process died, or its reply is malformed.
             SandboxError: the process could not be set up.
         """
-        if not self._ready:
-            try:
-                hello, _ = wire.receive(self._sock, deadline=max(deadline, time.monotonic() + 60))
-            except wire.WireError as e:
-                raise SandboxError(f"runner could not start: {e}") from e
-            if not hello.get("ready"):
-                raise SandboxError(f"runner could not start: {hello.get('message')}")
-            self._ready, self.mail = True, hello.get("mail") is True
+        self.wait_ready(max(deadline, time.monotonic() + 60))
         wire.send(self._sock, header, blobs or [], deadline=deadline)
         # Results at timed sizes, with tensors written in place, are larger than any correctness case.
         max_bytes = TIMED_BYTES if header.get("op") == "time" else wire.MAX_BYTES
         reply, data = wire.receive(self._sock, deadline=deadline, max_bytes=max_bytes)
         return reply, data
+
+    def wait_ready(self, deadline: float) -> None:
+        """Wait until the process is set up.
+
+        Args:
+            deadline: in seconds of ``time.monotonic``.
+
+        Raises:
+            SandboxError: the process could not be set up.
+        """
+        if self._ready:
+            return
+        try:
+            hello, _ = wire.receive(self._sock, deadline=deadline)
+        except wire.WireError as e:
+            raise SandboxError(f"runner could not start: {e}") from e
+        if not hello.get("ready"):
+            raise SandboxError(f"runner could not start: {hello.get('message')}")
+        self._ready, self.mail = True, hello.get("mail") is True
 
     def log(self) -> list[Any]:
         """Read what the process wrote into its log since the last call.

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from kbx_env.errors import SandboxError
+from kbx_env.grading.runtime import runner_pool
 from kbx_env.grading.runtime.runner_pool import RunnerPool, RunnerSlot
 
 SETTINGS = {"device": "cpu", "without": [], "torch_ops": False}
@@ -31,16 +37,17 @@ def test_a_spare_waits_for_who_needs_it() -> None:
     zygote, places = FakeZygote(), RunnerPool()
     for _ in range(3):
         places.ahead(zygote, SETTINGS)  # type: ignore[arg-type]
-    assert zygote.started == 1, "one is enough"
-    first, second = (places.take(zygote, SETTINGS) for _ in range(2))  # type: ignore[arg-type]
-    assert (_pid(first), _pid(second)) == (1, 2), "the second is started when it is needed"
+    first = places.take(zygote, SETTINGS)  # type: ignore[arg-type]
+    assert (_pid(first), zygote.started) == (1, 1), "one is enough"
+    second = places.take(zygote, SETTINGS)  # type: ignore[arg-type]
+    assert _pid(second) == 2, "the second is started when it is needed"
     places.ahead(zygote, SETTINGS)  # type: ignore[arg-type]
-    assert _pid(places.take(zygote, SETTINGS | {"torch_ops": True})) == 4, "never one of another kind"  # type: ignore[arg-type]
+    other = places.take(zygote, SETTINGS | {"torch_ops": True})  # type: ignore[arg-type]
     first.close()
     second.close()
-    assert zygote.live == {3, 4}
     places.close()
-    assert zygote.live == {4}
+    assert zygote.live == {_pid(other)}, "the spare was of another kind, and ended with the pool"
+    assert zygote.started == 4
     places.ahead(zygote, SETTINGS)  # type: ignore[arg-type]
     assert zygote.started == 4, "nothing is started for who has closed"
 
@@ -53,4 +60,46 @@ def test_a_spare_of_a_zygote_that_died_is_not_used() -> None:
     assert place.zygote is new and old.live == set()
     places.ahead(old, SETTINGS)  # type: ignore[arg-type]
     places.ahead(new, SETTINGS)  # type: ignore[arg-type]
-    assert old.live == set() and len(new.live) == 2
+    assert _pid(places.take(new, SETTINGS)) in new.live and old.live == set()  # type: ignore[arg-type]
+
+
+def test_a_spare_that_did_not_start_is_started_again() -> None:
+    zygote, places = FakeZygote(), RunnerPool()
+    spawn, calls = zygote.spawn, []
+
+    def fails_once(**settings: Any) -> Any:
+        calls.append(settings)
+        if len(calls) == 1:
+            raise SandboxError("no process")
+        return spawn(**settings)
+
+    zygote.spawn = fails_once  # type: ignore[method-assign]
+    places.ahead(zygote, SETTINGS)  # type: ignore[arg-type]
+    assert _pid(places.take(zygote, SETTINGS)) == 1  # type: ignore[arg-type]
+    assert len(calls) == 2
+
+
+def test_a_runner_starts_under_the_shared_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Making a CUDA context disturbs whoever measures, so it must not happen while a grading holds the GPU alone.
+    events: list[str] = []
+
+    class Lock:
+        @contextlib.contextmanager
+        def shared(self) -> Iterator[float]:
+            events.append("taken")
+            yield 0.0
+            events.append("released")
+
+        def user(self, pid: int) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+    class Zygote(FakeZygote):
+        def spawn(self, **settings: Any) -> Any:
+            runner = super().spawn(**settings)
+            runner.wait_ready = lambda deadline: events.append("ready")
+            return runner
+
+    monkeypatch.setattr(runner_pool, "gpu_lock_of", lambda device: Lock())
+    monkeypatch.setattr(runner_pool, "_mailbox", lambda: None)
+    RunnerSlot(Zygote(), SETTINGS)  # type: ignore[arg-type]
+    assert events == ["taken", "ready", "released"]
