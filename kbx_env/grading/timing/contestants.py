@@ -114,11 +114,12 @@ class EagerContestant:
         self.device = device
         self._function = function or task.eager or task.reference
 
-    def prepare(self, draws: Sequence[dict[str, Any]] | InputWindows) -> float:
+    def prepare(self, draws: Sequence[dict[str, Any]] | InputWindows, slots: int = SLOTS) -> float:
         """Take inputs and warm up.
 
         Args:
             draws: the values, one draw for each slot; of ``InputWindows`` windows can be chosen later.
+            slots: sets of buffers.
 
         Returns:
             Microseconds of one call, the host's part included.
@@ -127,7 +128,7 @@ class EagerContestant:
         turning = draws.turning if isinstance(draws, InputWindows) else None
         resolved = [reference.resolve(d, self.device, generator_seed=i) for i, d in enumerate(values)]
         with reference.exact_matmul():
-            warm = self.watch.prepare(lambda s: self._function(**assembled(s)), resolved, slots=SLOTS, turning=turning)
+            warm = self.watch.prepare(lambda s: self._function(**assembled(s)), resolved, slots=slots, turning=turning)
         return 1e6 * float(warm["call_seconds"])
 
     def shuffle(self, seed: int, calls: bool = True) -> None:
@@ -153,11 +154,12 @@ class RunnerContestant:
 
     Attributes:
         max_bytes: largest size of a result together with the tensors that a call leaves behind.
+        slots: sets of buffers in the runner.
     """
 
     def __init__(self, session: RunnerSession, case: Case) -> None:
         self.session, self.case = session, case
-        self.max_bytes = TIMED_BYTES
+        self.max_bytes, self.slots = TIMED_BYTES, SLOTS
 
     def _ask(
         self, header: dict[str, Any], blobs: list[bytes] | None = None, seconds: float = COMMAND_SECONDS,
@@ -198,6 +200,7 @@ class RunnerContestant:
             slots: sets of buffers.
         """
         blobs: list[bytes] = []
+        self.slots = slots
         windows = draws if isinstance(draws, InputWindows) else None
         values = list(draws.draws if isinstance(draws, InputWindows) else draws)
         self.session.case_bytes = sum(v.untyped_storage().nbytes() for v in values[0].values() if isinstance(v, torch.Tensor))
@@ -285,9 +288,9 @@ class RunnerContestant:
             The number of calls in the graph; 0 where the calls cannot be captured.
         """
         rng = random.Random(secrets.randbits(64))
-        most = max(SLOTS, min(GRAPH_CALLS[1], GRAPH_BYTES // max(1, result_bytes), int(GRAPH_US / max(1.0, about_us))))
-        count = rng.randint(min(GRAPH_CALLS[0], max(SLOTS, most // 2)), most)
-        order = [rng.randrange(SLOTS) for _ in range(count)]
+        most = max(self.slots, min(GRAPH_CALLS[1], GRAPH_BYTES // max(1, result_bytes), int(GRAPH_US / max(1.0, about_us))))
+        count = rng.randint(min(GRAPH_CALLS[0], max(self.slots, most // 2)), most)
+        order = [rng.randrange(self.slots) for _ in range(count)]
         self._order = order
         return count if bool(self._ask({"do": "capture", "order": order})[0].get("captured")) else 0
 
@@ -313,7 +316,7 @@ class RunnerContestant:
             if captured:
                 self._ask({"do": "replay", "times": graphs})
             else:
-                self.measure([i % SLOTS for i in range(reps)], flush=False)
+                self.measure([i % self.slots for i in range(reps)], flush=False)
             walls.append((time.perf_counter() - start) * 1e6 / reps)
             if walls[-1] <= slack * claimed_us + more:
                 return
@@ -330,7 +333,7 @@ class RunnerContestant:
             The window and the result of each chosen call.
         """
         rng = random.Random(secrets.randbits(64))
-        drawn = [windows.pick(rng) for _ in range(SLOTS)]
+        drawn = [windows.pick(rng) for _ in range(self.slots)]
         self._ask({"do": "replay", "times": 1, "turns": {str(i): t for i, t in enumerate(drawn)}})
         count = len(self._order)
         wanted = JUDGED if count * result_bytes > JUDGED_BYTES else count

@@ -74,6 +74,8 @@ Graders and runners each have one; this memory cannot be reserved."""
 SHARE = 0.3
 """Share of the device's memory for all gradings that count work or judge timed results. The grading that
 measures holds the GPU alone and has the rest."""
+FEW_SLOTS, FEW_SLOTS_BYTES = 2, 1 << 30
+"""Sets of buffers of a case whose arguments and results have more than so many bytes."""
 SLOW_US = 20_000.0
 """If two blocks of calls take longer than this, they have fewer calls; if two calls do, a round is one pair."""
 QUEUED_MEMORY_SHARE = 0.003
@@ -108,6 +110,7 @@ def pair(
     precision: Precision = REPORT,
     budget: float | None = None,
     about_us: float = 0.0,
+    slots: int = SLOTS,
     on_round: Any = None,
 ) -> Paired:
     """Time two prepared contestants alternately.
@@ -120,6 +123,7 @@ def pair(
         precision: how narrow the interval shall be.
         budget: seconds of measuring after which no round begins; by default those of ``precision``.
         about_us: lower bound in microseconds on a call of both together, if known before the first call.
+        slots: sets of buffers that both contestants have.
         on_round: called with the number of rounds so far.
 
     Returns:
@@ -143,7 +147,7 @@ def pair(
         warm = moved or block == BLOCK
         ratios = []
         for index in range(pairs):
-            order = [rng.randrange(SLOTS) for _ in range(block)]
+            order = [rng.randrange(slots) for _ in range(block)]
             if windows is not None:
                 drawn = [windows.pick(rng) for _ in range(block + 1)]
             # The contestants alternate in going first, so that a drift of the clock frequency favours neither.
@@ -608,10 +612,13 @@ class _Measuring:
         assert self.roofline is not None
         session, case = candidate.session, candidate.case
         result_bytes = work.result_bytes
-        _give_back()  # what drawing needed: the contestants need this memory
-        about_us = eager.prepare(windows)
-        candidate.lay(windows, result_bytes)
+        # Each step frees what the next one does not need: the largest cases take half of a GPU.
+        _give_back()
+        slots = FEW_SLOTS if work.tensor_bytes > FEW_SLOTS_BYTES else SLOTS
+        candidate.lay(windows, result_bytes, slots)
+        about_us = eager.prepare(windows, slots)
         windows = windows.without_values()  # both have copies
+        _give_back()
         candidate.warm()
         results: list[tuple[Window, Fetched]] = []
         # Results are kept until the GPU is free again. The statistical judges work on the host and take long: three
@@ -638,7 +645,7 @@ class _Measuring:
             seen = 0
             first = before if attempt == 1 and before is not None else telemetry.read()
             paired = pair(
-                eager, candidate, windows=windows, check=check, precision=self.precision, about_us=about_us
+                eager, candidate, windows=windows, check=check, precision=self.precision, about_us=about_us, slots=slots
             )  # fmt: skip
             own_pids = {os.getpid(), session.runner.pid, *session.gpu.users()}
             after = telemetry.read()
