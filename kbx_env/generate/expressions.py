@@ -391,6 +391,11 @@ class Node:
         return list(dict.fromkeys(OPS[n.op].meaning for n in self.walk() if n.op and OPS[n.op].meaning))
 
 
+def meanings(*nodes: Node | None) -> list[str]:
+    """Return the definitions of the names in the formulas of expressions, each once."""
+    return list(dict.fromkeys(m for node in nodes if node for m in node.meanings()))
+
+
 def formula(node: Node) -> str:
     """Return the expression as a formula, without parentheses around all of it or around plain names."""
     text = _bare(node.written("text"))

@@ -10,9 +10,10 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kbx_env.generate import text
 from kbx_env.generate.drafts import IMPORTS, Draft, Voice, listed
-from kbx_env.generate.expressions import Node, draw, formula, helpers, leaf, statements
-from kbx_env.generate.families.elementwise import _example, choose_dtype, indented
+from kbx_env.generate.expressions import Node, draw, formula, helpers, leaf, meanings, statements
+from kbx_env.generate.families.elementwise import choose_dtype
 
 
 @dataclass(frozen=True)
@@ -185,12 +186,12 @@ class Row:
             lines += [f"{name} = {start}", "for k0 in range(0, n, BLOCK):"]
             lines += [f"    {line}" for line in self.values()]
             lines += [f"    {name} = {join.format(name, add)}"]
-        return indented([*lines, f"stat = {found.result}"], depth)
+        return text.indented([*lines, f"stat = {found.result}"], depth)
 
     def values(self) -> list[str]:
         """Return the statements that load a block of a row and compute ``z``."""
         lines = statements(self.tree)
-        loads = [f"{t} = tl.load(p_{t} + base + at, mask=inside, other=0.0).to(tl.float32)" for t in self.tensors]
+        loads = text.loads(self.tensors, "base + at")
         return ["at = k0 + tl.arange(0, BLOCK)", "inside = at < n", *loads, *lines.body, f"z = {lines.result}"]
 
     def dense(self, *more: str) -> str:
@@ -198,8 +199,8 @@ class Row:
         d = AXES[self.axis][1]
         names = (*self.tensors, *more)
         if self.axis == "last":
-            return indented([f"{t} = {t}.contiguous()" for t in names])
-        return indented([f"{t} = {t}.movedim({d}, -1).contiguous()" for t in names])
+            return text.indented(text.contiguous(names))
+        return text.indented([f"{t} = {t}.movedim({d}, -1).contiguous()" for t in names])
 
     @property
     def shape(self) -> str:
@@ -233,17 +234,17 @@ class Row:
         ]
         cases = [c for c in cases if '"N": 1,' not in c or least == 1]
         return {
-            "takes": "{" + ", ".join(f'"{t}": {v}' for t, v in takes.items()) + "}",
+            "takes": text.mapping(takes),
             "truth": f"Close(ulps={ulps})",
             "cost": f'Cost(flops="{flops} * numel({first})", least="numel({first})"{reads})',
-            "cases": "(\n        " + ",\n        ".join(cases) + ",\n    )",
-            "varied": "(\n        " + ",\n        ".join(VARIED[self.axis]) + ",\n    )",
+            "cases": text.block(cases),
+            "varied": text.block(VARIED[self.axis]),
             "timed": TIMED[self.axis],
         }
 
     def example(self, rng: random.Random) -> str:
         """Return the tensors of an example, as Python writes them."""
-        inner = [f"[{_example(rng)}, {_example(rng)}]" for _ in self.tensors]
+        inner = [text.matrix(rng) for _ in self.tensors]
         return ", ".join(f"[{i}]" if self.axis == "middle" else i for i in inner)
 
 
@@ -338,7 +339,7 @@ def reduce(rng: random.Random, level: int) -> Draft:
     ]
     lines = statements(behind, {"r": "stat"}) if behind else None
     code = row.passes(name)
-    after = indented(lines.body) if lines else ""
+    after = text.indented(lines.body) if lines else ""
     tail = "out.unsqueeze(-1)" if keep else "out"
     if keep and row.axis != "last":
         tail = f"out.unsqueeze({d})"
@@ -346,7 +347,7 @@ def reduce(rng: random.Random, level: int) -> Draft:
         IMPORTS
         + helpers(code + after)
         + REDUCE.format(
-            pointers=", ".join(f"p_{t}" for t in row.tensors),
+            pointers=text.pointers(row.tensors),
             passes=code,
             after=after,
             result=lines.result if lines else "stat",
@@ -358,17 +359,15 @@ def reduce(rng: random.Random, level: int) -> Draft:
         )
     )
     z = formula(row.tree)
-    text = stat.text
     summary = voice.one(
-        f"With z = {z}, r is {text} over {AXES[row.axis][2]}"
+        f"With z = {z}, r is {stat.text} over {AXES[row.axis][2]}"
         + (f"; the result is {formula(behind)}." if behind else ", and r is the result."),
-        f"Reduce z = {z} over {AXES[row.axis][2]}: r = {text}"
+        f"Reduce z = {z} over {AXES[row.axis][2]}: r = {stat.text}"
         + (f", and return {formula(behind)}." if behind else ", which is returned."),
     )
-    meanings = list(dict.fromkeys([*row.tree.meanings(), *(behind.meanings() if behind else [])]))
     axis = "stays with length 1" if keep else "is removed"
     details = (
-        voice.where(meanings),
+        voice.where(meanings(row.tree, behind)),
         said(
             row,
             voice,
@@ -469,7 +468,7 @@ STATISTICS = {**STATISTICS, "absmax": ABSMAX}
 def normalized(rng: random.Random, level: int, kind: str) -> Draft:
     """Draw a softmax or norm of an expression, with elementwise work behind that may use vectors."""
     voice = Voice(rng)
-    torch_text, triton_text, text, word = NORMS[kind]
+    torch_text, triton_text, p_text, word = NORMS[kind]
     stat = STAT_OF[kind]
     # In a row of one element these are exactly zero, where any rounding error is infinitely wrong.
     least = 2 if kind in ("log_softmax", "center", "layer_norm") else 1
@@ -495,7 +494,6 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
     d = AXES[row.axis][1]
     vectors = (("weight", "bias") if rng.random() < 0.6 else ("weight",)) if affine else ()
     p_torch = torch_text.replace("AXIS", str(d))
-    p_text = text
     if vectors:
         p_torch = f"({p_torch}) * weight" + (" + bias" if "bias" in vectors else "")
     body = (
@@ -504,8 +502,7 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
         f"return {behind.written('torch')}" if behind else "return p",
     )
     lines = statements(behind, prefix="w") if behind else None
-    loads = [f"{v} = tl.load(p_{v} + at, mask=inside, other=0.0).to(tl.float32)" for v in vectors]
-    loads += [f"{g} = tl.load(p_{g} + base + at, mask=inside, other=0.0).to(tl.float32)" for g in gate]
+    loads = [*text.loads(vectors, "at"), *text.loads(gate, "base + at")]
     p_line = f"p = {triton_text}"
     if vectors:
         p_line = f"p = ({triton_text}) * weight" + (" + bias" if "bias" in vectors else "")
@@ -513,15 +510,15 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
     names = (*row.tensors, *vectors, *gate)
     code = row.passes(stat)
     returned = "out" if row.axis == "last" else f"out.movedim(-1, {d})"
-    dense = row.dense(*gate) + ("\n" + indented([f"{v} = {v}.contiguous()" for v in vectors]) if vectors else "")
+    dense = row.dense(*gate) + ("\n" + text.indented(text.contiguous(vectors)) if vectors else "")
     expert = (
         IMPORTS
         + helpers(code + "\n".join(after) + "\n".join(row.values()))
         + WHOLE.format(
-            pointers=", ".join(f"p_{t}" for t in names),
+            pointers=text.pointers(names),
             passes=code,
-            values=indented(row.values(), 2),
-            after=indented(after, 2),
+            values=text.indented(row.values(), 2),
+            after=text.indented(after, 2),
             result=lines.result if lines else "p",
             parameters=", ".join(names),
             dense=dense,
@@ -544,13 +541,12 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
         if behind
         else f"For z = {z}, return {subject}{affine_text}.",
     )
-    meanings = list(dict.fromkeys([*row.tree.meanings(), *(behind.meanings() if behind else [])]))
     more = (
         f"{listed(vectors)} {'has' if len(vectors) == 1 else 'have'} shape (N,) and the same dtype." if vectors else ""
     )
     more += f" {gate[0]} is like {row.tensors[0]}." if gate else ""
     details = (
-        voice.where(meanings),
+        voice.where(meanings(row.tree, behind)),
         said(
             row,
             voice,
@@ -576,7 +572,7 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
         | {g: f'T("{AXES[row.axis][0]}", "{row.dtype}")' for g in gate}
     )
     flops = row.tree.flops() + STATISTICS[stat].flops + 4 + (behind.flops() if behind else 0)
-    example = ", ".join([row.example(rng), *(_example(rng) for _ in vectors)])
+    example = ", ".join([row.example(rng), *(text.vector(rng) for _ in vectors)])
     if gate:
         example += ", " + Row(gate, leaf(gate[0]), row.axis, row.dtype).example(rng)
     return Draft(
