@@ -157,7 +157,7 @@ OPS: Mapping[str, Op] = {
         "elu({a})",
         ("tl.where({a} > 0.0, 1.0, tl.exp(tl.minimum({a}, 0.0)))",),
         lambda a: (-1, max(a[1], 0)),
-        "elu(z) = z for z > 0 and exp(z) - 1 otherwise",
+        "elu(z) = max(z, 0) + min(exp(z) - 1, 0)",
         "elu",
         4,
     ),

@@ -14,7 +14,7 @@ from kbx_env.generate import text
 from kbx_env.generate.drafts import IMPORTS, Draft, Voice, listed
 from kbx_env.generate.expressions import adjoints, draw, formula, helpers, leaf, live, statements, unread
 from kbx_env.generate.families.elementwise import NAMES, choose_dtype
-from kbx_env.generate.families.rows import AXES, NORMS, STATISTICS, Row, draw_row, said
+from kbx_env.generate.families.rows import AXES, NORMS, OVER, STATISTICS, Row, draw_row, said
 
 
 def _reference(names: Sequence[str], forward: str) -> tuple[tuple[str, ...], str]:
@@ -38,13 +38,18 @@ def _reference(names: Sequence[str], forward: str) -> tuple[tuple[str, ...], str
     return body, helper
 
 
+def _wanted(names: Sequence[str]) -> str:
+    """Return what a backward pass computes, in words."""
+    return f"the gradient{'s' if len(names) > 1 else ''} of the loss with respect to {listed(names)}"
+
+
 def _gradients(names: Sequence[str], voice: Voice) -> str:
     """Return what the contract says about the results."""
     if len(names) == 1:
         return f"The result is a new tensor: the gradient with respect to {names[0]}, with its shape and dtype."
     return voice.one(
-        f"Returned is the tuple of the gradients with respect to {listed(names)}, each a new tensor with the shape "
-        f"and dtype of its tensor.",
+        f"The result is the tuple of the gradients with respect to {listed(names)}, in this order; each is a new tensor "
+        f"with the shape and dtype of its input.",
         f"Return a tuple with the gradient of each of {listed(names)}, in this order; each is a new tensor with that "
         f"tensor's shape and dtype.",
     )
@@ -108,22 +113,15 @@ def pointwise(rng: random.Random, level: int) -> Draft:
     body, helper = _reference(names, f"return {tree.written('torch')}")
     f = formula(tree)
     summary = voice.one(
-        f"The backward pass of f = {f}, elementwise: from grad_output, the gradient with respect to f, to those of the inputs.",
-        f"Given grad_output, the gradient of a loss with respect to f = {f} (elementwise), return its gradient "
-        f"with respect to {listed(names)}.",
+        f"The backward pass of f = {f}, elementwise. grad_output is the gradient of a loss with respect to f; return "
+        f"{_wanted(names)}.",
+        f"Given grad_output, the gradient of a loss with respect to f = {f} (elementwise), return {_wanted(names)}.",
     )
     tensors = (*names, "grad_output")
     details = (
         voice.where(tree.meanings()),
         f"{listed(tensors)} are {voice.dtype(dtype)} tensors of one shape, of any rank. {_gradients(names, voice)}",
-        " ".join(
-            (
-                voice.rounding(dtype).replace("the result", "each result"),
-                voice.strides(tensors),
-                voice.empty(),
-                voice.untested(),
-            )
-        ),
+        voice.closing(voice.rounding(dtype, len(names)), tensors, voice.empty()),
     )
     fields = {
         "takes": text.mapping({t: f'T("*", "{dtype}")' for t in tensors}),
@@ -279,11 +277,10 @@ def _row_draft(
     )
     body, helper = _reference(names, "\n".join([f"z = {row.tree.written('torch')}", *forward]))
     over = AXES[row.axis][2]
-    subject = f"f = {said_as} over {over}, where z = {formula(row.tree)}"
+    subject = f"f = {row.about(said_as)} over {over}" + (f", where z = {formula(row.tree)}" if row.tree.op else "")
     summary = voice.one(
-        f"The backward pass of {subject}: from grad_output, the gradient with respect to f, to those of the inputs.",
-        f"Given grad_output, the gradient of a loss with respect to {subject}, return its gradient with respect to "
-        f"{listed(names)}.",
+        f"The backward pass of {subject}. grad_output is the gradient of a loss with respect to f; return {_wanted(names)}.",
+        f"Given grad_output, the gradient of a loss with respect to {subject}, return {_wanted(names)}.",
     )
     axes = AXES[row.axis][0]
     short = " ".join(a for a in axes.split() if a != "N")
@@ -292,13 +289,7 @@ def _row_draft(
     details = (
         voice.where(row.tree.meanings()),
         said(row, voice, f"grad_output has shape {shape} and the same dtype.", _gradients(names, voice), least),
-        " ".join(
-            (
-                voice.rounding(row.dtype).replace("the result", "each result"),
-                voice.strides((*names, "grad_output")),
-                voice.untested(),
-            )
-        ),
+        voice.closing(voice.rounding(row.dtype, len(names)), (*names, "grad_output")),
     )
     example = row.example(rng)
     upstream_row = Row(("grad_output",), leaf("grad_output"), row.axis, row.dtype).example(rng)
@@ -350,7 +341,7 @@ def reduce(rng: random.Random, level: int) -> Draft:
         sums=(),
         slope=REDUCED[name],
         forward=(f"return {stat.torch.replace('AXIS', str(AXES[row.axis][1]))}",),
-        said_as=stat.text.replace(", which must not overflow", ""),
+        said_as=stat.text,
         reduced=True,
     )
 
@@ -379,7 +370,7 @@ def norm(rng: random.Random, level: int) -> Draft:
         sums=sums,
         slope=slope,
         forward=(f"return {forward.replace('AXIS', str(AXES[row.axis][1]))}",),
-        said_as=said_as.rstrip(","),
+        said_as=f"{said_as}, with {OVER[kind]}",
         reduced=False,
     )
 

@@ -107,12 +107,12 @@ def pointwise(rng: random.Random, level: int) -> Draft:
                 ),
                 given[3] if given else "",
                 voice.one(
-                    "The result is a new tensor of that shape and dtype.",
-                    "A new tensor of the same shape and dtype is returned.",
+                    "The result is a new tensor of the same shape and dtype.",
+                    "Return a new tensor of the same shape and dtype.",
                 ),
             ]
         ).replace("  ", " "),
-        " ".join((voice.rounding(dtype), voice.strides(tensors), voice.empty(), voice.untested())),
+        voice.closing(voice.rounding(dtype), tensors, voice.empty()),
     )
     cases = text.flat_cases(tensors[0], tensors[-1], given[0].name if given else "")
     family = f"elementwise(lambda pick: {{{given[2]}}})" if given else "elementwise()"
@@ -204,19 +204,17 @@ def broadcast(rng: random.Random, level: int) -> Draft:
         " ".join(
             (
                 voice.one(
-                    f"Shapes: {listed(said)}; * stands for any number of axes.",
-                    f"The shapes are {listed(said)}, where * is any number of axes, and smaller tensors broadcast.",
+                    f"Shapes: {listed(said)}; * stands for any number of axes, also none.",
+                    f"The shapes are {listed(said)}, where * is any number of axes, also none, and smaller tensors broadcast.",
                 ),
                 voice.one(f"All tensors are {word}.", f"Every tensor has dtype {word}."),
                 voice.one(
                     f"The result is a new tensor with {first}'s shape and dtype.",
-                    f"A new tensor like {first} is returned.",
+                    f"Return a new tensor with the shape and dtype of {first}.",
                 ),
             )
         ),
-        " ".join(
-            (voice.rounding(dtype), voice.strides(tensors), "There may be no row (empty tensors).", voice.untested())
-        ),
+        voice.closing(voice.rounding(dtype), tensors, "There may be no rows (empty tensors)."),
     )
     summary = voice.one(
         f"{formula(tree)}, with broadcasting.",

@@ -64,17 +64,10 @@ def embedding(rng: random.Random, level: int) -> Draft:
     )
     details = (
         voice.where(tree.meanings()),
-        f"Shapes: {listed([f'{n} {shapes[n]}' for n in names])}, all of dtype {voice.dtype(dtype)}; index (B,) is "
-        f"int64 with values in [0, V), "
-        f"which may repeat and come in any order. The result is a new tensor of shape (B, C) and the same dtype.",
-        " ".join(
-            (
-                voice.rounding(dtype),
-                voice.strides(("table", "index", *other)),
-                "B may be 0 (empty tensors).",
-                voice.untested(),
-            )
-        ),
+        f"Shapes: {listed([f'{n} {shapes[n]}' for n in names])}, {'all ' if other else ''}of dtype {voice.dtype(dtype)}; "
+        f"index (B,) is int64 with values in [0, V), which may repeat and come in any order. The result is a new tensor of "
+        f"shape (B, C) and the same dtype.",
+        voice.closing(voice.rounding(dtype), ("table", "index", *other), "B may be 0 (empty tensors)."),
     )
     axes = {"table": "V C", "x": "B C", "bias": "C"}
     takes = {"table": f'T("V C", "{dtype}")', "index": 'T("B", "i64", Ints(0, "V"))'}
@@ -176,18 +169,19 @@ def pick(rng: random.Random, level: int) -> Draft:
             tensors=", ".join(row.tensors),
         )
     )
-    z = formula(row.tree)
+    rows = f"row of z = {formula(row.tree)}" if row.tree.op else f"row z of {row.tensors[0]}"
     summary = voice.one(
-        f"A number for each row of z = {z}: {formula(tree)}, where r is {stat.text} in the row and t = z[target] its "
-        f"element at target.",
-        f"For every row of z = {z}, let r be {stat.text} and t the element at the row's target; return {formula(tree)}.",
+        f"For each {rows}, return {formula(tree)}, where r is {stat.text} over the row, and t = z[target] is the row's element at "
+        f"its target.",
+        f"For every {rows}, let r be {stat.text} over the row, and t = z[target] the element at its target; return "
+        f"{formula(tree)}.",
     )
     details = (
         voice.where(meanings(row.tree, tree)),
         f"{listed(row.tensors)}: {voice.dtype(row.dtype)}, shape (B, N); target: int64, shape (B,), with values in "
         f"[0, N). The result is a new "
         f"tensor of shape (B,) and {row.tensors[0]}'s dtype. N is at least 1, B may be 0 (empty tensors).",
-        " ".join((voice.rounding(row.dtype), voice.strides((*row.tensors, "target")), voice.untested())),
+        voice.closing(row.arithmetic(voice, name == "logsumexp"), (*row.tensors, "target")),
     )
     first = row.tensors[0]
     cases = (

@@ -200,7 +200,7 @@ def _steps(rule: Rule, clip: str, decay: str) -> tuple[list[str], list[str], lis
     if decay == "coupled":
         torch_lines += ["g = g + weight_decay * param"]
         triton_lines += ["g = g + weight_decay * param"]
-        clauses += ["then g = g + weight_decay * param"]
+        clauses += ["g = g + weight_decay * param"]
     torch_lines += rule.torch
     triton_lines += rule.triton
     clauses += [rule.text]
@@ -269,7 +269,15 @@ def optimizer(rng: random.Random, level: int) -> Draft:
         )
         + " grad is not changed.",
         " ".join(
-            ("Compute in fp32.", f"{listed(tensors)} may each have any strides, be 0-d or empty.", voice.untested())
+            filter(
+                None,
+                (
+                    "Compute in fp32.",
+                    f"{listed(tensors)} may each have any strides, be 0-d or empty.",
+                    f"No element of {listed(rule.positive, 'or')} is negative." if rule.positive else "",
+                    voice.untested(),
+                ),
+            )
         ),
     )
 

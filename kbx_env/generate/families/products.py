@@ -24,6 +24,7 @@ def epilogue(acc, bias, e, f, where, s, t, MODE: tl.constexpr):
 def ENTRY({parameters}):
     return gemm(x, {right}{extra})
 """
+EMPTY = "M may be 0 (empty tensors)."
 WHOLE, SMALL = (-2, -1, 0, 1, 2, 3), (-1, -0.5, 0, 0.5, 1)
 """Numbers of example tensors: of int8 and of floating-point ones."""
 SIZES = (
@@ -84,15 +85,12 @@ def matmul(rng: random.Random, level: int) -> Draft:
         f"Shapes: {listed([f'{n} {shapes[n]}' for n in names])}; all {voice.dtype(dtype)}. The result is a new tensor "
         f"of shape (M, N) and the "
         f"same dtype.",
-        " ".join(
-            (
-                "Products and sums have fp32 precision (no TF32)."
-                if dtype == "f32"
-                else f"Accumulate in fp32, apply everything else in fp32, and round once to {voice.dtype(dtype)}.",
-                voice.strides(names),
-                "M may be 0 (empty tensors).",
-                voice.untested(),
-            )
+        voice.closing(
+            "Products and sums have fp32 precision (no TF32)."
+            if dtype == "f32"
+            else f"Accumulate in fp32, apply everything else in fp32, and round once to {voice.dtype(dtype)}.",
+            names,
+            EMPTY,
         ),
     )
     axes = {"x": "M K", "weight": "N K" if transposed else "K N", "bias": "N", "residual": "M N", "gate": "M N"}
@@ -237,15 +235,13 @@ def quantized(rng: random.Random, level: int) -> Draft:
     details = (
         voice.where(tree.meanings()),
         said,
-        " ".join(
-            (
-                "Sum the products of integers exactly, in int32; everything else is in fp32."
-                if both
-                else "Integers up to 127 are exact in every dtype here; accumulate in fp32 (no TF32), and round the result once.",
-                voice.strides(names),
-                "M may be 0 (empty tensors).",
-                voice.untested(),
-            )
+        voice.closing(
+            "Sum the products of integers exactly, in int32; everything else is in fp32."
+            if both
+            else "qweight may be converted to x's dtype, which holds int8 values exactly. Accumulate in fp32 (no TF32), apply "
+            "everything else in fp32, and round the result once.",
+            names,
+            EMPTY,
         ),
     )
     takes = {

@@ -7,6 +7,7 @@ pass writes. ``Row`` has the parts that the backward passes (``backward``) need 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ STATISTICS: Mapping[str, Statistic] = {
         "torch.sqrt(torch.mean(torch.square(z), AXIS) + 1e-6)",
         (("s", SUM[0], SUM[1].format("z * z"), SUM[2]),),
         "tl.sqrt_rn(s / n + 1e-6)",
-        "sqrt(mean of z^2 + 1e-6)",
+        "sqrt((mean of z^2) + 1e-6)",
         "rms",
         2,
     ),
@@ -93,7 +94,7 @@ STATISTICS: Mapping[str, Statistic] = {
             ("s", SUM[0], SUM[1].format("tl.exp(z - m)"), SUM[2]),
         ),
         "m + tl.log(s)",
-        "log(sum of exp(z)), which must not overflow",
+        "log(sum of exp(z))",
         "logsumexp",
         4,
     ),
@@ -202,6 +203,14 @@ class Row:
             return text.indented(text.contiguous(names))
         return text.indented([f"{t} = {t}.movedim({d}, -1).contiguous()" for t in names])
 
+    def about(self, words: str) -> str:
+        """Return words about the values z; where these are those of a plain tensor, its name stands for z."""
+        return words if self.tree.op else re.sub(r"\bz\b", self.tensors[0], words)
+
+    def arithmetic(self, voice: Voice, overflows: bool) -> str:
+        """Return the sentences about precision; ``overflows`` tells whether exp of large values could overflow."""
+        return voice.rounding(self.dtype) + (" Large values must not overflow." if overflows else "")
+
     @property
     def shape(self) -> str:
         """The shape in the words of a contract."""
@@ -277,7 +286,7 @@ def draw_row(
 def said(row: Row, voice: Voice, more: str = "", result: str = "", least: int = 1) -> str:
     """Return the sentences of a contract about shapes, dtypes and results; rows have at least ``least`` elements."""
     one = len(row.tensors) == 1
-    group = " (* is any number of axes)" if row.axis == "last" else ""
+    group = " (* is any number of axes, also none)" if row.axis == "last" else ""
     return " ".join(
         filter(
             None,
@@ -290,7 +299,7 @@ def said(row: Row, voice: Voice, more: str = "", result: str = "", least: int = 
                 ),
                 more,
                 result,
-                f"N is at least {least}, and other axes may be 0 (empty tensors).",
+                f"N is at least {least}; the sizes of other axes may be 0 (empty tensors).",
             ),
         )
     )
@@ -358,12 +367,14 @@ def reduce(rng: random.Random, level: int) -> Draft:
             returned=tail,
         )
     )
-    z = formula(row.tree)
+    where = f"With z = {formula(row.tree)}, r" if row.tree.op else "r"
+    number, over = row.about(stat.text), AXES[row.axis][2]
+    result = formula(behind) if behind else "r"
     summary = voice.one(
-        f"With z = {z}, r is {stat.text} over {AXES[row.axis][2]}"
-        + (f"; the result is {formula(behind)}." if behind else ", and r is the result."),
-        f"Reduce z = {z} over {AXES[row.axis][2]}: r = {stat.text}"
-        + (f", and return {formula(behind)}." if behind else ", which is returned."),
+        f"{where} is {number} over {over}; the result is {result}.",
+        f"Reduce z = {formula(row.tree)} over {over}: r = {number}, and return {result}."
+        if row.tree.op
+        else f"Reduce {row.tensors[0]} over {over}: r = {number}, and return {result}.",
     )
     axis = "stays with length 1" if keep else "is removed"
     details = (
@@ -376,7 +387,7 @@ def reduce(rng: random.Random, level: int) -> Draft:
                 f"The result is a new tensor of the same dtype, in which {AXES[row.axis][2]} {axis}.",
             ),
         ),
-        " ".join((voice.rounding(row.dtype), voice.strides(row.tensors), voice.untested())),
+        voice.closing(row.arithmetic(voice, name == "logsumexp"), row.tensors),
     )
     flops = row.tree.flops() + stat.flops
     size = row.tree.count() + 2 + (behind.count() if behind else 0)
@@ -418,13 +429,8 @@ def ENTRY({parameters}):
     return {returned}
 """
 NORMS: Mapping[str, tuple[str, str, str, str]] = {
-    "softmax": ("torch.softmax(z, AXIS)", "tl.exp(z - stat)", "softmax(z), that is exp(z) / sum(exp(z)),", "softmax"),
-    "log_softmax": (
-        "torch.log_softmax(z, AXIS)",
-        "z - stat",
-        "log_softmax(z), that is z - log(sum(exp(z))),",
-        "log_softmax",
-    ),
+    "softmax": ("torch.softmax(z, AXIS)", "tl.exp(z - stat)", "exp(z) / sum(exp(z))", "softmax"),
+    "log_softmax": ("torch.log_softmax(z, AXIS)", "z - stat", "z - log(sum(exp(z)))", "log_softmax"),
     "rms_norm": (
         "z / torch.sqrt(torch.mean(torch.square(z), AXIS, keepdim=True) + 1e-6)",
         "z / stat",
@@ -434,7 +440,7 @@ NORMS: Mapping[str, tuple[str, str, str, str]] = {
     "layer_norm": (
         "(z - torch.mean(z, AXIS, keepdim=True)) / torch.sqrt(torch.var(z, AXIS, correction=0, keepdim=True) + 1e-5)",
         "(z - s / n) / tl.sqrt_rn(stat + 1e-5)",
-        "(z - mean(z)) / sqrt(var(z) + 1e-5), with the variance divided by N,",
+        "(z - mean(z)) / sqrt(var(z) + 1e-5)",
         "layer_norm",
     ),
     "center": ("z - torch.mean(z, AXIS, keepdim=True)", "z - stat", "z - mean(z)", "center"),
@@ -446,6 +452,15 @@ NORMS: Mapping[str, tuple[str, str, str, str]] = {
     ),
 }
 """Functions that keep the shape: in torch, in Triton from z and its statistic, as a formula, and in names."""
+OVER = {
+    "softmax": "the sum",
+    "log_softmax": "the sum",
+    "rms_norm": "the mean",
+    "layer_norm": "the mean and the variance (divided by N, not N - 1)",
+    "center": "the mean",
+    "max_scale": "the maximum",
+}
+"""What a function of ``NORMS`` takes over the row."""
 STAT_OF = {
     "softmax": "logsumexp",
     "log_softmax": "logsumexp",
@@ -481,13 +496,7 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
     behind: Node | None = None
     gate: tuple[str, ...] = ()
     if level > 2:
-        gate = (
-            ("weight_gate",)
-            if rng.random() < 0.4 and "gate" in row.tensors
-            else ("gate",)
-            if rng.random() < 0.5
-            else ()
-        )
+        gate = ("gate",) if rng.random() < 0.5 else ()
         behind = draw(
             rng, [leaf("p", (-30.0, 30.0)), *(leaf(g) for g in gate)], rng.randint(max(1, len(gate)), 2 + len(gate))
         )
@@ -527,19 +536,17 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
             returned=returned,
         )
     )
-    z = formula(row.tree)
-    over = AXES[row.axis][2]
-    affine_text = {(): "", ("weight",): " times weight", ("weight", "bias"): " times weight plus bias"}[vectors]
-    subject = (
-        f"p = {p_text} over {over}".replace(", over", " over")
-        if not p_text.endswith(",")
-        else f"p = {p_text[:-1]} over {over}"
-    )
-    summary = voice.one(
-        f"z = {z}; {subject}{affine_text}" + (f"; the result is {formula(behind)}." if behind else " is the result."),
-        f"For z = {z}, return {formula(behind)}, where {subject}{affine_text}."
+    given = f"For z = {formula(row.tree)}: " if row.tree.op else ""
+    do, result = ("return", "the result is") if given else ("Return", "The result is")
+    value = row.about(p_text) + "".join(f" {sign} {v}" for sign, v in zip("*+", vectors))
+    over = f"with {OVER[kind]} over {AXES[row.axis][2]}"
+    summary = given + (
+        voice.one(
+            f"p = {value}, {over}; the result is {formula(behind)}.",
+            f"{do} {formula(behind)}, where p = {value}, {over}.",
+        )
         if behind
-        else f"For z = {z}, return {subject}{affine_text}.",
+        else voice.one(f"{do} {value}, {over}.", f"{result} {value}, {over}.")
     )
     more = (
         f"{listed(vectors)} {'has' if len(vectors) == 1 else 'have'} shape (N,) and the same dtype." if vectors else ""
@@ -552,19 +559,12 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
             voice,
             more.strip(),
             voice.one(
-                "The result is a new tensor of the same shape and dtype.",
+                f"The result is a new tensor with the shape and dtype of {row.tensors[0]}.",
                 f"A new tensor with {row.tensors[0]}'s shape and dtype is returned.",
             ),
             least,
         ),
-        " ".join(
-            (
-                voice.rounding(row.dtype),
-                "Large values must not overflow." if stat == "logsumexp" else "",
-                voice.strides(names),
-                voice.untested(),
-            )
-        ).replace("  ", " "),
+        voice.closing(row.arithmetic(voice, stat == "logsumexp"), names),
     )
     takes = (
         row.takes()

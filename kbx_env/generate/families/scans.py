@@ -147,16 +147,15 @@ def scan(rng: random.Random, level: int) -> Draft:
             returned="out" if row.axis == "last" else f"out.movedim(-1, {d})",
         )
     )
-    z, over = formula(row.tree), AXES[row.axis][2]
-    end = f"; the result is {formula(behind)}." if behind else "; r is the result."
-    summary = voice.one(
-        f"A scan along {over} of z = {z}: {found.text}{end}",
-        f"With z = {z} and indices along {over}, {found.text}{end}",
-    )
+    over, step = AXES[row.axis][2], row.about(found.text)
+    subject = f"z = {formula(row.tree)}" if row.tree.op else row.tensors[0]
+    given = f"With {subject} and indices" if row.tree.op else "With indices"
+    end = f"; the result is {formula(behind) if behind else 'r'}."
+    summary = voice.one(f"A scan of {subject} along {over}: {step}{end}", f"{given} along {over}, {step}{end}")
     details = (
         voice.where(meanings(row.tree, behind)),
         said(row, voice, result="The result is a new tensor of the same shape and dtype."),
-        " ".join((voice.rounding(row.dtype), voice.strides(row.tensors), voice.untested())),
+        voice.closing(voice.rounding(row.dtype), row.tensors),
     )
     return Draft(
         family="scan",
