@@ -64,7 +64,7 @@ def embedding(rng: random.Random, level: int) -> Draft:
     )
     details = (
         voice.where(tree.meanings()),
-        f"Shapes: {listed([f'{n} {shapes[n]}' for n in names])}, {'all ' if other else ''}of dtype {voice.dtype(dtype)}; "
+        f"Shapes: {listed([f'{n} {shapes[n]}' for n in names])}{', all' if other else ''} of dtype {voice.dtype(dtype)}; "
         f"index (B,) is int64 with values in [0, V), which may repeat and come in any order. The result is a new tensor of "
         f"shape (B, C) and the same dtype.",
         voice.closing(voice.rounding(dtype), ("table", "index", *other), "B may be 0 (empty tensors)."),

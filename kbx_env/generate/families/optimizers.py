@@ -256,8 +256,7 @@ def optimizer(rng: random.Random, level: int) -> Draft:
     names = listed([n for n, _ in numbers])
     summary = voice.one(
         "One step of an optimizer on fp32 tensors of one shape, in place.",
-        f"Update param{' and ' + listed(rule.state) if rule.state else ''} in place by one optimizer step; fp32 "
-        f"tensors of one shape.",
+        f"Update {listed(changed)} in place by one optimizer step; all tensors are fp32 and have one shape.",
     )
     details = (
         "In this order: " + "; ".join(clauses) + ".",
