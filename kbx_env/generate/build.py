@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kbx_env import __version__
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.generate.drafts import Draft
@@ -34,7 +36,7 @@ PROOFS = "proofs.jsonl"
 """File with the result of every proof, for resuming: index, task, family, faults, seconds."""
 KERNELS = "kernels.jsonl"
 """File with the kernels, as the policy ``replay`` reads them."""
-VERSION = 1
+VERSION = 2
 """Version of the generator: another one gives other tasks for the same seed."""
 Progress = Callable[[int, int, int], None]
 """Is told the numbers of proven tasks, of tasks asked for, and of candidates dropped."""
@@ -335,8 +337,14 @@ def build(settings: Settings, out: Path, workers: int, tell: Progress) -> Result
     """
     if workers < 1:
         raise UsageError(f"--workers is {workers}; at least 1")
-    began = time.monotonic()
-    card = _Builder(settings, out, workers, tell).run()
+    began, threads = time.monotonic(), torch.get_num_threads()
+    torch.set_num_threads(
+        1
+    )  # tensors of a few elements: more threads only wait for each other, on cores that the proofs need
+    try:
+        card = _Builder(settings, out, workers, tell).run()
+    finally:
+        torch.set_num_threads(threads)
     return Result(card, time.monotonic() - began)
 
 
@@ -350,13 +358,13 @@ def _start() -> None:
     import atexit
     import signal
 
-    import torch
-
+    from kbx_env.generate.shared_compiler import SharedCompiler
     from kbx_env.grading.grader import Grader
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool
     torch.set_num_threads(1)
     _grader = Grader()
+    _grader.processes.compilers = SharedCompiler()
     atexit.register(_grader.close)
 
 

@@ -227,15 +227,28 @@ class Voice:
             f"The {what} can be empty or 0-d.",
         )
 
-    def rounding(self, dtype: str) -> str:
-        """Return the sentence about the precision of the arithmetic."""
+    def closing(self, arithmetic: str, names: Sequence[str], empty: str = "") -> str:
+        """Return the last paragraph of a contract.
+
+        Args:
+            arithmetic: sentences about the precision.
+            names: of the inputs.
+            empty: sentence about empty tensors.
+
+        Returns:
+            Sentences about arithmetic, layouts, empty tensors and values that no case has.
+        """
+        return " ".join(filter(None, (arithmetic, self.strides(names), empty, self.untested())))
+
+    def rounding(self, dtype: str, results: int = 1) -> str:
+        """Return the sentence about the precision of the arithmetic; ``results`` is the number of results."""
         if dtype == "f32":
             return self.one("Compute in fp32.", "All arithmetic is in fp32.", "The arithmetic has fp32 precision.")
-        word = self.dtype(dtype)
+        word, result = self.dtype(dtype), "the result" if results == 1 else "each result"
         return self.one(
-            f"Compute in fp32 and round the result once to {word}.",
-            f"All arithmetic is in fp32; only the result is rounded to {word}.",
-            f"Intermediate values have fp32 precision, and the result is rounded to {word} at the end.",
+            f"Compute in fp32 and round {result} once to {word}.",
+            f"All arithmetic is in fp32; only {'the result is' if results == 1 else 'the results are'} rounded to {word}.",
+            f"Intermediate values have fp32 precision, and {result} is rounded to {word} at the end.",
         )
 
     def untested(self) -> str:
@@ -260,6 +273,6 @@ def _fill(text: str, indent: str = "") -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return names as ``a``, ``a and b``, ``a, b and c``."""
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+def listed(names: Sequence[str], last: str = "and") -> str:
+    """Return names as ``a``, ``a and b``, ``a, b and c``; ``last`` is the word before the last one."""
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + f" {last} " + names[-1]

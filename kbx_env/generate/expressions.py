@@ -157,7 +157,7 @@ OPS: Mapping[str, Op] = {
         "elu({a})",
         ("tl.where({a} > 0.0, 1.0, tl.exp(tl.minimum({a}, 0.0)))",),
         lambda a: (-1, max(a[1], 0)),
-        "elu(z) = z for z > 0 and exp(z) - 1 otherwise",
+        "elu(z) = max(z, 0) + min(exp(z) - 1, 0)",
         "elu",
         4,
     ),
@@ -389,6 +389,11 @@ class Node:
     def meanings(self) -> list[str]:
         """Return the definitions of the names in its formula."""
         return list(dict.fromkeys(OPS[n.op].meaning for n in self.walk() if n.op and OPS[n.op].meaning))
+
+
+def meanings(*nodes: Node | None) -> list[str]:
+    """Return the definitions of the names in the formulas of expressions, each once."""
+    return list(dict.fromkeys(m for node in nodes if node for m in node.meanings()))
 
 
 def formula(node: Node) -> str:

@@ -178,7 +178,7 @@ class GradingContext:
         pool = self.processes.runner_pool if self.backend == "cuda" else None
         self._session = RunnerSession(
             self.processes.zygote(), self.task, self.backend, self.secret, self.options.split, self.options.wall, self.without,
-            self.allows_torch, pool, self.as_published,
+            self.allows_torch, pool, self.as_published, self.processes.compilers,
         )  # fmt: skip
         self.builder.gpu = self._session.gpu
         return self._session

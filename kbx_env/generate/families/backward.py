@@ -10,10 +10,11 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 
+from kbx_env.generate import text
 from kbx_env.generate.drafts import IMPORTS, Draft, Voice, listed
 from kbx_env.generate.expressions import adjoints, draw, formula, helpers, leaf, live, statements, unread
-from kbx_env.generate.families.elementwise import NAMES, _example, choose_dtype, indented
-from kbx_env.generate.families.rows import AXES, NORMS, STATISTICS, Row, draw_row, said
+from kbx_env.generate.families.elementwise import NAMES, choose_dtype
+from kbx_env.generate.families.rows import AXES, NORMS, OVER, STATISTICS, Row, draw_row, said
 
 
 def _reference(names: Sequence[str], forward: str) -> tuple[tuple[str, ...], str]:
@@ -37,13 +38,18 @@ def _reference(names: Sequence[str], forward: str) -> tuple[tuple[str, ...], str
     return body, helper
 
 
+def _wanted(names: Sequence[str]) -> str:
+    """Return what a backward pass computes, in words."""
+    return f"the gradient{'s' if len(names) > 1 else ''} of the loss with respect to {listed(names)}"
+
+
 def _gradients(names: Sequence[str], voice: Voice) -> str:
     """Return what the contract says about the results."""
     if len(names) == 1:
         return f"The result is a new tensor: the gradient with respect to {names[0]}, with its shape and dtype."
     return voice.one(
-        f"Returned is the tuple of the gradients with respect to {listed(names)}, each a new tensor with the shape "
-        f"and dtype of its tensor.",
+        f"The result is the tuple of the gradients with respect to {listed(names)}, in this order; each is a new tensor "
+        f"with the shape and dtype of its input.",
         f"Return a tuple with the gradient of each of {listed(names)}, in this order; each is a new tensor with that "
         f"tensor's shape and dtype.",
     )
@@ -86,67 +92,46 @@ def pointwise(rng: random.Random, level: int) -> Draft:
     lines = statements(tree)
     back, grads = adjoints(tree, lines, "upstream")
     outs = [f"grad_{n}" for n in names]
-    loads = [f"{n} = tl.load(p_{n} + at, mask=inside, other=0.0).to(tl.float32)" for n in names]
-    code = live([*loads, *lines.body, *back], grads.values())
+    code = live([*text.loads(names, "at"), *lines.body, *back], grads.values())
     reads = unread(code, names)
-    stores = [f"tl.store({o} + at, {grads[n]}.to({o}.dtype.element_ty), mask=inside)" for n, o in zip(names, outs)]
+    stores = text.stores({o: grads[n] for n, o in zip(names, outs, strict=True)}, "at")
     parameters = ", ".join([*names, "grad_output"])
     expert = (
         IMPORTS
         + helpers("\n".join(code))
         + KERNEL.format(
-            pointers=", ".join(f"p_{n}" for n in names),
+            pointers=text.pointers(names),
             outs=", ".join(outs),
-            body=indented(code),
-            stores=indented(stores),
+            body=text.indented(code),
+            stores=text.indented(stores),
             parameters=parameters,
-            dense=indented([f"{n} = {n}.contiguous()" for n in names]),
-            empty=", ".join(f"torch.empty({n}.shape, dtype={n}.dtype, device={n}.device)" for n in names),
+            dense=text.indented(text.contiguous(names)),
+            empty=text.empty_like(names),
             tensors=", ".join(names),
         )
     )
     body, helper = _reference(names, f"return {tree.written('torch')}")
-    text = formula(tree)
+    f = formula(tree)
     summary = voice.one(
-        f"The backward pass of f = {text}, elementwise: from grad_output, the gradient with respect to f, to those of the inputs.",
-        f"Given grad_output, the gradient of a loss with respect to f = {text} (elementwise), return its gradient "
-        f"with respect to {listed(names)}.",
+        f"The backward pass of f = {f}, elementwise. grad_output is the gradient of a loss with respect to f; return "
+        f"{_wanted(names)}.",
+        f"Given grad_output, the gradient of a loss with respect to f = {f} (elementwise), return {_wanted(names)}.",
     )
     tensors = (*names, "grad_output")
     details = (
         voice.where(tree.meanings()),
         f"{listed(tensors)} are {voice.dtype(dtype)} tensors of one shape, of any rank. {_gradients(names, voice)}",
-        " ".join(
-            (
-                voice.rounding(dtype).replace("the result", "each result"),
-                voice.strides(tensors),
-                voice.empty(),
-                voice.untested(),
-            )
-        ),
-    )
-    cases = (
-        'Case({"*": (129, 257)})',
-        'Case({"*": (128, 512)}, draw=Outlier())',
-        'Case({"*": (5,)})',
-        'Case({"*": (3, 1, 1025)})',
-        f'Case({{"*": (33, 65)}}, layouts={{"{names[0]}": "transposed"}})',
-        'Case({"*": (7, 31)}, layouts={"grad_output": "strided"})',
-        'Case({"*": ()})',
-        'Case({"*": (0, 3)})',
-        'Case({"*": (3, 5, 211)}, held=True)',
+        voice.closing(voice.rounding(dtype, len(names)), tensors, voice.empty()),
     )
     fields = {
-        "takes": "{" + ", ".join(f'"{t}": T("*", "{dtype}")' for t in tensors) + "}",
+        "takes": text.mapping({t: f'T("*", "{dtype}")' for t in tensors}),
         "truth": "Close(ulps=16)",
         "cost": f'Cost(flops="{3 * tree.flops()} * numel(grad_output)", least="numel(grad_output)"'
         + _reads(reads)
         + ")",
-        "cases": "(\n        " + ",\n        ".join(cases) + ",\n    )",
+        "cases": text.block(text.flat_cases(names[0], "grad_output")),
         "varied": "(elementwise(),)",
-        "timed": 'tuple(Case({"*": (1 << k,)}) for k in '
-        + ("(23, 25, 27)" if dtype == "f32" else "(24, 26, 27)")
-        + ")",
+        "timed": text.flat_timed(dtype),
     }
     return Draft(
         family="backward_pointwise",
@@ -157,7 +142,7 @@ def pointwise(rng: random.Random, level: int) -> Draft:
         helpers=helper,
         summary=summary,
         details=details,
-        examples=(", ".join(_example(rng) for _ in tensors),),
+        examples=(", ".join(text.vector(rng) for _ in tensors),),
         takes=dict.fromkeys(tensors, dtype),
         fields=fields,
         expert=expert,
@@ -221,7 +206,7 @@ def _row_draft(
     sums: Sequence[tuple[str, str]],
     slope: str,
     forward: Sequence[str],
-    text: str,
+    said_as: str,
     reduced: bool,
 ) -> Draft:
     """Return the backward pass of a function of rows.
@@ -237,7 +222,7 @@ def _row_draft(
         sums: sums over the row: name and summand.
         slope: the derivative by z.
         forward: statements of the function of z in torch.
-        text: what the function is.
+        said_as: what the function is.
         reduced: whether the upstream gradient is one number for each row.
 
     Returns:
@@ -262,9 +247,7 @@ def _row_draft(
     upstream = ["upstream = tl.load(p_grad + row).to(tl.float32)"] if reduced else extra
     written = [*grads.values(), "at", "inside"]
     code = live([*row.values(), *([] if reduced else [load]), f"dz = {slope}", *back], written)
-    stores = [
-        f"tl.store({o} + base + at, {grads[n]}.to({o}.dtype.element_ty), mask=inside)" for n, o in zip(names, outs)
-    ]
+    stores = text.stores({o: grads[n] for n, o in zip(names, outs, strict=True)}, "base + at")
     d = AXES[row.axis][1]
     move = "" if row.axis == "last" else f".movedim(-1, {d})"
     dense = row.dense() if reduced else row.dense("grad_output")
@@ -278,27 +261,26 @@ def _row_draft(
         IMPORTS
         + helpers("\n".join([passes, *extra, *code]))
         + ROWS.format(
-            pointers=", ".join(f"p_{n}" for n in names),
+            pointers=text.pointers(names),
             outs=", ".join(outs),
             passes=passes,
-            upstream=indented(upstream),
-            body=indented(code, 2),
-            stores=indented(stores, 2),
+            upstream=text.indented(upstream),
+            body=text.indented(code, 2),
+            stores=text.indented(stores, 2),
             parameters=parameters,
             dense=dense,
             first=names[0],
-            empty=", ".join(f"torch.empty({n}.shape, dtype={n}.dtype, device={n}.device)" for n in names),
+            empty=text.empty_like(names),
             tensors=", ".join(names),
             returned=", ".join(f"{o}{move}" for o in outs),
         )
     )
     body, helper = _reference(names, "\n".join([f"z = {row.tree.written('torch')}", *forward]))
     over = AXES[row.axis][2]
-    subject = f"f = {text} over {over}, where z = {formula(row.tree)}"
+    subject = f"f = {row.about(said_as)} over {over}" + (f", where z = {formula(row.tree)}" if row.tree.op else "")
     summary = voice.one(
-        f"The backward pass of {subject}: from grad_output, the gradient with respect to f, to those of the inputs.",
-        f"Given grad_output, the gradient of a loss with respect to {subject}, return its gradient with respect to "
-        f"{listed(names)}.",
+        f"The backward pass of {subject}. grad_output is the gradient of a loss with respect to f; return {_wanted(names)}.",
+        f"Given grad_output, the gradient of a loss with respect to {subject}, return {_wanted(names)}.",
     )
     axes = AXES[row.axis][0]
     short = " ".join(a for a in axes.split() if a != "N")
@@ -307,13 +289,7 @@ def _row_draft(
     details = (
         voice.where(row.tree.meanings()),
         said(row, voice, f"grad_output has shape {shape} and the same dtype.", _gradients(names, voice), least),
-        " ".join(
-            (
-                voice.rounding(row.dtype).replace("the result", "each result"),
-                voice.strides((*names, "grad_output")),
-                voice.untested(),
-            )
-        ),
+        voice.closing(voice.rounding(row.dtype, len(names)), (*names, "grad_output")),
     )
     example = row.example(rng)
     upstream_row = Row(("grad_output",), leaf("grad_output"), row.axis, row.dtype).example(rng)
@@ -365,7 +341,7 @@ def reduce(rng: random.Random, level: int) -> Draft:
         sums=(),
         slope=REDUCED[name],
         forward=(f"return {stat.torch.replace('AXIS', str(AXES[row.axis][1]))}",),
-        text=stat.text.replace(", which must not overflow", ""),
+        said_as=stat.text,
         reduced=True,
     )
 
@@ -382,7 +358,7 @@ def norm(rng: random.Random, level: int) -> Draft:
         smooth=True,
         largest=60.0 if stat == "logsumexp" else 400.0,
     )
-    forward, _, text, word = NORMS[kind]
+    forward, _, said_as, word = NORMS[kind]
     return _row_draft(
         rng,
         voice,
@@ -394,7 +370,7 @@ def norm(rng: random.Random, level: int) -> Draft:
         sums=sums,
         slope=slope,
         forward=(f"return {forward.replace('AXIS', str(AXES[row.axis][1]))}",),
-        text=text.rstrip(","),
+        said_as=f"{said_as}, with {OVER[kind]}",
         reduced=False,
     )
 

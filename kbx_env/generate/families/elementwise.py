@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
+from kbx_env.generate import text
 from kbx_env.generate.drafts import IMPORTS, Draft, Voice, listed
 from kbx_env.generate.expressions import Node, draw, formula, helpers, leaf, statements
 
@@ -34,11 +34,6 @@ def ENTRY({parameters}):
 def choose_dtype(rng: random.Random) -> str:
     """Return a floating-point dtype; half of the tasks are in fp32."""
     return rng.choice(("f32", "f32", "f16", "bf16"))
-
-
-def indented(lines: Sequence[str], depth: int = 1) -> str:
-    """Return lines with an indent."""
-    return "\n".join("    " * depth + line for line in lines)
 
 
 def scalar(rng: random.Random, voice: Voice) -> tuple[Node, float, str, str]:
@@ -79,13 +74,13 @@ def pointwise(rng: random.Random, level: int) -> Draft:
         IMPORTS
         + helpers("\n".join(lines.body))
         + KERNEL.format(
-            pointers=", ".join(f"p_{t}" for t in tensors),
+            pointers=text.pointers(tensors),
             scalars="".join(f", {s}" for s in scalars),
-            loads=indented([f"{t} = tl.load(p_{t} + at, mask=inside, other=0.0).to(tl.float32)" for t in tensors]),
-            body=indented(lines.body),
+            loads=text.indented(text.loads(tensors, "at")),
+            body=text.indented(lines.body),
             result=lines.result,
             parameters=parameters,
-            dense=indented([f"{t} = {t}.contiguous()" for t in tensors]),
+            dense=text.indented(text.contiguous(tensors)),
             first=tensors[0],
             tensors=", ".join(tensors),
             floats="".join(f", float({s})" for s in scalars),
@@ -112,40 +107,23 @@ def pointwise(rng: random.Random, level: int) -> Draft:
                 ),
                 given[3] if given else "",
                 voice.one(
-                    "The result is a new tensor of that shape and dtype.",
-                    "A new tensor of the same shape and dtype is returned.",
+                    "The result is a new tensor of the same shape and dtype.",
+                    "Return a new tensor of the same shape and dtype.",
                 ),
             ]
         ).replace("  ", " "),
-        " ".join((voice.rounding(dtype), voice.strides(tensors), voice.empty(), voice.untested())),
+        voice.closing(voice.rounding(dtype), tensors, voice.empty()),
     )
-    args = (lambda v: f', {{"{given[0].name}": {v}}}') if given else (lambda v: "")
-    last = tensors[-1]
-    cases = [
-        'Case({"*": (129, 257)})',
-        f'Case({{"*": (129, 257)}}{args(-1.25)})',
-        f'Case({{"*": (128, 512)}}{args(0.75)}, draw=Outlier())',
-        'Case({"*": (5,)})',
-        f'Case({{"*": (3, 1, 1025)}}{args(2.5)})',
-        f'Case({{"*": (33, 65)}}{args(-0.5)}, layouts={{"{tensors[0]}": "transposed"}})',
-        f'Case({{"*": (7, 31)}}{args(1.75)}, layouts={{"{last}": "strided"}})',
-        'Case({"*": ()})',
-        'Case({"*": (0, 3)})',
-        f'Case({{"*": (3, 5, 211)}}{args(-2.25)}, held=True)',
-    ]
-    if not given:
-        del cases[1]
+    cases = text.flat_cases(tensors[0], tensors[-1], given[0].name if given else "")
     family = f"elementwise(lambda pick: {{{given[2]}}})" if given else "elementwise()"
-    numbers = [_example(rng) for _ in tensors]
+    numbers = [text.vector(rng) for _ in tensors]
     fields = {
-        "takes": "{" + ", ".join(f'"{t}": T("*", "{dtype}")' for t in tensors) + "}",
+        "takes": text.mapping({t: f'T("*", "{dtype}")' for t in tensors}),
         "truth": "Close(ulps=16)",
         "cost": f'Cost(flops="{tree.flops()} * numel({tensors[0]})", least="numel({tensors[0]})")',
-        "cases": "(\n        " + ",\n        ".join(cases) + ",\n    )",
+        "cases": text.block(cases),
         "varied": f"({family},)",
-        "timed": 'tuple(Case({"*": (1 << k,)}) for k in '
-        + ("(23, 25, 27)" if dtype == "f32" else "(24, 26, 27)")
-        + ")",
+        "timed": text.flat_timed(dtype),
     }
     prefix = () if count > 1 or tree.count() > 2 else ("scaled",) if given else ()
     return Draft(
@@ -163,10 +141,6 @@ def pointwise(rng: random.Random, level: int) -> Draft:
         size=tree.count(),
         imports=("from kbx_env.tasks._varied import elementwise",),
     )
-
-
-def _example(rng: random.Random, length: int = 3) -> str:
-    return "[" + ", ".join(str(rng.choice((-2, -1, -0.5, 0, 0.5, 1, 1.5, 2))) for _ in range(length)) + "]"
 
 
 ROWS = """@triton.jit
@@ -212,14 +186,12 @@ def broadcast(rng: random.Random, level: int) -> Draft:
         IMPORTS
         + helpers("\n".join(lines.body))
         + ROWS.format(
-            pointers=", ".join(f"p_{t}" for t in tensors),
-            loads=indented(
-                [f"{t} = tl.load(p_{t} + {places[t]}, mask=inside, other=0.0).to(tl.float32)" for t in tensors]
-            ),
-            body=indented(lines.body),
+            pointers=text.pointers(tensors),
+            loads=text.indented([line for t in tensors for line in text.loads([t], places[t])]),
+            body=text.indented(lines.body),
             result=lines.result,
             parameters=", ".join(tensors),
-            dense=indented([f"{t} = {t}.contiguous()" for t in tensors]),
+            dense=text.indented(text.contiguous(tensors)),
             first=first,
             tensors=", ".join(tensors),
         )
@@ -232,19 +204,17 @@ def broadcast(rng: random.Random, level: int) -> Draft:
         " ".join(
             (
                 voice.one(
-                    f"Shapes: {listed(said)}; * stands for any number of axes.",
-                    f"The shapes are {listed(said)}, where * is any number of axes, and smaller tensors broadcast.",
+                    f"Shapes: {listed(said)}; * stands for any number of axes, also none.",
+                    f"The shapes are {listed(said)}, where * is any number of axes, also none, and smaller tensors broadcast.",
                 ),
                 voice.one(f"All tensors are {word}.", f"Every tensor has dtype {word}."),
                 voice.one(
                     f"The result is a new tensor with {first}'s shape and dtype.",
-                    f"A new tensor like {first} is returned.",
+                    f"Return a new tensor with the shape and dtype of {first}.",
                 ),
             )
         ),
-        " ".join(
-            (voice.rounding(dtype), voice.strides(tensors), "There may be no row (empty tensors).", voice.untested())
-        ),
+        voice.closing(voice.rounding(dtype), tensors, "There may be no rows (empty tensors)."),
     )
     summary = voice.one(
         f"{formula(tree)}, with broadcasting.",
@@ -263,18 +233,22 @@ def broadcast(rng: random.Random, level: int) -> Draft:
         'Case({"*": (3, 5), "C": 211}, held=True)',
     )
     fields = {
-        "takes": "{" + ", ".join(f'"{t}": T("{KINDS[k][0]}", "{dtype}")' for t, k in kinds.items()) + "}",
+        "takes": text.mapping({t: f'T("{KINDS[k][0]}", "{dtype}")' for t, k in kinds.items()}),
         "truth": "Close(ulps=16)",
         "cost": f'Cost(flops="{tree.flops()} * numel({first})", least="numel({first})")',
-        "cases": "(\n        " + ",\n        ".join(cases) + ",\n    )",
-        "varied": '(\n        sizes(lambda p: {"*": p.shape(2, 3, 60), "C": p.whole(2, 40)}),\n'
-        '        sizes(lambda p: {"*": (p.whole(1, 3),), "C": p.whole(1100, 1300)}),\n    )',
+        "cases": text.block(cases),
+        "varied": text.block(
+            (
+                'sizes(lambda p: {"*": p.shape(2, 3, 60), "C": p.whole(2, 40)})',
+                'sizes(lambda p: {"*": (p.whole(1, 3),), "C": p.whole(1100, 1300)})',
+            )
+        ),
         "timed": 'tuple(Case({"*": (b,), "C": n}) for b, n in ((8192, 1024), (8192, 4096), (16384, 8192)))',
     }
-    example = f"[{_example(rng)}, {_example(rng)}]"
+    example = text.matrix(rng)
     shown = {
-        "full": lambda: f"[{_example(rng)}, {_example(rng)}]",
-        "vector": lambda: _example(rng),
+        "full": lambda: text.matrix(rng),
+        "vector": lambda: text.vector(rng),
         "column": lambda: "[[0.5], [-1]]",
     }
     return Draft(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+from kbx_env.generate import text
 from kbx_env.generate.drafts import IMPORTS, Draft, Voice, listed
-from kbx_env.generate.expressions import draw, formula, helpers, leaf, statements
-from kbx_env.generate.families.elementwise import _example, choose_dtype, indented
+from kbx_env.generate.expressions import draw, formula, helpers, leaf, meanings, statements
+from kbx_env.generate.families.elementwise import choose_dtype
 from kbx_env.generate.families.rows import STATISTICS, draw_row
 
 EMBEDDING = """@triton.jit
@@ -47,14 +48,12 @@ def embedding(rng: random.Random, level: int) -> Draft:
         IMPORTS
         + helpers("\n".join(lines.body))
         + EMBEDDING.format(
-            pointers=", ".join(f"p_{t}" for t in names),
-            loads=indented(
-                [f"{o} = tl.load(p_{o} + {place[o]}, mask=inside, other=0.0).to(tl.float32)" for o in other]
-            ),
-            body=indented(lines.body),
+            pointers=text.pointers(names),
+            loads=text.indented([line for o in other for line in text.loads([o], place[o])]),
+            body=text.indented(lines.body),
             result=lines.result,
             parameters=parameters,
-            dense=indented([f"{t} = {t}.contiguous()" for t in names]),
+            dense=text.indented(text.contiguous(names)),
             tensors=", ".join(names),
         )
     )
@@ -65,24 +64,14 @@ def embedding(rng: random.Random, level: int) -> Draft:
     )
     details = (
         voice.where(tree.meanings()),
-        f"Shapes: {listed([f'{n} {shapes[n]}' for n in names])}, all of dtype {voice.dtype(dtype)}; index (B,) is "
-        f"int64 with values in [0, V), "
-        f"which may repeat and come in any order. The result is a new tensor of shape (B, C) and the same dtype.",
-        " ".join(
-            (
-                voice.rounding(dtype),
-                voice.strides(("table", "index", *other)),
-                "B may be 0 (empty tensors).",
-                voice.untested(),
-            )
-        ),
+        f"Shapes: {listed([f'{n} {shapes[n]}' for n in names])}{', all' if other else ''} of dtype {voice.dtype(dtype)}; "
+        f"index (B,) is int64 with values in [0, V), which may repeat and come in any order. The result is a new tensor of "
+        f"shape (B, C) and the same dtype.",
+        voice.closing(voice.rounding(dtype), ("table", "index", *other), "B may be 0 (empty tensors)."),
     )
     axes = {"table": "V C", "x": "B C", "bias": "C"}
-    takes = [
-        f'"table": T("V C", "{dtype}")',
-        '"index": T("B", "i64", Ints(0, "V"))',
-        *(f'"{o}": T("{axes[o]}", "{dtype}")' for o in other),
-    ]
+    takes = {"table": f'T("V C", "{dtype}")', "index": 'T("B", "i64", Ints(0, "V"))'}
+    takes |= {o: f'T("{axes[o]}", "{dtype}")' for o in other}
     cases = (
         'Case({"V": 50, "C": 33, "B": 40})',
         'Case({"V": 300, "C": 130, "B": 65}, draw=Outlier())',
@@ -95,17 +84,21 @@ def embedding(rng: random.Random, level: int) -> Draft:
     )
     reads = 'reads={"table": "distinct(index) * C"}'
     fields = {
-        "takes": "{" + ", ".join(takes) + "}",
+        "takes": text.mapping(takes),
         "truth": "Close(ulps=16)",
         "cost": f'Cost(flops="{tree.flops()} * B * C", least="B * C", {reads})',
-        "cases": "(\n        " + ",\n        ".join(cases) + ",\n    )",
-        "varied": '(\n        sizes(lambda p: {"V": p.whole(2, 60), "C": p.whole(2, 40), "B": p.whole(1, 50)}),\n'
-        '        sizes(lambda p: {"V": p.whole(2, 9), "C": p.whole(1100, 1300), "B": p.whole(1, 4)}),\n    )',
+        "cases": text.block(cases),
+        "varied": text.block(
+            (
+                'sizes(lambda p: {"V": p.whole(2, 60), "C": p.whole(2, 40), "B": p.whole(1, 50)})',
+                'sizes(lambda p: {"V": p.whole(2, 9), "C": p.whole(1100, 1300), "B": p.whole(1, 4)})',
+            )
+        ),
         "timed": 'tuple(\n        Case({"V": v, "C": c, "B": b})\n        for v, c, b in ((32768, 1024, 8192), '
         "(65536, 1024, 32768), (131072, 2048, 32768))\n    )",
     }
-    rows = f"[{_example(rng)}, {_example(rng)}, {_example(rng)}]"
-    shown = {"x": f"[{_example(rng)}, {_example(rng)}]", "bias": _example(rng)}
+    rows = text.matrix(rng, 3)
+    shown = {"x": text.matrix(rng), "bias": text.vector(rng)}
     return Draft(
         family="embedding",
         category="index",
@@ -156,19 +149,19 @@ def pick(rng: random.Random, level: int) -> Draft:
     row = draw_row(rng, rng.randint(0, 2 * level - 1), 1 + (level > 2), axis="last", largest=60.0)
     tree = draw(rng, [leaf("r", (-60, 60)), leaf("t", (-60, 60))], max(1, level - 1))
     lines, own = statements(tree, {"r": "stat"}, "w"), statements(row.tree)
-    loads = [f"{t} = tl.load(p_{t} + base + at).to(tl.float32)" for t in row.tensors]
+    loads = text.loads(row.tensors, "base + at", mask=False)
     code = row.passes(name)
     parameters = ", ".join([*row.tensors, "target"])
     expert = (
         IMPORTS
         + helpers(code + "\n".join([*lines.body, *own.body]))
         + PICK.format(
-            pointers=", ".join(f"p_{t}" for t in row.tensors),
+            pointers=text.pointers(row.tensors),
             passes=code,
-            loads=indented(loads),
-            body=indented(own.body),
+            loads=text.indented(loads),
+            body=text.indented(own.body),
             value=own.result,
-            after=indented(lines.body),
+            after=text.indented(lines.body),
             result=lines.result,
             parameters=parameters,
             dense=row.dense(),
@@ -176,18 +169,19 @@ def pick(rng: random.Random, level: int) -> Draft:
             tensors=", ".join(row.tensors),
         )
     )
-    z = formula(row.tree)
+    rows = f"row of z = {formula(row.tree)}" if row.tree.op else f"row z of {row.tensors[0]}"
     summary = voice.one(
-        f"A number for each row of z = {z}: {formula(tree)}, where r is {stat.text} in the row and t = z[target] its "
-        f"element at target.",
-        f"For every row of z = {z}, let r be {stat.text} and t the element at the row's target; return {formula(tree)}.",
+        f"For each {rows}, return {formula(tree)}, where r is {stat.text} over the row, and t = z[target] is the row's element at "
+        f"its target.",
+        f"For every {rows}, let r be {stat.text} over the row, and t = z[target] the element at its target; return "
+        f"{formula(tree)}.",
     )
     details = (
-        voice.where(list(dict.fromkeys([*row.tree.meanings(), *tree.meanings()]))),
+        voice.where(meanings(row.tree, tree)),
         f"{listed(row.tensors)}: {voice.dtype(row.dtype)}, shape (B, N); target: int64, shape (B,), with values in "
         f"[0, N). The result is a new "
         f"tensor of shape (B,) and {row.tensors[0]}'s dtype. N is at least 1, B may be 0 (empty tensors).",
-        " ".join((voice.rounding(row.dtype), voice.strides((*row.tensors, "target")), voice.untested())),
+        voice.closing(row.arithmetic(voice, name == "logsumexp"), (*row.tensors, "target")),
     )
     first = row.tensors[0]
     cases = (
@@ -200,14 +194,18 @@ def pick(rng: random.Random, level: int) -> Draft:
         'Case({"B": 0, "N": 5})',
         'Case({"B": 15, "N": 211}, held=True)',
     )
-    takes = [*(f'"{t}": T("B N", "{row.dtype}")' for t in row.tensors), '"target": T("B", "i64", Ints(0, "N"))']
+    takes = {t: f'T("B N", "{row.dtype}")' for t in row.tensors} | {"target": 'T("B", "i64", Ints(0, "N"))'}
     fields = {
-        "takes": "{" + ", ".join(takes) + "}",
+        "takes": text.mapping(takes),
         "truth": "Close(ulps=16)",
         "cost": f'Cost(flops="{row.tree.flops() + stat.flops} * numel({first})", least="numel({first})")',
-        "cases": "(\n        " + ",\n        ".join(cases) + ",\n    )",
-        "varied": '(\n        sizes(lambda p: {"B": p.whole(2, 40), "N": p.whole(2, 60)}),\n'
-        '        sizes(lambda p: {"B": p.whole(1, 3), "N": p.whole(4300, 4500)}),\n    )',
+        "cases": text.block(cases),
+        "varied": text.block(
+            (
+                'sizes(lambda p: {"B": p.whole(2, 40), "N": p.whole(2, 60)})',
+                'sizes(lambda p: {"B": p.whole(1, 3), "N": p.whole(4300, 4500)})',
+            )
+        ),
         "timed": 'tuple(Case({"B": b, "N": n}) for b, n in ((16384, 1024), (8192, 8192), (8192, 32768)))',
     }
     at = "z.gather(-1, target.unsqueeze(-1)).squeeze(-1)"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from kbx_env.generate import text
 from kbx_env.generate.drafts import IMPORTS, Draft, Voice, listed
-from kbx_env.generate.families.elementwise import _example, indented
+from kbx_env.generate.expressions import helpers
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,8 @@ RULES = (
         11,
     ),
 )
+SHARES = {0.9: 0.6, 0.95: 0.7, 0.99: 0.8, 0.98: 0.75, 0.8: 0.5}
+"""Defaults of parameters that stay between 0 and 1, and another value of each."""
 KERNEL = """@triton.jit
 def _kernel({pointers}, n, {numbers}, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -183,42 +186,40 @@ def _steps(rule: Rule, clip: str, decay: str) -> tuple[list[str], list[str], lis
     Returns:
         Statements in torch, statements in Triton, and clauses of the contract.
     """
-    torch_lines, triton_lines, text = ["g = grad"], ["g = grad"], []
+    torch_lines, triton_lines, clauses = ["g = grad"], ["g = grad"], []
     if clip == "value":
         torch_lines += ["g = torch.clamp(g, -limit, limit)"]
         triton_lines += ["g = tl.minimum(tl.maximum(g, -limit), limit)"]
-        text += ["g is grad, with every element clipped to [-limit, limit]"]
+        clauses += ["g is grad, with every element clipped to [-limit, limit]"]
     elif clip == "soft":
         torch_lines += ["g = limit * torch.tanh(g / limit)"]
         triton_lines += ["g = limit * _tanh(g / limit)"]
-        text += ["g = limit * tanh(grad / limit)"]
+        clauses += ["g = limit * tanh(grad / limit)"]
     else:
-        text += ["g = grad"]
+        clauses += ["g = grad"]
     if decay == "coupled":
         torch_lines += ["g = g + weight_decay * param"]
         triton_lines += ["g = g + weight_decay * param"]
-        text += ["then g = g + weight_decay * param"]
+        clauses += ["g = g + weight_decay * param"]
     torch_lines += rule.torch
     triton_lines += rule.triton
-    text += [rule.text]
+    clauses += [rule.text]
     if decay == "decoupled":
         torch_lines += ["param.mul_(1 - lr * weight_decay)"]
         triton_lines += ["param = param * (1.0 - lr * weight_decay)"]
-        text += ["param = param * (1 - lr * weight_decay)"]
+        clauses += ["param = param * (1 - lr * weight_decay)"]
     elif decay == "cautious":
         torch_lines += ["d = d + weight_decay * torch.tanh(param)"]
         triton_lines += ["d = d + weight_decay * _tanh(param)"]
-        text += ["d = d + weight_decay * tanh(param)"]
+        clauses += ["d = d + weight_decay * tanh(param)"]
     torch_lines += ["param.add_(d, alpha=-lr)"]
     triton_lines += ["param = param - lr * d"]
-    text += ["param = param - lr * d"]
-    return torch_lines, triton_lines, text
+    clauses += ["param = param - lr * d"]
+    return torch_lines, triton_lines, clauses
 
 
 def optimizer(rng: random.Random, level: int) -> Draft:
     """Draw one step of an optimizer on fp32 tensors."""
-    from kbx_env.generate.expressions import helpers
-
     voice = Voice(rng)
     rule = rng.choice([r for r in RULES if abs((r.flops + 3) // 4 - level) <= 1] or RULES)
     clip = rng.choice(("", "", "value", "soft"))
@@ -229,7 +230,7 @@ def optimizer(rng: random.Random, level: int) -> Draft:
         *([("weight_decay", 0.1)] if decay else []),
         *([("limit", 1.5)] if clip else []),
     ]
-    torch_lines, triton_lines, text = _steps(rule, clip, decay)
+    torch_lines, triton_lines, clauses = _steps(rule, clip, decay)
     changed = ("param", *rule.state)
     tensors = ("param", "grad", *rule.state)
     returned = "param" if not rule.state else "(" + ", ".join(changed) + ")"
@@ -239,11 +240,11 @@ def optimizer(rng: random.Random, level: int) -> Draft:
         IMPORTS
         + helpers("\n".join(triton_lines))
         + KERNEL.format(
-            pointers=", ".join(f"p_{t}" for t in pointers),
+            pointers=text.pointers(pointers),
             numbers=", ".join(n for n, _ in numbers),
-            loads=indented([f"{t} = tl.load(p_{t} + at, mask=inside, other=0.0)" for t in pointers]),
-            body=indented(triton_lines),
-            stores=indented([f"tl.store(p_{t} + at, {t}, mask=inside)" for t in changed]),
+            loads=text.indented([f"{t} = tl.load(p_{t} + at, mask=inside, other=0.0)" for t in pointers]),
+            body=text.indented(triton_lines),
+            stores=text.indented([f"tl.store(p_{t} + at, {t}, mask=inside)" for t in changed]),
             parameters=parameters,
             changed="(" + ", ".join(changed) + ",)",
             passed=", ".join(f"float({n})" for n, _ in numbers),
@@ -255,11 +256,10 @@ def optimizer(rng: random.Random, level: int) -> Draft:
     names = listed([n for n, _ in numbers])
     summary = voice.one(
         "One step of an optimizer on fp32 tensors of one shape, in place.",
-        f"Update param{' and ' + listed(rule.state) if rule.state else ''} in place by one optimizer step; fp32 "
-        f"tensors of one shape.",
+        f"Update {listed(changed)} in place by one optimizer step; all tensors are fp32 and have one shape.",
     )
     details = (
-        "In this order: " + "; ".join(text) + ".",
+        "In this order: " + "; ".join(clauses) + ".",
         f"{names} {'are floats' if len(numbers) > 1 else 'is a float'}. "
         + (
             f"{listed(changed)} are updated in place, and the tuple ({', '.join(changed)}) of these same tensors is returned."
@@ -268,23 +268,24 @@ def optimizer(rng: random.Random, level: int) -> Draft:
         )
         + " grad is not changed.",
         " ".join(
-            ("Compute in fp32.", f"{listed(tensors)} may each have any strides, be 0-d or empty.", voice.untested())
+            filter(
+                None,
+                (
+                    "Compute in fp32.",
+                    f"{listed(tensors)} may each have any strides, be 0-d or empty.",
+                    f"No element of {listed(rule.positive, 'or')} is negative." if rule.positive else "",
+                    voice.untested(),
+                ),
+            )
         ),
     )
 
     def other(factor: float) -> str:
         """Return arguments away from their defaults; shares stay below 1."""
-        rows = []
-        for n, v in numbers:
-            new = {0.9: 0.6, 0.95: 0.7, 0.99: 0.8, 0.98: 0.75, 0.8: 0.5}.get(v, v * factor)
-            rows.append(f'"{n}": {round(new, 7)!r}')
-        return "{" + ", ".join(rows) + "}"
+        return text.mapping({n: repr(round(SHARES.get(v, v * factor), 7)) for n, v in numbers})
 
-    drawn = ", ".join(
-        f'"{n}": p.real(0.05, 0.95)'
-        if v in (0.9, 0.95, 0.99, 0.98, 0.8)
-        else f'"{n}": p.real({round(v / 2, 8)!r}, {2 * v!r}, 8)'
-        for n, v in numbers
+    drawn = text.mapping(
+        {n: "p.real(0.05, 0.95)" if v in SHARES else f"p.real({round(v / 2, 8)!r}, {2 * v!r}, 8)" for n, v in numbers}
     )
     cases = (
         'Case({"*": (129, 257)})',
@@ -298,15 +299,14 @@ def optimizer(rng: random.Random, level: int) -> Draft:
         'Case({"*": (0, 3)})',
         f'Case({{"*": (3, 5, 211)}}, {other(0.7)}, held=True)',
     )
-    takes = ", ".join(f'"{t}": T("*", draw=HalfNormal())' if t in rule.positive else f'"{t}": T("*")' for t in tensors)
     fields = {
-        "takes": "{" + takes + "}",
-        "writes": "{" + ", ".join(f'"{t}": "always"' for t in changed) + "}",
+        "takes": text.mapping({t: 'T("*", draw=HalfNormal())' if t in rule.positive else 'T("*")' for t in tensors}),
+        "writes": text.mapping(dict.fromkeys(changed, '"always"')),
         "truth": "Close(ulps=16)",
         "cost": f'Cost(flops="{rule.flops + 4} * numel(param)", least="numel(param)")',
-        "cases": "(\n        " + ",\n        ".join(cases) + ",\n    )",
-        "varied": f"(elementwise(lambda p: {{{drawn}}}),)",
-        "timed": 'tuple(Case({"*": (1 << k,)}) for k in (23, 25, 27))',
+        "cases": text.block(cases),
+        "varied": f"(elementwise(lambda p: {drawn}),)",
+        "timed": text.flat_timed("f32"),
     }
     positive = "[0.5, 1, 2]"
     return Draft(
@@ -317,7 +317,7 @@ def optimizer(rng: random.Random, level: int) -> Draft:
         body=tuple(body),
         summary=summary,
         details=details,
-        examples=(", ".join(positive if t in rule.positive else _example(rng) for t in tensors),),
+        examples=(", ".join(positive if t in rule.positive else text.vector(rng) for t in tensors),),
         takes=dict.fromkeys(tensors, "f32"),
         fields=fields,
         expert=expert,

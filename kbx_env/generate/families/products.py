@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
+from kbx_env.generate import text
 from kbx_env.generate.drafts import Draft, Voice, listed
 from kbx_env.generate.expressions import draw, formula, helpers, leaf, statements
-from kbx_env.generate.families.elementwise import indented
 
 MATMUL = """# parts: gemm
 import torch
@@ -24,6 +24,9 @@ def epilogue(acc, bias, e, f, where, s, t, MODE: tl.constexpr):
 def ENTRY({parameters}):
     return gemm(x, {right}{extra})
 """
+EMPTY = "M may be 0 (empty tensors)."
+WHOLE, SMALL = (-2, -1, 0, 1, 2, 3), (-1, -0.5, 0, 0.5, 1)
+"""Numbers of example tensors: of int8 and of floating-point ones."""
 SIZES = (
     '{"M": 3, "K": 4, "N": 5}',
     '{"M": 64, "K": 100, "N": 96}',
@@ -38,12 +41,6 @@ VARIED = (
     'sizes(\n            longs({{"M": (2, 24), "K": (3, 40), "N": (2, 40)}}, {{"M": 270, "K": 700, "N": 530}}),'
     '{law}\n        ),'
 )
-
-
-def _numbers(rng: random.Random, rows: int, columns: int, whole: bool = False) -> str:
-    values = (-2, -1, 0, 1, 2, 3) if whole else (-1, -0.5, 0, 0.5, 1)
-    lines = ["[" + ", ".join(str(rng.choice(values)) for _ in range(columns)) + "]" for _ in range(rows)]
-    return "[" + ", ".join(lines) + "]"
 
 
 def matmul(rng: random.Random, level: int) -> Draft:
@@ -64,7 +61,7 @@ def matmul(rng: random.Random, level: int) -> Draft:
     expert = MATMUL.format(
         helpers=helpers("\n".join(lines.body)),
         bias=" + bias" if bias else "",
-        body=indented(lines.body),
+        body=text.indented(lines.body),
         result=lines.result,
         parameters=", ".join(names),
         right="weight.mT" if transposed else "weight",
@@ -88,15 +85,12 @@ def matmul(rng: random.Random, level: int) -> Draft:
         f"Shapes: {listed([f'{n} {shapes[n]}' for n in names])}; all {voice.dtype(dtype)}. The result is a new tensor "
         f"of shape (M, N) and the "
         f"same dtype.",
-        " ".join(
-            (
-                "Products and sums have fp32 precision (no TF32)."
-                if dtype == "f32"
-                else f"Accumulate in fp32, apply everything else in fp32, and round once to {voice.dtype(dtype)}.",
-                voice.strides(names),
-                "M may be 0 (empty tensors).",
-                voice.untested(),
-            )
+        voice.closing(
+            "Products and sums have fp32 precision (no TF32)."
+            if dtype == "f32"
+            else f"Accumulate in fp32, apply everything else in fp32, and round once to {voice.dtype(dtype)}.",
+            names,
+            EMPTY,
         ),
     )
     axes = {"x": "M K", "weight": "N K" if transposed else "K N", "bias": "N", "residual": "M N", "gate": "M N"}
@@ -107,18 +101,18 @@ def matmul(rng: random.Random, level: int) -> Draft:
     cases += [f"Case({SIZES[7]}, draw=Normal(scale=0.3), held=True)"]
     law = '\n            draw=lambda p, s: Normal(scale=round(s["K"] ** -0.25, 3)),'
     fields = {
-        "takes": "{" + ", ".join(f'"{n}": T("{axes[n]}", "{dtype}")' for n in names) + "}",
+        "takes": text.mapping({n: f'T("{axes[n]}", "{dtype}")' for n in names}),
         "truth": "Close(ulps=16)",
         "cost": f'Cost(flops="2 * M * N * K + {tree.flops()} * M * N", least="2 * M * N * K")',
-        "cases": "(\n        " + ",\n        ".join(cases) + ",\n    )",
+        "cases": text.block(cases),
         "varied": "(\n        " + VARIED.format(law=law) + "\n    )",
         "timed": 'tuple(\n        Case({"M": m, "K": k, "N": n}, draw=Normal(scale=round(k**-0.25, 3)))\n'
         "        for m, k, n in ((1024, 1024, 1024), (1024, 4096, 1024), (4096, 4096, 4096))\n    )",
     }
     shown = {
-        "x": _numbers(rng, 2, 3),
-        "weight": _numbers(rng, 2, 3) if transposed else _numbers(rng, 3, 2),
-        "bias": _numbers(rng, 1, 2)[1:-1],
+        "x": text.matrix(rng, 2, 3, SMALL),
+        "weight": text.matrix(rng, 2, 3, SMALL) if transposed else text.matrix(rng, 3, 2, SMALL),
+        "bias": text.vector(rng, 2, SMALL),
     }
     right = "weight.mT" if transposed else "weight"
     return Draft(
@@ -129,7 +123,7 @@ def matmul(rng: random.Random, level: int) -> Draft:
         body=(f"p = torch.matmul(x, {right})" + (" + bias" if bias else ""), f"return {tree.written('torch')}"),
         summary=summary,
         details=details,
-        examples=(", ".join(shown.get(n) or _numbers(rng, 2, 2) for n in names),),
+        examples=(", ".join(shown.get(n) or text.matrix(rng, 2, 2, SMALL) for n in names),),
         takes=dict.fromkeys(names, dtype),
         fields=fields,
         expert=expert,
@@ -210,10 +204,10 @@ def quantized(rng: random.Random, level: int) -> Draft:
         kind="tl.int32" if both else "tl.float32",
         dot=dot,
         scaled=scaled,
-        body=indented(lines.body),
+        body=text.indented(lines.body),
         result=lines.result,
         parameters=", ".join(names),
-        dense=indented([f"{v} = {v}.contiguous()" for v in vectors]),
+        dense=text.indented(text.contiguous(vectors)),
         dtype="scale.dtype" if both else "x.dtype",
         bias="bias" if bias else "scale",
         rows="row_scale" if both else "scale",
@@ -241,15 +235,13 @@ def quantized(rng: random.Random, level: int) -> Draft:
     details = (
         voice.where(tree.meanings()),
         said,
-        " ".join(
-            (
-                "Sum the products of integers exactly, in int32; everything else is in fp32."
-                if both
-                else "Integers up to 127 are exact in every dtype here; accumulate in fp32 (no TF32), and round the result once.",
-                voice.strides(names),
-                "M may be 0 (empty tensors).",
-                voice.untested(),
-            )
+        voice.closing(
+            "Sum the products of integers exactly, in int32; everything else is in fp32."
+            if both
+            else "qweight may be converted to x's dtype, which holds int8 values exactly. Accumulate in fp32 (no TF32), apply "
+            "everything else in fp32, and round the result once.",
+            names,
+            EMPTY,
         ),
     )
     takes = {
@@ -266,17 +258,17 @@ def quantized(rng: random.Random, level: int) -> Draft:
     ]
     cases += [*(f"Case({s})" for s in SIZES[5:7]), f"Case({SIZES[7]}, held=True)"]
     fields = {
-        "takes": "{" + ", ".join(f'"{n}": {takes[n]}' for n in names) + "}",
+        "takes": text.mapping({n: takes[n] for n in names}),
         "truth": "Close(ulps=16)",
         "cost": f'Cost(flops="2 * M * N * K + {tree.flops()} * M * N", least="2 * M * N * K")',
-        "cases": "(\n        " + ",\n        ".join(cases) + ",\n    )",
+        "cases": text.block(cases),
         "varied": "(\n        " + VARIED.format(law="") + "\n    )",
         "timed": 'tuple(\n        Case({"M": m, "K": k, "N": n})\n        for m, k, n in ((1024, 1024, 1024), '
         "(1024, 4096, 1024), (4096, 4096, 4096))\n    )",
     }
     shown = {
-        "x": _numbers(rng, 2, 3, both),
-        "qweight": _numbers(rng, 2, 3, True),
+        "x": text.matrix(rng, 2, 3, WHOLE if both else SMALL),
+        "qweight": text.matrix(rng, 2, 3, WHOLE),
         "scale": "[0.5, 0.25]",
         "row_scale": "[1, 0.5]",
         "bias": "[0.5, -1]",

@@ -7,12 +7,14 @@ pass writes. ``Row`` has the parts that the backward passes (``backward``) need 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kbx_env.generate import text
 from kbx_env.generate.drafts import IMPORTS, Draft, Voice, listed
-from kbx_env.generate.expressions import Node, draw, formula, helpers, leaf, statements
-from kbx_env.generate.families.elementwise import _example, choose_dtype, indented
+from kbx_env.generate.expressions import Node, draw, formula, helpers, leaf, meanings, statements
+from kbx_env.generate.families.elementwise import choose_dtype
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ STATISTICS: Mapping[str, Statistic] = {
         "torch.sqrt(torch.mean(torch.square(z), AXIS) + 1e-6)",
         (("s", SUM[0], SUM[1].format("z * z"), SUM[2]),),
         "tl.sqrt_rn(s / n + 1e-6)",
-        "sqrt(mean of z^2 + 1e-6)",
+        "sqrt((mean of z^2) + 1e-6)",
         "rms",
         2,
     ),
@@ -92,7 +94,7 @@ STATISTICS: Mapping[str, Statistic] = {
             ("s", SUM[0], SUM[1].format("tl.exp(z - m)"), SUM[2]),
         ),
         "m + tl.log(s)",
-        "log(sum of exp(z)), which must not overflow",
+        "log(sum of exp(z))",
         "logsumexp",
         4,
     ),
@@ -185,12 +187,12 @@ class Row:
             lines += [f"{name} = {start}", "for k0 in range(0, n, BLOCK):"]
             lines += [f"    {line}" for line in self.values()]
             lines += [f"    {name} = {join.format(name, add)}"]
-        return indented([*lines, f"stat = {found.result}"], depth)
+        return text.indented([*lines, f"stat = {found.result}"], depth)
 
     def values(self) -> list[str]:
         """Return the statements that load a block of a row and compute ``z``."""
         lines = statements(self.tree)
-        loads = [f"{t} = tl.load(p_{t} + base + at, mask=inside, other=0.0).to(tl.float32)" for t in self.tensors]
+        loads = text.loads(self.tensors, "base + at")
         return ["at = k0 + tl.arange(0, BLOCK)", "inside = at < n", *loads, *lines.body, f"z = {lines.result}"]
 
     def dense(self, *more: str) -> str:
@@ -198,8 +200,16 @@ class Row:
         d = AXES[self.axis][1]
         names = (*self.tensors, *more)
         if self.axis == "last":
-            return indented([f"{t} = {t}.contiguous()" for t in names])
-        return indented([f"{t} = {t}.movedim({d}, -1).contiguous()" for t in names])
+            return text.indented(text.contiguous(names))
+        return text.indented([f"{t} = {t}.movedim({d}, -1).contiguous()" for t in names])
+
+    def about(self, words: str) -> str:
+        """Return words about the values z; where these are those of a plain tensor, its name stands for z."""
+        return words if self.tree.op else re.sub(r"\bz\b", self.tensors[0], words)
+
+    def arithmetic(self, voice: Voice, overflows: bool) -> str:
+        """Return the sentences about precision; ``overflows`` tells whether exp of large values could overflow."""
+        return voice.rounding(self.dtype) + (" Large values must not overflow." if overflows else "")
 
     @property
     def shape(self) -> str:
@@ -233,17 +243,17 @@ class Row:
         ]
         cases = [c for c in cases if '"N": 1,' not in c or least == 1]
         return {
-            "takes": "{" + ", ".join(f'"{t}": {v}' for t, v in takes.items()) + "}",
+            "takes": text.mapping(takes),
             "truth": f"Close(ulps={ulps})",
             "cost": f'Cost(flops="{flops} * numel({first})", least="numel({first})"{reads})',
-            "cases": "(\n        " + ",\n        ".join(cases) + ",\n    )",
-            "varied": "(\n        " + ",\n        ".join(VARIED[self.axis]) + ",\n    )",
+            "cases": text.block(cases),
+            "varied": text.block(VARIED[self.axis]),
             "timed": TIMED[self.axis],
         }
 
     def example(self, rng: random.Random) -> str:
         """Return the tensors of an example, as Python writes them."""
-        inner = [f"[{_example(rng)}, {_example(rng)}]" for _ in self.tensors]
+        inner = [text.matrix(rng) for _ in self.tensors]
         return ", ".join(f"[{i}]" if self.axis == "middle" else i for i in inner)
 
 
@@ -276,7 +286,7 @@ def draw_row(
 def said(row: Row, voice: Voice, more: str = "", result: str = "", least: int = 1) -> str:
     """Return the sentences of a contract about shapes, dtypes and results; rows have at least ``least`` elements."""
     one = len(row.tensors) == 1
-    group = " (* is any number of axes)" if row.axis == "last" else ""
+    group = " (* is any number of axes, also none)" if row.axis == "last" else ""
     return " ".join(
         filter(
             None,
@@ -289,7 +299,7 @@ def said(row: Row, voice: Voice, more: str = "", result: str = "", least: int = 
                 ),
                 more,
                 result,
-                f"N is at least {least}, and other axes may be 0 (empty tensors).",
+                f"N is at least {least}; the sizes of other axes may be 0 (empty tensors).",
             ),
         )
     )
@@ -338,7 +348,7 @@ def reduce(rng: random.Random, level: int) -> Draft:
     ]
     lines = statements(behind, {"r": "stat"}) if behind else None
     code = row.passes(name)
-    after = indented(lines.body) if lines else ""
+    after = text.indented(lines.body) if lines else ""
     tail = "out.unsqueeze(-1)" if keep else "out"
     if keep and row.axis != "last":
         tail = f"out.unsqueeze({d})"
@@ -346,7 +356,7 @@ def reduce(rng: random.Random, level: int) -> Draft:
         IMPORTS
         + helpers(code + after)
         + REDUCE.format(
-            pointers=", ".join(f"p_{t}" for t in row.tensors),
+            pointers=text.pointers(row.tensors),
             passes=code,
             after=after,
             result=lines.result if lines else "stat",
@@ -357,18 +367,18 @@ def reduce(rng: random.Random, level: int) -> Draft:
             returned=tail,
         )
     )
-    z = formula(row.tree)
-    text = stat.text
+    where = f"With z = {formula(row.tree)}, r" if row.tree.op else "r"
+    number, over = row.about(stat.text), AXES[row.axis][2]
+    result = formula(behind) if behind else "r"
     summary = voice.one(
-        f"With z = {z}, r is {text} over {AXES[row.axis][2]}"
-        + (f"; the result is {formula(behind)}." if behind else ", and r is the result."),
-        f"Reduce z = {z} over {AXES[row.axis][2]}: r = {text}"
-        + (f", and return {formula(behind)}." if behind else ", which is returned."),
+        f"{where} is {number} over {over}; the result is {result}.",
+        f"Reduce z = {formula(row.tree)} over {over}: r = {number}, and return {result}."
+        if row.tree.op
+        else f"Reduce {row.tensors[0]} over {over}: r = {number}, and return {result}.",
     )
-    meanings = list(dict.fromkeys([*row.tree.meanings(), *(behind.meanings() if behind else [])]))
     axis = "stays with length 1" if keep else "is removed"
     details = (
-        voice.where(meanings),
+        voice.where(meanings(row.tree, behind)),
         said(
             row,
             voice,
@@ -377,7 +387,7 @@ def reduce(rng: random.Random, level: int) -> Draft:
                 f"The result is a new tensor of the same dtype, in which {AXES[row.axis][2]} {axis}.",
             ),
         ),
-        " ".join((voice.rounding(row.dtype), voice.strides(row.tensors), voice.untested())),
+        voice.closing(row.arithmetic(voice, name == "logsumexp"), row.tensors),
     )
     flops = row.tree.flops() + stat.flops
     size = row.tree.count() + 2 + (behind.count() if behind else 0)
@@ -419,13 +429,8 @@ def ENTRY({parameters}):
     return {returned}
 """
 NORMS: Mapping[str, tuple[str, str, str, str]] = {
-    "softmax": ("torch.softmax(z, AXIS)", "tl.exp(z - stat)", "softmax(z), that is exp(z) / sum(exp(z)),", "softmax"),
-    "log_softmax": (
-        "torch.log_softmax(z, AXIS)",
-        "z - stat",
-        "log_softmax(z), that is z - log(sum(exp(z))),",
-        "log_softmax",
-    ),
+    "softmax": ("torch.softmax(z, AXIS)", "tl.exp(z - stat)", "exp(z) / sum(exp(z))", "softmax"),
+    "log_softmax": ("torch.log_softmax(z, AXIS)", "z - stat", "z - log(sum(exp(z)))", "log_softmax"),
     "rms_norm": (
         "z / torch.sqrt(torch.mean(torch.square(z), AXIS, keepdim=True) + 1e-6)",
         "z / stat",
@@ -435,7 +440,7 @@ NORMS: Mapping[str, tuple[str, str, str, str]] = {
     "layer_norm": (
         "(z - torch.mean(z, AXIS, keepdim=True)) / torch.sqrt(torch.var(z, AXIS, correction=0, keepdim=True) + 1e-5)",
         "(z - s / n) / tl.sqrt_rn(stat + 1e-5)",
-        "(z - mean(z)) / sqrt(var(z) + 1e-5), with the variance divided by N,",
+        "(z - mean(z)) / sqrt(var(z) + 1e-5)",
         "layer_norm",
     ),
     "center": ("z - torch.mean(z, AXIS, keepdim=True)", "z - stat", "z - mean(z)", "center"),
@@ -447,6 +452,15 @@ NORMS: Mapping[str, tuple[str, str, str, str]] = {
     ),
 }
 """Functions that keep the shape: in torch, in Triton from z and its statistic, as a formula, and in names."""
+OVER = {
+    "softmax": "the sum",
+    "log_softmax": "the sum",
+    "rms_norm": "the mean",
+    "layer_norm": "the mean and the variance (divided by N, not N - 1)",
+    "center": "the mean",
+    "max_scale": "the maximum",
+}
+"""What a function of ``NORMS`` takes over the row."""
 STAT_OF = {
     "softmax": "logsumexp",
     "log_softmax": "logsumexp",
@@ -469,7 +483,7 @@ STATISTICS = {**STATISTICS, "absmax": ABSMAX}
 def normalized(rng: random.Random, level: int, kind: str) -> Draft:
     """Draw a softmax or norm of an expression, with elementwise work behind that may use vectors."""
     voice = Voice(rng)
-    torch_text, triton_text, text, word = NORMS[kind]
+    torch_text, triton_text, p_text, word = NORMS[kind]
     stat = STAT_OF[kind]
     # In a row of one element these are exactly zero, where any rounding error is infinitely wrong.
     least = 2 if kind in ("log_softmax", "center", "layer_norm") else 1
@@ -482,20 +496,13 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
     behind: Node | None = None
     gate: tuple[str, ...] = ()
     if level > 2:
-        gate = (
-            ("weight_gate",)
-            if rng.random() < 0.4 and "gate" in row.tensors
-            else ("gate",)
-            if rng.random() < 0.5
-            else ()
-        )
+        gate = ("gate",) if rng.random() < 0.5 else ()
         behind = draw(
             rng, [leaf("p", (-30.0, 30.0)), *(leaf(g) for g in gate)], rng.randint(max(1, len(gate)), 2 + len(gate))
         )
     d = AXES[row.axis][1]
     vectors = (("weight", "bias") if rng.random() < 0.6 else ("weight",)) if affine else ()
     p_torch = torch_text.replace("AXIS", str(d))
-    p_text = text
     if vectors:
         p_torch = f"({p_torch}) * weight" + (" + bias" if "bias" in vectors else "")
     body = (
@@ -504,8 +511,7 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
         f"return {behind.written('torch')}" if behind else "return p",
     )
     lines = statements(behind, prefix="w") if behind else None
-    loads = [f"{v} = tl.load(p_{v} + at, mask=inside, other=0.0).to(tl.float32)" for v in vectors]
-    loads += [f"{g} = tl.load(p_{g} + base + at, mask=inside, other=0.0).to(tl.float32)" for g in gate]
+    loads = [*text.loads(vectors, "at"), *text.loads(gate, "base + at")]
     p_line = f"p = {triton_text}"
     if vectors:
         p_line = f"p = ({triton_text}) * weight" + (" + bias" if "bias" in vectors else "")
@@ -513,15 +519,15 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
     names = (*row.tensors, *vectors, *gate)
     code = row.passes(stat)
     returned = "out" if row.axis == "last" else f"out.movedim(-1, {d})"
-    dense = row.dense(*gate) + ("\n" + indented([f"{v} = {v}.contiguous()" for v in vectors]) if vectors else "")
+    dense = row.dense(*gate) + ("\n" + text.indented(text.contiguous(vectors)) if vectors else "")
     expert = (
         IMPORTS
         + helpers(code + "\n".join(after) + "\n".join(row.values()))
         + WHOLE.format(
-            pointers=", ".join(f"p_{t}" for t in names),
+            pointers=text.pointers(names),
             passes=code,
-            values=indented(row.values(), 2),
-            after=indented(after, 2),
+            values=text.indented(row.values(), 2),
+            after=text.indented(after, 2),
             result=lines.result if lines else "p",
             parameters=", ".join(names),
             dense=dense,
@@ -530,45 +536,35 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
             returned=returned,
         )
     )
-    z = formula(row.tree)
-    over = AXES[row.axis][2]
-    affine_text = {(): "", ("weight",): " times weight", ("weight", "bias"): " times weight plus bias"}[vectors]
-    subject = (
-        f"p = {p_text} over {over}".replace(", over", " over")
-        if not p_text.endswith(",")
-        else f"p = {p_text[:-1]} over {over}"
-    )
-    summary = voice.one(
-        f"z = {z}; {subject}{affine_text}" + (f"; the result is {formula(behind)}." if behind else " is the result."),
-        f"For z = {z}, return {formula(behind)}, where {subject}{affine_text}."
+    given = f"For z = {formula(row.tree)}: " if row.tree.op else ""
+    do, result = ("return", "the result is") if given else ("Return", "The result is")
+    value = row.about(p_text) + "".join(f" {sign} {v}" for sign, v in zip("*+", vectors))
+    over = f"with {OVER[kind]} over {AXES[row.axis][2]}"
+    summary = given + (
+        voice.one(
+            f"p = {value}, {over}; the result is {formula(behind)}.",
+            f"{do} {formula(behind)}, where p = {value}, {over}.",
+        )
         if behind
-        else f"For z = {z}, return {subject}{affine_text}.",
+        else voice.one(f"{do} {value}, {over}.", f"{result} {value}, {over}.")
     )
-    meanings = list(dict.fromkeys([*row.tree.meanings(), *(behind.meanings() if behind else [])]))
     more = (
         f"{listed(vectors)} {'has' if len(vectors) == 1 else 'have'} shape (N,) and the same dtype." if vectors else ""
     )
     more += f" {gate[0]} is like {row.tensors[0]}." if gate else ""
     details = (
-        voice.where(meanings),
+        voice.where(meanings(row.tree, behind)),
         said(
             row,
             voice,
             more.strip(),
             voice.one(
-                "The result is a new tensor of the same shape and dtype.",
+                f"The result is a new tensor with the shape and dtype of {row.tensors[0]}.",
                 f"A new tensor with {row.tensors[0]}'s shape and dtype is returned.",
             ),
             least,
         ),
-        " ".join(
-            (
-                voice.rounding(row.dtype),
-                "Large values must not overflow." if stat == "logsumexp" else "",
-                voice.strides(names),
-                voice.untested(),
-            )
-        ).replace("  ", " "),
+        voice.closing(row.arithmetic(voice, stat == "logsumexp"), names),
     )
     takes = (
         row.takes()
@@ -576,7 +572,7 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
         | {g: f'T("{AXES[row.axis][0]}", "{row.dtype}")' for g in gate}
     )
     flops = row.tree.flops() + STATISTICS[stat].flops + 4 + (behind.flops() if behind else 0)
-    example = ", ".join([row.example(rng), *(_example(rng) for _ in vectors)])
+    example = ", ".join([row.example(rng), *(text.vector(rng) for _ in vectors)])
     if gate:
         example += ", " + Row(gate, leaf(gate[0]), row.axis, row.dtype).example(rng)
     return Draft(

@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kbx_env.generate import text
 from kbx_env.generate.drafts import IMPORTS, Draft, Voice
-from kbx_env.generate.expressions import draw, formula, helpers, leaf, statements
-from kbx_env.generate.families.elementwise import indented
+from kbx_env.generate.expressions import draw, formula, helpers, leaf, meanings, statements
 from kbx_env.generate.families.rows import AXES, draw_row, said
 
 
@@ -133,11 +133,11 @@ def scan(rng: random.Random, level: int) -> Draft:
         + joins
         + helpers(code)
         + KERNEL.format(
-            pointers=", ".join(f"p_{t}" for t in row.tensors),
+            pointers=text.pointers(row.tensors),
             start=found.start,
-            values=indented(values, 2),
+            values=text.indented(values, 2),
             block=found.block,
-            after=indented(lines.body, 2) if lines else "",
+            after=text.indented(lines.body, 2) if lines else "",
             result=lines.result if lines else "r",
             join=found.join,
             parameters=", ".join(row.tensors),
@@ -147,16 +147,15 @@ def scan(rng: random.Random, level: int) -> Draft:
             returned="out" if row.axis == "last" else f"out.movedim(-1, {d})",
         )
     )
-    z, over = formula(row.tree), AXES[row.axis][2]
-    end = f"; the result is {formula(behind)}." if behind else "; r is the result."
-    summary = voice.one(
-        f"A scan along {over} of z = {z}: {found.text}{end}",
-        f"With z = {z} and indices along {over}, {found.text}{end}",
-    )
+    over, step = AXES[row.axis][2], row.about(found.text)
+    subject = f"z = {formula(row.tree)}" if row.tree.op else row.tensors[0]
+    given = f"With {subject} and indices" if row.tree.op else "With indices"
+    end = f"; the result is {formula(behind) if behind else 'r'}."
+    summary = voice.one(f"A scan of {subject} along {over}: {step}{end}", f"{given} along {over}, {step}{end}")
     details = (
-        voice.where(list(dict.fromkeys([*row.tree.meanings(), *(behind.meanings() if behind else [])]))),
+        voice.where(meanings(row.tree, behind)),
         said(row, voice, result="The result is a new tensor of the same shape and dtype."),
-        " ".join((voice.rounding(row.dtype), voice.strides(row.tensors), voice.untested())),
+        voice.closing(voice.rounding(row.dtype), row.tensors),
     )
     return Draft(
         family="scan",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from kbx_env.grading.runtime.zygote_client import Runner, Zygote
 from kbx_env.protocol import wire
@@ -78,3 +78,7 @@ class KernelCompiler:
         if self._process is not None:
             self._process.close()
             self._process = None
+
+
+CompilerMaker: TypeAlias = Callable[[Zygote, bytes], KernelCompiler]
+"""Makes the compiler of a grading from the zygote and the submission."""

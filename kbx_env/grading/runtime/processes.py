@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from kbx_env.grading.runtime.compiler_client import CompilerMaker, KernelCompiler
 from kbx_env.grading.runtime.runner_pool import RunnerPool
 from kbx_env.grading.runtime.zygote_client import Zygote
 from kbx_env.grading.runtime.zygote_process import ZygoteProcess
@@ -17,6 +18,7 @@ class SandboxProcesses:
 
     Attributes:
         runner_pool: runners that have seen no submission yet.
+        compilers: makes the compiler of a submission's kernels, a new one for every grading by default.
     """
 
     def __init__(self, started: ZygoteProcess | None = None) -> None:
@@ -24,6 +26,7 @@ class SandboxProcesses:
         self._zygote: Zygote | None = None
         self._lock = threading.Lock()
         self.runner_pool = RunnerPool()
+        self.compilers: CompilerMaker = KernelCompiler
 
     def zygote(self) -> Zygote:
         """Start the zygote if there is none that lives.

@@ -19,7 +19,7 @@ from kbx_env.grading import compulsory_work, inputs, reference
 from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.judge import Answer
 from kbx_env.grading.judge.samples import TURNS
-from kbx_env.grading.runtime.compiler_client import KernelCompiler
+from kbx_env.grading.runtime.compiler_client import CompilerMaker, KernelCompiler
 from kbx_env.grading.runtime.engine_client import HOST_READS, Engine, EngineError, Facts, Origin, blank, number
 from kbx_env.grading.runtime.runner_pool import RunnerPool, RunnerSlot
 from kbx_env.grading.runtime.time_budget import TimeBudget
@@ -129,6 +129,7 @@ class RunnerSession:
         torch_ops: whether the wrapper may compute in torch.
         runner_pool: has started runners; by default a new one is started.
         values: whether the wrapper works on the values of tensors, and reads as many as it likes (the paper's grading).
+        compilers: makes the compiler of a submission's kernels (CPU tier).
 
     Attributes:
         gpu: this grading's use of the GPU lock.
@@ -150,14 +151,14 @@ class RunnerSession:
     def __init__(
         self, zygote: Zygote, task: Task, backend: str, secret: bytes, split: str, wall: float,
         without: Collection[DefenceLayer] = (), torch_ops: bool = False, runner_pool: RunnerPool | None = None,
-        values: bool = False,
+        values: bool = False, compilers: CompilerMaker = KernelCompiler,
     ) -> None:  # fmt: skip
         self.torch_ops, self.values = torch_ops, values
         self.zygote, self.task, self.backend = zygote, task, backend
         self.secret, self.split, self.without = secret, split, without
         self.gpu = GpuHold(gpu_lock_of(backend))
         settings = settings_of(backend, without, torch_ops, values)
-        self._elsewhere = "elsewhere" in settings
+        self._elsewhere, self._compilers = "elsewhere" in settings, compilers
         self.compiler: KernelCompiler | None = None
         self._slot = runner_pool.take(zygote, settings) if runner_pool is not None else RunnerSlot(zygote, settings)
         self.runner, self.mailbox = self._slot.runner, self._slot.mailbox
@@ -306,7 +307,7 @@ class RunnerSession:
             GradingAborted: it raises, or has no entry function.
         """
         if self._elsewhere and self.engine is not None:
-            self.compiler = KernelCompiler(self.zygote, data)
+            self.compiler = self._compilers(self.zygote, data)
             self.engine.compiled = self.compiler.rows
         reply, _ = self.ask({"op": "load", "entry": self.task.entry}, [data], idle=True)
         if not reply.get("entry"):

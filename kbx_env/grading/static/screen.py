@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import re
 import symtable
@@ -52,6 +53,7 @@ class _Malformed(Exception):
     """The source cannot be screened; the text says why."""
 
 
+@functools.lru_cache(maxsize=4)  # a source is screened again for its proof on the CPU tier, and in every grading of a proof
 def screen(task: Task, source: str | bytes, *, as_published: bool = False) -> Screened:
     """Check the bytes, the syntax, the entry function and the names of a source.
 

@@ -158,3 +158,10 @@ def test_a_chain_that_exhausts_the_stack_is_a_verdict(deep: str) -> None:
         finally:
             sys.setrecursionlimit(kept)
         assert verdict is Verdict.MALFORMED
+
+
+def test_a_screen_is_kept_for_its_task_and_its_text_only() -> None:
+    assert screen(TASK, GOOD).verdict is None is screen(TASK, GOOD).verdict
+    other = screen(load_task("activation/gelu_bf16"), GOOD)
+    assert other.verdict is Verdict.MALFORMED and screen(TASK, GOOD + "import os\nos.getcwd()\n").verdict is Verdict.REJECTED
+    assert screen(TASK, "x = 1\n").verdict is Verdict.MALFORMED and screen(TASK, "x = 1\n", as_published=True).verdict is None
