@@ -381,10 +381,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     what = (__doc__ or "").partition("\n")[0]
     try:
         if given[:1] == ["export"]:
-            files = export(reading.read(ExportSettings, given[1:], "Write a policy's schedules for replay:FILE.jsonl."))
+            says = "Write a policy's schedules for replay:FILE.jsonl."
+            files = export(reading.read(ExportSettings, given[1:], says, install_hint("rllib")))
             print(f"{len(files[2])} schedules: {files[0]}\nas they are: {files[1]}")
             return 0
-        settings = reading.read(PPOSettings, given, what)
+        settings = reading.read(PPOSettings, given, what, install_hint("rllib"))
         Console().print(table(train(settings), Path(settings.resume or settings.out)))
     except KbxError as e:
         print(f"ppo.py: {e}", file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import shutil
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from kbx_env import jsonl
 from kbx_env.envs.prompt import instruction
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.extras import install_hint
-from kbx_env.spec.catalog import splits, task_ids
+from kbx_env.spec.catalog import matching, splits, task_ids
 from kbx_env.spec.task import CATEGORIES, Task
 
 if TYPE_CHECKING:
@@ -145,26 +144,25 @@ def only(dataset: Dataset, *, category: str | None = None, pattern: str = "*", s
     Args:
         dataset: the rows.
         category: category of their tasks; ``None`` for all.
-        pattern: glob over ids or names of tasks, comma-separated for several.
+        pattern: glob over ids or names of tasks, comma-separated for several; each must match a row.
         split: split of their tasks, or ``all``.
 
     Returns:
         The rows.
 
     Raises:
-        UnknownName: no such category, or no row matches.
+        UnknownName: no such category, or a glob matches no row.
     """
     if category is not None and category.lower() not in CATEGORIES:
         raise UnknownName("category", category, CATEGORIES)
-    tasks, globs = list(dataset["task"]), pattern.split(",")
-    keep = [
-        i for i, t in enumerate(tasks)
+    tasks = list(dataset["task"])
+    some = sorted({
+        t for t in tasks
         if (category is None or t.startswith(category.lower() + "/")) and (split == "all" or splits()[t] == split)
-        and any(fnmatch.fnmatchcase(t, g) or fnmatch.fnmatchcase(t.split("/")[1], g) for g in globs)
-    ]  # fmt: skip
-    if not keep:
-        more = "" if category is None else f" and category {category!r}"
-        raise UnknownName("task pattern", pattern, set(tasks), f"No row matches it{more}.")
+    })  # fmt: skip
+    more = "" if category is None else f" and category {category!r}"
+    wanted = set(matching(some, pattern, set(tasks), f"No row matches it{more}."))
+    keep = [i for i, t in enumerate(tasks) if t in wanted]
     return dataset if len(keep) == len(tasks) else dataset.select(keep)
 
 

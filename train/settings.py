@@ -27,26 +27,28 @@ MISSING: Any = "???"
 T = TypeVar("T")
 
 
-def read(cls: type[T], argv: Sequence[str], description: str = "") -> T:
+def read(cls: type[T], argv: Sequence[str], description: str = "", install: str | None = None) -> T:
     """Read the settings of a command line.
 
     Args:
         cls: a dataclass; ``--help`` shows the docstring under each field.
         argv: the arguments, without the script's name.
         description: the first lines of ``--help``.
+        install: the command that installs what the script needs, for the message where omegaconf is missing; by default that
+            of the extra trl.
 
     Returns:
         An instance of the dataclass.
 
     Raises:
-        UsageError: no such file, no YAML, a value of another type, or a setting without a value.
+        UsageError: no such file, no YAML, a value of another type, a setting without a value, or omegaconf is missing.
         UnknownName: no such setting; names the nearest ones.
         SystemExit: after ``--help``.
     """
     if "--help" in argv or "-h" in argv:
         print(usage(cls, description))
         raise SystemExit(0)
-    config = _omegaconf()
+    config = _omegaconf(install)
     files = [a for a in argv if "=" not in a]
     for word in files:
         if word.startswith("-"):
@@ -168,11 +170,11 @@ def command(name: str, cls: type[T], description: str, run: Callable[[T], None],
     return 0
 
 
-def _omegaconf() -> Any:
+def _omegaconf(install: str | None = None) -> Any:
     try:
         from omegaconf import OmegaConf
     except ImportError as e:
-        raise UsageError(f"the scripts in train/ need omegaconf: {install_hint('trl')}") from e
+        raise UsageError(f"the scripts in train/ need omegaconf: {install or install_hint('trl')}") from e
     return OmegaConf
 
 

@@ -9,7 +9,7 @@ import importlib
 import inspect
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kbx_env.errors import DeclarationError, UnknownName, UsageError
@@ -209,7 +209,7 @@ def load_tasks(
     Args:
         category: in any case of letters; ``None`` for all categories.
         split: ``train``, ``eval``, ``all``, or a split of a pack.
-        pattern: globs over ids or bare names, separated by commas.
+        pattern: globs over ids or bare names, separated by commas; each must match a task of this category and split.
         tasks_from: packs of tasks: folders or names of installed packs, separated by commas, ``builtin`` for the
             benchmark's own tasks; ``None`` for those of ``KBX_TASKS``.
 
@@ -217,7 +217,7 @@ def load_tasks(
         At least one task, sorted by id.
 
     Raises:
-        UnknownName: no such category, split, or nothing matches the pattern.
+        UnknownName: no such category, split, or a glob matches nothing; names the glob.
         UsageError: the category has no task in the split.
     """
     return [load_task(t) for t in select_ids(category=category, split=split, pattern=pattern, tasks_from=tasks_from)]
@@ -235,16 +235,38 @@ def select_ids(
         raise UnknownName("split", split, known)
     ids = [
         t for t in every
-        if (category is None or t.startswith(category.lower() + "/"))
-        and (split == "all" or splits().get(t) == split)
-        and any(fnmatch.fnmatchcase(name, p) for name in (t, *_short(t)) for p in pattern.split(","))
+        if (category is None or t.startswith(category.lower() + "/")) and (split == "all" or splits().get(t) == split)
     ]  # fmt: skip
-    if not ids and pattern == "*" and category is not None:
+    if not ids and category is not None:
         having = sorted({splits()[t] for t in every if t.startswith(category.lower() + "/")})
         raise UsageError(f"no task of category {category!r} in split {split!r}; it has tasks in: {', '.join(having) or 'none'}")
-    if not ids:
-        raise UnknownName("task pattern", pattern, every, f"No task matches in split {split!r}.")
-    return ids
+    among = f"split {split!r}" if category is None else f"split {split!r} and category {category!r}"
+    return matching(ids, pattern, every, f"No task matches in {among}.")
+
+
+def matching(ids: Iterable[str], pattern: str, known: Iterable[str], remedy: str = "") -> list[str]:
+    """Return the ids that globs match. A glob that matches none of them is an error: a task that was meant would be missing.
+
+    Args:
+        ids: ids of tasks.
+        pattern: globs over ids or bare names, separated by commas; spaces around them do not count.
+        known: ids that the error may suggest.
+        remedy: ends the message of the error.
+
+    Returns:
+        The ids that at least one glob matches, in their order.
+
+    Raises:
+        UnknownName: a glob matches no id; names the glob.
+    """
+    ids, found = list(ids), set[str]()
+    names = {t: (t, *_short(t)) for t in ids}
+    for glob in [g for p in pattern.split(",") if (g := p.strip())] or [pattern]:
+        hits = {t for t in ids if any(fnmatch.fnmatchcase(name, glob) for name in names[t])}
+        if not hits:
+            raise UnknownName("task pattern", glob, known, remedy)
+        found |= hits
+    return [t for t in ids if t in found]
 
 
 def expert_source(task_id: str) -> str | None:

@@ -15,6 +15,8 @@ from doc_blocks import missing
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PAGE = (EXAMPLES / "README.md").read_text()
 PRINTED = dict(re.findall(r"^```text\npython examples/(\w+\.py)\n(.*?)^```$", PAGE, re.S | re.M))
+ELSEWHERE = {"trl_grpo.py": "test_trl.py", "learn.py": "experiments/test_learning_curve.py"}
+"""Examples that other tests run."""
 QUICK = ("grade_one.py", "store_and_resume.py")
 NOTEBOOKS = sorted(p.name for p in EXAMPLES.glob("*.ipynb"))
 NO_DISPLAY = """
@@ -51,5 +53,5 @@ def test_the_cells_of_a_notebook_print_what_they_show(name: str) -> None:
 def test_examples_are_short_and_on_the_page() -> None:
     for path in EXAMPLES.glob("*.py"):
         assert len(path.read_text().splitlines()) <= 60, path.name
-        assert path.name in PRINTED or path.name == "trl_grpo.py"
+        assert path.name in {**PRINTED, **ELSEWHERE} and f"({path.name})" in PAGE, path.name
     assert all(f"({name})" in PAGE for name in NOTEBOOKS)

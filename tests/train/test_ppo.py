@@ -443,6 +443,14 @@ def test_without_rllib_it_says_what_to_install(tmp_path: Path, monkeypatch, caps
     assert install_hint("rllib") in capsys.readouterr().err and not (tmp_path / "o").exists()
 
 
+@pytest.mark.parametrize("argv", [["tasks=math/add"], ["export", "checkpoint=x"]])
+def test_without_omegaconf_it_names_the_extra_of_ppo(argv: list[str], monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "omegaconf", None)
+    assert ppo.main(argv) == 2
+    said = capsys.readouterr().err
+    assert "omegaconf" in said and install_hint("rllib") in said and install_hint("trl") not in said
+
+
 def test_the_whole_way_on_the_cpu(tmp_path: Path) -> None:
     """Two iterations with the real grader, then export and an ordinary report on the export."""
     pytest.importorskip("ray.rllib")
