@@ -441,14 +441,16 @@ def _executed() -> Iterator[tuple[set[str], list[str]]]:
             kernels.add(re.sub(r"^#loc.*$|loc\([^()]*(\([^()]*\))*[^()]*\)", "", text, flags=re.MULTILINE))
         return answer
 
-    def asking(self: Engine, header: dict[str, Any], *args: Any) -> Any:
+    def asking(
+        self: Engine, header: dict[str, Any], blobs: list[bytes], left: float
+    ) -> tuple[dict[str, Any], list[bytearray]]:
         if "begin" in header:
             addresses.clear()
         for name, *parts in header.get("steps") or []:
             if name == "launch":
                 parts[0] = keys.setdefault(parts[0], f"kernel {len(keys)}")
             steps.append(f"{name} {_placeless(parts, addresses)}")
-        return ask(self, header, *args)
+        return ask(self, header, blobs, left)
 
     KernelCompiler.compile, Engine._ask = compile, asking  # type: ignore[method-assign]
     try:
