@@ -12,7 +12,7 @@ from pathlib import Path
 
 TASK_SET = "2-1"
 """Version of the task set, ``N-X``: results are not comparable across N; X counts the other changes (docs/task_set.md)."""
-TASK_SET_HASH = "22c493653c2c1184148f2535e63a2ef78167dc59393a2bb375f0f37b5b98fb78"
+TASK_SET_HASH = "04c7f524383d6a5a41e77118124f4633a9134464a754ef80125340caa4af6d55"
 """``spec.catalog.task_set_hash`` of that version. A test compares it with the tasks and says what to do where they differ."""
 MODIFIED = "+modified"
 """Follows the version where the installed tasks are not those of the version."""

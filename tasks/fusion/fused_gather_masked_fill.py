@@ -9,7 +9,7 @@ from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Bernoulli, Case, Choice, Cost, Ints, Literal, Outlier, Paper, T, task
 
 LONG = {"input": "i64"}
-EDGES = Choice(0.0, -0.0, 1.0, -2.5, 1e-30, -1e30, 3e38, math.inf, 7.25, -0.3)
+EDGES = Choice(0.0, -0.0, -0.0, -0.0, 1.0, -2.5, 1e-30, -1e30, 3e38, math.inf, 7.25, -0.3)
 
 
 def _case(shape, dim, index, mask, value, **more):
@@ -29,10 +29,12 @@ def _fp32(p):
 def _any_axis(p, args, **more):
     rank = p.whole(4, 5)
     dim = p.among(rank - 1, p.whole(0, rank - 1))
-    shape = tuple(p.whole(2, 4) for _ in range(rank))
+    shape = tuple(p.whole(20, 40) if k == dim else p.whole(2, 4) for k in range(rank))
     index = tuple(1100 if k == dim else p.whole(1, 2) for k in range(rank))
+    # Not all values along the axis are masked.
+    mask = tuple(1100 if k == dim else p.among(1, n) for k, n in enumerate(index))
     return p.like(
-        {"*": shape, "*i": index, "*m": p.broadcast(index, 3)},
+        {"*": shape, "*i": index, "*m": mask[0 if dim == 0 else p.among(0, 1) :]},
         {"dim": dim - rank if p.chance() else dim, "sparse_grad": False} | args,
         draws={"index": Ints(0, shape[dim]), "mask": Bernoulli(0.4)}, out=True, **more,
     )  # fmt: skip
