@@ -12,7 +12,6 @@ of ``tests/zoo/exploits``.
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import fnmatch
 import json
@@ -27,11 +26,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from kbx_env.eval.mutants import crashed
-
 from kbx_env.executor.direct import retrying
 from kbx_env.grading.grader import Grader
 from kbx_env.grading.runtime.compiler_client import KernelCompiler
+from kbx_env.grading.runtime.engine_client import Engine
 from kbx_env.outcome import Outcome
 from kbx_env.spec.catalog import expert_source, load_task, task_ids
 
@@ -344,6 +342,8 @@ ALLOWED = ("result moved by copies of its parts", "constants of the description 
 values), or the source's kernel ran with another tile."""
 EQUIVALENT: Mapping[tuple[str, str], str] = {
     ("products in bfloat16", "matrixmultiply/matmul_bf16"): "The operands are bfloat16.",
+    ("mask one short", "fusion/fused_cholesky_solve"): "The mask chooses among pivots; the task does not pivot.",
+    ("mask one short", "linearalgebra/solve_and_add_scaled_vector"): "Rows above the diagonal never include the last one.",
     ("NaN taken for zero", "matrixmultiply/addmm"): "Only input may hold NaN, with beta = 0; the change is in mat1 and mat2.",
 }
 """Attempts that make no difference in any case that the contract allows, and why."""
@@ -396,7 +396,7 @@ _graders: list[Grader] = []
 
 
 def _makes_a_difference(task: str, source: str, grade: Callable[..., Outcome]) -> bool:
-    """Return whether an attempt compiles to other kernels than the expert, or a case executes what it changes on the host.
+    """Return whether an attempt compiles to other kernels than the expert, or its host code does something else in some case.
 
     Args:
         task: the task.
@@ -407,43 +407,69 @@ def _makes_a_difference(task: str, source: str, grade: Callable[..., Outcome]) -
         ``False`` if the cases of a grading cannot tell the attempt from the expert.
     """
     expert = expert_source(task) or ""
-    before, after = expert.splitlines(), source.splitlines()
-    if len(before) != len(after):  # a wrapper, which runs in every call
+    if len(expert.splitlines()) != len(source.splitlines()):  # a wrapper, which runs in every call
         return True
-    options: dict[str, Any] = {"backend": "cpu", "targets": (), "wall": WALL, "seed": 0}
-    kernels = []
+    found = []
     for text in (expert, source):
-        with _compiled() as found:
-            grade(task, text, **options)
-        kernels.append(found)
-    if kernels[0] != kernels[1]:
-        return True
-    changed = [n for n, (old, new) in enumerate(zip(before, after, strict=True), 1) if old != new]
-    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)]
-    jitted = [f for f in functions if any("jit" in ast.unparse(d) for d in f.decorator_list)]
-    host = [n for n in changed if not any(f.lineno <= n <= (f.end_lineno or f.lineno) for f in jitted)]
-    broken = [crashed(source, n) for n in host]
-    return any(b is None or not grade(task, b, **options).correct for b in dict.fromkeys(broken))
+        with _executed() as work:
+            grade(task, text, backend="cpu", targets=(), wall=WALL, seed=0)
+        found.append(work)
+    return found[0] != found[1]
+
+
+ADDRESS = 2**20
+"""Integers of a recorded step from here on are addresses, which differ from one process to the next."""
 
 
 @contextlib.contextmanager
-def _compiled() -> Iterator[set[str]]:
-    """Collect the TTIR, without places in the source, of all kernels that are compiled for gradings in the block."""
-    found: set[str] = set()
-    plain = KernelCompiler.compile
+def _executed() -> Iterator[tuple[set[str], list[str]]]:
+    """Collect what gradings in the block execute: the TTIR of their kernels, without places in the source, and their steps.
+
+    In the steps, addresses and kernels are numbered in the order in which they occur.
+
+    Yields:
+        The kernels and the steps, to which the gradings add.
+    """
+    kernels: set[str] = set()
+    steps: list[str] = []
+    compile_, ask = KernelCompiler.compile, Engine._ask
+    addresses: dict[int, str] = {}
+    keys: dict[str, str] = {}
 
     def compile(self: KernelCompiler, recipe: Mapping[str, Any], deadline: float) -> dict[str, Any]:
-        answer = plain(self, recipe, deadline)
+        answer = compile_(self, recipe, deadline)
         if "key" in answer:
             text = str(self.rows[answer["key"]]["text"])
-            found.add(re.sub(r"^#loc.*$|loc\([^()]*(\([^()]*\))*[^()]*\)", "", text, flags=re.MULTILINE))
+            kernels.add(re.sub(r"^#loc.*$|loc\([^()]*(\([^()]*\))*[^()]*\)", "", text, flags=re.MULTILINE))
         return answer
 
-    KernelCompiler.compile = compile  # type: ignore[method-assign]
+    def asking(
+        self: Engine, header: dict[str, Any], blobs: list[bytes], left: float
+    ) -> tuple[dict[str, Any], list[bytearray]]:
+        if "begin" in header:
+            addresses.clear()
+        for name, *parts in header.get("steps") or []:
+            if name == "launch":
+                parts[0] = keys.setdefault(parts[0], f"kernel {len(keys)}")
+            steps.append(f"{name} {_placeless(parts, addresses)}")
+        return ask(self, header, blobs, left)
+
+    KernelCompiler.compile, Engine._ask = compile, asking  # type: ignore[method-assign]
     try:
-        yield found
+        yield kernels, steps
     finally:
-        KernelCompiler.compile = plain  # type: ignore[method-assign]
+        KernelCompiler.compile, Engine._ask = compile_, ask  # type: ignore[method-assign]
+
+
+def _placeless(value: Any, addresses: dict[int, str]) -> Any:
+    """Return a part of a step in which addresses are replaced by their number in the order of occurrence."""
+    if isinstance(value, list | tuple):
+        return [_placeless(v, addresses) for v in value]
+    if isinstance(value, dict):
+        return {k: _placeless(v, addresses) for k, v in value.items()}
+    if isinstance(value, int) and value >= ADDRESS:
+        return addresses.setdefault(value, f"address {len(addresses)}")
+    return value
 
 
 def _grade(job: tuple[str, str, str]) -> dict[str, Any]:

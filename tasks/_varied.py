@@ -40,7 +40,7 @@ def either(*families: Family | tuple[Family, ...]) -> Family:
 
 
 def elementwise(args: Args = None, *, out: bool = False, low: int = 4, high: int = 6, **fields: Any) -> Family:
-    """A tensor of four to six axes in any memory layout; in most draws one of them is long and the others short.
+    """A tensor of four to six axes in any memory layout; one of them is long and the others are short.
 
     Args:
         args: draws arguments.
@@ -54,7 +54,7 @@ def elementwise(args: Args = None, *, out: bool = False, low: int = 4, high: int
     """
 
     def family(pick: Pick) -> Case:
-        shape = pick.slab(low, high, WIDE)[0] if pick.chance(0.95) else pick.shape(low, high)
+        shape = pick.slab(low, high, WIDE)[0]
         return pick.like({"*": shape}, _args(args, pick), **({"out": out} | fields))
 
     return family
@@ -81,7 +81,7 @@ def both_ways(
     names = axes or ("*a", "*b")
 
     def family(pick: Pick) -> Case:
-        shapes = pick.both_ways(low, high, parts=len(names), longest=WIDE if pick.chance(0.95) else 0)
+        shapes = pick.both_ways(low, high, parts=len(names), longest=WIDE)
         return pick.like(
             dict(zip(names, shapes, strict=True)), _args(args, pick), where=_takes(*tensors),
             **({"out": out} | fields),
@@ -124,11 +124,12 @@ def reduced(
 
 def long_axis(
     args: Args = None, *, out: bool = False, tuples: bool = False, dim: str = "dim", length: int = LONG,
-    where: Callable[[Case], bool] | None = None, **fields: Any,
+    tensors: tuple[str, ...] = ("input",), where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> tuple[Family, ...]:  # fmt: skip
-    """A reduction of a tensor with one long axis, and one with two; one of them is reduced.
+    """Reductions along a long axis, beside a long axis, and of many long columns whose neighbours are adjacent in memory.
 
     Kernels that share a long sum between programs join the parts in several programs if the kept axes are long, too.
+    They split columns earlier than rows, so that a few hundred elements to a column suffice.
 
     Args:
         args: draws further arguments.
@@ -136,6 +137,7 @@ def long_axis(
         tuples: whether ``dim`` may be a tuple.
         dim: the parameter.
         length: about the length of the single long axis.
+        tensors: the parameters that are reduced.
         where: condition on the declared case.
         **fields: of the case.
 
@@ -143,25 +145,46 @@ def long_axis(
         The families.
     """
 
-    def case(pick: Pick, shape: tuple[int, ...], over: int) -> Case:
+    def case(pick: Pick, shape: tuple[int, ...], over: int, **more: Any) -> Case:
         over = over - len(shape) if pick.chance() else over
         return pick.like(
             {"*": shape}, {dim: (over,) if tuples and pick.chance() else over} | _args(args, pick), where=where,
-            **({"out": out} | fields),
+            **({"out": out} | more | fields),
         )  # fmt: skip
 
-    def one(pick: Pick) -> Case:
+    def along(pick: Pick) -> Case:
+        return case(pick, *pick.slab(3, 5, length))
+
+    def beside(pick: Pick) -> Case:
         shape, at = pick.slab(3, 5, length)
-        others = [k for k, n in enumerate(shape) if k != at and n > 1]
-        return case(pick, shape, at if pick.chance() or not others else pick.among(*others))
+        over = pick.among(*(k for k in range(len(shape)) if k != at))
+        return case(pick, tuple(pick.whole(2, 3) if k == over else n for k, n in enumerate(shape)), over)
 
-    def two(pick: Pick) -> Case:
-        first = pick.chance()
-        shape = (pick.whole(260, 290), pick.whole(530, 560))
-        # Mostly the first axis, in which kernels join parts of columns; a long kept axis is the other one.
-        return case(pick, shape if first else shape[::-1], 0 if pick.chance(0.7) else 1)
+    def columns(pick: Pick) -> Case:
+        return case(pick, many_columns(pick), 0, layouts=adjacent(pick, 1, *tensors))
 
-    return one, two
+    return along, beside, columns
+
+
+def many_columns(pick: Pick) -> tuple[int, int]:
+    """Return the shape of a matrix whose columns kernels split between programs, and join in several programs."""
+    return pick.whole(260, 290), pick.whole(WIDE, WIDE + WIDE // 16)
+
+
+def adjacent(pick: Pick, axis: int, *matrices: str, rank: int = 2) -> dict[str, str]:
+    """Return layouts in which neighbours along an axis are adjacent in memory: kernels choose their path by that.
+
+    Args:
+        pick: makes the choices.
+        axis: the axis.
+        *matrices: the tensors; in half of the draws all have the same strides.
+        rank: number of their axes.
+
+    Returns:
+        The layout of each tensor.
+    """
+    one = pick.adjacent(rank, axis) if pick.chance() else None
+    return {name: one or pick.adjacent(rank, axis) for name in matrices}
 
 
 Axes = Callable[[Pick], Mapping[str, Any]]
@@ -280,29 +303,45 @@ def pooled(
     )
 
 
-def bins(pick: Pick, height: int, width: int) -> Any:
-    """Return an ``output_size`` of adaptive pooling: few bins, also more than pixels, or None; for a long side often many.
+def adaptive(make: Callable[[Pick, dict[str, Any], Any], Case]) -> tuple[Family, ...]:
+    """Adaptive pooling of the images of ``pooled``, of a long side into few bins and into many.
+
+    Args:
+        make: returns a case of these sizes and this ``output_size``.
+
+    Returns:
+        The families.
+    """
+    few = pooled(lambda pick, sizes: make(pick, sizes, bins(pick, sizes["H"], sizes["W"])))
+    many = pooled(lambda pick, sizes: make(pick, sizes, bins(pick, sizes["H"], sizes["W"], many=True)))
+    return *few, *many[1:]
+
+
+def bins(pick: Pick, height: int, width: int, many: bool = False) -> Any:
+    """Return an ``output_size`` of adaptive pooling: few bins, also more than pixels of a short side, or None.
 
     Args:
         pick: makes the choices.
         height: of the image.
         width: of the image.
+        many: more bins of a long side than a block of a kernel holds.
 
     Returns:
         An integer or a pair.
     """
-    long = max(height, width) > 200
-    if not long and pick.chance(0.35):
+    if max(height, width) <= 200 and pick.chance(0.35):
         return pick.among(4, 6, 8, 9)
     few = [pick.among(None, pick.whole(1, 2 * min(n, 20))) for n in (height, width)]
-    return tuple(pick.whole(260, 290) if n > 200 and pick.chance(0.8) else k for n, k in zip((height, width), few))
+    if not many:  # not None, which is as many bins as pixels
+        return tuple(pick.whole(1, 40) if n > 200 else k for n, k in zip((height, width), few))
+    return tuple(pick.whole(260, 290) if n > 200 else k for n, k in zip((height, width), few))
 
 
 # --- products -----------------------------------------------------------------------------------------
 
 
 def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tuple[Family, ...]:
-    """Linear layers that need two blocks along each axis, and in fp16 ones with a long inner axis.
+    """Linear layers that need two blocks along each axis, also of one or two rows, and in fp16 with a long inner axis.
 
     Args:
         args: draws further arguments.
@@ -325,26 +364,75 @@ def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tup
         scale = round(axes["K"] ** -0.25, 3)
         return pick.like(axes, _args(args, pick), where=half, draw=Normal(scale=scale), out=out)
 
-    return (one, deep) if halves else (one,)
+    def vector(pick: Pick) -> Case:
+        axes = few_rows(pick, "B", "K", "O")
+        return pick.like(
+            axes, _args(args, pick), draw=Normal(scale=round(axes["K"] ** -0.25, 3)), full=pick.chance(0.8), out=out,
+            layouts=adjacent(pick, 1, "weight"),
+        )  # fmt: skip
+
+    return (one, vector, deep) if halves else (one, vector)
+
+
+def few_rows(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
+    """Return sizes of a product for which kernels multiply vectors: one or two rows, and a long inner axis.
+
+    Such kernels are chosen where the inner axis of the right factor is adjacent in memory (``adjacent``), too.
+
+    Args:
+        pick: makes the choices.
+        rows: name of the rows' axis.
+        inner: name of the inner axis.
+        columns: name of the columns' axis.
+
+    Returns:
+        Sizes by axis name.
+    """
+    return {rows: pick.whole(1, 2), inner: pick.whole(WIDE, WIDE + WIDE // 16), columns: pick.whole(70, 90)}
 
 
 def bmm_rms_norm() -> tuple[Family, ...]:
     """Batched products with a norm over all of the last axis, which is long in one case, and without dropout."""
+
+    def args(pick: Pick, found: Mapping[str, Any]) -> dict[str, Any]:
+        shape = found["P"]
+        return {
+            "training": False, "dropout_p": pick.real(0, 1), "normalized_shape": pick.among(shape, (shape,), [shape]),
+            "eps": pick.real(0, 2),
+        }  # fmt: skip
+
+    axes = {"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)}
+    return (
+        *sizes(longs(axes, {"N": 140, "M": 560, "P": 1050}, most=3_000_000), args, out=True, draw=Normal()),
+        *vector_bmm("input2", args, draw=Normal()),
+    )
+
+
+def vector_bmm(
+    right: str, args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | None = None, **fields: Any
+) -> tuple[Family, ...]:  # fmt: skip
+    """A batch of one product (1, N, M) x (1, M, P) with few rows (``few_rows``).
+
+    Args:
+        right: the right factor.
+        args: draws arguments, also from the sizes.
+        **fields: of the case.
+
+    Returns:
+        The families: one.
+    """
     return sizes(
-        longs({"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)}, {"N": 140, "M": 560, "P": 1050}, most=3_000_000),
-        lambda p, s: {
-            "training": False, "dropout_p": p.real(0, 1), "normalized_shape": p.among(s["P"], (s["P"],), [s["P"]]),
-            "eps": p.real(0, 2),
-        },
-        out=True, draw=Normal(),
+        lambda p: {"B": 1} | few_rows(p, "N", "M", "P"), args, out=True,
+        **({"layouts": lambda p, s: adjacent(p, 1, right, rank=3)} | fields),
     )  # fmt: skip
 
 
-def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},)) -> tuple[Family, ...]:
-    """Products whose batch axes broadcast both ways, products with a long inner axis, and with two long outer ones.
+def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") -> tuple[Family, ...]:
+    """Products whose batch axes broadcast both ways, with a long inner axis, with few rows, and with long outer axes.
 
     Args:
         dtypes: sets of dtypes by tensor, of which each case has one.
+        right: the right factor.
 
     Returns:
         The families.
@@ -361,11 +449,18 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},)) -> tuple[Family, ...]:
         m, k, n = pick.among(1, 2, pick.whole(3, 12)), DEEP_SUM + pick.whole(0, 200), pick.whole(2, 12)
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws={}, dtypes=dtypes[-1])
 
+    def vector(pick: Pick) -> Case:
+        m, k, n = few_rows(pick, "m", "k", "n").values()
+        return pick.like(
+            {"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws={}, dtypes=pick.among(*dtypes),
+            layouts=adjacent(pick, 0, right),
+        )  # fmt: skip
+
     def wide(pick: Pick) -> Case:
         m, k, n = pick.whole(140, 150), pick.whole(2, 20), pick.whole(270, 290)
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws={}, dtypes=pick.among(*dtypes))
 
-    return batched, long, wide
+    return batched, long, vector, wide
 
 
 # --- convolutions -------------------------------------------------------------------------------------

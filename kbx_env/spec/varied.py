@@ -179,27 +179,47 @@ class Pick:
             **({"layouts": {}, "held": False, "out": False} | fields),
         )  # fmt: skip
 
-    def layout(self, rank: int, contiguous: float = 0.0) -> str | None:
-        """Return a memory layout of a tensor with ``rank`` axes, in the notation of ``Case.layouts``.
+    def layout(self, shape: Sequence[int]) -> str | None:
+        """Return a memory layout of a tensor in which it is not contiguous, in the notation of ``Case.layouts``.
 
         The axes lie in memory in any order, with gaps along some of them, from any element of the buffer on. Declared
         cases have contiguous tensors, so that derived ones need none.
 
         Args:
-            rank: axes of the tensor.
-            contiguous: probability of a contiguous tensor.
+            shape: of the tensor.
 
         Returns:
-            The layout; ``None`` for a contiguous tensor.
+            The layout; ``None`` for a tensor without axes. Tensors of one element and empty ones are contiguous in any.
         """
-        if not rank or self.chance(contiguous):
+        if not len(shape):
             return None
+        while True:
+            found = self._layout(len(shape))
+            if math.prod(shape) < 2 or not contiguous(shape, *found):
+                return layout(*found)
+
+    def _layout(self, rank: int) -> tuple[Sequence[int], Sequence[int], int, int]:
+        """Return order, steps, offset and pad of a layout that fits most shapes."""
         if rank > 1 and self.chance(0.2):  # a slice of longer lines, such as x[..., :-1]: nearly contiguous
-            return layout(range(rank), [1] * rank, self.among(*OFFSETS), self.among(1, 1, 2, 5))
+            return range(rank), [1] * rank, self.among(*OFFSETS), self.among(1, 1, 2, 5)
         order = self.shuffled(range(rank))
         if rank > 1 and order == tuple(range(rank)):
             order = (*order[1:], order[0])
         steps = [self.among(*STEPS) for _ in range(rank)] if rank > 1 else [self.among(2, 3)]
+        return order, steps, self.among(*OFFSETS), self.among(*PADS)
+
+    def adjacent(self, rank: int, axis: int) -> str:
+        """Return a layout in which neighbours along an axis are adjacent in memory; the others lie in any order, with gaps.
+
+        Args:
+            rank: axes of the tensor.
+            axis: the axis, from the front.
+
+        Returns:
+            The layout.
+        """
+        order = (*self.shuffled([k for k in range(rank) if k != axis]), axis)
+        steps = [1 if k == axis else self.among(*STEPS) for k in range(rank)]
         return layout(order, steps, self.among(*OFFSETS), self.among(*PADS))
 
 
@@ -222,6 +242,21 @@ def layout(order: Sequence[int], steps: Sequence[int], offset: int = 0, pad: int
     """
     behind = f" pad {pad}" if pad else ""
     return f"order {' '.join(map(str, order))} steps {' '.join(map(str, steps))}{behind} offset {offset}"
+
+
+def contiguous(shape: Sequence[int], order: Sequence[int], steps: Sequence[int], offset: int = 0, pad: int = 0) -> bool:
+    """Return whether a tensor with a layout is contiguous, as torch says; arguments as for ``layout``."""
+    strides, inner = {}, 1
+    for axis in reversed(order):
+        strides[axis] = inner * steps[axis]
+        inner *= shape[axis] * steps[axis]
+        inner += pad if axis == order[-1] else 0
+    dense = 1
+    for axis in reversed(range(len(shape))):
+        if shape[axis] != 1 and strides[axis] != dense:
+            return False
+        dense *= shape[axis]
+    return True
 
 
 def parsed(text: str) -> tuple[tuple[int, ...], tuple[int, ...], int, int] | None:

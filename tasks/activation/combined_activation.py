@@ -1,6 +1,7 @@
 """activation/combined_activation."""
 
 import torch
+from kbx_env.tasks._varied import adjacent, few_rows
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -12,10 +13,17 @@ def _case(n, k, d, lead=None, bias=None, **more):
 
 
 def _long(p):
-    s = {"N": p.whole(130, 150), "K": p.whole(560, 640), "D": p.whole(130, 150)}
+    return _product(p, {"N": p.whole(130, 150), "K": p.whole(560, 640), "D": p.whole(130, 150)})
+
+
+def _vector(p):
+    return _product(p, few_rows(p, "N", "K", "D"), layouts=adjacent(p, 0, "weight1"))
+
+
+def _product(p, s, **more):
     shape = (s["N"], s["D"])
     return p.like(s | {"*w": p.broadcast(shape), "*b": p.broadcast(shape)}, out=True,
-                  draws={"input": Normal(scale=s["K"] ** -0.25), "weight1": Normal(scale=s["K"] ** -0.25)})  # fmt: skip
+                  draws=dict.fromkeys(("input", "weight1"), Normal(scale=s["K"] ** -0.25)), **more)  # fmt: skip
 
 
 @task(
@@ -37,7 +45,7 @@ def _long(p):
         _case(0, 5, 7, (7,), (7,)),
         _case(29, 140, 83, (83,), held=True),
     ),
-    varied=(_long,),
+    varied=(_long, _vector),
     timed=(_case(1024, 1024, 1024, (1024,), (1024,)), _case(2048, 2048, 2048), _case(4096, 4096, 4096, (4096,), (4096,))),
 )  # fmt: skip
 def combined_activation(input, weight1, weight2, bias, *, out=None):

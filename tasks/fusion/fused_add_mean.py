@@ -2,6 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import stream
+from kbx_env.tasks._varied import adjacent, many_columns
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, DtypeArg, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -23,6 +24,13 @@ def _long(p):
     return p.like({"*a": shape, "*b": p.broadcast(shape)}, {"dim": p.among(None, at, at - len(shape), at - 1),
                   "keepdim": p.chance()},
                   where=lambda c: "other" not in c.args)  # fmt: skip
+
+
+def _columns(p):
+    shape = many_columns(p)
+    return p.like({"*a": shape, "*b": p.among(shape, shape[1:])}, {"dim": p.among(0, -2), "keepdim": p.chance()},
+                  where=lambda c: "other" not in c.args and "dtype" not in c.args, draw=Normal(mean=1), out=True,
+                  layouts=adjacent(p, 1, "input"))  # fmt: skip
 
 
 @task(
@@ -53,7 +61,7 @@ def _long(p):
         Case({"*a": (6, 5, 173), "*b": (173,)}, {"dim": (-1, 0), "alpha": 1.25}, draw=Normal(mean=1), held=True),
         Case({"*a": (7, 211, 3), "*b": (7, 211, 3)}, {"dim": 1, "alpha": 0.7}, out=True, held=True),
     ),
-    varied=(_reduced_both_ways, _long),
+    varied=(_reduced_both_ways, _long, _columns),
     timed=(
         *stream("*a", "*b", powers=(24, 27), draw=Uniform()),
         *(Case({"*a": (16384, 4096), "*b": (16384, 4096)}, {"dim": d}, draw=Uniform()) for d in (0, 1)),

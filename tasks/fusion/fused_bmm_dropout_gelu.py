@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import DEEP_SUM, half, longs, plain, sizes
+from kbx_env.tasks._varied import DEEP_SUM, half, longs, plain, sizes, vector_bmm
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Eye, Normal, Outlier, Paper, T, Uniform, task
@@ -59,6 +59,12 @@ HALF = {"input1": "f16", "input2": "f16"}
             lambda p, s: {"training": False, "p": p.real(0, 1), "approximate": p.among("none", "tanh")},
             where=plain,
             out=True,
+            draw=lambda p, s: Normal(scale=6) if s["M"] < 100 else Normal(scale=0.3),
+        ),
+        vector_bmm(
+            "input2",
+            lambda p, s: {"training": False, "p": p.real(0, 1), "approximate": p.among("none", "tanh")},
+            where=plain,
             draw=Normal(scale=0.3),
         ),
         sizes(

@@ -6,9 +6,10 @@ import torch
 from kbx_env.tasks._varied import ENDS
 
 from kbx_env.spec.criteria import Exact
-from kbx_env.spec.task import Bernoulli, Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, task
+from kbx_env.spec.task import Bernoulli, Case, Choice, Cost, Ints, Literal, Outlier, Paper, T, task
 
 LONG = {"input": "i64"}
+EDGES = Choice(0.0, -0.0, -0.0, -0.0, 1.0, -2.5, 1e-30, -1e30, 3e38, math.inf, 7.25, -0.3)
 
 
 def _case(shape, dim, index, mask, value, **more):
@@ -17,21 +18,25 @@ def _case(shape, dim, index, mask, value, **more):
     return Case({"*": shape, "*i": index, "*m": mask}, args, **more)
 
 
-def _any_axis(p):
+def _int64(p):
+    return _any_axis(p, {"value": p.whole(-(2**62), 2**62)}, draw=ENDS, dtypes={"input": "i64"})
+
+
+def _fp32(p):
+    return _any_axis(p, {"value": p.among(math.nan, math.inf, p.real(-9, 9))}, draw=EDGES, dtypes={})
+
+
+def _any_axis(p, args, **more):
     rank = p.whole(4, 5)
     dim = p.among(rank - 1, p.whole(0, rank - 1))
-    shape = tuple(p.whole(2, 4) for _ in range(rank))
-    index = tuple(p.whole(1, 9) if k == dim else p.whole(1, n) for k, n in enumerate(shape))
-    if p.chance(0.9):
-        index = tuple(1100 if k == dim else min(n, 2) for k, n in enumerate(index))
-    kind = p.chance()
+    shape = tuple(p.whole(20, 40) if k == dim else p.whole(2, 4) for k in range(rank))
+    index = tuple(1100 if k == dim else p.whole(1, 2) for k in range(rank))
+    # Not all values along the axis are masked.
+    mask = tuple(1100 if k == dim else p.among(1, n) for k, n in enumerate(index))
     return p.like(
-        {"*": shape, "*i": index, "*m": p.broadcast(index, 3)},
-        {"dim": dim - rank if p.chance() else dim, "value": p.whole(-(2**62), 2**62) if kind else p.among(math.nan, math.inf,
-              p.real(-9, 9)),
-              "sparse_grad": False},
-        draw=ENDS if kind else Normal(), draws={"index": Ints(0, shape[dim]), "mask": Bernoulli(0.4)},
-        dtypes={"input": "i64"} if kind else {}, out=True,
+        {"*": shape, "*i": index, "*m": mask[0 if dim == 0 else p.among(0, 1) :]},
+        {"dim": dim - rank if p.chance() else dim, "sparse_grad": False} | args,
+        draws={"index": Ints(0, shape[dim]), "mask": Bernoulli(0.4)}, out=True, **more,
     )  # fmt: skip
 
 
@@ -61,7 +66,7 @@ def _any_axis(p):
         _case((4, 5), 1, (4, 0), (4, 0), 1.0),
         _case((7, 60, 11), 1, (6, 29, 11), (29, 11), -0.75, held=True),
     ),
-    varied=(_any_axis,),
+    varied=(_int64, _fp32),
     timed=(
         *(_case((m, 4096), 0, (m, 4096), (m, 4096), 0.5) for m in (1024, 4096, 16384)),
         _case((16384, 4096), 1, (16384, 1024), (16384, 1024), 0.5),

@@ -16,13 +16,18 @@ def _case(a, b, c=(1,), divisor=2.0, mode=None, **more):
     return Case({"*a": a, "*b": b, "*c": c}, args, **more)
 
 
-def _stacked(p):
-    kind = p.chance()
-    shape = p.shape(3, 4, 30) if p.chance(0.95) else (p.whole(2, 9),)
-    at = min(1, len(shape) - 1)
+def _int64(p):
+    return _stacked(p, p.shape(3, 4, 30), True)
+
+
+def _fp32(p):
+    return _stacked(p, p.shape(3, 4, 30), False)
+
+
+def _stacked(p, shape, kind):
+    at = 1
     parts = [tuple(p.whole(1, 20) if k == at else n for k, n in enumerate(shape)) for _ in range(5)]
-    if p.chance(0.95):
-        parts[2] = tuple(1100 if k == at else n for k, n in enumerate(parts[2]))
+    parts[2] = tuple(1100 if k == at else n for k, n in enumerate(parts[2]))
     names = tuple(f"tensors.{k}" for k in range(5))
     mode = p.among(None, "floor", "trunc") if kind else None
     return p.like(
@@ -59,7 +64,7 @@ def _stacked(p):
         _case((0,), (5,)),
         _case((29, 83), (29, 44), (29, 7), 1.3, given=GIVEN, held=True),
     ),
-    varied=(_stacked,),
+    varied=(_int64, _fp32),
     timed=(_case((1 << 22,), (1 << 22,)), _case((8192, 1024), (8192, 3072)), _case((1 << 26,), (1 << 26,))),
 )  # fmt: skip
 def fused_hstack_div(tensors, divisor, *, rounding_mode=None, out=None):

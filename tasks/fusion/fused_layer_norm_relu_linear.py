@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._linear import GIVEN
-from kbx_env.tasks._varied import longs, sized
+from kbx_env.tasks._varied import adjacent, few_rows, longs, sized
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -21,12 +21,17 @@ def _rows(p):
                   draw=Normal(scale=0.3))  # fmt: skip
 
 
-def _long(p, s):
+def _long(p, s, **more):
     return p.like(
         {"*": (s["B"],), "K": s["K"], "O": s["O"]},
         {"normalized_shape": s["O"], "eps": p.real(0.001, 0.5)},
-        draw=Normal(scale=0.3),
+        **({"draw": Normal(scale=0.3)} | more),
     )
+
+
+def _vector(p):
+    s = few_rows(p, "B", "K", "O")
+    return _long(p, s, draw=Normal(scale=0.1), layouts=adjacent(p, 1, "weight"))
 
 
 @task(
@@ -53,6 +58,7 @@ def _long(p, s):
     ),
     varied=(
         _rows,
+        _vector,
         sized(_long, longs({"B": (2, 12), "K": (3, 30), "O": (4, 30)}, {"B": 140, "K": 560, "O": 1050}, most=10_000_000)),
     ),
     timed=tuple(

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import longs, sized
+from kbx_env.tasks._varied import adjacent, few_rows, longs, sized
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Orthogonal, Outlier, Paper, T, task
@@ -16,10 +16,14 @@ def _case(b, n, m, p, args=None, *, lead=None, **more):
     return Case({"B": b, "N": n, "M": m, "P": p, "*o": (b, n, m) if lead is None else lead}, args or {}, **more)
 
 
-def _evaluated(p, s):
+def _evaluated(p, s, **more):
     return p.like(s | {"*o": p.broadcast((s["B"], s["N"], s["M"]), 3)},
           {"training": False, "p": p.real(0, 1), "dim": p.axis(3)}, draw=Normal(), draws={},
-                  out=True)  # fmt: skip
+                  out=True, **more)  # fmt: skip
+
+
+def _vector(p):
+    return _evaluated(p, {"B": 1} | few_rows(p, "N", "M", "P"), layouts=adjacent(p, 1, "mat2", rank=3))
 
 
 @task(
@@ -51,9 +55,12 @@ def _evaluated(p, s):
         _case(3, 45, 52, 52, {"p": 0.4}, draws=SEEN, held=True),
         _case(2, 21, 70, 33, {"training": False}, held=True),
     ),
-    varied=sized(
-        _evaluated,
-        longs({"B": (2, 4), "N": (2, 12), "M": (2, 20), "P": (2, 12)}, {"N": 140, "M": 560, "P": 140}, most=3_000_000),
+    varied=(
+        sized(
+            _evaluated,
+            longs({"B": (2, 4), "N": (2, 12), "M": (2, 20), "P": (2, 12)}, {"N": 140, "M": 560, "P": 140}, most=3_000_000),
+        ),
+        _vector,
     ),
     timed=tuple(_case(32, n, n, n, {"training": False}) for n in (256, 768, 1536)),
 )

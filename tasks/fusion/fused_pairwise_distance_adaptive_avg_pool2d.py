@@ -3,7 +3,7 @@
 import math
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import bins, pooled
+from kbx_env.tasks._varied import adaptive
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -13,9 +13,9 @@ def _case(lead, h, w, size, args=None, **more):
     return Case({"*": lead, "H": h, "W": w}, {"output_size": size} | (args or {}), **more)
 
 
-def _any_bins(p, s):
+def _any_bins(p, s, size):
     args = {"p": p.among(math.inf, p.real(1, 5), p.real(1, 5)), "eps": p.real(0.01, 1), "keepdim": p.chance()}
-    return p.like({"*": p.shape(1, 2, 6)} | s, {"output_size": bins(p, s["H"], s["W"])} | args, draw=Normal())
+    return p.like({"*": p.shape(1, 2, 6)} | s, {"output_size": size} | args, draw=Normal())
 
 
 @task(
@@ -46,7 +46,7 @@ def _any_bins(p, s):
         _case((2, 7), 23, 17, (6, 5), {"eps": 0.05}, held=True),
         _case((3,), 41, 38, (4, 19), {"p": 1.5, "keepdim": True}, held=True),
     ),
-    varied=pooled(_any_bins),
+    varied=adaptive(_any_bins),
     timed=tuple(_case((16, 3), n, n, (n // 2, n // 2)) for n in (512, 1024, 2048)),
 )  # fmt: skip
 def fused_pairwise_distance_adaptive_avg_pool2d(x1, x2, output_size, p=2.0, eps=1e-6, keepdim=False):

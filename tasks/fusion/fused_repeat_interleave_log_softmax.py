@@ -19,8 +19,20 @@ def _case(shape, repeats, dim=None, args=None, **more):
     return Case(axes, number | where | (args or {}), **more)
 
 
-def _repeated(p):
-    shape, at = p.slab(4, 5, 1100) if p.chance(0.4) else (p.shape(4, 5, 200), p.whole(0, 3))
+def _small(p):
+    return _repeated(p, p.shape(4, 5, 200), p.whole(0, 3))
+
+
+def _long(p):
+    return _repeated(p, *p.slab(4, 5, 1100))
+
+
+def _columns(p):
+    # Kernels split these sums, and take several columns at a time.
+    return _repeated(p, (p.among(1, 2), p.whole(530, 560), p.whole(36, 60)), 1)
+
+
+def _repeated(p, shape, at):
     n = shape[at]
     args = {"dim": at - len(shape) if p.chance() else at, "output_size": None,
             "dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))}  # fmt: skip
@@ -73,7 +85,7 @@ def _repeated(p):
         _case((7, 5, 101), (101,), -1, held=True),
         _case((29, 6, 7), 4, 0, held=True),
     ),
-    varied=(_repeated,),
+    varied=(_small, _long, _columns),
     timed=(
         *(_case((1 << k,), 2, 0) for k in (23, 26)), _case((16384, 4096), 2, 1),
         _case((8192, 4096), (8192,), 0, {"output_size": 12288}, draws=CYCLE),

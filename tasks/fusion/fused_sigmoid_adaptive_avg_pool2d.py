@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from kbx_env.tasks._varied import bins, pooled
+from kbx_env.tasks._varied import adaptive
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -12,8 +12,8 @@ def _case(lead, h, w, size, **more):
     return Case({"*": lead, "H": h, "W": w}, {"output_size": size}, **more)
 
 
-def _any_bins(p, s):
-    return p.like({"*": p.shape(1, 2, 6)} | s, {"output_size": bins(p, s["H"], s["W"])})
+def _any_bins(p, s, size):
+    return p.like({"*": p.shape(1, 2, 6)} | s, {"output_size": size})
 
 
 @task(
@@ -43,7 +43,7 @@ def _any_bins(p, s):
         _case((2, 7), 23, 17, (6, 5), held=True),
         _case((3,), 41, 19, (2, 19), draw=Normal(scale=3), held=True),
     ),
-    varied=pooled(_any_bins),
+    varied=adaptive(_any_bins),
     timed=(
         _case((64, 256), 64, 64, (1, 1)), _case((16, 64), 256, 256, (1, 1)), _case((32, 256), 56, 56, (7, 7)),
         _case((16, 64), 256, 256, (64, 64)),

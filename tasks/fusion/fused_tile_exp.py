@@ -6,6 +6,7 @@ import torch
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.varied import layout
 
 MOVED = "4 * numel(input) + 4 * copies * numel(input)"
 
@@ -18,9 +19,16 @@ def _case(shape, dims, **more):
 
 
 def _tiled(p):
-    shape = p.slab(4, 5, 1100)[0] if p.chance(0.95) else p.shape(2, 4, 120)
+    shape = p.slab(4, 5, 1100)[0]
     dims = tuple(p.among(1, 1, 2, 3) for _ in range(p.whole(1, 5)))
     return p.like({"*": shape, "copies": math.prod(dims)}, {"dims": dims}, out=True)
+
+
+def _sliced(p):
+    # Slices of lines that are one element longer: strides of rows and columns are easily confused.
+    shape, rows = (p.whole(2, 40), p.whole(2, 40)), p.whole(1, 3)
+    padded = layout((0, 1), (1, 1), pad=1)
+    return p.like({"*": shape, "copies": rows}, {"dims": (rows, 1)}, out=True, layouts={"input": padded, "out": padded})
 
 
 @task(
@@ -57,7 +65,7 @@ def _tiled(p):
         _case((0, 3), (2, 2)),
         _case((3, 5, 41), (2, 1, 3), held=True),
     ),
-    varied=(_tiled,),
+    varied=(_tiled, _sliced),
     timed=(*(_case((1 << k,), (2,)) for k in (23, 25, 27)), _case((4096, 4096), (2, 3))),
 )  # fmt: skip
 def fused_tile_exp(input, dims, *, out=None):

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import longs, sizes
+from kbx_env.tasks._varied import adjacent, few_rows, longs, sizes
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, Spectrum, T, task
@@ -55,6 +55,17 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
             out=True,
             draw=Normal(),
             draws=lambda p, s: {"weight1": Normal(scale=s["D"] ** -0.5), "weight2": Normal(scale=s["K"] ** 0.5)},
+        ),
+        sizes(
+            (
+                lambda p: few_rows(p, "*", "D", "K") | {"O": p.whole(3, 20)},
+                lambda p: few_rows(p, "*", "K", "O") | {"D": p.whole(2, 20)},
+            ),
+            lambda p, s: {"dropout_p": 0.0, "eps": p.real(0.001, 0.5)},
+            out=True,
+            draw=Normal(),
+            draws=lambda p, s: {"weight1": Normal(scale=s["D"] ** -0.5), "weight2": Normal(scale=s["K"] ** 0.5)},
+            layouts=lambda p, s: adjacent(p, 0, "weight1", "weight2"),
         ),
         sizes(
             lambda p: {"*": p.shape(2, 3, 40), "D": p.whole(8, 30)} | dict.fromkeys("KO", p.whole(64, 100)),

@@ -10,8 +10,15 @@ def _case(x, y, c=None, o=None, **more):
     return Case({"*x": x, "*c": c or y, "*o": o or y}, {"target_sizes": y}, **more)
 
 
-def _expanded(p):
-    shape = p.slab(4, 5, 1100)[0] if p.chance(0.9) else p.shape(3, 5, 800)
+def _long(p):
+    return _expanded(p, p.slab(4, 5, 1100)[0])
+
+
+def _short(p):
+    return _expanded(p, p.shape(3, 5, 800))
+
+
+def _expanded(p, shape):
     x = p.broadcast(shape, 3)
     target = tuple(-1 if k >= 0 and x[k] == n and p.chance(0.3) else n
                    for k, n in enumerate(shape, len(x) - len(shape)))  # fmt: skip
@@ -45,7 +52,7 @@ def _expanded(p):
         _case((1, 211), (3, 5, 211), (3, 5, 1), held=True),
         _case((13, 1, 7), (13, 19, 7), (19, 7), held=True),
     ),
-    varied=(_expanded,),
+    varied=(_long, _short),
     timed=(
         *(_case((1, n), (8192, n), (8192, 1)) for n in (1024, 4096, 16384)),
         _case((1, 8192), (8192, 8192)),

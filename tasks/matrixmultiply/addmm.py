@@ -3,7 +3,7 @@
 import math
 
 import torch
-from kbx_env.tasks._varied import DEEP_SUM
+from kbx_env.tasks._varied import DEEP_SUM, adjacent, few_rows
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
@@ -28,6 +28,12 @@ def _deep(p):
                   draw=Normal(scale=0.5), dtypes=HALF)  # fmt: skip
 
 
+def _vector(p):
+    s = few_rows(p, "M", "K", "N")
+    return p.like(s | {"*": p.broadcast((s["M"], s["N"]))}, {"beta": p.real(-2, 2), "alpha": p.real(-2, 2)}, draw=Normal(scale=0.2),
+                  where=lambda c: not c.dtypes, layouts=adjacent(p, 0, "mat2"))  # fmt: skip
+
+
 @task(
     difficulty=4,
     takes={"input": T("*"), "mat1": T("M K"), "mat2": T("K N")},
@@ -49,7 +55,7 @@ def _deep(p):
         _case(29, 140, 83, (1, 83), {"beta": 0.7, "alpha": 1.3}, held=True),
         _case(23, 99, 40, dtypes=HALF, held=True),
     ),
-    varied=(_any_factors, _deep),
+    varied=(_any_factors, _deep, _vector),
     timed=(_case(1024, 1024, 1024), _case(4096, 4096, 4096), _case(2048, 2048, 2048, dtypes=HALF),
            _case(4096, 4096, 4096, dtypes=HALF)),
 )  # fmt: skip

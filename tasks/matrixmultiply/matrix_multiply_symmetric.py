@@ -1,6 +1,6 @@
 """matrixmultiply/matrix_multiply_symmetric."""
 
-from kbx_env.tasks._varied import longs, sizes
+from kbx_env.tasks._varied import WIDE, adjacent, longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -35,6 +35,12 @@ def _case(n, m, alpha, beta, **more):
             longs({"N": (2, 30), "M": (2, 40)}, {"N": 140, "M": 600}),
             lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
             draw=Normal(scale=0.3),
+        ),
+        sizes(
+            lambda p: {"N": p.whole(1, 2), "M": p.whole(WIDE, WIDE + WIDE // 16)},
+            lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
+            draw=Normal(scale=0.3),
+            layouts=lambda p, s: adjacent(p, 0, "B"),
         ),
     ),
     timed=tuple(_case(n, n, 1.0, 0.5) for n in (1024, 2048, 4096)),

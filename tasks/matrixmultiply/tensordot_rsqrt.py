@@ -1,6 +1,7 @@
 """matrixmultiply/tensordot_rsqrt."""
 
 import torch
+from kbx_env.tasks._varied import adjacent, few_rows
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Paper, T, Uniform, task
@@ -12,14 +13,20 @@ def _case(a, b, dims, depth, **more):
     return Case({"*a": a, "*b": b, "K": depth}, {"dims": dims}, draw=POSITIVE, **more)
 
 
-def _contracted(p):
-    shared = tuple(p.whole(2, 6) for _ in range(p.whole(1, 3)))
-    a, b = ((*(p.whole(2, 7) for _ in range(p.whole(1, 2))),) for _ in range(2))
-    if p.chance(0.3):
-        shared = (*shared[1:], p.whole(600, 700))
-    elif p.chance(0.3):
-        a = (*a, 1100)
+def _deep(p):
+    shared = (*(p.whole(2, 6) for _ in range(p.whole(0, 2))), p.whole(600, 700))
+    a, b = (tuple(p.whole(2, 7) for _ in range(p.whole(1, 2))) for _ in range(2))
     return p.like({"*a": (*a, *shared), "*b": (*shared, *b)}, {"dims": len(shared)})
+
+
+def _wide(p):
+    shared = tuple(p.whole(2, 3) for _ in range(p.whole(1, 3)))
+    return p.like({"*a": (p.whole(2, 3), 1100, *shared), "*b": (*shared, p.whole(2, 7))}, {"dims": len(shared)})
+
+
+def _vector(p):
+    m, k, n = few_rows(p, "m", "k", "n").values()
+    return p.like({"*a": (m, k), "*b": (k, n)}, {"dims": 1}, layouts=adjacent(p, 0, "b"))
 
 
 def _axes(p):
@@ -52,7 +59,7 @@ def _axes(p):
         _case((0, 4), (4, 3), 1, 4),
         _case((6, 11, 13), (13, 5, 11), ((2, 1), (0, 2)), 143, held=True),
     ),
-    varied=(_contracted, _axes),
+    varied=(_deep, _wide, _axes, _vector),
     timed=tuple(_case((n, n), (n, n), 1, n) for n in (1024, 2048, 4096)),
 )
 def tensordot_rsqrt(a, b, dims):

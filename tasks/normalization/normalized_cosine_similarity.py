@@ -41,7 +41,7 @@ ONE = {"p_norm": 1}
             lambda p: {"p_norm": p.whole(1, 4), "eps_norm": p.real(0.01, 5), "eps_similarity": p.real(0.01, 0.9)},
             draw=Uniform(-1, 2),
         ),
-        long_axis(lambda p: {"p_norm": p.whole(1, 3)}, draw=Uniform(-1, 2)),
+        long_axis(lambda p: {"p_norm": p.whole(1, 3)}, draw=Uniform(-1, 2), tensors=("x1", "x2")),
     ),
     timed=(
         *(Case({"*": (n, 1024)}, {"dim": 1}) for n in (8192, 32768, 131072)),

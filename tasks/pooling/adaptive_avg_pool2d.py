@@ -1,7 +1,7 @@
 """pooling/adaptive_avg_pool2d."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import bins, pooled
+from kbx_env.tasks._varied import adaptive
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -9,8 +9,8 @@ from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
 BATCH = {"*": (1, 64), "H": 8, "W": 9}
 
 
-def _any_bins(p, s):
-    return p.like({"*": p.shape(1, 2, 6)} | s, {"output_size": bins(p, s["H"], s["W"])})
+def _any_bins(p, s, size):
+    return p.like({"*": p.shape(1, 2, 6)} | s, {"output_size": size})
 
 
 @task(
@@ -35,7 +35,7 @@ def _any_bins(p, s):
         Case({"*": (1, 3), "H": 32, "W": 64}, {"output_size": (16, 32)}),
         Case({"*": (2, 7), "H": 23, "W": 17}, {"output_size": (6, 5)}, held=True),
     ),
-    varied=pooled(_any_bins),
+    varied=adaptive(_any_bins),
     timed=tuple(Case({"*": (1, 3), "H": n, "W": n}, {"output_size": (n // 2, n // 2)}) for n in (1024, 4096, 8192)),
 )
 def adaptive_avg_pool2d(input, output_size):

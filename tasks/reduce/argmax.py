@@ -46,7 +46,7 @@ def _eager(input_tensor, dim, keepdim=False):
     ),
     varied=(
         reduced(lambda p: {"keepdim": p.chance()}),
-        long_axis(),
+        long_axis(tensors=("input_tensor",)),
         reduced(dtypes=LONG, draw=LOWEST),
     ),
     timed=tuple(Case({"*": (1 << k,)}, {"dim": 0}, dtypes=HALF) for k in (24, 26, 28)),

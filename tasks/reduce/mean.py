@@ -39,7 +39,7 @@ F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
     ),
     varied=(
         reduced(lambda p: {"keepdim": p.chance()}, tuples=True, least=0, out=True),
-        long_axis(tuples=True, out=True),
+        long_axis(tuples=True, out=True, tensors=("input_tensor",)),
         reduced(
             lambda p: {"dtype": DtypeArg(p.among("f32", "f64"))},
             tuples=True,

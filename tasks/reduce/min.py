@@ -45,7 +45,7 @@ def _eager(input_tensor, dim, keepdim=False):
     ),
     varied=(
         reduced(lambda p: {"keepdim": p.chance()}),
-        long_axis(),
+        long_axis(tensors=("input_tensor",)),
         reduced(dtypes={"input_tensor": "i64"}, draw=HIGHEST),
     ),
     timed=(

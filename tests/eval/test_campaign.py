@@ -34,7 +34,10 @@ def test_an_option_is_ignored_only_where_there_is_one() -> None:
 
 @pytest.mark.full
 def test_a_change_that_nothing_executes_makes_no_difference(grader) -> None:
-    # The changed mask is that of a bias, which the product does not have, and of a kernel for other sizes.
-    same = made("mask one short", "matrixmultiply/matmul_bf16")
-    assert not campaign._makes_a_difference("matrixmultiply/matmul_bf16", same, grader.grade)
+    # The changed line solves systems, in code that tasks share.
+    same = made("last program left out", "linearalgebra/det")
+    assert not campaign._makes_a_difference("linearalgebra/det", same, grader.grade)
     assert campaign._makes_a_difference("reduce/min", made("last program left out", "reduce/min"), grader.grade)
+    # The changed line is executed, and gives the same grid.
+    text = (expert_source("reduce/min") or "").replace("grid = triton.cdiv(columns, BC)", "grid = triton.cdiv(columns, 1 * BC)")
+    assert text != expert_source("reduce/min") and not campaign._makes_a_difference("reduce/min", text, grader.grade)

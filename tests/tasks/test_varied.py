@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
-from kbx_env.tasks._varied import LONG_CONV, conv_sizes, longs
+from kbx_env.tasks._varied import LONG_CONV, WIDE, conv_sizes, longs
 
 from kbx_env.grading import derived_cases, inputs, reference
 from kbx_env.grading.grader import Grader
@@ -15,7 +16,7 @@ from kbx_env.grading.runtime.session import RunnerSession
 from kbx_env.spec.catalog import expert_source, load_task, task_ids
 from kbx_env.spec.criteria import Sample, Windows
 from kbx_env.spec.task import Case, shape_of
-from kbx_env.spec.varied import Pick, layout, parsed
+from kbx_env.spec.varied import Pick, contiguous, layout, parsed
 
 SECRETS = tuple(b"secret %d" % k for k in range(3))
 
@@ -55,6 +56,67 @@ def test_a_secret_repeats_its_cases_and_another_secret_draws_others(name: str) -
         [c.label() for c in derived_cases.derive(task, secret, "eval")] for secret in (b"one", b"one", b"other")
     )
     assert first == again and first != other
+
+
+REDUCTIONS = ("reduce/mean", "reduce/std", "reduce/min_gelu", "fusion/fused_sum_std", "fusion/fused_add_mean",
+              "normalization/normalized_cosine_similarity")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_every_grading_reduces_many_columns_that_are_adjacent_in_memory(name: str) -> None:
+    """A kernel that joins the parts of split columns needs a second program there; 7 of 10 gradings had such a case."""
+    task = load_task(name)
+    tensor = next(iter(task.takes))
+    for k in range(20):
+        cases = [
+            c for c in derived_cases.derive(task, b"%d" % k, "train")
+            if len(shape := shape_of(task.takes[tensor], c.axes)) == 2 and shape[0] >= 260 and shape[1] >= WIDE
+        ]  # fmt: skip
+        assert cases, f"{name}: no wide matrix"
+        for c in cases:
+            order, steps, _, _ = parsed(c.layouts[tensor]) or ((), (), 0, 0)
+            assert c.args["dim"] in (0, -2, (0,), (-2,)) and order == (0, 1) and steps[1] == 1
+
+
+def test_every_grading_passes_values_that_no_declared_case_has() -> None:
+    for name, argument in (("pooling/avg_pool1d", "stride"), ("linearalgebra/low_rank_svd_approximation", "k")):
+        task = load_task(name)
+        declared = {c.args.get(argument) for c in task.cases}
+        for k in range(20):
+            drawn = {c.args.get(argument) for c in derived_cases.derive(task, b"%d" % k, "train")}
+            assert drawn - declared, (name, k)
+
+
+def test_no_tensor_is_contiguous_by_chance() -> None:
+    for seed in range(300):
+        for shape in ((2,), (1, 5), (1, 1, 7), (3, 1), (2, 3, 4)):
+            text = Pick(seed).layout(shape)
+            assert not inputs._laid_out(torch.zeros(shape), text).is_contiguous(), (shape, text)
+    assert Pick(0).layout(()) is None and Pick(0).layout((1, 1))
+
+
+def test_contiguous_says_what_torch_says() -> None:
+    for seed in range(300):
+        pick = Pick(seed)
+        shape = pick.shape(1, 4, 30)
+        found = parsed(pick.layout((1,) * len(shape)) or "")
+        assert found is not None
+        placed = inputs._laid_out(torch.zeros(shape), layout(*found))
+        assert contiguous(shape, *found) == placed.is_contiguous() or math.prod(shape) < 2, (shape, found)
+
+
+def test_equal_layouts_are_drawn_and_different_ones() -> None:
+    task = load_task("math/add")
+    shapes = [{"*a": (2, 3, 5), "*b": (2, 3, 5)}]
+    for alike in (True, False):
+        cases = [derived_cases.laid_out(task, Case(shapes[0], out=True), Pick(k), alike=alike) for k in range(20)]
+        assert sum(len({c.layouts[n] for n in ("input", "other", "out")}) == 1 for c in cases) == (20 if alike else 0)
+
+
+def test_neighbours_along_an_axis_are_adjacent() -> None:
+    for seed in range(50):
+        placed = inputs._laid_out(torch.zeros(3, 4, 5), Pick(seed).adjacent(3, 1))
+        assert placed.stride(1) == 1
 
 
 def test_a_layout_keeps_the_values_and_poisons_the_gaps() -> None:

@@ -121,8 +121,8 @@ def _rule(
     raise DeclarationError(f"{task.id}: no judge for {type(truth).__name__}")
 
 
-def result_rank(task: Task, case: Case, args: Mapping[str, Any]) -> int:
-    """Return the number of axes of a call's first result.
+def result_shape(task: Task, case: Case, args: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape of a call's first result.
 
     Args:
         task: the task.
@@ -130,9 +130,9 @@ def result_rank(task: Task, case: Case, args: Mapping[str, Any]) -> int:
         args: the arguments of the call.
 
     Returns:
-        The rank.
+        The shape.
     """
-    return reference.expect(task, case, args, "cpu", exact=False).native[0].dim()
+    return tuple(reference.expect(task, case, args, "cpu", exact=False).native[0].shape)
 
 
 def canaries(task: Task, case: Case, args: Mapping[str, Any], expected: Expected) -> dict[str, Answer]:
