@@ -29,7 +29,7 @@ def _any_axis(p, long):
     dim = p.among(rank - 1, p.whole(0, rank - 1)) if long else p.whole(0, rank - 1)
     chosen = tuple(k if axis == dim else n for axis, n in enumerate(shape))
     axes = {"*": shape, "V": shape[dim], "K": k, "*o": p.broadcast(chosen, 3), "chosen": math.prod(chosen)}
-    values = p.among(Ints(-2, 3), LOWEST, HIGHEST)
+    values = LOWEST if long else p.among(Ints(-2, 3), HIGHEST)
     return p.like(axes, {"dim": dim - rank if p.chance() else dim}, where=lambda c: "other" not in c.args and not c.dtypes,
                   draws={"input": values, "other": values}, out=True)  # fmt: skip
 

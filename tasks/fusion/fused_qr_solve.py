@@ -46,7 +46,7 @@ def _sized(m, n, k, *batch):
     ),
     varied=(
         sizes(lambda p: {"*batch": p.batch(), "n": 3, "m": p.whole(3, 12), "k": p.among(1, 70)}),
-        sizes(lambda p: {"*batch": (), "n": p.whole(40, 50), "m": p.whole(90, 110), "k": 2}),
+        sizes(lambda p: {"*batch": (), "n": p.whole(49, 58), "m": p.whole(90, 110), "k": 2}),
     ),
     timed=tuple(Case(_sized(m, n, 10, b)) for m, n, b in ((32, 16, 1024), (64, 32, 512), (128, 64, 512))),
 )  # fmt: skip

@@ -11,18 +11,20 @@ def _case(x, y, c=None, o=None, **more):
 
 
 def _long(p):
-    return _expanded(p, p.slab(4, 5, 1100)[0])
+    shape = p.slab(4, 5, 1100)[0]
+    return _expanded(p, shape, shape)
 
 
 def _short(p):
-    return _expanded(p, p.shape(3, 5, 800))
+    shape = p.shape(3, 5, 800)
+    return _expanded(p, shape, p.broadcast(shape, 3))
 
 
-def _expanded(p, shape):
+def _expanded(p, shape, cond):
     x = p.broadcast(shape, 3)
     target = tuple(-1 if k >= 0 and x[k] == n and p.chance(0.3) else n
                    for k, n in enumerate(shape, len(x) - len(shape)))  # fmt: skip
-    return p.like({"*x": x, "*c": p.broadcast(shape, 3), "*o": p.broadcast(shape, 3)}, {"target_sizes": target})
+    return p.like({"*x": x, "*c": cond, "*o": p.broadcast(shape, 3)}, {"target_sizes": target})
 
 
 @task(
