@@ -36,7 +36,7 @@ TANH = {"approximate": "tanh"}
     ),
     varied=(
         reduced(
-            lambda p: {"keepdim": p.chance(), "correction": p.whole(-2, 4), "approximate": p.among("none", "tanh")},
+            lambda p: {"keepdim": p.chance(), "correction": p.whole(-3, 2), "approximate": p.among("none", "tanh")},
             none=True,
             out=True,
         ),

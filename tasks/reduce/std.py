@@ -32,7 +32,7 @@ from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Un
         Case({"*": (7, 11, 213)}, {"correction": 3}, draw=Normal(scale=20), held=True),
     ),
     varied=(
-        reduced(lambda p: {"keepdim": p.chance(), "correction": p.among(-3, -2, -1, 1, 2, 4)}, none=True, out=True),
+        reduced(lambda p: {"keepdim": p.chance(), "correction": p.among(-3, -2, -1, 1, 2)}, none=True, out=True),
         long_axis(lambda p: {"correction": 0}, out=True, where=lambda c: c.args.get("dim") is not None),
     ),
     timed=(

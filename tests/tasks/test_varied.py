@@ -78,6 +78,16 @@ def test_every_grading_reduces_many_columns_that_are_adjacent_in_memory(name: st
             assert c.args["dim"] in (0, -2, (0,), (-2,)) and order == (0, 1) and steps[1] == 1
 
 
+@pytest.mark.parametrize("name", [n for n in task_ids() if "correction" in load_task(n).signature.parameters])
+def test_a_correction_is_below_the_number_of_reduced_elements(name: str) -> None:
+    # The contracts say so. A division by zero or less has no right answer that all kernels share.
+    task = load_task(name)
+    for k in range(60):
+        for case in derived_cases.derive(task, b"%d" % k, "eval"):
+            found = reference.expect(task, case, inputs.draw(task, case, k), "cpu", exact=False).native
+            assert all(torch.isfinite(f).all() for f in found), case.label()
+
+
 def test_every_grading_passes_values_that_no_declared_case_has() -> None:
     for name, argument in (("pooling/avg_pool1d", "stride"), ("linearalgebra/low_rank_svd_approximation", "k")):
         task = load_task(name)

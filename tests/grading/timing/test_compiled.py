@@ -276,7 +276,7 @@ def test_it_is_measured_after_the_submission_has_ended(monkeypatch: pytest.Monke
     monkeypatch.setattr(compiled, "beside", measures)
     for asked, told in ((True, 1.5), (False, None)):
         happened.clear()
-        processes: Any = SimpleNamespace(zygote=lambda: None)
+        processes: Any = SimpleNamespace(zygote=lambda: None, compilers=None)
         options, builder = GradeOptions(backend="cpu", compiled=asked), OutcomeBuilder(TASK, "cpu", "contract", "", {})
         outcome = pipeline.run_pipeline(GradingContext(TASK, b"", options, b"", processes, (), builder))
         assert (
