@@ -42,6 +42,7 @@ def _case(b, c, args=None, **more):
         _case(64, 130, {"reduction": "none"}, draw=Normal(scale=1e4)),
         _case(3, 9001, {"label_smoothing": 0.2, "eps": 1e-10}, given=WEIGHT),
         _case(1, 2, {"eps": 1e-3}),
+        _case(60, 2, {"reduction": "none"}, draw=Normal(scale=8)),
         _case(20, 36, {"label_smoothing": 0.5, "reduction": "sum"}, layouts={"logits": "transposed"}, draws=IGNORED),
         _case(31, 17, {"reduction": "none"}, layouts={"logits": "strided", "targets": "strided"}, out=True),
         _case(0, 7, {"reduction": "none"}),
