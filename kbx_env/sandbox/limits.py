@@ -42,8 +42,8 @@ DEVICE_MEMORY, DEVICE_SHARE = 48 << 30, 0.8
 """Bytes of GPU memory that a submission may have, at most this share of the GPU: other runners use it as well."""
 
 CONNECTIONS = 2
-"""Hardware queues of a submission's context (the driver's default is 8). Each costs about 10 ms when a context is made, during which
-the driver keeps others waiting (docs/measurements); a submission uses one stream."""
+"""Hardware queues of a submission's context (the driver's default is 8). Each costs about 10 ms when a context is made,
+during which the driver keeps others waiting (docs/measurements); a submission uses one stream."""
 
 
 def limit(device: str) -> None:
