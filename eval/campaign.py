@@ -455,7 +455,7 @@ def _executed() -> Iterator[tuple[set[str], list[str]]]:
         for name, *parts in header.get("steps") or []:
             if name == "launch":
                 parts[0] = keys.setdefault(parts[0], f"kernel {len(keys)}")
-            steps.append(f"{name} {_placeless(parts, addresses)}")
+            steps.append(f"{name} {_without_addresses(parts, addresses)}")
         return ask(self, header, blobs, left)
 
     KernelCompiler.compile, Engine._ask = compile, asking  # type: ignore[method-assign]
@@ -465,12 +465,12 @@ def _executed() -> Iterator[tuple[set[str], list[str]]]:
         KernelCompiler.compile, Engine._ask = compile_, ask  # type: ignore[method-assign]
 
 
-def _placeless(value: Any, addresses: dict[int, str]) -> Any:
+def _without_addresses(value: Any, addresses: dict[int, str]) -> Any:
     """Return a part of a step in which addresses are replaced by their number in the order of occurrence."""
     if isinstance(value, list | tuple):
-        return [_placeless(v, addresses) for v in value]
+        return [_without_addresses(v, addresses) for v in value]
     if isinstance(value, dict):
-        return {k: _placeless(v, addresses) for k, v in value.items()}
+        return {k: _without_addresses(v, addresses) for k, v in value.items()}
     if isinstance(value, int) and value >= ADDRESS:
         return addresses.setdefault(value, f"address {len(addresses)}")
     return value

@@ -18,7 +18,7 @@ from kbx_env.spec.varied import Pick, contiguous, parsed
 
 ATTEMPTS = 50
 """Draws of a case whose sizes are not those of a held-out case; the first draw nearly always qualifies."""
-OTHERS = 40
+REDRAWS = 40
 """Further draws of each family; one of them takes the place of the first where more parameters then have a new value. If one
 draw in eight has such a value, 199 of 200 gradings do."""
 ALIKE = 0.3
@@ -45,7 +45,7 @@ def derive(task: Task, secret: bytes, split: str) -> list[Case]:
     known = _declared_values(task)
     for k, family in enumerate(task.varied):
         elsewhere = set().union(*(_new_values(known, case) for case, _ in (*drawn[:k], *drawn[k + 1 :])))
-        for pick in itertools.islice(seeds[k], OTHERS):
+        for pick in itertools.islice(seeds[k], REDRAWS):
             case = family(pick)
             more = elsewhere | _new_values(known, case) > elsewhere | _new_values(known, drawn[k][0])
             if more and dict(case.axes) not in held:
