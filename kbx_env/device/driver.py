@@ -255,6 +255,7 @@ class Driver:
         self._destroy = held.cuEventDestroy_v2
         self._destroy.argtypes = [handle]
         self._sync = bind(free, "cuCtxSynchronize")
+        self._set_context = bind(held, "cuCtxSetCurrent", handle)
         self._forget = held.cuCtxResetPersistingL2Cache
         cuda = torch._C
         self._sleep, self._empty_cache = cuda._cuda_sleep, cuda._cuda_emptyCache
@@ -262,6 +263,13 @@ class Driver:
         self._graph = cuda._CUDAGraph
         self._begin, self._end, self._play = self._graph.capture_begin, self._graph.capture_end, self._graph.replay
         self._side = torch.cuda.Stream()
+        torch.cuda.synchronize()  # makes torch's context the one of this thread
+        self._context = handle()
+        bind(held, "cuCtxGetCurrent", ctypes.POINTER(handle))(ctypes.byref(self._context))
+
+    def use_in_thread(self) -> None:
+        """Make torch's context the one of this thread. Torch does so only when the thread first uses CUDA through it."""
+        self._set_context(self._context)
 
     def alloc(self, size: int) -> int:
         """Allocate device memory that no torch tensor uses.

@@ -30,7 +30,7 @@ def _shared_driver() -> Driver:
 
 
 class IpcReceiver:
-    """Device memory that is shared with one runner.
+    """Device memory that is shared with one runner. It may be made in one thread and used in another.
 
     Args:
         driver: The device's driver; by default the CUDA driver.
@@ -45,6 +45,7 @@ class IpcReceiver:
 
     def __init__(self, driver: Driver | None = None, size: int = BYTES) -> None:
         self._driver, self._size = driver or _shared_driver(), size
+        self._driver.use_in_thread()
         self._address = self._driver.alloc(size)
         try:
             self.handle = self._driver.share(self._address)
@@ -58,6 +59,7 @@ class IpcReceiver:
     def close(self) -> None:
         """Free the memory; the runner keeps its mapping until it ends."""
         if self._address:
+            self._driver.use_in_thread()
             self._driver.sync()
             self._driver.free(self._address)
         self._address = 0
@@ -72,6 +74,7 @@ class IpcReceiver:
         Returns:
             The arguments with descriptions of the tensors, as ``IpcSender.tensor`` takes them.
         """
+        self._driver.use_in_thread()
         tensors = {id(v): v for call in calls for v in call.values() if isinstance(v, torch.Tensor)}
         spans = {k: flat(v) if v.numel() else v.new_empty(0) for k, v in tensors.items()}
         sources = [TensorMetadata(v) for v in spans.values()]
@@ -103,6 +106,7 @@ class IpcReceiver:
         Returns:
             uint8, (total,), in memory that the runner cannot reach.
         """
+        self._driver.use_in_thread()
         fetched = torch.empty(total, dtype=torch.uint8, device=device)
         address = TensorMetadata(fetched).pointer
         for offset in range(0, total, self._size):

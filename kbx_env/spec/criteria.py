@@ -31,7 +31,8 @@ class Close(Criterion):
     """``ulps`` of each result, where they differ; tensors written in place come in the same order. It has an effect only
     where ``Close`` is the task's criterion itself, not where another criterion contains it."""
     scale: str = "tensor"
-    """``tensor``: scale = max(|y64|, rms(y64)); ``element``: |y64| only (plus the smallest normal number)."""
+    """``tensor``: scale = max(|y64|, rms(y64)); ``element``: |y64| only (plus the smallest normal number),
+    for both parts of a complex element its modulus."""
 
 
 @dataclass(frozen=True)

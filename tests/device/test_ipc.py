@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from fake_device import FakeDevice
@@ -76,3 +78,15 @@ def test_lent_memory_holds_nothing_of_before() -> None:
     box.close()
     box.close()
     assert device.held == {}
+
+
+def test_what_one_thread_made_another_uses_and_closes() -> None:
+    # A spare runner starts in a thread of its own; a grading that times nothing never uses CUDA before it closes.
+    made: list[IpcReceiver] = []
+    device = FakeDevice()
+    device.threads.clear()
+    thread = threading.Thread(target=lambda: made.append(IpcReceiver(device, ALIGN)))
+    thread.start()
+    thread.join()
+    made[0].close()
+    assert not device.held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,15 @@ class FakeDevice(Driver):
         self.capturing: list[Callable[[], None]] | None = None
         self.held: dict[int, Any] = {}
         self.tensors: list[torch.Tensor] = []
+        self.threads = {threading.get_ident()}
+
+    def use_in_thread(self) -> None:
+        self.threads.add(threading.get_ident())
+
+    def _in_context(self) -> None:
+        """As the driver does, refuse a call from a thread without a context."""
+        if threading.get_ident() not in self.threads:
+            raise RuntimeError("CUDA driver: failed with error 201")
 
     def new(self, like: torch.Tensor) -> torch.Tensor:
         """Memory that outlives the queue, as it does on a GPU, where memory is given back in stream order."""
@@ -53,11 +63,13 @@ class FakeDevice(Driver):
         self.late.append(work)
 
     def alloc(self, size: int) -> int:
+        self._in_context()
         buffer = ctypes.create_string_buffer(max(1, size if size < 1 << 28 else 1))
         self.held[ctypes.addressof(buffer)] = buffer
         return ctypes.addressof(buffer)
 
     def free(self, address: int) -> None:
+        self._in_context()
         del self.held[address]
 
     def share(self, address: int) -> bytes:
@@ -67,6 +79,7 @@ class FakeDevice(Driver):
         return int.from_bytes(handle, "little")
 
     def copy(self, to: int, source: int, size: int) -> None:
+        self._in_context()
         self.queue.append(lambda: ctypes.memmove(to, source, size) and None)
 
     def copy_boxes(self, to: int, source: int, at: Any, out: Any, size: Any, matrix: Any) -> None:
@@ -80,6 +93,7 @@ class FakeDevice(Driver):
                 )
 
     def fill(self, to: int, byte: int, size: int) -> None:
+        self._in_context()
         if size < 1 << 28:
             self.queue.append(lambda: ctypes.memset(to, byte, size) and None)
 
@@ -99,6 +113,7 @@ class FakeDevice(Driver):
     def wait(self, cycles: int) -> None: ...
 
     def sync(self) -> None:
+        self._in_context()
         done, self.queue = self.queue, []
         for one in done:  # all stay until the end: what they hold must not be freed under those that follow
             one()

@@ -40,17 +40,20 @@ JUMP = 2.0**20
 """A result that changes by more than this per unit of input noise is discontinuous there (floor, sign, a mask)."""
 
 
-def _magnitude(scale: str, exact: torch.Tensor) -> torch.Tensor:
+def _magnitude(scale: str, exact: torch.Tensor, size: torch.Tensor | None = None) -> torch.Tensor:
     """Return the local scale of each element.
 
     Args:
         scale: ``element`` for its own size, ``tensor`` for at least the root-mean-square of all elements.
         exact: the exact answer, fp64.
+        size: as in ``Row``.
 
     Returns:
         fp64, shape of ``exact``; 0 for elements that are not finite.
     """
-    magnitude = torch.where(torch.isfinite(exact), exact.abs(), 0.0)
+    # One part of a complex product cancels however exactly its terms are rounded.
+    own = exact.abs() if size is None or scale != "element" else size.to(torch.float64)
+    magnitude = torch.where(torch.isfinite(exact), own, 0.0)
     if scale == "tensor" and exact.numel():
         flat = magnitude.flatten()
         sample = flat[:: max(1, flat.numel() >> 20)]
@@ -61,18 +64,19 @@ def _magnitude(scale: str, exact: torch.Tensor) -> torch.Tensor:
     return magnitude
 
 
-def _units(truth: Close, exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _units(truth: Close, exact: torch.Tensor, dtype: torch.dtype, size: torch.Tensor | None) -> torch.Tensor:
     """Return the unit of the tolerance of each element: eps(dtype) times its local scale, in fp64."""
     info = torch.finfo(dtype)
-    magnitude = _magnitude(truth.scale, exact)
+    magnitude = _magnitude(truth.scale, exact, size)
     # Kernels do not flush the subnormals of fp16; those of the other dtypes may be flushed to zero.
     least = 2.0**-24 if dtype is torch.float16 else info.smallest_normal
     return info.eps * magnitude + least
 
 
 def misses(
-    truth: Close, got: torch.Tensor, exact: torch.Tensor, native: torch.Tensor, slack: torch.Tensor | float = 0.0
-) -> tuple[torch.Tensor, torch.Tensor]:
+    truth: Close, got: torch.Tensor, exact: torch.Tensor, native: torch.Tensor, slack: torch.Tensor | float = 0.0,
+    size: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Compare one tensor with the exact answer.
 
     Args:
@@ -81,6 +85,7 @@ def misses(
         exact: the exact answer, in fp64.
         native: torch's own answer.
         slack: absolute error that is allowed in any case, a number or per element.
+        size: as in ``Row``.
 
     Returns:
         The error in units of the tolerance (fp64), and the mask of wrong elements.
@@ -88,7 +93,7 @@ def misses(
     dtype = got.dtype
     info = torch.finfo(dtype)
     got64, exact, native = got.to(exact.device, torch.float64), exact.to(torch.float64), native.to(exact.device)
-    unit = _units(truth, exact, dtype)
+    unit = _units(truth, exact, dtype, size)
     own = (native.to(torch.float64) - exact).abs() / unit
     own = own[torch.isfinite(own)]
     if truth.scale == "element" and own.numel():
@@ -144,7 +149,9 @@ def growth(task: Task, case: Case, expected: Expected) -> float:
     return max(min(64.0, max(4.0, math.sqrt(max(flops, read) / results))), cut)
 
 
-def loosen(truth: Close, moved: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, grown: float) -> torch.Tensor:
+def loosen(
+    truth: Close, moved: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, grown: float, size: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return the absolute error that rounding in the precision of the arithmetic may cause, from the measured
     conditioning.
 
@@ -154,12 +161,13 @@ def loosen(truth: Close, moved: torch.Tensor, exact: torch.Tensor, dtype: torch.
         exact: the exact answer, fp64.
         dtype: of the result; the arithmetic is fp32, or fp64 for fp64 results.
         grown: from ``growth``.
+        size: as in ``Row``.
 
     Returns:
         Allowed error per element, fp64.
     """
     eps = torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps
-    scale = _units(truth, exact, dtype) / torch.finfo(dtype).eps
+    scale = _units(truth, exact, dtype, size) / torch.finfo(dtype).eps
     # Relative to its own size a sum that cancels changes without bound; a jump is large relative to the other elements.
     jumped = moved > JUMP * (_magnitude("tensor", exact) + torch.finfo(dtype).smallest_normal)
     amplified = torch.where(jumped, 0.0, moved / scale)
@@ -234,7 +242,7 @@ def rule(
     """
     moved: dict[int, list[torch.Tensor]] = {}
     declared = truth
-    for i, (name, got, exact, native) in enumerate(pairs(expected, answer)):
+    for i, (name, got, exact, native, size) in enumerate(pairs(expected, answer)):
         truth = replace(declared, ulps=declared.of[i % len(declared.of)]) if declared.of else declared
         if not got.dtype.is_floating_point:
             wrong = ~same_values(got, native.to(got.device))
@@ -242,7 +250,7 @@ def rule(
                 share = float(wrong.to(torch.float64).mean())
                 return Ruling(False, f"wrong values: {name}, {100 * share:.3g} % of the elements", share, 0.0)
             continue
-        ratio, wrong = misses(truth, got, exact, native)
+        ratio, wrong = misses(truth, got, exact, native, size=size)
         for draws in (1, reference.DRAWS):
             if not bool(wrong.any()):
                 break
@@ -251,8 +259,8 @@ def rule(
                 moved[draws] = [*outputs, *written.values()]
                 if draws == reference.DRAWS and _products(task, case, expected):
                     moved[draws] = [without_luck(m) for m in moved[draws]]
-            extra = loosen(truth, moved[draws][i], exact.to(torch.float64), got.dtype, growth(task, case, expected))
-            ratio, wrong = misses(truth, got, exact, native, extra)
+            extra = loosen(truth, moved[draws][i], exact.to(torch.float64), got.dtype, growth(task, case, expected), size)
+            ratio, wrong = misses(truth, got, exact, native, extra, size)
             # A single draw is misleading for single elements only: if 1 % are grossly wrong, no more draws are needed.
             if float((ratio > GROSS).to(torch.float64).mean()) > 0.01:
                 break

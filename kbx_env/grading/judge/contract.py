@@ -54,7 +54,7 @@ def rule(
         # The reference sets SLACK if it has roundings that cannot be enumerated: by so much they change its result.
         variant = reference.expect(task, case, args, device, rounding=formulas)
         slack = SLACK.get()
-        for name, got, exact, native in pairs(variant, answer):
+        for name, got, exact, native, _ in pairs(variant, answer):
             if got.dtype.is_floating_point:
                 # k = 0: torch's own error is no allowance, because integer accumulation is exact. A 16-bit result is
                 # rounded once; 8 of its coarse units would exceed the quantization error itself.
@@ -65,7 +65,7 @@ def rule(
             best[name] = torch.minimum(best[name], ratio) if name in best else ratio
         if all(not bool((ratio > 1.0).any()) for ratio in best.values()):
             break
-    for name, got, _, _ in pairs(expected, answer):
+    for name, got, *_ in pairs(expected, answer):
         if bool((best[name] > 1.0).any()):
             found = describe(name, best[name], best[name] > 1.0, got)
             return replace(found, reason=f"{found.reason}; {_noise(task, case, args, expected, answer, device)}")

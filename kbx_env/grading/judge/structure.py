@@ -126,6 +126,9 @@ class Row(NamedTuple):
     """The exact answer, in fp64."""
     native: torch.Tensor
     """Torch's own answer."""
+    size: torch.Tensor | None = None
+    """Size of each element where it is not the absolute value of ``exact``: both parts of a complex element have its
+    modulus."""
 
 
 def pairs(expected: Expected, answer: Answer) -> list[Row]:
@@ -139,8 +142,12 @@ def pairs(expected: Expected, answer: Answer) -> list[Row]:
         One row for each tensor.
     """
     triples = zip(answer.outputs, expected.outputs, expected.native, strict=True)
-    rows = [Row(f"output {i}", *map(real_view, triple)) for i, triple in enumerate(triples)]
+    rows = [_row(f"output {i}", *triple) for i, triple in enumerate(triples)]
     for name, truth in expected.written.items():
-        triple = (answer.after[name], truth, expected.native_written[name])
-        rows.append(Row(f"{name} after the call", *map(real_view, triple)))
+        rows.append(_row(f"{name} after the call", answer.after[name], truth, expected.native_written[name]))
     return rows
+
+
+def _row(name: str, got: torch.Tensor, exact: torch.Tensor, native: torch.Tensor) -> Row:
+    size = exact.abs().unsqueeze(-1) if exact.is_complex() else None
+    return Row(name, real_view(got), real_view(exact), real_view(native), size)

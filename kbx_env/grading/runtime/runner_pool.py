@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-import torch
-
 from kbx_env.device.ipc_grader import IpcReceiver
 from kbx_env.errors import SandboxError
 from kbx_env.grading.runtime.zygote_client import Zygote
@@ -122,8 +120,6 @@ class RunnerPool:
 
 def _start(made: Future[RunnerSlot], zygote: Zygote, settings: Mapping[str, Any]) -> None:
     try:
-        if settings["device"] == "cuda":
-            torch.cuda.synchronize()  # makes torch's context the one of this thread, for calls of the driver
         made.set_result(RunnerSlot(zygote, settings))
     except BaseException as e:
         made.set_exception(e)
