@@ -311,7 +311,7 @@ def extract(p: Point, compiled: list[dict[str, Any]]) -> list[dict[str, Any]]:
             elif isinstance(a, float) or a != 1:
                 # Triton compiles the integer 1 in, so that it is no argument.
                 flat.append(a)
-        deadline = time.monotonic() + 30
+        deadline = time.process_time() + 30
         counts = count(
             unpack(k["ttir"]).decode(), one.grid, flat, list(regions.values()), num_stages=one.stages, deadline=deadline
         )

@@ -7,6 +7,8 @@ WALL = 30.0
 COMPILE_SECONDS = 60.0
 """Seconds for compiling the kernels that calls will launch, in addition to the wall limit. A submission may have a kernel for each
 case, and the time that compilers take depends on the load of the machine."""
+LOAD = 4.0
+"""How many times slower than its CPU time a process of the grader may run on a loaded machine before it counts as lost."""
 MORE_SECONDS = 600.0
 """Further seconds for an attempt that also times torch.compile, its wait until other processes have compiled included."""
 _LEAST = 180.0
@@ -26,4 +28,4 @@ def deadline_of(timed: bool, wall: float = WALL, compiled: bool = False) -> floa
     Returns:
         Seconds.
     """
-    return max(_TIMED if timed else _LEAST, COMPILE_SECONDS + 4 * wall) + (MORE_SECONDS if compiled else 0.0)
+    return max(_TIMED if timed else _LEAST, COMPILE_SECONDS + LOAD * wall) + (MORE_SECONDS if compiled else 0.0)

@@ -128,7 +128,7 @@ def count(
         args: Runtime arguments of the public function; pointers are integer addresses.
         regions: The memory, of the true sizes; only values that addresses depend on must be right.
         num_stages: Depth of the software pipelines that the kernel was compiled with.
-        deadline: Value of ``time.monotonic`` at which to stop.
+        deadline: Value of ``time.process_time`` at which to stop.
 
     Returns:
         Sums over the whole grid, except the counts that are per program.

@@ -86,7 +86,7 @@ class Engine:
         heap: Its storages.
         kernels: Parsed kernels by key.
         texts: Their TTIR.
-        deadline: Value of ``time.monotonic`` at which the call must end.
+        deadline: Value of ``time.process_time`` at which the call must end.
         perturbation: Integers to replace in launches, if any.
         meter: Counters of the call's launches.
         counters: Further counters of the call.
@@ -113,7 +113,7 @@ class Engine:
         """Start a call: reset the counters. The memory stays, but counts as neither stored by this call nor made of its inputs.
 
         Args:
-            seconds: Time limit of the call.
+            seconds: Limit of CPU time of the call.
             moves: The task only moves values, so that torch must not move any.
             picks: The task picks or fills parts of tensors, so that torch must not.
             torch_ops: The host code may compute in torch.
@@ -121,7 +121,7 @@ class Engine:
             values: The host code may bring in any number of constants, and faults that a GPU does not show end nothing (the
                 paper's check).
         """
-        self.deadline = time.monotonic() + seconds
+        self.deadline = time.process_time() + seconds
         self.moves, self.picks, self.torch_ops, self.ablate, self.host_bytes = moves, picks, torch_ops, ablate, 0
         self.values = values
         self._counted_scalars: set[tuple[str, int, Any]] = set()
@@ -230,7 +230,7 @@ class Engine:
                 if "allocate memory" in str(e):
                     raise MemoryError from e
                 raise TraceError(f"step {step[0]}: {e}"[:300]) from e
-            if time.monotonic() > self.deadline:
+            if time.process_time() > self.deadline:
                 raise TimeoutError("the call took too long")
 
     def read(self, spec: Any, *, by_host: bool = False) -> tuple[View, bytes]:

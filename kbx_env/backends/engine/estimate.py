@@ -31,14 +31,14 @@ class Estimator:
 
     Args:
         device: Name of the device, as ``cost.load`` takes it.
-        seconds: Time limit.
+        seconds: Limit of CPU time.
         compiled: Resources and bytes of shared memory by capability and kernel; kept between the calls of a submission.
     """
 
     def __init__(self, device: str, seconds: float, compiled: dict[str, tuple[cost.Resources, int]]) -> None:
         self.device = cost.load(device)
         self.heap = Heap(blank=True)
-        self.deadline = time.monotonic() + seconds
+        self.deadline = time.process_time() + seconds
         self.kernels: dict[str, tuple[ttir.Module, Mapping[str, Any], cost.Resources, int]] = {}
         self.compiled = compiled
         self.facts: list[cost.LaunchFacts] = []

@@ -33,7 +33,7 @@ class Replay:
         """Execute the call again.
 
         Args:
-            change: ``place`` and ``table`` of a ``Perturbation``, ``seconds``, the time limit, and whether to
+            change: ``place`` and ``table`` of a ``Perturbation``, ``seconds``, the limit of CPU time, and whether to
                 ``count``.
             views: The views to read afterwards, as ``Heap.view`` takes them.
 

@@ -7,6 +7,7 @@ import ctypes
 import os
 import resource
 import socket
+import time
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -54,23 +55,27 @@ class EngineServer:
             blobs: Bytes of the inputs.
 
         Returns:
-            The reply, and the bytes of the views. An error becomes a reply with its kind and message.
+            The reply, and the bytes of the views. An error becomes a reply with its kind and message. ``cpu_seconds`` is the
+            CPU time that the answer took.
         """
-        out: list[bytes] = []
+        began = time.process_time()
         try:
-            if "estimate" in header:
-                return {"ok": True, "estimate": self._estimate(header, blobs)}, []
-            if "again" in header:
-                assert self.replay is not None
-                reply, out = self.replay.run(header["again"], header["read"])
-                return {"ok": True} | reply, out
-            self._execute(header, blobs)
-            reply, out = self._read(header)
+            reply, out = self._answer(header, blobs)
         except Exception as e:
             reply, out = {"ok": False, **_classify(e)}, []
         if header.get("facts"):
             reply["facts"] = self.engine.facts()
-        return reply, out
+        return reply | {"cpu_seconds": time.process_time() - began}, out
+
+    def _answer(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
+        if "estimate" in header:
+            return {"ok": True, "estimate": self._estimate(header, blobs)}, []
+        if "again" in header:
+            assert self.replay is not None
+            reply, out = self.replay.run(header["again"], header["read"])
+            return {"ok": True} | reply, out
+        self._execute(header, blobs)
+        return self._read(header)
 
     def _execute(self, header: Mapping[str, Any], blobs: list[bytearray]) -> None:
         """Execute a part of a call, or begin one."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kbx_env.deadlines import LOAD
 from kbx_env.errors import SandboxError
 from kbx_env.grading.judge import Answer
 from kbx_env.grading.runtime.zygote_client import OUTSIDE, Zygote
@@ -133,6 +134,7 @@ class Engine:
         keep: whether the engine keeps calls for ``again`` and ``census``.
         compiled: kernels that were compiled from the source, by key: the only ones that are executed. ``None`` where the runner's
             own are.
+        cpu_seconds: CPU time of the engine so far, for the submission's budget: a loaded machine must not make it late.
         totals: value of ``_schemes.TOTALS`` that matched the last metamorphic check; it is tried first in the next one.
     """
 
@@ -150,6 +152,7 @@ class Engine:
         self.facts = Facts()
         self.keep = False
         self.totals = False
+        self.cpu_seconds = 0.0
         self._views: list[Any] = []
         self.compiled: Mapping[str, Mapping[str, Any]] | None = None
 
@@ -167,7 +170,7 @@ class Engine:
             sent: the arguments by name; tensors hold the secret values.
             ask: sends a reply, and bytes that go with it, to the runner and returns its next message.
             first: the first message of the runner.
-            seconds: returns the seconds that are left of the wall limit.
+            seconds: returns the seconds that are left of the submission's limit.
             **flags: ``moves``, ``picks``, ``torch_ops``, ``values`` and ``ablate``, as ``begin`` of the engine takes them.
 
         Returns:
@@ -256,7 +259,7 @@ class Engine:
         Args:
             place: operations whose integers are replaced, as ``Disturbance`` names them.
             table: 256 bytes, by the byte that they replace.
-            seconds: time limit.
+            seconds: limit of CPU time.
 
         Returns:
             The results, and how much of the work met other integers.
@@ -272,7 +275,7 @@ class Engine:
         """Execute the last call once more unchanged, and count bytes.
 
         Args:
-            seconds: time limit.
+            seconds: limit of CPU time.
 
         Returns:
             How often each byte occurred, 256 numbers for each operand of an int8 product, each result of a rounding to int8,
@@ -297,7 +300,7 @@ class Engine:
             sizes: the arguments as ``blank`` describes them.
             message: the first message of the runner.
             ask: sends a reply to the runner and returns its next message.
-            seconds: time limit.
+            seconds: limit of CPU time.
 
         Returns:
             The estimate, and the last message of the runner.
@@ -334,8 +337,10 @@ class Engine:
 
     def _ask(self, header: dict[str, Any], blobs: list[bytes], left: float) -> tuple[dict[str, Any], list[bytearray]]:
         try:
-            reply, data = self._process.ask(header, blobs, deadline=time.monotonic() + max(0.1, left) + 1.0)
+            deadline = time.monotonic() + LOAD * max(0.1, left) + 1.0
+            reply, data = self._process.ask(header, blobs, deadline=deadline)
         except wire.Late:
+            self.cpu_seconds += left
             raise EngineError("timeout", "TimeoutError", "the launches took too long") from None
         except wire.Gone:
             fate = self._process.fate()
@@ -346,6 +351,7 @@ class Engine:
             raise EngineError("died", "EngineError", f"executing the launches ended the process ({how})") from None
         except wire.WireError as e:
             raise EngineError("died", "EngineError", f"the launches made more than can be told ({e})") from None
+        self.cpu_seconds += reply["cpu_seconds"]
         if "facts" in reply:
             fields: dict[str, Any] = {
                 k: tuple(v) if k in ("dots", "findings", "kernels", "operands") else v for k, v in reply["facts"].items()

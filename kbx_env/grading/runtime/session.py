@@ -487,20 +487,16 @@ class RunnerSession:
         *, ablate: bool = False,
     ) -> CallResult:  # fmt: skip
         """Execute the steps that the runner recorded; the result comes from the engine alone."""
-        start, asking = time.monotonic(), 0.0
+        before = engine.cpu_seconds
         bases = reply.get("inputs")
         # ``out`` may have another shape in the next call.
         self._bases = {k: b for k, b in bases.items() if k != "out"} if isinstance(bases, dict) else {}
 
         def ask(answer: dict[str, Any], blobs: list[bytes] | None = None) -> Any:
-            nonlocal asking
-            began = time.monotonic()
-            more, _ = self.ask(answer, blobs)
-            asking += time.monotonic() - began  # charged by ``ask``
-            return more
+            return self.ask(answer, blobs)[0]
 
         def executing() -> float:
-            return time.monotonic() - start - asking
+            return engine.cpu_seconds - before
 
         try:
             with readable():

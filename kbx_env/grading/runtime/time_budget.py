@@ -1,4 +1,4 @@
-"""The wall time of one submission."""
+"""The time of one submission."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from kbx_env.deadlines import COMPILE_SECONDS
 
 
 class TimeBudget:
-    """Counts down the wall time of a submission, and the time that compilers have beside it.
+    """Counts down the time of a submission, and the time that compilers have beside it.
 
-    Only the runner's time counts: a busy grader must not make a submission late.
+    The runner's wall time and the engine's CPU time count: a busy grader or machine must not make a submission late. The runner
+    could sleep, so its CPU time would not do.
 
     Args:
         wall: seconds for the submission.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import numpy as np
 import pytest
@@ -79,6 +80,17 @@ def test_a_launch_computes_and_its_results_are_known_to_be_its_own() -> None:
     assert origin["stored"] == 90 and origin["unwritten"] == 10 and origin["inputs"] == ["x"]
     facts = e.facts()
     assert facts["launches"] == 1 and facts["loaded"] == facts["stored"] == 360 and facts["findings"] == []
+
+
+def test_only_its_own_cpu_time_makes_a_call_late() -> None:
+    # On a loaded machine the engine waits for a core, and a call must not be late for that.
+    e = engine()
+    e.begin(0.05)
+    time.sleep(0.1)
+    e.run([["alloc", B, 400]])
+    e.deadline = time.process_time() - 0.01
+    with pytest.raises(TimeoutError):
+        e.run([["alloc", B + 0x10000, 400]])
 
 
 def test_copies_carry_what_is_known_and_fills_forget_it() -> None:

@@ -20,7 +20,7 @@ F, I = "*fp32", "*i32"
 
 
 def soon() -> dict[str, Any]:
-    return {"deadline": time.monotonic() + 60}
+    return {"deadline": time.process_time() + 60}
 
 
 @triton.jit

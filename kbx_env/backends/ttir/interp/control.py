@@ -18,6 +18,8 @@ Handler = Callable[["Machine", Op, list[Any]], Any]
 """Executes an operation: called with the machine, the operation and the values of its operands, returns its results."""
 OPS: dict[str, Handler] = {}
 """Handlers by name of the operation."""
+CLOCK_STEPS = 32
+"""Operations between two looks at the clock: reading a process's CPU time takes as long as a small operation."""
 MALFORMED = (ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 """Exceptions of a handler that meets a variant of its operation that it does not implement."""
 
@@ -78,7 +80,8 @@ class Machine:
         pids: Coordinates of the chunk's programs along x, y and z: int32, (programs,) each.
         memory: The memory of the launch.
         meter: Counters, which the machine increases.
-        deadline: Value of ``time.monotonic`` at which to stop; ``None`` for no limit.
+        deadline: Value of ``time.process_time`` at which to stop; ``None`` for no limit. A loaded machine must not make a
+            kernel late.
 
     Attributes:
         programs: Number of programs in the chunk.
@@ -101,6 +104,7 @@ class Machine:
         self.programs = len(pids[0])
         self.active: Array | None = None
         self.env: list[Any] = []
+        self._steps = 0
 
     # -- errors ------------------------------------------------------------------------
     def where(self, op: Op) -> tuple[str, int]:
@@ -231,7 +235,8 @@ class Machine:
             Unsupported: there is no handler, or not for this variant of the operation.
             TimeoutError: the deadline passed.
         """
-        if self.deadline is not None and time.monotonic() > self.deadline:
+        self._steps += 1
+        if self.deadline is not None and self._steps % CLOCK_STEPS == 1 and time.process_time() > self.deadline:
             raise TimeoutError(f"{self.kernel}: the deadline passed")
         handler = op.run
         if handler is None:

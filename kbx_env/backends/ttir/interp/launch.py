@@ -132,7 +132,7 @@ def launch(
         regions: The memory that the kernel may touch.
         meter: Counters, which the launch increases.
         max_bytes: Bound on the size of one intermediate array (one program may exceed it).
-        deadline: Value of ``time.monotonic`` at which to stop.
+        deadline: Value of ``time.process_time`` at which to stop.
         sanitizer: Collects faults. With it each access must stay within the tensor that its pointer came from; without
             it within any region.
         names: Names of the runtime arguments, by default those of the regions they point into.
