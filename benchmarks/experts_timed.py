@@ -1,12 +1,13 @@
 """Grade all experts with timing on one GPU, as users do: many workers, optionally beside a load on every core.
 
     python benchmarks/experts_timed.py OUT.jsonl [--tasks 'math/*,reduce/*'] [--workers 14] [--gpus 1] [--load] [--runs 1]
-                                       [--seconds S] [--phases] [--precision report|training]
+                                       [--seconds S] [--phases] [--turns N,S] [--precision report|training] [--count N]
 
 The experts are correct, so every other verdict is an error of the grader. Each line of OUT is one grading: verdict, speedup with
 its 95 % interval, and for every timed case times in microseconds, the floor in microseconds and the share of the roofline. A
 summary goes to the terminal and, with the ceilings, to OUT's last line. ``--load`` keeps every core busy, because the host's speed
 must not change the measured ceilings. ``--phases`` adds the seconds of each step for which the GPU was held exclusively.
+``--turns`` tries another rhythm of the GPU lock: exclusive holders in a row, and seconds of the shared window after them.
 
 The exit status is 0 if every grading is correct and none is void, otherwise 1.
 """
@@ -20,6 +21,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -57,6 +59,8 @@ from kbx_env.spec.catalog import expert_source, task_ids
 LONG_SECONDS = 40.0
 """A grading that takes longer writes its stack."""
 PHASED = "benchmarks.experts_timed:PhasedGrader"
+TURNS = "KBX_BENCHMARK_TURNS"
+"""Environment variable with the value of ``--turns``, for the workers."""
 
 
 @contextmanager
@@ -145,6 +149,9 @@ class PhasedGrader(Grader):
         from benchmarks.alone_phases import Phases
 
         super().__init__()
+        if turns := os.environ.get(TURNS):
+            batch, window = turns.split(",")
+            gpu_lock.EXCLUSIVE_BATCH, gpu_lock.SHARED_WINDOW_SECONDS = int(batch), float(window)
         self._phases = Phases()
         self._phases.watch_all()
         self._locks: dict[str, dict[str, float]] = {}
@@ -390,16 +397,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--load", action="store_true", help="keep every core busy during the last run")
     parser.add_argument("--seconds", type=float, default=math.inf, help="limit of one run; the rest is listed as unfinished")
     parser.add_argument("--phases", action="store_true", help="record the steps of exclusive use of the GPU")
+    parser.add_argument("--turns", metavar="N,S", help="rhythm of the GPU lock; needs --phases")
+    parser.add_argument("--count", type=int, default=1000, help="of the tasks, in the order of --seed")
     parser.add_argument("--precision", default="report", choices=PRECISIONS, help="of the times (default: report)")
     a = parser.parse_args(argv)
     patterns = [p.strip() for p in a.tasks.split(",")]
     tasks = [t for t in task_ids() if any(fnmatch.fnmatch(t, p) for p in patterns)]
     random.Random(a.seed).shuffle(tasks)
+    tasks = tasks[: a.count]
+    if a.turns:
+        os.environ[TURNS] = a.turns
     try:
         if not tasks:
             raise UsageError(f"--tasks {a.tasks!r} matches no task; patterns look like 'math/*'")
         if min(a.workers, a.runs, a.gpus) < 1:
             raise UsageError("--workers, --runs and --gpus are at least 1")
+        if a.turns and (not a.phases or not re.fullmatch(r"\d+,\d*\.?\d+", a.turns)):
+            raise UsageError(f"--turns {a.turns!r}: write it as 8,0.75, together with --phases")
         uuids_of(a.gpus)
     except UsageError as e:
         print(f"experts_timed.py: {e}", file=sys.stderr)
