@@ -65,6 +65,9 @@ MORE_MEMORY, MEMORY_SLACK = 4, 2.0
 is reserved: its allocator rounds up and keeps gaps, and graders use less than they reserve most of the time."""
 MEMORY_ATTEMPTS, MEMORY_PAUSE_SECONDS = 4, 1.0
 """Attempts at work that has all the memory reserved that timing may reserve, and seconds between them."""
+FREE_SHARE = 0.8
+"""Share of the free device memory for work that has all the memory reserved that timing may reserve. On a GPU of 80 GB
+judging one GiB of inputs needs 22 GiB, almost twice that memory; the rest is for who measures."""
 KEPT_MEMORY_SHARE = 0.03
 """Share of the device's memory for results that a grading has measured and not judged yet. Whoever holds more judges
 them before it measures its next case: this memory is not reserved, and a dozen gradings may hold so much."""
@@ -370,7 +373,8 @@ class _Reservations:
         for k, size in enumerate(sizes):
             with self._session.gpu.room(size / self._shared_bytes):
                 try:
-                    with _limited(MEMORY_SLACK * max(size, gpu_lock.UNRESERVED * self._shared_bytes)):
+                    free = FREE_SHARE * _free_bytes() if size == self._shared_bytes else 0.0
+                    with _limited(max(free, MEMORY_SLACK * max(size, gpu_lock.UNRESERVED * self._shared_bytes))):
                         return work()
                 except torch.OutOfMemoryError:
                     if k == len(sizes) - 1:
@@ -381,6 +385,11 @@ class _Reservations:
                 # Others hold results that they could not judge while all memory was reserved here.
                 time.sleep(MEMORY_PAUSE_SECONDS)
         raise AssertionError("unreachable")
+
+
+def _free_bytes() -> int:
+    """Return the free memory of the device; 0 without one."""
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else 0
 
 
 @contextlib.contextmanager

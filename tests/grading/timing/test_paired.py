@@ -250,6 +250,27 @@ def test_work_that_needs_more_memory_than_expected_is_repeated_with_more(monkeyp
     assert asked == pytest.approx([0.9] + clock.MEMORY_ATTEMPTS * [1.0])
 
 
+def test_who_reserved_all_memory_may_use_most_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a GPU of 80 GB the share for judging is small, and a case of 1 GiB needs almost all of twice that share.
+    allowed: list[float] = []
+
+    @contextlib.contextmanager
+    def limited(more: float) -> Iterator[None]:
+        allowed.append(more)
+        yield
+
+    def work() -> str:
+        if len(allowed) < 2:
+            raise torch.OutOfMemoryError("full")
+        return "done"
+
+    monkeypatch.setattr(clock, "_limited", limited)
+    monkeypatch.setattr(clock, "_free_bytes", lambda: 5000)
+    gpu = SimpleNamespace(room=lambda share: contextlib.nullcontext())
+    assert clock._Reservations(SimpleNamespace(gpu=gpu), 1000).run(0.9 * clock.SHARE * 1000, work) == "done"  # type: ignore[arg-type]
+    assert allowed == pytest.approx([clock.MEMORY_SLACK * 0.9 * clock.SHARE * 1000, clock.FREE_SHARE * 5000])
+
+
 @pytest.mark.parametrize(
     "error",
     [torch.OutOfMemoryError("CUDA out of memory"), SandboxError("the GPU's memory is full: out of memory"),
