@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kbx_env.grading.grader import Grader
+from kbx_env.grading.runtime.session import FIRST_USE_SECONDS
 from kbx_env.outcome import Fault, Outcome, Verdict
 from kbx_env.spec.catalog import expert_source
 
@@ -66,8 +67,8 @@ def test_harm_to_a_gpu(reaching: Grader, name: str) -> None:
     free = torch.cuda.mem_get_info()[0]
     start = time.monotonic()
     outcome = _harmful(reaching, body)
-    # The first use of a GPU is not the submission's time: up to 20 s to load its context.
-    assert time.monotonic() - start < WALL + 20 + 2, outcome.message
+    # Beside the submission's time: the first use of the GPU, compiling, and the end of the process.
+    assert time.monotonic() - start < WALL + FIRST_USE_SECONDS + 10, outcome.message
     assert outcome.verdict is verdict and outcome.fault is Fault.POLICY, outcome.message
     after = reaching.grade(TASK, EXPERT, backend="cuda", targets=(), timing=False)
     assert after.correct, after.message

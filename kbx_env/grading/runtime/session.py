@@ -32,8 +32,9 @@ from kbx_env.spec.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 
 MAX_BUILDS = 1000
 """Builds that are read of a runner's reply."""
-FIRST_USE_SECONDS = 20.0
-"""For the first use of a GPU, which loads its context and the driver's stubs; not charged to the submission."""
+FIRST_USE_SECONDS = 8.0
+"""For the first use of a GPU, which compiles Triton's stubs and loads kernels of torch; not charged to the submission. The context
+exists: a runner makes it before it counts as ready."""
 BUILD_SECONDS = 60.0
 """For ahead-of-time builds of all targets, beside what the submission has left."""
 DEVICE_BYTES = 1 << 30
