@@ -222,10 +222,10 @@ def _spin(stop: Any) -> None:
 
 @contextmanager
 def load_on_all_cores(on: bool) -> Iterator[None]:
-    """Keep one process for each core busy, if ``on``."""
+    """Keep one process for each core that this process may use busy, if ``on``."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    busy = [context.Process(target=_spin, args=(stop,), daemon=True) for _ in range(multiprocessing.cpu_count() if on else 0)]
+    busy = [context.Process(target=_spin, args=(stop,), daemon=True) for _ in range(len(os.sched_getaffinity(0)) if on else 0)]
     for process in busy:
         process.start()
     try:

@@ -2,12 +2,13 @@
 
     python benchmarks/train_shapes.py shape=7b out=runs/shapes/7b
     python benchmarks/train_shapes.py shape=1.5b lora=false out=runs/shapes/1.5b
+    python benchmarks/train_shapes.py shape=1.5b lora=false grade_gpus=[1] out=runs/shapes/two-gpus
     python benchmarks/train_shapes.py shape=tiny backend=cpu steps=2 tokens=16 out=runs/shapes/tiny     # on a CPU, in a minute
 
 The model has the architecture of Qwen2.5-Coder with random weights (from its config; nothing is downloaded) and a tokenizer
 trained on our sources. Such a model never ends an answer, so every answer has ``tokens`` tokens: the most that a step can cost.
 Its answers are no kernels. So that gradings cost what they do in training, each is graded as another source: the expert kernel of
-its task, or the expert with one fault. Gradings run on the same GPU and are timed there.
+its task, or the expert with one fault. Gradings are timed on the same GPU, or on those of ``grade_gpus``.
 
 A first process makes all steps but the last, and a second one resumes from its checkpoint. ``out/result.json`` has one entry a
 step and the totals; every number is measured in this process, seconds with the GPU synchronised.
@@ -86,6 +87,8 @@ class Settings:
     """continuous or generate."""
     cache: float = 0.5
     """Share of the free GPU memory that the cache of continuous batching takes; the rest is left to kernels."""
+    grade_gpus: list[int] | None = None
+    """GPUs that only grade, as train/grpo.py takes them; without them gradings share the GPU of the model."""
     timing: bool = True
     """Time correct kernels, on a GPU."""
     final: bool = False
@@ -264,7 +267,7 @@ def run_settings(s: Settings, model: Path, resume: bool) -> grpo.Settings:
                     "transformers_continuous_batching_config": {"max_memory_percent": s.cache}}  # fmt: skip
     made = read(grpo.Settings, [f"model={model}", f"out={Path(s.out) / 'run'}"])
     made.tasks, made.backend, made.targets, made.vllm = ",".join(tasks), s.backend, "none", "false"
-    made.timing = s.timing
+    made.timing, made.grade_gpus = s.timing, s.grade_gpus
     made.lora = {"r": 32, "lora_alpha": 64, "target_modules": "all-linear"} if s.lora else None
     made.trainer, made.resume = section, "last" if resume else None
     return made
@@ -333,7 +336,7 @@ def run(s: Settings) -> None:
         part(s, s.part == "resume")
         return
     build(s)
-    given = [f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in vars(s).items() if k != "part"]
+    given = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in vars(s).items() if k != "part"]
     parts = {}
     for name in ("begin", "resume"):
         subprocess.run([sys.executable, str(Path(__file__).resolve()), *given, f"part={name}"], check=True)
