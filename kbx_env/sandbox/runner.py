@@ -26,7 +26,7 @@ from kbx_env.device.driver import Driver
 from kbx_env.device.ipc_runner import IpcSender
 from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.protocol import wire
-from kbx_env.sandbox import firewall, limits, noop_stubs
+from kbx_env.sandbox import driver_cache, firewall, limits, noop_stubs
 from kbx_env.sandbox.clock_guard import ClockGuard
 from kbx_env.sandbox.compile_errors import locate
 from kbx_env.sandbox.fake_cuda import driver
@@ -66,9 +66,10 @@ class Runner:
         if self.device == "cuda":
             limits.start_cuda()
             quick_launchers()
-            # Triton runs gcc to build its driver on first use; do it now, while the runner waits for its submission.
+            # On first use; do it now, while the runner waits for its submission.
             with contextlib.suppress(Exception):  # the first launch reports an error
-                _ = triton.runtime.driver.active.utils
+                shared = os.path.join(os.path.dirname(self.folder), "driver")
+                driver_cache.kept(triton.knobs.cache.dir, shared, lambda: triton.runtime.driver.active.utils)
             # Also before confinement: CUDA IPC connects through sockets that a confined process cannot reach.
             self.mail = _mail(settings.get("mail"))
         if "kernel" not in without:
