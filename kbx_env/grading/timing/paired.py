@@ -55,7 +55,7 @@ BLOCK = 5
 MAX_KEPT_RESULTS, MAX_KEPT_BYTES = 24, 256 << 20
 """Results of timed calls that are kept for the judge, for each case: their number and bytes, but never fewer than
 three."""
-COUNT_MEMORY, MEASURE_MEMORY, JUDGE_MEMORY = 10, 24, 20
+COUNT_MEMORY, MEASURE_MEMORY, JUDGE_MEMORY = 10, 24, 16
 """Largest device memory of each step of timing a case, in multiples of the bytes of its inputs: evaluating the
 reference to count its work; measuring (for each contestant two draws, three slots, and space to move them); judging.
 Compiling keeps the inputs once and reserves no memory: a compiler may take minutes, and the next large reservation
@@ -71,10 +71,10 @@ judging one GiB of inputs needs 22 GiB, almost twice that memory; the rest is fo
 KEPT_MEMORY_SHARE = 0.03
 """Share of the device's memory for results that a grading has measured and not judged yet. Whoever holds more judges
 them before it measures its next case: this memory is not reserved, and a dozen gradings may hold so much."""
-CONTEXT_BYTES = 1400 << 20
-"""Device memory of each process for its CUDA context and the kernels that torch loads (1.2 to 1.4 GiB on an H200).
-Graders and runners each have one; this memory cannot be reserved."""
-SHARE = 0.3
+CONTEXT_BYTES = 900 << 20
+"""Device memory of each process for its CUDA context and the kernels that torch loads (0.8 to 1 GiB on an H100, with two
+hardware queues). Graders and runners each have one; this memory cannot be reserved."""
+SHARE = 0.35
 """Share of the device's memory for all gradings that count work or judge timed results. The grading that
 measures holds the GPU alone and has the rest."""
 FEW_SLOTS, FEW_SLOTS_BYTES = 2, 1 << 30
