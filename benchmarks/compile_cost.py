@@ -4,16 +4,18 @@
                                       [--ttir-only]
 
 The cases of a grading (declared ones, and derived ones of the seed) are called on the CPU tier, which records each specialisation
-that they launch. Then every published timed case is called with launches left out and tensors of its sizes without values, as it
-is before it is timed on a GPU. Each specialisation is compiled for sm_90 in this process, one stage after the other, as Triton
-compiles it once in a grading. OUT has one row for each: kernel, signature, constants, options, the first case that uses it, and
-seconds of processor time by stage.
+that they launch. Then every timed case, published or held out, is called with launches left out and tensors of its sizes without
+values, as it is before it is timed on a GPU. Each specialisation is compiled for sm_90 in this process, one stage after the other,
+as Triton compiles it once in a grading. OUT has one row for each: kernel, signature, constants, options, the first case that uses
+it, and seconds of processor time by stage.
 
 With ``--before`` the table compares with an earlier file, and the exit status is 1 if a timed case uses other code than before:
-the TTIR without source lines, warps and stages, in the order of the names of the kernels. Equal TTIR gives equal machine code.
+the TTIR without source lines, warps and stages, in the order of the names of the kernels. Equal TTIR gives equal machine code, so
+code that the earlier file has is not compiled again: it has the seconds of that file.
 
-Left out: a specialisation that only appears with the values of a timed case, because the host code reads them; held-out timed
-cases; and what a call compiles on a GPU only.
+Left out: a specialisation that only appears with the values of a timed case, because the host code reads them, and what a call
+compiles on a GPU only. A grading times published sizes or held-out ones, never both: the held-out ones that no published case
+uses do not count in the table.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from rich.progress import track
 from rich.table import Table
 
 from kbx_env.errors import UsageError
-from kbx_env.grading import derived_cases
+from kbx_env.grading import derived_cases, sizes
 from kbx_env.grading.runtime.compiler_client import TARGET, KernelCompiler
 from kbx_env.grading.runtime.processes import SandboxProcesses
 from kbx_env.grading.runtime.session import RunnerSession
@@ -73,7 +75,8 @@ class Specialisation:
         text: its TTIR.
         seconds: processor time by stage.
         cases: label of the first graded case that uses it; empty if none does.
-        timed: label of the first timed case that uses it; empty if none does.
+        timed: label of the first published timed case that uses it; empty if none does.
+        held: the same for held-out timed cases.
     """
 
     kernel: str
@@ -86,6 +89,7 @@ class Specialisation:
     seconds: dict[str, float] = field(default_factory=dict)
     cases: list[str] = field(default_factory=list)
     timed: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
 
     def code(self) -> str:
         """Return a hash of the TTIR without source lines, and of the options."""
@@ -98,7 +102,7 @@ class Specialisation:
         return {
             "kernel": self.kernel, "signature": self.signature, "constants": self.constants, "warps": self.warps,
             "stages": self.stages, "code": self.code(), "seconds": {k: round(v, 4) for k, v in self.seconds.items()},
-            "total": round(sum(self.seconds.values()), 4), "cases": self.cases, "timed": self.timed,
+            "total": round(sum(self.seconds.values()), 4), "cases": self.cases, "timed": self.timed, "held": self.held,
         }  # fmt: skip
 
 
@@ -111,7 +115,7 @@ class Recorded(KernelCompiler):
         known: the specialisations so far, by description.
 
     Attributes:
-        uses: label of the case that is called now, and whether it is a timed one.
+        uses: label of the case that is called now, and its kind: ``cases``, ``timed`` or ``held``.
     """
 
     def __init__(self, source: bytes, folder: Path, known: dict[str, Specialisation]) -> None:
@@ -121,7 +125,7 @@ class Recorded(KernelCompiler):
         path.write_bytes(source)
         self.made = Source(source, str(path))
         self.known, self.rows, self.changed = known, {}, ""
-        self.uses = ("", False)
+        self.uses = ("", "cases")
 
     def compile(self, recipe: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         """Compile a kernel to TTIR; arguments as for ``KernelCompiler``."""
@@ -136,9 +140,8 @@ class Recorded(KernelCompiler):
             self.known[described].seconds["ttir"] = seconds
         key = str(row.pop("key"))
         self.rows[key] = row
-        label, timed = self.uses
-        used = self.known[described]
-        (used.timed if timed else used.cases).append(label)
+        label, kind = self.uses
+        getattr(self.known[described], kind).append(label)
         return {"key": key}
 
     def close(self) -> None:
@@ -225,7 +228,7 @@ def specialisations(processes: SandboxProcesses, name: str, seed: int) -> tuple[
     secret, known, errors = f"compile cost {seed}".encode(), dict[str, Specialisation](), list[str]()
     graded = [*task.cases, *derived_cases.derive(task, secret, "eval")]
 
-    def call(cases: Sequence[Case], how: Callable[[RunnerSession, Case, int], None], timed: bool) -> None:
+    def call(cases: Sequence[Case], how: Callable[[RunnerSession, Case, int], None], kind: str) -> None:
         """Call all cases in a session of their own, whose runner has compiled nothing yet."""
         made = list[Recorded]()
 
@@ -236,28 +239,30 @@ def specialisations(processes: SandboxProcesses, name: str, seed: int) -> tuple[
         with RunnerSession(processes.zygote(), task, "cpu", secret, "eval", WALL, compilers=maker) as session:
             session.load(source)
             for index, case in enumerate(cases):
-                made[0].uses = (case.label(), timed)
+                made[0].uses = (case.label(), kind)
                 try:
                     how(session, case, index)
                 except GradingAborted as e:
                     errors.append(f"{case.label()}: {e}"[:200])
 
     with tempfile.TemporaryDirectory() as folder:
-        call(task.timed, lambda session, case, _: _call_timed(task, session, case), True)
-        call(graded, lambda session, case, index: _call_graded(session, case, index), False)
+        call(task.timed, lambda session, case, _: _call_timed(task, session, case), "timed")
+        call(sizes.held_out(task), lambda session, case, _: _call_timed(task, session, case), "held")
+        call(graded, lambda session, case, index: _call_graded(session, case, index), "cases")
     return list(known.values()), errors
 
 
 _PROCESSES: list[SandboxProcesses] = []
 
 
-def measure(name: str, seed: int, ttir_only: bool) -> dict[str, Any]:
+def measure(name: str, seed: int, ttir_only: bool, known: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """Measure one expert, in a worker process.
 
     Args:
         name: of the task.
         seed: of the derived cases and the values.
         ttir_only: compile no further than the CPU tier does.
+        known: seconds by stage, by code; what is known is not compiled again.
 
     Returns:
         A JSON object: ``task``, ``rows`` (``Specialisation.row``), and ``errors``.
@@ -268,7 +273,11 @@ def measure(name: str, seed: int, ttir_only: bool) -> dict[str, Any]:
     found, errors = specialisations(_PROCESSES[0], name, seed)
     for one in [] if ttir_only else found:
         try:
-            lower(one)
+            seconds = known.get(one.code(), {})
+            if set(STAGES) <= set(seconds):
+                one.seconds |= {s: seconds[s] for s in STAGES[1:]}
+            else:
+                lower(one)
         except Exception as e:
             errors.append(f"{one.kernel}({one.constants}): {type(e).__name__}: {e}"[:200])
     return {"task": name, "rows": [one.row() for one in found], "errors": errors}
@@ -276,12 +285,17 @@ def measure(name: str, seed: int, ttir_only: bool) -> dict[str, Any]:
 
 def timed_code(task: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return kernel and code of what the timed cases of a measured task use, sorted."""
-    return sorted((r["kernel"], r["code"]) for r in task["rows"] if r["timed"])
+    return sorted((r["kernel"], r["code"]) for r in task["rows"] if r["timed"] or r["held"])
+
+
+def counted(task: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the rows of a measured task that a grading with published sizes compiles."""
+    return [r for r in task["rows"] if r["cases"] or r["timed"]]
 
 
 def total(task: Mapping[str, Any], stages: Sequence[str] = STAGES) -> float:
     """Return the seconds of a measured task."""
-    return sum(r["seconds"].get(s, 0.0) for r in task["rows"] for s in stages)
+    return sum(r["seconds"].get(s, 0.0) for r in counted(task) for s in stages)
 
 
 def table(found: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]], top: int) -> Table:
@@ -293,9 +307,9 @@ def table(found: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[s
         return max(total(found[name]), total(before[name]) if name in before else 0.0)
 
     def line(name: str, tasks: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]) -> None:
-        rows = [r for t in tasks for r in t["rows"]]
+        rows = [r for t in tasks for r in counted(t)]
         worst = max(rows, key=lambda r: r["total"], default={"kernel": "", "total": 0.0})
-        cells = [str(sum(len(t["rows"]) for t in earlier)), f"{sum(map(total, earlier)):.2f}"] if before else []
+        cells = [str(sum(len(counted(t)) for t in earlier)), f"{sum(map(total, earlier)):.2f}"] if before else []
         cells += [str(len(rows)), str(sum(bool(r["timed"]) for r in rows)), f"{sum(map(total, tasks)):.2f}"]
         cells += [f"{sum(total(t, [s]) for t in tasks):.2f}" for s in STAGES]
         shown.add_row(name, *cells, worst["kernel"], f"{worst['total']:.2f}")
@@ -323,7 +337,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ttir-only", action="store_true", help="compile no further than the CPU tier does")
     a = parser.parse_args(argv)
     try:
-        names = [t for t in task_ids() if any(fnmatchcase(t, p.strip()) for p in a.tasks.split(","))]
+        patterns = [p.strip() for p in a.tasks.split(",")]
+        names = list(dict.fromkeys(t for p in patterns for t in task_ids() if fnmatchcase(t, p)))
         if not names:
             raise UsageError(f"--tasks {a.tasks!r} matches no task; patterns look like 'math/*'")
         before = _read(a.before) if a.before else {}
@@ -331,13 +346,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"compile_cost.py: {e}", file=sys.stderr)
         return 2
     found: dict[str, dict[str, Any]] = {}
+    known = {r["code"]: r["seconds"] for t in before.values() for r in t["rows"]}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(a.workers, mp_context=context) as pool:
-        jobs = [pool.submit(measure, name, a.seed, a.ttir_only) for name in names]
+        jobs = [pool.submit(measure, name, a.seed, a.ttir_only, known) for name in names]
         for job in track(as_completed(jobs), total=len(jobs), description="experts"):
             task = job.result()
             found[task["task"]] = task
-    a.out.write_text(json.dumps({"target": TARGET, "seed": a.seed, "tasks": [found[n] for n in names]}, indent=1))
+            rows = [found[n] for n in names if n in found]  # a run that is stopped leaves what it has
+            a.out.write_text(json.dumps({"target": TARGET, "seed": a.seed, "tasks": rows}, indent=1))
     console = Console(width=200)
     console.print(table(found, before, a.top))
     errors = [f"{n}: {e}" for n in names for e in found[n]["errors"]]
