@@ -4,10 +4,10 @@
                                       [--ttir-only]
 
 The cases of a grading (declared ones, and derived ones of the seed) are called on the CPU tier, which records each specialisation
-that they launch. Then every timed case, published or held out, is called with launches left out and tensors of its sizes without
-values, as it is before it is timed on a GPU. Each specialisation is compiled for sm_90 in this process, one stage after the other,
-as Triton compiles it once in a grading. OUT has one row for each: kernel, signature, constants, options, the first case that uses
-it, and seconds of processor time by stage.
+that they launch; the launches are executed only where host code reads results back. Then every timed case, published or held out,
+is called with launches left out and tensors of its sizes without values, as it is before it is timed on a GPU. Each specialisation
+is compiled for sm_90 in this process, one stage after the other, as Triton compiles it once in a grading. OUT has one row for each:
+kernel, signature, constants, options, the first case that uses it, and seconds of processor time by stage.
 
 With ``--before`` the table compares with an earlier file, and the exit status is 1 if a timed case uses other code than before:
 the TTIR without source lines, warps and stages, in the order of the names of the kernels. Equal TTIR gives equal machine code, so
@@ -203,8 +203,18 @@ def lower(one: Specialisation) -> None:
             one.seconds[stage] = _spent() - began
 
 
-def _call_graded(session: RunnerSession, case: Case, index: int) -> None:
-    session.make_call(session.draw_call(case, index, "run"))
+class ReadsValues(Exception):
+    """The host code of a call reads values back, so launches may depend on results."""
+
+
+def _call_graded(session: RunnerSession, case: Case, index: int, execute: bool) -> None:
+    drawn = session.draw_call(case, index, "run")
+    if execute:
+        session.make_call(drawn)
+        return
+    reply, _ = session.ask(drawn.header | {"seconds": WALL, "keep": False}, drawn.blobs)
+    if "want" in reply:
+        raise ReadsValues
 
 
 def _call_timed(task: Task, session: RunnerSession, case: Case) -> None:
@@ -248,7 +258,10 @@ def specialisations(processes: SandboxProcesses, name: str, seed: int) -> tuple[
     with tempfile.TemporaryDirectory() as folder:
         call(task.timed, lambda session, case, _: _call_timed(task, session, case), "timed")
         call(sizes.held_out(task), lambda session, case, _: _call_timed(task, session, case), "held")
-        call(graded, lambda session, case, index: _call_graded(session, case, index), "cases")
+        try:
+            call(graded, lambda session, case, index: _call_graded(session, case, index, False), "cases")
+        except ReadsValues:
+            call(graded, lambda session, case, index: _call_graded(session, case, index, True), "cases")
     return list(known.values()), errors
 
 
