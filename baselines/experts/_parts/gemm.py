@@ -66,6 +66,10 @@ def _thin(
     tl.store(c + m * cm + n * cn, epilogue(tl.sum(acc, 1), shift, u, v, where, s, t, MODE), mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_gemm_any = triton.jit(_gemm.fn, do_not_specialize=_gemm.arg_names)
+
+
 def gemm(a, b, bias=None, e=None, f=None, out=None, s=0.0, t=0.0, mode=0, dtype=None):
     """a (..., M, K) @ b (..., K, N) -> epilogue of the product, bias (N,) and the tensors e, f (broadcast to the result).
 
@@ -90,7 +94,8 @@ def gemm(a, b, bias=None, e=None, f=None, out=None, s=0.0, t=0.0, mode=0, dtype=
     batch, M = a.shape[:2]
     options = {"MODE": mode, "BIAS": bias is not None, "E": extra[0] is not None, "F": extra[1] is not None}
     bias = a if bias is None else bias.contiguous()
-    if batch == 1 and M <= 2 and K >= 1024 and b.stride(1) == 1:
+    few = max(a.numel(), b.numel(), c.numel()) < 1 << 19
+    if not few and batch == 1 and M <= 2 and K >= 1024 and b.stride(1) == 1:
         _thin[(triton.cdiv(N, 4), M)](
             a, b, flat, bias, e, f, N, K, *a.stride()[1:], *b.stride()[1:], *flat.stride()[1:], *e.stride()[1:],
             *f.stride()[1:], s, t, **options, BN=4, BK=1024, num_warps=8,
@@ -104,12 +109,13 @@ def gemm(a, b, bias=None, e=None, f=None, out=None, s=0.0, t=0.0, mode=0, dtype=
     BM, BN, BK, warps = 32, 32, 32, 4
     # The largest tile that still gives every multiprocessor of an H200 (132) about one program.
     for tile in (*tiles, (64, 64, 32, 4)):
-        if M > 32 and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) * batch >= 128:
+        if not few and M > 32 and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) * batch >= 128:
             BM, BN, BK, warps = tile
             break
-    _gemm[(triton.cdiv(M, BM) * triton.cdiv(N, BN) * batch,)](
+    kernel = _gemm_any if few else _gemm
+    kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN) * batch,)](
         a, b, flat, bias, e, f, M, N, K, *a.stride(), *b.stride(), *flat.stride(), *e.stride(),
-        *f.stride(), s, t, **options, PRECISION="ieee" if half else "tf32x3", EVEN=K % BK == 0, BM=BM, BN=BN, BK=BK,
+        *f.stride(), s, t, **options, PRECISION="ieee" if half else "tf32x3", EVEN=not few and K % BK == 0, BM=BM, BN=BN, BK=BK,
         GROUP=8, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return c if target is c else c.copy_(target)
