@@ -106,7 +106,7 @@ def sides(A):
     """
     m, n = A.shape[-2:]
     R, C, ar, ac = (m, n, n, 1) if m >= n else (n, m, 1, n)
-    batch = A.numel() // max(1, m * n)
     RP, CP = (max(least, triton.next_power_of_2(k)) for k, least in ((R, 16 if m == n else 32), (C, 16)))
+    batch = A.numel() // max(1, m * n)
     spare = A.new_empty((batch, 2 * RP * RP))
     return batch, R, C, ar, ac, RP, CP, min(16, max(1, RP * CP // 1024)), spare

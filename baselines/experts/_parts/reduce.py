@@ -119,11 +119,12 @@ def _inverse(order):
     return [order.index(d) for d in range(len(order))]
 
 
-def reduce(x, dims, *, states, dtypes, w=None, keepdim=False, outs=None, s=0.0, t=0.0, mode=0):
+def reduce(x, dims, *, states, dtypes, w=None, keepdim=False, outs=None, s=0.0, t=0.0, mode=0, few=None):
     """Reduce x (with w, of the same shape, beside it) over dims: None or () for all, an int, or several.
 
     states are the dtypes of the state, dtypes those of the results, outs tensors to fill instead of new ones; s, t and
-    mode go to the expert's functions. Returns a tuple of results.
+    mode go to the expert's functions; few says whether the task's tensors are small (see _reduce_any), by default x
+    decides. Returns a tuple of results.
     """
     dims = range(x.dim()) if dims is None or dims == () else (dims,) if isinstance(dims, int) else dims
     dims = {d % _most(1, x.dim()) for d in dims}
@@ -149,7 +150,7 @@ def reduce(x, dims, *, states, dtypes, w=None, keepdim=False, outs=None, s=0.0, 
         else:
             BC = _least(128, triton.next_power_of_2(columns))
             BN = _most(1, _least(elements // BC, triton.next_power_of_2(n)))
-        few = x.numel() < 1 << 19
+        few = x.numel() < 1 << 19 if few is None else few
         if few:
             BN, BC = (256, 4) if rows else (32, 32)
         grid = triton.cdiv(columns, BC)

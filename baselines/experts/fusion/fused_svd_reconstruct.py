@@ -33,10 +33,6 @@ def _reconstruct(
     tl.store(out + batch * R * C + where, y * scale, mask=(cols[:, None] < C) & (rows[None, :] < R))
 
 
-# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_reconstruct_any = triton.jit(_reconstruct.fn, do_not_specialize=_reconstruct.arg_names)
-
-
 def fused_svd_reconstruct(A):
     x = A.contiguous()
     y = torch.empty_like(x)
@@ -45,6 +41,5 @@ def fused_svd_reconstruct(A):
     if x.numel():
         flag = torch.empty(B, dtype=torch.int32, device=A.device)
         squares = x.new_empty((B, CP))
-        kernel = _reconstruct_any if B < 32 else _reconstruct
-        kernel[(B,)](x, y, S, squares, flag, spare, R, C, ar, ac, RP=RP, CP=CP, SQUARE=R == C and B >= 32, num_warps=warps)
+        _reconstruct[(B,)](x, y, S, squares, flag, spare, R, C, ar, ac, RP=RP, CP=CP, SQUARE=R == C, num_warps=warps)
     return y, S

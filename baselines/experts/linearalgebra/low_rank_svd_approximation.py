@@ -27,16 +27,11 @@ def _low_rank(a, out, flag, spare, R, C, k, ar, ac, RP: tl.constexpr, CP: tl.con
     tl.store(out + batch * R * C + where, y * scale, mask=(cols[:, None] < C) & (rows[None, :] < R))
 
 
-# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_low_rank_any = triton.jit(_low_rank.fn, do_not_specialize=_low_rank.arg_names)
-
-
 def low_rank_svd_approximation(A, k, *, full_matrices=True, out=None):
     x = A.contiguous()
     y = torch.empty_like(x) if out is None or not out.is_contiguous() else out
     B, R, C, ar, ac, RP, CP, warps, spare = sides(x)
     if x.numel():
         flag = torch.empty(B, dtype=torch.int32, device=A.device)
-        kernel = _low_rank_any if B < 32 else _low_rank
-        kernel[(B,)](x, y, flag, spare, R, C, k, ar, ac, RP=RP, CP=CP, SQUARE=R == C and B >= 32, num_warps=warps)
+        _low_rank[(B,)](x, y, flag, spare, R, C, k, ar, ac, RP=RP, CP=CP, SQUARE=R == C, num_warps=warps)
     return y if out is None or y is out else out.copy_(y)

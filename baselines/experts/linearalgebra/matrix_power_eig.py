@@ -57,10 +57,6 @@ def _power(a, out, flag, spare, n, k_high, k_low, N: tl.constexpr):
     tl.store(out + batch * n * n + cols[:, None] * n + cols[None, :], y * factor, mask=real)
 
 
-# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_power_any = triton.jit(_power.fn, do_not_specialize=_power.arg_names)
-
-
 def matrix_power_eig(A, k, *, out=None):
     x = A.contiguous()
     y = torch.empty_like(x) if out is None or not out.is_contiguous() else out
@@ -70,6 +66,5 @@ def matrix_power_eig(A, k, *, out=None):
         # Not a constant of the kernel: it would be compiled anew for every exponent, for two seconds each.
         spread = float(k) * (2.0**29 + 1.0)
         high = spread - (spread - float(k))
-        kernel = _power_any if B < 32 else _power
-        kernel[(B,)](x, y, flag, spare, n, high, float(k) - high, N=N, num_warps=warps)
+        _power[(B,)](x, y, flag, spare, n, high, float(k) - high, N=N, num_warps=warps)
     return y if out is None or y is out else out.copy_(y)

@@ -34,16 +34,11 @@ def _pinv(a, out, flag, spare, R, C, ar, ac, rcond, RP: tl.constexpr, CP: tl.con
     tl.store(out + batch * R * C + where, y / scale, mask=(cols[:, None] < C) & (rows[None, :] < R))
 
 
-# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_pinv_any = triton.jit(_pinv.fn, do_not_specialize=_pinv.arg_names)
-
-
 def pseudoinverse_svd(A, full_matrices=True, rcond=1e-15, out=None):
     x = A.contiguous()
     y = x.new_empty(x.mT.shape) if out is None or not out.is_contiguous() else out
     B, R, C, ar, ac, RP, CP, warps, spare = sides(x)
     if x.numel():
         flag = torch.empty(B, dtype=torch.int32, device=A.device)
-        kernel = _pinv_any if B < 32 else _pinv
-        kernel[(B,)](x, y, flag, spare, R, C, ar, ac, rcond, RP=RP, CP=CP, SQUARE=R == C and B >= 32, num_warps=warps)
+        _pinv[(B,)](x, y, flag, spare, R, C, ar, ac, rcond, RP=RP, CP=CP, SQUARE=R == C, num_warps=warps)
     return y if out is None or y is out else out.copy_(y)
