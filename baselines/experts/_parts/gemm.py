@@ -94,8 +94,7 @@ def gemm(a, b, bias=None, e=None, f=None, out=None, s=0.0, t=0.0, mode=0, dtype=
     batch, M = a.shape[:2]
     options = {"MODE": mode, "BIAS": bias is not None, "E": extra[0] is not None, "F": extra[1] is not None}
     bias = a if bias is None else bias.contiguous()
-    few = max(a.numel(), b.numel(), c.numel()) < 1 << 19
-    if not few and batch == 1 and M <= 2 and K >= 1024 and b.stride(1) == 1:
+    if batch == 1 and M <= 2 and K >= 1024 and b.stride(1) == 1:
         _thin[(triton.cdiv(N, 4), M)](
             a, b, flat, bias, e, f, N, K, *a.stride()[1:], *b.stride()[1:], *flat.stride()[1:], *e.stride()[1:],
             *f.stride()[1:], s, t, **options, BN=4, BK=1024, num_warps=8,
@@ -109,9 +108,10 @@ def gemm(a, b, bias=None, e=None, f=None, out=None, s=0.0, t=0.0, mode=0, dtype=
     BM, BN, BK, warps = 32, 32, 32, 4
     # The largest tile that still gives every multiprocessor of an H200 (132) about one program.
     for tile in (*tiles, (64, 64, 32, 4)):
-        if not few and M > 32 and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) * batch >= 128:
+        if M > 32 and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) * batch >= 128:
             BM, BN, BK, warps = tile
             break
+    few = max(a.numel(), b.numel(), c.numel()) < 1 << 19
     kernel = _gemm_any if few else _gemm
     kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN) * batch,)](
         a, b, flat, bias, e, f, M, N, K, *a.stride(), *b.stride(), *flat.stride(), *e.stride(),

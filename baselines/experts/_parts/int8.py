@@ -55,11 +55,9 @@ def quantize_lines(x, few=False):
         dense = x.stride(2) == 1
         BL = min(4096 if dense else 64, max(16, triton.next_power_of_2(L)))
         BR = 1 if dense and L > 256 else 8 if dense else 64
-        kernel, whole = _quantize_lines, BL >= L
-        if few:
-            kernel, whole, BL, BR = _quantize_lines_any, False, 64, 16
+        kernel = _quantize_lines_any if few else _quantize_lines
         kernel[(triton.cdiv(B * M, BR),)](
-            x, q, scales, B * M, L, M, *x.stride(), WHOLE=whole, BR=BR, BL=BL, num_warps=8 if BL * BR > 2048 else 4
+            x, q, scales, B * M, L, M, *x.stride(), WHOLE=BL >= L, BR=BR, BL=BL, num_warps=8 if BL * BR > 2048 else 4
         )
     return q, scales
 
@@ -109,7 +107,7 @@ def gemm8(qa, sa, qb, sb):
         few = max(qa.numel(), qb.numel(), y.numel()) < 1 << 18
         BM, BN, BK, warps = 32, 32, 64, 4
         for tile in ((128, 256, 128, 8), (128, 128, 128, 8), (64, 64, 128, 4)):
-            if not few and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) * B >= 128:
+            if triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) * B >= 128:
                 BM, BN, BK, warps = tile
                 break
         kernel = _gemm8_any if few else _gemm8

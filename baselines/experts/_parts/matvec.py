@@ -29,11 +29,10 @@ def matvec(a, x, e=None, dtype=None, s=0.0, t=0.0, mode=0):
     y = torch.empty(N, dtype=dtype or a.dtype, device=a.device)
     extra = y if e is None else e.expand(N)
     if N:
-        long = M >= 1024 and N * M >= 1 << 19
-        BN, BM = (4, 1024) if long else (16, 64)
+        BN, BM = (4, 1024) if M >= 1024 else (16, 64)
         kernel = _matvec if N * M >= 1 << 19 else _matvec_any
         kernel[(triton.cdiv(N, BN),)](
             a, x, y, extra, N, M, *a.stride(), x.stride(0), extra.stride(0), s, t, MODE=mode, E=e is not None, BN=BN, BM=BM,
-            num_warps=8 if long else 4,
+            num_warps=8 if M >= 1024 else 4,
         )  # fmt: skip
     return y

@@ -80,7 +80,8 @@ def standardise(
     if x.numel() == 0:
         return y
     few = x.numel() < 1 << 19
-    SIZE = 1024 if few else min(4096, max(32, triton.next_power_of_2(A * L)))
+    SIZE = min(4096, max(32, triton.next_power_of_2(A * L)))
+    SIZE = 1024 if few else SIZE
     chunks, merge, apply = (_chunks_any, _merge_any, _apply_any) if few else (_chunks, _merge, _apply)
     CHUNKS = triton.cdiv(A * L, SIZE)
     means, squares, mean, scale = new(R, CHUNKS), new(R, CHUNKS), new(R), new(R)

@@ -156,10 +156,11 @@ def reduce(x, dims, *, states, dtypes, w=None, keepdim=False, outs=None, s=0.0, 
         grid = triton.cdiv(columns, BC)
         # Few long reductions do not fill a GPU: split each and join the states.
         splits = 1
-        if not few and grid < 264 and n >= 8 * BN:
+        if grid < 264 and n >= 8 * BN:
             splits = _least(
                 2048, power_below((2112 if rows else 1056) // grid), triton.next_power_of_2(triton.cdiv(n, 4 * BN))
             )
+        splits = 1 if few else splits
         chunk = triton.cdiv(triton.cdiv(n, splits), BN) * BN if splits > 1 else n
         # A row that fits gets about 16 elements a thread, and no more warps than it needs: joining them costs time.
         warps = _most(1, BN * BC // 512) if rows and splits == 1 else 8 if BN * BC >= 2048 else 4

@@ -85,7 +85,8 @@ def fused_gelu_std(input, dim=None, keepdim=False, correction=1, approximate="no
         if few:
             kernel, BO, BN = _pieces_any, 32 if inner > 1 else 4, 32 if inner > 1 else 256
         programs = triton.cdiv(outputs, BO)
-        splits = 1 if few else max(1, min(triton.cdiv(n, 2 * BN), 1056 // programs))
+        splits = max(1, min(triton.cdiv(n, 2 * BN), 1056 // programs))
+        splits = 1 if few else splits
         chunk = triton.cdiv(triton.cdiv(n, splits), BN) * BN
         splits = triton.cdiv(n, chunk)
         parts = torch.empty((splits, 3, outputs), dtype=x.dtype, device=x.device) if splits > 1 else target

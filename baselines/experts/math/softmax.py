@@ -42,10 +42,6 @@ def _softmax(x, y, n, inner, BN: tl.constexpr, BI: tl.constexpr, ONCE: tl.conste
             tl.store(y + where, (tl.exp(v - top[None, :]) / total[None, :]).to(kind), mask=inside)
 
 
-# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_softmax_any = triton.jit(_softmax.fn, do_not_specialize=_softmax.arg_names)
-
-
 def softmax(input, dim, dtype=None):
     """Works on a contiguous (outer, n, inner) view."""
     x = input.contiguous()
@@ -61,10 +57,6 @@ def softmax(input, dim, dtype=None):
         return y
     BI = min(32, triton.next_power_of_2(inner))
     BN = min(8192 // BI, triton.next_power_of_2(n))
-    kernel, once = _softmax, n <= BN
-    if y.numel() < 1 << 19:
-        kernel, once = _softmax_any, False
-        BN, BI = (512, 1) if inner == 1 else (64, 32)
     grid = (triton.cdiv(inner, BI) * outer,)
-    kernel[grid](x, y, n, inner, BN=BN, BI=BI, ONCE=once, num_warps=8 if BN * BI > 2048 else 4)
+    _softmax[grid](x, y, n, inner, BN=BN, BI=BI, ONCE=n <= BN, num_warps=8 if BN * BI > 2048 else 4)
     return y
