@@ -38,7 +38,7 @@ def layer_norm_rows(z, L, eps, y=None):
     if z.numel():
         BLOCK = min(8192, triton.next_power_of_2(L))
         kernel, whole = _layer_norm, BLOCK >= L
-        if z.numel() < 1 << 18:
+        if z.numel() < 1 << 17:
             kernel, whole, BLOCK = _layer_norm_any, False, 256
         kernel[(z.numel() // L,)](z, y, L, eps, WHOLE=whole, BLOCK=BLOCK, num_warps=8 if BLOCK > 1024 else 4)
     return y

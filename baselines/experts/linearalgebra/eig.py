@@ -188,11 +188,6 @@ def _vectors(work, w, v, n, N: tl.constexpr):
     tl.store(to, tl.join(vr * over[None, :], vi * over[None, :]), mask=((i < n) & (j < n))[:, :, None])
 
 
-# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_hessenberg_any = triton.jit(_hessenberg.fn, do_not_specialize=_hessenberg.arg_names)
-_vectors_any = triton.jit(_vectors.fn, do_not_specialize=_vectors.arg_names)
-
-
 def eig(A):
     n = A.shape[-1]
     x = A.contiguous()
@@ -204,8 +199,7 @@ def eig(A):
         work = torch.empty((B, 4 * N * N + 4 * N), dtype=torch.float64, device=A.device)
         # Numbers that several threads hold must be equal in all of them, which contraction to a * b + c would spoil.
         wide = {"N": N, "num_warps": min(16, max(1, N * N // 512)), "enable_fp_fusion": False}
-        hessenberg, vectors = (_hessenberg_any, _vectors_any) if B < 16 else (_hessenberg, _vectors)
-        hessenberg[(B,)](x, work, n, **wide)
+        _hessenberg[(B,)](x, work, n, **wide)
         _schur[(B,)](work, n, N=N, num_warps=1, enable_fp_fusion=False)
-        vectors[(B,)](work, torch.view_as_real(w), torch.view_as_real(v), n, **wide)
+        _vectors[(B,)](work, torch.view_as_real(w), torch.view_as_real(v), n, **wide)
     return w, v
