@@ -184,9 +184,9 @@ def _launch_hash(texts: Mapping[str, str], launches: list[_Launches]) -> str:
 
 
 def _header(task: Task, session: Any, case: Case) -> dict[str, Any]:
-    from kbx_env.grading.timing.estimate import _sizes
+    from kbx_env.grading.timing.estimate import blank_sizes
 
-    arguments: dict[str, Any] = dict(_sizes(task, case))
+    arguments: dict[str, Any] = dict(blank_sizes(task, case))
     arguments |= {n: v for n, v in case.args.items() if n not in arguments and n != "out"}
     return dict(session.header(arguments) | {"op": "call", "mode": "run", "seconds": session.budget.left})
 

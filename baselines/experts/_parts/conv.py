@@ -63,6 +63,10 @@ def _conv(
     tl.store(to, result, mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_conv_any = triton.jit(_conv.fn, do_not_specialize=_conv.arg_names)
+
+
 def _pair(v):
     return (v, v) if isinstance(v, int) else tuple(v)
 
@@ -86,16 +90,19 @@ def conv(
         return y
     w = weight.permute(0, 2, 3, 1).contiguous()
     extra = y if e is None else e.expand(N, O, HO, WO)
-    shallow = K <= 48
+    shallow, few = K <= 48, max(y.numel(), input.numel()) < 1 << 19
     BM, BN, BK, warps = (128, 64, 32, 4) if pixels * OG >= 1 << 20 else (64, 32, 32, 4)
     if OG >= 256 and pixels * OG >= 1 << 21:
         BM, BN, warps = 128, 128, 8
     if shallow:
         BM, BN, warps = (128, min(32, max(2, triton.next_power_of_2(OG))), 4)
-    _conv[(triton.cdiv(pixels, BM), triton.cdiv(OG, BN), groups)](
+    if few:
+        shallow, BM, BN = False, 32, 32
+    kernel = _conv_any if few else _conv
+    kernel[(triton.cdiv(pixels, BM), triton.cdiv(OG, BN), groups)](
         input, w, w if bias is None else bias.contiguous(), w if gain is None else gain, extra, y, pixels, H, W, HO, WO,
         CG, OG, R, S, K, *input.stride(), *extra.stride(), *y.stride(), sh, sw, ph, pw, dh, dw, s, t, MODE=mode,
-        BIAS=bias is not None, GAIN=gain is not None, E=e is not None, SHUFFLE=shuffle, ALIGNED=CG % BK == 0,
+        BIAS=bias is not None, GAIN=gain is not None, E=e is not None, SHUFFLE=shuffle, ALIGNED=not few and CG % BK == 0,
         SHALLOW=shallow, BM=BM, BN=BN, BK=BK, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return y

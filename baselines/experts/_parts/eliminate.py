@@ -178,10 +178,16 @@ def eliminate(A, B, pivot=True):
     return y
 
 
+_det_any = triton.jit(_det.fn, do_not_specialize=_det.arg_names)
+
+
 def determinant(A, pivot=True, out=None):
     y = target(out, A, A.shape[:-2])
     if y.numel():
         a, *sa = stacked(A)
         n, N = A.shape[-1], pad(A.shape[-1])
-        _det[(a.shape[0],)](a, y, n, *sa, N=N, PIVOT=pivot, num_warps=warps(N * N))
+        kernel = _det
+        if a.shape[0] < 64:
+            kernel, N = _det_any, max(16, N)
+        kernel[(a.shape[0],)](a, y, n, *sa, N=N, PIVOT=pivot, num_warps=warps(N * N))
     return handed(y, out)

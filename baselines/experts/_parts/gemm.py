@@ -66,6 +66,10 @@ def _thin(
     tl.store(c + m * cm + n * cn, epilogue(tl.sum(acc, 1), shift, u, v, where, s, t, MODE), mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_gemm_any = triton.jit(_gemm.fn, do_not_specialize=_gemm.arg_names)
+
+
 def gemm(a, b, bias=None, e=None, f=None, out=None, s=0.0, t=0.0, mode=0, dtype=None):
     """a (..., M, K) @ b (..., K, N) -> epilogue of the product, bias (N,) and the tensors e, f (broadcast to the result).
 
@@ -107,9 +111,11 @@ def gemm(a, b, bias=None, e=None, f=None, out=None, s=0.0, t=0.0, mode=0, dtype=
         if M > 32 and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) * batch >= 128:
             BM, BN, BK, warps = tile
             break
-    _gemm[(triton.cdiv(M, BM) * triton.cdiv(N, BN) * batch,)](
+    few = max(a.numel(), b.numel(), c.numel()) < 1 << 19
+    kernel = _gemm_any if few else _gemm
+    kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN) * batch,)](
         a, b, flat, bias, e, f, M, N, K, *a.stride(), *b.stride(), *flat.stride(), *e.stride(),
-        *f.stride(), s, t, **options, PRECISION="ieee" if half else "tf32x3", EVEN=K % BK == 0, BM=BM, BN=BN, BK=BK,
+        *f.stride(), s, t, **options, PRECISION="ieee" if half else "tf32x3", EVEN=not few and K % BK == 0, BM=BM, BN=BN, BK=BK,
         GROUP=8, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return c if target is c else c.copy_(target)

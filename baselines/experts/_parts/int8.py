@@ -38,8 +38,15 @@ def _quantize_lines(
             tl.store(q + r[:, None] * L + e0 + e[None, :], _round8(v, wide), mask=inside)
 
 
-def quantize_lines(x):
-    """int8 (B, M, L) dense and scales (B, M) of x (B, M, L), one scale per line along the last axis; any strides."""
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_quantize_lines_any = triton.jit(_quantize_lines.fn, do_not_specialize=_quantize_lines.arg_names)
+
+
+def quantize_lines(x, few=False):
+    """int8 (B, M, L) dense and scales (B, M) of x (B, M, L), one scale per line along the last axis; any strides.
+
+    few: the tensors are small (see _quantize_lines_any).
+    """
     B, M, L = x.shape
     q = torch.empty((B, M, L), dtype=torch.int8, device=x.device)
     scales = torch.empty((B, M), dtype=torch.float32, device=x.device)
@@ -48,7 +55,8 @@ def quantize_lines(x):
         dense = x.stride(2) == 1
         BL = min(4096 if dense else 64, max(16, triton.next_power_of_2(L)))
         BR = 1 if dense and L > 256 else 8 if dense else 64
-        _quantize_lines[(triton.cdiv(B * M, BR),)](
+        kernel = _quantize_lines_any if few else _quantize_lines
+        kernel[(triton.cdiv(B * M, BR),)](
             x, q, scales, B * M, L, M, *x.stride(), WHOLE=BL >= L, BR=BR, BL=BL, num_warps=8 if BL * BR > 2048 else 4
         )
     return q, scales
@@ -86,18 +94,24 @@ def _gemm8(
     tl.store(y + where, result, mask=(m[:, None] < M) & (n[None, :] < N))
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_gemm8_any = triton.jit(_gemm8.fn, do_not_specialize=_gemm8.arg_names)
+
+
 def gemm8(qa, sa, qb, sb):
     """fp32 (B, M, N) from dense int8 (B, M, K) and (B, N, K) and their scales."""
     B, M, K = qa.shape
     N = qb.shape[1]
     y = torch.empty((B, M, N), dtype=torch.float32, device=qa.device)
     if y.numel():
+        few = max(qa.numel(), qb.numel(), y.numel()) < 1 << 18
         BM, BN, BK, warps = 32, 32, 64, 4
         for tile in ((128, 256, 128, 8), (128, 128, 128, 8), (64, 64, 128, 4)):
             if triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) * B >= 128:
                 BM, BN, BK, warps = tile
                 break
-        _gemm8[(triton.cdiv(M, BM) * triton.cdiv(N, BN) * B,)](
-            qa, qb, sa, sb, y, M, N, K, EVEN=K % BK == 0, BM=BM, BN=BN, BK=BK, GROUP=8, num_warps=warps, num_stages=3
+        kernel = _gemm8_any if few else _gemm8
+        kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN) * B,)](
+            qa, qb, sa, sb, y, M, N, K, EVEN=not few and K % BK == 0, BM=BM, BN=BN, BK=BK, GROUP=8, num_warps=warps, num_stages=3
         )
     return y

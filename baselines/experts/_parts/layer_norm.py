@@ -28,10 +28,17 @@ def _layer_norm(z, y, L, eps, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
             tl.store(y + q + k, (v - mean) * scale, mask=q + k < L)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_layer_norm_any = triton.jit(_layer_norm.fn, do_not_specialize=_layer_norm.arg_names)
+
+
 def layer_norm_rows(z, L, eps, y=None):
     """Rows of L of contiguous z, standardised into y or in place."""
     y = z if y is None else y
     if z.numel():
         BLOCK = min(8192, triton.next_power_of_2(L))
-        _layer_norm[(z.numel() // L,)](z, y, L, eps, WHOLE=BLOCK >= L, BLOCK=BLOCK, num_warps=8 if BLOCK > 1024 else 4)
+        kernel, whole = _layer_norm, BLOCK >= L
+        if z.numel() < 1 << 17:
+            kernel, whole, BLOCK = _layer_norm_any, False, 256
+        kernel[(z.numel() // L,)](z, y, L, eps, WHOLE=whole, BLOCK=BLOCK, num_warps=8 if BLOCK > 1024 else 4)
     return y

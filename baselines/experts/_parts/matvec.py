@@ -19,6 +19,10 @@ def _matvec(
     tl.store(y + n, epilogue(tl.sum(acc, 1), u, n, s, t, MODE), mask=n < N)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_matvec_any = triton.jit(_matvec.fn, do_not_specialize=_matvec.arg_names)
+
+
 def matvec(a, x, e=None, dtype=None, s=0.0, t=0.0, mode=0):
     """epilogue of a (N, M) @ x (M,) and e (broadcast to N); fp32 accumulator."""
     N, M = a.shape
@@ -26,7 +30,8 @@ def matvec(a, x, e=None, dtype=None, s=0.0, t=0.0, mode=0):
     extra = y if e is None else e.expand(N)
     if N:
         BN, BM = (4, 1024) if M >= 1024 else (16, 64)
-        _matvec[(triton.cdiv(N, BN),)](
+        kernel = _matvec if N * M >= 1 << 19 else _matvec_any
+        kernel[(triton.cdiv(N, BN),)](
             a, x, y, extra, N, M, *a.stride(), x.stride(0), extra.stride(0), s, t, MODE=mode, E=e is not None, BN=BN, BM=BM,
             num_warps=8 if M >= 1024 else 4,
         )  # fmt: skip

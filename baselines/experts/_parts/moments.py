@@ -65,6 +65,12 @@ def _apply(
     tl.store(y + q, activation(z, q, s, t, MODE), mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_chunks_any = triton.jit(_chunks.fn, do_not_specialize=_chunks.arg_names)
+_merge_any = triton.jit(_merge.fn, do_not_specialize=_merge.arg_names)
+_apply_any = triton.jit(_apply.fn, do_not_specialize=_apply.arg_names)
+
+
 def standardise(
     x, A, R, L, eps, weight=None, bias=None, running=None, momentum=0.0, s=0.0, t=0.0, mode=0, out=None
 ):  # fmt: skip
@@ -73,18 +79,21 @@ def standardise(
     y = x if out is None else out
     if x.numel() == 0:
         return y
+    few = x.numel() < 1 << 19
     SIZE = min(4096, max(32, triton.next_power_of_2(A * L)))
+    SIZE = 1024 if few else SIZE
+    chunks, merge, apply = (_chunks_any, _merge_any, _apply_any) if few else (_chunks, _merge, _apply)
     CHUNKS = triton.cdiv(A * L, SIZE)
     means, squares, mean, scale = new(R, CHUNKS), new(R, CHUNKS), new(R), new(R)
     track = running or (mean, scale)
     weight, bias = (None if v is None else v.contiguous() for v in (weight, bias))
-    _chunks[(R * CHUNKS,)](x, means, squares, A, R, L, CHUNKS, BLOCK=SIZE, num_warps=8 if SIZE > 1024 else 4)
-    _merge[(R,)](
+    chunks[(R * CHUNKS,)](x, means, squares, A, R, L, CHUNKS, BLOCK=SIZE, num_warps=8 if SIZE > 1024 else 4)
+    merge[(R,)](
         means, squares, *track, mean, scale, A * L, CHUNKS, *[v.stride(0) for v in track], momentum, eps,
         SIZE=SIZE, TRACK=running is not None,
-        BLOCK=min(1024, max(16, triton.next_power_of_2(CHUNKS))),
+        BLOCK=min(1024, max(128 if few else 16, triton.next_power_of_2(CHUNKS))),
     )  # fmt: skip
-    _apply[(triton.cdiv(x.numel(), 1024),)](
+    apply[(triton.cdiv(x.numel(), 1024),)](
         x, y, mean, scale, x if weight is None else weight, x if bias is None else bias, x.numel(), R, L, s, t, MODE=mode,
         WEIGHT=weight is not None, BIAS=bias is not None, BLOCK=1024, num_warps=8,
     )  # fmt: skip

@@ -79,6 +79,10 @@ def _join(parts, ys, n, columns, s, t, MODE: tl.constexpr, SPLITS: tl.constexpr,
         tl.store(ys[k] + kept, state[k].to(ys[k].dtype.element_ty), mask=kept < columns)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_reduce_any = triton.jit(_reduce.fn, do_not_specialize=_reduce.arg_names)
+
+
 def _merged(sizes, strides):
     """At most two (size, stride) that walk all the elements in order, or None where more would be needed."""
     axes = []
@@ -115,11 +119,12 @@ def _inverse(order):
     return [order.index(d) for d in range(len(order))]
 
 
-def reduce(x, dims, *, states, dtypes, w=None, keepdim=False, outs=None, s=0.0, t=0.0, mode=0):
+def reduce(x, dims, *, states, dtypes, w=None, keepdim=False, outs=None, s=0.0, t=0.0, mode=0, few=None):
     """Reduce x (with w, of the same shape, beside it) over dims: None or () for all, an int, or several.
 
     states are the dtypes of the state, dtypes those of the results, outs tensors to fill instead of new ones; s, t and
-    mode go to the expert's functions. Returns a tuple of results.
+    mode go to the expert's functions; few says whether the task's tensors are small (see _reduce_any), by default x
+    decides. Returns a tuple of results.
     """
     dims = range(x.dim()) if dims is None or dims == () else (dims,) if isinstance(dims, int) else dims
     dims = {d % _most(1, x.dim()) for d in dims}
@@ -145,6 +150,9 @@ def reduce(x, dims, *, states, dtypes, w=None, keepdim=False, outs=None, s=0.0, 
         else:
             BC = _least(128, triton.next_power_of_2(columns))
             BN = _most(1, _least(elements // BC, triton.next_power_of_2(n)))
+        few = x.numel() < 1 << 19 if few is None else few
+        if few:
+            BN, BC = (256, 4) if rows else (32, 32)
         grid = triton.cdiv(columns, BC)
         # Few long reductions do not fill a GPU: split each and join the states.
         splits = 1
@@ -152,13 +160,15 @@ def reduce(x, dims, *, states, dtypes, w=None, keepdim=False, outs=None, s=0.0, 
             splits = _least(
                 2048, power_below((2112 if rows else 1056) // grid), triton.next_power_of_2(triton.cdiv(n, 4 * BN))
             )
+        splits = 1 if few else splits
         chunk = triton.cdiv(triton.cdiv(n, splits), BN) * BN if splits > 1 else n
         # A row that fits gets about 16 elements a thread, and no more warps than it needs: joining them costs time.
         warps = _most(1, BN * BC // 512) if rows and splits == 1 else 8 if BN * BC >= 2048 else 4
         parts = ys
         if splits > 1:
             parts = [torch.empty((columns * splits,), dtype=d, device=x.device) for d in states]
-        _reduce[(grid, splits)](
+        kernel = _reduce_any if few else _reduce
+        kernel[(grid, splits)](
             x, x if w is None else w, tuple(parts), n, columns, _most(1, rn), r1, r2, _most(1, cn), c1, c2, chunk,
             splits, s, t, TWICE=w is not None, WIDE=wide, SPLIT_R=rm > 1, ROWS=rows, DONE=splits == 1,
             COUNT=len(states), MODE=mode, BN=BN, BC=BC, num_warps=warps,

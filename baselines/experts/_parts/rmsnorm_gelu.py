@@ -42,6 +42,10 @@ def _finish(
     tl.store(y + row * P + k, v, mask=k < P)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_finish_any = triton.jit(_finish.fn, do_not_specialize=_finish.arg_names)
+
+
 def product_rmsnorm_gelu(a, b, p, eps, training, approximate, out, other=None):
     """dropout(gelu(rms_norm(a @ b))) - other: the product, then one row at a time."""
     z = gemm(a, b)
@@ -52,8 +56,10 @@ def product_rmsnorm_gelu(a, b, p, eps, training, approximate, out, other=None):
         # An odd seed: no launch is specialised for one divisible by 16.
         seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1 if drop else 0
         minus = z if other is None else other
-        BLOCK = triton.next_power_of_2(P)
-        _finish[(B * N,)](
+        few = z.numel() < 1 << 19
+        BLOCK = max(256 if few else 1, triton.next_power_of_2(P))
+        kernel = _finish_any if few else _finish
+        kernel[(B * N,)](
             z, minus, y, P, *minus.stride(), N, eps, seed, float(p), DROP=drop, TANH=approximate == "tanh",
             SUB=other is not None, BLOCK=BLOCK, num_warps=8 if BLOCK > 1024 else 4,
         )  # fmt: skip

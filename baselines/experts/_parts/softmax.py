@@ -40,8 +40,15 @@ def _softmax(
         tl.store(y + where, finish(v, where, s, t, MODE), mask=inside)
 
 
-def softmax_along(x, dim, y=None, log=False, s=0.0, t=0.0, mode=0, dtype=None):
-    """Softmax (or its logarithm) of contiguous x along dim, into y (which may be x); sums in fp32."""
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_softmax_any = triton.jit(_softmax.fn, do_not_specialize=_softmax.arg_names)
+
+
+def softmax_along(x, dim, y=None, log=False, s=0.0, t=0.0, mode=0, dtype=None, few=None):
+    """Softmax (or its logarithm) of contiguous x along dim, into y (which may be x); sums in fp32.
+
+    few: whether the task's tensors are small (see _softmax_any); by default decided by x.
+    """
     y = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device) if y is None else y
     if x.numel() == 0:
         return y
@@ -54,7 +61,11 @@ def softmax_along(x, dim, y=None, log=False, s=0.0, t=0.0, mode=0, dtype=None):
     BN = min(4096 if INNER == 1 else 64, triton.next_power_of_2(N))
     whole = BN >= N
     BI = 1 if INNER == 1 else min(32, triton.next_power_of_2(INNER))
-    _softmax[(outer * triton.cdiv(INNER, BI),)](
+    kernel = _softmax
+    if x.numel() < 1 << 17 if few is None else few:
+        kernel, whole = _softmax_any, False
+        BN, BI = (512, 1) if INNER == 1 else (64, 32)
+    kernel[(outer * triton.cdiv(INNER, BI),)](
         x, y, N, INNER, s, t, LOG=log, MODE=mode, WHOLE=whole, BN=BN, BI=BI, num_warps=8 if BN * BI >= 2048 else 4
     )
     return y

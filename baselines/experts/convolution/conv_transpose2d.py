@@ -51,6 +51,10 @@ def _transposed(
     tl.store(y + to, acc, mask=(m[:, None] < pixels) & (o[None, :] < OG))
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_transposed_any = triton.jit(_transposed.fn, do_not_specialize=_transposed.arg_names)
+
+
 def _pair(v):
     return (v, v) if isinstance(v, int) else tuple(v)
 
@@ -74,6 +78,8 @@ def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_paddi
         return y
     w = weight.view(groups, CG, OG, R, S) if weight.is_contiguous() else weight.reshape(groups, CG, OG, R, S)
     w = w.permute(0, 3, 4, 2, 1).contiguous()
+    few = max(input.numel(), y.numel()) < 1 << 19
+    kernel = _transposed_any if few else _transposed
     for a in range(min(sh, HO)):
         for b in range(min(sw, WO)):
             rows, columns = (HO - a + sh - 1) // sh, (WO - b + sw - 1) // sw
@@ -83,9 +89,11 @@ def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_paddi
             BM, BN, BK, warps = (128, 64, 32, 4) if pixels * OG >= 1 << 20 else (64, 32, 32, 4)
             if OG >= 256 and pixels * OG >= 1 << 21:
                 BM, BN, warps = 128, 128, 8
-            _transposed[(triton.cdiv(pixels, BM), triton.cdiv(OG, BN), groups)](
+            if few:
+                BM, BN = 32, 32
+            kernel[(triton.cdiv(pixels, BM), triton.cdiv(OG, BN), groups)](
                 input, w, w if bias is None else bias.contiguous(), y, H, W, HO, WO, CG, OG, CG * nr * ns, *input.stride(), sh,
                 sw, ph, pw, dh, dw, R, S, a, b, rows, columns, pixels, r0, s0, step_r, step_s, max(ns, 1),
-                BIAS=bias is not None, ALIGNED=CG % BK == 0, BM=BM, BN=BN, BK=BK, num_warps=warps, num_stages=3,
+                BIAS=bias is not None, ALIGNED=not few and CG % BK == 0, BM=BM, BN=BN, BK=BK, num_warps=warps, num_stages=3,
             )  # fmt: skip
     return y

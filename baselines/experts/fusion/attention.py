@@ -42,6 +42,10 @@ def _attention(
     tl.store(y + batch * yb + head * yh + m[:, None] * ys + d[None, :] * yd, acc.to(y.dtype.element_ty), mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_attention_any = triton.jit(_attention.fn, do_not_specialize=_attention.arg_names)
+
+
 def attention(q, k, v, causal=False, softmax_scale=None, *, out=None):
     B, H, S, D = q.shape
     y = torch.empty((B, H, S, D), dtype=q.dtype, device=q.device) if out is None else out
@@ -49,11 +53,14 @@ def attention(q, k, v, causal=False, softmax_scale=None, *, out=None):
         half = q.dtype != torch.float32
         BD = max(16, triton.next_power_of_2(D))
         BM, BN = (128, 64) if half else (64, 32)
+        kernel = _attention
         if S <= 128:
             BM, BN = 32, 32
+        if q.numel() < 1 << 19:
+            kernel, BM, BN, BD = _attention_any, 32, 32, max(32, BD)
         # exp2 is the faster exponential: the factor log2(e) goes into the scale.
         scale = (D**-0.5 if softmax_scale is None else softmax_scale) * 1.4426950408889634
-        _attention[(triton.cdiv(S, BM), B * H)](
+        kernel[(triton.cdiv(S, BM), B * H)](
             q, k, v, y, S, D, H, *q.stride(), *k.stride(), *v.stride(), *y.stride(), scale, CAUSAL=causal,
             PRECISION="ieee" if half else "tf32x3", BM=BM, BN=BN, BD=BD, num_warps=8 if BM * BD >= 128 * 128 else 4,
             num_stages=2,

@@ -69,6 +69,11 @@ def _normalise(
     tl.store(y + at, z, mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_statistics_any = triton.jit(_statistics.fn, do_not_specialize=_statistics.arg_names)
+_normalise_any = triton.jit(_normalise.fn, do_not_specialize=_normalise.arg_names)
+
+
 def _spatial_stride(w):
     """The one stride of all axes after the second (0: they are broadcast), or None where there is none."""
     dense, flat, size = True, True, 1
@@ -97,16 +102,21 @@ def fused_add_mul_groupnorm(input1, input2, weight, bias, num_groups, eps=1e-5, 
         splits = triton.cdiv(D * S, chunk)
         mean, square, count = (torch.empty((groups * splits,), dtype=x.dtype, device=x.device) for _ in range(3))
         BLOCK = min(4096, max(256, triton.next_power_of_2(D * S)))
-        _statistics[(groups * splits,)](
-            x, w, mean, square, count, C, S, num_groups, D, wn, wc, ws, chunk, splits, FULL=w.is_contiguous(),
+        few = x.numel() < 1 << 19
+        statistics, normalise = (_statistics_any, _normalise_any) if few else (_statistics, _normalise)
+        BLOCK = 1024 if few else BLOCK
+        statistics[(groups * splits,)](
+            x, w, mean, square, count, C, S, num_groups, D, wn, wc, ws, chunk, splits, FULL=not few and w.is_contiguous(),
             BLOCK=BLOCK, num_warps=8 if BLOCK >= 2048 else 4,
         )  # fmt: skip
         BS = min(4096, triton.next_power_of_2(S))
         BR = min(4096 // BS, triton.next_power_of_2(rows))
-        _normalise[(triton.cdiv(rows, BR) * triton.cdiv(S, BS),)](
+        if few:
+            BS, BR = 64, 16
+        normalise[(triton.cdiv(rows, BR) * triton.cdiv(S, BS),)](
             x, w, x if weight is None else weight.contiguous(), x if bias is None else bias.contiguous(), target, mean,
             square, count, rows, C, S, D, wn, wc, ws, splits, eps, SCALED=weight is not None, SHIFTED=bias is not None,
-            PIECES=triton.next_power_of_2(splits), BR=BR, BS=BS, num_warps=8 if BR * BS >= 2048 else 4,
+            PIECES=max(16 if few else 1, triton.next_power_of_2(splits)), BR=BR, BS=BS, num_warps=8 if BR * BS >= 2048 else 4,
         )  # fmt: skip
     if target is not y:
         y.copy_(target)

@@ -27,6 +27,10 @@ def _cos_pool(
     tl.store(y + row * Lo + j, total / tl.maximum(count, 1).to(tl.float32), mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_cos_pool_any = triton.jit(_cos_pool.fn, do_not_specialize=_cos_pool.arg_names)
+
+
 def fused_cos_avg_pool1d(input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
     x = input.contiguous()
     N, C, L = x.shape
@@ -39,7 +43,10 @@ def fused_cos_avg_pool1d(input, kernel_size, stride=None, padding=0, ceil_mode=F
     if y.numel():
         BJ = min(1024, triton.next_power_of_2(Lo))
         BR = min(1024 // BJ, triton.next_power_of_2(N * C))
-        _cos_pool[(triton.cdiv(N * C, BR) * triton.cdiv(Lo, BJ),)](
+        kernel = _cos_pool
+        if x.numel() < 1 << 19:
+            kernel, BR, BJ = _cos_pool_any, 16, 64
+        kernel[(triton.cdiv(N * C, BR) * triton.cdiv(Lo, BJ),)](
             x, y, N * C, L, Lo, stride, padding, K=kernel_size, ALL=count_include_pad, BR=BR, BJ=BJ, num_warps=4
         )
     return y

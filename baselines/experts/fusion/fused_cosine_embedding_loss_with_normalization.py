@@ -30,15 +30,23 @@ def _losses(a, b, target, y, N, D, an, ad, bn, bd, ts, margin, ROWS: tl.constexp
         tl.store(y + tl.program_id(0), tl.sum(loss, 0))
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_losses_any = triton.jit(_losses.fn, do_not_specialize=_losses.arg_names)
+
+
 def fused_cosine_embedding_loss_with_normalization(input1, input2, target, margin=0, reduction="mean"):
     N, D = input1.shape
     rows = reduction == "none"
     BD = min(512, triton.next_power_of_2(D))
     BN = min(2048 // BD, triton.next_power_of_2(max(1, N)))
+    few = input1.numel() < 1 << 19
+    if few:
+        BN, BD = 8, 128
     programs = triton.cdiv(N, BN)
     y = torch.empty((N if rows else programs,), dtype=input1.dtype, device=input1.device)
     if N:
-        _losses[(programs,)](
+        kernel = _losses_any if few else _losses
+        kernel[(programs,)](
             input1, input2, target, y, N, D, *input1.stride(), *input2.stride(), target.stride(0), float(margin),
             ROWS=rows, BN=BN, BD=BD, num_warps=4,
         )  # fmt: skip

@@ -91,6 +91,11 @@ def _rows(
         tl.store(share + tl.program_id(0), tl.sum(w, 0))
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_columns_any = triton.jit(_columns.fn, do_not_specialize=_columns.arg_names)
+_rows_any = triton.jit(_rows.fn, do_not_specialize=_rows.arg_names)
+
+
 def fused_cross_entropy_log_softmax(
     input, target, dim=1, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0
 ):
@@ -98,7 +103,11 @@ def fused_cross_entropy_log_softmax(
     B, C = x.shape
     each, columns = reduction == "none", dim in (0, -2)
     BC = min(8192, triton.next_power_of_2(C))
+    whole, few = BC >= C, x.numel() < 1 << 19
+    if few:
+        whole, BC = False, 256
     BB = max(1, 4096 // BC)
+    columnwise, rowwise = (_columns_any, _rows_any) if few else (_columns, _rows)
     programs = triton.cdiv(B, BB)
     loss = torch.empty((B if each else programs,), dtype=x.dtype, device=x.device)
     share = torch.empty((programs,), dtype=x.dtype, device=x.device)
@@ -106,10 +115,10 @@ def fused_cross_entropy_log_softmax(
         shift = x
         if columns:
             shift = torch.empty((C,), dtype=x.dtype, device=x.device)
-            _columns[(triton.cdiv(C, 32),)](x, shift, B, C, *x.stride(), BB=64, BC=32, num_warps=8)
-        _rows[(programs,)](
+            columnwise[(triton.cdiv(C, 32),)](x, shift, B, C, *x.stride(), BB=64, BC=32, num_warps=8)
+        rowwise[(programs,)](
             x, target, x if weight is None else weight.contiguous(), shift, loss, share, B, C, *x.stride(),
             target.stride(0), ignore_index, 1.0 - label_smoothing, label_smoothing / C, WEIGHTED=weight is not None,
-            SHIFTED=columns, SMOOTH=label_smoothing > 0, EACH=each, WHOLE=BC >= C, BB=BB, BC=BC, num_warps=8,
+            SHIFTED=columns, SMOOTH=label_smoothing > 0, EACH=each, WHOLE=whole, BB=BB, BC=BC, num_warps=8,
         )  # fmt: skip
     return loss if each else total(loss, share if reduction == "mean" else None)

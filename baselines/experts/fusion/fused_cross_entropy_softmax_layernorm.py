@@ -45,6 +45,10 @@ def _rows(
         tl.store(share + tl.program_id(0), tl.sum(w, 0))
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_rows_any = triton.jit(_rows.fn, do_not_specialize=_rows.arg_names)
+
+
 def fused_cross_entropy_softmax_layernorm(
     logits, targets, normalized_shape, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, eps=1e-5,
     *, out=None,
@@ -52,7 +56,8 @@ def fused_cross_entropy_softmax_layernorm(
     x = logits
     B, C = x.shape
     each = reduction == "none"
-    BC = triton.next_power_of_2(C)
+    few = x.numel() < 1 << 19
+    BC = max(256 if few else 1, triton.next_power_of_2(C))
     BB = max(1, 4096 // BC)
     programs = triton.cdiv(B, BB)
     y = torch.empty((B, C), dtype=x.dtype, device=x.device)
@@ -61,7 +66,8 @@ def fused_cross_entropy_softmax_layernorm(
         loss = out
     share = torch.empty((programs,), dtype=x.dtype, device=x.device)
     if B:
-        _rows[(programs,)](
+        kernel = _rows_any if few else _rows
+        kernel[(programs,)](
             x, targets, x if weight is None else weight.contiguous(), y, loss, share, B, C, *x.stride(),
             targets.stride(0), ignore_index, 1.0 - label_smoothing, label_smoothing / C, eps,
             WEIGHTED=weight is not None, SMOOTH=label_smoothing > 0, EACH=each, BB=BB, BC=BC,

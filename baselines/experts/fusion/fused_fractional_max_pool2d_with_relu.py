@@ -39,6 +39,10 @@ def _pool(
         tl.store(at + where, place.to(tl.int64), mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_pool_any = triton.jit(_pool.fn, do_not_specialize=_pool.arg_names)
+
+
 def fused_fractional_max_pool2d_with_relu(
     input, kernel_size, output_size=None, output_ratio=None, return_indices=False
 ):
@@ -52,7 +56,8 @@ def fused_fractional_max_pool2d_with_relu(
     if y.numel():
         # An odd seed: no launch is specialised for one divisible by 16.
         seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1
-        _pool[(N * C * triton.cdiv(HO * WO, 512),)](
+        kernel = _pool_any if input.numel() < 1 << 19 else _pool
+        kernel[(N * C * triton.cdiv(HO * WO, 512),)](
             input,
             y,
             at,

@@ -54,6 +54,10 @@ def _join(parts, y, outputs, n, splits, correction, BS: tl.constexpr, BO: tl.con
     tl.store(y + o, tl.sqrt_rn(q / (n - correction)), mask=o < outputs)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_pieces_any = triton.jit(_pieces.fn, do_not_specialize=_pieces.arg_names)
+
+
 def fused_gelu_std(input, dim=None, keepdim=False, correction=1, approximate="none", out=None):
     x = input.contiguous()
     rank = x.dim()
@@ -77,12 +81,16 @@ def fused_gelu_std(input, dim=None, keepdim=False, correction=1, approximate="no
         else:
             BN = min(4096, triton.next_power_of_2(n))
             BO = min(4096 // BN, 64, triton.next_power_of_2(outputs))
+        kernel, few = _pieces, x.numel() < 1 << 19
+        if few:
+            kernel, BO, BN = _pieces_any, 32 if inner > 1 else 4, 32 if inner > 1 else 256
         programs = triton.cdiv(outputs, BO)
         splits = max(1, min(triton.cdiv(n, 2 * BN), 1056 // programs))
+        splits = 1 if few else splits
         chunk = triton.cdiv(triton.cdiv(n, splits), BN) * BN
         splits = triton.cdiv(n, chunk)
         parts = torch.empty((splits, 3, outputs), dtype=x.dtype, device=x.device) if splits > 1 else target
-        _pieces[(programs, splits)](
+        kernel[(programs, splits)](
             x, parts, outputs, n, inner, chunk, correction, TANH=approximate == "tanh", DONE=splits == 1, BN=BN, BO=BO,
             num_warps=8 if BN * BO >= 2048 else 4,
         )  # fmt: skip

@@ -27,6 +27,10 @@ def _evaluate(
     tl.store(y + at, activation(z, at, 0.0, 0.0, 0), mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_evaluate_any = triton.jit(_evaluate.fn, do_not_specialize=_evaluate.arg_names)
+
+
 def fused_hardsigmoid_batch_norm(
     x, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5, inplace=False
 ):
@@ -39,7 +43,8 @@ def fused_hardsigmoid_batch_norm(
     weight, bias = (None if v is None else v.contiguous() for v in (weight, bias))
     if training:
         return standardise(x, N, C, S, eps, weight, bias, (running_mean, running_var), momentum, out=y)
-    _evaluate[(triton.cdiv(x.numel(), 1024),)](
+    kernel = _evaluate_any if x.numel() < 1 << 19 else _evaluate
+    kernel[(triton.cdiv(x.numel(), 1024),)](
         x, y, running_mean, running_var, x if weight is None else weight, x if bias is None else bias, x.numel(), C, S,
         running_mean.stride(0), running_var.stride(0), eps, SCALED=weight is not None, SHIFTED=bias is not None,
         BLOCK=1024, num_warps=8,

@@ -25,6 +25,10 @@ def _part(x, y, n, width, total, start, divisor, MODE: tl.constexpr, BLOCK: tl.c
     tl.store(y + k // width * total + start + k % width, result, mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_part_any = triton.jit(_part.fn, do_not_specialize=_part.arg_names)
+
+
 def fused_hstack_div(tensors, divisor, *, rounding_mode=None, out=None):
     first = tensors[0]
     axis = 0 if first.dim() == 1 else 1
@@ -38,10 +42,11 @@ def fused_hstack_div(tensors, divisor, *, rounding_mode=None, out=None):
     for size in shape[axis + 1 :]:
         inner *= size
     start, total = 0, shape[axis] * inner
+    kernel = _part_any if y.numel() < 1 << 19 else _part
     for t in tensors:
         n, width = t.numel(), t.shape[axis] * inner
         if n:
-            _part[(triton.cdiv(n, 1024),)](
+            kernel[(triton.cdiv(n, 1024),)](
                 t.contiguous(), y, n, width, total, start, int(divisor) if whole else float(divisor),
                 MODE=rounding_mode or "none", BLOCK=1024, num_warps=8,
             )  # fmt: skip

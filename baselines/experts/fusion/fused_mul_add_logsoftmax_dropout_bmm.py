@@ -40,6 +40,10 @@ def _row(
     tl.store(y + where, finish(z, where, s, t, MODE), mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_row_any = triton.jit(_row.fn, do_not_specialize=_row.arg_names)
+
+
 def fused_mul_add_logsoftmax_dropout_bmm(
     input1, input2, other, mat2, p=0.5, training=True, inplace=False, dim=-1, *, out=None
 ):
@@ -48,9 +52,11 @@ def fused_mul_add_logsoftmax_dropout_bmm(
     seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1 if drop else 0
     if dim % 3 == 2 and input1.numel():
         z = torch.empty((B, N, M), dtype=input1.dtype, device=input1.device)
-        BLOCK = triton.next_power_of_2(M)
+        few = input1.numel() < 1 << 19
+        BLOCK = max(256 if few else 1, triton.next_power_of_2(M))
         c = other.expand(B, N, M)
-        _row[(B * N,)](
+        kernel = _row_any if few else _row
+        kernel[(B * N,)](
             input1, input2, c, z, N, M, *input1.stride(), *input2.stride(), *c.stride(), float(p), seed, MODE=int(drop),
             BLOCK=BLOCK, num_warps=8 if BLOCK > 1024 else 4,
         )  # fmt: skip

@@ -28,6 +28,10 @@ def _least_squares(a, b, y, m, n, width, ab, ar, ac, bb, br, bc, M: tl.constexpr
     tl.store(y + rows[:, None].to(tl.int64) * width + cols[None, :], right, mask=inside)
 
 
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+_least_squares_any = triton.jit(_least_squares.fn, do_not_specialize=_least_squares.arg_names)
+
+
 def fused_qr_solve(A, b):
     m, n = A.shape[-2:]
     y = torch.empty((*A.shape[:-2], n, b.shape[-1]), dtype=A.dtype, device=A.device)
@@ -37,7 +41,11 @@ def fused_qr_solve(A, b):
         width = b.shape[-1]
         M, N, W = pad(m), pad(n), min(32, pad(width))
         grid = (a.shape[0], triton.cdiv(width, W))
-        _least_squares[grid](
+        kernel = _least_squares
+        if a.shape[0] < 64:
+            kernel, M, N, W = _least_squares_any, max(32, M), max(16, N), 8 if width <= 8 else 32
+            grid = (a.shape[0], triton.cdiv(width, W))
+        kernel[grid](
             a, c, y, m, n, width, *sa, *sc, M=M, N=N, W=W, num_warps=warps(M * N, M * W)
         )  # fmt: skip
     return y

@@ -36,6 +36,10 @@ def _fold(
     tl.store(offset + o, centre, mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_fold_any = triton.jit(_fold.fn, do_not_specialize=_fold.arg_names)
+
+
 def fused_relu_batch_norm_conv2d(
     input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, running_mean=None, running_var=None,
     bn_weight=None, bn_bias=None, training=False, momentum=0.1, eps=1e-5, inplace=False,
@@ -45,7 +49,8 @@ def fused_relu_batch_norm_conv2d(
         vectors = (running_mean, running_var, bn_weight, bn_bias, bias)
         vectors = [None if v is None else v.contiguous() for v in vectors]
         gain, offset = torch.empty((2, O), dtype=torch.float32, device=weight.device)
-        _fold[(triton.cdiv(O, 256),)](
+        kernel = _fold_any if input.numel() < 1 << 19 else _fold
+        kernel[(triton.cdiv(O, 256),)](
             *vectors, gain, offset, O, eps, WEIGHT=bn_weight is not None,
             SHIFT=bn_bias is not None, BIAS=bias is not None, BLOCK=256,
         )  # fmt: skip

@@ -55,6 +55,10 @@ def _conv_pool(
     tl.store(y + to, tl.maximum(best, 0.0), mask=(m[:, None] < windows) & (o[None, :] < OG))
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_conv_pool_any = triton.jit(_conv_pool.fn, do_not_specialize=_conv_pool.arg_names)
+
+
 def _pair(v):
     return (v, v) if isinstance(v, int) else tuple(v)
 
@@ -86,9 +90,12 @@ def fused_relu_max_pool2d_conv2d(
     BM, BN, BK = (128, 64, 32) if windows * OG >= 1 << 19 else (64, 32, 32)
     if shallow:
         BM, BN = 128, min(32, max(2, triton.next_power_of_2(OG)))
-    _conv_pool[(triton.cdiv(windows, BM), triton.cdiv(OG, BN), conv_groups)](
+    kernel, few = _conv_pool, input.numel() < 1 << 19
+    if few:
+        kernel, shallow, BM, BN = _conv_pool_any, False, 32, 32
+    kernel[(triton.cdiv(windows, BM), triton.cdiv(OG, BN), conv_groups)](
         input, w, w if bias is None else bias.contiguous(), y, windows, H, W, HC, WC, HP, WP, CG, OG, R, S, K, *input.stride(),
-        sh, sw, ph, pw, dh, dw, kw, kh * kw, psh, psw, pph, ppw, pdh, pdw, BIAS=bias is not None, ALIGNED=CG % BK == 0,
+        sh, sw, ph, pw, dh, dw, kw, kh * kw, psh, psw, pph, ppw, pdh, pdw, BIAS=bias is not None, ALIGNED=not few and CG % BK == 0,
         SHALLOW=shallow, BM=BM, BN=BN, BK=BK, num_warps=4, num_stages=3,
     )  # fmt: skip
     return y

@@ -119,6 +119,10 @@ def _write(x, y, starts, tops, totals, n, inner, times, length, chunk, splits, w
             _copies(y, v - lse[None, :], count, starts, r, i, end, inner, times, VARIED, LONG, BK)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_write_any = triton.jit(_write.fn, do_not_specialize=_write.arg_names)
+
+
 def fused_repeat_interleave_log_softmax(input, repeats, dim=None, *, output_size=None, dtype=None, out=None):
     """Works on a contiguous (outer, n, inner) view."""
     x = input.contiguous().view(-1) if dim is None else input.contiguous()
@@ -149,10 +153,13 @@ def fused_repeat_interleave_log_softmax(input, repeats, dim=None, *, output_size
         BN = min(4096 // BI, triton.next_power_of_2(n))
         # Where copies of an element are neighbours in memory, several are stored at once.
         BK = min(4, triton.next_power_of_2(times)) if inner == 1 and not varied else 1
+        few = max(x.numel(), y.numel()) < 1 << 19
+        if few:
+            BK, (BN, BI) = 1, (512, 1) if inner == 1 else (32, 32)
         columns = triton.cdiv(inner, BI) * outer
         # A few long axes do not fill a GPU: split them and join the sums.
         splits = 1
-        if columns < 264 and n >= 4 * BN:
+        if not few and columns < 264 and n >= 4 * BN:
             splits = min(512, 1056 // columns, triton.cdiv(n, 2 * BN))
         chunk = triton.cdiv(triton.cdiv(n, splits), BN) * BN
         splits = triton.cdiv(n, chunk)
@@ -163,9 +170,10 @@ def fused_repeat_interleave_log_softmax(input, repeats, dim=None, *, output_size
                 x, starts, tops, totals, n, inner, chunk, splits, wide=wide, VARIED=varied, LONG=LONG, BN=BN,
                 BI=BI, num_warps=8,
             )  # fmt: skip
-        _write[(columns, splits)](
+        kernel = _write_any if few else _write
+        kernel[(columns, splits)](
             x, y, starts, tops, totals, n, inner, times, length, chunk, splits, wide=wide, VARIED=varied, LONG=LONG,
-            ONCE=n <= BN, SPLITS=triton.next_power_of_2(splits), BN=BN, BI=BI, BK=BK,
+            ONCE=not few and n <= BN, SPLITS=triton.next_power_of_2(splits), BN=BN, BI=BI, BK=BK,
             num_warps=8 if BN * BI > 1024 else 4,
         )  # fmt: skip
     return y if out is None or out is y else out.copy_(y)

@@ -70,6 +70,11 @@ def _normalise(x, y, mean, var, sums, weight, bias, ms, vs, ws, bs, N, C, S, cou
     tl.store(y + at, tl.sigmoid(z), mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_sums_any = triton.jit(_sums.fn, do_not_specialize=_sums.arg_names)
+_normalise_any = triton.jit(_normalise.fn, do_not_specialize=_normalise.arg_names)
+
+
 def fused_sigmoid_batch_norm(
     input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
 ):  # fmt: skip
@@ -81,6 +86,8 @@ def fused_sigmoid_batch_norm(
         return y
     M = x.numel() // N
     S, count = M // C, x.numel() // C
+    few = x.numel() < 1 << 19
+    sum_up, normalise = (_sums_any, _normalise_any) if few else (_sums, _normalise)
     sums = running_mean
     if training:
         sums = torch.zeros((3 * C,), dtype=x.dtype, device=x.device)
@@ -88,6 +95,8 @@ def fused_sigmoid_batch_norm(
         BS = min(1024, triton.next_power_of_2(S))
         BC = min(max(1, 64 // BS), triton.next_power_of_2(C))
         BN = min(4096 // (BS * BC), triton.next_power_of_2(N))
+        if few:
+            BS, BC, BN = 64, 4, 4
         grid = triton.cdiv(C, BC)
         # Few channels do not fill a GPU: split the images, then the places.
         wanted = triton.cdiv(1056, grid)
@@ -95,11 +104,13 @@ def fused_sigmoid_batch_norm(
         height = triton.cdiv(N, tall)
         long = triton.cdiv(triton.cdiv(S, triton.cdiv(wanted, height)), BS) * BS
         parts = triton.cdiv(S, long)
-        _sums[(grid, height * parts)](x, sums, sums[C:], N, C, S, tall, long, parts, BN=BN, BC=BC, BS=BS, num_warps=8)
+        sum_up[(grid, height * parts)](x, sums, sums[C:], N, C, S, tall, long, parts, BN=BN, BC=BC, BS=BS, num_warps=8)
     BC = min(1024, triton.next_power_of_2(M))
     BR = min(4096 // BC, triton.next_power_of_2(N))
+    if few:
+        BC, BR = 256, 4
     affine = tuple(v if v is not None else running_mean for v in (weight, bias))
-    _normalise[(triton.cdiv(M, BC) * triton.cdiv(N, BR),)](
+    normalise[(triton.cdiv(M, BC) * triton.cdiv(N, BR),)](
         x, y, running_mean, running_var, sums, *affine, running_mean.stride(0), running_var.stride(0),
         *(v.stride(0) for v in affine), N, C, S, count, float(momentum), float(eps), TRAINING=training, SCALED=weight is not None,
         SHIFTED=bias is not None, BR=BR, BC=BC, num_warps=8 if BR * BC >= 2048 else 4,

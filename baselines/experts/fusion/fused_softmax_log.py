@@ -34,6 +34,10 @@ def _shares(x, y, n, inner, BN: tl.constexpr, BI: tl.constexpr, ONCE: tl.constex
             tl.store(y + at, v * share, mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_shares_any = triton.jit(_shares.fn, do_not_specialize=_shares.arg_names)
+
+
 def fused_softmax_log(input, dim=-1, dtype=None):
     """Works on a contiguous (outer, n, inner) view."""
     x = input.contiguous()
@@ -53,6 +57,10 @@ def fused_softmax_log(input, dim=-1, dtype=None):
     once = whole >= BN * BI
     if not once:
         BN = 4096 // BI
+    kernel = _shares
+    if x.numel() < 1 << 19:
+        kernel, once = _shares_any, False
+        BN, BI = (512, 1) if inner == 1 else (64, 32)
     warps = 4 if BN * BI <= 2048 else 8 if BN * BI <= 8192 else 16
-    _shares[(triton.cdiv(inner, BI) * outer,)](x, y, n, inner, BN=BN, BI=BI, ONCE=once, num_warps=warps)
+    kernel[(triton.cdiv(inner, BI) * outer,)](x, y, n, inner, BN=BN, BI=BI, ONCE=once, num_warps=warps)
     return y

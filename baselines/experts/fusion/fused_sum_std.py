@@ -36,11 +36,17 @@ def _spread(sums, y, m, correction, BLOCK: tl.constexpr):
     tl.store(y, tl.sqrt(tl.sum(squares, 0) / (m - correction)))
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_spread_any = triton.jit(_spread.fn, do_not_specialize=_spread.arg_names)
+
+
 def fused_sum_std(input, dim=None, keepdim=False, dtype=None, correction=1, out=None):
     dtype = dtype or input.dtype
     (sums,) = reduce(input, dim, states=(dtype,), dtypes=(dtype,), mode=int(dtype == torch.float64))
     y = torch.empty((), dtype=dtype, device=input.device) if out is None else out
     m = sums.numel()
-    BLOCK = min(8192, triton.next_power_of_2(m))
-    _spread[(1,)](sums, y, m, correction, BLOCK=BLOCK, num_warps=16 if BLOCK == 8192 else 4)
+    few = input.numel() < 1 << 19
+    BLOCK = 1024 if few else min(8192, triton.next_power_of_2(m))
+    kernel = _spread_any if few else _spread
+    kernel[(1,)](sums, y, m, correction, BLOCK=BLOCK, num_warps=16 if BLOCK == 8192 else 4)
     return y

@@ -22,6 +22,10 @@ def _cholesky(a, y, n, ab, ar, ac, yb, yr, yc, UPPER: tl.constexpr, CPLX: tl.con
         x, xi = rank_one(x, xi, f, -fi, f, fi, CPLX)
 
 
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+_cholesky_any = triton.jit(_cholesky.fn, do_not_specialize=_cholesky.arg_names)
+
+
 def cholesky(A, upper=False, out=None):
     y = target(out, A, A.shape)
     # Returned as torch does, with whole columns (of L) in a row.
@@ -30,7 +34,10 @@ def cholesky(A, upper=False, out=None):
         n, N = A.shape[-1], pad(A.shape[-1])
         (a, *sa), (f, *sf) = numbers(A), numbers(factor.mT if upper else factor)
         parts = 1 + A.is_complex()
-        _cholesky[(f.shape[0],)](
+        kernel = _cholesky
+        if f.shape[0] < 64:
+            kernel, N = _cholesky_any, max(32 if A.is_complex() else 16, N)
+        kernel[(f.shape[0],)](
             a, f, n, *sa, *sf, UPPER=bool(upper), CPLX=A.is_complex(), N=N, num_warps=warps(parts * N * N)
         )  # fmt: skip
     return handed(factor, out)

@@ -14,12 +14,18 @@ def _both(t, b, y, n, width, tb, tr, tc, bb, br, bc, LONG: tl.constexpr, S: tl.c
     substitute(t, tc, tr, y, width, 1, y, n, cols, width, False, LONG, S)
 
 
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+_both_any = triton.jit(_both.fn, do_not_specialize=_both.arg_names)
+
+
 def cholesky_solve(B, L, upper=False, out=None):
     y = target(out, B, B.shape)
     if y.numel():
         t, *st = stacked(L.mT if upper else L)
         b, *sb = stacked(B)
         n, width = B.shape[-2:]
-        sizes = panel(n, width)
-        _both[(b.shape[0], triton.cdiv(width, sizes["W"]))](t, b, y, n, width, *st, *sb, **sizes, num_warps=1)
+        sizes, kernel = panel(n, width), _both
+        if b.shape[0] < 64:
+            sizes, kernel = panel(64, 16), _both_any
+        kernel[(b.shape[0], triton.cdiv(width, sizes["W"]))](t, b, y, n, width, *st, *sb, **sizes, num_warps=1)
     return handed(y, out)

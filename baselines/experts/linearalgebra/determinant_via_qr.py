@@ -18,10 +18,17 @@ def _det_qr(a, y, n, ab, ar, ac, N: tl.constexpr):
     tl.store(y + batch, (product * last.to(tl.float64)).to(left.dtype))
 
 
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+_det_qr_any = triton.jit(_det_qr.fn, do_not_specialize=_det_qr.arg_names)
+
+
 def determinant_via_qr(A, *, mode="reduced", out=None):
     y = target(out, A, A.shape[:-2])
     if y.numel():
         a, *sa = stacked(A)
         n, N = A.shape[-1], pad(A.shape[-1])
-        _det_qr[(a.shape[0],)](a, y, n, *sa, N=N, num_warps=warps(N * N))
+        kernel = _det_qr
+        if a.shape[0] < 64:
+            kernel, N = _det_qr_any, max(16, N)
+        kernel[(a.shape[0],)](a, y, n, *sa, N=N, num_warps=warps(N * N))
     return handed(y, out)

@@ -28,10 +28,17 @@ def _invert(a, y, n, ab, ar, ac, N: tl.constexpr, PIVOT: tl.constexpr):
     tl.store(y + batch * n * n + place[:, None] * n + origin[None, :], left, mask=inside)
 
 
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+_invert_any = triton.jit(_invert.fn, do_not_specialize=_invert.arg_names)
+
+
 def invert_matrix_lu(A, *, pivot=True, out=None):
     y = target(out, A, A.shape)
     if y.numel():
         a, *sa = stacked(A)
         n, N = A.shape[-1], pad(A.shape[-1])
-        _invert[(a.shape[0],)](a, y, n, *sa, N=N, PIVOT=pivot, num_warps=warps(N * N))
+        kernel = _invert
+        if a.shape[0] < 64:
+            kernel, N = _invert_any, max(16, N)
+        kernel[(a.shape[0],)](a, y, n, *sa, N=N, PIVOT=pivot, num_warps=warps(N * N))
     return handed(y, out)

@@ -47,6 +47,10 @@ def _lu(a, p, lower, upper, M, N, sm, sn, k, PIVOT: tl.constexpr, RP: tl.constex
         tl.store(p + batch * M * M + rows[:, None].to(tl.int64) * M + rows[None, :], square, mask=real)
 
 
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+_lu_any = triton.jit(_lu.fn, do_not_specialize=_lu.arg_names)
+
+
 def lu(A, pivot=True, out=None):
     *lead, m, n = A.shape
     k = min(m, n)
@@ -58,5 +62,9 @@ def lu(A, pivot=True, out=None):
     if B:
         RP, CP = triton.next_power_of_2(m), triton.next_power_of_2(n)
         warps = min(16, max(1, RP * CP // 1024))
-        _lu[(B,)](x, P, L, U, m, n, *x.stride()[-2:], k, PIVOT=bool(pivot), RP=RP, CP=CP, num_warps=warps)
+        kernel = _lu
+        if B < 64:
+            RP = CP = 16 if max(RP, CP) <= 16 else max(64, RP, CP)
+            warps, kernel = min(16, max(1, RP * RP // 512)), _lu_any
+        kernel[(B,)](x, P, L, U, m, n, *x.stride()[-2:], k, PIVOT=bool(pivot), RP=RP, CP=CP, num_warps=warps)
     return (P if out is None or not own else out.copy_(P)), L, U

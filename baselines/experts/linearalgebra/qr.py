@@ -54,6 +54,10 @@ def _qr(a, q, r, M, N, sm, sn, k, qn, rm, WANTED: tl.constexpr, RP: tl.constexpr
         tl.store(q + batch * M * qn + at, y, mask=(rows[:, None] < M) & (wide[None, :] < qn))
 
 
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+_qr_any = triton.jit(_qr.fn, do_not_specialize=_qr.arg_names)
+
+
 def qr(A, mode="reduced", out=None):
     *lead, m, n = A.shape
     k = min(m, n)
@@ -65,8 +69,11 @@ def qr(A, mode="reduced", out=None):
     B = A.numel() // max(1, m * n)
     if B:
         RP, CP, QP = (triton.next_power_of_2(s) for s in (m, n, qn))
-        _qr[(B,)](
-            x, Q, R, m, n, *x.stride()[-2:], k, qn, qn, WANTED=mode != "r", RP=RP, CP=CP, QP=QP,
-            num_warps=min(16, max(1, RP * max(CP, QP) // 1024)),
+        warps, kernel = min(16, max(1, RP * max(CP, QP) // 1024)), _qr
+        if B < 64:
+            RP = CP = QP = 16 if max(RP, CP, QP) <= 16 else max(64, RP, CP, QP)
+            warps, kernel = min(16, max(1, RP * RP // 512)), _qr_any
+        kernel[(B,)](
+            x, Q, R, m, n, *x.stride()[-2:], k, qn, qn, WANTED=mode != "r", RP=RP, CP=CP, QP=QP, num_warps=warps,
         )  # fmt: skip
     return (Q if out is None or not own else out.copy_(Q)), R

@@ -21,15 +21,21 @@ def _solve_add(t, b, y, x, alpha, n, width, tr, tc, br, bc, yr, yc, LONG: tl.con
         tl.store(x + at, total, mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_solve_add_any = triton.jit(_solve_add.fn, do_not_specialize=_solve_add.arg_names)
+
+
 def solve_and_add_scaled_vector(A, b, y, alpha):
     x = torch.empty(b.shape, dtype=b.dtype, device=b.device)
     if x.numel():
         n, width = b.shape
         y = y.expand(n, width)
-        sizes = panel(n, width)
+        sizes, kernel = panel(n, width), _solve_add
+        if max(A.numel(), b.numel()) < 1 << 19:
+            sizes, kernel = panel(64, 16), _solve_add_any
         # A number passed to a kernel would be rounded to fp32.
         alpha = torch.full((), alpha, dtype=b.dtype, device=b.device)
-        _solve_add[(triton.cdiv(width, sizes["W"]),)](
+        kernel[(triton.cdiv(width, sizes["W"]),)](
             A, b, y, x, alpha, n, width, *A.stride(), *b.stride(), *y.stride(), **sizes, num_warps=1
         )  # fmt: skip
     return x

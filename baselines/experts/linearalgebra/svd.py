@@ -128,6 +128,10 @@ def _jacobi(
     tl.store(long + batch * lb + rows[:, None] * ls_c + rows[None, :] * ls_r, basis, mask=wanted)
 
 
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+_jacobi_any = triton.jit(_jacobi.fn, do_not_specialize=_jacobi.arg_names)
+
+
 def svd(A, full_matrices=True):
     m, n = A.shape[-2:]
     lead = A.shape[:-2]
@@ -147,7 +151,10 @@ def svd(A, full_matrices=True):
     ar, ac = (n, 1) if tall else (1, n)
     ls_r, ls_c = (width, 1) if tall else (1, R)
     ss_r, ss_c = (1, k) if tall else (k, 1)
-    _jacobi[(B,)](
+    kernel = _jacobi
+    if B < 64 and (m != n or m % 4):
+        kernel, CP, RP = _jacobi_any, max(16, CP), max(32, RP)
+    kernel[(B,)](
         x, empty(B, CP, RP), empty(B, CP, CP), empty(B, RP, RP), S, long, short, R, k, ar, ac, m * n, width,
         ls_r, ls_c, R * width, ss_r, ss_c, RP=RP, CP=CP, SWEEPS=16,
         num_warps=1 if RP <= 16 else 4 if RP <= 64 else 8,

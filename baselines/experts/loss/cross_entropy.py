@@ -61,6 +61,11 @@ def _reduce(loss, share, out, n, MEAN: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out, result)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_rows_any = triton.jit(_rows.fn, do_not_specialize=_rows.arg_names)
+_reduce_any = triton.jit(_reduce.fn, do_not_specialize=_reduce.arg_names)
+
+
 def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean"):
     """Reads the logits once; the mean divides by the summed weights."""
     B, C = input.shape[:2]
@@ -71,16 +76,19 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
     xb, xc, xs = (*x.stride(), 0)[:3]
     loss = torch.empty(target.shape, dtype=input.dtype, device=input.device)
     share = torch.empty(target.shape, dtype=input.dtype, device=input.device)
-    n = B * S
+    n, few = B * S, input.numel() < 1 << 19
+    rows, add_up = (_rows_any, _reduce_any) if few else (_rows, _reduce)
     if n:
         BC = min(1024, triton.next_power_of_2(C))
         BS = max(1, 4096 // BC) if BC < 512 else 4
-        _rows[(triton.cdiv(n, BS),)](
+        if few:
+            BC, BS = 128, 32
+        rows[(triton.cdiv(n, BS),)](
             x, target.contiguous(), weight.contiguous() if weight is not None else x, loss, share, B, C, S, xb, xc, xs,
             ignore_index, WEIGHTED=weight is not None, BS=BS, BC=BC, num_warps=8,
         )  # fmt: skip
     if reduction == "none":
         return loss
     out = torch.zeros((), dtype=input.dtype, device=input.device)
-    _reduce[(1,)](loss, share, out, n, MEAN=reduction == "mean", BLOCK=1024)
+    add_up[(1,)](loss, share, out, n, MEAN=reduction == "mean", BLOCK=1024)
     return out

@@ -49,24 +49,32 @@ def _finish(sums, y, n, MEAN: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(y, result)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_rows_any = triton.jit(_rows.fn, do_not_specialize=_rows.arg_names)
+_sums_any = triton.jit(_sums.fn, do_not_specialize=_sums.arg_names)
+_finish_any = triton.jit(_finish.fn, do_not_specialize=_finish.arg_names)
+
+
 def nll_loss(input, target, weight=None, ignore_index=-100, reduction="mean"):
     """Only the picked numbers are read, whatever the strides: no input is copied."""
     B = input.shape[0]
     y = torch.empty((B,) if reduction == "none" else (), dtype=input.dtype, device=input.device)
+    few = input.numel() < 1 << 19
+    rows, add_up, finish = (_rows_any, _sums_any, _finish_any) if few else (_rows, _sums, _finish)
     weighted = weight is not None
     w = weight if weighted else input
     strides = (*input.stride(), target.stride(0), w.stride(0))
     if reduction == "none":
         if B:
-            _rows[(triton.cdiv(B, 512),)](
+            rows[(triton.cdiv(B, 512),)](
                 input, target, w, y, B, *strides, ignore_index, WEIGHTED=weighted, BLOCK=512, num_warps=4
             )
         return y
     programs = max(1, min(2048, triton.cdiv(B, 512)))
     sums = torch.empty((2, programs), dtype=input.dtype, device=input.device)
-    _sums[(programs,)](
+    add_up[(programs,)](
         input, target, w, sums, B, triton.cdiv(B, 512 * programs), *strides, ignore_index,
         WEIGHTED=weighted, BLOCK=512, num_warps=4,
     )  # fmt: skip
-    _finish[(1,)](sums, y, programs, MEAN=reduction == "mean", BLOCK=2048, num_warps=4)
+    finish[(1,)](sums, y, programs, MEAN=reduction == "mean", BLOCK=2048, num_warps=4)
     return y

@@ -49,6 +49,11 @@ def _normalise(
     tl.store(y + where, v.to(y.dtype.element_ty), mask=s < S)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_statistics_any = triton.jit(_statistics.fn, do_not_specialize=_statistics.arg_names)
+_normalise_any = triton.jit(_normalise.fn, do_not_specialize=_normalise.arg_names)
+
+
 def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     """In training the statistics kernel also updates the running statistics."""
     x = input.contiguous()
@@ -57,15 +62,17 @@ def batch_norm(input, running_mean, running_var, weight=None, bias=None, trainin
     for size in x.shape[2:]:
         S *= size
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    few = x.numel() < 1 << 19
+    statistics, normalise = (_statistics_any, _normalise_any) if few else (_statistics, _normalise)
     mean, var = running_mean, running_var
     if training:
         mean = torch.empty((C,), dtype=torch.float32, device=x.device)
         var = torch.empty((C,), dtype=torch.float32, device=x.device)
         old = (running_mean, running_var)
-        _statistics[(C,)](x, mean, var, *old, *(v.stride(0) for v in old), N, C, S, momentum, BLOCK=1024)
-    BLOCK = min(4096, max(16, triton.next_power_of_2(S)))
+        statistics[(C,)](x, mean, var, *old, *(v.stride(0) for v in old), N, C, S, momentum, BLOCK=1024)
+    BLOCK = 256 if few else min(4096, max(16, triton.next_power_of_2(S)))
     vectors = (mean, var, weight if weight is not None else mean, bias if bias is not None else mean)
-    _normalise[(N * C, triton.cdiv(S, BLOCK))](
+    normalise[(N * C, triton.cdiv(S, BLOCK))](
         x, y, *vectors, *(v.stride(0) for v in vectors), C, S, eps,
         SCALED=weight is not None, SHIFTED=bias is not None, BLOCK=BLOCK, num_warps=8 if BLOCK >= 2048 else 4,
     )  # fmt: skip

@@ -41,10 +41,15 @@ def _divide(d, norm, y, total, n, inner, BLOCK: tl.constexpr):
     tl.store(y + e, v / tl.load(norm + at, mask=e < total, other=1.0), mask=e < total)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_divide_any = triton.jit(_divide.fn, do_not_specialize=_divide.arg_names)
+
+
 def normalize_pairwise_distance(
     x1, x2, p_distance=2.0, eps_distance=1e-6, keepdim=False, p_norm=2, dim_norm=1, eps_norm=1e-12
 ):
     f = (torch.float32,)
+    few = x1.numel() < 1 << 19
     mode = int(p_distance) if p_distance in (1, 2) else 0
     d = reduce(
         x1, -1, w=x2, states=f, dtypes=f, keepdim=keepdim, s=float(p_distance), t=float(eps_distance), mode=mode
@@ -52,7 +57,8 @@ def normalize_pairwise_distance(
     y = torch.empty(d.shape, dtype=d.dtype, device=d.device)
     if y.numel():
         mode = 10 + (p_norm if p_norm in (1, 2) else 0)
-        norm = reduce(d, dim_norm, states=f, dtypes=f, s=float(p_norm), t=float(eps_norm), mode=mode)[0]
+        norm = reduce(d, dim_norm, states=f, dtypes=f, s=float(p_norm), t=float(eps_norm), mode=mode, few=few)[0]
         total = y.numel()
-        _divide[(triton.cdiv(total, 1024),)](d, norm, y, total, d.shape[dim_norm], d.stride(dim_norm), BLOCK=1024)
+        kernel = _divide_any if few else _divide
+        kernel[(triton.cdiv(total, 1024),)](d, norm, y, total, d.shape[dim_norm], d.stride(dim_norm), BLOCK=1024)
     return y

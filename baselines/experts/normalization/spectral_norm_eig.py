@@ -31,6 +31,10 @@ def _radius(a, out, n, sb, sr, sc, N: tl.constexpr, SQUARINGS: tl.constexpr):
     tl.store(out + batch, tl.where(size > 0, radius, 0.0))
 
 
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+_radius_any = triton.jit(_radius.fn, do_not_specialize=_radius.arg_names)
+
+
 def spectral_norm_eig(A, *, out=None):
     n = A.shape[-1]
     x = A.reshape(-1, n, n)
@@ -38,5 +42,6 @@ def spectral_norm_eig(A, *, out=None):
     if x.shape[0]:
         N = max(16, triton.next_power_of_2(n))
         warps = 1 if N == 16 else 4 if N <= 64 else 8
-        _radius[(x.shape[0],)](x, y, n, *x.stride(), N=N, SQUARINGS=28, num_warps=warps)
+        kernel = _radius_any if x.shape[0] < 32 else _radius
+        kernel[(x.shape[0],)](x, y, n, *x.stride(), N=N, SQUARINGS=28, num_warps=warps)
     return y if out is None or y is out else out.copy_(y)

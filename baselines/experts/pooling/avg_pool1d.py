@@ -26,6 +26,10 @@ def _pool(x, y, rows, L, O, tiles, size, stride, padding, SIZE: tl.constexpr, BR
     tl.store(y + (row * O)[:, None] + o[None, :], total / size, mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_pool_any = triton.jit(_pool.fn, do_not_specialize=_pool.arg_names)
+
+
 def avg_pool1d(input, kernel_size, stride=None, padding=0):
     x = input.contiguous()
     stride = kernel_size if stride is None else stride
@@ -36,9 +40,12 @@ def avg_pool1d(input, kernel_size, stride=None, padding=0):
         rows = y.numel() // O
         BO = min(1024, triton.next_power_of_2(O))
         BR = min(1024 // BO, triton.next_power_of_2(rows))
+        kernel, few = _pool, x.numel() < 1 << 19
+        if few:
+            kernel, BR, BO = _pool_any, 8, 64
         tiles = triton.cdiv(O, BO)
-        _pool[(triton.cdiv(rows, BR) * tiles,)](
+        kernel[(triton.cdiv(rows, BR) * tiles,)](
             x, y, rows, L, O, tiles, kernel_size, stride, padding,
-            SIZE=kernel_size if kernel_size <= 16 else 0, BR=BR, BO=BO,
+            SIZE=kernel_size if kernel_size <= 16 and not few else 0, BR=BR, BO=BO,
         )  # fmt: skip
     return y

@@ -48,14 +48,20 @@ def _attention8(
     tl.store(y + batch * S * D + m[:, None] * D + d[None, :], result, mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_attention8_any = triton.jit(_attention8.fn, do_not_specialize=_attention8.arg_names)
+
+
 def attention_w8a8(query, key, value):
     B, S, D = query.shape
     y = torch.empty((B, S, D), dtype=torch.float32, device=query.device)
     if y.numel():
-        (q, sq), (k, sk), (v, sv) = quantize_lines(query), quantize_lines(key), quantize_lines(value.mT)
-        BM, BN = (64, 64) if S > 128 else (32, 32)
-        _attention8[(triton.cdiv(S, BM), B)](
-            q, k, v, sq, sk, sv, y, S, D, D**-0.5, BM=BM, BN=BN, BD=max(32, triton.next_power_of_2(D)), num_warps=4,
+        few = y.numel() < 1 << 17
+        (q, sq), (k, sk), (v, sv) = (quantize_lines(x, few) for x in (query, key, value.mT))
+        BM, BN = (64, 64) if S > 128 and not few else (32, 32)
+        kernel = _attention8_any if few else _attention8
+        kernel[(triton.cdiv(S, BM), B)](
+            q, k, v, sq, sk, sv, y, S, D, D**-0.5, BM=BM, BN=BN, BD=max(64 if few else 32, triton.next_power_of_2(D)), num_warps=4,
             num_stages=2,
         )  # fmt: skip
     return y

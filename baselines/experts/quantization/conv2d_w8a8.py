@@ -73,6 +73,12 @@ def _conv8(
     tl.store(y + to, result, mask=(m[:, None] < pixels) & (o[None, :] < O))
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_peaks_any = triton.jit(_peaks.fn, do_not_specialize=_peaks.arg_names)
+_images_any = triton.jit(_images.fn, do_not_specialize=_images.arg_names)
+_conv8_any = triton.jit(_conv8.fn, do_not_specialize=_conv8.arg_names)
+
+
 def _pair(v):
     return (v, v) if isinstance(v, int) else tuple(v)
 
@@ -86,21 +92,24 @@ def conv2d_w8a8(input, weight, bias=None, stride=1, padding=0):
     if y.numel() == 0:
         return y
     K, pixels = C * R * S, N * HO * WO
-    qw, scale_w = quantize_lines(weight.permute(0, 2, 3, 1).reshape(1, O, K))
+    few = max(input.numel(), y.numel()) < 1 << 19
+    peaks, images, conv8 = (_peaks_any, _images_any, _conv8_any) if few else (_peaks, _images, _conv8)
+    qw, scale_w = quantize_lines(weight.permute(0, 2, 3, 1).reshape(1, O, K), few)
     BLOCK = max(1024, triton.next_power_of_2(triton.cdiv(C * H * W, 512)))
     CHUNKS = triton.cdiv(C * H * W, BLOCK)
     parts = torch.empty((N, CHUNKS), dtype=torch.float32, device=input.device)
     qx = torch.empty((N, H, W, C), dtype=torch.int8, device=input.device)
     scale_x = torch.empty(N, dtype=torch.float32, device=input.device)
-    _peaks[(N * CHUNKS,)](input, parts, C, H, W, *input.stride(), CHUNKS, BLOCK=BLOCK)
+    peaks[(N * CHUNKS,)](input, parts, C, H, W, *input.stride(), CHUNKS, BLOCK=BLOCK)
     BP = 64
-    _images[(N * triton.cdiv(H * W, BP),)](
-        input, parts, qx, scale_x, C, H, W, *input.stride(), CHUNKS, TOP=triton.next_power_of_2(CHUNKS), BP=BP,
-        BC=min(64, max(4, triton.next_power_of_2(C))),
+    images[(N * triton.cdiv(H * W, BP),)](
+        input, parts, qx, scale_x, C, H, W, *input.stride(), CHUNKS, TOP=max(128 if few else 1, triton.next_power_of_2(CHUNKS)),
+        BP=BP, BC=16 if few else min(64, max(4, triton.next_power_of_2(C))),
     )  # fmt: skip
     BM, BN, BK = (128, 128, 64) if pixels * O >= 1 << 20 else (32, 32, 32)
-    _conv8[(triton.cdiv(pixels, BM), triton.cdiv(O, BN))](
+    conv8[(triton.cdiv(pixels, BM), triton.cdiv(O, BN))](
         qx, qw, qw if bias is None else bias.contiguous(), scale_x, scale_w, y, pixels, C, H, W, HO, WO, O, S, K, sh, sw,
-        ph, pw, BIAS=bias is not None, ALIGNED=C % BK == 0, BM=BM, BN=BN, BK=BK, num_warps=8 if BM == 128 else 4, num_stages=3,
+        ph, pw, BIAS=bias is not None, ALIGNED=not few and C % BK == 0, BM=BM, BN=BN, BK=BK,
+        num_warps=8 if BM == 128 else 4, num_stages=3,
     )  # fmt: skip
     return y

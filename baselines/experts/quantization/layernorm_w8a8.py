@@ -31,17 +31,23 @@ def _norm8(
     tl.store(y + row * L + k, r, mask=k < L)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_norm8_any = triton.jit(_norm8.fn, do_not_specialize=_norm8.arg_names)
+
+
 def layernorm_w8a8(input, normalized_shape, weight=None, bias=None, eps=1e-5):
     x = input.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     L = 1
     for size in normalized_shape:
         L *= size
+    few = x.numel() < 1 << 19
     if x.numel():
-        qw, sw = quantize_lines(weight.reshape(1, 1, L)) if weight is not None else (x, x)
+        qw, sw = quantize_lines(weight.reshape(1, 1, L), few) if weight is not None else (x, x)
         b = x if bias is None else bias.contiguous()
-        BLOCK = triton.next_power_of_2(L)
-        _norm8[(x.numel() // L,)](
+        BLOCK = max(256 if few else 1, triton.next_power_of_2(L))
+        kernel = _norm8_any if few else _norm8
+        kernel[(x.numel() // L,)](
             x, qw, sw, b, y, L, eps, WEIGHT=weight is not None, BIAS=bias is not None, BLOCK=BLOCK,
             num_warps=8 if BLOCK > 2048 else 4,
         )  # fmt: skip

@@ -69,6 +69,11 @@ def _linear4(
     tl.store(to, result.to(tl.float16), mask=(m[None, :] < B) & (n[:, None] < O))
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_pack_any = triton.jit(_pack.fn, do_not_specialize=_pack.arg_names)
+_linear4_any = triton.jit(_linear4.fn, do_not_specialize=_linear4.arg_names)
+
+
 def linear_w4a16(input, weight, bias=None):
     B, K = input.shape
     O = weight.shape[0]
@@ -78,15 +83,20 @@ def linear_w4a16(input, weight, bias=None):
     half = K // 2
     q = torch.empty((O, half), dtype=torch.int8, device=input.device)
     scales = torch.empty(O, dtype=torch.float32, device=input.device)
-    _pack[(O,)](weight, q, scales, K, *weight.stride(), BLOCK=min(2048, max(16, triton.next_power_of_2(half))))
+    few = max(weight.numel(), input.numel()) < 1 << 19
+    pack, linear4 = (_pack_any, _linear4_any) if few else (_pack, _linear4)
+    BLOCK = 128 if few else min(2048, max(16, triton.next_power_of_2(half)))
+    pack[(O,)](weight, q, scales, K, *weight.stride(), BLOCK=BLOCK)
     x = torch.empty((B, 2, half), dtype=input.dtype, device=input.device)
     x[:, 0].copy_(input[:, 0::2])
     x[:, 1].copy_(input[:, 1::2])
     BM, BN, BK, warps = (16 if B <= 16 else 32, 64, 128, 4)
     if triton.cdiv(B, 128) * triton.cdiv(O, 128) >= 100:
         BM, BN, BK, warps = 256, 128, 64, 8
-    _linear4[(triton.cdiv(O, BN) * triton.cdiv(B, BM),)](
-        x, q, scales, q if bias is None else bias.contiguous(), y, B, O, half, BIAS=bias is not None, EVEN=half % BK == 0,
-        BM=BM, BN=BN, BK=BK, GROUP=8, num_warps=warps, num_stages=3,
+    if few:
+        BM, BN, BK = 16, 32, 64
+    linear4[(triton.cdiv(O, BN) * triton.cdiv(B, BM),)](
+        x, q, scales, q if bias is None else bias.contiguous(), y, B, O, half, BIAS=bias is not None,
+        EVEN=not few and half % BK == 0, BM=BM, BN=BN, BK=BK, GROUP=8, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return y

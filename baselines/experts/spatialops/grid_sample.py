@@ -96,6 +96,10 @@ def _sample(
         tl.store(y + (n * C + c) * per_image + e % per_image, total, mask=valid)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_sample_any = triton.jit(_sample.fn, do_not_specialize=_sample.arg_names)
+
+
 def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=False):
     """A 4-D image is a 5-D one of depth 1; the third coordinate is then unused."""
     cube = input.dim() == 5
@@ -108,7 +112,8 @@ def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corner
         per_image = y.numel() // (N * C)
         pixels = N * per_image
         padding = {"zeros": 0, "border": 1, "reflection": 2}[padding_mode]
-        _sample[(triton.cdiv(pixels, 256),)](
+        kernel = _sample_any if max(x.numel(), y.numel()) < 1 << 19 else _sample
+        kernel[(triton.cdiv(pixels, 256),)](
             x, g, y, pixels, C, D, H, W, *x.stride(), per_image,
             CUBE=cube, NEAREST=int(mode == "nearest"), PADDING=padding, ALIGN=bool(align_corners), BLOCK=256,
         )  # fmt: skip

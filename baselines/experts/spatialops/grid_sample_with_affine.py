@@ -83,6 +83,10 @@ def _sample(x, theta, y, C, H, W, OH, OW, xn, xc, xh, xw, down, across, NEAREST:
         tl.store(here + c.to(tl.int64) * OH * OW, total, mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_sample_any = triton.jit(_sample.fn, do_not_specialize=_sample.arg_names)
+
+
 def grid_sample_with_affine(input, theta, size, mode="bilinear", padding_mode="zeros", align_corners=False):
     C, H, W = input.shape[1:]
     N, _, OH, OW = size
@@ -90,9 +94,12 @@ def grid_sample_with_affine(input, theta, size, mode="bilinear", padding_mode="z
     if y.numel():
         BX = min(32, triton.next_power_of_2(OW))
         BY = min(256 // BX, triton.next_power_of_2(OH))
+        kernel = _sample
+        if max(input.numel(), y.numel()) < 1 << 19:
+            kernel, BX, BY = _sample_any, 32, 8
         down, across = triton.cdiv(OH, BY), triton.cdiv(OW, BX)
         padding = {"zeros": 0, "border": 1, "reflection": 2}[padding_mode]
-        _sample[(N * down * across,)](
+        kernel[(N * down * across,)](
             input, theta.contiguous(), y, C, H, W, OH, OW, *input.stride(), down, across,
             NEAREST=int(mode == "nearest"), PADDING=padding, ALIGN=bool(align_corners), BY=BY, BX=BX,
         )  # fmt: skip

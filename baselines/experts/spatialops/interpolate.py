@@ -61,6 +61,10 @@ def _resize(x, y, C, H, W, OH, OW, xn, xc, xh, xw, ry, rx, down, across, MODE: t
     tl.store(y + (plane * OH + i[:, None]) * OW + j[None, :], result, mask=inside)
 
 
+# For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
+_resize_any = triton.jit(_resize.fn, do_not_specialize=_resize.arg_names)
+
+
 def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corners=None):
     N, C, H, W = input.shape
     OH, OW = (int(H * scale_factor), int(W * scale_factor)) if size is None else size
@@ -74,8 +78,11 @@ def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corne
             ratios = [(n - 1) / (o - 1) if o > 1 else 0.0 for n, o in ((H, OH), (W, OW))]
         BX = min(512, triton.next_power_of_2(OW))
         BY = min(1024 // BX, triton.next_power_of_2(OH))
+        kernel = _resize
+        if max(input.numel(), y.numel()) < 1 << 19:
+            kernel, BX, BY = _resize_any, 32, 16
         down, across = triton.cdiv(OH, BY), triton.cdiv(OW, BX)
-        _resize[(N * C * down * across,)](
+        kernel[(N * C * down * across,)](
             x, y, C, H, W, OH, OW, *x.stride(), *ratios, down, across,
             MODE={"nearest": 0, "bilinear": 1, "bicubic": 2}[mode], ALIGN=align, BY=BY, BX=BX,
         )  # fmt: skip

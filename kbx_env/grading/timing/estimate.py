@@ -43,7 +43,7 @@ def floor_us(device: cost.Device, moved: int, operations: float) -> float:
     return max(moved / (device.dram_gbs * 1e3), operations / peak)
 
 
-def _sizes(task: Task, case: Case) -> dict[str, dict[str, Any]]:
+def blank_sizes(task: Task, case: Case) -> dict[str, dict[str, Any]]:
     """Return the wire form of a case's tensors without values: row-major, by parameter."""
     sizes = {}
     for name, t in task.takes.items():
@@ -72,7 +72,7 @@ def _estimate_case(
         The estimate.
     """
     assert session.engine is not None
-    sizes = _sizes(task, case)
+    sizes = blank_sizes(task, case)
     args: dict[str, Any] = dict(sizes)
     for name, value in case.args.items():
         if name not in args and name != "out":
