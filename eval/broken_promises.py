@@ -156,6 +156,15 @@ def _layouts(task: Task, texts: Sequence[str]) -> Broken:
             yield text, _stop(f"{given} and p[{name!r}].dim() > 3")
         elif text == "empty":
             yield text, _stop("any(t.numel() == 0 for n, t in _tensors(p) if n != 'out')")
+        elif text == promises.NEW_CONTIGUOUS:
+            known = sorted({tuple(promises.shapes(task, c).values()) for c in task.cases})
+            yield text, (
+                "given = [t for n, t in _tensors(p) if n != 'out']\n"
+                + _stop(
+                    "all(t.is_contiguous() for t in given) and "
+                    f"tuple(tuple(t.shape) for t in given) not in {known!r}"
+                )
+            )
         elif text == "out= of any strides":
             yield text, "if p['out'] is not None and not p['out'].is_contiguous():\n    return p['out']"
         elif text == "broadcasting both ways":

@@ -47,6 +47,8 @@ SHORT_AXES = ("R", "S", "D", "2", "3")
 UNTESTED = "tested|occur"
 """Words of a sentence that excludes something."""
 
+NEW_CONTIGUOUS = "contiguous tensors of no declared shape"
+"""The promise that a task is not a list of shapes: strides alone must not tell declared cases from derived ones."""
 POINT_OUT = ("fusion/fused_gelu_min", "fusion/fused_sum_std", "reduce/min_gelu")
 """Tasks whose ``out=`` has no axes, and so no strides."""
 
@@ -154,6 +156,9 @@ def _layouts(task: Task) -> Iterator[tuple[str, Test]]:
                 f"{name} written in place, of any strides",
                 lambda c, n=name: n in task.written(c.args) and n in c.layouts,
             )
+    if any(shapes(task, c) for c in task.cases):
+        declared = [shapes(task, c) for c in task.cases]
+        yield NEW_CONTIGUOUS, lambda c: not c.layouts and shapes(task, c) not in declared
     free_rank = [n for n, t in task.takes.items() if t.axes.startswith("*") and " " not in t.axes]
     pairs = [(a, b) for a in free_rank for b in free_rank if a < b and task.takes[a].axes != task.takes[b].axes]
     if (

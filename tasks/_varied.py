@@ -272,6 +272,23 @@ def longs(
     return tuple(drawing(group) for group in groups)
 
 
+def almost_certain(args: Args = None, **more: Any) -> tuple[Family, ...]:
+    """Logits of rows B of two or three classes C, of which one is almost certain: some losses are near zero.
+
+    Args:
+        args: draws further arguments.
+        **more: further axes.
+
+    Returns:
+        The families: one.
+    """
+    return sizes(
+        lambda p: {"B": p.whole(50, 70), "C": p.whole(2, 3)} | more,
+        lambda p, s: {"reduction": "none"} | _args(args, p),
+        where=lambda c: "ignore_index" not in c.args and "target" not in c.draws, draw=Normal(scale=8),
+    )  # fmt: skip
+
+
 def plain(*dtyped: str) -> Callable[[Case], bool]:
     """Return the condition that a case has the declared dtypes."""
     return lambda case: not case.dtypes

@@ -52,6 +52,11 @@ WEIGHTED = {"given": ("weight",)}
             where=lambda c: "ignore_index" not in c.args and "target" not in c.draws,
             full=True,
         ),
+        sizes(
+            lambda p: {"B": p.whole(50, 70), "C": p.whole(2, 3)}, lambda p, s: {"reduction": "none"},
+            where=lambda c: "ignore_index" not in c.args and "target" not in c.draws,
+            draws=lambda p, s: {"input": Uniform(-p.among(1e-3, 1e-4, 1e-5), 0)},
+        ),
         sizes(lambda p: {"B": 0, "C": p.whole(2, 9)}, lambda p, s: {"reduction": p.among("none", "sum")}),
     ),
     timed=tuple(Case({"B": b, "C": c}) for b, c in ((1 << 21, 100), (1 << 22, 50), (1 << 24, 10))),
