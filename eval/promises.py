@@ -113,7 +113,7 @@ def promises(task: Task) -> dict[str, Test]:
     Returns:
         By text of the promise: whether a case tests it.
     """
-    found = dict(_layouts(task)) | dict(_sizes(task)) | dict(_arguments(task)) | dict(_values(task))
+    found = dict(_layouts(task)) | dict(_new_shapes(task)) | dict(_sizes(task)) | dict(_arguments(task)) | dict(_values(task))
     return {text: test for text, test in found.items() if (task.id, text) not in MISREAD}
 
 
@@ -156,9 +156,6 @@ def _layouts(task: Task) -> Iterator[tuple[str, Test]]:
                 f"{name} written in place, of any strides",
                 lambda c, n=name: n in task.written(c.args) and n in c.layouts,
             )
-    if any(shapes(task, c) for c in task.cases):
-        declared = [shapes(task, c) for c in task.cases]
-        yield NEW_CONTIGUOUS, lambda c: not c.layouts and shapes(task, c) not in declared
     free_rank = [n for n, t in task.takes.items() if t.axes.startswith("*") and " " not in t.axes]
     pairs = [(a, b) for a in free_rank for b in free_rank if a < b and task.takes[a].axes != task.takes[b].axes]
     if (
@@ -170,6 +167,13 @@ def _layouts(task: Task) -> Iterator[tuple[str, Test]]:
             "broadcasting both ways",
             lambda c: {a, b} <= set(shapes(task, c)) and _both_ways(*(shapes(task, c)[n] for n in (a, b))),
         )
+
+
+def _new_shapes(task: Task) -> Iterator[tuple[str, Test]]:
+    """Yield the promise that contiguous tensors may have any shape of the contract, not only those of declared cases."""
+    declared = [shapes(task, c) for c in task.cases]
+    if any(declared):
+        yield NEW_CONTIGUOUS, lambda c: not c.layouts and shapes(task, c) not in declared
 
 
 def _widest(task: Task, name: str) -> int:

@@ -357,6 +357,24 @@ def bins(pick: Pick, height: int, width: int, many: bool = False) -> Any:
 # --- products -----------------------------------------------------------------------------------------
 
 
+def balanced(pick: Pick, large: str, small: str, scale: float = 1.0) -> dict[str, Normal]:
+    """Return distributions of two factors, large numbers and small ones, whose products are as large as ever.
+
+    A power of two moves from one factor to the other, so that no rounding changes.
+
+    Args:
+        pick: makes the choices.
+        large: the factor of large numbers.
+        small: the other.
+        scale: standard deviation of both without this.
+
+    Returns:
+        Distributions by tensor.
+    """
+    shift = 2.0 ** pick.among(5, 6)
+    return {large: Normal(scale=scale * shift), small: Normal(scale=scale / shift)}
+
+
 def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tuple[Family, ...]:
     """Linear layers that need two blocks along each axis, also of one or two rows, and in fp16 with a long inner axis.
 
@@ -371,9 +389,10 @@ def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tup
 
     def one(pick: Pick) -> Case:
         axes = {"B": pick.whole(130, 150), "K": pick.whole(560, 640), "O": pick.whole(130, 150)}
+        scale = round(axes["K"] ** -0.25, 3)
         return pick.like(
-            axes, _args(args, pick), where=lambda c: not c.dtypes, draw=Normal(scale=round(axes["K"] ** -0.25, 3)),
-            full=pick.chance(0.8), out=out,
+            axes, _args(args, pick), where=lambda c: not c.dtypes, draw=Normal(scale=scale),
+            draws=balanced(pick, "input", "weight", scale), full=pick.chance(0.8), out=out,
         )  # fmt: skip
 
     def deep(pick: Pick) -> Case:
@@ -383,9 +402,10 @@ def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tup
 
     def vector(pick: Pick) -> Case:
         axes = few_rows(pick, "B", "K", "O")
+        scale = round(axes["K"] ** -0.25, 3)
         return pick.like(
-            axes, _args(args, pick), draw=Normal(scale=round(axes["K"] ** -0.25, 3)), full=pick.chance(0.8), out=out,
-            layouts=adjacent(pick, 1, "weight"),
+            axes, _args(args, pick), draw=Normal(scale=scale), draws=balanced(pick, "weight", "input", scale),
+            full=pick.chance(0.8), out=out, layouts=adjacent(pick, 1, "weight"),
         )  # fmt: skip
 
     return (one, vector, deep) if halves else (one, vector)
@@ -454,12 +474,13 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
     Returns:
         The families.
     """
+    left = {"tensor2": "tensor1"}.get(right, "input")
 
     def batched(pick: Pick) -> Case:
         m, k, n = pick.whole(2, 20), pick.whole(2, 40), pick.whole(2, 20)
         a, b = pick.both_ways(2, 3, 12)
         axes = {"*a": (*a, m, k), "*b": (*b, k, n), "N": n}
-        return pick.like(axes, draw=Normal(), draws={}, dtypes=pick.among(*dtypes))
+        return pick.like(axes, draw=Normal(), draws=balanced(pick, right, left), dtypes=pick.among(*dtypes))
 
     def long(pick: Pick) -> Case:
         # Few rows: kernels for products of a matrix and a vector.
@@ -475,7 +496,8 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
 
     def wide(pick: Pick) -> Case:
         m, k, n = pick.whole(140, 150), pick.whole(2, 20), pick.whole(270, 290)
-        return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws={}, dtypes=pick.among(*dtypes))
+        draws = balanced(pick, left, right)
+        return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws=draws, dtypes=pick.among(*dtypes))
 
     return batched, long, vector, wide
 
@@ -568,7 +590,9 @@ def convs(
             axes, options = conv_sizes(pick, axis, prefix=prefix, out_step=step, groups=groups, least=least)
             extra = dict(more(pick, axes | {"step": step})) if more is not None else {}
             kept = {k: v for k, v in axes.items() if k not in ("P", "Q")}
-            usual: dict[str, Any] = {"out": out, "draw": Normal(), "draws": {}, "full": "O" in axis or pick.chance()}
+            factors = ("weight", "input") if "O" in axis else ("input", "weight")
+            draws = balanced(pick, *factors) if "draw" not in fields else {}
+            usual: dict[str, Any] = {"out": out, "draw": Normal(), "draws": draws, "full": "O" in axis or pick.chance()}
             return pick.like(
                 kept | extra.get("axes", {}), options | _args(args, pick) | extra.get("args", {}), where=where,
                 **(usual | fields),
