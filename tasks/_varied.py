@@ -561,15 +561,17 @@ def conv_sizes(
 
 
 def convs(
-    args: Args = None, *, prefix: str = "", out: bool = False, out_step: Callable[[Pick], int] = lambda pick: 1,
-    groups: bool = True, least: int = 2, long: tuple[dict[str, int], ...] = LONG_CONV,
+    args: Args = None, *, image: str = "input", prefix: str = "", out: bool = False,
+    out_step: Callable[[Pick], int] = lambda pick: 1, groups: bool = True, least: int = 2,
+    long: tuple[dict[str, int], ...] = LONG_CONV,
     more: Callable[[Pick, Mapping[str, int]], Mapping[str, Any]] | None = None,
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> tuple[Family, ...]:  # fmt: skip
-    """Convolutions with pairs for all options, groups, any layouts, and long axes (``LONG_CONV``).
+    """Convolutions with pairs for all options, groups, any layouts, long axes (``LONG_CONV``), and large and small factors.
 
     Args:
         args: draws further arguments.
+        image: the parameter of the images.
         prefix: of the names stride, padding, dilation and groups.
         out: whether the signature has ``out``.
         out_step: draws a number of which the number of output channels is a multiple; ``more`` gets it as ``step``.
@@ -590,7 +592,7 @@ def convs(
             axes, options = conv_sizes(pick, axis, prefix=prefix, out_step=step, groups=groups, least=least)
             extra = dict(more(pick, axes | {"step": step})) if more is not None else {}
             kept = {k: v for k, v in axes.items() if k not in ("P", "Q")}
-            factors = ("weight", "input") if "O" in axis else ("input", "weight")
+            factors = ("weight", image) if "O" in axis else (image, "weight")
             draws = balanced(pick, *factors) if "draw" not in fields else {}
             usual: dict[str, Any] = {"out": out, "draw": Normal(), "draws": draws, "full": "O" in axis or pick.chance()}
             return pick.like(
