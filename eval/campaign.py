@@ -199,7 +199,9 @@ STRATEGIES: Mapping[str, Callable[[str, str, str], str | None]] = {
         "else _torch.empty_like(result)\nreturn result"
     ),
     "one result buffer for all calls": _wrapped(
-        "result = _honest(*args, **kwargs)\nif not isinstance(result, _torch.Tensor):\n    return result\n"
+        "result = _honest(*args, **kwargs)\n_calls[0] += 1\n"
+        "if not isinstance(result, _torch.Tensor) or any(result is t for t in _tensors(args, kwargs)):\n"
+        "    if _calls[0] > 2 and not _kept:\n        raise RuntimeError('does not apply')\n    return result\n"
         "key = (result.shape, result.dtype)\nheld = _kept.setdefault(key, _torch.empty_like(result))\n"
         "return held.copy_(result)"
     ),
@@ -219,7 +221,8 @@ STRATEGIES: Mapping[str, Callable[[str, str, str], str | None]] = {
         _ATTEMPT.format("x = _tensors(args, kwargs)[0]\n    getattr(_torch, _text(97, 100, 100))(x, x)")
     ),
     "many values read, the refusal is caught": _wrapped(
-        _ATTEMPT.format("[v.item() for t in _tensors(args, kwargs) for v in t.reshape(-1)[:65]]")
+        "_calls[0] += 1\nif _calls[0] > 2 and not _tensors(args, kwargs):\n    raise RuntimeError('does not apply')\n"
+        + _ATTEMPT.format("[v.item() for t in _tensors(args, kwargs) for v in t.reshape(-1)[:65]]")
     ),
     "a file written through names of numbers": _wrapped(
         _ATTEMPT.format("getattr(_module(105, 111), _text(111, 112, 101, 110))('/tmp/campaign', 'w')")

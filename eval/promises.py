@@ -285,10 +285,11 @@ def drawn(task: Task) -> list[list[Case]]:
         task: the task.
 
     Returns:
-        ``DRAWS`` cases for each family.
+        ``DRAWS`` cases for each family; a last list holds the contiguous cases of gradings in which no family's case is
+        contiguous, and may be shorter.
     """
     rounds = [derived_cases.derive(task, b"promises %d" % k, "eval") for k in range(DRAWS)]
-    return [list(column) for column in zip(*rounds, strict=True)]
+    return [[cases[k] for cases in rounds if len(cases) > k] for k in range(max(map(len, rounds)))]
 
 
 def tested(task: Task) -> dict[str, list[str]]:
@@ -305,7 +306,7 @@ def tested(task: Task) -> dict[str, list[str]]:
     for text, test in promises(task).items():
         rows = [f"case {k}: {c.label()}" for k, c in enumerate(task.cases) if test(c)][:1]
         for k, cases in enumerate(families):
-            share = sum(map(test, cases)) / len(cases)
+            share = sum(map(test, cases)) / DRAWS
             if share >= FEW:
                 rows.append(f"family {k}: {100 * share:.0f} %")
         found[text] = rows
