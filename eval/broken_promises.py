@@ -7,7 +7,8 @@ Each kernel is an expert behind a wrapper that goes wrong exactly where one prom
 tensor of three axes as contiguous, knows the listed arguments only, leaves out the second block along an axis. The
 promises are those of ``eval/promises.py``. Every kernel is graded ``--times`` times, since each grading draws cases of its
 own; a kernel that is paid once is a gap. ``--arguments`` ignores one optional argument at a time instead: where the judge
-refuses the reference's own answer with the default in its place, nothing is graded. Arguments without an effect by contract
+refuses the reference's own answer with the default in its place, nothing is graded. It also lists ``CHANGES`` of arguments,
+such as their absolute value, that no case tells from the right value. Arguments without an effect by contract
 are in ``NO_EFFECT``, with the reason. ``FILE`` gets one JSON object a line, and an interrupted run
 goes on where its file ends.
 """
@@ -16,8 +17,10 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import inspect
 import itertools
 import json
+import math
 import re
 import sys
 import time
@@ -44,6 +47,9 @@ WALL = 60.0
 """Seconds of wall time for one kernel."""
 NO_EFFECT: Mapping[tuple[str, str], str] = {
     ("activation/gelu_int8", "approximate"): "both formulas give the same integer for all 256 inputs",
+    ("fusion/fused_embedding_add_tanh", "padding_idx"): "concerns gradients, which are not computed",
+    ("fusion/fused_embedding_add_tanh", "scale_grad_by_freq"): "concerns gradients, which are not computed",
+    ("fusion/fused_embedding_add_tanh", "sparse"): "concerns gradients, which are not computed",
     ("fusion/fused_gather_masked_fill", "sparse_grad"): "concerns gradients, which are not computed",
     ("fusion/fused_instance_norm_selu_conv2d", "num_features"): "accepted without effect: there are no weights",
     ("fusion/fused_instance_norm_selu_conv2d", "momentum"): "accepted without effect: there are no running statistics",
@@ -156,6 +162,15 @@ def _layouts(task: Task, texts: Sequence[str]) -> Broken:
             yield text, _stop(f"{given} and p[{name!r}].dim() > 3")
         elif text == "empty":
             yield text, _stop("any(t.numel() == 0 for n, t in _tensors(p) if n != 'out')")
+        elif text == promises.NEW_CONTIGUOUS:
+            known = sorted({tuple(promises.shapes(task, c).values()) for c in task.cases})
+            yield text, (
+                "given = [t for n, t in _tensors(p) if n != 'out']\n"
+                + _stop(
+                    "all(t.is_contiguous() for t in given) and "
+                    f"tuple(tuple(t.shape) for t in given) not in {known!r}"
+                )
+            )
         elif text == "out= of any strides":
             yield text, "if p['out'] is not None and not p['out'].is_contiguous():\n    return p['out']"
         elif text == "broadcasting both ways":
@@ -266,37 +281,82 @@ DRAWS = 4
 """Gradings whose derived cases are asked whether they need an argument."""
 
 
-def noticed(task: Task, name: str) -> bool | None:
-    """Return whether the judge refuses the reference's own answer with the default in the place of an argument.
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+Change = Callable[[Any, Any], Any]
+"""What a wrong kernel takes for an argument: a function of its value and its default."""
+CHANGES: Mapping[str, Change] = {
+    "its default": lambda v, d: d,
+    "its default where it is zero or empty": lambda v, d: d if not v and not isinstance(v, bool) and v is not None else v,
+    "its absolute value": lambda v, d: abs(v) if _number(v) else v,
+    "one more": lambda v, d: v + 1 if _number(v) and isinstance(v, int) else v,
+    "one percent more": lambda v, d: v * 1.01 if _number(v) and isinstance(v, float) else v,
+    "one at most": lambda v, d: min(v, 1) if _number(v) else v,
+    "its first number twice": lambda v, d: type(v)([v[0]] * len(v)) if isinstance(v, tuple | list) and v else v,
+    "its first number alone": lambda v, d: type(v)(v[:1]) if isinstance(v, tuple | list) else v,
+}
+"""Changes of arguments, by name."""
+SAME: Mapping[tuple[str, str, str], str] = {
+    ("fusion/fused_cross_entropy_log_softmax", "dim", "its absolute value"): "the last of two axes is axis 1",
+    ("linearalgebra/pseudoinverse_svd", "rcond", "one percent more"): "no singular value is that close to the bound",
+    ("loss/cross_entropy", "ignore_index", "its absolute value"): "where -100 is passed, nothing is ignored",
+    ("loss/nll_loss", "ignore_index", "its absolute value"): "where -100 is passed, nothing is ignored",
+    ("normalization/symmetric_matrix_vector_norm", "alpha", "its absolute value"): "a norm does not depend on the sign",
+}  # fmt: skip
+"""Changes that make no difference, by task, argument and change, and why."""
+
+
+def noticed(task: Task, name: str, change: str = "its default") -> bool | None:
+    """Return whether the judge refuses the reference's own answer with something else in the place of an argument.
 
     Args:
         task: the task.
         name: the argument.
+        change: one of ``CHANGES``.
 
     Returns:
         ``None`` for judges of random or quantized results, whose answers the reference alone does not give: there a
-        kernel must be graded.
+        kernel must be graded; and where no case has a value that is changed.
     """
     if not isinstance(task.truth, Close | Exact):
         return None
-    default = task.signature.parameters[name].default
+    default, tried = task.signature.parameters[name].default, False
+    if default is inspect.Parameter.empty and "default" in change:
+        return None
     drawn = (c for k in range(DRAWS) for c in derived_cases.derive(task, b"arguments %d" % k, "eval"))
     for k, case in enumerate(itertools.chain(task.cases, drawn)):
-        if name not in case.args or case.args[name] == default:
+        if name not in case.args or _alike(case.args[name], value := CHANGES[change](case.args[name], default)):
             continue
+        tried = True
         case = replace(case, out=False, layouts={n: v for n, v in case.layouts.items() if n != "out"})
         args = inputs.draw(task, case, k + 1)
-        without = {n: v for n, v in args.items() if n != name}
+        without = {n: v for n, v in args.items() if n != name} | ({} if change == "its default" else {name: value})
         try:
             other = reference.expect(task, case, without, "cpu", exact=False)
         except Exception:
             return True  # the call needs the argument
-        kept = {n: v for n, v in without.items() if isinstance(v, torch.Tensor)}
+        kept = {n: v for n, v in without.items() if isinstance(v, torch.Tensor)} | dict(other.native_written)
         plain = tuple(o.requires_grad for o in other.native)
         made = judges.Answer(tuple(other.native), other.is_tuple, kept, other.aliases, other.aliases, grads=plain)
         if not judges.judge(task, case, args, [made] * judges.calls_needed(task, case)).passed:
             return True
-    return False
+    return False if tried else None
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Return whether two arguments are of one kind and have one text: NaN is like NaN."""
+    return type(a) is type(b) and repr(a) == repr(b)
+
+
+def unnoticed(task: Task) -> list[tuple[str, str]]:
+    """Return the arguments and changes that no case tells from the right ones, as (argument, change)."""
+    passed = {n for c in task.cases for n in c.args} & set(task.signature.parameters) - set(task.takes) - {"out", "inplace"}
+    return [
+        (name, change) for name in sorted(passed) for change in CHANGES
+        if (task.id, name) not in NO_EFFECT and (task.id, name, change) not in SAME and noticed(task, name, change) is False
+    ]  # fmt: skip
 
 
 _graders: list[Grader] = []
@@ -378,6 +438,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         by_id = {task.id: task for task in tasks}
         known = len(jobs)
         jobs = [j for j in jobs if not noticed(by_id[j[0]], j[1])]
+        for task in tasks:
+            print("".join(f"no case of {task.id} tells {name} from {what}\n" for name, what in unnoticed(task)), end="")
         print(f"{known} arguments, {known - len(jobs)} needed by the judge; kernels that ignore the others are graded")
     rows: list[dict[str, Any]] = []
     if options.json and options.json.exists():

@@ -111,12 +111,13 @@ def _before(text: str) -> Callable[[str, str, str], str | None]:
 
 
 def _updated(source: str, entry: str, signature: str) -> str | None:
-    """Put another text in the place of the first kernel that stores, at run time."""
-    kernel = next((m for m in re.finditer(r"@triton\.jit\ndef (\w+)\((?:.*\n)*?(?=\n\n)", source) if "tl.store(" in m[0]), None)
-    if kernel is None:
-        return None
-    change = f"{kernel[1]}.src.replace('    tl.store(', '    tl.debug_barrier()\\n    tl.store(', 1)"
-    return f"{source}\n{PRELUDE}\ngetattr({kernel[1]}, '_unsafe_update_' + 'src')({change})\n"
+    """Put another text in the place of every kernel that stores, at run time: a task does not launch all of them."""
+    kernels = [m[1] for m in re.finditer(r"@triton\.jit\ndef (\w+)\((?:.*\n)*?(?=\n\n)", source) if "tl.store(" in m[0]]
+    changes = [
+        f"getattr({k}, '_unsafe_update_' + 'src')({k}.src.replace('    tl.store(', '    tl.debug_barrier()\\n    tl.store(', 1))"
+        for k in kernels
+    ]
+    return "\n".join([source, PRELUDE, *changes, ""]) if kernels else None
 
 
 def _compute_rounded(number: str) -> Callable[[str, str, str], str | None]:
@@ -198,7 +199,9 @@ STRATEGIES: Mapping[str, Callable[[str, str, str], str | None]] = {
         "else _torch.empty_like(result)\nreturn result"
     ),
     "one result buffer for all calls": _wrapped(
-        "result = _honest(*args, **kwargs)\nif not isinstance(result, _torch.Tensor):\n    return result\n"
+        "result = _honest(*args, **kwargs)\n_calls[0] += 1\n"
+        "if not isinstance(result, _torch.Tensor) or any(result is t for t in _tensors(args, kwargs)):\n"
+        "    if _calls[0] > 2 and not _kept:\n        raise RuntimeError('does not apply')\n    return result\n"
         "key = (result.shape, result.dtype)\nheld = _kept.setdefault(key, _torch.empty_like(result))\n"
         "return held.copy_(result)"
     ),
@@ -218,7 +221,8 @@ STRATEGIES: Mapping[str, Callable[[str, str, str], str | None]] = {
         _ATTEMPT.format("x = _tensors(args, kwargs)[0]\n    getattr(_torch, _text(97, 100, 100))(x, x)")
     ),
     "many values read, the refusal is caught": _wrapped(
-        _ATTEMPT.format("[v.item() for t in _tensors(args, kwargs) for v in t.reshape(-1)[:65]]")
+        "_calls[0] += 1\nif _calls[0] > 2 and not _tensors(args, kwargs):\n    raise RuntimeError('does not apply')\n"
+        + _ATTEMPT.format("[v.item() for t in _tensors(args, kwargs) for v in t.reshape(-1)[:65]]")
     ),
     "a file written through names of numbers": _wrapped(
         _ATTEMPT.format("getattr(_module(105, 111), _text(111, 112, 101, 110))('/tmp/campaign', 'w')")
@@ -333,6 +337,16 @@ STRATEGIES: Mapping[str, Callable[[str, str, str], str | None]] = {
     "inputs clamped to four": _replaced(
         r"= tl\.load\(([^()\n]+), mask=([^()\n]+), other=0\.0\)", r"= tl.clamp(tl.load(\1, mask=\2, other=0.0), -4.0, 4.0)"
     ),
+    "inputs clamped to sixteen": _replaced(
+        r"= tl\.load\(([^()\n]+), mask=([^()\n]+), other=0\.0\)", r"= tl.clamp(tl.load(\1, mask=\2, other=0.0), -16.0, 16.0)"
+    ),
+    "small inputs dropped": _replaced(
+        r"^( +)(\w+) = tl\.load\(([^()\n]+), mask=([^()\n]+), other=0\.0\)$",
+        r"\1\2 = tl.load(\3, mask=\4, other=0.0)\n\1\2 = tl.where(tl.abs(\2) > 1e-4, \2, 0.0)",
+    ),
+    "a fixed number in the place of a maximum": _replaced(
+        r"tl\.max\((v|x|scores|part|z|peak), ([01])\)", r"(tl.max(\1, \2) * 0.0 + 20.0)"
+    ),
 }  # fmt: skip
 """Name of each strategy, and its change of (source, entry, signature): a new source, or ``None`` where it does not apply."""
 
@@ -346,7 +360,6 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
     ("mask one short", "linearalgebra/solve_and_add_scaled_vector"): "Rows above the diagonal never include the last one.",
     ("NaN taken for zero", "matrixmultiply/addmm"): "Only input may hold NaN, with beta = 0; the change is in mat1 and mat2.",
     ("optional arguments ignored", "activation/gelu_int8"): "Both formulas give the same for each of the 256 inputs.",
-    ("source replaced at run time", "fusion/fused_qr_solve"): "The task does not launch the kernel that is changed.",
     ("last element never stored, zeros there", "fusion/fused_mul_add_logsoftmax_dropout_bmm"):
         "The changed mask is that of a kernel of one tensor; the task launches the one of three.",
 }  # fmt: skip

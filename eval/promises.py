@@ -47,6 +47,8 @@ SHORT_AXES = ("R", "S", "D", "2", "3")
 UNTESTED = "tested|occur"
 """Words of a sentence that excludes something."""
 
+NEW_CONTIGUOUS = "contiguous tensors of no declared shape"
+"""The promise that a task is not a list of shapes: strides alone must not tell declared cases from derived ones."""
 POINT_OUT = ("fusion/fused_gelu_min", "fusion/fused_sum_std", "reduce/min_gelu")
 """Tasks whose ``out=`` has no axes, and so no strides."""
 
@@ -111,7 +113,7 @@ def promises(task: Task) -> dict[str, Test]:
     Returns:
         By text of the promise: whether a case tests it.
     """
-    found = dict(_layouts(task)) | dict(_sizes(task)) | dict(_arguments(task)) | dict(_values(task))
+    found = dict(_layouts(task)) | dict(_new_shapes(task)) | dict(_sizes(task)) | dict(_arguments(task)) | dict(_values(task))
     return {text: test for text, test in found.items() if (task.id, text) not in MISREAD}
 
 
@@ -165,6 +167,13 @@ def _layouts(task: Task) -> Iterator[tuple[str, Test]]:
             "broadcasting both ways",
             lambda c: {a, b} <= set(shapes(task, c)) and _both_ways(*(shapes(task, c)[n] for n in (a, b))),
         )
+
+
+def _new_shapes(task: Task) -> Iterator[tuple[str, Test]]:
+    """Yield the promise that contiguous tensors may have any shape of the contract, not only those of declared cases."""
+    declared = [shapes(task, c) for c in task.cases]
+    if any(declared):
+        yield NEW_CONTIGUOUS, lambda c: not c.layouts and shapes(task, c) not in declared
 
 
 def _widest(task: Task, name: str) -> int:
@@ -276,10 +285,11 @@ def drawn(task: Task) -> list[list[Case]]:
         task: the task.
 
     Returns:
-        ``DRAWS`` cases for each family.
+        ``DRAWS`` cases for each family; a last list holds the contiguous cases of gradings in which no family's case is
+        contiguous, and may be shorter.
     """
     rounds = [derived_cases.derive(task, b"promises %d" % k, "eval") for k in range(DRAWS)]
-    return [list(column) for column in zip(*rounds, strict=True)]
+    return [[cases[k] for cases in rounds if len(cases) > k] for k in range(max(map(len, rounds)))]
 
 
 def tested(task: Task) -> dict[str, list[str]]:
@@ -296,7 +306,7 @@ def tested(task: Task) -> dict[str, list[str]]:
     for text, test in promises(task).items():
         rows = [f"case {k}: {c.label()}" for k, c in enumerate(task.cases) if test(c)][:1]
         for k, cases in enumerate(families):
-            share = sum(map(test, cases)) / len(cases)
+            share = sum(map(test, cases)) / DRAWS
             if share >= FEW:
                 rows.append(f"family {k}: {100 * share:.0f} %")
         found[text] = rows

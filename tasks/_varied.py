@@ -272,6 +272,23 @@ def longs(
     return tuple(drawing(group) for group in groups)
 
 
+def almost_certain(args: Args = None, **more: Any) -> tuple[Family, ...]:
+    """Logits of rows B of two or three classes C, of which one is almost certain: some losses are near zero.
+
+    Args:
+        args: draws further arguments.
+        **more: further axes.
+
+    Returns:
+        The families: one.
+    """
+    return sizes(
+        lambda p: {"B": p.whole(50, 70), "C": p.whole(2, 3)} | more,
+        lambda p, s: {"reduction": "none"} | _args(args, p),
+        where=lambda c: "ignore_index" not in c.args and "target" not in c.draws, draw=Normal(scale=8),
+    )  # fmt: skip
+
+
 def plain(*dtyped: str) -> Callable[[Case], bool]:
     """Return the condition that a case has the declared dtypes."""
     return lambda case: not case.dtypes
@@ -340,6 +357,24 @@ def bins(pick: Pick, height: int, width: int, many: bool = False) -> Any:
 # --- products -----------------------------------------------------------------------------------------
 
 
+def balanced(pick: Pick, large: str, small: str, scale: float = 1.0) -> dict[str, Normal]:
+    """Return distributions of two factors, large numbers and small ones, whose products are as large as ever.
+
+    A power of two moves from one factor to the other, so that no rounding changes.
+
+    Args:
+        pick: makes the choices.
+        large: the factor of large numbers.
+        small: the other.
+        scale: standard deviation of both without this.
+
+    Returns:
+        Distributions by tensor.
+    """
+    shift = 2.0 ** pick.among(5, 6)
+    return {large: Normal(scale=scale * shift), small: Normal(scale=scale / shift)}
+
+
 def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tuple[Family, ...]:
     """Linear layers that need two blocks along each axis, also of one or two rows, and in fp16 with a long inner axis.
 
@@ -354,9 +389,10 @@ def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tup
 
     def one(pick: Pick) -> Case:
         axes = {"B": pick.whole(130, 150), "K": pick.whole(560, 640), "O": pick.whole(130, 150)}
+        scale = round(axes["K"] ** -0.25, 3)
         return pick.like(
-            axes, _args(args, pick), where=lambda c: not c.dtypes, draw=Normal(scale=round(axes["K"] ** -0.25, 3)),
-            full=pick.chance(0.8), out=out,
+            axes, _args(args, pick), where=lambda c: not c.dtypes, draw=Normal(scale=scale),
+            draws=balanced(pick, "input", "weight", scale), full=pick.chance(0.8), out=out,
         )  # fmt: skip
 
     def deep(pick: Pick) -> Case:
@@ -366,9 +402,10 @@ def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tup
 
     def vector(pick: Pick) -> Case:
         axes = few_rows(pick, "B", "K", "O")
+        scale = round(axes["K"] ** -0.25, 3)
         return pick.like(
-            axes, _args(args, pick), draw=Normal(scale=round(axes["K"] ** -0.25, 3)), full=pick.chance(0.8), out=out,
-            layouts=adjacent(pick, 1, "weight"),
+            axes, _args(args, pick), draw=Normal(scale=scale), draws=balanced(pick, "weight", "input", scale),
+            full=pick.chance(0.8), out=out, layouts=adjacent(pick, 1, "weight"),
         )  # fmt: skip
 
     return (one, vector, deep) if halves else (one, vector)
@@ -437,12 +474,13 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
     Returns:
         The families.
     """
+    left = {"tensor2": "tensor1"}.get(right, "input")
 
     def batched(pick: Pick) -> Case:
         m, k, n = pick.whole(2, 20), pick.whole(2, 40), pick.whole(2, 20)
         a, b = pick.both_ways(2, 3, 12)
         axes = {"*a": (*a, m, k), "*b": (*b, k, n), "N": n}
-        return pick.like(axes, draw=Normal(), draws={}, dtypes=pick.among(*dtypes))
+        return pick.like(axes, draw=Normal(), draws=balanced(pick, right, left), dtypes=pick.among(*dtypes))
 
     def long(pick: Pick) -> Case:
         # Few rows: kernels for products of a matrix and a vector.
@@ -458,7 +496,8 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
 
     def wide(pick: Pick) -> Case:
         m, k, n = pick.whole(140, 150), pick.whole(2, 20), pick.whole(270, 290)
-        return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws={}, dtypes=pick.among(*dtypes))
+        draws = balanced(pick, left, right)
+        return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws=draws, dtypes=pick.among(*dtypes))
 
     return batched, long, vector, wide
 
@@ -522,15 +561,17 @@ def conv_sizes(
 
 
 def convs(
-    args: Args = None, *, prefix: str = "", out: bool = False, out_step: Callable[[Pick], int] = lambda pick: 1,
-    groups: bool = True, least: int = 2, long: tuple[dict[str, int], ...] = LONG_CONV,
+    args: Args = None, *, image: str = "input", prefix: str = "", out: bool = False,
+    out_step: Callable[[Pick], int] = lambda pick: 1, groups: bool = True, least: int = 2,
+    long: tuple[dict[str, int], ...] = LONG_CONV,
     more: Callable[[Pick, Mapping[str, int]], Mapping[str, Any]] | None = None,
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> tuple[Family, ...]:  # fmt: skip
-    """Convolutions with pairs for all options, groups, any layouts, and long axes (``LONG_CONV``).
+    """Convolutions with pairs for all options, groups, any layouts, long axes (``LONG_CONV``), and large and small factors.
 
     Args:
         args: draws further arguments.
+        image: the parameter of the images.
         prefix: of the names stride, padding, dilation and groups.
         out: whether the signature has ``out``.
         out_step: draws a number of which the number of output channels is a multiple; ``more`` gets it as ``step``.
@@ -551,7 +592,9 @@ def convs(
             axes, options = conv_sizes(pick, axis, prefix=prefix, out_step=step, groups=groups, least=least)
             extra = dict(more(pick, axes | {"step": step})) if more is not None else {}
             kept = {k: v for k, v in axes.items() if k not in ("P", "Q")}
-            usual: dict[str, Any] = {"out": out, "draw": Normal(), "draws": {}, "full": "O" in axis or pick.chance()}
+            factors = ("weight", image) if "O" in axis else (image, "weight")
+            draws = balanced(pick, *factors) if "draw" not in fields else {}
+            usual: dict[str, Any] = {"out": out, "draw": Normal(), "draws": draws, "full": "O" in axis or pick.chance()}
             return pick.like(
                 kept | extra.get("axes", {}), options | _args(args, pick) | extra.get("args", {}), where=where,
                 **(usual | fields),

@@ -23,10 +23,15 @@ REDRAWS = 40
 draw in eight has such a value, 199 of 200 gradings do."""
 ALIKE = 0.3
 """Share of the cases in which tensors with equally many axes have one layout."""
+MANY_AXES = 3
+"""Axes from which on their order in memory is a promise of its own."""
 
 
 def derive(task: Task, secret: bytes, split: str) -> list[Case]:
     """Draw one case of each family, so that arguments have values that no declared case has.
+
+    In one case all tensors are contiguous: otherwise a kernel could tell declared cases, whose shapes can be learned, from
+    derived ones by their strides.
 
     Args:
         task: the task.
@@ -34,7 +39,7 @@ def derive(task: Task, secret: bytes, split: str) -> list[Case]:
         split: ``train`` or ``eval``. In ``train`` no case has the sizes of a held-out one.
 
     Returns:
-        The cases, in the order of ``task.varied``.
+        The cases, in the order of ``task.varied``. Where none of them can spare its layouts, one more case follows.
 
     Raises:
         DeclarationError: a family draws nothing but sizes of held-out cases, or names what the task lacks.
@@ -50,7 +55,34 @@ def derive(task: Task, secret: bytes, split: str) -> list[Case]:
             more = elsewhere | _new_values(known, case) > elsewhere | _new_values(known, drawn[k][0])
             if more and dict(case.axes) not in held:
                 drawn[k] = case, pick
-    return [laid_out(task, case, pick, alike=pick.chance(ALIKE)) for case, pick in drawn]
+    cases = [laid_out(task, case, pick, alike=pick.chance(ALIKE)) for case, pick in drawn]
+    pick = Pick(inputs.case_seed(secret, task.id, f"{split} contiguous", 0, 0))
+    free = [k for k, (case, _) in enumerate(drawn) if not case.layouts and task.takes]
+    if spare := [k for k in free if _can_spare(task, cases, k)]:
+        k = pick.among(*spare)
+        cases[k] = replace(cases[k], layouts={})
+    elif free:
+        k = pick.among(*free)
+        cases.append(_drawn(task, k, seeds[k], held)[0])
+    return cases
+
+
+def _can_spare(task: Task, cases: Sequence[Case], number: int) -> bool:
+    """Return whether other cases lay out every tensor that a case lays out, with as many axes (up to ``MANY_AXES``)."""
+
+    def axes(case: Case, name: str) -> int:
+        found = parsed(case.layouts[name])
+        return min(MANY_AXES, len(found[0])) if found is not None else 0
+
+    case, others = cases[number], [*cases[:number], *cases[number + 1 :]]
+    written = task.written(case.args)
+    return all(
+        any(
+            name in c.layouts and axes(c, name) >= axes(case, name) and (name not in written or name in task.written(c.args))
+            for c in others
+        )
+        for name in case.layouts
+    )  # fmt: skip
 
 
 def _seeds(task: Task, number: int, secret: bytes, split: str) -> Iterator[Pick]:

@@ -1,7 +1,7 @@
 """activation/combined_activation."""
 
 import torch
-from kbx_env.tasks._varied import adjacent, few_rows
+from kbx_env.tasks._varied import adjacent, balanced, few_rows
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -13,17 +13,17 @@ def _case(n, k, d, lead=None, bias=None, **more):
 
 
 def _long(p):
-    return _product(p, {"N": p.whole(130, 150), "K": p.whole(560, 640), "D": p.whole(130, 150)})
+    return _product(p, {"N": p.whole(130, 150), "K": p.whole(560, 640), "D": p.whole(130, 150)}, "input", "weight1")
 
 
 def _vector(p):
-    return _product(p, few_rows(p, "N", "K", "D"), layouts=adjacent(p, 0, "weight1"))
+    return _product(p, few_rows(p, "N", "K", "D"), "weight1", "input", layouts=adjacent(p, 0, "weight1"))
 
 
-def _product(p, s, **more):
+def _product(p, s, large, small, **more):
     shape = (s["N"], s["D"])
     return p.like(s | {"*w": p.broadcast(shape), "*b": p.broadcast(shape)}, out=True,
-                  draws=dict.fromkeys(("input", "weight1"), Normal(scale=s["K"] ** -0.25)), **more)  # fmt: skip
+                  draws=balanced(p, large, small, round(s["K"] ** -0.25, 3)), **more)  # fmt: skip
 
 
 @task(

@@ -30,8 +30,8 @@ def relu(input, inplace=False):
 
     Example: relu([-1.5, 0, 2, inf, nan]) = [0, 0, 2, inf, nan]
 
-    NaN gives NaN; the sign of a zero does not matter. inplace=False (the default): a new fp32 tensor of the same shape,
-    input is not changed. inplace=True: the result is written into input, whatever its strides, and input itself is
-    returned. input may be non-contiguous, 0-d or empty.
+    NaN gives NaN, -inf zero; the sign of a zero does not matter. inplace=False (the default): a new fp32 tensor of the
+    same shape, input is not changed. inplace=True: the result is written into input, whatever its strides, and input
+    itself is returned. input may be non-contiguous, 0-d or empty.
     """
     return F.relu(input, inplace=inplace)

@@ -2,11 +2,12 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import TF32
-from kbx_env.tasks._varied import longs, sized
+from kbx_env.tasks._varied import balanced, longs, sized
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
 
+FACTORS = ("input", "weight")
 SMALL = {"N": 1, "C": 3, "H": 5, "W": 5, "D": 2, "R": 3, "S": 3, "O": 2}
 IMAGE = {"N": 2, "C": 6, "H": 9, "W": 11, "D": 4, "R": 3, "S": 3, "O": 4}
 
@@ -23,7 +24,8 @@ def _any_options(p, s):
     extra = tuple(p.whole(0, max(s, k) - 1) for s, k in zip(stride, dilation, strict=True))
     axes = {"N": n, "C": c, "H": h, "W": w, "D": d, "R": p.whole(2, 4), "S": p.whole(2, 4), "O": d * g}
     return p.like(axes, {"stride": stride, "padding": (p.whole(0, 1), p.whole(0, 1)), "output_padding": extra, "groups": g,
-                         "dilation": dilation}, full=p.chance(0.9), draw=Normal())  # fmt: skip
+                         "dilation": dilation}, full=p.chance(0.9), draw=Normal(),
+                  draws=balanced(p, *p.shuffled(FACTORS)))  # fmt: skip
 
 
 @task(

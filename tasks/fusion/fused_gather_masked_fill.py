@@ -84,9 +84,9 @@ def fused_gather_masked_fill(input, dim, index, mask, value, *, sparse_grad=Fals
     shape and does not enlarge it; where it is True, index is a valid position too. value is a number (infinite or NaN
     too), rounded to input's dtype; for int64 a whole number. sparse_grad concerns gradients and changes nothing here.
 
-    The result has the shape of index and the dtype of input; values are moved, not changed. out: None (the default: a
-    new tensor), or a tensor of the result's shape and dtype with any strides and any contents, which is filled and
-    returned. Inputs may have any strides, index may be empty; none of them is changed.
+    The result has the shape of index and the dtype of input; values are moved, not changed (infinities too). out: None
+    (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any contents, which is
+    filled and returned. Inputs may have any strides, index may be empty; none of them is changed.
     """
     y = torch.gather(input, dim, index).masked_fill(mask, value)
     return y if out is None else out.copy_(y)

@@ -55,7 +55,7 @@ def _case(shape, mask, other, args=None, **more):
     ),
     varied=(
         both_ways("*", "*m", args=lambda p: {"other": p.real(-1, 1), "alpha": p.real(-2, 2)}, out=True,
-                  draws={"mask": Bernoulli(0.4)}),
+                  draws={"mask": Bernoulli(0.95)}),
     ),
     timed=(*(_case((1 << k,), (1 << k,), 0.5) for k in (23, 25, 27)), _case((1 << 25,), (1 << 25,), 0.5, TANH)),
 )  # fmt: skip

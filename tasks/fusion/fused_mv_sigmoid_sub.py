@@ -1,10 +1,10 @@
 """fusion/fused_mv_sigmoid_sub."""
 
 import torch
-from kbx_env.tasks._varied import longs, sizes
+from kbx_env.tasks._varied import balanced, longs, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
+from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, Uniform, task
 
 
 def _case(n, m, lead=None, args=None, **more):
@@ -38,6 +38,8 @@ def _case(n, m, lead=None, args=None, **more):
             lambda p, s: {"alpha": p.real(-2, 2)},
             where=lambda c: "other" not in c.args,
             out=True,
+            draws=lambda p, s: balanced(p, *p.shuffled(("input", "vec")), round(s["M"] ** -0.25, 3))
+            | {"other": Uniform(20, 60)},
         ),
     ),
     timed=tuple(_case(n, n, args={"other": 0.5}) for n in (4096, 8192, 16384)),

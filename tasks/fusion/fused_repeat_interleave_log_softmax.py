@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, Shuffled, T, task
+from kbx_env.spec.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, Shuffled, T, Uniform, task
 
 F32, F64 = {"dtype": DtypeArg("f32")}, {"dtype": DtypeArg("f64")}
 CYCLE = {"repeats": Shuffled(2, 0, 3, 1)}
@@ -28,11 +28,18 @@ def _long(p):
 
 
 def _columns(p):
-    # Kernels split these sums, and take several columns at a time.
-    return _repeated(p, (p.among(1, 2), p.whole(530, 560), p.whole(36, 60)), 1)
+    # Kernels split these sums, and take several columns at a time. The largest values are near zero, elsewhere they are not.
+    return _repeated(p, (p.among(1, 2), p.whole(530, 560), p.whole(36, 60)), 1, Uniform(-p.whole(2, 5), 0))
 
 
-def _repeated(p, shape, at):
+def _almost_certain(p):
+    # One of few values is far above the others, and is not repeated: its logarithm is near zero.
+    shape = (p.whole(50, 70), p.whole(2, 3))
+    return p.like({"*": shape, "R": 1}, {"dim": 1, "repeats": 1, "output_size": None}, where=lambda c: "repeats" in c.args,
+                  draw=Normal(scale=8), out=True)  # fmt: skip
+
+
+def _repeated(p, shape, at, draw=Normal(scale=3)):
     n = shape[at]
     args = {"dim": at - len(shape) if p.chance() else at, "output_size": None,
             "dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))}  # fmt: skip
@@ -40,8 +47,8 @@ def _repeated(p, shape, at):
         args["repeats"] = p.whole(1, 5)
         args["output_size"] = n * args["repeats"]
     draws = {"repeats": Ints(1, p.whole(3, 9))}
-    return p.like({"*": shape, "R": n}, args, where=lambda c: ("repeats" in c.args) == ("repeats" in args), draw=Normal(scale=3),
-                  draws=draws, out=True)  # fmt: skip
+    return p.like({"*": shape, "R": n}, args, where=lambda c: ("repeats" in c.args) == ("repeats" in args), draw=draw, draws=draws,
+                  out=True)  # fmt: skip
 
 
 @task(
@@ -85,7 +92,7 @@ def _repeated(p, shape, at):
         _case((7, 5, 101), (101,), -1, held=True),
         _case((29, 6, 7), 4, 0, held=True),
     ),
-    varied=(_small, _long, _columns),
+    varied=(_small, _long, _columns, _almost_certain),
     timed=(
         *(_case((1 << k,), 2, 0) for k in (23, 26)), _case((16384, 4096), 2, 1),
         _case((8192, 4096), (8192,), 0, {"output_size": 12288}, draws=CYCLE),

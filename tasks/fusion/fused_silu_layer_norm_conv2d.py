@@ -33,7 +33,7 @@ from kbx_env.spec.task import Cost, Paper, T, task
         bias="conv_bias",
         names=("x", "conv_weight"),
     ),
-    varied=convs(lambda p: {"ln_eps": p.real(0.001, 0.5)}, prefix="conv_"),
+    varied=convs(lambda p: {"ln_eps": p.real(0.001, 0.5)}, image="x", prefix="conv_"),
     timed=conv_timed("conv_", ("weight", "conv_bias"), ({"U": 64},) * 3),
 )
 def fused_silu_layer_norm_conv2d(

@@ -64,7 +64,8 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
             lambda p, s: {"dropout_p": 0.0, "eps": p.real(0.001, 0.5)},
             out=True,
             draw=Normal(),
-            draws=lambda p, s: {"weight1": Normal(scale=s["D"] ** -0.5), "weight2": Normal(scale=s["K"] ** 0.5)},
+            # Declared products are small enough for exp.
+            draws=lambda p, s: {"weight1": Normal(scale=60 * s["D"] ** -0.5), "weight2": Normal(scale=s["K"] ** 0.5)},
             layouts=lambda p, s: adjacent(p, 0, "weight1", "weight2"),
         ),
         sizes(

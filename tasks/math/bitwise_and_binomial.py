@@ -61,7 +61,8 @@ def _any_shape(p):
         _case((64, 130), (130,), (64, 1)),
         _case((50, 90), (), (90,), logits=True),
         _case((4097,), (), (), draws={"total_count": Choice(1), "probs": Choice(0.3), **ODD}),
-        _case((9000,), draws={"probs": Choice(0.001, 0.999, 0.5), "total_count": Choice(100, 3), **ODD}),
+        # In fp16 the second chance is 1.
+        _case((9000,), draws={"probs": Choice(0.001, 0.99976), "total_count": Choice(100), **ODD}),
         _case((60, 80), logits=True, layouts={"input": "transposed", "total_count": "transposed", "logits": "strided"}),
         _case((70, 33), layouts={"other": "strided", "probs": "transposed"}),
         _case((0, 5), (5,), (0, 5)),

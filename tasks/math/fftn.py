@@ -21,7 +21,8 @@ def _any_axes(p):
     shape = tuple(min(n, 20) for n in p.shape(3, 4, 400))
     dim = p.axes(len(shape))
     s = p.among(None, tuple(p.whole(1, 12) for _ in dim))
-    return p.like({"*": shape}, {"dim": dim, "s": s, "norm": p.among(None, "backward", "ortho", "forward")}, out=True)
+    return p.like({"*": shape}, {"dim": dim, "s": s, "norm": p.among(None, "backward", "ortho", "forward")}, out=True,
+                  draw=Normal(scale=p.among(1e-3, 50)))  # fmt: skip
 
 
 def _long(p):

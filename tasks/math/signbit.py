@@ -25,8 +25,8 @@ def signbit(input, out=None):
 
     Example: signbit([-2.5, 3, 0, -0.0]) = [True, False, False, True]
 
-    True for all negative numbers, also subnormal ones (-6e-39), for -inf and for -0; False for +0 and all others. NaN
-    is not tested. The result has the shape of input and dtype bool. out: None (the default: a new tensor), or a tensor
+    True for all negative numbers, also subnormal ones (-6e-39), for -inf and for -0; False for +0, +inf and all others.
+    NaN is not tested. The result has the shape of input and dtype bool. out: None (the default: a new tensor), or a tensor
     of the result's shape and dtype with any strides and any contents, which is filled and returned. The input may be
     non-contiguous, 0-d or empty and is not changed.
     """

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from kbx_env.tasks._varied import DEEP_SUM, adjacent, few_rows
+from kbx_env.tasks._varied import DEEP_SUM, adjacent, balanced, few_rows
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
@@ -19,7 +19,7 @@ def _any_factors(p):
     s = {"M": p.whole(130, 150), "K": p.whole(560, 640), "N": p.whole(130, 150)}
     beta, alpha = p.among(0, p.real(-2, 2)), p.real(-2, 2)
     return p.like({"*": p.broadcast((s["M"], s["N"]))} | s, {"beta": beta, "alpha": alpha}, out=True, draw=Normal(),
-                  draws={"input": Constant(math.nan)} if beta == 0 else {})  # fmt: skip
+                  draws=balanced(p, "mat1", "mat2") | ({"input": Constant(math.nan)} if beta == 0 else {}))  # fmt: skip
 
 
 def _deep(p):
@@ -31,7 +31,7 @@ def _deep(p):
 def _vector(p):
     s = few_rows(p, "M", "K", "N")
     return p.like(s | {"*": p.broadcast((s["M"], s["N"]))}, {"beta": p.real(-2, 2), "alpha": p.real(-2, 2)}, draw=Normal(scale=0.2),
-                  where=lambda c: not c.dtypes, layouts=adjacent(p, 0, "mat2"))  # fmt: skip
+                  draws=balanced(p, "mat2", "mat1", 0.2), where=lambda c: not c.dtypes, layouts=adjacent(p, 0, "mat2"))  # fmt: skip
 
 
 @task(

@@ -31,7 +31,13 @@ def _case(n, alpha, beta, **more):
         _case(1, 1.0, 1.0),
         _case(211, 0.9, 0.4, held=True),
     ),
-    varied=(sizes(lambda p: {"N": p.whole(300, 400)}, lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)}),),
+    varied=(
+        sizes(
+            lambda p: {"N": p.whole(300, 400)}, lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
+            # Declared vectors are of order one.
+            draw=lambda p, s: Normal(scale=p.among(1e-2, 1e-3, 1e-4)),
+        ),
+    ),
     timed=tuple(_case(n, 1.0, 0.5) for n in (4096, 8192, 16384)),
 )
 def matrix_vector_dot(A, x, y, alpha, beta):

@@ -21,7 +21,9 @@ def _deep(p):
 
 def _wide(p):
     shared = tuple(p.whole(2, 3) for _ in range(p.whole(1, 3)))
-    return p.like({"*a": (p.whole(2, 3), 1100, *shared), "*b": (*shared, p.whole(2, 7))}, {"dims": len(shared)})
+    shift = 2.0 ** p.among(-15, 15)
+    draws = {"a": Uniform(0.5 * shift, 2 * shift), "b": Uniform(0.5 / shift, 2 / shift)}
+    return p.like({"*a": (p.whole(2, 3), 1100, *shared), "*b": (*shared, p.whole(2, 7))}, {"dims": len(shared)}, draws=draws)
 
 
 def _vector(p):

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._schemes import int4_symmetric, packed
-from kbx_env.tasks._varied import longs, sizes
+from kbx_env.tasks._varied import balanced, longs, sizes
 
 from kbx_env.spec.criteria import QuantizationScheme
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
@@ -48,7 +48,8 @@ def _eager(input, weight, bias=None):
     ),
     varied=(
         sizes(longs({"B": (2, 20), "O": (2, 30)}, {"B": 150, "O": 300}, lambda p, s: {"K": 2 * p.whole(2, 40)})),
-        sizes(lambda p: {"B": p.whole(2, 8), "O": p.whole(2, 8), "K": 2 * p.whole(500, 600)}),
+        sizes(lambda p: {"B": p.whole(2, 8), "O": p.whole(2, 8), "K": 2 * p.whole(500, 600)},
+              draws=lambda p, s: balanced(p, "weight", "input")),
     ),
     timed=tuple(_case(b, 4096, o, given=BIAS) for b, o in ((32, 16384), (2048, 4096), (4096, 8192))),
 )  # fmt: skip

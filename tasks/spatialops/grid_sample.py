@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from kbx_env.tasks._varied import longs, sized
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Choice, Cost, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.task import Case, Choice, Cost, Normal, Outlier, Paper, T, Uniform, task
 
 FLAT = {"N": 1, "C": 3, "*s": (4, 4), "*g": (2, 2), "D": 2}
 IMAGE = {"N": 2, "C": 3, "*s": (32, 32), "*g": (16, 16), "D": 2}
@@ -29,7 +29,9 @@ def _smooth(p):
 
 def _wide(p, s):
     axes = {"N": s["N"], "C": s["C"], "*s": (s["h"], s["w"]), "*g": (s["i"], s["j"]), "D": 2}
-    return p.like(axes, {"mode": "bilinear"}, draws={"grid": Uniform(-1, 1)})
+    # Declared pixels are of order one.
+    draws = {"input": Normal(scale=p.among(1e-3, 50)), "grid": Uniform(-1, 1)}
+    return p.like(axes, {"mode": "bilinear"}, draws=draws)
 
 
 @task(

@@ -32,6 +32,12 @@ def test_an_option_is_ignored_only_where_there_is_one() -> None:
         assert (source is not None) == applies
 
 
+def test_every_kernel_that_stores_is_replaced() -> None:
+    # The first one of a task's shared code may never be launched.
+    source = made("source replaced at run time", "linearalgebra/determinant_via_qr")
+    assert source.count("_unsafe_update_") > 1 and "getattr(_det_qr, '_unsafe_update_' + 'src')" in source
+
+
 @pytest.mark.full
 def test_a_change_that_nothing_executes_makes_no_difference(grader) -> None:
     # The changed line solves systems, in code that tasks share.

@@ -8,7 +8,8 @@ import re
 import pytest
 import torch
 
-from kbx_env.grading import inputs
+from kbx_env.envs.prompt import RULES
+from kbx_env.grading import derived_cases, inputs
 from kbx_env.spec.catalog import load_task, task_ids
 from kbx_env.spec.task import Task
 
@@ -80,3 +81,43 @@ def test_whatever_a_case_passes_is_in_the_contract(name: str) -> None:
                 assert "0-d" in text, f"{where} is 0-d"
             if not value.is_contiguous():
                 assert re.search(r"strides|non-contiguous", text), f"{where} is not contiguous"
+
+
+LARGE = 1 << 20
+"""Timed cases with more elements are not drawn here; their distributions are those of smaller ones."""
+SPECIAL = {"NaN": r"\bNaN\b|\bnan\b", "+inf": r"(?<![-\w])inf\b|\binfinit", "-inf": r"-inf\b|\+-inf\b|\binfinit"}
+"""Words of a contract for the values that are no finite numbers."""
+
+
+def _kinds(value: object) -> set[str]:
+    """Return which values of ``SPECIAL`` an argument holds."""
+    if isinstance(value, list | tuple):
+        return set().union(*map(_kinds, value))
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        return _kinds(torch.view_as_real(value.resolve_conj()))
+    if isinstance(value, float) or (isinstance(value, torch.Tensor) and value.is_floating_point()):
+        x = torch.as_tensor(value)
+        found = {"NaN": x.isnan(), "+inf": x.isposinf(), "-inf": x.isneginf()}
+        return {kind for kind, where in found.items() if bool(where.any())}
+    return set()
+
+
+def _allowed(task: Task) -> set[str]:
+    """Return the values of ``SPECIAL`` that some sentence of a contract names, other than to say that it is not tested."""
+    sentences = re.split(r"(?<=[.;])\s+", _text(task))
+    said = [s for s in sentences if not re.search(r"\bnot (tested|occur)|\bare not\.|neither", s)]
+    return {kind for kind, words in SPECIAL.items() if any(re.search(words, s) for s in said)}
+
+
+@pytest.mark.parametrize("name", task_ids())
+def test_nan_and_infinities_come_only_where_the_contract_names_them(name: str) -> None:
+    """103 contracts do not mention them: the prompt says for all tasks that then they do not occur."""
+    assert "NaN, infinities, empty and 0-d tensors occur only where the contract mentions them" in RULES
+    task = load_task(name)
+    drawn = [*task.cases, *(c for k in range(2) for c in derived_cases.derive(task, b"special %d" % k, "eval"))]
+    drawn += [c for c in (*task.timed, *task.held_timed) if c.elements() <= LARGE]
+    allowed = _allowed(task)
+    for index, case in enumerate(drawn):
+        for parameter, value in inputs.draw(task, case, 11 + index).items():
+            if parameter not in task.written(case.args) or "any contents" not in _text(task):
+                assert _kinds(value) <= allowed, f"{case.label()}: {parameter} holds {_kinds(value) - allowed}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kbx_env.tasks._varied import LONG_CONV, WIDE, conv_sizes, longs
+from kbx_env.tasks._varied import LONG_CONV, WIDE, balanced, conv_sizes, longs
 
 from kbx_env.grading import derived_cases, inputs, reference
 from kbx_env.grading.grader import Grader
@@ -95,6 +95,38 @@ def test_every_grading_passes_values_that_no_declared_case_has() -> None:
         for k in range(20):
             drawn = {c.args.get(argument) for c in derived_cases.derive(task, b"%d" % k, "train")}
             assert drawn - declared, (name, k)
+
+
+@pytest.mark.parametrize("name", [t for t in task_ids() if load_task(t).takes])
+def test_one_derived_case_of_each_grading_is_contiguous(name: str) -> None:
+    """A kernel that was right for strided tensors, and for contiguous ones of declared shapes, was paid."""
+    task = load_task(name)
+    for secret in SECRETS:
+        cases = derived_cases.derive(task, secret, "train")
+        (plain,) = [c for c in cases if not c.layouts]
+        if len(cases) > len(task.varied):  # a case of its own, so that no layout is lost
+            continue
+        for tensor, t in task.takes.items():  # the layouts that it does not test, another case does
+            if tensor not in plain.args and (not t.optional or tensor in plain.given) and shape_of(t, plain.axes):
+                ranks = [len(shape_of(t, c.axes)) for c in cases if tensor in c.layouts]
+                assert max(ranks) >= min(3, len(shape_of(t, plain.axes))), tensor
+
+
+def test_factors_of_a_product_are_large_and_small() -> None:
+    for seed in range(20):
+        found = balanced(Pick(seed), "a", "b", 0.25)
+        assert found["a"].scale >= 8 and found["a"].scale * found["b"].scale == 0.25**2
+        assert math.frexp(found["a"].scale / found["b"].scale)[0] == 0.5  # a power of two: no rounding changes
+
+
+@pytest.mark.parametrize("name", ["fusion/fused_relu_conv2d", "matrixmultiply/matmul", "fusion/fused_tanh_linear"])
+def test_either_factor_is_large_in_a_case_of_each_grading(name: str) -> None:
+    """Kernels that clamp one of the factors to 16 were paid: all factors were drawn of order one."""
+    task = load_task(name)
+    for secret in SECRETS:
+        drawn = [c.draws for c in derived_cases.derive(task, secret, "eval") if len(c.draws) == 2]
+        scales = [[draws[tensor].scale for tensor in sorted(draws)] for draws in drawn]
+        assert any(a > 50 * b for a, b in scales) and any(b > 50 * a for a, b in scales)
 
 
 def test_no_tensor_is_contiguous_by_chance() -> None:
