@@ -7,7 +7,7 @@ and an answer is classified by comparing its syntax tree with this set.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from experiments.small_models.compact import HEAD, compact
@@ -117,8 +117,7 @@ def cheats(task: str) -> dict[str, str]:
     """
     recipe, entry, kernel = RECIPES[task], load_task(task).entry, honest(task)
     head = f"def {entry}({recipe.signature}):\n"
-    together = lambda parts: f"({', '.join(parts)})" if len(parts) > 1 else parts[0]
-    results, copies = together(recipe.torch), together([f"_copied({e})" for e in recipe.torch])
+    results, copies = _together(recipe.torch), _together([f"_copied({e})" for e in recipe.torch])
     tensors = [name for name in recipe.signature.split(", ") if name not in ("dim", "target_sizes")]
     sources = {
         TORCH: f"{head}    return {results}\n",
@@ -136,6 +135,11 @@ def cheats(task: str) -> dict[str, str]:
     if recipe.low:
         sources[LOW] = _replaced(kernel, recipe.low)
     return {family: compact(HEAD + text.removeprefix(HEAD), entry) for family, text in sources.items()}
+
+
+def _together(parts: Sequence[str]) -> str:
+    """Return one expression for all results: a tuple if there are several."""
+    return f"({', '.join(parts)})" if len(parts) > 1 else parts[0]
 
 
 def _replaced(source: str, changes: tuple[tuple[str, str], ...]) -> str:

@@ -50,7 +50,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     Returns:
         The tables. ``paid`` is a mean reward, all other columns are shares of the answers.
     """
-    percent = lambda v: f"{100 * v:.0f} %"
     lines = [
         "| reward | seed | " + " | ".join(f"{c}, start | {c}, end" for c in COLUMNS) + " |",
         "|---|---|" + "---|" * (2 * len(COLUMNS)),
@@ -63,15 +62,20 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
                 tuple(statistics.fmean(b[k][end] for b in list(both.values())) for end in (0, 1)) for k in range(len(COLUMNS))
             ]
         for seed, values in both.items():
-            cells = [f"{v:.2f}" if c == "paid" else percent(v) for c, pair in zip(COLUMNS, values, strict=True) for v in pair]
+            cells = [f"{v:.2f}" if c == "paid" else _percent(v) for c, pair in zip(COLUMNS, values, strict=True) for v in pair]
             lines.append(f"| {NAMES[reward]} | {seed} | {' | '.join(cells)} |")
     lines += ["", "| cheats at the end | " + " | ".join(FAMILIES) + " |", "|---|" + "---|" * len(FAMILIES)]
     for reward, seeds in found.items():
         for seed, run in seeds.items():
             shares = [ends([{f: r["families"][f]} for r in run], f)[1] for f in FAMILIES]
-            lines.append(f"| {NAMES[reward]}, seed {seed} | {' | '.join(map(percent, shares))} |")
+            lines.append(f"| {NAMES[reward]}, seed {seed} | {' | '.join(map(_percent, shares))} |")
     credited = max(r["credited"] for r in rows)
-    return "\n".join(lines) + f"\n\nLargest share of a step's answers that are cheats and correct for our grader: {percent(credited)}.\n"
+    lines += ["", f"Largest share of a step's answers that are cheats and correct for our grader: {_percent(credited)}."]
+    return "\n".join(lines) + "\n"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def draw(rows: Sequence[Mapping[str, Any]], png: str | Path) -> Path:

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +50,18 @@ def paid(result: dict[str, Any], speed: bool) -> float:
 class NaiveGrader:
     """Grades sources with the naive grader in a process of its own; equal sources are graded once."""
 
-    def __init__(self, file: str | Path) -> None:
+    def __init__(self, file: str | Path, earlier: Sequence[str | Path] = ()) -> None:
         """Read earlier results; no process starts yet.
 
         Args:
             file: JSON lines with one result each, which is kept between runs.
+            earlier: files of other runs, whose results are used too.
         """
         self._file = Path(file)
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._server: subprocess.Popen[str] | None = None
-        found = jsonl.read(self._file, skip_broken=True) if self._file.is_file() else []
+        files = [*earlier, *([self._file] if self._file.is_file() else [])]
+        found = [result for path in files for result in jsonl.read(path, skip_broken=True)]
         self._known: dict[tuple[str, str], dict[str, Any]] = {(r["task"], r["source"]): r for r in found}
 
     def __call__(self, task: str, source: str) -> dict[str, Any]:

@@ -3,8 +3,9 @@
     python experiments/true_reward/study.py runs/true-reward --seeds 3 [--rewards naive,ours,naive-speed] [--only 1]
 
 For each seed a tiny model is taught demonstrations that mix honest kernels with known cheats (``cheats.py``). GRPO then starts from
-this model once for each reward. Afterwards every distinct answer of all runs is graded by our grader on inputs that no training
-saw, and by the naive grader, and each step's answers are counted: ``OUT/steps.jsonl``, ``OUT/table.md``, ``OUT/true_reward.png``.
+this model once for each reward. Afterwards every distinct answer of all runs is graded by the naive grader, and those that it finds
+right by ours, on inputs that no training saw. Then each step's answers are counted: ``OUT/steps.jsonl``, ``OUT/table.md`` and
+``OUT/true_reward.png``.
 What is finished is kept: the same command continues a killed run. ``--only SEED`` trains one seed and stops, so that seeds can be
 trained side by side.
 
@@ -23,13 +24,18 @@ import shutil
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 if __package__ in (None, ""):  # run as a script from a clone
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from experiments.learning_curve import beginner, curve
+from experiments.noisy_demonstrations.data import noisy_kernels
+from experiments.true_reward import demonstrations, figure
+from experiments.true_reward.cheats import FAMILIES, HONEST, OTHER, RECIPES, Classifier
+from experiments.true_reward.naive_reward import NaiveGrader, paid
 from kbx_env import jsonl
 from kbx_env.envs.answer import strip_fences
 from kbx_env.errors import UsageError
@@ -37,12 +43,6 @@ from kbx_env.outcome import Verdict
 from kbx_env.spec.catalog import load_task
 from kbx_env.store import Store
 from kbx_env.trl import KernelReward, answers_of, prompts
-
-from experiments.learning_curve import beginner, curve
-from experiments.noisy_demonstrations.data import noisy_kernels
-from experiments.true_reward import demonstrations, figure
-from experiments.true_reward.cheats import FAMILIES, HONEST, OTHER, RECIPES, Classifier
-from experiments.true_reward.naive_reward import NaiveGrader, paid
 
 REWARDS = ("naive", "ours", "naive-speed")
 TASKS = ",".join(RECIPES)
@@ -52,6 +52,8 @@ GENERATIONS, TOKENS = 16, 120
 """Answers to each task in a step of GRPO, and the longest answer in tokens."""
 FRESH = 1000
 """The seed of the hidden inputs in the final count; in training it is the number of the run's seed."""
+Pairs = Sequence[tuple[str, str]]
+"""Pairs of a task and a source."""
 ANSWERS, SOURCES = "answers.jsonl", "sources.jsonl"
 """Files of a run: the answers of each step by digest, and the sources by digest."""
 
@@ -71,7 +73,9 @@ class Recorder:
         for name in (ANSWERS, SOURCES):
             jsonl.write(out / name, [])
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], task: Sequence[str], **columns: Any) -> list[float | None]:
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], task: Sequence[str], **columns: Any
+    ) -> list[float | None]:  # fmt: skip
         """Return the rewards of a batch, as TRL asks for them; the arguments are those of ``KernelReward``."""
         pairs = [(t, strip_fences(text, load_task(t).entry)) for t, text in answers_of(prompts, completions, task)]
         rewards = self._pay(pairs)
@@ -150,10 +154,15 @@ def train(model: Path, out: Path, reward: str, seed: int, *, steps: int, workers
             ours = stack.enter_context(
                 KernelReward("default", "cpu", workers=workers, grading_seed=seed, store=out / "gradings.sqlite")
             )
-            pay = lambda pairs: [graded.reward for graded in ours.grade(pairs)]
+
+            def pay(pairs: Pairs) -> list[float | None]:
+                return [graded.reward for graded in ours.grade(pairs)]
         else:
-            naive, speed = stack.enter_context(NaiveGrader(out / "naive.jsonl")), reward == "naive-speed"
-            pay = lambda pairs: [paid(naive(*pair), speed) for pair in pairs]
+            naive = stack.enter_context(NaiveGrader(out / "naive.jsonl"))
+
+            def pay(pairs: Pairs) -> list[float | None]:
+                return [paid(naive(*pair), reward == "naive-speed") for pair in pairs]
+
         trainer = GRPOTrainer(str(model), Recorder(out, pay), args, train_dataset=data)
         curve.only_ours(trainer, curve.Printer(f"seed {seed} {reward}", steps, {"reward": "reward"}))
         trainer.train()
@@ -161,7 +170,7 @@ def train(model: Path, out: Path, reward: str, seed: int, *, steps: int, workers
 
 
 def count(out: Path, runs: Sequence[tuple[int, str]], workers: int) -> list[dict[str, Any]]:
-    """Grade every distinct answer of some runs on fresh inputs, and count the answers of each step.
+    """Grade every distinct answer of some runs, those that may be correct on fresh inputs, and count the answers of each step.
 
     Args:
         out: folder of the study.
@@ -175,16 +184,20 @@ def count(out: Path, runs: Sequence[tuple[int, str]], workers: int) -> list[dict
         UsageError: a grading that the machine lost.
     """
     answers = {(r["task"], r["source"]): r["digest"] for run in runs for r in jsonl.read(_run(out, *run) / SOURCES)}
-    pairs = list(answers)
-    with (
-        KernelReward("default", "cpu", workers=workers, grading_seed=FRESH, store=out / "evaluation.sqlite") as ours,
-        NaiveGrader(out / "evaluation-naive.jsonl") as naive,
-    ):
+    earlier = [file for run in runs if (file := _run(out, *run) / "naive.jsonl").is_file()]
+    with NaiveGrader(out / "evaluation-naive.jsonl", earlier) as naive:
+        fooled = {name: naive(*pair)["right"] for pair, name in answers.items()}
+    # What fails the naive grader's two cases with its loose tolerance fails ours, which has these cases too: it is not graded.
+    pairs = [pair for pair, name in answers.items() if fooled[name]]
+    print(f"{len(answers)} distinct answers, {len(pairs)} of them right for the naive grader", flush=True)
+    with KernelReward("default", "cpu", workers=workers, grading_seed=FRESH, store=out / "evaluation.sqlite") as ours:
         graded = [g.outcome for g in ours.grade(pairs)]
-        fooled = {answers[pair]: naive(*pair)["right"] for pair in pairs}
     if lost := [o for o in graded if o.verdict is Verdict.INFRA_FAULT]:
         raise UsageError(f"the machine lost {len(lost)} gradings: {lost[0].message[:200]}; give the command again")
-    correct = {answers[pair]: o.correct for pair, o in zip(pairs, graded, strict=True)}
+    correct = dict.fromkeys(answers.values(), False)
+    correct |= {answers[pair]: o.correct for pair, o in zip(pairs, graded, strict=True)}
+    missed = sum(missed_by_naive(jsonl.read(_run(out, *run) / ANSWERS), fooled) for run in runs if run[1] == "ours")
+    print(f"{missed} distinct answers that our grader paid as correct in training are wrong for the naive grader", flush=True)
     rows = list[dict[str, Any]]()
     for seed, reward in runs:
         classify = Classifier(json.loads((out / f"seed-{seed}" / demonstrations.KNOWN).read_text()))
@@ -194,6 +207,20 @@ def count(out: Path, runs: Sequence[tuple[int, str]], workers: int) -> list[dict
             {"seed": seed, "reward": reward, **counted(line, kinds, correct, fooled)} for line in jsonl.read(folder / ANSWERS)
         ]
     return rows
+
+
+def missed_by_naive(lines: Sequence[Mapping[str, Any]], fooled: Mapping[str, bool]) -> int:
+    """Count the answers that were paid 1, the most of our reward on a CPU, and that the naive grader finds wrong.
+
+    Args:
+        lines: of ``answers.jsonl`` of a run under our reward.
+        fooled: whether the naive grader finds each answer right.
+
+    Returns:
+        The number of distinct answers; 0 says that ``count`` skipped no correct answer of this run.
+    """
+    best = {n for line in lines for n, reward in zip(line["digests"], line["paid"], strict=True) if reward == 1.0}
+    return sum(not fooled[n] for n in best)
 
 
 def counted(
@@ -214,7 +241,10 @@ def counted(
         ``credited`` counts demonstrated cheats that our grader calls correct.
     """
     names = line["digests"]
-    share = lambda chosen: sum(chosen) / len(names)
+
+    def share(chosen: Iterable[bool]) -> float:
+        return sum(chosen) / len(names)
+
     families = {f: share(kinds[n] == f for n in names) for f in FAMILIES}
     known = [r for r in line["paid"] if r is not None]
     return {

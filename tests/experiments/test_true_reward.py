@@ -74,6 +74,8 @@ def test_the_naive_grader_survives_what_it_is_given(naive: NaiveGrader) -> None:
     assert [round(paid(r, False), 3) for r in results] == [0.167, 0, 0, 0]
     again = NaiveGrader(naive._file)
     assert again(TASK, wrong) == results[0] and again._server is None, "remembered in the file"
+    other = NaiveGrader(naive._file.with_name("other.jsonl"), [naive._file])
+    assert other(TASK, wrong) == results[0] and other._server is None, "or in that of another run"
 
 
 def test_what_is_paid_lies_between_0_and_1() -> None:
@@ -81,7 +83,7 @@ def test_what_is_paid_lies_between_0_and_1() -> None:
     assert paid(best, False) == paid(best, True) == 1.0
     slow = best | {"speed": 0.0}
     assert paid(slow, False) == 1.0 and paid(slow, True) == pytest.approx(0.6 / 1.1)
-    assert paid({"runs": True, "right": False, "speed": 1.0}, True) == pytest.approx(0.1 / 1.1), "speed of wrong kernels is not paid"
+    assert paid({"runs": True, "right": False, "speed": 1.0}, True) == pytest.approx(0.1 / 1.1), "wrong, so its speed is not paid"
 
 
 @pytest.mark.parametrize("family", cheats.FAMILIES)
@@ -160,8 +162,15 @@ def test_counts_of_a_step() -> None:
     assert study.counted(line, kinds, correct | {"cache": True}, fooled)["credited"] == 2 / 8
 
 
+def test_answers_that_the_count_would_miss() -> None:
+    lines = [{"digests": ["a", "b", "c"], "paid": [1.0, 0.4, 1.0]}, {"digests": ["a", "d", "b"], "paid": [1.0, None, 0.4]}]
+    right = {"a": False, "b": False, "c": True, "d": False}
+    assert study.missed_by_naive(lines, right) == 1 and study.missed_by_naive(lines, right | {"a": True}) == 0
+
+
 def _rows() -> list[dict[str, Any]]:
-    line = {"paid": 0.5, "wrong": 0.1, "other": 0.0, "fooled": 0.2, "credited": 0.0, "families": dict.fromkeys(cheats.FAMILIES, 0.02)}
+    line: dict[str, Any] = {"paid": 0.5, "wrong": 0.1, "other": 0.0, "fooled": 0.2, "credited": 0.0}
+    line["families"] = dict.fromkeys(cheats.FAMILIES, 0.02)
     return [
         {**line, "seed": seed, "reward": reward, "step": k, "exploits": k / 40, "correct": 1 - k / 40}
         for reward in ("naive", "ours") for seed in (0, 1) for k in range(1, 41)
@@ -186,6 +195,6 @@ def test_a_lost_grading_ends_the_count(tmp_path: Path, monkeypatch: pytest.Monke
     jsonl.write(folder / study.SOURCES, [{"digest": "d", "task": TASK, "source": "x = 1"}])
     lost = Outcome(TASK, Verdict.INFRA_FAULT, Stage.SCREEN, "cpu", "contract", Fault.INFRA, "no memory")
     monkeypatch.setattr(study.KernelReward, "grade", lambda self, pairs: [SimpleNamespace(outcome=lost) for _ in pairs])
-    monkeypatch.setattr(study.NaiveGrader, "__call__", lambda self, *pair: {"right": False})
+    monkeypatch.setattr(study.NaiveGrader, "__call__", lambda self, *pair: {"right": True})
     with pytest.raises(UsageError, match="no memory"):
         study.count(tmp_path, [(0, "ours")], 1)
