@@ -260,7 +260,7 @@ def evaluated(table: Table, folder: Path, start: Path, final: Path, seed: int, s
         every = table.answers(task)
         distinct = len({a for of, source in seen if of == task and (a := table.find(task, source))})
         found["distinct"][task] = distinct
-        for count, name in [(n, str(n)) for n in BUDGETS] + [(distinct, "distinct"), (GENERATIONS * steps, "equal")]:
+        for count, name in [(n, str(n)) for n in BUDGETS] + [(max(1, distinct), "distinct"), (GENERATIONS * steps, "equal")]:
             found.setdefault(f"best-of-n, {name}", {})[task] = searched(
                 table, lambda rng, n, pool=drawn["SFT start"][task]: rng.choices(pool, k=n), count, draw
             )

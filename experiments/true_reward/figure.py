@@ -13,7 +13,8 @@ from experiments.true_reward.cheats import FAMILIES
 
 SHARE = 0.05
 """Share of the steps at either end that the table averages, and width of the figure's moving average."""
-NAMES = {"naive": "naive grader", "ours": "our grader", "naive-speed": "naive grader with its speed term"}
+NAMES = {"naive": "naive grader", "ours": "our grader", "naive-speed": "naive grader with speed",
+         "naive-gpu": "naive grader with a GPU's speed"}  # fmt: skip
 COLUMNS = ("paid", "correct", "exploits", "wrong", "other", "fooled")
 _LINES = {"exploits": ("cheats", "#D55E00"), "correct": ("truly correct", "#009E73")}
 

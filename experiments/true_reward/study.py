@@ -10,8 +10,9 @@ What is finished is kept: the same command continues a killed run. ``--only SEED
 trained side by side.
 
 Rewards: ``naive`` is 1/6 for running and 5/6 for two right cases (``tests/zoo/naive.py`` without its speed term); ``naive-speed``
-is the same with its speed term, measured in Triton's interpreter, in which torch is far faster than any kernel; ``ours`` is
-``KernelReward("default")`` on the CPU backend. All lie between 0 and 1.
+is the same with its speed term, measured in Triton's interpreter, in which torch is far faster than any kernel; ``naive-gpu`` takes
+the speed terms of demonstrated answers from ``speeds.py`` and 0 for all others; ``ours`` is ``KernelReward("default")`` on the CPU
+backend. All lie between 0 and 1.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ if __package__ in (None, ""):  # run as a script from a clone
 
 from experiments.learning_curve import beginner, curve
 from experiments.noisy_demonstrations.data import noisy_kernels
-from experiments.true_reward import demonstrations, figure
-from experiments.true_reward.cheats import FAMILIES, HONEST, OTHER, RECIPES, Classifier
+from experiments.true_reward import demonstrations, figure, speeds
+from experiments.true_reward.cheats import FAMILIES, HONEST, OTHER, RECIPES, Classifier, shape_of
 from experiments.true_reward.naive_reward import NaiveGrader, paid
 from kbx_env import jsonl
 from kbx_env.envs.answer import strip_fences
@@ -44,7 +45,7 @@ from kbx_env.spec.catalog import load_task
 from kbx_env.store import Store
 from kbx_env.trl import KernelReward, answers_of, prompts
 
-REWARDS = ("naive", "ours", "naive-speed")
+REWARDS = ("naive", "ours", "naive-speed", "naive-gpu")
 TASKS = ",".join(RECIPES)
 PLACES, ODDS, SHARE, ROWS = 3, 0.4, 0.2, 400
 """Places of each honest kernel that may be faulty, probability of each fault, share of cheats, demonstrations of each task."""
@@ -125,7 +126,9 @@ def start(folder: Path, seed: int, *, sft_steps: int, workers: int, tasks: str =
     return final
 
 
-def train(model: Path, out: Path, reward: str, seed: int, *, steps: int, workers: int, tasks: str = TASKS) -> None:
+def train(
+    model: Path, out: Path, reward: str, seed: int, *, steps: int, workers: int, tasks: str = TASKS, measured: Path | None = None
+) -> None:  # fmt: skip
     """Train by GRPO from a checkpoint, unless that is done.
 
     Args:
@@ -136,6 +139,7 @@ def train(model: Path, out: Path, reward: str, seed: int, *, steps: int, workers
         steps: steps of GRPO.
         workers: gradings at a time.
         tasks: the tasks, comma-separated.
+        measured: file of ``speeds.py``, for ``naive-gpu``.
     """
     if (out / "done").is_file():
         return
@@ -159,9 +163,14 @@ def train(model: Path, out: Path, reward: str, seed: int, *, steps: int, workers
                 return [graded.reward for graded in ours.grade(pairs)]
         else:
             naive = stack.enter_context(NaiveGrader(out / "naive.jsonl"))
+            known = speeds.read(measured) if measured is not None and reward == "naive-gpu" else {}
 
             def pay(pairs: Pairs) -> list[float | None]:
-                return [paid(naive(*pair), reward == "naive-speed") for pair in pairs]
+                results = [naive(*pair) for pair in pairs]
+                if reward == "naive-gpu":
+                    of = [known.get((task, shape_of(source) or ""), 0.0) for task, source in pairs]
+                    results = [result | {"speed": speed} for result, speed in zip(results, of, strict=True)]
+                return [paid(result, reward != "naive") for result in results]
 
         trainer = GRPOTrainer(str(model), Recorder(out, pay), args, train_dataset=data)
         curve.only_ours(trainer, curve.Printer(f"seed {seed} {reward}", steps, {"reward": "reward"}))
@@ -277,12 +286,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--sft-steps", type=int, default=400)
     p.add_argument("--tasks", default=TASKS, help="of cheats.py, comma-separated")
     p.add_argument("--workers", type=int, default=1, help="gradings at a time")
+    p.add_argument("--speeds", type=Path, help="file of speeds.py, for the reward naive-gpu")
     p.add_argument("--picture", type=Path, help="the figure (default: OUT/true_reward.png)")
     a = p.parse_args(argv)
     rewards = a.rewards.split(",")
     try:
         if unknown := (set(rewards) - set(REWARDS)) | (set(a.tasks.split(",")) - set(RECIPES)):
             raise UsageError(f"unknown: {', '.join(sorted(unknown))}; rewards are {', '.join(REWARDS)}, tasks {TASKS}")
+        if "naive-gpu" in rewards and (a.speeds is None or not a.speeds.is_file()):
+            raise UsageError("naive-gpu needs --speeds FILE; make it on a GPU: python experiments/true_reward/speeds.py FILE")
         curve.prepare()
         import torch
 
@@ -290,7 +302,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for seed in range(a.seeds) if a.only is None else (a.only,):
             model = start(a.out / f"seed-{seed}", seed, sft_steps=a.sft_steps, workers=a.workers, tasks=a.tasks)
             for reward in rewards:
-                train(model, _run(a.out, seed, reward), reward, seed, steps=a.steps, workers=a.workers, tasks=a.tasks)
+                train(
+                    model, _run(a.out, seed, reward), reward, seed, steps=a.steps, workers=a.workers, tasks=a.tasks,
+                    measured=a.speeds,
+                )  # fmt: skip
         if a.only is not None:
             return 0
         rows = count(a.out, [(seed, reward) for seed in range(a.seeds) for reward in rewards], a.workers)

@@ -23,7 +23,7 @@ pytest.importorskip("matplotlib")
 from kbx_env.train.mutation import fault_sites  # noqa: E402
 
 from experiments.noisy_demonstrations.data import NoisyKernel  # noqa: E402
-from experiments.true_reward import cheats, demonstrations, figure, study  # noqa: E402
+from experiments.true_reward import cheats, demonstrations, figure, speeds, study  # noqa: E402
 from experiments.true_reward.naive_reward import NaiveGrader, paid  # noqa: E402
 
 TASK = "fusion/fused_cos_signbit"
@@ -184,9 +184,27 @@ def test_table_and_figure(tmp_path: Path) -> None:
     assert first.startswith(b"\x89PNG") and figure.draw(_rows(), tmp_path / "b.png").read_bytes() == first
 
 
-def test_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_speeds_of_cheats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    cached = cheats.cheats(TASK)[cheats.CACHED]
+    paid_for = {cached: iter((1.1, 0.9)), cheats.honest(TASK): iter((0.6, None))}
+    monkeypatch.setattr(speeds, "measured", lambda task, source, device: next(paid_for.get(source, iter((0.6,)))))
+    file = tmp_path / "s.jsonl"
+    assert speeds.main([str(file), "--device", "cpu", "--workers", "1"]) == 1, "one of them did not run once"
+    known = speeds.read(file)
+    assert len(known) == len(ALL) + len(cheats.RECIPES) and known[TASK, cheats.shape_of(cached)] == pytest.approx(0.8)
+    assert sum(known.values()) == pytest.approx(0.8) and "cached outputs: rewards [1.1, 0.9]" in capsys.readouterr().out
+
+
+def test_bad_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     assert study.main([str(tmp_path), "--rewards", "naive,mine"]) == 2 and "mine" in capsys.readouterr().err
     assert study.main([str(tmp_path), "--tasks", "math/softmax"]) == 2 and "math/softmax" in capsys.readouterr().err
+    assert study.main([str(tmp_path), "--rewards", "naive-gpu"]) == 2 and "speeds.py" in capsys.readouterr().err
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert speeds.main([str(tmp_path / "s.jsonl")]) == 2 and "no CUDA device" in capsys.readouterr().err
 
 
 def test_a_lost_grading_ends_the_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
