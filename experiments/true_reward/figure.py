@@ -106,15 +106,14 @@ def draw(rows: Sequence[Mapping[str, Any]], png: str | Path) -> Path:
                 for one in curves:
                     axes.plot(steps, one[: len(steps)], color=colour, linewidth=0.6, alpha=0.7)
                 axes.plot(steps, list(map(statistics.fmean, across)), color=colour, linewidth=2.2)
-            axes.set_title(f"Paid by the {NAMES[reward]}")
+            axes.set_title(f"Reward: {NAMES[reward]}, {len(seeds)} seed{'s' * (len(seeds) != 1)}")
             axes.set_xlabel("step of GRPO")
             axes.set_xlim(0, None)
             style.shares(axes, "y")
         panels[0].set_ylabel("share of the answers")
         style.key(sheet, [(text, {"color": colour, "linestyle": "-", "marker": "none", "linewidth": 2.2})
                           for text, colour in _LINES.values()])  # fmt: skip
-        count = max(map(len, found.values()))
-        note = f"thick: mean of {count} seeds; thin: each seed; band: from the lowest to the highest"
+        note = "thick: mean over seeds; thin: each seed; band: from the lowest to the highest"
         sheet.supxlabel(f"{note}; all smoothed over a twentieth of the steps", fontsize=8, x=0.99, ha="right", alpha=style.DIM)
         style.settled(sheet).savefig(png, dpi=150, metadata={"Software": None})
     return Path(png)

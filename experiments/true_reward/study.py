@@ -7,7 +7,7 @@ this model once for each reward. Afterwards every distinct answer of all runs is
 right by ours, on inputs that no training saw. Then each step's answers are counted: ``OUT/steps.jsonl``, ``OUT/table.md`` and
 ``OUT/true_reward.png``.
 What is finished is kept: the same command continues a killed run. ``--only SEED`` trains one seed and stops, so that seeds can be
-trained side by side.
+trained side by side; ``--count`` then counts.
 
 Rewards: ``naive`` is 1/6 for running and 5/6 for two right cases (``tests/zoo/naive.py`` without its speed term); ``naive-speed``
 is the same with its speed term, measured in Triton's interpreter, in which torch is far faster than any kernel; ``naive-gpu`` takes
@@ -281,6 +281,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("out", type=Path, metavar="OUT")
     p.add_argument("--seeds", type=int, default=3, help="number of seeds, from 0")
     p.add_argument("--only", type=int, help="train this seed and stop")
+    p.add_argument("--count", action="store_true", help="train nothing, and count the runs that are finished")
     p.add_argument("--rewards", default="naive,ours", help=f"comma-separated, of {', '.join(REWARDS)}")
     p.add_argument("--steps", type=int, default=120, help=f"steps of GRPO, {GENERATIONS} answers to each task")
     p.add_argument("--sft-steps", type=int, default=400)
@@ -299,16 +300,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         import torch
 
         torch.set_num_threads(1)  # for so small a model more threads are slower
-        for seed in range(a.seeds) if a.only is None else (a.only,):
+        for seed in () if a.count else range(a.seeds) if a.only is None else (a.only,):
             model = start(a.out / f"seed-{seed}", seed, sft_steps=a.sft_steps, workers=a.workers, tasks=a.tasks)
             for reward in rewards:
                 train(
                     model, _run(a.out, seed, reward), reward, seed, steps=a.steps, workers=a.workers, tasks=a.tasks,
                     measured=a.speeds,
                 )  # fmt: skip
-        if a.only is not None:
+        if a.only is not None and not a.count:
             return 0
-        rows = count(a.out, [(seed, reward) for seed in range(a.seeds) for reward in rewards], a.workers)
+        runs = [(seed, reward) for reward in rewards for seed in range(a.seeds) if (_run(a.out, seed, reward) / "done").is_file()]
+        if not runs:
+            raise UsageError(f"{a.out}: no run is finished")
+        rows = count(a.out, runs, a.workers)
     except UsageError as e:
         print(f"study.py: {e}", file=sys.stderr)
         return 2

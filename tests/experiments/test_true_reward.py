@@ -202,6 +202,7 @@ def test_bad_usage(
 ) -> None:  # fmt: skip
     assert study.main([str(tmp_path), "--rewards", "naive,mine"]) == 2 and "mine" in capsys.readouterr().err
     assert study.main([str(tmp_path), "--tasks", "math/softmax"]) == 2 and "math/softmax" in capsys.readouterr().err
+    assert study.main([str(tmp_path), "--count"]) == 2 and "no run is finished" in capsys.readouterr().err
     assert study.main([str(tmp_path), "--rewards", "naive-gpu"]) == 2 and "speeds.py" in capsys.readouterr().err
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert speeds.main([str(tmp_path / "s.jsonl")]) == 2 and "no CUDA device" in capsys.readouterr().err
