@@ -43,7 +43,22 @@ def beginner(
     """
     out = Path(out)
     data.run(data.Settings(str(out / "data"), tasks, workers=workers, seed=seed, places=places, odds=odds, rows=rows))
-    shown = str(out / "data/demonstrations.parquet")
+    return taught(out, out / "data/demonstrations.parquet", seed, steps)
+
+
+def taught(out: Path, demonstrations: Path, seed: int, steps: int) -> Path:
+    """Make a model with random weights and its tokenizer, and teach it demonstrations by SFT.
+
+    Args:
+        out: folder for both.
+        demonstrations: file of the demonstrations; their lines become the tokens.
+        seed: seed of the weights and of the order.
+        steps: steps of SFT.
+
+    Returns:
+        The folder of the trained checkpoint.
+    """
+    shown = str(demonstrations)
     build_model.run(build_model.Build(
         str(out / "random"), hidden=64, layers=2, heads=4, vocab=4096, context=512, seed=seed, tokens="lines", prompt="short",
         data=shown,

@@ -43,8 +43,17 @@ def close(got: object, want: object) -> bool:
     return torch.allclose(a, b, rtol=1e-2, atol=1e-2, equal_nan=True)
 
 
-def reward(task_id: str, path: Path, device: str) -> float:
-    """0.1 for running at all, 0.5 for two right cases, up to 0.5 for being faster than the reference."""
+def measured(task_id: str, path: Path, device: str) -> tuple[bool, float]:
+    """Run a submission on the fixed cases.
+
+    Args:
+        task_id: the task.
+        path: the submission.
+        device: ``cpu`` or ``cuda``.
+
+    Returns:
+        Whether all cases are right, and the reference's time divided by the submission's in the last case, by the host's clock.
+    """
     task = load_task(task_id)
     spec = importlib.util.spec_from_file_location("submission", path)
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
@@ -73,9 +82,20 @@ def reward(task_id: str, path: Path, device: str) -> float:
         start = time.perf_counter()
         function(**given)
         ratio = took / max(time.perf_counter() - start, 1e-9)
-    if isinstance(task.truth, QuantizationScheme) and not right:
+    return right, ratio
+
+
+def speed(ratio: float) -> float:
+    """Return what a speedup is paid: 0 up to 1, then its decimal logarithm, at most 1."""
+    return min(1.0, max(0.0, math.log10(max(ratio, 1.0))))
+
+
+def reward(task_id: str, path: Path, device: str) -> float:
+    """0.1 for running at all, 0.5 for two right cases, up to 0.5 for being faster than the reference."""
+    right, ratio = measured(task_id, path, device)
+    if isinstance(load_task(task_id).truth, QuantizationScheme) and not right:
         return 0.1
-    return 0.1 + (0.5 if right else 0.0) + (0.5 * min(1.0, max(0.0, math.log10(max(ratio, 1.0)))) if right else 0.0)
+    return 0.1 + (0.5 if right else 0.0) + 0.5 * speed(ratio) if right else 0.0
 
 
 if __name__ == "__main__":

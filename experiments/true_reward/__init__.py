@@ -1,0 +1,1 @@
+"""What the same model learns from a naive grader and from ours, when its demonstrations mix honest kernels with cheats."""
