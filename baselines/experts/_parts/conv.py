@@ -64,7 +64,7 @@ def _conv(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_conv_any = triton.jit(_conv.fn, do_not_specialize=_conv.arg_names)
+_conv_any = triton.jit(_conv.fn, do_not_specialize=[p.name for p in _conv.params if not p.is_constexpr])
 
 
 def _pair(v):

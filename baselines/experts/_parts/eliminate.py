@@ -178,7 +178,7 @@ def eliminate(A, B, pivot=True):
     return y
 
 
-_det_any = triton.jit(_det.fn, do_not_specialize=_det.arg_names)
+_det_any = triton.jit(_det.fn, do_not_specialize=[p.name for p in _det.params if not p.is_constexpr])
 
 
 def determinant(A, pivot=True, out=None):

@@ -67,7 +67,7 @@ def _thin(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_gemm_any = triton.jit(_gemm.fn, do_not_specialize=_gemm.arg_names)
+_gemm_any = triton.jit(_gemm.fn, do_not_specialize=[p.name for p in _gemm.params if not p.is_constexpr])
 
 
 def gemm(a, b, bias=None, e=None, f=None, out=None, s=0.0, t=0.0, mode=0, dtype=None):

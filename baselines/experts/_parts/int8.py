@@ -39,7 +39,9 @@ def _quantize_lines(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_quantize_lines_any = triton.jit(_quantize_lines.fn, do_not_specialize=_quantize_lines.arg_names)
+_quantize_lines_any = triton.jit(
+    _quantize_lines.fn, do_not_specialize=[p.name for p in _quantize_lines.params if not p.is_constexpr]
+)
 
 
 def quantize_lines(x, few=False):
@@ -95,7 +97,7 @@ def _gemm8(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_gemm8_any = triton.jit(_gemm8.fn, do_not_specialize=_gemm8.arg_names)
+_gemm8_any = triton.jit(_gemm8.fn, do_not_specialize=[p.name for p in _gemm8.params if not p.is_constexpr])
 
 
 def gemm8(qa, sa, qb, sb):
@@ -112,6 +114,20 @@ def gemm8(qa, sa, qb, sb):
                 break
         kernel = _gemm8_any if few else _gemm8
         kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN) * B,)](
-            qa, qb, sa, sb, y, M, N, K, EVEN=not few and K % BK == 0, BM=BM, BN=BN, BK=BK, GROUP=8, num_warps=warps, num_stages=3
+            qa,
+            qb,
+            sa,
+            sb,
+            y,
+            M,
+            N,
+            K,
+            EVEN=not few and K % BK == 0,
+            BM=BM,
+            BN=BN,
+            BK=BK,
+            GROUP=8,
+            num_warps=warps,
+            num_stages=3,
         )
     return y

@@ -29,7 +29,9 @@ def _layer_norm(z, y, L, eps, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_layer_norm_any = triton.jit(_layer_norm.fn, do_not_specialize=_layer_norm.arg_names)
+_layer_norm_any = triton.jit(
+    _layer_norm.fn, do_not_specialize=[p.name for p in _layer_norm.params if not p.is_constexpr]
+)
 
 
 def layer_norm_rows(z, L, eps, y=None):

@@ -20,7 +20,7 @@ def _matvec(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_matvec_any = triton.jit(_matvec.fn, do_not_specialize=_matvec.arg_names)
+_matvec_any = triton.jit(_matvec.fn, do_not_specialize=[p.name for p in _matvec.params if not p.is_constexpr])
 
 
 def matvec(a, x, e=None, dtype=None, s=0.0, t=0.0, mode=0):

@@ -66,9 +66,9 @@ def _apply(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_chunks_any = triton.jit(_chunks.fn, do_not_specialize=_chunks.arg_names)
-_merge_any = triton.jit(_merge.fn, do_not_specialize=_merge.arg_names)
-_apply_any = triton.jit(_apply.fn, do_not_specialize=_apply.arg_names)
+_chunks_any = triton.jit(_chunks.fn, do_not_specialize=[p.name for p in _chunks.params if not p.is_constexpr])
+_merge_any = triton.jit(_merge.fn, do_not_specialize=[p.name for p in _merge.params if not p.is_constexpr])
+_apply_any = triton.jit(_apply.fn, do_not_specialize=[p.name for p in _apply.params if not p.is_constexpr])
 
 
 def standardise(

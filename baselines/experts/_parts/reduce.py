@@ -80,7 +80,7 @@ def _join(parts, ys, n, columns, s, t, MODE: tl.constexpr, SPLITS: tl.constexpr,
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_reduce_any = triton.jit(_reduce.fn, do_not_specialize=_reduce.arg_names)
+_reduce_any = triton.jit(_reduce.fn, do_not_specialize=[p.name for p in _reduce.params if not p.is_constexpr])
 
 
 def _merged(sizes, strides):

@@ -43,7 +43,7 @@ def _finish(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_finish_any = triton.jit(_finish.fn, do_not_specialize=_finish.arg_names)
+_finish_any = triton.jit(_finish.fn, do_not_specialize=[p.name for p in _finish.params if not p.is_constexpr])
 
 
 def product_rmsnorm_gelu(a, b, p, eps, training, approximate, out, other=None):

@@ -41,7 +41,7 @@ def _softmax(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_softmax_any = triton.jit(_softmax.fn, do_not_specialize=_softmax.arg_names)
+_softmax_any = triton.jit(_softmax.fn, do_not_specialize=[p.name for p in _softmax.params if not p.is_constexpr])
 
 
 def softmax_along(x, dim, y=None, log=False, s=0.0, t=0.0, mode=0, dtype=None, few=None):

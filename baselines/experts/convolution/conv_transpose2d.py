@@ -52,7 +52,9 @@ def _transposed(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_transposed_any = triton.jit(_transposed.fn, do_not_specialize=_transposed.arg_names)
+_transposed_any = triton.jit(
+    _transposed.fn, do_not_specialize=[p.name for p in _transposed.params if not p.is_constexpr]
+)
 
 
 def _pair(v):

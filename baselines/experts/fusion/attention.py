@@ -43,7 +43,7 @@ def _attention(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_attention_any = triton.jit(_attention.fn, do_not_specialize=_attention.arg_names)
+_attention_any = triton.jit(_attention.fn, do_not_specialize=[p.name for p in _attention.params if not p.is_constexpr])
 
 
 def attention(q, k, v, causal=False, softmax_scale=None, *, out=None):

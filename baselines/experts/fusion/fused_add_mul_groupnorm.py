@@ -70,8 +70,10 @@ def _normalise(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_statistics_any = triton.jit(_statistics.fn, do_not_specialize=_statistics.arg_names)
-_normalise_any = triton.jit(_normalise.fn, do_not_specialize=_normalise.arg_names)
+_statistics_any = triton.jit(
+    _statistics.fn, do_not_specialize=[p.name for p in _statistics.params if not p.is_constexpr]
+)
+_normalise_any = triton.jit(_normalise.fn, do_not_specialize=[p.name for p in _normalise.params if not p.is_constexpr])
 
 
 def _spatial_stride(w):

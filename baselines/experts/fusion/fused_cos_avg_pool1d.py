@@ -28,7 +28,7 @@ def _cos_pool(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_cos_pool_any = triton.jit(_cos_pool.fn, do_not_specialize=_cos_pool.arg_names)
+_cos_pool_any = triton.jit(_cos_pool.fn, do_not_specialize=[p.name for p in _cos_pool.params if not p.is_constexpr])
 
 
 def fused_cos_avg_pool1d(input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):

@@ -31,7 +31,7 @@ def _losses(a, b, target, y, N, D, an, ad, bn, bd, ts, margin, ROWS: tl.constexp
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_losses_any = triton.jit(_losses.fn, do_not_specialize=_losses.arg_names)
+_losses_any = triton.jit(_losses.fn, do_not_specialize=[p.name for p in _losses.params if not p.is_constexpr])
 
 
 def fused_cosine_embedding_loss_with_normalization(input1, input2, target, margin=0, reduction="mean"):

@@ -92,8 +92,8 @@ def _rows(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_columns_any = triton.jit(_columns.fn, do_not_specialize=_columns.arg_names)
-_rows_any = triton.jit(_rows.fn, do_not_specialize=_rows.arg_names)
+_columns_any = triton.jit(_columns.fn, do_not_specialize=[p.name for p in _columns.params if not p.is_constexpr])
+_rows_any = triton.jit(_rows.fn, do_not_specialize=[p.name for p in _rows.params if not p.is_constexpr])
 
 
 def fused_cross_entropy_log_softmax(

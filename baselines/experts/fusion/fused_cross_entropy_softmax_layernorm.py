@@ -46,7 +46,7 @@ def _rows(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_rows_any = triton.jit(_rows.fn, do_not_specialize=_rows.arg_names)
+_rows_any = triton.jit(_rows.fn, do_not_specialize=[p.name for p in _rows.params if not p.is_constexpr])
 
 
 def fused_cross_entropy_softmax_layernorm(

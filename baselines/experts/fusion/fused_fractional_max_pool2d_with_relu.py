@@ -40,7 +40,7 @@ def _pool(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_pool_any = triton.jit(_pool.fn, do_not_specialize=_pool.arg_names)
+_pool_any = triton.jit(_pool.fn, do_not_specialize=[p.name for p in _pool.params if not p.is_constexpr])
 
 
 def fused_fractional_max_pool2d_with_relu(

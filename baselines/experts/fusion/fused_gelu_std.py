@@ -55,7 +55,7 @@ def _join(parts, y, outputs, n, splits, correction, BS: tl.constexpr, BO: tl.con
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_pieces_any = triton.jit(_pieces.fn, do_not_specialize=_pieces.arg_names)
+_pieces_any = triton.jit(_pieces.fn, do_not_specialize=[p.name for p in _pieces.params if not p.is_constexpr])
 
 
 def fused_gelu_std(input, dim=None, keepdim=False, correction=1, approximate="none", out=None):

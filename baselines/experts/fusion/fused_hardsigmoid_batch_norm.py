@@ -28,7 +28,7 @@ def _evaluate(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_evaluate_any = triton.jit(_evaluate.fn, do_not_specialize=_evaluate.arg_names)
+_evaluate_any = triton.jit(_evaluate.fn, do_not_specialize=[p.name for p in _evaluate.params if not p.is_constexpr])
 
 
 def fused_hardsigmoid_batch_norm(

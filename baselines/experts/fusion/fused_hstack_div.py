@@ -26,7 +26,7 @@ def _part(x, y, n, width, total, start, divisor, MODE: tl.constexpr, BLOCK: tl.c
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_part_any = triton.jit(_part.fn, do_not_specialize=_part.arg_names)
+_part_any = triton.jit(_part.fn, do_not_specialize=[p.name for p in _part.params if not p.is_constexpr])
 
 
 def fused_hstack_div(tensors, divisor, *, rounding_mode=None, out=None):

@@ -41,7 +41,7 @@ def _row(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_row_any = triton.jit(_row.fn, do_not_specialize=_row.arg_names)
+_row_any = triton.jit(_row.fn, do_not_specialize=[p.name for p in _row.params if not p.is_constexpr])
 
 
 def fused_mul_add_logsoftmax_dropout_bmm(

@@ -29,7 +29,9 @@ def _least_squares(a, b, y, m, n, width, ab, ar, ac, bb, br, bc, M: tl.constexpr
 
 
 # For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_least_squares_any = triton.jit(_least_squares.fn, do_not_specialize=_least_squares.arg_names)
+_least_squares_any = triton.jit(
+    _least_squares.fn, do_not_specialize=[p.name for p in _least_squares.params if not p.is_constexpr]
+)
 
 
 def fused_qr_solve(A, b):

@@ -37,7 +37,7 @@ def _fold(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_fold_any = triton.jit(_fold.fn, do_not_specialize=_fold.arg_names)
+_fold_any = triton.jit(_fold.fn, do_not_specialize=[p.name for p in _fold.params if not p.is_constexpr])
 
 
 def fused_relu_batch_norm_conv2d(

@@ -56,7 +56,7 @@ def _conv_pool(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_conv_pool_any = triton.jit(_conv_pool.fn, do_not_specialize=_conv_pool.arg_names)
+_conv_pool_any = triton.jit(_conv_pool.fn, do_not_specialize=[p.name for p in _conv_pool.params if not p.is_constexpr])
 
 
 def _pair(v):

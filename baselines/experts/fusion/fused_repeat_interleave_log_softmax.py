@@ -120,7 +120,7 @@ def _write(x, y, starts, tops, totals, n, inner, times, length, chunk, splits, w
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_write_any = triton.jit(_write.fn, do_not_specialize=_write.arg_names)
+_write_any = triton.jit(_write.fn, do_not_specialize=[p.name for p in _write.params if not p.is_constexpr])
 
 
 def fused_repeat_interleave_log_softmax(input, repeats, dim=None, *, output_size=None, dtype=None, out=None):

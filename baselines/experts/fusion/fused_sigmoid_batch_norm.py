@@ -71,8 +71,8 @@ def _normalise(x, y, mean, var, sums, weight, bias, ms, vs, ws, bs, N, C, S, cou
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_sums_any = triton.jit(_sums.fn, do_not_specialize=_sums.arg_names)
-_normalise_any = triton.jit(_normalise.fn, do_not_specialize=_normalise.arg_names)
+_sums_any = triton.jit(_sums.fn, do_not_specialize=[p.name for p in _sums.params if not p.is_constexpr])
+_normalise_any = triton.jit(_normalise.fn, do_not_specialize=[p.name for p in _normalise.params if not p.is_constexpr])
 
 
 def fused_sigmoid_batch_norm(

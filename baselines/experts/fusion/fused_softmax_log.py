@@ -35,7 +35,7 @@ def _shares(x, y, n, inner, BN: tl.constexpr, BI: tl.constexpr, ONCE: tl.constex
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_shares_any = triton.jit(_shares.fn, do_not_specialize=_shares.arg_names)
+_shares_any = triton.jit(_shares.fn, do_not_specialize=[p.name for p in _shares.params if not p.is_constexpr])
 
 
 def fused_softmax_log(input, dim=-1, dtype=None):

@@ -37,7 +37,7 @@ def _spread(sums, y, m, correction, BLOCK: tl.constexpr):
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_spread_any = triton.jit(_spread.fn, do_not_specialize=_spread.arg_names)
+_spread_any = triton.jit(_spread.fn, do_not_specialize=[p.name for p in _spread.params if not p.is_constexpr])
 
 
 def fused_sum_std(input, dim=None, keepdim=False, dtype=None, correction=1, out=None):

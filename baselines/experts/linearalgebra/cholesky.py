@@ -23,7 +23,7 @@ def _cholesky(a, y, n, ab, ar, ac, yb, yr, yc, UPPER: tl.constexpr, CPLX: tl.con
 
 
 # For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_cholesky_any = triton.jit(_cholesky.fn, do_not_specialize=_cholesky.arg_names)
+_cholesky_any = triton.jit(_cholesky.fn, do_not_specialize=[p.name for p in _cholesky.params if not p.is_constexpr])
 
 
 def cholesky(A, upper=False, out=None):

@@ -15,7 +15,7 @@ def _both(t, b, y, n, width, tb, tr, tc, bb, br, bc, LONG: tl.constexpr, S: tl.c
 
 
 # For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_both_any = triton.jit(_both.fn, do_not_specialize=_both.arg_names)
+_both_any = triton.jit(_both.fn, do_not_specialize=[p.name for p in _both.params if not p.is_constexpr])
 
 
 def cholesky_solve(B, L, upper=False, out=None):

@@ -19,7 +19,7 @@ def _det_qr(a, y, n, ab, ar, ac, N: tl.constexpr):
 
 
 # For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_det_qr_any = triton.jit(_det_qr.fn, do_not_specialize=_det_qr.arg_names)
+_det_qr_any = triton.jit(_det_qr.fn, do_not_specialize=[p.name for p in _det_qr.params if not p.is_constexpr])
 
 
 def determinant_via_qr(A, *, mode="reduced", out=None):

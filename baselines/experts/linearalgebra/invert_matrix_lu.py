@@ -29,7 +29,7 @@ def _invert(a, y, n, ab, ar, ac, N: tl.constexpr, PIVOT: tl.constexpr):
 
 
 # For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_invert_any = triton.jit(_invert.fn, do_not_specialize=_invert.arg_names)
+_invert_any = triton.jit(_invert.fn, do_not_specialize=[p.name for p in _invert.params if not p.is_constexpr])
 
 
 def invert_matrix_lu(A, *, pivot=True, out=None):

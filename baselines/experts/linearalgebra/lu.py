@@ -48,7 +48,7 @@ def _lu(a, p, lower, upper, M, N, sm, sn, k, PIVOT: tl.constexpr, RP: tl.constex
 
 
 # For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_lu_any = triton.jit(_lu.fn, do_not_specialize=_lu.arg_names)
+_lu_any = triton.jit(_lu.fn, do_not_specialize=[p.name for p in _lu.params if not p.is_constexpr])
 
 
 def lu(A, pivot=True, out=None):

@@ -55,7 +55,7 @@ def _qr(a, q, r, M, N, sm, sn, k, qn, rm, WANTED: tl.constexpr, RP: tl.constexpr
 
 
 # For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_qr_any = triton.jit(_qr.fn, do_not_specialize=_qr.arg_names)
+_qr_any = triton.jit(_qr.fn, do_not_specialize=[p.name for p in _qr.params if not p.is_constexpr])
 
 
 def qr(A, mode="reduced", out=None):

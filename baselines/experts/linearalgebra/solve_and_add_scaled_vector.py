@@ -22,7 +22,7 @@ def _solve_add(t, b, y, x, alpha, n, width, tr, tc, br, bc, yr, yc, LONG: tl.con
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_solve_add_any = triton.jit(_solve_add.fn, do_not_specialize=_solve_add.arg_names)
+_solve_add_any = triton.jit(_solve_add.fn, do_not_specialize=[p.name for p in _solve_add.params if not p.is_constexpr])
 
 
 def solve_and_add_scaled_vector(A, b, y, alpha):

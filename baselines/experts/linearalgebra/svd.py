@@ -129,7 +129,7 @@ def _jacobi(
 
 
 # For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_jacobi_any = triton.jit(_jacobi.fn, do_not_specialize=_jacobi.arg_names)
+_jacobi_any = triton.jit(_jacobi.fn, do_not_specialize=[p.name for p in _jacobi.params if not p.is_constexpr])
 
 
 def svd(A, full_matrices=True):

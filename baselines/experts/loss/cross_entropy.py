@@ -62,8 +62,8 @@ def _reduce(loss, share, out, n, MEAN: tl.constexpr, BLOCK: tl.constexpr):
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_rows_any = triton.jit(_rows.fn, do_not_specialize=_rows.arg_names)
-_reduce_any = triton.jit(_reduce.fn, do_not_specialize=_reduce.arg_names)
+_rows_any = triton.jit(_rows.fn, do_not_specialize=[p.name for p in _rows.params if not p.is_constexpr])
+_reduce_any = triton.jit(_reduce.fn, do_not_specialize=[p.name for p in _reduce.params if not p.is_constexpr])
 
 
 def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean"):

@@ -50,9 +50,9 @@ def _finish(sums, y, n, MEAN: tl.constexpr, BLOCK: tl.constexpr):
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_rows_any = triton.jit(_rows.fn, do_not_specialize=_rows.arg_names)
-_sums_any = triton.jit(_sums.fn, do_not_specialize=_sums.arg_names)
-_finish_any = triton.jit(_finish.fn, do_not_specialize=_finish.arg_names)
+_rows_any = triton.jit(_rows.fn, do_not_specialize=[p.name for p in _rows.params if not p.is_constexpr])
+_sums_any = triton.jit(_sums.fn, do_not_specialize=[p.name for p in _sums.params if not p.is_constexpr])
+_finish_any = triton.jit(_finish.fn, do_not_specialize=[p.name for p in _finish.params if not p.is_constexpr])
 
 
 def nll_loss(input, target, weight=None, ignore_index=-100, reduction="mean"):

@@ -33,7 +33,22 @@ def _statistics(x, mean, var, running_mean, running_var, rm, rv, N, C, S, moment
 
 @triton.jit
 def _normalise(
-    x, y, mean, var, weight, bias, ms, vs, ws, bs, C, S, eps, SCALED: tl.constexpr, SHIFTED: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    y,
+    mean,
+    var,
+    weight,
+    bias,
+    ms,
+    vs,
+    ws,
+    bs,
+    C,
+    S,
+    eps,
+    SCALED: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
     c = row % C
@@ -50,8 +65,10 @@ def _normalise(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_statistics_any = triton.jit(_statistics.fn, do_not_specialize=_statistics.arg_names)
-_normalise_any = triton.jit(_normalise.fn, do_not_specialize=_normalise.arg_names)
+_statistics_any = triton.jit(
+    _statistics.fn, do_not_specialize=[p.name for p in _statistics.params if not p.is_constexpr]
+)
+_normalise_any = triton.jit(_normalise.fn, do_not_specialize=[p.name for p in _normalise.params if not p.is_constexpr])
 
 
 def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):

@@ -42,7 +42,7 @@ def _divide(d, norm, y, total, n, inner, BLOCK: tl.constexpr):
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_divide_any = triton.jit(_divide.fn, do_not_specialize=_divide.arg_names)
+_divide_any = triton.jit(_divide.fn, do_not_specialize=[p.name for p in _divide.params if not p.is_constexpr])
 
 
 def normalize_pairwise_distance(

@@ -32,7 +32,7 @@ def _radius(a, out, n, sb, sr, sc, N: tl.constexpr, SQUARINGS: tl.constexpr):
 
 
 # For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_radius_any = triton.jit(_radius.fn, do_not_specialize=_radius.arg_names)
+_radius_any = triton.jit(_radius.fn, do_not_specialize=[p.name for p in _radius.params if not p.is_constexpr])
 
 
 def spectral_norm_eig(A, *, out=None):

@@ -27,7 +27,7 @@ def _pool(x, y, rows, L, O, tiles, size, stride, padding, SIZE: tl.constexpr, BR
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_pool_any = triton.jit(_pool.fn, do_not_specialize=_pool.arg_names)
+_pool_any = triton.jit(_pool.fn, do_not_specialize=[p.name for p in _pool.params if not p.is_constexpr])
 
 
 def avg_pool1d(input, kernel_size, stride=None, padding=0):

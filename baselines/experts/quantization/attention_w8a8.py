@@ -49,7 +49,9 @@ def _attention8(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_attention8_any = triton.jit(_attention8.fn, do_not_specialize=_attention8.arg_names)
+_attention8_any = triton.jit(
+    _attention8.fn, do_not_specialize=[p.name for p in _attention8.params if not p.is_constexpr]
+)
 
 
 def attention_w8a8(query, key, value):

@@ -74,9 +74,9 @@ def _conv8(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_peaks_any = triton.jit(_peaks.fn, do_not_specialize=_peaks.arg_names)
-_images_any = triton.jit(_images.fn, do_not_specialize=_images.arg_names)
-_conv8_any = triton.jit(_conv8.fn, do_not_specialize=_conv8.arg_names)
+_peaks_any = triton.jit(_peaks.fn, do_not_specialize=[p.name for p in _peaks.params if not p.is_constexpr])
+_images_any = triton.jit(_images.fn, do_not_specialize=[p.name for p in _images.params if not p.is_constexpr])
+_conv8_any = triton.jit(_conv8.fn, do_not_specialize=[p.name for p in _conv8.params if not p.is_constexpr])
 
 
 def _pair(v):

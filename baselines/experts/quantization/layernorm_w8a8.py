@@ -32,7 +32,7 @@ def _norm8(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_norm8_any = triton.jit(_norm8.fn, do_not_specialize=_norm8.arg_names)
+_norm8_any = triton.jit(_norm8.fn, do_not_specialize=[p.name for p in _norm8.params if not p.is_constexpr])
 
 
 def layernorm_w8a8(input, normalized_shape, weight=None, bias=None, eps=1e-5):

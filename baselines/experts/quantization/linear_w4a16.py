@@ -70,8 +70,8 @@ def _linear4(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_pack_any = triton.jit(_pack.fn, do_not_specialize=_pack.arg_names)
-_linear4_any = triton.jit(_linear4.fn, do_not_specialize=_linear4.arg_names)
+_pack_any = triton.jit(_pack.fn, do_not_specialize=[p.name for p in _pack.params if not p.is_constexpr])
+_linear4_any = triton.jit(_linear4.fn, do_not_specialize=[p.name for p in _linear4.params if not p.is_constexpr])
 
 
 def linear_w4a16(input, weight, bias=None):

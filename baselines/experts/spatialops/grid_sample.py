@@ -97,7 +97,7 @@ def _sample(
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_sample_any = triton.jit(_sample.fn, do_not_specialize=_sample.arg_names)
+_sample_any = triton.jit(_sample.fn, do_not_specialize=[p.name for p in _sample.params if not p.is_constexpr])
 
 
 def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=False):

@@ -62,7 +62,7 @@ def _resize(x, y, C, H, W, OH, OW, xn, xc, xh, xw, ry, rx, down, across, MODE: t
 
 
 # For small tensors: compiled once for all sizes and strides, the other once more for every kind of them.
-_resize_any = triton.jit(_resize.fn, do_not_specialize=_resize.arg_names)
+_resize_any = triton.jit(_resize.fn, do_not_specialize=[p.name for p in _resize.params if not p.is_constexpr])
 
 
 def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corners=None):
