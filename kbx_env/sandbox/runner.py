@@ -64,14 +64,16 @@ class Runner:
         os.environ["CUDA_CACHE_PATH"] = os.path.join(self.folder, "cuda")
         os.chdir(self.folder)
         if self.device == "cuda":
+            ask({"context": True})  # the grader answers when no grading measures
             limits.start_cuda()
+            # Also before confinement: CUDA IPC connects through sockets that a confined process cannot reach.
+            self.mail = _mail(settings.get("mail"))
+            ask({"context": False})
             quick_launchers()
             # On first use; do it now, while the runner waits for its submission.
             with contextlib.suppress(Exception):  # the first launch reports an error
                 shared = os.path.join(os.path.dirname(self.folder), "driver")
                 driver_cache.kept(triton.knobs.cache.dir, shared, lambda: triton.runtime.driver.active.utils)
-            # Also before confinement: CUDA IPC connects through sockets that a confined process cannot reach.
-            self.mail = _mail(settings.get("mail"))
         if "kernel" not in without:
             # The folder of this runner lies in a folder of its zygote, which lies in the one of the grader.
             confine(self.folder, unhidden(os.path.dirname(os.path.dirname(self.folder))))

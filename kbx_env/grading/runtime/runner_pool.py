@@ -1,8 +1,9 @@
 """A pool of runners, one process for each submission. On a GPU the next runner is started ahead of need.
 
 Making a CUDA context takes seconds when many processes do it at once, and keeps the driver from others who allocate memory. So
-runners start under the shared lock of the GPU, while no grading measures, and a spare runner that no submission has seen serves
-the next grading that needs one. A kernel that the CPU tier finds wrong needs none.
+runners make theirs under the shared lock of the GPU, while no grading measures; the rest of their start does not keep measuring
+gradings waiting. A spare runner that no submission has seen serves the next grading that needs one. A kernel that the CPU tier
+finds wrong needs none.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -21,7 +21,7 @@ from kbx_env.grading.runtime.zygote_client import Zygote
 from kbx_env.grading.timing.gpu_lock import gpu_lock_of
 
 START_SECONDS = 60.0
-"""Seconds that a runner may take to start; a machine under full load takes some."""
+"""Seconds that a runner may take for each step of its start; a machine under full load takes some."""
 
 
 class RunnerSlot:
@@ -38,8 +38,11 @@ class RunnerSlot:
     def __init__(self, zygote: Zygote, settings: Mapping[str, Any]) -> None:
         self.zygote = zygote
         gpu_lock = gpu_lock_of(str(settings["device"]))
-        with contextlib.ExitStack() as made, gpu_lock.shared() if gpu_lock is not None else contextlib.nullcontext():
-            self.mailbox = _mailbox() if gpu_lock is not None else None
+        with contextlib.ExitStack() as made:
+            self.mailbox = None
+            if gpu_lock is not None:
+                with gpu_lock.shared():
+                    self.mailbox = _mailbox()
             if self.mailbox is not None:
                 made.callback(self.mailbox.close)
             handle = self.mailbox.handle.hex() if self.mailbox is not None else None
@@ -47,7 +50,7 @@ class RunnerSlot:
             made.callback(self.runner.close)
             if gpu_lock is not None:
                 made.enter_context(gpu_lock.user(self.runner.pid))
-                self.runner.wait_ready(time.monotonic() + START_SECONDS)
+                self.runner.wait_ready(START_SECONDS, gpu_lock.shared)
             self._made = made.pop_all()
 
     def close(self) -> None:

@@ -11,7 +11,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from kbx_env.errors import SandboxError
@@ -158,18 +159,21 @@ class Runner:
             wire.WireError: the process died, or its reply is malformed.
             SandboxError: the process could not be set up.
         """
-        self.wait_ready(max(deadline, time.monotonic() + 60))
+        self.wait_ready(max(deadline - time.monotonic(), 60.0))
         wire.send(self._sock, header, blobs or [], deadline=deadline)
         # Results at timed sizes, with tensors written in place, are larger than any correctness case.
         max_bytes = TIMED_BYTES if header.get("op") == "time" else wire.MAX_BYTES
         reply, data = wire.receive(self._sock, deadline=deadline, max_bytes=max_bytes)
         return reply, data
 
-    def wait_ready(self, deadline: float) -> None:
-        """Wait until the process is set up.
+    def wait_ready(
+        self, seconds: float, gate: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    ) -> None:
+        """Wait until the process is set up. It has not seen a submission yet.
 
         Args:
-            deadline: in seconds of ``time.monotonic``.
+            seconds: for each step of its start.
+            gate: returns a context in which the process may make its CUDA context; no time limit holds while it is entered.
 
         Raises:
             SandboxError: the process could not be set up.
@@ -177,7 +181,15 @@ class Runner:
         if self._ready:
             return
         try:
-            hello, _ = wire.receive(self._sock, deadline=deadline)
+            with contextlib.ExitStack() as entered:
+                hello, _ = wire.receive(self._sock, deadline=time.monotonic() + seconds)
+                while isinstance(hello.get("context"), bool):  # it asks before it makes one, and tells when it has one
+                    if hello["context"]:
+                        entered.enter_context(gate())
+                    else:
+                        entered.close()
+                    wire.send(self._sock, {"values": None}, [], deadline=time.monotonic() + seconds)
+                    hello, _ = wire.receive(self._sock, deadline=time.monotonic() + seconds)
         except wire.WireError as e:
             raise SandboxError(f"runner could not start: {e}") from e
         if not hello.get("ready"):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +15,8 @@ import pytest
 from kbx_env.errors import SandboxError
 from kbx_env.grading.runtime import runner_pool
 from kbx_env.grading.runtime.runner_pool import RunnerPool, RunnerSlot
+from kbx_env.grading.runtime.zygote_client import Runner
+from kbx_env.protocol import wire
 
 SETTINGS = {"device": "cpu", "without": [], "torch_ops": False}
 
@@ -79,8 +84,9 @@ def test_a_spare_that_did_not_start_is_started_again() -> None:
     assert len(calls) == 2
 
 
-def test_a_runner_starts_under_the_shared_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Making a CUDA context disturbs whoever measures, so it must not happen while a grading holds the GPU alone.
+def test_a_runner_makes_its_context_under_the_shared_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Making a CUDA context disturbs whoever measures, so it must not happen while a grading holds the GPU alone. The rest
+    # of the start takes seconds on a loaded machine, and must not keep who wants to measure waiting.
     events: list[str] = []
 
     class Lock:
@@ -95,11 +101,49 @@ def test_a_runner_starts_under_the_shared_lock(monkeypatch: pytest.MonkeyPatch) 
 
     class Zygote(FakeZygote):
         def spawn(self, **settings: Any) -> Any:
+            events.append("forked")
             runner = super().spawn(**settings)
-            runner.wait_ready = lambda deadline: events.append("ready")
+
+            def wait_ready(seconds: float, gate: Any) -> None:
+                with gate():
+                    events.append("context")
+                events.append("ready")
+
+            runner.wait_ready = wait_ready
             return runner
 
     monkeypatch.setattr(runner_pool, "gpu_lock_of", lambda device: Lock())
-    monkeypatch.setattr(runner_pool, "_mailbox", lambda: None)
+    monkeypatch.setattr(runner_pool, "_mailbox", lambda: events.append("mailbox"))
     RunnerSlot(Zygote(), SETTINGS)  # type: ignore[arg-type]
-    assert events == ["taken", "ready", "released"]
+    assert events == [
+        "taken", "mailbox", "released", "forked", "taken", "context", "released", "ready",
+    ]  # fmt: skip
+
+
+def test_a_process_makes_its_context_only_while_the_gate_is_open() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    log, writer = os.pipe()
+    runner, events = Runner(None, ours, 0, "", log), list[str]()  # type: ignore[arg-type]
+
+    @contextlib.contextmanager
+    def gate() -> Iterator[None]:
+        events.append("open")
+        yield
+        events.append("closed")
+
+    def process() -> None:
+        for context, event in ((True, "context"), (False, "rest")):
+            wire.send(theirs, {"ok": True, "context": context})
+            wire.receive(theirs)
+            events.append(event)
+        wire.send(theirs, {"ok": True, "ready": True, "mail": False})
+
+    thread = threading.Thread(target=process)
+    thread.start()
+    runner.wait_ready(10.0, gate)
+    thread.join()
+    assert events == ["open", "context", "closed", "rest"]
+    for end in (ours, theirs):
+        end.close()
+    os.close(log)
+    os.close(writer)
