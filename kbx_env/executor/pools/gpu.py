@@ -7,6 +7,7 @@ import importlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from kbx_env.errors import UsageError
@@ -24,10 +25,15 @@ SOON = 0.5
 """Share of the deadline. A loss before it counts against the GPU; later the request itself may have taken too long."""
 
 
-class GpuPool:
-    """One pool for each GPU, used as one pool. A GPU that loses requests rests.
+REMEMBERED = 256
+"""Losses that are remembered, so that the next attempt at a request is made on another GPU."""
 
-    Without rests, a GPU whose workers fail at once would take most of the requests, and lose them.
+
+class GpuPool:
+    """One pool for each GPU, used as one pool. A GPU that loses requests rests, and gets none of them again.
+
+    Without rests, a GPU whose workers fail at once would take most of the requests, and lose them. A request that was lost with
+    its GPU would be lost with it once more.
 
     Attributes:
         width: gradings that can run at the same time, on all GPUs.
@@ -49,6 +55,7 @@ class GpuPool:
         widest = max(pool.width for pool in pools)
         self._idle = [(gpu, k) for k in range(widest) for gpu, pool in enumerate(pools) if k < pool.width]
         self._losses, self._rests_until, self._closed = [0] * len(pools), [0.0] * len(pools), False
+        self._lost: deque[tuple[str, bytes, int]] = deque(maxlen=REMEMBERED)
 
     def grade(self, request: Request, deadline: float) -> Outcome:
         """Grade on the GPU with the slot that has been idle longest; wait until a slot is idle.
@@ -63,7 +70,7 @@ class GpuPool:
         Raises:
             WorkerLost: the worker died, or the deadline passed.
         """
-        gpu, worker = self._take()
+        gpu, worker = self._take(request)
         begin, lost = time.perf_counter(), False
         try:
             outcome = self._pools[gpu].grade(request, deadline)
@@ -73,29 +80,34 @@ class GpuPool:
             lost = time.perf_counter() - begin < SOON * deadline
             raise
         finally:
-            self._give(gpu, worker, lost)
+            self._give(gpu, worker, (request.task, request.source) if lost else None)
             if self.on_attempt is not None:
                 self.on_attempt(request, gpu, worker, begin, time.perf_counter())
 
-    def _take(self) -> tuple[int, int]:
+    def _take(self, request: Request) -> tuple[int, int]:
         with self._changed:
+            lost_on = {gpu for task, source, gpu in self._lost if (task, source) == (request.task, request.source)}
+            chosen = set(range(len(self._pools))) - lost_on or set(range(len(self._pools)))
             while True:
                 now = time.monotonic()
-                ready = [slot for slot in self._idle if self._rests_until[slot[0]] <= now]
-                if self._idle and not ready and (self._closed or min(self._rests_until) > now):
-                    # All GPUs rest: take the one whose rest ends first.
-                    ready = [min(self._idle, key=lambda slot: self._rests_until[slot[0]])]
+                idle = [slot for slot in self._idle if slot[0] in chosen]
+                ready = [slot for slot in idle if self._rests_until[slot[0]] <= now]
+                if idle and not ready and (self._closed or min(self._rests_until[gpu] for gpu in chosen) > now):
+                    # All of these GPUs rest: take the one whose rest ends first.
+                    ready = [min(idle, key=lambda slot: self._rests_until[slot[0]])]
                 if ready:
                     self._idle.remove(ready[0])
                     return ready[0]
-                waits = [self._rests_until[gpu] - now for gpu, _ in self._idle]
+                waits = [self._rests_until[gpu] - now for gpu, _ in idle]
                 self._changed.wait(min(waits, default=None))
 
-    def _give(self, gpu: int, worker: int, lost: bool) -> None:
+    def _give(self, gpu: int, worker: int, lost: tuple[str, bytes] | None) -> None:
         with self._changed:
             self._idle.append((gpu, worker))
             now, (first, longest) = time.monotonic(), REST
-            if not lost:
+            if lost is not None:
+                self._lost.append((*lost, gpu))
+            if lost is None:
                 self._losses[gpu], self._rests_until[gpu] = 0, 0.0
             elif self._rests_until[gpu] <= now and not self._closed:  # one cause may lose several workers
                 self._losses[gpu] += 1

@@ -82,9 +82,9 @@ def test_a_gpu_that_loses_all_draws_little_of_the_work(monkeypatch: pytest.Monke
         return answer(task)
 
     lanes = GpuPool([InlinePool(lambda task, source, gpu=k, **_: grade(gpu, task), 2) for k in range(2)])
-    with Executor(lanes, attempts=3) as executor:
+    with Executor(lanes) as executor:
         found = executor.grade_many([Request("t", b"%d" % k) for k in range(100)], progress=False)
-        assert at[0] < 20 and sum(o.correct for o in found) >= 95
+        assert at[0] < 20 and all(o.correct for o in found), "a lost request goes to the other GPU"
         healed.set()
         time.sleep(0.25)
         at.clear()
