@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import faulthandler
 import importlib
 import json
 import os
@@ -21,6 +22,7 @@ def serve(spec: str) -> None:
     if cores := os.environ.pop(CORES, ""):
         # Before the first thread or child process starts: they inherit the cores.
         os.sched_setaffinity(0, {int(c) for c in cores.split(",")})
+    faulthandler.enable()  # a crash in a library names the Python code that called it, on stderr
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries may print to stdout, which would disturb the replies
     module, _, name = spec.partition(":")
