@@ -106,7 +106,7 @@ def draw(rows: Sequence[Mapping[str, Any]], png: str | Path) -> Path:
                 for one in curves:
                     axes.plot(steps, one[: len(steps)], color=colour, linewidth=0.6, alpha=0.7)
                 axes.plot(steps, list(map(statistics.fmean, across)), color=colour, linewidth=2.2)
-            axes.set_title(f"Reward: {NAMES[reward]}, {len(seeds)} seed{'s' * (len(seeds) != 1)}")
+            axes.set_title(f"Reward: {NAMES[reward]}\n{len(seeds)} seed{'s' * (len(seeds) != 1)}")
             axes.set_xlabel("step of GRPO")
             axes.set_xlim(0, None)
             style.shares(axes, "y")
