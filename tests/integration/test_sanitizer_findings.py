@@ -61,7 +61,7 @@ FAULTS = [
     ("random/rand", "mask=o < n", "mask=o < n + 1", [OUT]),
     ("reduce/argmax", "tl.store(ys[k] + where, state[k].to(ys[k].dtype.element_ty), mask=kept < columns)",
      "tl.store(ys[k] + where, state[k].to(ys[k].dtype.element_ty))", [OUT, CLASH]),
-    ("reduce/argmax", "    where = kept\n", "    where = kept // 2\n", [CLASH]),
+    ("reduce/argmax", "kernel[(grid, splits)](", "kernel[(grid, splits + 1)](", [CLASH]),
     ("spatialops/grid_sample", "* dims + 1, mask=valid, other=0.0)", "* dims + 1)", [OUT]),
     ("spatialops/grid_sample", "(cx >= 0) & ", "", [OUT]),
     ("spatialops/grid_sample", "e % per_image, total, mask=valid)", "e % 2, total, mask=valid)", [CLASH]),
