@@ -56,7 +56,8 @@ MAX_KEPT_RESULTS, MAX_KEPT_BYTES = 24, 256 << 20
 """Results of timed calls that are kept for the judge, for each case: their number and bytes, but never fewer than
 three."""
 COUNT_MEMORY, MEASURE_MEMORY, JUDGE_MEMORY = 10, 24, 16
-"""Largest device memory of each step of timing a case, in multiples of the bytes of its inputs: evaluating the
+"""Device memory reserved for each step of timing a case, in multiples of the bytes of its inputs (judging a large case took
+10 to 22 on an H100; ``MEMORY_SLACK`` covers the rest): evaluating the
 reference to count its work; measuring (for each contestant two draws, three slots, and space to move them); judging.
 Compiling keeps the inputs once and reserves no memory: a compiler may take minutes, and the next large reservation
 would keep all others waiting behind it."""
