@@ -165,10 +165,9 @@ def _direct(x, y, columns, S, KI, LI, M, angle, scale, n, BLOCK: tl.constexpr, C
         phase = k[:, None].to(tl.int64 if WIDE else tl.int32) * j[None, :] % n
         phase = tl.where(2 * phase > n, phase - n, phase).to(tl.float32) * (6.283185307179586 / n)
         c, s = tl.cos(phase), -tl.sin(phase)
-        re = tl.dot(c, u, re, input_precision="ieee")
-        re = tl.dot(-s, v, re, input_precision="ieee")
-        im = tl.dot(c, v, im, input_precision="ieee")
-        im = tl.dot(s, u, im, input_precision="ieee")
+        # Each block has sums of its own: one chain over all n would round a thousand times.
+        re += tl.dot(-s, v, tl.dot(c, u, input_precision="ieee"), input_precision="ieee")
+        im += tl.dot(s, u, tl.dot(c, v, input_precision="ieee"), input_precision="ieee")
     block = m // KI
     if TURN:
         phase = block[None, :] * k[:, None]
