@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("judge_costs.py: it measures a CUDA GPU, and there is none", file=sys.stderr)
         return 2
-    every = task_ids()
+    every = list(task_ids())
     random.Random(a.seed).shuffle(every)
     chosen = dict.fromkeys(t for p in a.tasks.split(",") for t in every if fnmatch.fnmatch(t, p.strip()))
     began, memory = time.monotonic(), torch.cuda.get_device_properties(0).total_memory
