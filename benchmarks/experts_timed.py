@@ -137,12 +137,20 @@ def _folded(frame: Any) -> str:
     return ";".join(reversed(names))
 
 
+def _caller() -> str:
+    """Return the project's function that asks for the GPU lock."""
+    frame = sys._getframe(1)
+    while frame is not None and Path(frame.f_code.co_filename).stem in ("gpu_lock", "contextlib", "experts_timed"):
+        frame = frame.f_back  # type: ignore[assignment]
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).stem}:{frame.f_code.co_name}"
+
+
 class PhasedGrader(Grader):
     """A grader whose manifests have the steps of its exclusive use of the GPU (``phases``) and its use of the lock (``locks``).
 
     Times are in seconds. In the folder of the environment variable KBX_STALLS a worker that takes longer than LONG_SECONDS writes
     its stack to ``stalls-PID.txt``; every worker writes how often each stack was seen (``Samples``) to ``samples-PID.txt``, and
-    each hold of the GPU lock to ``holds-PID.txt``: kind, when it was asked for, when it began, when it ended.
+    each hold of the GPU lock to ``holds-PID.txt``: kind, when it was asked for, when it began, when it ended, who asked.
     """
 
     def __init__(self) -> None:
@@ -183,13 +191,13 @@ class PhasedGrader(Grader):
 
         @contextmanager
         def watched(lock: gpu_lock.GpuLock, *args: Any) -> Iterator[float]:
-            asked = time.monotonic()
+            asked, caller = time.monotonic(), _caller()
             with real(lock, *args) as waited:
                 began = time.monotonic()
                 try:
                     yield waited
                 finally:
-                    self._holds.write(f"{kind} {asked:.4f} {began:.4f} {time.monotonic():.4f}\n")
+                    self._holds.write(f"{kind} {asked:.4f} {began:.4f} {time.monotonic():.4f} {caller}\n")
                     row = locks.setdefault(kind, {"holds": 0, "waited": 0.0, "held": 0.0, "longest": 0.0})
                     held = time.monotonic() - began
                     row["holds"] += 1

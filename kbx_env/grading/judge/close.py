@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kbx_env.grading import compulsory_work, reference
+from kbx_env.grading import compulsory_work, gpu_turns, reference
 from kbx_env.grading.judge.exact import same_values
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.grading.judge.structure import pairs
@@ -250,6 +250,7 @@ def rule(
                 share = float(wrong.to(torch.float64).mean())
                 return Ruling(False, f"wrong values: {name}, {100 * share:.3g} % of the elements", share, 0.0)
             continue
+        gpu_turns.let_others()
         ratio, wrong = misses(truth, got, exact, native, size=size)
         for draws in (1, reference.DRAWS):
             if not bool(wrong.any()):

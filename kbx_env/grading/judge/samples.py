@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kbx_env.errors import DeclarationError
+from kbx_env.grading import gpu_turns
 from kbx_env.grading.judge import randomness
 from kbx_env.grading.judge.randomness import Line
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
@@ -292,7 +293,8 @@ def _binomial(args: Mapping[str, Any], y: torch.Tensor, draw: torch.Generator) -
     if found:
         return found
     k, n, p = k.cpu(), n.cpu(), p.cpu()
-    below, upto = (torch.from_numpy(_below(q, n, p)) for q in (k - 1, k))
+    with gpu_turns.on_host():
+        below, upto = (torch.from_numpy(_below(q, n, p)) for q in (k - 1, k))
     return (below + torch.rand(k.shape, generator=draw, dtype=torch.float64) * (upto - below)).to(y.device)
 
 
@@ -318,6 +320,7 @@ def _counts(k: torch.Tensor, n: torch.Tensor, p: torch.Tensor) -> str | None:
     trials, sizes = n.unique(return_counts=True)
     looks = 101 * (trials.numel() + 1)
     for t in [m for m, size in zip(trials.tolist(), sizes.tolist(), strict=True) if size >= 1000]:
+        gpu_turns.let_others()
         chosen = n == t
         for j in range(int(t) + 1):
             chance = chances(j, int(t), _few(p[chosen]))

@@ -18,8 +18,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+
+from kbx_env.grading import gpu_turns
 
 PARTS = 16
 """Parts into which the GPU memory that timing may reserve is divided; each part is one lock file."""
@@ -34,6 +36,8 @@ GPU."""
 IDLE_SECONDS = 0.06
 """Seconds after the beginning of a shared window from which an exclusive request takes an idle GPU: three of the
 longest pauses of those that want to share it."""
+LEAST_SHARED_SECONDS = 0.1
+"""Seconds for which a shared holder keeps the GPU at least, before it gives way to an exclusive request."""
 ENDED_PROCESS_SECONDS = 60.0
 """Seconds for which an ended process stays in the list of known processes: the driver still reports its last
 activity."""
@@ -128,6 +132,10 @@ class GpuLock:
             window_end = time.monotonic() + window if window and shared_waiting else 0.0
             self._write_state(0 if batch_over or window_end or not shared_waiting else count, window_end)
             os.close(use)
+
+    def wanted_alone(self) -> bool:
+        """Return whether an exclusive request waits for shared holders, and no shared window is open."""
+        return time.monotonic() >= self._read_state()[1] and self._exclusive_waiting()
 
     @contextlib.contextmanager
     def room(self, parts: int) -> Iterator[float]:
@@ -318,6 +326,7 @@ class GpuHold:
 
     def __init__(self, gpu_lock: GpuLock | None) -> None:
         self._gpu_lock, self._kind, self.waited = gpu_lock, "", 0.0
+        self._began, self._held = 0.0, ExitStack()
         self.spent = {"shared": 0.0, "alone": 0.0}
 
     def using(self) -> AbstractContextManager[None]:
@@ -364,14 +373,46 @@ class GpuHold:
             return
         if self._kind:
             raise RuntimeError("a shared holder of the GPU lock cannot hold it alone: it would wait for itself")
-        with take() as waited:
-            self.waited += waited
-            self._kind, began = kind, time.monotonic()
+        with ExitStack() as held:
+            self._take(kind, take, held)
             try:
-                yield
+                with gpu_turns.holding(self):
+                    yield
             finally:
-                self._kind = ""
-                self.spent[kind] += time.monotonic() - began
+                self._leave()
+
+    def _take(self, kind: str, take: Callable[[], AbstractContextManager[float]], held: ExitStack) -> None:
+        """Wait for the lock; ``held`` releases it."""
+        self.waited += held.enter_context(take())
+        self._kind, self._began, self._held = kind, time.monotonic(), held
+
+    def _leave(self) -> None:
+        """Count the seconds of the hold that ends."""
+        self.spent[self._kind] += time.monotonic() - self._began
+        self._kind = ""
+
+    def give_way(self) -> None:
+        """Release the shared GPU and take it again, if a grading waits to have it alone and may have it now."""
+        if self._kind != "shared" or time.monotonic() - self._began < LEAST_SHARED_SECONDS:
+            return
+        if self._gpu_lock is not None and self._gpu_lock.wanted_alone():
+            with self.released():
+                pass
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Release the shared GPU within the block; without a shared hold nothing happens."""
+        if self._kind != "shared" or self._gpu_lock is None:
+            yield
+            return
+        _finish()
+        held = self._held
+        self._leave()
+        held.close()
+        try:
+            yield
+        finally:
+            self._take("shared", self._gpu_lock.shared, held)
 
     @property
     def contended(self) -> bool:
@@ -400,6 +441,14 @@ class GpuHold:
     def living(self) -> frozenset[int]:
         """See ``GpuLock.living``."""
         return frozenset() if self._gpu_lock is None else self._gpu_lock.living()
+
+
+def _finish() -> None:
+    """Wait until the GPU has done what this process has asked of it."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 @functools.cache

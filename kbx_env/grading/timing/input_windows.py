@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from kbx_env.device.layout import flat
-from kbx_env.grading import inputs
+from kbx_env.grading import gpu_turns, inputs
 from kbx_env.spec import input_distributions as dists
 from kbx_env.spec.task import Case, Task
 
@@ -101,6 +101,7 @@ class InputWindows:
                     rules[name] = _rule(distribution, value, whole_draws, alike)
         rest = []
         for k in range(1, max((r.draws for r in rules.values()), default=1)):
+            gpu_turns.let_others()
             names = [n for n, r in rules.items() if r.draws > k]
             drawn = inputs.draw(task, case, seeds[k], device)
             rest.append({n: drawn[n] for n in names})

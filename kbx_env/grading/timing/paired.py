@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from kbx_env.errors import SandboxError
-from kbx_env.grading import compulsory_work, inputs, reference
+from kbx_env.grading import compulsory_work, gpu_turns, inputs, reference
 from kbx_env.grading.runtime.session import RunnerSession
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.sizes import timed
@@ -92,8 +92,6 @@ block."""
 STILL_US = 1000.0
 """If two calls take longer than this together, the buffers move before the first round only: the address of a buffer
 changes the time of a call by a fraction of a microsecond."""
-JUDGE_TURN_SECONDS = 0.5
-"""Seconds of judging on the GPU after which the lock is released, so that others get their turn."""
 JUDGE_SECONDS, JUDGE_MIN_RESULTS = 0.75, 3
 """Seconds after which no further result of a case's timed calls (and of its captured calls) is judged, once so many
 are. The results are drawn at random after all calls were made: a call that is wrong now and then cannot know whether it
@@ -267,6 +265,7 @@ def time_task(
         seeds = [inputs.case_seed(session.secret, task.id, split, index, k) for k in range(input_windows.MAX_DRAWS)]
         return InputWindows.draw(task, cases[index], seeds, session.backend)
 
+    _load_reference(task, session)
     # All cases are compiled before the GPU is held alone. A kernel is compiled for shapes and strides, so the runner
     # gets no values, and the GPU is not used.
     for candidate in candidates:
@@ -411,13 +410,37 @@ def _limited(more: float) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
+def _load_reference(task: Task, session: RunnerSession) -> None:
+    """Evaluate the reference and eager on the smallest case, without the GPU lock.
+
+    Torch loads a kernel at its first use, and compiles some (``torch.special.zeta`` for five seconds); whoever waits to
+    measure should not wait for that. Neither loading modules nor short kernels disturb a measurement (``benchmarks/
+    timing_disturbances.py``).
+
+    Args:
+        task: the task.
+        session: of the grading.
+    """
+    cases = sorted((c for c in task.cases if not c.raises and c.elements()), key=lambda c: c.elements())
+    # An error here says nothing: the reference meets other sizes later.
+    with contextlib.suppress(RuntimeError, ValueError, TypeError), reference.exact_matmul():
+        for case in cases[:1]:
+            args = inputs.draw(task, case, secrets.randbits(63), session.backend)
+            exact = not isinstance(task.truth, Sample | Windows)
+            reference.expect(task, case, args, session.backend, exact=exact)
+            if task.eager is not None:
+                task.eager(**assembled(reference.resolve(args, session.backend)))
+
+
 def _counted(task: Task, case: Case, session: RunnerSession) -> _CaseWork:
     """Count the work of a case from a draw, after a call of eager."""
     with session.gpu.using():
         args = inputs.draw(task, case, secrets.randbits(63), session.backend)
+        gpu_turns.let_others()
         if task.eager is not None:
             with reference.exact_matmul():
                 task.eager(**assembled(reference.resolve(args, session.backend)))
+            gpu_turns.let_others()
         return _CaseWork.of(task, case, args, session.backend)
 
 
@@ -761,21 +784,19 @@ def _judge(
     left = random.Random(secrets.randbits(64)).sample(results, len(results))
     right: dict[int, Fetched] = {}  # by the window, of which several captured calls may have the same
     judged, spent = 0, 0.0  # seconds without those waited for the GPU: a busy machine must not judge fewer results
-    while left and (judged < JUDGE_MIN_RESULTS or spent < JUDGE_SECONDS):
-        # Judging on the host does not keep others from the GPU; on the GPU several results are judged in one turn.
-        with contextlib.nullcontext() if hosted else gpu.using():
-            began, before = time.monotonic(), spent
-            while left and (judged < JUDGE_MIN_RESULTS or spent < JUDGE_SECONDS):
-                window, fetched = left.pop()
-                with gpu.using():
-                    same = id(window) in right and right[id(window)].equals(fetched)
-                    args = {} if same else windows.args(window)
-                if not same:
-                    candidate.rule(task, args, fetched, hosted)
-                    right[id(window)] = fetched
-                judged, spent = judged + 1, before + time.monotonic() - began
-                if spent - before > JUDGE_TURN_SECONDS:
-                    break
+    # Judging on the host does not keep others from the GPU; on the GPU several results are judged in one turn.
+    with contextlib.nullcontext() if hosted else gpu.using():
+        began, waited = time.monotonic(), gpu.waited
+        while left and (judged < JUDGE_MIN_RESULTS or spent < JUDGE_SECONDS):
+            window, fetched = left.pop()
+            with gpu.using():
+                same = id(window) in right and right[id(window)].equals(fetched)
+                args = {} if same else windows.args(window)
+            if not same:
+                candidate.rule(task, args, fetched, hosted)
+                right[id(window)] = fetched
+            gpu_turns.let_others()
+            judged, spent = judged + 1, time.monotonic() - began - (gpu.waited - waited)
 
 
 def _case_time(

@@ -1,0 +1,52 @@
+"""Points at which work that shares a GPU lets a grading measure alone.
+
+A grading that wants the GPU for itself waits until every other one has released it. Judging a large result takes up to
+seconds, and most of them are free of danger between two operations. So the judges and the reference call ``let_others``
+there; it costs microseconds, and does nothing on a CPU or while nobody waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Protocol
+
+
+class SharedHold(Protocol):
+    """A shared use of the GPU lock, of this thread."""
+
+    def give_way(self) -> None:
+        """Release the GPU and take it again, if a grading waits to have it alone and may have it now."""
+
+    def released(self) -> AbstractContextManager[None]:
+        """Return a context within which the GPU is released."""
+
+
+_HOLD: ContextVar[SharedHold | None] = ContextVar("shared hold of the GPU", default=None)
+
+
+@contextlib.contextmanager
+def holding(hold: SharedHold) -> Iterator[None]:
+    """Make a hold known to ``let_others`` and ``on_host`` within the block."""
+    token = _HOLD.set(hold)
+    try:
+        yield
+    finally:
+        _HOLD.reset(token)
+
+
+def let_others() -> None:
+    """Let a grading measure alone that waits for it, if this thread shares the GPU. No result depends on it."""
+    hold = _HOLD.get()
+    if hold is not None:
+        hold.give_way()
+
+
+@contextlib.contextmanager
+def on_host() -> Iterator[None]:
+    """Release a shared GPU within the block, because its work runs on the host."""
+    hold = _HOLD.get()
+    with contextlib.nullcontext() if hold is None else hold.released():
+        yield
