@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,41 +36,119 @@ one of 10**8 elements (chi-square of eight degrees of freedom). A product of 819
 thirty of them are judged."""
 NEIGHBOURS = 0.5
 """Least noise of an element, as a share of the median noise of its row and column, limited by ``LUCK``."""
+PIECE = 1 << 21
+"""Elements of a tensor that are compared at a time: 16 MiB in fp64, so that all temporaries fit into the cache of a GPU."""
 JUMP = 2.0**20
 """A result that changes by more than this per unit of input noise is discontinuous there (floor, sign, a mask)."""
 
 
-def _magnitude(scale: str, exact: torch.Tensor, size: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the local scale of each element.
+@dataclass(frozen=True)
+class _Scale:
+    """The local scale of the elements of one tensor.
 
-    Args:
-        scale: ``element`` for its own size, ``tensor`` for at least the root-mean-square of all elements.
-        exact: the exact answer, fp64.
-        size: as in ``Row``.
-
-    Returns:
-        fp64, shape of ``exact``; 0 for elements that are not finite.
+    Attributes:
+        least: what the scale is at least: 0, or the root-mean-square of all elements.
+        own: whether an element's own size is ``Row.size``, where there is one.
     """
-    # One part of a complex product cancels however exactly its terms are rounded.
-    own = exact.abs() if size is None or scale != "element" else size.to(torch.float64)
-    magnitude = torch.where(torch.isfinite(exact), own, 0.0)
-    if scale == "tensor" and exact.numel():
-        flat = magnitude.flatten()
-        sample = flat[:: max(1, flat.numel() >> 20)]
+
+    least: float
+    own: bool
+
+    @classmethod
+    def of(cls, scale: str, exact: torch.Tensor, size: torch.Tensor | None = None) -> _Scale:
+        """Measure it.
+
+        Args:
+            scale: ``element`` for an element's own size, ``tensor`` for at least the root-mean-square of all elements.
+            exact: the exact answer, fp64.
+            size: as in ``Row``.
+
+        Returns:
+            The scale.
+        """
+        # One part of a complex product cancels however exactly its terms are rounded.
+        if scale == "element" or not exact.numel():
+            return cls(0.0, size is not None and scale == "element")
+        flat = exact.reshape(-1)
+        sample = _finite_size(flat[:: max(1, flat.numel() >> 20)])
         sample = sample[sample > 0]
         cap = CLIP * float(sample.median()) if sample.numel() else 0.0
-        rms = float(flat.clamp_max(cap).square().mean().sqrt())
-        magnitude = magnitude.clamp_min(rms)
-    return magnitude
+        squares = torch.stack([_finite_size(part).clamp_max(cap).square().sum() for part in flat.split(PIECE)])
+        return cls(float((squares.sum() / flat.numel()).sqrt()), False)
+
+    def magnitude(self, exact: torch.Tensor, size: torch.Tensor | None) -> torch.Tensor:
+        """Return the scale of each element, in fp64; at least ``least``, also if an element is not finite."""
+        if self.own and size is not None:
+            return torch.where(torch.isfinite(exact), size.to(torch.float64), 0.0)
+        found = _finite_size(exact)
+        return found.clamp_min(self.least) if self.least else found
+
+    def units(self, exact: torch.Tensor, dtype: torch.dtype, size: torch.Tensor | None) -> torch.Tensor:
+        """Return the unit of the tolerance of each element: eps(dtype) times its local scale, in fp64."""
+        info = torch.finfo(dtype)
+        # Kernels do not flush the subnormals of fp16; those of the other dtypes may be flushed to zero.
+        least = 2.0**-24 if dtype is torch.float16 else info.smallest_normal
+        return info.eps * self.magnitude(exact, size) + least
 
 
-def _units(truth: Close, exact: torch.Tensor, dtype: torch.dtype, size: torch.Tensor | None) -> torch.Tensor:
-    """Return the unit of the tolerance of each element: eps(dtype) times its local scale, in fp64."""
-    info = torch.finfo(dtype)
-    magnitude = _magnitude(truth.scale, exact, size)
-    # Kernels do not flush the subnormals of fp16; those of the other dtypes may be flushed to zero.
-    least = 2.0**-24 if dtype is torch.float16 else info.smallest_normal
-    return info.eps * magnitude + least
+def _finite_size(exact: torch.Tensor) -> torch.Tensor:
+    """Return absolute values; 0 for elements that are not finite."""
+    return torch.where(torch.isfinite(exact), exact.abs(), 0.0)
+
+
+def _strict(truth: Close, dtype: torch.dtype, native: torch.Tensor, exact: torch.Tensor, scale: _Scale,
+            size: torch.Tensor | None) -> float:  # fmt: skip
+    """Return the tolerance in units: the declared one, or k times torch's own error.
+
+    Args:
+        truth: the tolerances.
+        dtype: of the answer.
+        native: torch's own answer.
+        exact: the exact answer, fp64.
+        scale: of its elements.
+        size: as in ``Row``.
+    """
+    flat = [None if t is None else t.expand(exact.shape).reshape(-1) for t in (native, exact, size)]
+    if truth.scale == "element":
+        # Relative to its own size torch's error is huge too where a sum cancels; it must not raise the tolerance of all
+        # others.
+        step = max(1, exact.numel() >> 20)
+        own = _own_error(dtype, *(None if t is None else t[::step] for t in flat), scale=scale)
+        own = own[torch.isfinite(own)]
+        worst = float(own.kthvalue(math.ceil(0.99 * own.numel())).values) if own.numel() else 0.0
+    else:
+        highest = [torch.zeros((), dtype=torch.float64, device=exact.device)]
+        for start in range(0, exact.numel(), PIECE):
+            own = _own_error(dtype, *(None if t is None else t[start : start + PIECE] for t in flat), scale=scale)
+            highest.append(torch.where(torch.isfinite(own), own, 0.0).max())
+        worst = float(torch.stack(highest).max())
+    # A 16-bit result is rounded once. More of its coarse units would hide operands that were rounded to fewer bits.
+    ulps = truth.ulps if torch.finfo(dtype).bits >= 32 else min(truth.ulps, COARSE)
+    return max(ulps, truth.k * worst)
+
+
+def _own_error(
+    dtype: torch.dtype, native: Any, exact: Any, size: torch.Tensor | None, scale: _Scale
+) -> torch.Tensor:  # fmt: skip
+    """Return torch's own error in units of the tolerance."""
+    return (native.to(torch.float64) - exact).abs() / scale.units(exact, dtype, size)
+
+
+def _ratio(got: torch.Tensor, exact: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+    """Return the error of each element in units of what is allowed; infinite where only one of the two is finite.
+
+    Args:
+        got: the answer.
+        exact: the exact answer, fp64.
+        limit: allowed error, fp64.
+    """
+    info = torch.finfo(got.dtype)
+    got64 = got.to(torch.float64)
+    # Near overflow the rounded exact answer may be the largest number or infinity; both are right.
+    beyond = torch.isfinite(exact) & (exact.abs() > info.max * (1 - info.eps))
+    over = beyond & (torch.sign(got64) == torch.sign(exact)) & (got64.abs() >= info.max * 0.99)
+    ratio = (got64 - exact).abs() / limit
+    return torch.where(same_values(got64, exact) | over, 0.0, torch.where(torch.isfinite(ratio), ratio, math.inf))
 
 
 def misses(
@@ -90,28 +168,40 @@ def misses(
     Returns:
         The error in units of the tolerance (fp64), and the mask of wrong elements.
     """
-    dtype = got.dtype
-    info = torch.finfo(dtype)
-    got64, exact, native = got.to(exact.device, torch.float64), exact.to(torch.float64), native.to(exact.device)
-    unit = _units(truth, exact, dtype, size)
-    own = (native.to(torch.float64) - exact).abs() / unit
-    own = own[torch.isfinite(own)]
-    if truth.scale == "element" and own.numel():
-        # Relative to its own size torch's error is huge too where a sum cancels; it must not raise the tolerance of all
-        # others.
-        own = own[:: max(1, own.numel() >> 20)]
-        own = own.kthvalue(math.ceil(0.99 * own.numel())).values
-    worst = float(own.max()) if own.numel() else 0.0
-    # A 16-bit result is rounded once. More of its coarse units would hide operands that were rounded to fewer bits.
-    ulps = truth.ulps if info.bits >= 32 else min(truth.ulps, COARSE)
-    limit = torch.maximum(unit * max(ulps, truth.k * worst), torch.as_tensor(slack, device=unit.device))
-    top = torch.finfo(dtype).max
-    # Near overflow the rounded exact answer may be the largest number or infinity; both are right.
-    beyond = torch.isfinite(exact) & (exact.abs() > top * (1 - torch.finfo(dtype).eps))
-    over = beyond & (torch.sign(got64) == torch.sign(exact)) & (got64.abs() >= top * 0.99)
-    ratio = (got64 - exact).abs() / limit
-    ratio = torch.where(same_values(got64, exact) | over, 0.0, torch.where(torch.isfinite(ratio), ratio, math.inf))
+    exact = exact.to(torch.float64)
+    scale = _Scale.of(truth.scale, exact, size)
+    factor = _strict(truth, got.dtype, native.to(exact.device), exact, scale, size)
+    unit = scale.units(exact, got.dtype, size)
+    limit = torch.maximum(unit * factor, torch.as_tensor(slack, device=unit.device))
+    ratio = _ratio(got.to(exact.device), exact, limit)
     return ratio, ratio > 1.0
+
+
+def all_close(
+    truth: Close, got: torch.Tensor, exact: torch.Tensor, native: torch.Tensor, size: torch.Tensor | None = None
+) -> bool:
+    """Return whether ``misses`` finds no wrong element without slack.
+
+    It goes through the tensors in pieces: the dozen temporaries of a large result would fill a GPU, and pieces stay in
+    its cache.
+
+    Args:
+        truth: the tolerances.
+        got: the answer.
+        exact: the exact answer, in fp64.
+        native: torch's own answer.
+        size: as in ``Row``.
+    """
+    exact, got = exact.to(torch.float64), got.to(exact.device)
+    scale = _Scale.of(truth.scale, exact, size)
+    factor = _strict(truth, got.dtype, native.to(exact.device), exact, scale, size)
+    flat = [None if t is None else t.expand(exact.shape).reshape(-1) for t in (got, exact, size)]
+    wrong = [torch.zeros((), dtype=torch.bool, device=exact.device)]
+    for start in range(0, exact.numel(), PIECE):
+        part, right, own = (None if t is None else t[start : start + PIECE] for t in flat)
+        assert part is not None and right is not None
+        wrong.append((_ratio(part, right, scale.units(right, part.dtype, own) * factor) > 1.0).any())
+    return not bool(torch.stack(wrong).any())
 
 
 def _products(task: Task, case: Case, expected: Expected) -> float:
@@ -167,9 +257,10 @@ def loosen(
         Allowed error per element, fp64.
     """
     eps = torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps
-    scale = _units(truth, exact, dtype, size) / torch.finfo(dtype).eps
+    scale = _Scale.of(truth.scale, exact, size).units(exact, dtype, size) / torch.finfo(dtype).eps
     # Relative to its own size a sum that cancels changes without bound; a jump is large relative to the other elements.
-    jumped = moved > JUMP * (_magnitude("tensor", exact) + torch.finfo(dtype).smallest_normal)
+    usual = _Scale.of("tensor", exact).magnitude(exact, None)
+    jumped = moved > JUMP * (usual + torch.finfo(dtype).smallest_normal)
     amplified = torch.where(jumped, 0.0, moved / scale)
     if not amplified.numel():
         return amplified
@@ -251,6 +342,8 @@ def rule(
                 return Ruling(False, f"wrong values: {name}, {100 * share:.3g} % of the elements", share, 0.0)
             continue
         gpu_turns.let_others()
+        if all_close(truth, got, exact, native, size):
+            continue
         ratio, wrong = misses(truth, got, exact, native, size=size)
         for draws in (1, reference.DRAWS):
             if not bool(wrong.any()):

@@ -1,8 +1,8 @@
 """A pool of runners, one process for each submission. On a GPU the next runner is started ahead of need.
 
 Making a CUDA context takes seconds when many processes do it at once, and keeps the driver from others who allocate memory. So
-runners make theirs under the shared lock of the GPU, while no grading measures; the rest of their start does not keep measuring
-gradings waiting. A spare runner that no submission has seen serves the next grading that needs one. A kernel that the CPU tier
+runners make theirs one at a time under the shared lock of the GPU, while no grading measures; the rest of their start does not
+keep measuring gradings waiting. A spare runner that no submission has seen serves the next grading that needs one. A kernel that the CPU tier
 finds wrong needs none.
 """
 
@@ -41,7 +41,7 @@ class RunnerSlot:
         with contextlib.ExitStack() as made:
             self.mailbox = None
             if gpu_lock is not None:
-                with gpu_lock.shared():
+                with gpu_lock.starting():
                     self.mailbox = _mailbox()
             if self.mailbox is not None:
                 made.callback(self.mailbox.close)
@@ -50,7 +50,7 @@ class RunnerSlot:
             made.callback(self.runner.close)
             if gpu_lock is not None:
                 made.enter_context(gpu_lock.user(self.runner.pid))
-                self.runner.wait_ready(START_SECONDS, gpu_lock.shared)
+                self.runner.wait_ready(START_SECONDS, gpu_lock.starting)
             self._made = made.pop_all()
 
     def close(self) -> None:

@@ -107,6 +107,16 @@ class GpuLock:
             os.close(use)
 
     @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Share the GPU within the block, to make a CUDA context or what belongs to one; one process at a time.
+
+        The driver makes one context after the other, and each takes longer the more are asked for at once. All of them
+        would share the GPU meanwhile, and keep those waiting that measure.
+        """
+        with self._locked("start", fcntl.LOCK_EX), self.shared():
+            yield
+
+    @contextlib.contextmanager
     def alone(self) -> Iterator[float]:
         """Hold the lock exclusively within the block; exclusive requests are served first come, first served.
 

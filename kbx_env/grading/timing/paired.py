@@ -55,7 +55,7 @@ BLOCK = 5
 MAX_KEPT_RESULTS, MAX_KEPT_BYTES = 24, 256 << 20
 """Results of timed calls that are kept for the judge, for each case: their number and bytes, but never fewer than
 three."""
-COUNT_MEMORY, MEASURE_MEMORY, JUDGE_MEMORY = 10, 24, 16
+COUNT_MEMORY, MEASURE_MEMORY, JUDGE_MEMORY = 10, 24, 12
 """Device memory reserved for each step of timing a case, in multiples of the bytes of its inputs (judging a large case took
 10 to 22 on an H100; ``MEMORY_SLACK`` covers the rest): evaluating the
 reference to count its work; measuring (for each contestant two draws, three slots, and space to move them); judging.

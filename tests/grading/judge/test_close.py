@@ -381,3 +381,32 @@ def test_a_part_of_a_complex_product_may_cancel() -> None:
     assert not rule(COMPLEX, case, args, torch.complex(torch.zeros(n), result.imag)).passed
     half = torch.complex((x.real.half() * y.real.half()).float() - x.imag * y.imag, result.imag)
     assert not rule(COMPLEX, case, args, half).passed
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(("tensor", "element")), st.sampled_from((torch.float32, torch.float16, torch.bfloat16, torch.float64)),
+    st.integers(0, 40), st.integers(0, 2**31), st.floats(0, 3), st.booleans(),
+)  # fmt: skip
+def test_pieces_find_what_the_whole_finds(scale: str, dtype, n: int, seed: int, error: float, sized: bool) -> None:
+    # A result is compared piece by piece first. That must not depend on where the pieces end.
+    g = torch.Generator().manual_seed(seed)
+    exact = torch.randn(n, 3, dtype=torch.float64, generator=g) * 10.0 ** float(torch.randint(-3, 4, (1,), generator=g))
+    native = exact.to(dtype)
+    size = exact.abs().amax(1, keepdim=True) if sized and n else None
+    off = torch.randn(n, 3, dtype=torch.float64, generator=g) * error * torch.finfo(dtype).eps
+    got = (exact * (1 + off)).to(dtype)
+    if n > 5:
+        got[2, 1], exact[4, 0] = float("nan"), float("inf") if seed % 2 else exact[4, 0]
+        native[4, 0] = exact[4, 0].to(dtype)
+        got[4, 0] = native[4, 0]
+        if seed % 3:
+            got[2, 1] = native[2, 1]
+    truth = Close(scale=scale)
+    old = close.PIECE
+    close.PIECE = 7
+    try:
+        whole = not bool(close.misses(truth, got, exact, native, size=size)[1].any())
+        assert close.all_close(truth, got, exact, native, size) == whole
+    finally:
+        close.PIECE = old

@@ -91,7 +91,7 @@ def test_a_runner_makes_its_context_under_the_shared_lock(monkeypatch: pytest.Mo
 
     class Lock:
         @contextlib.contextmanager
-        def shared(self) -> Iterator[float]:
+        def starting(self) -> Iterator[float]:
             events.append("taken")
             yield 0.0
             events.append("released")

@@ -213,3 +213,16 @@ def test_those_who_wait_are_alone_one_after_the_other_and_then_it_is_everybodys(
     with lease.alone():
         pass
     assert time.monotonic() - began < 0.25, "where nobody asks to share there is nothing to wait for"
+
+
+def test_contexts_are_made_one_at_a_time_and_never_beside_a_measurement(tmp_path) -> None:
+    lease = GpuLock("g", tmp_path)
+    with lease.alone():
+        first = _takes(lease, "starting")
+        assert not first.wait(0.1)
+    assert first.wait(5)
+    with lease.starting():
+        assert _takes(lease, "shared").wait(5), "others share the GPU meanwhile"
+        second, timing = _takes(GpuLock("g", tmp_path), "starting"), _takes(lease, "alone")
+        assert not second.wait(0.1) and not timing.is_set()
+    assert second.wait(5) and timing.wait(5)
