@@ -299,7 +299,8 @@ class Stopwatch:
                 without values of their own.
 
         Returns:
-            ``us``, the device microseconds of each call, or their total back to back, and ``tuned``.
+            ``us``, the device microseconds of each call, or their total back to back, ``tuned``, and ``late``: the calls
+            that the host had not enqueued when the device came to them. Their times contain the host's delay.
         """
         assert self._call is not None
         driver, call = self._driver, self._call
@@ -316,14 +317,14 @@ class Stopwatch:
                 call(self._slots[i])
             driver.record(events[0][1])
             driver.sync()
-            return {"us": [driver.elapsed_us(*events[0])], "tuned": self.tuned}
+            return {"us": [driver.elapsed_us(*events[0])], "tuned": self.tuned, "late": []}
         if header.get("warm", True):
             # The instruction caches are cold after the other contestant's block: the first call is not timed.
             self.load(order[0], turns[0])
             call(self._slots[order[0]])
         ready = [driver.event() for _ in order]
         set_switch_interval, usual = self._switch_interval
-        host = list[float]()
+        host, enqueued = list[float](), list[float]()
         try:
             for k, ((start, end), i) in enumerate(zip(events, order, strict=True)):
                 driver.use_default_stream()
@@ -338,6 +339,7 @@ class Stopwatch:
                 result = call(self._slots[i])
                 set_switch_interval(SWITCH_SECONDS)
                 driver.record(end)
+                enqueued.append(self._now() - before)
                 if self.guards:
                     self._keep_result(i, result)
                 del result
@@ -348,9 +350,10 @@ class Stopwatch:
         self._settle()
         # Enqueueing may have become faster since the warm-up. A call that reads back takes at least the whole wait,
         # which the bound keeps from growing. While the device loads the values and flushes, the host goes on too.
-        covered = min(driver.elapsed_us(one, start) for one, (start, _) in zip(ready, events, strict=True))
-        self._wait_us = max(MIN_WAIT_US, min(self._most_wait_us, 100.0 + 2e6 * max(host)) - covered)
-        return {"us": [driver.elapsed_us(start, end) for start, end in events], "tuned": self.tuned}
+        covered = [driver.elapsed_us(one, start) for one, (start, _) in zip(ready, events, strict=True)]
+        late = [k for k, (s, us) in enumerate(zip(enqueued, covered, strict=True)) if 1e6 * s > self._wait_us + us]
+        self._wait_us = max(MIN_WAIT_US, min(self._most_wait_us, 100.0 + 2e6 * max(host)) - min(covered))
+        return {"us": [driver.elapsed_us(start, end) for start, end in events], "tuned": self.tuned, "late": late}
 
     def _keep_result(self, slot: int, result: Any) -> None:
         """Copy a result in stream order and poison the original; work that runs after the end event is not in the copy.

@@ -141,3 +141,18 @@ def test_a_slow_call_makes_the_device_wait_longer_before_the_next_ones() -> None
     device.waits.clear()
     watch.measure({"order": [0]})
     assert device.waits == [int((100.0 + 2 * 90.0) * stopwatch.CYCLES_PER_US)]
+
+
+def test_calls_that_the_host_enqueued_too_late_are_named() -> None:
+    # On a machine whose cores are all busy the host loses its core for milliseconds, and the device waits inside a timed call.
+    now, took = [0.0], iter([2e-5] * 7 + [2e-5, 4e-3, 2e-5, 2e-5, 1e-3])
+    watch = Stopwatch("cpu", Counted())
+    watch._now = lambda: now[0]
+
+    def call(_: dict[str, Any]) -> None:
+        now[0] += next(took, 2e-5)
+
+    watch.prepare(call, [{"n": k} for k in range(3)])
+    assert watch.measure({"order": [0, 1, 2, 0, 1]})["late"] == [1, 4]
+    assert watch.measure({"order": [0, 1, 2, 0, 1]})["late"] == []
+    assert watch.measure({"order": [0, 1], "flush": False})["late"] == []

@@ -1,9 +1,9 @@
 """A pool of runners, one process for each submission. On a GPU the next runner is started ahead of need.
 
 Making a CUDA context takes seconds when many processes do it at once, and keeps the driver from others who allocate memory. So
-runners make theirs one at a time under the shared lock of the GPU, while no grading measures; the rest of their start does not
-keep measuring gradings waiting. A spare runner that no submission has seen serves the next grading that needs one. A kernel that the CPU tier
-finds wrong needs none.
+runners make theirs one at a time under the shared lock of the GPU, while no grading measures. The rest of their start keeps no
+grading from measuring. A spare runner that no submission has seen serves the next grading that needs one. A kernel that the CPU
+tier finds wrong needs none.
 """
 
 from __future__ import annotations

@@ -61,6 +61,8 @@ SLACK, GAP_US = 1.3, 10.0
 call."""
 HOST_SLACK, HOST_US = 2.0, 1000.0
 """The same where a call reads back to the host and no graph can be captured: Python's launches count as well."""
+IN_TIME = 2
+"""Calls of a block that must have been enqueued in time, so that the others are left out."""
 SLOW_ON_GPU_US, SLOW_LEAST_BYTES = 2000.0, 1 << 17
 """Microseconds of eager for each MiB of arguments and results from which on a result is judged on the host. Solvers of
 small matrices launch one kernel for each step of each matrix, and keep a GPU longer than a core. Fewer bytes than
@@ -142,7 +144,7 @@ class EagerContestant:
         """See ``Contestant``."""
         with reference.exact_matmul():
             reply = self.watch.measure({"order": list(order), "turns": windows, "flush": flush, "warm": warm})
-        return [float(u) for u in reply["us"]]
+        return in_time([float(u) for u in reply["us"]], reply["late"])
 
 
 class RunnerContestant:
@@ -269,13 +271,13 @@ class RunnerContestant:
         wall_us = (time.perf_counter() - start) * 1e6
         with readable():
             us = [float(u) for u in reply["us"]]
-            tuned = int(reply.get("tuned", 0))
+            tuned, late = int(reply.get("tuned", 0)), [int(k) for k in reply.get("late", [])]
         valid = len(us) == (len(order) if flush else 1) and min(us) > 0 and all(map(math.isfinite, us))
         if not valid or sum(us) > wall_us:
             raise _refused("times that do not fit the wall clock")
         if tuned:
             raise _refused("an autotuner measured its configurations again in a timed call")
-        return us
+        return in_time(us, late)
 
     def capture(self, result_bytes: int = 0, about_us: float = 0.0) -> int:
         """Capture a CUDA graph of calls; their number and slots are drawn in secret.
@@ -442,6 +444,24 @@ class Fetched:
             return False
         pairs = [*zip(mine.outputs, theirs.outputs, strict=True), *((v, theirs.after[n]) for n, v in mine.after.items())]
         return all(a is b or same_bits(a, b) for a, b in pairs)
+
+
+def in_time(us: Sequence[float], late: Sequence[int]) -> list[float]:
+    """Leave out the calls of a block that the host enqueued too late, because the machine had other work for its core.
+
+    Their times contain the host's delay. A call that always keeps the device waiting, as one that reads back does, keeps
+    its times: it is late in the whole block. A submission gains nothing by being late: the same calls are replayed from a
+    graph, and all of those count for the audit.
+
+    Args:
+        us: microseconds of each call.
+        late: numbers of the late calls; of a submission these are claims, like the times.
+
+    Returns:
+        The times of the others; all, if fewer than ``IN_TIME`` are left.
+    """
+    left = [u for k, u in enumerate(us) if k not in set(late)]
+    return left if len(left) >= IN_TIME else list(us)
 
 
 def faster_on_host(task: Task, tensor_bytes: int, eager_us: float) -> bool:
