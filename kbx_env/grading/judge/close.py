@@ -108,30 +108,30 @@ def _strict(truth: Close, dtype: torch.dtype, native: torch.Tensor, exact: torch
         scale: of its elements.
         size: as in ``Row``.
     """
-    flat = [None if t is None else t.expand(exact.shape).reshape(-1) for t in (native, exact, size)]
+    given, right = native.reshape(-1), exact.reshape(-1)
+    sizes = None if size is None else size.expand(exact.shape).reshape(-1)
+
+    def errors(part: slice) -> torch.Tensor:
+        """Return torch's own errors in units of the tolerance."""
+        units = scale.units(right[part], dtype, None if sizes is None else sizes[part])
+        return (given[part].to(torch.float64) - right[part]).abs() / units
+
     if truth.scale == "element":
         # Relative to its own size torch's error is huge too where a sum cancels; it must not raise the tolerance of all
         # others.
         step = max(1, exact.numel() >> 20)
-        own = _own_error(dtype, *(None if t is None else t[::step] for t in flat), scale=scale)
+        own = errors(slice(None, None, step))
         own = own[torch.isfinite(own)]
         worst = float(own.kthvalue(math.ceil(0.99 * own.numel())).values) if own.numel() else 0.0
     else:
         highest = [torch.zeros((), dtype=torch.float64, device=exact.device)]
         for start in range(0, exact.numel(), PIECE):
-            own = _own_error(dtype, *(None if t is None else t[start : start + PIECE] for t in flat), scale=scale)
+            own = errors(slice(start, start + PIECE))
             highest.append(torch.where(torch.isfinite(own), own, 0.0).max())
         worst = float(torch.stack(highest).max())
     # A 16-bit result is rounded once. More of its coarse units would hide operands that were rounded to fewer bits.
     ulps = truth.ulps if torch.finfo(dtype).bits >= 32 else min(truth.ulps, COARSE)
     return max(ulps, truth.k * worst)
-
-
-def _own_error(
-    dtype: torch.dtype, native: Any, exact: Any, size: torch.Tensor | None, scale: _Scale
-) -> torch.Tensor:  # fmt: skip
-    """Return torch's own error in units of the tolerance."""
-    return (native.to(torch.float64) - exact).abs() / scale.units(exact, dtype, size)
 
 
 def _ratio(got: torch.Tensor, exact: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
@@ -195,12 +195,13 @@ def all_close(
     exact, got = exact.to(torch.float64), got.to(exact.device)
     scale = _Scale.of(truth.scale, exact, size)
     factor = _strict(truth, got.dtype, native.to(exact.device), exact, scale, size)
-    flat = [None if t is None else t.expand(exact.shape).reshape(-1) for t in (got, exact, size)]
+    given, right = got.reshape(-1), exact.reshape(-1)
+    sizes = None if size is None else size.expand(exact.shape).reshape(-1)
     wrong = [torch.zeros((), dtype=torch.bool, device=exact.device)]
     for start in range(0, exact.numel(), PIECE):
-        part, right, own = (None if t is None else t[start : start + PIECE] for t in flat)
-        assert part is not None and right is not None
-        wrong.append((_ratio(part, right, scale.units(right, part.dtype, own) * factor) > 1.0).any())
+        part = slice(start, start + PIECE)
+        units = scale.units(right[part], got.dtype, None if sizes is None else sizes[part])
+        wrong.append((_ratio(given[part], right[part], units * factor) > 1.0).any())
     return not bool(torch.stack(wrong).any())
 
 
