@@ -136,6 +136,9 @@ def closed_ahead(device: str, without: Collection[str]) -> bool:
     Args:
         device: of the runner.
         without: layers that its firewall leaves out, as ``install`` takes them.
+
+    Returns:
+        Whether the kernels that ``close_ahead`` replaces are those that its firewall replaces.
     """
     return device == "cpu" and "firewall" not in without
 
