@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,18 +34,25 @@ class ClockGuard:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._before = [(name, owner, key, inspect.getattr_static(owner, key, None)) for name, owner, key in _guarded()]
+        self._before = [(name, owner, key, _found(owner, key)) for name, owner, key in _guarded()]
 
     def check(self) -> None:
         """Log every function that is another one now; each is logged once."""
         left = []
         for row in self._before:
             name, owner, key, before = row
-            if inspect.getattr_static(owner, key, None) is before:
+            if _found(owner, key) is before:
                 left.append(row)
             else:
                 self._log.deny("tampering", f"{name} was replaced: submissions must leave clocks, events and graphs alone")
         self._before = left
+
+
+def _found(owner: Any, key: str) -> Any:
+    """Return an attribute as it is stored, without running code of the owner; ``None`` if there is none."""
+    if type(owner) is types.ModuleType:  # the same as below, in a tenth of the time; a module may get another class
+        return types.ModuleType.__getattribute__(owner, "__dict__").get(key)
+    return inspect.getattr_static(owner, key, None)
 
 
 def _guarded() -> Iterator[tuple[str, Any, str]]:

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import inspect
 import re
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -52,6 +53,7 @@ class _Compiled:
     key: str = ""
     described: str = ""
     text: dict[str, Any] = dataclasses.field(default_factory=dict)
+    ttir: str = ""
     dots: frozenset[str] = frozenset()
 
 
@@ -78,13 +80,13 @@ class Interceptor:
         launches: the launches of the current call.
         kernels: the kernels seen so far, by name.
         built: pairs of kernel and target that ``build`` has compiled.
-        elsewhere: compiles a description (``sandbox.recipe``) in another process, and returns the kernel's ``key`` or an ``error``;
-            ``None`` to compile here.
+        elsewhere: compiles a description (``sandbox.recipe``) in another process, and returns the kernel's ``key`` and ``text`` or
+            an ``error``; ``None`` to compile here.
         compiling_now: name and description of the specialisation that the compiler works on or has failed at; "" for none.
     """
 
     def __init__(self, device: str, recorder: Recorder | None = None, target: str = "sm_90") -> None:
-        self.device, self.recorder = device, recorder
+        self.device, self.recorder, self.target = device, recorder, target
         self.mode = "run"
         self.launches: list[Launch] = []
         self.kernels: dict[str, _Compiled] = {}
@@ -146,8 +148,9 @@ class Interceptor:
             compiled = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(launch_options, fn))
             compiled.described = _described(compiled)
             self.compiling_now = fn.__name__, compiled.described
-            compiled.text = self._row(compiled, backend, target)
-            compiled.key = compiled.text.pop("key")
+            row = self._row(compiled, backend, target)
+            compiled.key, compiled.ttir = row.pop("key"), row["text"]
+            compiled.text = row if "fused" in row else {}  # the grader has what was compiled elsewhere
             self._cache[id(fn), key] = compiled
             self.compiling_now = "", ""
         self.kernels.setdefault(fn.__name__, compiled)
@@ -157,7 +160,7 @@ class Interceptor:
         return handle
 
     def _row(self, compiled: _Compiled, backend: Any, target: GPUTarget) -> dict[str, Any]:
-        """Return what the engine needs of a kernel: the whole from this process, or the key of a kernel compiled elsewhere.
+        """Return what the engine needs of a kernel: the whole from this process, or key and text of a kernel compiled elsewhere.
 
         The process that compiles elsewhere executes no host code, so this one lists the results of functions on constants, for
         which it compiles as well. It also does where compiling fails, because its exception tells the line of the submission.
@@ -175,7 +178,7 @@ class Interceptor:
                 here()
         answer = self.elsewhere(row)
         if isinstance(answer.get("key"), str):
-            return {"key": answer["key"]}
+            return {"key": answer["key"], "text": answer["text"]}
         here()
         raise NotRebuilt(str(answer.get("error")))
 
@@ -244,7 +247,8 @@ class Interceptor:
                     self.built.add((name, target))
                     count = self.specialisations(name)
                     of = f"; the first of {count}" if count > 1 else ""
-                    rows.append(_build(name, compiled, target) | {"specialisation": compiled.described + of})
+                    ready = compiled.ttir if target == self.target else ""
+                    rows.append(_build(name, compiled, target, ready) | {"specialisation": compiled.described + of})
         return rows
 
 
@@ -323,7 +327,18 @@ def dot_kinds(ttir: str) -> frozenset[str]:
     return frozenset(f"{a}*{b}->{c}" for a, b, c in re.findall(pattern, ttir))
 
 
-def _build(name: str, compiled: _Compiled, target: str) -> dict[str, Any]:
+def _build(name: str, compiled: _Compiled, target: str, ttir: str = "") -> dict[str, Any]:
+    """Compile a kernel for a target.
+
+    Args:
+        name: of the kernel.
+        compiled: its specialisation.
+        target: a key of ``TARGETS``.
+        ttir: the specialisation as it was compiled for this target, which is not done again; "" if it was not.
+
+    Returns:
+        The row that ``Interceptor.build`` describes.
+    """
     row: dict[str, Any] = {"kernel": name, "target": target, "ok": False, "shared_limit": SHARED_LIMIT[target]}
     start = time.perf_counter()
     try:
@@ -336,7 +351,7 @@ def _build(name: str, compiled: _Compiled, target: str) -> dict[str, Any]:
         attrs = compiled.attrs
         source = ASTSource(compiled.fn, compiled.signature, compiled.constexprs, attrs)
         options = make_backend(gpu).parse_options(options).__dict__
-        kernel = triton.compile(source, target=gpu, options=options)
+        kernel = triton.compile(_file(ttir) if ttir else source, target=gpu, options=options)
         row["shared"], row["warps"] = int(kernel.metadata.shared), int(kernel.metadata.num_warps)
         row |= _resources(kernel, gpu.backend)
         row["ok"] = row["shared"] <= SHARED_LIMIT[target]
@@ -346,6 +361,13 @@ def _build(name: str, compiled: _Compiled, target: str) -> dict[str, Any]:
         row["error"] = f"{type(e).__name__}: {e}"[:500]
     row["seconds"] = round(time.perf_counter() - start, 4)
     return row
+
+
+def _file(ttir: str) -> str:
+    """Write TTIR to a file for the compiler, and return its path."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ttir", delete=False) as f:
+        f.write(ttir)
+    return f.name
 
 
 def _resources(kernel: Any, backend: str) -> dict[str, int | None]:

@@ -74,8 +74,7 @@ class _Described:
             row: dict[str, Any] = place(f.fn) | {"noinline": bool(f.noinline), "sha": digest(f.src)}
             self.functions.append(row)
             scope = f.get_capture_scope()
-            used = {n.id for n in ast.walk(f.parse()) if isinstance(n, ast.Name)}
-            row["names"] = {n: self.ref(scope[n]) for n in sorted(used) if n in scope}
+            row["names"] = {n: self.ref(scope[n]) for n in _names(f) if n in scope}
         return {"f": self._known[id(f)]}
 
     def ref(self, value: Any) -> dict[str, Any]:
@@ -113,6 +112,18 @@ class _Described:
                 if n != "__init__" and isinstance(m, JITFunction | ConstexprFunction)
             }  # fmt: skip
         return {"k": self._known[id(made)]}
+
+
+_NAMES: dict[str, list[str]] = {}
+"""The names in each function's text, for ``_names``."""
+
+
+def _names(f: Any) -> list[str]:
+    """Return the names in a function's text, sorted. A function is described again with each specialisation that uses it."""
+    if f.src not in _NAMES:
+        # Triton parses it: no other code may, while the audit hook is armed.
+        _NAMES[f.src] = sorted({n.id for n in ast.walk(f.parse()) if isinstance(n, ast.Name)})
+    return _NAMES[f.src]
 
 
 def place(code: Any) -> dict[str, Any]:

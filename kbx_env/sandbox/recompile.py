@@ -157,7 +157,7 @@ class Source:
 
     def _plain(self, f: Mapping[str, Any], space: dict[str, Any]) -> Any:
         """Return the Python function at a place of the source, with ``space`` as its globals."""
-        bare = _bare(copy.deepcopy(self._definition(f)))
+        bare = _bare(self._definition(f))
         exec(compile(ast.Module([bare], []), self.path, "exec", dont_inherit=True), space)
         plain = space.pop(bare.name)
         plain.__qualname__ = str(f["qualname"])
@@ -239,14 +239,18 @@ def _value(d: Mapping[str, Any], made: _Made) -> Any:
 
 
 def _bare(node: ast.FunctionDef) -> ast.FunctionDef:
-    """Strip a definition of decorators, annotations, and defaults that are no plain values."""
-    a = node.args
-    for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))):
-        arg.annotation = None
+    """Return a definition without decorators, annotations, and defaults that are no plain values; it shares the body."""
+    node, a = copy.copy(node), copy.copy(node.args)
+    a.posonlyargs, a.args, a.kwonlyargs = ([_unannotated(arg) for arg in args] for args in (a.posonlyargs, a.args, a.kwonlyargs))
+    a.vararg, a.kwarg = a.vararg and _unannotated(a.vararg), a.kwarg and _unannotated(a.kwarg)
     a.defaults = [_plain(d) for d in a.defaults]
     a.kw_defaults = [d and _plain(d) for d in a.kw_defaults]
-    node.decorator_list, node.returns = [], None
+    node.args, node.decorator_list, node.returns = a, [], None
     return node
+
+
+def _unannotated(arg: ast.arg) -> ast.arg:
+    return ast.copy_location(ast.arg(arg.arg), arg)
 
 
 def _plain(node: ast.expr) -> ast.expr:

@@ -37,6 +37,16 @@ LARGE = 64 << 20
 """From this size in bytes memory comes from the operating system as zeros, page by page on first use."""
 
 
+def left_out(settings: Mapping[str, Any]) -> set[str]:
+    """Return the layers that the firewall of a runner leaves out, as ``firewall.install`` takes them.
+
+    Args:
+        settings: from the grader, for ``Runner``.
+    """
+    allowed = {"firewall"} if settings.get("torch_ops") is True else set()
+    return {*settings.get("without", ()), *allowed, *({"values"} if settings.get("values") is True else ())}
+
+
 class Runner:
     """Serves the grader's commands for one submission.
 
@@ -52,9 +62,9 @@ class Runner:
 
     def __init__(self, settings: Mapping[str, Any], ask: Ask, channel: int | None = None) -> None:
         self.device = str(settings.get("device", "cpu"))
-        without = set(settings.get("without", ()))
-        unbounded = "host" in without or settings.get("values") is True
-        self.log = firewall.Log(math.inf if unbounded else firewall.HOST_READS, channel)
+        without = left_out(settings)
+        unbounded = "host" in without or "values" in without
+        self.log = firewall.log_of_runner(math.inf if unbounded else firewall.HOST_READS, channel)
         self.trusted = 1
         self.folder = os.path.realpath(settings["folder"])
         os.environ["TRITON_CACHE_DIR"] = os.path.join(self.folder, "triton")
@@ -79,8 +89,7 @@ class Runner:
             confine(self.folder, unhidden(os.path.dirname(os.path.dirname(self.folder))))
         limits.limit(self.device)
         allow = settings.get("torch_ops") is True
-        values = settings.get("values") is True
-        without |= ({"firewall"} if allow else set()) | ({"values"} if values else set())
+        values = "values" in without
         self.recorder = None if self.device == "cuda" else Recorder(self.log, ask, allow, values)
         self.interceptor = Interceptor("cuda" if self.device == "cuda" else "cpu", self.recorder)
         if settings.get("elsewhere") is True:

@@ -52,6 +52,26 @@ def _harmless(fn: Any) -> bool:
     return module.startswith("triton.language") or getattr(math, getattr(fn, "__name__", ""), None) is fn
 
 
+_CONTEXTS: dict[str, Any] = {}
+"""The compiler's context for each kind of GPU, for ``context_of``."""
+
+
+def context_of(backend: Any, target: GPUTarget) -> Any:
+    """Return the context in which kernels are compiled: the same for all kernels of a process and, made before, of its forks.
+
+    To make one takes 5 ms. It holds types and constants that kernels share, but nothing that depends on a kernel.
+
+    Args:
+        backend: Triton's compiler for the target.
+        target: the GPU.
+    """
+    if target.backend not in _CONTEXTS:
+        context = _CONTEXTS[target.backend] = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+    return _CONTEXTS[target.backend]
+
+
 def ttir_of(source: ASTSource, backend: Any, options: Any, target: GPUTarget) -> str:
     """Compile a specialised kernel to TTIR.
 
@@ -64,9 +84,7 @@ def ttir_of(source: ASTSource, backend: Any, options: Any, target: GPUTarget) ->
     Returns:
         The text.
     """
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
+    context = context_of(backend, target)
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, source.language)
     codegen, modules = backend.get_codegen_implementation(options), backend.get_module_map()

@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 import triton.tools.tensor_descriptor  # noqa: F401  # Triton 3.6 imports it at the first launch
 from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
 
-from kbx_env.sandbox import firewall
+from kbx_env.sandbox import firewall, specialised
 from kbx_env.sandbox.fake_cuda.driver import TARGETS
 
 
@@ -25,6 +26,7 @@ def warm(target: str = "sm_90") -> None:
     """Compile a kernel for a target (a key of ``TARGETS``) through every stage; half a second, without a GPU."""
     firewall.warm()
     torch.broadcast_shapes((1,), (1,))  # half of all kernels call it, and it imports 500 modules
+    specialised.context_of(make_backend(TARGETS[target]), TARGETS[target])
     kept = triton.knobs.cache.dir
     with tempfile.TemporaryDirectory() as folder:
         triton.knobs.cache.dir = folder

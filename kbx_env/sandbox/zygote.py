@@ -1,5 +1,7 @@
 """The warm parent of all runners (the zygote): it has torch and triton imported and forks one runner per request.
 
+Most runners of the CPU tier are forks of a fork (``ClosedFork``), in which torch's kernels are replaced already.
+
 Started as ``python -m kbx_env.sandbox.zygote FD FOLDER``. It never initialises CUDA, so its forks may. Processes that a
 submission leaves behind when its runner ends become children of the zygote, which kills them.
 """
@@ -17,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kbx_env.protocol.status import ALIVE
@@ -25,6 +27,8 @@ from kbx_env.protocol.status import ALIVE
 FATE_SECONDS = 0.5
 """Seconds that a process may take to end after its socket has closed."""
 _SUBREAPER = 36
+_SET_NAME = 15
+"""Options of prctl."""
 
 
 class Children:
@@ -43,9 +47,11 @@ class Children:
         """Fork a process that runs ``serve``, and return its process id."""
         pid = os.fork()
         if pid == 0:
-            os.setsid()
-            serve()
-            os._exit(0)
+            try:
+                os.setsid()
+                serve()
+            finally:  # never back into the code of the parent
+                os._exit(0)
         self.live.add(pid)
         return pid
 
@@ -120,14 +126,180 @@ def _children() -> set[int]:
         return found
 
 
+def _called(name: str) -> None:
+    """Give this process a name that ``ps`` and ``top`` show."""
+    ctypes.CDLL(None).prctl(_SET_NAME, name.encode(), 0, 0, 0)
+
+
+class ClosedFork:
+    """A fork of the zygote in which torch cannot compute any more: the parent of most runners of the CPU tier.
+
+    To replace torch's kernels takes longer than the rest of a runner's start, so it is done once, here. Like the zygote, this
+    process runs no code of a submission. The zygote passes on the requests for its runners.
+
+    Args:
+        children: of the zygote.
+        leave: closes in the fork what is open in the zygote.
+
+    Attributes:
+        pid: its process id.
+        runners: the process ids of its forks that have not been ended.
+        socket: takes requests.
+    """
+
+    def __init__(self, children: Children, leave: Callable[[], Any]) -> None:
+        self.runners = set[int]()
+        self.socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+        def serve() -> None:
+            _called("kbx-closed")
+            leave()
+            self.socket.close()
+            from kbx_env.sandbox import firewall
+
+            firewall.close_ahead()
+            gc.collect()
+            gc.freeze()
+            Server(other, closes=False).serve()
+
+        try:
+            self.pid = children.fork(serve)
+        except OSError:
+            self.socket.close()
+            raise
+        finally:
+            other.close()
+
+    def ask(self, message: bytes, fds: Sequence[int] = ()) -> int | None:
+        """Pass a request on.
+
+        Args:
+            message: the request.
+            fds: file descriptors that go with it.
+
+        Returns:
+            The answer; ``None`` if the process has ended.
+        """
+        try:
+            socket.send_fds(self.socket, [message], list(fds))
+            raw = self.socket.recv(8)
+        except OSError:
+            return None
+        return int.from_bytes(raw, "little", signed=True) if len(raw) == 8 else None
+
+
+class Server:
+    """Answers requests for forks on a socket.
+
+    Args:
+        control: takes requests.
+        closes: whether to fork runners from a ``ClosedFork`` where that is possible.
+    """
+
+    def __init__(self, control: socket.socket, *, closes: bool) -> None:
+        self._control, self._closes, self._children = control, closes, Children()
+        self._closed: ClosedFork | None = None
+        self._lost = set[int]()
+
+    def serve(self) -> None:
+        """Answer until the socket closes, and end all forks then."""
+        while True:
+            message, fds, _, _ = socket.recv_fds(self._control, 4096, 2)
+            if not message:
+                self._children.end_all()
+                return
+            try:
+                answer = self._answer(message, fds)
+            except OSError as e:  # no memory for one more process; the others continue
+                answer = -(e.errno or errno.EAGAIN)
+            for fd in fds:
+                os.close(fd)
+            self._control.sendall(answer.to_bytes(8, "little", signed=True))
+
+    def _answer(self, message: bytes, fds: Sequence[int]) -> int:
+        settings = json.loads(message)
+        pid = int(settings.get("end", settings.get("fate", 0)))
+        if pid and self._closed is not None and pid in self._closed.runners:
+            answer = self._closed.ask(message)
+            if answer is not None:
+                self._closed.runners -= {pid} if "end" in settings else set()
+                return answer
+            self._lose()
+        if pid in self._lost:  # the zygote adopts the runners of a parent that was killed from outside, and kills them
+            self._children.reap()
+            self._lost -= {pid} if "end" in settings else set()
+            return -signal.SIGKILL
+        if "end" in settings:
+            return self._children.end(pid)
+        if "fate" in settings:
+            return self._children.fate(pid, FATE_SECONDS)
+        self._children.reap()
+        if self._closes and self._may_close(settings):
+            return self._fork_closed(message, fds)
+        return self._children.fork(lambda: self._become(settings, fds))
+
+    @staticmethod
+    def _may_close(settings: Mapping[str, Any]) -> bool:
+        from kbx_env.sandbox import firewall, runner
+
+        return "role" not in settings and firewall.closed_ahead(str(settings.get("device", "cpu")), runner.left_out(settings))
+
+    def _fork_closed(self, message: bytes, fds: Sequence[int]) -> int:
+        if self._closed is None:
+            self._closed = ClosedFork(self._children, lambda: self._leave(fds))
+        answer = self._closed.ask(message, fds)
+        if answer is None:
+            self._lose()
+            return -errno.EAGAIN
+        if answer > 0:
+            self._lost.discard(answer)
+            self._closed.runners.add(answer)
+        return answer
+
+    def _lose(self) -> None:
+        """Give up the closed fork, which has ended, and with it its runners."""
+        assert self._closed is not None
+        self._lost |= self._closed.runners
+        self._closed.socket.close()
+        self._children.end(self._closed.pid)
+        self._closed = None
+
+    def _leave(self, fds: Sequence[int] = ()) -> None:
+        """Close in a fork the sockets on which processes are asked for, and some file descriptors."""
+        self._control.close()
+        if self._closed is not None:
+            self._closed.socket.close()
+        for fd in fds:
+            os.close(fd)
+
+    def _become(self, settings: Mapping[str, Any], fds: Sequence[int]) -> None:
+        """Serve a request for a process in the fork: this process becomes what the settings ask for."""
+        from kbx_env.backends.engine import serve as engine
+        from kbx_env.sandbox import recompile, runner
+
+        _called(f"kbx-{settings.get('role', 'runner')}")
+        self._leave()
+        sock = socket.socket(fileno=fds[0])
+        if settings.get("role") == "engine":
+            os.close(fds[1])
+            engine.serve(sock)
+        elif settings.get("role") == "compiler":
+            os.close(fds[1])
+            recompile.serve(sock, settings)
+        else:
+            os.set_blocking(fds[1], False)
+            runner.serve(sock, settings, fds[1])
+
+
 def main() -> None:
     """Serve requests on the inherited socket until it closes; the folder of runners goes with it."""
     control = socket.socket(fileno=int(sys.argv[1]))
     import torch
 
     torch.set_num_threads(1)
-    from kbx_env.backends.engine import serve as engine
-    from kbx_env.sandbox import recompile, runner, specialised, warm  # imports triton
+    # All that forks need, imported once.
+    from kbx_env.backends.engine import serve as engine  # noqa: F401
+    from kbx_env.sandbox import recompile, runner, specialised, warm  # noqa: F401  # imports triton
 
     specialised.guard_compiler()
     warm.warm()
@@ -136,43 +308,10 @@ def main() -> None:
     # Objects that exist now are excluded from garbage collection: a collection in a fork would copy their pages.
     gc.collect()
     gc.freeze()
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    children = Children()
+    server = Server(control, closes=True)
     control.sendall(b"R")
-    while True:
-        message, fds, _, _ = socket.recv_fds(control, 4096, 2)
-        if not message:
-            children.end_all()
-            return
-        settings = json.loads(message)
-
-        def serve(settings: Any = settings, fds: Any = fds) -> None:
-            control.close()
-            sock = socket.socket(fileno=fds[0])
-            if settings.get("role") == "engine":
-                os.close(fds[1])
-                engine.serve(sock)
-            elif settings.get("role") == "compiler":
-                os.close(fds[1])
-                recompile.serve(sock, settings)
-            else:
-                os.set_blocking(fds[1], False)
-                runner.serve(sock, settings, fds[1])
-
-        if "end" in settings:
-            answer = children.end(int(settings["end"]))
-        elif "fate" in settings:
-            answer = children.fate(int(settings["fate"]), FATE_SECONDS)
-        else:
-            children.reap()
-            try:
-                answer = children.fork(serve)
-            except OSError as e:  # no memory for one more process; the others continue
-                answer = -(e.errno or errno.EAGAIN)
-        for fd in fds:
-            os.close(fd)
-        control.sendall(answer.to_bytes(8, "little", signed=True))
+    server.serve()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import types
 
 import pytest
 import torch
@@ -40,6 +41,20 @@ def test_a_function_that_a_subclass_hides_is_noticed() -> None:
     finally:
         torch.cuda.Event = real
     assert len(log.denied) == 1
+
+
+def test_a_module_that_gets_another_class_is_noticed() -> None:
+    class Other(types.ModuleType):
+        sleep = property(lambda self: lambda seconds: None)
+
+    log = Log()
+    guard = ClockGuard(log)
+    try:
+        time.__class__ = Other
+        guard.check()
+    finally:
+        time.__class__ = types.ModuleType
+    assert [detail.partition(" ")[0] for _, detail in log.denied] == ["time.sleep"]
 
 
 def test_using_clocks_is_no_attempt() -> None:

@@ -1,13 +1,20 @@
-"""What Triton has gcc build is built quickly, and works."""
+"""What Triton has gcc build is built quickly, and works; a build that begins with TTIR is the one that begins with the source."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import triton
+import triton.language as tl
+from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
 from triton.runtime import build
 
+from kbx_env.sandbox import launches
+from kbx_env.sandbox.fake_cuda.driver import TARGETS
 from kbx_env.sandbox.launches import quick_launchers
+from kbx_env.sandbox.specialised import ttir_of
 
 SOURCE = """
 #include <Python.h>
@@ -39,3 +46,35 @@ def test_another_tritons_build_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(build, "_build", other)
     quick_launchers()
     assert build._build is other
+
+
+@triton.jit
+def _scaled_sum(x, y, n, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    v = tl.load(x + o, mask=o < n)
+    tl.store(y, tl.sum(v * 1.5 + 1.0, 0))
+
+
+@pytest.mark.parametrize("launch_options", [{}, {"num_warps": 8, "num_stages": 2}])
+def test_a_build_from_ttir_is_that_from_the_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, launch_options: dict[str, int]
+) -> None:
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    target = TARGETS["sm_90"]
+    backend = make_backend(target)
+    options = backend.parse_options(launch_options)
+    signature, constants = {"x": "*fp32", "y": "*fp32", "n": "i32", "BLOCK": "constexpr"}, {"BLOCK": 1024}
+    attrs = {(0,): [["tt.divisibility", 16]]}
+    compiled = launches._Compiled(_scaled_sum, signature, constants, attrs, options, launch_options)
+    text = ttir_of(ASTSource(_scaled_sum, signature, constants, attrs), backend, options, target)
+    rows = [launches._build("_scaled_sum", compiled, "sm_90", ttir) for ttir in ("", text)]
+    for row in rows:
+        assert row.pop("ok") and row.pop("seconds") > 0 and row["registers"] and row["warps"] == options.num_warps
+    assert rows[0] == rows[1]
+
+
+def test_ttir_that_does_not_compile_is_a_failed_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    compiled = launches._Compiled(_scaled_sum, {}, {}, {}, None, {})
+    row = launches._build("_scaled_sum", compiled, "sm_90", "module { nonsense }")
+    assert not row["ok"] and row["error"]

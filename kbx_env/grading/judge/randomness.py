@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kbx_env.grading import gpu_turns
@@ -318,8 +319,13 @@ def products(line: Line) -> str | None:
     return None
 
 
-def _rank(rows: list[int]) -> int:
-    """Return the rank over GF(2) of a matrix whose rows are the bits of integers."""
+def _full_rank(rows: Iterable[int], columns: int) -> bool:
+    """Return whether a matrix of bits has independent columns over GF(2).
+
+    Args:
+        rows: the bits of each row as an integer. No more of them are read than it takes to reach the rank.
+        columns: number of columns.
+    """
     basis: dict[int, int] = {}
     for row in rows:
         while row:
@@ -328,7 +334,9 @@ def _rank(rows: list[int]) -> int:
                 basis[top] = row
                 break
             row ^= basis[top]
-    return len(basis)
+        if len(basis) == columns:
+            return True
+    return False
 
 
 def dependent(bits: torch.Tensor) -> str | None:
@@ -348,10 +356,8 @@ def dependent(bits: torch.Tensor) -> str | None:
             break
         start = int(torch.randint(0, n - rows * period + 1, (1,), generator=draw))
         block = bits[start : start + rows * period].view(rows, period).to("cpu", torch.uint8)
-        packed = torch.nn.functional.pad(block, (0, -period % 8)).view(rows, -1, 8)
-        weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
-        lines = (packed * weights).sum(-1).to(torch.uint8)
-        if _rank([int.from_bytes(bytes(r), "little") for r in lines.tolist()]) < period:
+        packed = np.packbits(block.numpy(), axis=1, bitorder="little")
+        if not _full_rank((int.from_bytes(row.tobytes(), "little") for row in packed), period):
             return f"some elements of every {period} are determined by others"
     return None
 

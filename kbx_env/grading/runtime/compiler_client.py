@@ -44,7 +44,8 @@ class KernelCompiler:
             deadline: in seconds of ``time.monotonic``.
 
         Returns:
-            The answer to the runner: ``key``, or ``error`` with the reason why the source does not give this kernel.
+            The answer to the runner: ``key`` and the TTIR in ``text``, or ``error`` with the reason why the source does not give
+            this kernel.
 
         Raises:
             wire.Late: the deadline passed.
@@ -71,7 +72,7 @@ class KernelCompiler:
         row = dict(answer["kernel"])
         key = str(row.pop("key"))
         self.rows[key] = row
-        return {"key": key}
+        return {"key": key, "text": row["text"]}
 
     def close(self) -> None:
         """End the process."""
