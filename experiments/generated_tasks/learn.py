@@ -89,12 +89,11 @@ def rate_at(step: int, steps: int, peak: float) -> float:
 
 
 def model_of(s: dict[str, Any], base: Path, seed: int) -> Any:
-    """Return a model with random weights in the architecture of ``train/build_model.py``, for the tokenizer in a folder."""
+    """Return a model with random weights, in the architecture of ``train/build_model.py``, and the tokenizer in a folder."""
     import torch
-    from kbx_env.train.models import tokenizer_for
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer = tokenizer_for(base)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
     torch.manual_seed(seed)
     torch.backends.cuda.enable_cudnn_sdp(False)  # as train/models.py, which says why
     config = Qwen3Config(
@@ -115,21 +114,21 @@ def train(out: Path, s: dict[str, Any], arm: str, seed: int, device: str, until:
     model, tokenizer = model_of(s, out / "data/base", seed)
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=s["lr"], betas=(0.9, 0.98), weight_decay=0.1, fused=cuda)
-    first = 0
+    first, seen, answer_tokens = 0, 0, 0
     if (folder / CHECKPOINT).is_file():
         state = torch.load(folder / CHECKPOINT, map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        first = int(state["step"])
+        first, seen, answer_tokens = (int(state[k]) for k in ("step", "tokens", "answer_tokens"))
     else:
         (folder / LOG).unlink(missing_ok=True)
     rows = packed(drawn(read(out / "data").documents, arm, s["share"], seed), s["length"], tokenizer.pad_token_id)
     for _ in range(first * s["rows"]):  # the same rows as in a run without an interruption
         next(rows)
-    began, total, seen, answer_tokens = time.monotonic(), None, 0, 0
+    began, losses = time.monotonic(), list[Any]()
     for step in range(first, s["steps"]):
         if time.time() > until - SAVING_SECONDS:
-            _save(folder, model, optimizer, step)
+            _save(folder, model, optimizer, step, seen, answer_tokens)
             return None
         tokens, positions, owner, learnt = (np.stack(x) for x in zip(*(next(rows) for _ in range(s["rows"])), strict=True))
         target = np.flatnonzero(learnt[:, 1:])  # over the rows without their last column
@@ -148,23 +147,24 @@ def train(out: Path, s: dict[str, Any], arm: str, seed: int, device: str, until:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        total = loss.detach() if total is None else total + loss.detach()
+        losses.append(loss.detach())
         seen, answer_tokens = seen + int((owner >= 0).sum()), answer_tokens + len(target)
         if (step + 1) % LOG_EVERY == 0 or step + 1 == s["steps"]:
-            count = (step % LOG_EVERY) + 1 if step + 1 == s["steps"] else LOG_EVERY
-            row = {"step": step + 1, "loss": round(float(total) / count, 5), "tokens": seen, "answer_tokens": answer_tokens,
+            loss_mean = round(float(torch.stack(losses).mean()), 5)
+            row = {"step": step + 1, "loss": loss_mean, "tokens": seen, "answer_tokens": answer_tokens,
                    "seconds": round(time.monotonic() - began, 2)}  # fmt: skip
             jsonl.append(folder / LOG, row)
-            total = None
-    _save(folder, model, optimizer, s["steps"])
+            losses.clear()
+    _save(folder, model, optimizer, s["steps"], seen, answer_tokens)
     return model.eval(), tokenizer
 
 
-def _save(folder: Path, model: Any, optimizer: Any, step: int) -> None:
+def _save(folder: Path, model: Any, optimizer: Any, step: int, tokens: int, answer_tokens: int) -> None:
     import torch
 
     part = folder / f"{CHECKPOINT}.part"
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, part)
+    counts = {"step": step, "tokens": tokens, "answer_tokens": answer_tokens}
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **counts}, part)
     part.replace(folder / CHECKPOINT)
 
 

@@ -324,7 +324,8 @@ def report(out: Path, runs: Sequence[tuple[str, int]], settings: Mapping[str, An
             if (file := run_folder(out, arm, seed) / LOG).is_file()}  # fmt: skip
     figures = summarised(rows)
     result = {
-        "left": left, "settings": dict(settings), "data": json.loads((out / "data/about.json").read_text()), "rates": figures,
+        "left": left, "not_judged": sum(len(answers_of(out, r) or ()) for r in runs) - len(rows), "settings": dict(settings),
+        "data": json.loads((out / "data/about.json").read_text()), "rates": figures,
         "runs": {name: {"last": [x for x in log if "step" in x][-1:], "answering": [x for x in log if "answers" in x][-1:]}
                  for name, log in logs.items()},
     }  # fmt: skip
@@ -385,7 +386,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("steps", 700, "training steps"), ("rows", 32, "rows of a step"), ("length", 1024, "tokens of a row"),
         ("hidden", 384, "width of the model"), ("layers", 6, "its blocks"), ("heads", 6, "its attention heads"),
         ("vocab", 3072, "its tokens"), ("context", 2048, "tokens of prompt and answer together"),
-        ("answer", 640, "most tokens of an answer"), ("samples", 3, "answers at the temperature, beside the greedy one"),
+        ("answer", 576, "most tokens of an answer"), ("samples", 3, "answers at the temperature, beside the greedy one"),
         ("held", 48, "generated tasks that are evaluated and not shown"),
         ("copies", 64, "copies under made-up names of each kernel of the train split"),
         ("pack_copies", 8, "copies of each kernel of the pack"),
