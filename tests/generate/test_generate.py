@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from kbx_env.eval import task_checks
 
 from kbx_env.__main__ import main
 from kbx_env.errors import UsageError
-from kbx_env.generate import build, expressions
+from kbx_env.generate import build, duplicates, expressions
 from kbx_env.generate.duplicates import Known
 from kbx_env.generate.expressions import OPS, Node, adjoints, draw, leaf, live, statements
 from kbx_env.generate.families import families
@@ -126,6 +127,25 @@ def _write(root: Path, name: str, signature: str, body: str) -> str:
     text = text.replace('{"input": T("*")}', '{"input": T("*"), "other": T("*")}') if "other" in signature else text
     file.write_text(text)
     return f"activation/{root.name}.{name}"
+
+
+def test_probes_never_tell_equal_results_apart() -> None:
+    draw = random.Random(0)
+    special = [0.0, -0.0, 1.0, math.inf, -math.inf, math.nan, 1e300, 1e-13]
+    equals = 0
+    for _ in range(2000):
+        shapes = [draw.choice([(), (0,), (1,), (2,), (5,), (2, 3)]) for _ in range(draw.randint(1, 2))]
+        drawn = [(s, [draw.choice(special) for _ in range(math.prod(s))]) for s in shapes]
+        one = tuple(torch.tensor(values, dtype=torch.float64).reshape(s) for s, values in drawn)
+        noise = draw.choice([0.0, 0.9e-9, 1e-9, 1.1e-9, 1e-3])
+        other = tuple((t * (1 + noise)).reshape(draw.choice([t.shape, (t.numel(),)])) for t in one)
+        same = duplicates.equal(one, other)
+        equals += same
+        assert duplicates.near(duplicates.probes(one), duplicates.probes(other)) or not same
+    assert equals > 300
+    two = (torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64),)
+    assert not duplicates.near(duplicates.probes(two), duplicates.probes((two[0] + 1,))), "most results are told apart"
+    assert not duplicates.near(duplicates.probes(two), duplicates.probes((two[0].reshape(1, 3),)))
 
 
 def test_equal_functions_are_found_by_their_values(tmp_path: Path) -> None:
