@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -163,6 +165,16 @@ def test_equal_functions_are_found_by_their_values(tmp_path: Path) -> None:
     found = [known.twin(load_task(n)) for n in names]
     assert found[0] in ("activation/gelu", "activation/gelu_fp16", "activation/gelu_bf16") and found[1] is None
     assert found[2] == names[1] and found[3] is None and found[4] == names[3] and found[5] is None
+
+
+def test_processes_that_prove_are_replaced_and_every_proof_is_done(monkeypatch) -> None:
+    monkeypatch.setattr(build, "prove", os.getpid)
+    monkeypatch.setattr(build, "_start", os.getpid)
+    monkeypatch.setattr(build, "RENEWED", 2)
+    with contextlib.closing(build._Provers(1)) as provers:
+        waiting = [provers.submit() for _ in range(5)]  # more than a process is given
+        ids = [future.result(60) for future in waiting]
+    assert ids[0] == ids[1] and ids[2] == ids[3] and len(set(ids)) == 3
 
 
 def _repeated(*args: object) -> None:
