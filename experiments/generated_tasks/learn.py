@@ -105,6 +105,21 @@ def model_of(s: dict[str, Any], base: Path, seed: int) -> Any:
     return Qwen3ForCausalLM(config), tokenizer
 
 
+def visible(owners: Any) -> Any:
+    """Return which tokens each token sees: earlier ones of its own demonstration.
+
+    Args:
+        owners: number of the demonstration of each token, shape (rows, length).
+
+    Returns:
+        A mask of bools, shape (rows, 1, length, length).
+    """
+    import torch
+
+    causal = torch.ones(owners.shape[1], owners.shape[1], dtype=torch.bool, device=owners.device).tril()
+    return ((owners[:, :, None] == owners[:, None, :]) & causal)[:, None]
+
+
 def train(out: Path, s: dict[str, Any], arm: str, seed: int, device: str, until: float) -> Any:
     """Train; returns model and tokenizer, or ``None`` if the time is over and the state is saved."""
     import torch
@@ -134,8 +149,7 @@ def train(out: Path, s: dict[str, Any], arm: str, seed: int, device: str, until:
         target = np.flatnonzero(learnt[:, 1:])  # over the rows without their last column
         inputs, places, owners = (torch.from_numpy(x).to(device, non_blocking=True) for x in (tokens, positions, owner))
         at = torch.from_numpy(target).to(device, non_blocking=True)
-        causal = torch.ones(s["length"], s["length"], dtype=torch.bool, device=device).tril()
-        mask = ((owners[:, :, None] == owners[:, None, :]) & causal)[:, None]
+        mask = visible(owners)
         for group in optimizer.param_groups:
             group["lr"] = rate_at(step, s["steps"], s["lr"])
         with torch.autocast("cuda" if cuda else "cpu", dtype=torch.bfloat16, enabled=cuda):

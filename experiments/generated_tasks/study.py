@@ -8,13 +8,14 @@ For each seed the same model is trained twice, with equal steps and rows: on the
 tasks that it was not shown, greedily and at a temperature. The answers are graded on the CPU tier. A command that ends early
 continues when it is given again; with other settings it needs another OUT.
 
-Writes OUT/result.json, OUT/result.md, OUT/generated_tasks.png.
+Writes OUT/result.json, OUT/result.md and, with matplotlib, OUT/generated_tasks.png.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -333,7 +334,7 @@ def report(out: Path, runs: Sequence[tuple[str, int]], settings: Mapping[str, An
     (out / "result.md").write_text(text := table(figures))
     jsonl.write(out / "judged.jsonl", rows)
     print(text)
-    if figures:
+    if figures and importlib.util.find_spec("matplotlib") is not None:
         print(draw(figures, out / "generated_tasks.png"))
     print(f"not finished: {left}; give the command again" if left else "finished", flush=True)
 

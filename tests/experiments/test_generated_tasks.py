@@ -93,6 +93,25 @@ def small(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_demonstrations_in_a_row_do_not_see_each_other(small: Path) -> None:
+    import torch
+
+    settings = json.loads((small / "settings.json").read_text())
+    model, _ = learn.model_of(settings, small / "data/base", 0)
+    owners = torch.tensor([[0] * 4 + [1] * 4 + [-1] * 2])
+    places = torch.tensor([[*range(4), *range(4), 0, 0]])
+
+    def hidden(first: list[int], second: list[int]) -> Any:
+        ids = torch.tensor([[*first, *second, 0, 0]])
+        with torch.no_grad():
+            return model.eval().model(input_ids=ids, attention_mask=learn.visible(owners), position_ids=places).last_hidden_state[0]
+
+    one, other, later = hidden([2, 3, 4, 5], [6, 7, 8, 9]), hidden([9, 9, 9, 9], [6, 7, 8, 9]), hidden([2, 3, 4, 5], [6, 7, 8, 2])
+    assert torch.allclose(one[4:8], other[4:8], atol=1e-6) and not torch.allclose(one[:4], other[:4], atol=1e-3)
+    assert torch.allclose(one[:7], later[:7], atol=1e-6), "and no token sees a later one"
+    assert torch.isfinite(one).all()
+
+
 def test_a_run_that_is_interrupted_continues_and_answers(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def losses(seed: int) -> list[dict[str, Any]]:
         log = jsonl.read(run_folder(small, "both", seed) / "log.jsonl")
