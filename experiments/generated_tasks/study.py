@@ -44,9 +44,11 @@ from kbx_env.spec.catalog import load_tasks
 
 GRADINGS = "gradings.jsonl"
 """File with the verdict of every distinct answer."""
-FIXED = ("held", "vocab", "context", "length", "copies", "pack_copies", "steps", "rows", "hidden", "layers", "heads", "lr", "share",
-         "samples", "temperature", "answer", "pack_name")  # fmt: skip
-"""Settings that every command with the same OUT must share."""
+FIXED = {
+    "data/prompts.json": ("held", "vocab", "context", "length", "copies", "pack_copies", "pack_name"),
+    "runs": ("steps", "rows", "hidden", "layers", "heads", "lr", "share", "samples", "temperature", "answer"),
+}
+"""Settings that cannot change once a file or folder of OUT is there."""
 NAMES = {"train": "train tasks alone", "both": "and generated tasks"}
 SETS = {"eval": "eval tasks of the benchmark", "held": "generated tasks, not shown"}
 VALUES = {"compiles": "compile", "correct": "correct"}
@@ -349,7 +351,7 @@ def settings_of(a: argparse.Namespace) -> dict[str, Any]:
     file = a.out / "settings.json"
     if file.is_file():
         before = json.loads(file.read_text())
-        if changed := [k for k in FIXED if before.get(k) != s[k]]:
+        if changed := [k for name, fixed in FIXED.items() if (a.out / name).exists() for k in fixed if before.get(k) != s[k]]:
             shown = ", ".join(f"{k} was {before.get(k)}" for k in changed)
             raise UsageError(f"{a.out} has results of other settings ({shown}); give those, or another folder")
     a.out.mkdir(parents=True, exist_ok=True)
@@ -384,10 +386,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--keep", action="store_true", help="keep the weights of the trained models")
     p.add_argument("--wall", type=float, default=15.0, help="seconds of a submission in grading")
     for name, default, text in (
-        ("steps", 700, "training steps"), ("rows", 32, "rows of a step"), ("length", 1024, "tokens of a row"),
+        ("steps", 600, "training steps"), ("rows", 32, "rows of a step"), ("length", 1024, "tokens of a row"),
         ("hidden", 384, "width of the model"), ("layers", 6, "its blocks"), ("heads", 6, "its attention heads"),
         ("vocab", 3072, "its tokens"), ("context", 2048, "tokens of prompt and answer together"),
-        ("answer", 576, "most tokens of an answer"), ("samples", 3, "answers at the temperature, beside the greedy one"),
+        ("answer", 576, "most tokens of an answer"), ("samples", 2, "answers at the temperature, beside the greedy one"),
         ("held", 48, "generated tasks that are evaluated and not shown"),
         ("copies", 64, "copies under made-up names of each kernel of the train split"),
         ("pack_copies", 8, "copies of each kernel of the pack"),

@@ -200,7 +200,11 @@ def test_a_folder_takes_no_results_of_other_settings(tmp_path: Path, capsys: pyt
     (tmp_path / "data").mkdir()
     (tmp_path / "data/prompts.json").write_text("[]")
     assert study.main(words) == 0
-    assert study.main([*words, "--steps", "3"]) == 2
-    assert "steps was" in capsys.readouterr().err
+    assert study.main([*words, "--steps", "3"]) == 0, "no run has begun"
+    assert study.main([*words, "--steps", "3", "--vocab", "999"]) == 2
+    assert "vocab was" in capsys.readouterr().err
+    (tmp_path / "runs").mkdir()
+    assert study.main([*words, "--steps", "4"]) == 2
+    assert "steps was 3" in capsys.readouterr().err
     with pytest.raises(UsageError, match="no GPU"):
         study.devices_of("cuda", 1)
