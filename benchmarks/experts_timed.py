@@ -2,8 +2,10 @@
 
     python benchmarks/experts_timed.py OUT.jsonl [--tasks 'math/*,reduce/*'] [--workers 14] [--gpus 1] [--load] [--runs 1]
                                        [--seconds S] [--phases] [--turns N,S] [--precision report|training] [--count N]
+                                       [--tasks-from PACK]
 
-The experts are correct, so every other verdict is an error of the grader. Each line of OUT is one grading: verdict, speedup with
+The experts are correct, so every other verdict is an error of the grader. ``--tasks-from`` takes the tasks of a pack instead, and
+of a generated one the kernels of its ``kernels.jsonl``. Each line of OUT is one grading: verdict, speedup with
 its 95 % interval, and for every timed case times in microseconds, the floor in microseconds and the share of the roofline. A
 summary goes to the terminal and, with the ceilings, to OUT's last line. ``--load`` keeps every core busy, because the host's speed
 must not change the measured ceilings. ``--phases`` adds the seconds of each step for which the GPU was held exclusively.
@@ -29,7 +31,7 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +42,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(ROOT))
 
 import torch
+from kbx_env.eval import stats
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -54,6 +57,7 @@ from kbx_env.grading.grader import Grader
 from kbx_env.grading.timing import gpu_lock, paired
 from kbx_env.options import PRECISIONS
 from kbx_env.outcome import Outcome
+from kbx_env.spec import packs
 from kbx_env.spec.catalog import expert_source, task_ids
 
 LONG_SECONDS = 40.0
@@ -283,20 +287,48 @@ def row_of(run: int, task: str, outcome: Outcome, began: float, ended: float) ->
     }  # fmt: skip
 
 
+def kernels(tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the kernels that are graded.
+
+    Args:
+        tasks: ids of tasks.
+
+    Returns:
+        For each task its ``source``, and ``family`` and ``difficulty`` where the ``kernels.jsonl`` of a generated pack has them.
+        Other tasks have their expert.
+
+    Raises:
+        UsageError: a task has no kernel, or a file cannot be read.
+    """
+    found = dict[str, dict[str, Any]]()
+    for pack in {p.name: p for p in map(packs.pack_of, tasks) if p is not None}.values():
+        if (file := pack.root / "kernels.jsonl").is_file():
+            rows = jsonl.read(file)
+            found |= {r["task"]: {"source": r["predict"], **{k: r.get(k) for k in ("family", "difficulty")}} for r in rows}
+    for task in tasks:
+        if task not in found and (expert := expert_source(task)) is not None:
+            found[task] = {"source": expert}
+    if without := [t for t in tasks if t not in found]:
+        raise UsageError(f"no kernel of {', '.join(without[:5])}")
+    return {t: found[t] for t in tasks}
+
+
 def run_once(
-    run: int, tasks: Sequence[str], gpus: int, workers: int, out: Any, seconds: float, phases: bool, precision: str
+    run: int, sources: Mapping[str, str], gpus: int, workers: int, out: Any, seconds: float, phases: bool, precision: str,
+    about: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Grade every expert once; rows are written as they end.
+    """Grade every kernel once; rows are written as they end.
 
     Args:
         run: the number of this run, for its rows.
-        tasks: the tasks whose experts are graded.
+        sources: the kernel of each task, in the order in which they are graded.
         gpus: GPUs to use.
         workers: gradings at a time on each GPU.
         out: an open text file for the rows.
         seconds: gradings that have not ended after so many seconds are listed as ``unfinished``.
         phases: whether the steps of exclusive use are recorded.
         precision: of the times.
+        about: further fields of the rows, by task.
 
     Returns:
         The rows, in the order in which gradings ended.
@@ -312,16 +344,16 @@ def run_once(
         Executor(pool, deadline=deadline_of(True), capacity=sys.maxsize) as executor,
         Progress(*columns, console=Console(stderr=True)) as bar,
     ):
-        line = bar.add_task(f"run {run}", total=len(tasks))
+        line = bar.add_task(f"run {run}", total=len(sources))
         flight: dict[Future[Outcome], tuple[int, str]] = {}
-        for k, task in enumerate(tasks):
-            request = Request(task, (expert_source(task) or "").encode(), options, sample=1000 * run + k)
+        for k, (task, source) in enumerate(sources.items()):
+            request = Request(task, source.encode(), options, sample=1000 * run + k)
             flight[executor.submit(request)] = (request.sample, task)
         while flight and (left := seconds - (time.perf_counter() - start)) > 0:
             for job in wait(flight, timeout=left, return_when=FIRST_COMPLETED).done:
                 sample, task = flight.pop(job)
                 now = time.perf_counter() - start
-                rows.append(row_of(run, task, job.result(), begun.get(sample, 0.0), now))
+                rows.append({**(about or {}).get(task, {}), **row_of(run, task, job.result(), begun.get(sample, 0.0), now)})
                 out.write(jsonl.encode(rows[-1]))
                 out.flush()
                 bar.advance(line)
@@ -340,6 +372,43 @@ def _spread(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         if r.get("speedup"):
             by[r["task"]].append(r["speedup"])
     return {t: max(v) / min(v) for t, v in by.items() if len(v) > 1}
+
+
+def speeds(rows: Sequence[dict[str, Any]], of: Mapping[str, Any]) -> dict[str, Any]:
+    """Summarize the speedups of the kernels.
+
+    Args:
+        rows: the rows; of a task with several the mean of the logarithms counts.
+        of: a group for each task, such as its family; tasks without one are in ``all`` only.
+
+    Returns:
+        For all tasks and for each group: ``tasks``; the geometric mean ``speedup`` with an interval that draws tasks (``low``,
+        ``high``); the shares ``faster`` than eager, and ``surely_faster`` and ``surely_slower``, whose interval leaves out 1;
+        ``interval``, the median of high / low - 1 of the gradings.
+    """
+    logs, sure = defaultdict[str, list[float]](list), defaultdict[str, list[tuple[float, float]]](list)
+    for r in rows:
+        if r.get("speedup"):
+            logs[r["task"]].append(math.log(r["speedup"]))
+            if r["low"] and r["high"]:
+                sure[r["task"]].append((r["low"], r["high"]))
+    found: dict[str, Any] = {}
+    for name in ("all", *sorted({str(g) for t, g in of.items() if t in logs and g is not None})):
+        tasks = [t for t in logs if name == "all" or str(of.get(t)) == name]
+        means = [statistics.fmean(logs[t]) for t in tasks]
+        if (mean := stats.mean(means)) is None:
+            continue
+        ends = [pair for t in tasks for pair in sure[t]]
+        found[name] = {
+            "tasks": len(tasks),
+            **{k: None if v is None else round(v, 3) for k, v in zip(("speedup", "low", "high"),
+                                                                     (mean.exp().value, mean.exp().low, mean.exp().high))},
+            "faster": round(sum(m > 0 for m in means) / len(means), 3),
+            "surely_faster": round(sum(all(lo > 1 for lo, _ in sure[t]) and bool(sure[t]) for t in tasks) / len(tasks), 3),
+            "surely_slower": round(sum(all(hi < 1 for _, hi in sure[t]) and bool(sure[t]) for t in tasks) / len(tasks), 3),
+            "interval": round(statistics.median(hi / lo - 1 for lo, hi in ends), 4) if ends else None,
+        }  # fmt: skip
+    return found
 
 
 def summary(rows: Sequence[dict[str, Any]], walls: Sequence[float], workers: int, load: Sequence[bool]) -> dict[str, Any]:
@@ -373,7 +442,7 @@ def summary(rows: Sequence[dict[str, Any]], walls: Sequence[float], workers: int
         "highest_share": shares[-10:], "highest_eager_share": eager[-10:],
         "spread_median": statistics.median(spread.values()) if spread else None,
         "spread_worst": sorted(((v, t) for t, v in spread.items()), reverse=True)[:5],
-        "ceilings": [json.loads(c) for c in sorted(ceilings)],
+        "ceilings": [json.loads(c) for c in sorted(ceilings)], "speeds": speeds(rows, {r["task"]: r.get("family") for r in rows}),
     }  # fmt: skip
 
 
@@ -384,6 +453,11 @@ def tell(found: dict[str, Any], console: Console) -> None:
         counted = ", ".join(f"{n} {v}" for v, n in verdicts.items())
         table.add_row(str(k + 1), "all cores" if load else "none", f"{wall:.0f}", counted)
     console.print(table)
+    columns = ("tasks", "speedup", "low", "high", "faster", "surely_faster", "surely_slower", "interval")
+    table = Table("kernels", *columns)
+    for name, row in found["speeds"].items():
+        table.add_row(name, *("-" if row[c] is None else str(row[c]) for c in columns))
+    console.print(table)
     for name in ("not_correct", "void", "disturbed", "slowest", "highest_share", "highest_eager_share", "spread_worst", "ceilings"):
         console.print(f"[bold]{name}[/bold]", len(found[name]))
         for item in found[name][:20]:
@@ -393,11 +467,22 @@ def tell(found: dict[str, Any], console: Console) -> None:
         console.print(f"[bold]{name}[/bold]", "unknown" if value is None or math.isnan(value) else f"{value:.3f}")
 
 
+def chosen(a: argparse.Namespace) -> list[str]:
+    """Return the ids of the tasks that a command asks for, in the order in which they are graded."""
+    if a.tasks_from is not None:
+        packs.select(a.tasks_from)
+    patterns = [p.strip() for p in a.tasks.split(",")]
+    tasks = [t for t in task_ids() if any(fnmatch.fnmatch(t, p) for p in patterns)]
+    random.Random(a.seed).shuffle(tasks)
+    return tasks[: a.count]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; exit status 0 if every grading is correct and none is void, 1 if not, 2 on bad usage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT.jsonl")
     parser.add_argument("--tasks", default="*", help="comma-separated patterns of task ids (default: all)")
+    parser.add_argument("--tasks-from", metavar="PACK", help="task packs: folders or names, comma-separated (default: KBX_TASKS)")
     parser.add_argument("--workers", type=int, default=14, help="gradings at a time on each GPU")
     parser.add_argument("--gpus", type=int, default=1, help="number of GPUs")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the tasks")
@@ -409,13 +494,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000, help="of the tasks, in the order of --seed")
     parser.add_argument("--precision", default="report", choices=PRECISIONS, help="of the times (default: report)")
     a = parser.parse_args(argv)
-    patterns = [p.strip() for p in a.tasks.split(",")]
-    tasks = [t for t in task_ids() if any(fnmatch.fnmatch(t, p) for p in patterns)]
-    random.Random(a.seed).shuffle(tasks)
-    tasks = tasks[: a.count]
     if a.turns:
         os.environ[TURNS] = a.turns
     try:
+        tasks = chosen(a)
         if not tasks:
             raise UsageError(f"--tasks {a.tasks!r} matches no task; patterns look like 'math/*'")
         if min(a.workers, a.runs, a.gpus) < 1:
@@ -423,6 +505,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if a.turns and (not a.phases or not re.fullmatch(r"\d+,\d*\.?\d+", a.turns)):
             raise UsageError(f"--turns {a.turns!r}: write it as 8,0.75, together with --phases")
         uuids_of(a.gpus)
+        graded = kernels(tasks)
     except UsageError as e:
         print(f"experts_timed.py: {e}", file=sys.stderr)
         return 2
@@ -436,7 +519,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             loads.append(a.load and run == a.runs)
             start = time.perf_counter()
             with load_on_all_cores(loads[-1]):
-                rows += run_once(run, tasks, a.gpus, a.workers, out, limit, a.phases, a.precision)
+                sources = {task: one["source"] for task, one in graded.items()}
+                about = {task: {k: v for k, v in one.items() if k != "source"} for task, one in graded.items()}
+                rows += run_once(run, sources, a.gpus, a.workers, out, limit, a.phases, a.precision, about)
             walls.append(time.perf_counter() - start)
         found = summary(rows, walls, a.workers, loads) | {"precision": a.precision, "gpus": a.gpus}
         out.write(jsonl.encode({"summary": found}))

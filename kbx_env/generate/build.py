@@ -32,6 +32,8 @@ GRADINGS = 3
 """Fresh gradings of the kernel of every task."""
 ATTEMPTS = 12
 """Candidates for each task that is asked for; more means that the families cannot give as many different tasks."""
+RENEWED = 500
+"""Proofs of each worker process before it is replaced: its memory grows by a third of a MiB with every task."""
 PROOFS = "proofs.jsonl"
 """File with the result of every proof, for resuming: index, task, family, faults, seconds."""
 KERNELS = "kernels.jsonl"
@@ -119,6 +121,33 @@ def _good(candidate: _Candidate) -> bool:
     return candidate.twin is None and candidate.faults == []
 
 
+class _Provers:
+    """Worker processes that prove tasks, replaced after ``RENEWED`` proofs each.
+
+    Not ``max_tasks_per_child``: with it, an executor of Python 3.11 may wait forever (CPython issue 115634).
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers, self._given = workers, 0
+        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
+
+    def submit(self, *args: Any) -> concurrent.futures.Future[tuple[list[str], str, float]]:
+        """Queue a proof; arguments as for ``prove``."""
+        if self._pool is not None and self._given % (RENEWED * self._workers) == 0:
+            self._pool.shutdown(wait=False)  # it still does what it was given
+            self._pool = None
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = concurrent.futures.ProcessPoolExecutor(self._workers, mp_context=context, initializer=_start)
+        self._given += 1
+        return self._pool.submit(prove, *args)
+
+    def close(self) -> None:
+        """End the processes; proofs that have not begun are cancelled."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
 @dataclass
 class _Builder:
     """Writes one pack; fields as for ``build``."""
@@ -144,7 +173,7 @@ class _Builder:
         count = self.settings.count
         proven: list[_Candidate] = []
         source = self._candidates()
-        with self._pool() as pool:
+        with contextlib.closing(_Provers(self.workers)) as provers:
             running: dict[int, concurrent.futures.Future[tuple[list[str], str, float]]] = {}
             order: collections.deque[_Candidate] = collections.deque()
             while len(proven) < count:
@@ -155,8 +184,8 @@ class _Builder:
                     if candidate.index in self.proofs:
                         candidate.faults = list(self.proofs[candidate.index]["faults"])
                     elif candidate.twin is None:
-                        running[candidate.index] = pool.submit(
-                            prove, str(self.out), candidate.task, self.settings.seed * 1000003 + candidate.index
+                        running[candidate.index] = provers.submit(
+                            str(self.out), candidate.task, self.settings.seed * 1000003 + candidate.index
                         )
                 candidate = order.popleft()
                 if candidate.index in running:
@@ -241,15 +270,6 @@ class _Builder:
         self.proofs[candidate.index] = row
         with (self.out / PROOFS).open("a") as f:
             f.write(json.dumps(row) + "\n")
-
-    @contextlib.contextmanager
-    def _pool(self) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
-        context = multiprocessing.get_context("spawn")
-        pool = concurrent.futures.ProcessPoolExecutor(self.workers, mp_context=context, initializer=_start)
-        try:
-            yield pool
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
     def _finish(self, proven: Sequence[_Candidate]) -> dict[str, Any]:
         """Write the kernels, which cases are telling, and the card."""

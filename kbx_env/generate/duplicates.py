@@ -26,6 +26,8 @@ RTOL, ATOL = 1e-9, 1e-12
 Signature = tuple[tuple[tuple[int, ...], str], ...]
 """Shape and kind of every required tensor."""
 Values = tuple[torch.Tensor, ...]
+Probes = tuple[tuple[torch.Size, tuple[float, ...]], ...]
+"""Shape and some elements of every result: enough to tell most results apart, in a thirtieth of the time."""
 
 
 def _size(axis: str) -> Any:
@@ -81,6 +83,24 @@ def _sets(task: Task) -> Iterator[dict[str, Any]]:
             yield plain
 
 
+def probes(values: Values) -> Probes:
+    """Return the shape of every result with its first, middle and last element."""
+    found = []
+    for v in values:
+        flat = v.reshape(-1)
+        some = sorted({0, len(flat) // 2, len(flat) - 1}) if len(flat) else []
+        found.append((v.shape, tuple(flat[some].tolist())))
+    return tuple(found)
+
+
+def near(a: Probes, b: Probes) -> bool:
+    """Return whether results may be ``equal``; false only for results that are not."""
+    return len(a) == len(b) and all(
+        one == other and all(x == y or abs(x - y) <= 2 * (ATOL + RTOL * abs(y)) for x, y in zip(these, those, strict=True))
+        for (one, these), (other, those) in zip(a, b, strict=True)
+    )
+
+
 def equal(a: Values, b: Values) -> bool:
     """Return whether results agree in number, shapes and values."""
     return len(a) == len(b) and all(
@@ -93,8 +113,8 @@ class Known:
 
     def __init__(self) -> None:
         self._benchmark = load_tasks(tasks_from=packs.BUILTIN)
-        self._theirs: dict[Signature, list[tuple[str, Values]]] = {}
-        self._ours: dict[Signature, list[tuple[str, Values]]] = {}
+        self._theirs: dict[Signature, list[tuple[str, Values, Probes]]] = {}
+        self._ours: dict[Signature, list[tuple[str, Values, Probes]]] = {}
 
     def twin(self, task: Task) -> str | None:
         """Return the id of a known task that computes the same function, or add the task.
@@ -115,15 +135,16 @@ class Known:
             mine = _called(task, values, args)
             if mine is None:
                 continue
-            for name, theirs in (*self._of_benchmark(shown), *self._ours.get(shown, ())):
-                if equal(mine, theirs):
+            seen = probes(mine)
+            for name, theirs, some in itertools.chain(self._of_benchmark(shown), self._ours.get(shown, ())):
+                if near(seen, some) and equal(mine, theirs):
                     return name
         mine = _called(task, tensors, args)
         if mine is not None:
-            self._ours.setdefault(own, []).append((task.id, mine))
+            self._ours.setdefault(own, []).append((task.id, mine, probes(mine)))
         return None
 
-    def _of_benchmark(self, shown: Signature) -> list[tuple[str, Values]]:
+    def _of_benchmark(self, shown: Signature) -> list[tuple[str, Values, Probes]]:
         """Return the results of all tasks of the benchmark that take these tensors."""
         if shown not in self._theirs:
             tensors = [_tensor(k, *part) for k, part in enumerate(shown)]
@@ -133,6 +154,6 @@ class Known:
                     _kind(task.takes[n].dtype) == kind for n, (_, kind) in zip(_required(task), shown, strict=True)
                 ):
                     results = (_called(task, tensors, args) for args in _sets(task))
-                    found += [(task.id, r) for r in results if r is not None]
+                    found += [(task.id, r, probes(r)) for r in results if r is not None]
             self._theirs[shown] = found
         return self._theirs[shown]

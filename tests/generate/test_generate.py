@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -15,7 +18,7 @@ from kbx_env.eval import task_checks
 
 from kbx_env.__main__ import main
 from kbx_env.errors import UsageError
-from kbx_env.generate import build, expressions
+from kbx_env.generate import build, duplicates, expressions
 from kbx_env.generate.duplicates import Known
 from kbx_env.generate.expressions import OPS, Node, adjoints, draw, leaf, live, statements
 from kbx_env.generate.families import families
@@ -128,6 +131,25 @@ def _write(root: Path, name: str, signature: str, body: str) -> str:
     return f"activation/{root.name}.{name}"
 
 
+def test_probes_never_tell_equal_results_apart() -> None:
+    draw = random.Random(0)
+    special = [0.0, -0.0, 1.0, math.inf, -math.inf, math.nan, 1e300, 1e-13]
+    equals = 0
+    for _ in range(2000):
+        shapes = [draw.choice([(), (0,), (1,), (2,), (5,), (2, 3)]) for _ in range(draw.randint(1, 2))]
+        drawn = [(s, [draw.choice(special) for _ in range(math.prod(s))]) for s in shapes]
+        one = tuple(torch.tensor(values, dtype=torch.float64).reshape(s) for s, values in drawn)
+        noise = draw.choice([0.0, 0.9e-9, 1e-9, 1.1e-9, 1e-3])
+        other = tuple((t * (1 + noise)).reshape(draw.choice([t.shape, (t.numel(),)])) for t in one)
+        same = duplicates.equal(one, other)
+        equals += same
+        assert duplicates.near(duplicates.probes(one), duplicates.probes(other)) or not same
+    assert equals > 300
+    two = (torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64),)
+    assert not duplicates.near(duplicates.probes(two), duplicates.probes((two[0] + 1,))), "most results are told apart"
+    assert not duplicates.near(duplicates.probes(two), duplicates.probes((two[0].reshape(1, 3),)))
+
+
 def test_equal_functions_are_found_by_their_values(tmp_path: Path) -> None:
     root = tmp_path / "twins"
     names = [
@@ -143,6 +165,16 @@ def test_equal_functions_are_found_by_their_values(tmp_path: Path) -> None:
     found = [known.twin(load_task(n)) for n in names]
     assert found[0] in ("activation/gelu", "activation/gelu_fp16", "activation/gelu_bf16") and found[1] is None
     assert found[2] == names[1] and found[3] is None and found[4] == names[3] and found[5] is None
+
+
+def test_processes_that_prove_are_replaced_and_every_proof_is_done(monkeypatch) -> None:
+    monkeypatch.setattr(build, "prove", os.getpid)
+    monkeypatch.setattr(build, "_start", os.getpid)
+    monkeypatch.setattr(build, "RENEWED", 2)
+    with contextlib.closing(build._Provers(1)) as provers:
+        waiting = [provers.submit() for _ in range(5)]  # more than a process is given
+        ids = [future.result(60) for future in waiting]
+    assert ids[0] == ids[1] and ids[2] == ids[3] and len(set(ids)) == 3
 
 
 def _repeated(*args: object) -> None:
