@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kbx_env.spec.task import Case, Ints, Normal
+from kbx_env.spec.task import Case, Ints, Normal, Outlier
 from kbx_env.spec.varied import Family, Pick, flat
 
 Args = Callable[[Pick], Mapping[str, Any]] | None
@@ -286,6 +286,27 @@ def almost_certain(args: Args = None, **more: Any) -> tuple[Family, ...]:
         lambda p: {"B": p.whole(50, 70), "C": p.whole(2, 3)} | more,
         lambda p, s: {"reduction": "none"} | _args(args, p),
         where=lambda c: "ignore_index" not in c.args and "target" not in c.draws, draw=Normal(scale=8),
+    )  # fmt: skip
+
+
+NEAR_ZERO = Outlier(p=0.5, scale=2.0**-14)
+"""Numbers of order one, half of which are smaller by 2**-14: around 0.00006."""
+
+
+def near_zero(args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | None = None, **more: Any) -> tuple[Family, ...]:
+    """Logits of rows B of two or three classes C, of which half are near zero: what is taken for zero shows in the losses.
+
+    Args:
+        args: draws further arguments, also from the sizes.
+        **more: further axes.
+
+    Returns:
+        The families: one.
+    """
+    return sizes(
+        lambda p: {"B": p.whole(50, 70), "C": p.whole(2, 3)} | more,
+        lambda p, s: {"reduction": "none"} | (dict(args(p, s)) if args is not None else {}),
+        where=lambda c: "ignore_index" not in c.args and not {"target", "targets"} & set(c.draws), draw=NEAR_ZERO,
     )  # fmt: skip
 
 

@@ -33,6 +33,9 @@ class Close(Criterion):
     scale: str = "tensor"
     """``tensor``: scale = max(|y64|, rms(y64)); ``element``: |y64| only (plus the smallest normal number),
     for both parts of a complex element its modulus."""
+    path: str = ""
+    """Operations on the way to one result, an expression as in ``Cost``. Empty: those of the call divided by its results. Declared
+    where results share operations: every column of X in A X = B has all roundings of the factorisation of A."""
 
 
 @dataclass(frozen=True)
