@@ -13,6 +13,7 @@ from dataclasses import replace
 from kbx_env.errors import DeclarationError
 from kbx_env.grading import inputs
 from kbx_env.grading import judge as judges
+from kbx_env.spec.input_distributions import Normal, Outlier
 from kbx_env.spec.task import Case, Task, shape_of
 from kbx_env.spec.varied import Pick, contiguous, parsed
 
@@ -23,6 +24,8 @@ REDRAWS = 40
 draw in eight has such a value, 199 of 200 gradings do."""
 ALIKE = 0.3
 """Share of the cases in which tensors with equally many axes have one layout."""
+SOME_NEAR_ZERO = Outlier(p=1 / 8, scale=2.0**-14)
+"""Takes the place of N(0, 1): a kernel that takes small numbers for zero is wrong where they matter."""
 MANY_AXES = 3
 """Axes from which on their order in memory is a promise of its own."""
 
@@ -30,8 +33,8 @@ MANY_AXES = 3
 def derive(task: Task, secret: bytes, split: str) -> list[Case]:
     """Draw one case of each family, so that arguments have values that no declared case has.
 
-    In one case all tensors are contiguous: otherwise a kernel could tell declared cases, whose shapes can be learned, from
-    derived ones by their strides.
+    Plain normal numbers are near zero in one of eight elements. In one case all tensors are contiguous: otherwise a kernel could
+    tell declared cases, whose shapes can be learned, from derived ones by their strides.
 
     Args:
         task: the task.
@@ -55,6 +58,7 @@ def derive(task: Task, secret: bytes, split: str) -> list[Case]:
             more = elsewhere | _new_values(known, case) > elsewhere | _new_values(known, drawn[k][0])
             if more and dict(case.axes) not in held:
                 drawn[k] = case, pick
+    drawn = [(replace(case, draw=SOME_NEAR_ZERO) if case.draw == Normal() else case, pick) for case, pick in drawn]
     cases = [laid_out(task, case, pick, alike=pick.chance(ALIKE)) for case, pick in drawn]
     pick = Pick(inputs.case_seed(secret, task.id, f"{split} contiguous", 0, 0))
     free = [k for k, (case, _) in enumerate(drawn) if not case.layouts and task.takes]

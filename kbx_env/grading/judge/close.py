@@ -120,9 +120,10 @@ def misses(
 
 
 def _operations(truth: Close, task: Task, case: Case, expected: Expected) -> float:
-    """Return the operations on the way to one result, or to one part of a complex result."""
-    results = max(1, sum(o.numel() for o in expected.native))
-    path = compulsory_work.expression(task, case, truth.path) if truth.path else compulsory_work.operations(task, case) / results
+    """Return the operations on the way to one result."""
+    if not truth.path:
+        return compulsory_work.operations(task, case) / max(1, sum(o.numel() for o in expected.native))
+    path = compulsory_work.expression(task, case, truth.path)
     # Each part of a complex product is the sum of two products.
     return 2 * path if any(o.is_complex() for o in expected.native) else path
 
@@ -215,6 +216,13 @@ def without_luck(moved: torch.Tensor) -> torch.Tensor:
     return torch.maximum(moved, torch.minimum(NEIGHBOURS * usual, LUCK * moved))
 
 
+def _farther(exact: torch.Tensor, native: torch.Tensor, rival: torch.Tensor) -> torch.Tensor:
+    """Return the elements of torch's own answer, and those of a rival where their error is larger and finite."""
+    native, rival = native.to(exact.device), rival.to(exact.device)
+    error = (rival.to(torch.float64) - exact).abs()
+    return torch.where(torch.isfinite(error) & (error > (native.to(torch.float64) - exact).abs()), rival, native)
+
+
 def describe(name: str, ratio: torch.Tensor, wrong: torch.Tensor, got: torch.Tensor) -> Ruling:
     """Return a ruling that tells how large the error is and how many elements have one, but no values.
 
@@ -267,6 +275,9 @@ def rule(
                 return Ruling(False, f"wrong values: {name}, {100 * share:.3g} % of the elements", share, 0.0)
             continue
         ratio, wrong = misses(truth, got, exact, native, size=size)
+        if truth.rival is not None and bool(wrong.any()):
+            native = _farther(exact, native, reference.by_rival(task, case, args, truth.rival)[i])
+            ratio, wrong = misses(truth, got, exact, native, size=size)
         for draws in (1, reference.DRAWS, MANY):
             # The noise of a few draws is small by luck for all elements at once where one direction of a matrix dominates.
             if not bool(wrong.any()) or (draws == MANY and float(ratio.max()) > UNLUCKY):
