@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kbx_env.spec.task import Case, Ints, Normal, Outlier
@@ -15,6 +16,8 @@ LONG = 4300
 """Length of an axis that no block of a kernel holds: kernels of whole rows stop at 4096 or before."""
 WIDE = 1100
 """Length of an axis that needs a second block of a kernel for single elements."""
+LARGE_BIAS = Outlier(p=0.1, scale=32)
+"""Biases of a convolution's channels: some are larger than its sums."""
 DEEP_SUM = 4096
 """Length of a product's inner axis at which a 16-bit accumulator loses more than the tolerance."""
 LOWEST = Ints(-(2**63), -(2**63) + 5)
@@ -616,10 +619,12 @@ def convs(
             factors = ("weight", image) if "O" in axis else (image, "weight")
             draws = balanced(pick, *factors) if "draw" not in fields else {}
             usual: dict[str, Any] = {"out": out, "draw": Normal(), "draws": draws, "full": "O" in axis or pick.chance()}
-            return pick.like(
+            case = pick.like(
                 kept | extra.get("axes", {}), options | _args(args, pick) | extra.get("args", {}), where=where,
                 **(usual | fields),
             )  # fmt: skip
+            biases = [name for name in case.given if name.endswith("bias")] if "O" in axis else []
+            return replace(case, draws={**case.draws, **dict.fromkeys(biases, LARGE_BIAS)})
 
         return family
 
