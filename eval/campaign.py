@@ -362,6 +362,7 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
     ("mask one short", "linearalgebra/solve_and_add_scaled_vector"): "Rows above the diagonal never include the last one.",
     ("NaN taken for zero", "matrixmultiply/addmm"): "Only input may hold NaN, with beta = 0; the change is in mat1 and mat2.",
     ("optional arguments ignored", "activation/gelu_int8"): "Both formulas give the same for each of the 256 inputs.",
+    ("inputs clamped to sixteen", "math/bitwise_and_binomial"): "Chances lie in [0, 1], and logits in [-10, 10].",
     ("last element never stored, zeros there", "fusion/fused_mul_add_logsoftmax_dropout_bmm"):
         "The changed mask is that of a kernel of one tensor; the task launches the one of three.",
 }  # fmt: skip
