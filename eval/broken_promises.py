@@ -2,6 +2,7 @@
 
     python eval/broken_promises.py [--tasks GLOBS] [--families GLOB] [--times N] [--workers N] [--json FILE]
     python eval/broken_promises.py --arguments [--tasks GLOBS]
+    python eval/broken_promises.py --values [--tasks GLOBS]
 
 Each kernel is an expert behind a wrapper that goes wrong exactly where one promise of the contract matters: it takes a
 tensor of three axes as contiguous, knows the listed arguments only, leaves out the second block along an axis. The
@@ -9,7 +10,8 @@ promises are those of ``eval/promises.py``. Every kernel is graded ``--times`` t
 own; a kernel that is paid once is a gap. ``--arguments`` ignores one optional argument at a time instead: where the judge
 refuses the reference's own answer with the default in its place, nothing is graded. It also lists ``CHANGES`` of arguments,
 such as their absolute value, that no case tells from the right value. Arguments without an effect by contract
-are in ``NO_EFFECT``, with the reason. ``FILE`` gets one JSON object a line, and an interrupted run
+are in ``NO_EFFECT``, with the reason. ``--values`` does the same with the values of one tensor (``VALUES``) and lists how
+many of four gradings tell them from the right ones. ``FILE`` gets one JSON object a line, and an interrupted run
 goes on where its file ends.
 """
 
@@ -41,7 +43,7 @@ from kbx_env.grading import judge as judges
 from kbx_env.grading.grader import Grader
 from kbx_env.spec.catalog import expert_source, load_tasks
 from kbx_env.spec.criteria import Close, Exact
-from kbx_env.spec.task import Task
+from kbx_env.spec.task import Case, Task
 
 WALL = 60.0
 """Seconds of wall time for one kernel."""
@@ -333,16 +335,58 @@ def noticed(task: Task, name: str, change: str = "its default") -> bool | None:
         case = replace(case, out=False, layouts={n: v for n, v in case.layouts.items() if n != "out"})
         args = inputs.draw(task, case, k + 1)
         without = {n: v for n, v in args.items() if n != name} | ({} if change == "its default" else {name: value})
-        try:
-            other = reference.expect(task, case, without, "cpu", exact=False)
-        except Exception:
-            return True  # the call needs the argument
-        kept = {n: v for n, v in without.items() if isinstance(v, torch.Tensor)} | dict(other.native_written)
-        plain = tuple(o.requires_grad for o in other.native)
-        made = judges.Answer(tuple(other.native), other.is_tuple, kept, other.aliases, other.aliases, grads=plain)
-        if not judges.judge(task, case, args, [made] * judges.calls_needed(task, case)).passed:
+        if _refused(task, case, args, without):
             return True
     return False if tried else None
+
+
+def _refused(task: Task, case: Case, args: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Return whether the judge refuses the reference's own answer for other arguments, or there is none."""
+    try:
+        other = reference.expect(task, case, others, "cpu", exact=False)
+    except Exception:
+        return True  # the call needs the argument
+    kept = {n: v for n, v in {**others, **args}.items() if isinstance(v, torch.Tensor)} | dict(other.native_written)
+    plain = tuple(o.requires_grad for o in other.native)
+    made = judges.Answer(tuple(other.native), other.is_tuple, kept, other.aliases, other.aliases, grads=plain)
+    return not judges.judge(task, case, args, [made] * judges.calls_needed(task, case)).passed
+
+
+VALUES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "numbers below 0.0001 taken for zero": lambda t: torch.where(t.abs() < 1e-4, torch.zeros_like(t), t),
+    "numbers bounded by 16": lambda t: t.clamp(-16, 16),
+}
+"""What a wrong kernel takes for the values of a tensor of floating point, by name."""
+
+
+def values_told(task: Task, name: str, change: str, secret: bytes) -> bool | None:
+    """Return whether one grading tells changed values of a tensor from the right ones.
+
+    Args:
+        task: the task.
+        name: the tensor.
+        change: one of ``VALUES``.
+        secret: of the grading.
+
+    Returns:
+        ``None`` for judges of random or quantized results, and where nothing that is drawn is changed.
+    """
+    if not isinstance(task.truth, Close | Exact) or name not in task.signature.parameters:
+        return None
+    told: bool | None = None
+    for k, case in enumerate((*task.cases, *derived_cases.derive(task, secret, "eval"))):
+        case = replace(case, out=False, layouts={})
+        args = inputs.draw(task, case, inputs.case_seed(secret, task.id, "eval", k, 0))
+        value = args.get(name)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            continue
+        changed = VALUES[change](value)
+        if torch.equal(changed.nan_to_num(), value.nan_to_num()):
+            continue
+        if _refused(task, case, args, args | {name: changed}):
+            return True
+        told = False
+    return told
 
 
 def _alike(a: Any, b: Any) -> bool:
@@ -430,9 +474,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=3, metavar="N", help="gradings of each kernel")
     parser.add_argument("--workers", type=int, default=1, metavar="N")
     parser.add_argument("--arguments", action="store_true", help="ignore one optional argument at a time")
+    parser.add_argument("--values", action="store_true", help="change the values of one tensor at a time")
     parser.add_argument("--json", type=Path, help="file for the results, one JSON object a line")
     options = parser.parse_args(argv)
     tasks = load_tasks(pattern=options.tasks)
+    if options.values:
+        for task, name, change in itertools.product(tasks, sorted({n for t in tasks for n in t.takes}), VALUES):
+            found = [values_told(task, name, change, b"values %d" % k) for k in range(DRAWS)] if name in task.takes else []
+            if False in found:
+                print(f"{task.id} {name}, {change}: told in {found.count(True)} of {len(found)} gradings")
+        return 0
     jobs = jobs_of(tasks, options.families, options.times, ignoring if options.arguments else kernels)
     if options.arguments:
         by_id = {task.id: task for task in tasks}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from kbx_env.spec.task import Case, Ints, Normal
+from kbx_env.spec.task import Case, Ints, Normal, Outlier
 from kbx_env.spec.varied import Family, Pick, flat
 
 Args = Callable[[Pick], Mapping[str, Any]] | None
@@ -15,6 +16,8 @@ LONG = 4300
 """Length of an axis that no block of a kernel holds: kernels of whole rows stop at 4096 or before."""
 WIDE = 1100
 """Length of an axis that needs a second block of a kernel for single elements."""
+LARGE_BIAS = Outlier(p=0.1, scale=32)
+"""Biases of a convolution's channels: some are larger than its sums."""
 DEEP_SUM = 4096
 """Length of a product's inner axis at which a 16-bit accumulator loses more than the tolerance."""
 LOWEST = Ints(-(2**63), -(2**63) + 5)
@@ -286,6 +289,27 @@ def almost_certain(args: Args = None, **more: Any) -> tuple[Family, ...]:
         lambda p: {"B": p.whole(50, 70), "C": p.whole(2, 3)} | more,
         lambda p, s: {"reduction": "none"} | _args(args, p),
         where=lambda c: "ignore_index" not in c.args and "target" not in c.draws, draw=Normal(scale=8),
+    )  # fmt: skip
+
+
+NEAR_ZERO = Outlier(p=0.5, scale=2.0**-14)
+"""Numbers of order one, half of which are smaller by 2**-14: around 0.00006."""
+
+
+def near_zero(args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | None = None, **more: Any) -> tuple[Family, ...]:
+    """Logits of rows B of two or three classes C, of which half are near zero: what is taken for zero shows in the losses.
+
+    Args:
+        args: draws further arguments, also from the sizes.
+        **more: further axes.
+
+    Returns:
+        The families: one.
+    """
+    return sizes(
+        lambda p: {"B": p.whole(50, 70), "C": p.whole(2, 3)} | more,
+        lambda p, s: {"reduction": "none"} | (dict(args(p, s)) if args is not None else {}),
+        where=lambda c: "ignore_index" not in c.args and not {"target", "targets"} & set(c.draws), draw=NEAR_ZERO,
     )  # fmt: skip
 
 
@@ -595,10 +619,12 @@ def convs(
             factors = ("weight", image) if "O" in axis else (image, "weight")
             draws = balanced(pick, *factors) if "draw" not in fields else {}
             usual: dict[str, Any] = {"out": out, "draw": Normal(), "draws": draws, "full": "O" in axis or pick.chance()}
-            return pick.like(
+            case = pick.like(
                 kept | extra.get("axes", {}), options | _args(args, pick) | extra.get("args", {}), where=where,
                 **(usual | fields),
             )  # fmt: skip
+            biases = [name for name in case.given if name.endswith("bias")] if "O" in axis else []
+            return replace(case, draws={**case.draws, **dict.fromkeys(biases, LARGE_BIAS)})
 
         return family
 

@@ -142,7 +142,21 @@ def operations(task: Task, case: Case) -> int:
     The judge derives the number of accumulated roundings from it, and held-out sizes are chosen by it. It is no lower
     bound; see ``flops``.
     """
-    return int(evaluate(task.cost.flops, names(task, case), numels(task, case), Sizes(task, case)))
+    return int(expression(task, case, task.cost.flops))
+
+
+def expression(task: Task, case: Case, text: str) -> float:
+    """Evaluate an expression of a task's declaration for the sizes and arguments of a case.
+
+    Args:
+        task: the task.
+        case: the case.
+        text: the expression.
+
+    Returns:
+        The value.
+    """
+    return evaluate(text, names(task, case), numels(task, case), Sizes(task, case))
 
 
 def flops(task: Task, case: Case, args: Mapping[str, Any] | None = None) -> int:
@@ -157,7 +171,7 @@ def flops(task: Task, case: Case, args: Mapping[str, Any] | None = None) -> int:
         Operations.
     """
     least = task.cost.flops if task.cost.least is None else task.cost.least
-    return int(evaluate(least, names(task, case), numels(task, case), Sizes(task, case)))
+    return int(expression(task, case, least))
 
 
 def ideal_bytes(

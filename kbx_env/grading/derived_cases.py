@@ -13,6 +13,7 @@ from dataclasses import replace
 from kbx_env.errors import DeclarationError
 from kbx_env.grading import inputs
 from kbx_env.grading import judge as judges
+from kbx_env.spec.input_distributions import Distribution, Normal, Outlier
 from kbx_env.spec.task import Case, Task, shape_of
 from kbx_env.spec.varied import Pick, contiguous, parsed
 
@@ -23,6 +24,8 @@ REDRAWS = 40
 draw in eight has such a value, 199 of 200 gradings do."""
 ALIKE = 0.3
 """Share of the cases in which tensors with equally many axes have one layout."""
+NEAR_ZERO_SHARE, NEAR_ZERO = 1 / 8, 2.0**-14
+"""Share of the elements of normal numbers around zero that are smaller by a factor, and the factor."""
 MANY_AXES = 3
 """Axes from which on their order in memory is a promise of its own."""
 
@@ -30,8 +33,8 @@ MANY_AXES = 3
 def derive(task: Task, secret: bytes, split: str) -> list[Case]:
     """Draw one case of each family, so that arguments have values that no declared case has.
 
-    In one case all tensors are contiguous: otherwise a kernel could tell declared cases, whose shapes can be learned, from
-    derived ones by their strides.
+    One in eight normal numbers is near zero. In one case all tensors are contiguous: otherwise a kernel could
+    tell declared cases, whose shapes can be learned, from derived ones by their strides.
 
     Args:
         task: the task.
@@ -55,6 +58,7 @@ def derive(task: Task, secret: bytes, split: str) -> list[Case]:
             more = elsewhere | _new_values(known, case) > elsewhere | _new_values(known, drawn[k][0])
             if more and dict(case.axes) not in held:
                 drawn[k] = case, pick
+    drawn = [(_some_near_zero(case), pick) for case, pick in drawn]
     cases = [laid_out(task, case, pick, alike=pick.chance(ALIKE)) for case, pick in drawn]
     pick = Pick(inputs.case_seed(secret, task.id, f"{split} contiguous", 0, 0))
     free = [k for k, (case, _) in enumerate(drawn) if not case.layouts and task.takes]
@@ -65,6 +69,17 @@ def derive(task: Task, secret: bytes, split: str) -> list[Case]:
         k = pick.among(*free)
         cases.append(_drawn(task, k, seeds[k], held)[0])
     return cases
+
+
+def _some_near_zero(case: Case) -> Case:
+    """Return a case in which some normal numbers are near zero: a kernel that takes small numbers for zero is wrong there."""
+
+    def mixed(draw: Distribution) -> Distribution:
+        if isinstance(draw, Normal) and draw.mean == 0 and draw.clamp is None:
+            return Outlier(NEAR_ZERO_SHARE, NEAR_ZERO, base=draw.scale)
+        return draw
+
+    return replace(case, draw=mixed(case.draw), draws={name: mixed(draw) for name, draw in case.draws.items()})
 
 
 def _can_spare(task: Task, cases: Sequence[Case], number: int) -> bool:

@@ -335,8 +335,8 @@ def _independent(
         case dists.Normal(mean, scale, clamp):
             x = mean + scale * normal()
             return x.clamp(-clamp, clamp) if clamp is not None else x
-        case dists.Outlier(p, scale, clamp):
-            x = normal()
+        case dists.Outlier(p, scale, clamp, base):
+            x = base * normal()
             x = torch.where(uniform() < p, x * scale, x)
             return x.clamp(-clamp, clamp) if clamp is not None else x
         case dists.Uniform(low, high):

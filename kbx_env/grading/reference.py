@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -254,6 +254,23 @@ def expect(
         outputs=truth.outputs, native=own.outputs, written=truth.written, native_written=own.written,
         aliases=own.aliases, is_tuple=own.is_tuple, shares=own.shares, decisions=own.decisions,
     )  # fmt: skip
+
+
+def by_rival(task: Task, case: Case, args: Mapping[str, Any], algorithm: Callable[..., Any]) -> list[torch.Tensor]:
+    """Call another right algorithm in the declared dtypes, on the CPU.
+
+    Args:
+        task: the task.
+        case: the case for which the arguments were drawn.
+        args: from ``inputs.draw``; not changed.
+        algorithm: has the reference's parameters.
+
+    Returns:
+        The results, complex ones as pairs of reals.
+    """
+    with exact_matmul():
+        run = _native(replace(task, reference=algorithm), case, args, "cpu", None, (), 0)
+    return [real_view(o) for o in run.outputs]
 
 
 def published(task: Task, case: Case, args: Mapping[str, Any], device: str, generator_seed: int) -> Expected:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,13 @@ class Close(Criterion):
     scale: str = "tensor"
     """``tensor``: scale = max(|y64|, rms(y64)); ``element``: |y64| only (plus the smallest normal number),
     for both parts of a complex element its modulus."""
+    path: str = ""
+    """Operations on the way to one result, an expression as in ``Cost``. Empty: those of the call divided by its results. Declared
+    where results share operations: every column of X in A X = B has all roundings of the factorisation of A.
+    Complex operations count as one."""
+    rival: Callable[..., Any] | None = None
+    """Another right algorithm for the same call, with the reference's parameters, in torch on the CPU. Its error counts as torch's
+    own, where it is larger and torch's alone would refuse an answer: elements grow in LDL^T where they do not in LU."""
 
 
 @dataclass(frozen=True)

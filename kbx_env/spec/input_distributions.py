@@ -21,11 +21,12 @@ class Normal(Distribution):
 
 @dataclass(frozen=True)
 class Outlier(Distribution):
-    """N(0, 1) in which a share ``p`` of the elements is multiplied by ``scale``."""
+    """``base`` * N(0, 1) in which a share ``p`` of the elements is multiplied by ``scale``."""
 
     p: float = 0.001
     scale: float = 10.0
     clamp: float | None = None
+    base: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ KINDS = ({"approximate": "none"}, {"approximate": "tanh"})
             "input", Normal(scale=2), special=Choice(-1e30, -11.0, -1e-6, -0.0, 0.0, 1e-6, 11.0, 1e30), args=KINDS
         ),
     ),
-    varied=(elementwise(),),
+    varied=(elementwise(), elementwise(draw=Normal(scale=2.0**-10))),
     timed=stream(powers=(24, 25, 27)),
 )
 def gelu_bf16(input, approximate="none"):

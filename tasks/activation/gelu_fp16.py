@@ -5,7 +5,7 @@ from kbx_env.tasks._cases import stream
 from kbx_env.tasks._varied import elementwise
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Choice, Cost, Linspace, Literal, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.task import Case, Choice, Cost, Linspace, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 KINDS = ({"approximate": "none"}, {"approximate": "tanh"})
 
@@ -30,7 +30,7 @@ KINDS = ({"approximate": "none"}, {"approximate": "tanh"})
         Case({"*": (3, 50)}, KINDS[1], draw=Choice(-65504, -11, -6e-8, -0.0, 0.0, 6e-8, 11, 65504)),
         *(Case({"*": (3, 5, 211)}, kind, draw=Outlier(0.01, 30), held=True) for kind in KINDS),
     ),
-    varied=(elementwise(),),
+    varied=(elementwise(), elementwise(draw=Normal(scale=2.0**-10))),
     timed=stream(powers=(24, 26, 27)),
 )
 def gelu_fp16(input, approximate="none"):

@@ -17,7 +17,7 @@ def _sized(n, k=(), *batch):
 @task(
     difficulty=5,
     takes={"A": T("*batch n n", draw=FALLING), "b": T("*batch n *k")},
-    truth=Close(ulps=16),
+    truth=Close(ulps=16, path="2 * n ** 2 / 3 + 2 * n"),
     cost=Cost(
         flops="batch * (2 * n ** 3 / 3 + 2 * n ** 2 * k)",
         least="batch * (2 * n ** 3 / 3 - n ** 2 + (2 * n ** 2 - n) * k)",

@@ -46,6 +46,9 @@ def _case(n, m, args=None, **more):
               lambda p, s: {"dim": p.axis(1), "training": False, "p": p.real(0, 1)}, where=plain, out=True),
         sizes(lambda p: {"N": p.whole(2, 20), "M": DEEP_SUM + p.whole(0, 200)}, lambda p, s: {"dim": 0, "training": False},
               where=half, draw=Normal(), out=True),
+        # Beyond the range of exp.
+        sizes(lambda p: {"N": p.whole(30, 60), "M": p.whole(2, 9)}, lambda p, s: {"dim": 0, "training": False}, where=plain,
+              draws={"input": Normal(scale=9), "vec": Normal(scale=9)}, out=True),
     ),
     timed=(_case(4096, 4096), _case(8192, 16384), _case(16384, 16384, dtypes=HALF)),
 )  # fmt: skip

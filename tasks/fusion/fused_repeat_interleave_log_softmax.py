@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from kbx_env.tasks._varied import NEAR_ZERO
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, Shuffled, T, Uniform, task
@@ -37,6 +38,10 @@ def _almost_certain(p):
     shape = (p.whole(50, 70), p.whole(2, 3))
     return p.like({"*": shape, "R": 1}, {"dim": 1, "repeats": 1, "output_size": None}, where=lambda c: "repeats" in c.args,
                   draw=Normal(scale=8), out=True)  # fmt: skip
+
+
+def _near_zero(p):
+    return _repeated(p, (p.whole(50, 70), p.whole(2, 3)), 1, NEAR_ZERO)
 
 
 def _repeated(p, shape, at, draw=Normal(scale=3)):
@@ -92,7 +97,7 @@ def _repeated(p, shape, at, draw=Normal(scale=3)):
         _case((7, 5, 101), (101,), -1, held=True),
         _case((29, 6, 7), 4, 0, held=True),
     ),
-    varied=(_small, _long, _columns, _almost_certain),
+    varied=(_small, _long, _columns, _almost_certain, _near_zero),
     timed=(
         *(_case((1 << k,), 2, 0) for k in (23, 26)), _case((16384, 4096), 2, 1),
         _case((8192, 4096), (8192,), 0, {"output_size": 12288}, draws=CYCLE),

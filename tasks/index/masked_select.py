@@ -18,7 +18,7 @@ def _of_any_dtype(p):
               "bool": Bernoulli()}  # fmt: skip
     shape = p.shape(1, 5, 600)
     return p.like({"*": shape, "*m": p.broadcast(shape)}, dtypes={"input": dtype},
-                  draws={"input": values.get(dtype, Outlier()), "mask": Bernoulli(0.4)})  # fmt: skip
+                  draws={"input": values.get(dtype, Outlier(p=0.2, scale=50)), "mask": Bernoulli(0.4)})  # fmt: skip
 
 
 @task(

@@ -18,7 +18,7 @@ def _sized(n, k=(), *batch):
 @task(
     difficulty=4,
     takes={"A": T("*batch n n", draw=FALLING), "B": T("*batch n *k")},
-    truth=Close(ulps=16),
+    truth=Close(ulps=16, path="2 * n ** 2 / 3 + 2 * n"),
     cost=Cost(
         flops="batch * (2 * n ** 3 / 3 + 2 * n ** 2 * k)",
         least="batch * (2 * n ** 3 / 3 - n ** 2 + (2 * n ** 2 - n) * k)",

@@ -12,7 +12,7 @@ ODD = {"input": Choice(1, 3, 5, 7), "other": Choice(1, 9, 5)}
 
 def _case(shape, count=None, prob=None, logits=False, **more):
     sizes = {"*": shape, "*n": shape if count is None else count, "*p": shape if prob is None else prob}
-    draws = {"total_count": Ints(1, 60)} | CHANCES | {"logits": Normal(clamp=10)} | more.pop("draws", {})
+    draws = {"total_count": Ints(1, 60)} | CHANCES | {"logits": Normal(scale=4, clamp=10)} | more.pop("draws", {})
     return Case(sizes, draws=draws, given=("logits",) if logits else ("probs",), **more)
 
 

@@ -39,6 +39,26 @@ def test_what_a_call_writes_in_place_is_compared_too() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("fusion/fused_cross_entropy_log_softmax", "input"), ("fusion/fused_cross_entropy_softmax_layernorm", "logits"),
+        ("fusion/fused_repeat_interleave_log_softmax", "input"), ("loss/cross_entropy", "input"), ("activation/gelu_bf16", "input"),
+        ("activation/gelu_fp16", "input"), ("matrixmultiply/matmul", "tensor1"),
+    ],
+)  # fmt: skip
+def test_every_grading_tells_small_numbers_from_zero(name: str, tensor: str) -> None:
+    # Logits below 0.0001 taken for zero were paid, because no case drew them where they matter.
+    small = "numbers below 0.0001 taken for zero"
+    assert [broken_promises.values_told(load_task(name), tensor, small, b"%d" % k) for k in range(8)] == [True] * 8
+
+
+def test_values_that_make_no_difference_are_told_from_those_that_nobody_draws() -> None:
+    assert broken_promises.values_told(load_task("math/cos"), "input_tensor", "numbers below 0.0001 taken for zero", b"1") is False
+    assert broken_promises.values_told(load_task("loss/nll_loss"), "target", "numbers bounded by 16", b"1") is None
+    assert broken_promises.values_told(load_task("loss/nll_loss"), "input", "numbers bounded by 16", b"1") is True
+
+
+@pytest.mark.parametrize(
     ("name", "promise"),
     [
         ("reduce/sum", "input: three or more axes in any order in memory"),

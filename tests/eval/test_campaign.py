@@ -38,6 +38,19 @@ def test_every_kernel_that_stores_is_replaced() -> None:
     assert source.count("_unsafe_update_") > 1 and "getattr(_det_qr, '_unsafe_update_' + 'src')" in source
 
 
+def test_kernels_made_from_the_same_function_are_replaced_too() -> None:
+    # Small tensors launch these, so that the honest kernel ran and was paid.
+    assert "getattr(_solve_any, '_unsafe_update_' + 'src')" in made("source replaced at run time", "linearalgebra/solve")
+
+
+@pytest.mark.full
+def test_a_line_that_nothing_executes_makes_no_difference(grader) -> None:
+    # Sources with one more line counted as wrappers, which run in every call.
+    source = made("small inputs dropped", "fusion/fused_conv2d_add")
+    assert len(source.splitlines()) > len((expert_source("fusion/fused_conv2d_add") or "").splitlines())
+    assert not campaign._makes_a_difference("fusion/fused_conv2d_add", source, grader.grade)
+
+
 @pytest.mark.full
 def test_a_change_that_nothing_executes_makes_no_difference(grader) -> None:
     # The changed line solves systems, in code that tasks share.

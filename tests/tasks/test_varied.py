@@ -15,7 +15,7 @@ from kbx_env.grading.judge import structure
 from kbx_env.grading.runtime.session import RunnerSession
 from kbx_env.spec.catalog import expert_source, load_task, task_ids
 from kbx_env.spec.criteria import Sample, Windows
-from kbx_env.spec.task import Case, shape_of
+from kbx_env.spec.task import Case, Outlier, shape_of
 from kbx_env.spec.varied import Pick, contiguous, layout, parsed
 
 SECRETS = tuple(b"secret %d" % k for k in range(3))
@@ -124,9 +124,24 @@ def test_either_factor_is_large_in_a_case_of_each_grading(name: str) -> None:
     """Kernels that clamp one of the factors to 16 were paid: all factors were drawn of order one."""
     task = load_task(name)
     for secret in SECRETS:
-        drawn = [c.draws for c in derived_cases.derive(task, secret, "eval") if len(c.draws) == 2]
-        scales = [[draws[tensor].scale for tensor in sorted(draws)] for draws in drawn]
+        names = sorted(t for t in task.takes if not t.endswith("bias"))
+        drawn = [c.draws for c in derived_cases.derive(task, secret, "eval") if set(names) <= set(c.draws)]
+        scales = [[draws[tensor].base for tensor in names] for draws in drawn]
         assert any(a > 50 * b for a, b in scales) and any(b > 50 * a for a, b in scales)
+
+
+@pytest.mark.parametrize("name", ["fusion/fused_relu_conv2d", "matrixmultiply/matmul", "loss/mse_loss"])
+def test_some_normal_numbers_of_derived_cases_are_near_zero(name: str) -> None:
+    task = load_task(name)
+    near = 0
+    for case in derived_cases.derive(task, b"near zero", "eval"):
+        args = inputs.draw(task, case, 1)
+        for tensor, t in task.takes.items():
+            draw = case.draws.get(tensor) or t.draw or case.draw
+            if tensor in args and isinstance(draw, Outlier) and draw.scale == 2.0**-14 and args[tensor].numel() > 400:
+                near += 1
+                assert 0.06 < float((args[tensor].abs() < 1e-3 * draw.base).double().mean()) < 0.2
+    assert near
 
 
 def test_no_tensor_is_contiguous_by_chance() -> None:

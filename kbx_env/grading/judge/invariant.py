@@ -166,6 +166,37 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.resolve_conj().to("cpu", torch.complex128 if x.is_complex() else torch.float64)
 
 
+def errors_and_limits(
+    truth: Invariant, args: Mapping[str, Any], expected: Expected, answer: Answer
+) -> dict[str, tuple[float, float]]:  # fmt: skip
+    """Measure the properties of ``truth.kind``.
+
+    Args:
+        truth: the kind of factorisation.
+        args: the arguments of the call; the first tensor with two axes or more is factorised.
+        expected: the reference's answers.
+        answer: the answer to judge, all finite.
+
+    Returns:
+        The error of each property, and the largest error allowed.
+
+    Raises:
+        DeclarationError: no such kind.
+    """
+    if truth.kind not in KINDS:
+        raise DeclarationError(f"unknown invariant {truth.kind!r}; accepted: {', '.join(KINDS)}")
+    errors = KINDS[truth.kind]
+    a = _wide(next(v for v in args.values() if isinstance(v, torch.Tensor) and v.dim() >= 2))
+    more = {"hermitian": bool(args.get("hermitian", False))} if truth.kind == "ldl" else {}
+    base = SLACK * torch.finfo(answer.outputs[0].dtype).eps * max(1, *a.shape[-2:])
+    on_cpu = replace(expected, outputs=tuple(_wide(o) for o in expected.outputs))
+    own = errors(a, on_cpu, tuple(_wide(o) for o in expected.native), **more)
+    found = errors(a, on_cpu, tuple(_wide(o) for o in answer.outputs), **more)
+    # K * base limits the allowance: where the case itself violates the property, LAPACK's error is arbitrarily large.
+    limits = {name: 0.0 if name in _EXACT else max(base, min(K * own.get(name, 0.0), K * base)) for name in found}
+    return {name: (error, limits[name]) for name, error in found.items()}
+
+
 def rule(truth: Invariant, args: Mapping[str, Any], expected: Expected, answer: Answer) -> Ruling:
     """Check the properties of ``truth.kind``.
 
@@ -177,24 +208,10 @@ def rule(truth: Invariant, args: Mapping[str, Any], expected: Expected, answer: 
 
     Returns:
         The ruling, with the error of the first property that does not hold.
-
-    Raises:
-        DeclarationError: no such kind.
     """
-    if truth.kind not in KINDS:
-        raise DeclarationError(f"unknown invariant {truth.kind!r}; accepted: {', '.join(KINDS)}")
-    errors = KINDS[truth.kind]
-    a = _wide(next(v for v in args.values() if isinstance(v, torch.Tensor) and v.dim() >= 2))
-    more = {"hermitian": bool(args.get("hermitian", False))} if truth.kind == "ldl" else {}
     if not all(bool(torch.isfinite(x).all()) for x in answer.outputs):
         return Ruling(False, "the factors hold NaN or infinity")
-    base = SLACK * torch.finfo(answer.outputs[0].dtype).eps * max(1, *a.shape[-2:])
-    on_cpu = replace(expected, outputs=tuple(_wide(o) for o in expected.outputs))
-    own = errors(a, on_cpu, tuple(_wide(o) for o in expected.native), **more)
-    for name, error in errors(a, on_cpu, tuple(_wide(o) for o in answer.outputs), **more).items():
-        # K * base limits the allowance: where the case itself violates the property, LAPACK's error is arbitrarily
-        # large.
-        limit = 0.0 if name in _EXACT else max(base, min(K * own.get(name, 0.0), K * base))
+    for name, (error, limit) in errors_and_limits(truth, args, expected, answer).items():
         if not error <= limit:
             return Ruling(False, f"broken promise: {name} (error {error:.2g}, allowed {limit:.2g})", error, limit)
     return PASSED

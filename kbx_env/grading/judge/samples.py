@@ -316,8 +316,8 @@ def _below(k: torch.Tensor, n: torch.Tensor, p: torch.Tensor) -> tuple[torch.Ten
     odds, one = q / (1 - q), torch.exp(n * torch.log1p(-q))
     fewer, chance = torch.zeros_like(q), torch.zeros_like(q)
     for i in range(int(n.max()) + 1 if n.numel() else 0):
-        fewer += torch.where(i < j, one, 0.0)
-        chance = torch.where(i == j, one, chance)
+        fewer += torch.where(j > i, one, 0.0)
+        chance = torch.where(j == i, one, chance)
         one = one * odds * (n - i).clamp_min(0.0) / (i + 1)
     return torch.where(swap, (1 - fewer - chance).clamp_min(0.0), fewer), chance
 

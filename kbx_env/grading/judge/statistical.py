@@ -134,7 +134,7 @@ def rule_dropout(
             # Torch's error may be small by chance: measure how uncertain the values are in any fair order of summation.
             outputs, written = reference.sensitivity(task, case, args, kept, device, keep=True)
             slack = [*outputs, *written.values()]
-            found = _mask_of(truth, kept, dropped, answer, slack, close.growth(task, case, kept))
+            found = _mask_of(truth, kept, dropped, answer, slack, close.growth(truth.close, task, case, kept))
         if isinstance(found, Ruling):
             return found
         masks.append(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from fractions import Fraction
 
@@ -16,7 +17,7 @@ from kbx_env.grading import inputs, judge, reference
 from kbx_env.grading.judge import close
 from kbx_env.spec.catalog import expert_source, load_task
 from kbx_env.spec.criteria import Close, Exact
-from kbx_env.spec.task import Case, Choice, Normal, T
+from kbx_env.spec.task import Case, Choice, Normal, T, Task, Uniform
 
 
 def matmul(a, b):
@@ -410,3 +411,67 @@ def test_pieces_find_what_the_whole_finds(scale: str, dtype, n: int, seed: int, 
         assert close.all_close(truth, got, exact, native, size) == whole
     finally:
         close.PIECE = old
+
+
+def solve(A, B):
+    return torch.linalg.solve(A, B)
+
+
+SOLVE = make(solve, {"A": T("n n"), "B": T("n k")}, Close(path="2 * n ** 2 / 3 + 2 * n"), "2 * n ** 3 / 3 + 2 * n ** 2 * k")
+
+
+def test_more_right_hand_sides_share_a_factorisation_and_no_errors() -> None:
+    def grown(task: Task, k: int, dtype: str = "f32") -> float:
+        case = Case({"n": 40, "k": k}, dtypes={"A": dtype, "B": dtype})
+        return close.growth(task.truth, task, case, reference.expect(task, case, draw(task, case, 1)))
+
+    assert grown(SOLVE, 1) == grown(SOLVE, 40) > 30
+    assert grown(replace(SOLVE, truth=Close()), 40) < grown(SOLVE, 40) / 2
+    assert grown(SOLVE, 40, "c64") > 1.4 * grown(SOLVE, 40)
+
+
+def test_the_error_of_another_right_algorithm_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rival = make(total, {"x": T("N")}, Close(rival=lambda x: x.sum() * (1 + 1e-5)), "numel(x)")
+    case, asked = Case({"N": 100}, draw=Uniform(1, 2)), list[str]()
+    args = draw(rival, case, 1)
+    own, by_rival = args["x"].sum(), reference.by_rival
+    monkeypatch.setattr(reference, "by_rival", lambda *a: asked.append("rival") or by_rival(*a))
+    assert rule(rival, case, args, own).passed and not asked
+    assert rule(rival, case, args, own * (1 + 3e-5)).passed and asked
+    assert not rule(rival, case, args, own * (1 + 6e-5)).passed
+    assert not rule(TOTAL, case, args, own * (1 + 3e-5)).passed
+    # Where the rival fails, as on a zero pivot, torch's own error counts.
+    failing = replace(rival, truth=Close(rival=lambda x: x.sum() * math.nan))
+    assert rule(failing, case, args, own).passed and not rule(failing, case, args, own * (1 + 3e-5)).passed
+
+
+@pytest.mark.parametrize("wrong, draws", [(1.5, [1, 8, 64]), (4.0, [1, 8])])
+def test_a_near_miss_is_measured_with_more_draws(wrong: float, draws: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make(matmul, {"a": T("M K"), "b": T("K N")}, Close(k=0, ulps=20), "2 * M * N * K")
+    case, seen = Case({"M": 64, "K": 64, "N": 48}), list[int]()
+    args = draw(task, case, 1)
+    exact = args["a"].double() @ args["b"].double()
+    rms = exact.square().mean().sqrt()
+
+    def unlucky(*a: object, draws: int, **more: object) -> object:
+        seen.append(draws)
+        return [torch.full_like(exact, 4 * float(rms) if draws == close.MANY else 0.0, dtype=torch.float64)], {}
+
+    monkeypatch.setattr(reference, "sensitivity", unlucky)
+    got = (args["a"] @ args["b"]).clone()
+    at = divmod(int(exact.abs().argmin()), 48)
+    got[at] = exact[at] + wrong * 20 * torch.finfo(torch.float32).eps * rms
+    assert rule(task, case, args, got).passed == (draws[-1] == close.MANY)
+    assert seen == draws
+
+
+@pytest.mark.parametrize("seed", [477, 893, 3595])
+def test_an_ldl_factorisation_is_accurate_enough_for_the_task_that_names_it(seed: int) -> None:
+    # LAPACK's own solution by LDL^T was refused on these draws: its elements grow, and both parts of complex products round.
+    task = load_task("linearalgebra/solve_symmetric_ldl")
+    case = next(c for c in task.cases if c.axes["n"] == 16 and c.axes["*batch"] == (2,))
+    args = draw(task, case, seed)
+    x = torch.linalg.ldl_solve(*torch.linalg.ldl_factor(args["A"]), args["b"])
+    assert rule(task, case, args, x).passed
+    assert not rule(replace(task, truth=Close(ulps=16)), case, args, x).passed
+    assert not rule(task, case, args, torch.linalg.solve(args["A"].to(torch.complex64), args["b"] * (1 + 2e-4))).passed
