@@ -1,0 +1,278 @@
+"""Run programs that may wait for one another many at once, where that cannot change anything.
+
+``serial.py`` runs each of them on its own, which takes an interpreted step for every operation of every program. Two
+kinds of kernels need that for a small part of their text, or not at all.
+
+* Kernels whose loops only draw from counters, as from a queue of work: a loop that adds a constant to a counter in every
+  trip, and observes other programs in no other way, ends without them. All programs run together throughout.
+* Kernels that wait once, as at a barrier of the whole grid: everything from the first operation that observes other
+  programs to the last one runs in turns, as in ``serial.py``; what comes before it and after it runs together. Between
+  these two there must be no ordinary load or store.
+
+Either way it is an attempt: ``ConflictWatch`` gives up at the first doubt, and every other error ends the attempt too.
+Then memory is as before, and the programs run one by one. So faults are reported as ``serial.py`` finds them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kbx_env.backends.ttir.errors import TtirError
+from kbx_env.backends.ttir.frontend.graph import Block, Func, Module, Op
+from kbx_env.backends.ttir.interp.control import TERMINATORS, MeteredMachine, env_set, part
+from kbx_env.backends.ttir.interp.liveness import nested_uses, observes, observing_functions, operations
+from kbx_env.backends.ttir.interp.memory import Array, Meter, Region
+from kbx_env.backends.ttir.interp.programs import ELEMENT_BYTES, Launch
+from kbx_env.backends.ttir.interp.serial import (
+    RESIDENT,
+    ChangeTrackingMemory,
+    ResumableProgram,
+    TooManyTurns,
+    run_in_turns,
+)
+from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES
+from kbx_env.backends.ttir.sanitizer.conflicts import TURNS, ConflictWatch, GaveUp
+from kbx_env.backends.ttir.sanitizer.sanitizer import SYNC_LANES
+
+_SAVED_BYTES = 1 << 30
+"""Largest sum of the sizes of the regions of which an attempt keeps copies."""
+_SHARE = 0.25
+"""Part of the time that is left which an attempt may take: the programs may have to run one by one after it."""
+_PASSES = 64
+"""Number of turns after which an attempt ends: some programs may wait for others that wait here for the end of the turns."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to run the programs of a kernel together.
+
+    Attributes:
+        turns: Positions of the first operation of the entry block that runs in turns, and of the first one behind them;
+            ``None`` if all run together.
+    """
+
+    turns: tuple[int, int] | None
+
+
+# -- which kernels -------------------------------------------------------------------------
+def plan(module: Module) -> Plan | None:
+    """Return how to run the programs of an annotated module together, ``None`` if its text does not allow that."""
+    memo = vars(module)
+    if "_plan" not in memo:
+        memo["_plan"] = _plan(module)
+    found: Plan | None = memo["_plan"]
+    return found
+
+
+def _plan(module: Module) -> Plan | None:
+    observing = observing_functions(module)
+    if all(_only_draws(func, observing) for func in module.funcs.values()):
+        return Plan(None)
+    if len(module.entry.body.blocks) != 1:
+        return None
+    block = module.entry.body.blocks[0]
+    waits = [k for k, op in enumerate(block.ops) if any(map(_synchronises, _within(module, op)))]
+    if not waits:
+        return None
+    first, end = waits[0], waits[-1] + 1
+    for op in block.ops[first:end]:
+        for inner in _within(module, op):
+            if inner.name in STORES or (inner.name in LOADS and not _synchronises(inner)):
+                return None
+    return Plan((first, end))
+
+
+def _within(module: Module, op: Op) -> Iterator[Op]:
+    """Yield an operation, those inside it, and those of the functions that they call."""
+    seen: set[str] = set()
+    todo = [op]
+    while todo:
+        one = todo.pop()
+        yield one
+        for region in one.regions:
+            todo += operations(region)
+        callee = one.attrs.get("callee")
+        if callee in module.funcs and callee not in seen:
+            seen.add(callee)
+            todo += operations(module.funcs[callee].body)
+
+
+def _synchronises(op: Op) -> bool:
+    """Return whether an operation may wait, or synchronises programs for the sanitizer."""
+    small = op.name in LOADS and bool(op.attrs.get("isVolatile")) and op.rtypes[0].size <= SYNC_LANES
+    return small or op.name in ATOMICS or "waits" in op.attrs
+
+
+def _only_draws(func: Func, observing: set[str]) -> bool:
+    """Return whether every loop of a function that observes other programs only draws from counters."""
+    constants = {op.results[0]: op.attrs["value"] for op in operations(func.body) if op.name == "arith.constant"}
+
+    def draws(op: Op) -> bool:
+        if op.name != "tt.atomic_rmw" or op.attrs["word"] != "add" or op.rtypes[0].size != 1:
+            return False
+        amount, mask = (constants.get(slot) for slot in (op.args[1], op.args[-1]))
+        return amount is not None and bool(np.all(amount)) and (len(op.args) < 3 or (mask is not None and mask.all()))
+
+    for loop in operations(func.body):
+        if loop.name != "scf.while":
+            continue
+        looks = [op for r in loop.regions for op in operations(r) if observes(op, observing)]
+        in_every_trip = [op for r in loop.regions for op in r.blocks[0].ops if draws(op)]
+        if looks and not (in_every_trip and all(map(draws, looks))):
+            return False
+    return True
+
+
+# -- the attempt ---------------------------------------------------------------------------
+def run_together(started: Launch) -> bool:
+    """Try to run the programs of a launch together.
+
+    Args:
+        started: The launch. Its kernel may wait; its memory and meter are as at its beginning.
+
+    Returns:
+        Whether the launch is done. If not, everything is as before.
+    """
+    module = started.module
+    how = plan(module) if module.together else None
+    if how is None or started.total == 1 or not _fits(started, how):
+        return False
+    memory = ChangeTrackingMemory(_regions(started))
+    memory.args, memory.names, memory.stray = started.memory.args, started.memory.names, started.memory.stray
+    memory.counting = False
+    memory.watch = watch = ConflictWatch(module, memory, started.total)
+    saved = _Saved([memory.regions[k] for k in sorted(watch.watched)])
+    if saved.size > _SAVED_BYTES:
+        return False
+    saved.take()
+    now = time.process_time()
+    trial = replace(
+        started, memory=memory, meter=Meter(detail=started.meter.detail), taint=False,
+        deadline=None if started.deadline is None else now + _SHARE * (started.deadline - now),
+    )  # fmt: skip
+    trial.meter.begin(module.entry.name, started.grid)
+    changes = started.perturbation
+    before = (changes.touched, dict(changes.seen or {})) if changes is not None else None
+    try:
+        if how.turns is None:
+            for ids in trial.chunks():
+                trial.machine(ids).call(module.entry, list(trial.values))
+        else:
+            _run_in_phases(trial, memory, watch, how.turns)
+    except (GaveUp, TooManyTurns, TtirError, TimeoutError, MemoryError):
+        saved.restore()
+        if changes is not None and before is not None:
+            changes.touched = before[0]
+            if changes.seen is not None:
+                changes.seen.clear()
+                changes.seen.update(before[1])
+        module.together = False
+        return False
+    started.meter.adopt(trial.meter)
+    return True
+
+
+def _fits(started: Launch, how: Plan) -> bool:
+    """Return whether the programs are few enough to be kept all at once while they take turns."""
+    size = started.total * started.module.max_elements * ELEMENT_BYTES
+    return how.turns is None or (started.total <= RESIDENT and size <= started.max_bytes)
+
+
+def _regions(started: Launch) -> list[Region]:
+    """Return the regions of a launch; without a sanitizer nobody asks which bytes were written."""
+    regions = started.memory.all_regions
+    return regions if started.memory.watch is not None else [replace(r, initialised=None) for r in regions]
+
+
+class _Saved:
+    """Keeps copies of regions.
+
+    Args:
+        regions: The regions.
+    """
+
+    def __init__(self, regions: Sequence[Region]) -> None:
+        # Regions of one storage share these arrays.
+        found = {id(v): v for r in regions for v in (r.data, r.initialised, r.stored) if v is not None}
+        self._arrays = list(found.values())
+        self._copies: list[Array] = []
+        self.size = sum(v.nbytes for v in self._arrays)
+
+    def take(self) -> None:
+        """Make the copies."""
+        self._copies = [v.copy() for v in self._arrays]
+
+    def restore(self) -> None:
+        """Write the copies back."""
+        for v, copy in zip(self._arrays, self._copies, strict=True):
+            np.copyto(v, copy)
+
+
+def _run_in_phases(trial: Launch, memory: ChangeTrackingMemory, watch: ConflictWatch, turns: tuple[int, int]) -> None:
+    """Run programs together, then in turns, then together again; ``turns`` bounds the operations that run in turns."""
+    func = trial.module.entry
+    block = func.body.blocks[0]
+    first, end = turns
+    chunks: list[tuple[MeteredMachine, list[Any]]] = []
+    for ids in trial.chunks():
+        machine, env = trial.machine(ids), [None] * func.slots
+        env_set(env, block.args, trial.values)
+        trial.meter.ran(block, machine.count())
+        _steps(machine, block.ops[:first], env)
+        chunks.append((machine, env))
+    watch.phase, memory.counting = TURNS, True
+    _take_turns(trial, block, turns, chunks)
+    watch.begin_after()
+    memory.counting = False
+    for machine, env in chunks:
+        _steps(machine, block.ops[end:], env)
+
+
+def _steps(machine: MeteredMachine, ops: Sequence[Op], env: list[Any]) -> None:
+    for op in ops:
+        if op.name not in TERMINATORS:
+            machine.step(op, env)
+
+
+def _take_turns(
+    trial: Launch, block: Block, turns: tuple[int, int], chunks: Sequence[tuple[MeteredMachine, list[Any]]]
+) -> None:
+    """Run the operations between ``turns`` in turns, with the values in ``chunks``, and put their results there."""
+    ops = block.ops[turns[0] : turns[1]]
+    made = [r for op in ops for r in op.results]
+    needed = sorted(set().union(*map(nested_uses, ops)).difference(made))
+    chunk = chunks[0][0].programs
+    envs: list[list[Any]] = []
+
+    def make(k: int) -> tuple[ResumableProgram, Generator[bool, None, Op | None]]:
+        whole = chunks[k // chunk][1]
+        env: list[Any] = [None] * len(whole)
+        for slot in needed:
+            # A value that is made inside an operation is not there yet.
+            env[slot] = None if whole[slot] is None else part(whole[slot], k % chunk)
+        envs.append(env)
+        program = trial.program(k)
+        return program, program.run_operations(ops, env)
+
+    run_in_turns(make, trial.total, passes=_PASSES)
+    for c, (machine, whole) in enumerate(chunks):
+        rows = envs[c * chunk : c * chunk + machine.programs]
+        for slot in made:
+            whole[slot] = _joined([env[slot] for env in rows])
+        for slot in (s for op in ops for s in op.dead):
+            whole[slot] = None
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """Return the value of all programs of a chunk, given that of each; ``None`` if it is no longer needed."""
+    if all(v is None for v in values):
+        return None
+    if not all(isinstance(v, np.ndarray) for v in values):
+        raise GaveUp("a pointer to a block")
+    shape = np.broadcast_shapes(*(v.shape[1:] for v in values))
+    return np.concatenate([np.broadcast_to(v, (1, *shape)) for v in values])
