@@ -18,6 +18,7 @@ from ttir_helper import to_ttir
 from kbx_env.backends.ttir import Finding, Meter, Perturbation, Region, TtirError, launch, parse
 from kbx_env.backends.ttir.frontend.graph import Module
 from kbx_env.backends.ttir.interp import lockstep
+from kbx_env.backends.ttir.interp.liveness import annotate
 from kbx_env.backends.ttir.interp.serial import RESIDENT
 from kbx_env.backends.ttir.sanitizer.sanitizer import Sanitizer
 
@@ -212,6 +213,95 @@ def k_zero_draw(c, o, n):
     tl.store(o + tl.program_id(0), 1)
 
 
+@triton.jit
+def k_weights(x, dw, count, lock, o, slots, MODE: tl.constexpr, B: tl.constexpr):
+    # Each program normalises a row and adds its part of a gradient under a lock, as in Triton's layer norm tutorial.
+    p = tl.program_id(0)
+    i = tl.arange(0, B)
+    v = tl.load(x + p * B + i)
+    mean = tl.sum(v, 0) / B
+    d = v - mean
+    r = 1 / tl.sqrt(tl.sum(d * d, 0) / B + 1.0)
+    part = d * r
+    tl.store(o + p * B + i, tl.exp(tl.minimum(part * 0.5 - tl.abs(d) * r, 1.0)))
+    slot = p % slots
+    while tl.atomic_cas(lock + slot, 0, 1) == 1:
+        pass
+    n = tl.load(count + slot)
+    total = part
+    if n != 0:
+        total += tl.load(dw + slot * B + i)
+    tl.store(dw + slot * B + i, total)
+    tl.store(count + slot, n + 1)
+    tl.debug_barrier()
+    if MODE == 0:
+        tl.atomic_xchg(lock + slot, 0)
+    if MODE == 2:
+        tl.atomic_xchg(lock + slot, 0)
+        tl.store(count + slots, tl.load(count + slot) + part.to(tl.int32).sum(0))
+
+
+WEIGHTS = {"x": F, "dw": F, "count": I, "lock": I, "o": F, "slots": "i32"}
+
+
+def weights(slots: int) -> list[Any]:
+    return [
+        ones(16 * N) % 7,
+        zeros(16 * slots),
+        zeros(slots + 1, np.int32),
+        zeros(slots, np.int32),
+        zeros(16 * N),
+        slots,
+    ]
+
+
+@triton.jit
+def k_scan(x, sums, flags, o, MODE: tl.constexpr, B: tl.constexpr):
+    # Adds the total of the predecessor, which hands on its own.
+    p = tl.program_id(0)
+    i = p * B + tl.arange(0, B)
+    v = tl.load(x + i)
+    local = tl.cumsum(tl.minimum(tl.maximum(tl.abs(v * 0.5 + 1.0), v), 9.0), 0)
+    own = tl.max(local, 0)
+    before = 0.0
+    if p > 0:
+        while tl.load(flags + p - 1, volatile=True) == 0:
+            pass
+        before = tl.load(sums + p - 1)
+    if MODE == 0:
+        tl.store(sums + p, before + own)
+        tl.debug_barrier()
+        tl.atomic_xchg(flags + p, 1)
+    else:
+        tl.atomic_xchg(flags + p, 1)
+        tl.debug_barrier()
+        tl.store(sums + p, before + own)
+    tl.store(o + i, tl.where(local > 1.0, local, 1.0) + before)
+
+
+@triton.jit
+def k_any(a, lock, bar, o, use, need, what, p1, q1, p2, q2, p3, q3, p4, q4, p5, q5, p6, q6):
+    # Accesses chosen by the arguments before, while and after a program has a lock.
+    p, n = tl.program_id(0), tl.num_programs(0)
+    v = tl.load(a + (p * p1 + q1) % n, mask=what % 2 == 1, other=1.0) + p
+    tl.store(a + (p * p2 + q2) % n, v, mask=what // 2 % 2 == 1)
+    while tl.atomic_cas(lock, 0, use) == 1:
+        pass
+    w = tl.load(a + (p * p3 + q3) % n, mask=what // 4 % 2 == 1, other=2.0)
+    tl.store(a + (p * p4 + q4) % n, w + 1, mask=what // 8 % 2 == 1)
+    tl.debug_barrier()
+    tl.atomic_xchg(lock, 0)
+    tl.atomic_add(bar, 1)
+    while tl.load(bar, volatile=True) < need:
+        pass
+    w += tl.load(a + (p * p5 + q5) % n, mask=what // 16 % 2 == 1, other=2.0)
+    tl.store(a + (p * p6 + q6) % n, w + v, mask=what // 32 % 2 == 1)
+    tl.store(o + p, w)
+
+
+ANY = ("use", "need", "what", *(f"{c}{k}" for k in range(1, 7) for c in "pq"))
+
+
 Case = tuple[str, Any, dict[str, str], dict[str, Any], Any, tuple[int, ...], bool, str]
 #: name, kernel, signature, constants, arguments, uninitialised arguments, whether it runs together, error or finding
 CASES: list[Case] = [
@@ -246,11 +336,20 @@ CASES: list[Case] = [
     ("chained scan", k_look_back, {"x": F, "sums": F, "flags": I, "o": F}, {"B": 16},
      lambda: [ones(16 * N), zeros(N), zeros(N, np.int32), zeros(N)], (1, 3), False, ""),
     ("lock", k_lock, {"x": F, "o": F, "lock": I}, {"MODE": 0, "B": 16},
-     lambda: [ones(16 * N), zeros(1), zeros(1, np.int32)], (), False, ""),
+     lambda: [ones(16 * N), zeros(1), zeros(1, np.int32)], (), True, ""),
     ("ticket lock", k_semaphore, {"x": F, "o": F, "turn": I}, {"MODE": 0, "B": 16},
      lambda: [ones(16 * N), zeros(16), zeros(1, np.int32)], (1,), False, ""),
     ("ticket lock without release", k_semaphore, {"x": F, "o": F, "turn": I}, {"MODE": 1, "B": 16},
      lambda: [ones(16 * N), zeros(16), zeros(1, np.int32)], (1,), False, "order_dependent"),
+    *((f"gradients under {slots} locks", k_weights, WEIGHTS, {"MODE": 0, "B": 16},
+       lambda slots=slots: weights(slots), (1, 4), True, "") for slots in (1, 4)),
+    ("lock that is never released", k_weights, WEIGHTS, {"MODE": 1, "B": 16}, lambda: weights(1), (1, 4), False, "Deadlock"),
+    ("accesses without the lock", k_weights, WEIGHTS, {"MODE": 2, "B": 16},
+     lambda: weights(1), (1, 4), False, "write_conflict"),
+    ("scan", k_scan, {"x": F, "sums": F, "flags": I, "o": F}, {"MODE": 0, "B": 16},
+     lambda: [ones(16 * N), zeros(N), zeros(N, np.int32), zeros(16 * N)], (1, 3), True, ""),
+    ("scan that raises its flag too early", k_scan, {"x": F, "sums": F, "flags": I, "o": F}, {"MODE": 1, "B": 16},
+     lambda: [ones(16 * N), zeros(N), zeros(N, np.int32), zeros(16 * N)], (3,), False, "order_dependent"),
     ("tickets", k_tickets, {"x": F, "o": F, "ticket": I, "n": "i32"}, {"B": 16},
      lambda: [ones(320), zeros(320), zeros(1, np.int32), 20], (), True, ""),
     ("work queue", k_queue, QUEUE, {"MODE": 0, "B": 4}, lambda: queue(20), (1,), True, ""),
@@ -260,7 +359,7 @@ CASES: list[Case] = [
     ("queue out of bounds", k_queue, QUEUE, {"MODE": 0, "B": 4},
      lambda: [ones(76), *queue(20)[1:]], (1,), False, "OutOfBounds"),
     ("counter and flag", k_spins_on_counter, {"c": I, "flag": I, "o": I}, {},
-     lambda: [zeros(1, np.int32), zeros(1, np.int32), zeros(N, np.int32)], (2,), True, ""),
+     lambda: [zeros(1, np.int32), zeros(1, np.int32), zeros(N, np.int32)], (2,), False, ""),
     ("draws nothing", k_zero_draw, {"c": I, "o": I, "n": "i32"}, {},
      lambda: [zeros(1, np.int32), zeros(N, np.int32), 1], (1,), False, "Deadlock"),
 ]  # fmt: skip
@@ -323,6 +422,28 @@ def test_random_accesses_around_a_barrier(seed: int) -> None:
             assert tried.findings == alone.findings
         assert tried.arrays == alone.arrays and tried.error == alone.error and tried.meter == alone.meter
     assert 0 < together < 25
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_accesses_under_a_lock(seed: int) -> None:
+    rng = random.Random(seed)
+    text = to_ttir(k_any, {"a": F, "lock": I, "bar": I, "o": F} | dict.fromkeys(ANY, "i32"))
+    assert lockstep.plan(_annotated(text)) is not None
+    together = 0
+    for _ in range(25):
+        chosen = {k: rng.choice([1, 1, 1, 5, 0]) if k[0] == "p" else rng.choice([0, 0, 0, 1]) for k in ANY}
+        chosen |= {"use": rng.choice([1, 1, 0]), "need": rng.choice([N, N, N - 1, 0]), "what": 0}
+        for bit in range(6):
+            chosen["what"] |= (rng.random() < 0.6) << bit
+        got = both(text, N, [ones(N), zeros(1, np.int32), zeros(1, np.int32), zeros(N), *chosen.values()], (3,))
+        together += got.together
+    assert 0 < together < 25
+
+
+def _annotated(text: str) -> Module:
+    module = parse(text)
+    annotate(module)
+    return module
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -5,9 +5,9 @@ kinds of kernels need that for a small part of their text, or not at all.
 
 * Kernels whose loops only draw from counters, as from a queue of work: a loop that adds a constant to a counter in every
   trip, and observes other programs in no other way, ends without them. All programs run together throughout.
-* Kernels that wait once, as at a barrier of the whole grid: everything from the first operation that observes other
-  programs to the last one runs in turns, as in ``serial.py``; what comes before it and after it runs together. Between
-  these two there must be no ordinary load or store.
+* Kernels that wait in one place, as at a barrier of the whole grid or for a lock: everything from the first operation
+  that observes other programs to the last one runs in turns, as in ``serial.py``; what comes before it and after it runs
+  together.
 
 Either way it is an attempt: ``ConflictWatch`` gives up at the first doubt, and every other error ends the attempt too.
 Then memory is as before, and the programs run one by one. So faults are reported as ``serial.py`` finds them.
@@ -28,13 +28,7 @@ from kbx_env.backends.ttir.interp.control import TERMINATORS, MeteredMachine, en
 from kbx_env.backends.ttir.interp.liveness import nested_uses, observes, observing_functions, operations
 from kbx_env.backends.ttir.interp.memory import Array, Meter, Region
 from kbx_env.backends.ttir.interp.programs import ELEMENT_BYTES, Launch
-from kbx_env.backends.ttir.interp.serial import (
-    RESIDENT,
-    ChangeTrackingMemory,
-    ResumableProgram,
-    TooManyTurns,
-    run_in_turns,
-)
+from kbx_env.backends.ttir.interp.serial import ChangeTrackingMemory, ResumableProgram, TooManyTurns, run_in_turns
 from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES
 from kbx_env.backends.ttir.sanitizer.conflicts import TURNS, ConflictWatch, GaveUp
 from kbx_env.backends.ttir.sanitizer.sanitizer import SYNC_LANES
@@ -80,11 +74,19 @@ def _plan(module: Module) -> Plan | None:
     if not waits:
         return None
     first, end = waits[0], waits[-1] + 1
-    for op in block.ops[first:end]:
-        for inner in _within(module, op):
-            if inner.name in STORES or (inner.name in LOADS and not _synchronises(inner)):
-                return None
-    return Plan((first, end))
+    in_turns = [inner for op in block.ops[first:end] for inner in _within(module, op)]
+    others = [inner for op in block.ops[:first] + block.ops[end:] for inner in _within(module, op)]
+    # An attempt that fails must not take long, and one that succeeds must save something.
+    short = len(in_turns) <= len(others) and not any(_works_in_loop(module, op) for op in in_turns)
+    return Plan((first, end)) if short else None
+
+
+def _works_in_loop(module: Module, op: Op) -> bool:
+    """Return whether an operation is a loop that does more than wait."""
+    if op.name not in ("scf.for", "scf.while"):
+        return False
+    inner = [o for o in _within(module, op) if o.name in LOADS or o.name in STORES]
+    return op.name == "scf.for" or not all(map(_synchronises, inner))
 
 
 def _within(module: Module, op: Op) -> Iterator[Op]:
@@ -178,9 +180,8 @@ def run_together(started: Launch) -> bool:
 
 
 def _fits(started: Launch, how: Plan) -> bool:
-    """Return whether the programs are few enough to be kept all at once while they take turns."""
-    size = started.total * started.module.max_elements * ELEMENT_BYTES
-    return how.turns is None or (started.total <= RESIDENT and size <= started.max_bytes)
+    """Return whether the values of all programs can be kept at once while they take turns."""
+    return how.turns is None or started.total * started.module.max_elements * ELEMENT_BYTES <= started.max_bytes
 
 
 def _regions(started: Launch) -> list[Region]:

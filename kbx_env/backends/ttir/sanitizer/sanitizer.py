@@ -34,7 +34,7 @@ SYNC_LANES = 4
 """Largest number of lanes of an atomic operation that counts as a lock or a counter; more lanes are data."""
 _LIMIT = 20
 """Largest number of findings that are kept."""
-_TIMED_ARRAYS = ["stored_at", "loaded_at", "last_loader", "updated_by", "updated_at", "last_updater"]
+TIMED_ARRAYS = ["stored_at", "loaded_at", "last_loader", "updated_by", "updated_at", "last_updater"]
 """Shadow arrays of kernels with atomic operations, besides the two of every kernel; see ``Watch``."""
 OLD = 64
 """Largest number of locations that are searched for synchronisation after an access."""
@@ -83,6 +83,14 @@ class _Sync:
         """Record one operation, with the address and the program of each lane: (lanes,)."""
         self.new.append((time, addresses, programs))
 
+    def operations(self) -> dict[int, list[tuple[int, int]]]:
+        """Return the time and the address of each operation by program, in order of time."""
+        for time, addresses, programs in self.new:
+            for address, program in zip(addresses.tolist(), programs.tolist(), strict=True):
+                self.by_program.setdefault(program, []).append((time, address))
+        self.new = []
+        return self.by_program
+
     def ordered(self, first: int, since: int, then: int) -> bool:
         """Return whether two programs synchronised.
 
@@ -94,17 +102,14 @@ class _Sync:
         Returns:
             Whether ``first`` did an atomic operation after ``since`` on an address on which ``then`` did a later one.
         """
-        for time, addresses, programs in self.new:
-            for address, program in zip(addresses.tolist(), programs.tolist(), strict=True):
-                self.by_program.setdefault(program, []).append((time, address))
-        self.new = []
+        by_program = self.operations()
         released: dict[int, int] = {}
-        for time, address in self.by_program.get(first, ()):
+        for time, address in by_program.get(first, ()):
             if time > since:
                 released.setdefault(address, time)
                 if len(released) == OLD:
                     break
-        for time, address in reversed(self.by_program.get(then, ())):
+        for time, address in reversed(by_program.get(then, ())):
             at = released.get(address)
             # Within one operation, programs run in the order of their numbers.
             if at is not None and (time > at or (time == at and then > first)):
@@ -403,7 +408,7 @@ class Watch:
     def _shadow(self, k: int) -> Shadow:
         found = self.shadows.get(k)
         if found is None:
-            names = ["stored_by", "loaded_by"] + (_TIMED_ARRAYS if self.timed else [])
+            names = ["stored_by", "loaded_by"] + (TIMED_ARRAYS if self.timed else [])
             found = self.shadows[k] = Shadow(self.memory.regions[k].data.size, dict.fromkeys(names, np.int32))
         return found
 
