@@ -141,6 +141,23 @@ def k_broadcast(x, ws, flag, o, MODE: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
+def k_all_load(x, ws, bar, o, need, MODE: tl.constexpr, B: tl.constexpr):
+    # Every program does the same access to all partial results.
+    p = tl.program_id(0)
+    tl.store(ws + p, tl.load(x + p))
+    if MODE == 1:
+        tl.store(ws + B, 1.0)
+    tl.debug_barrier()
+    tl.atomic_add(bar, 1)
+    while tl.atomic_add(bar, 0) < need:
+        pass
+    v = tl.sum(tl.load(ws + tl.arange(0, B)), 0)
+    if MODE == 2:
+        tl.store(ws + B, v)
+    tl.store(o + p, v)
+
+
+@triton.jit
 def k_twice(ws, bar, o):
     # A barrier that is used again before all programs have left it: some wait for ever.
     p, n = tl.program_id(0), tl.num_programs(0)
@@ -302,6 +319,13 @@ def k_any(a, lock, bar, o, use, need, what, p1, q1, p2, q2, p3, q3, p4, q4, p5, 
 ANY = ("use", "need", "what", *(f"{c}{k}" for k in range(1, 7) for c in "pq"))
 
 
+ALL = {"x": F, "ws": F, "bar": I, "o": F, "need": "i32"}
+
+
+def everything(need: int) -> list[Any]:
+    return [ones(8), zeros(9), zeros(1, np.int32), zeros(8), need]
+
+
 Case = tuple[str, Any, dict[str, str], dict[str, Any], Any, tuple[int, ...], bool, str]
 #: name, kernel, signature, constants, arguments, uninitialised arguments, whether it runs together, error or finding
 CASES: list[Case] = [
@@ -323,6 +347,11 @@ CASES: list[Case] = [
      lambda: [ones(4 * N), zeros(4 * N + 4), zeros(N, np.int32), zeros(4 * N)], (3,), False, "order_dependent"),
     ("producer", k_broadcast, {"x": F, "ws": F, "flag": I, "o": F}, {"MODE": 0, "B": 16},
      lambda: [ones(16), zeros(16), zeros(1, np.int32), zeros(16 * N)], (1, 3), True, ""),
+    ("all load everything", k_all_load, ALL, {"MODE": 0, "B": 8}, lambda: everything(8), (1, 3), True, ""),
+    ("all load everything too early", k_all_load, ALL, {"MODE": 0, "B": 8},
+     lambda: everything(7), (3,), False, "order_dependent"),
+    ("all store the same before", k_all_load, ALL, {"MODE": 1, "B": 8}, lambda: everything(8), (1, 3), False, ""),
+    ("all store the same after", k_all_load, ALL, {"MODE": 2, "B": 8}, lambda: everything(8), (1, 3), False, ""),
     # A race that the sanitizer misses: looking at the flag counts as synchronisation for the producer too.
     ("another program raises the flag", k_broadcast, {"x": F, "ws": F, "flag": I, "o": F}, {"MODE": 2, "B": 16},
      lambda: [ones(16), zeros(16), zeros(1, np.int32), zeros(16 * N)], (1, 3), True, ""),
@@ -368,7 +397,7 @@ CASES: list[Case] = [
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c[0])
 def test_both_ways_give_the_same(case: Case) -> None:
     _, kernel, sig, const, args, raw, together, fault = case
-    got = both(to_ttir(kernel, sig, const), N, args(), raw)
+    got = both(to_ttir(kernel, sig, const), 8 if kernel is k_all_load else N, args(), raw)
     assert got.together == together
     kinds = {f.kind for f in got.findings}
     assert (fault in kinds or got.error.startswith(fault)) if fault else not (kinds or got.error)

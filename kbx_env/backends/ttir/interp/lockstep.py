@@ -16,7 +16,7 @@ Then memory is as before, and the programs run one by one. So faults are reporte
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ import numpy as np
 from kbx_env.backends.ttir.errors import TtirError
 from kbx_env.backends.ttir.frontend.graph import Block, Func, Module, Op
 from kbx_env.backends.ttir.interp.control import TERMINATORS, MeteredMachine, env_set, part
+from kbx_env.backends.ttir.interp.hooks import Extent, Pick, StoreHook
 from kbx_env.backends.ttir.interp.liveness import nested_uses, observes, observing_functions, operations
 from kbx_env.backends.ttir.interp.memory import Array, Meter, Region
 from kbx_env.backends.ttir.interp.programs import ELEMENT_BYTES, Launch
@@ -33,8 +34,10 @@ from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES
 from kbx_env.backends.ttir.sanitizer.conflicts import TURNS, ConflictWatch, GaveUp
 from kbx_env.backends.ttir.sanitizer.sanitizer import SYNC_LANES
 
-_SAVED_BYTES = 1 << 30
-"""Largest sum of the sizes of the regions of which an attempt keeps copies."""
+_BLOCK = 14
+"""Binary logarithm of the size of the blocks of memory that are copied before they are written to."""
+_KEPT_BYTES = 1 << 30
+"""Largest sum of the sizes of these copies."""
 _SHARE = 0.25
 """Part of the time that is left which an attempt may take: the programs may have to run one by one after it."""
 _PASSES = 64
@@ -144,14 +147,10 @@ def run_together(started: Launch) -> bool:
     how = plan(module) if module.together else None
     if how is None or started.total == 1 or not _fits(started, how):
         return False
-    memory = ChangeTrackingMemory(_regions(started))
+    memory = _UndoableMemory(_regions(started))
     memory.args, memory.names, memory.stray = started.memory.args, started.memory.names, started.memory.stray
     memory.counting = False
     memory.watch = watch = ConflictWatch(module, memory, started.total)
-    saved = _Saved([memory.regions[k] for k in sorted(watch.watched)])
-    if saved.size > _SAVED_BYTES:
-        return False
-    saved.take()
     now = time.process_time()
     trial = replace(
         started, memory=memory, meter=Meter(detail=started.meter.detail), taint=False,
@@ -167,7 +166,7 @@ def run_together(started: Launch) -> bool:
         else:
             _run_in_phases(trial, memory, watch, how.turns)
     except (GaveUp, TooManyTurns, TtirError, TimeoutError, MemoryError):
-        saved.restore()
+        memory.undo()
         if changes is not None and before is not None:
             changes.touched = before[0]
             if changes.seen is not None:
@@ -190,28 +189,53 @@ def _regions(started: Launch) -> list[Region]:
     return regions if started.memory.watch is not None else [replace(r, initialised=None) for r in regions]
 
 
-class _Saved:
-    """Keeps copies of regions.
+class _UndoableMemory(ChangeTrackingMemory):
+    """Memory that keeps copies of the blocks that are written to, with their flags.
 
     Args:
-        regions: The regions.
+        regions: As for ``Memory``.
     """
 
     def __init__(self, regions: Sequence[Region]) -> None:
-        # Regions of one storage share these arrays.
-        found = {id(v): v for r in regions for v in (r.data, r.initialised, r.stored) if v is not None}
-        self._arrays = list(found.values())
-        self._copies: list[Array] = []
-        self.size = sum(v.nbytes for v in self._arrays)
+        super().__init__(regions)
+        self._kept = [np.zeros((r.data.size >> _BLOCK) + 1, bool) for r in self.regions]
+        self._copies: list[tuple[Array, slice, Array]] = []
+        self._bytes = 0
 
-    def take(self) -> None:
-        """Make the copies."""
-        self._copies = [v.copy() for v in self._arrays]
-
-    def restore(self) -> None:
+    def undo(self) -> None:
         """Write the copies back."""
-        for v, copy in zip(self._arrays, self._copies, strict=True):
-            np.copyto(v, copy)
+        for whole, where, copy in self._copies:
+            whole[where] = copy
+
+    def store(
+        self, addr: Array, value: Array, mask: Array | None, within: Sequence[Extent] = (), hook: StoreHook | None = None
+    ) -> None:  # fmt: skip
+        """Write one element per lane, as ``Memory.store`` does."""
+
+        def keeping(k: int, offsets: Array, values: Array, pick: Pick) -> Callable[[], None] | None:
+            self._keep(k, offsets, values.dtype.itemsize)
+            return hook(k, offsets, values, pick) if hook is not None else None
+
+        super().store(addr, value, mask, within, keeping)
+
+    def _mark_stored(self, k: int, idx: Array, size: int) -> None:
+        # Of an atomic operation, this is the first that is told.
+        self._keep(k, idx.reshape(-1), size)
+        super()._mark_stored(k, idx, size)
+
+    def _keep(self, k: int, offsets: Array, size: int) -> None:
+        """Copy the blocks that elements of ``size`` bytes lie in, unless there are copies of them."""
+        region, kept = self.regions[k], self._kept[k]
+        for blocks in (offsets >> _BLOCK, (offsets + (size - 1)) >> _BLOCK):
+            for block in np.unique(blocks[~kept[blocks]]).tolist():
+                kept[block] = True
+                where = slice(block << _BLOCK, (block + 1) << _BLOCK)
+                for whole in (region.data, region.initialised, region.stored):
+                    if whole is not None:
+                        self._copies.append((whole, where, whole[where].copy()))
+                        self._bytes += self._copies[-1][2].nbytes
+        if self._bytes > _KEPT_BYTES:
+            raise GaveUp("too many writes")
 
 
 def _run_in_phases(trial: Launch, memory: ChangeTrackingMemory, watch: ConflictWatch, turns: tuple[int, int]) -> None:
