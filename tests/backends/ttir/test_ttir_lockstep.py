@@ -205,6 +205,16 @@ def k_queue(x, o, queue, n, by_row, by_program, MODE: tl.constexpr, B: tl.conste
             row = tl.atomic_add(queue, 1)
 
 
+@triton.jit
+def k_prepared_queue(o, queue, n):
+    # A program prepares the element of its own number and adds to those that it draws.
+    tl.store(o + tl.program_id(0), 1.0)
+    row = tl.atomic_add(queue, 1)
+    while row < n:
+        tl.store(o + row, tl.load(o + row) + 1.0)
+        row = tl.atomic_add(queue, 1)
+
+
 QUEUE = {"x": F, "o": F, "queue": I, "n": "i32", "by_row": "i32", "by_program": "i32"}
 
 
@@ -384,6 +394,8 @@ CASES: list[Case] = [
     ("work queue", k_queue, QUEUE, {"MODE": 0, "B": 4}, lambda: queue(20), (1,), True, ""),
     ("work queue that updates", k_queue, QUEUE, {"MODE": 1, "B": 4}, lambda: queue(20), (), True, ""),
     ("work queue with one result", k_queue, QUEUE, {"MODE": 1, "B": 4}, lambda: queue(20, 0), (), False, ""),
+    *((f"queue of what {rows} others prepare", k_prepared_queue, {"o": F, "queue": I, "n": "i32"}, {},
+       lambda rows=rows: [zeros(N), zeros(1, np.int32), rows], (), False, "write_conflict") for rows in (2, N)),
     ("trips without a draw", k_queue, QUEUE, {"MODE": 2, "B": 4}, lambda: queue(20), (), False, ""),
     ("queue out of bounds", k_queue, QUEUE, {"MODE": 0, "B": 4},
      lambda: [ones(76), *queue(20)[1:]], (1,), False, "OutOfBounds"),

@@ -38,6 +38,8 @@ _BLOCK = 14
 """Binary logarithm of the size of the blocks of memory that are copied before they are written to."""
 _KEPT_BYTES = 1 << 30
 """Largest sum of the sizes of these copies."""
+_MAX_PROGRAMS = 8192
+"""Largest number of programs that may take turns: which of them have synchronised is kept for each pair."""
 _SHARE = 0.25
 """Part of the time that is left which an attempt may take: the programs may have to run one by one after it."""
 _PASSES = 64
@@ -161,8 +163,9 @@ def run_together(started: Launch) -> bool:
     before = (changes.touched, dict(changes.seen or {})) if changes is not None else None
     try:
         if how.turns is None:
+            order = _shuffled(started.total)
             for ids in trial.chunks():
-                trial.machine(ids).call(module.entry, list(trial.values))
+                trial.machine(order[ids]).call(module.entry, list(trial.values))
         else:
             _run_in_phases(trial, memory, watch, how.turns)
     except (GaveUp, TooManyTurns, TtirError, TimeoutError, MemoryError):
@@ -179,8 +182,22 @@ def run_together(started: Launch) -> bool:
 
 
 def _fits(started: Launch, how: Plan) -> bool:
-    """Return whether the values of all programs can be kept at once while they take turns."""
-    return how.turns is None or started.total * started.module.max_elements * ELEMENT_BYTES <= started.max_bytes
+    """Return whether what the programs know can be kept at once while they take turns."""
+    size = started.total * started.module.max_elements * ELEMENT_BYTES
+    return how.turns is None or (started.total <= _MAX_PROGRAMS and size <= started.max_bytes)
+
+
+def _shuffled(total: int) -> Array:
+    """Return the numbers of all programs in a fixed order in which none has its own place.
+
+    Programs draw from a counter in this order. In the order of their numbers, each would draw its own number first, and
+    never meet what another program should have prepared for it.
+    """
+    rng = np.random.default_rng(total)
+    order = own = np.arange(total)
+    while (order == own).any():
+        order = rng.permutation(total)
+    return order
 
 
 def _regions(started: Launch) -> list[Region]:
