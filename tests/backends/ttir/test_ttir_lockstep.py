@@ -395,7 +395,7 @@ CASES: list[Case] = [
     ("work queue that updates", k_queue, QUEUE, {"MODE": 1, "B": 4}, lambda: queue(20), (), True, ""),
     ("work queue with one result", k_queue, QUEUE, {"MODE": 1, "B": 4}, lambda: queue(20, 0), (), False, ""),
     *((f"queue of what {rows} others prepare", k_prepared_queue, {"o": F, "queue": I, "n": "i32"}, {},
-       lambda rows=rows: [zeros(N), zeros(1, np.int32), rows], (), False, "write_conflict") for rows in (2, N)),
+       lambda rows=rows: [zeros(N), zeros(1, np.int32), rows], (0,), False, "uninitialised_read") for rows in (2, N)),
     ("trips without a draw", k_queue, QUEUE, {"MODE": 2, "B": 4}, lambda: queue(20), (), False, ""),
     ("queue out of bounds", k_queue, QUEUE, {"MODE": 0, "B": 4},
      lambda: [ones(76), *queue(20)[1:]], (1,), False, "OutOfBounds"),
