@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import time
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -507,3 +510,47 @@ def test_more_programs_than_a_gpu_has_room_for_take_turns() -> None:
     n = RESIDENT + 1
     got = run(text, n, [ones(n), zeros(n), zeros(n), zeros(1, np.int32)], together=True)
     assert "1 more cannot start" in got.error
+
+
+def test_a_failed_attempt_puts_every_block_back() -> None:
+    text = to_ttir(k_fix_up, {"x": F, "part": F, "flags": I, "o": F}, {"MODE": 1, "B": 4096})
+    n = 4096 * N
+    args = [ones(n), ones(n + 4096), zeros(N, np.int32), ones(n)]
+    got = both(text, N, args, (3,))
+    assert not got.together and got.findings
+
+
+def test_stray_accesses_are_tolerated_as_ever() -> None:
+    # As in the paper's check: outside of every tensor loads give 0; in another tensor, which lies 4 KiB behind the first
+    # one, they find its values, and that is in doubt.
+    text = to_ttir(k_queue, QUEUE, {"MODE": 0, "B": 4})
+    for rows, together in ((20, True), (300, False)):
+        got = both(text, N, [ones(4), *queue(rows)[1:]], sanitize=False, stray=2 << 20)
+        assert got.together == together and not got.error
+
+
+def test_the_time_of_an_attempt_is_a_part_of_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockstep, "_SHARE", 0.0)
+    text = to_ttir(k_meet, MEET)
+    assert not both(text, N, meet(), (1, 3), deadline=time.process_time() + 60).together
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "sig", "const", "turns"),
+    [
+        ("k_std_grid_barrier", "std_barrier", dict.fromkeys(("x", "ws", "y"), F) | {"bar": I}
+         | dict.fromkeys(("rows", "n", "chunks", "correction"), "i32"), {"BLOCK": 1024, "BC": 16}, True),
+        ("k_softmax_work_queue", "softmax_queue", {"x": F, "y": F, "queue": I, "rows": "i32", "n": "i32"},
+         {"ACC": tl.float32, "BLOCK": 1024}, False),
+    ],
+)  # fmt: skip
+def test_kernels_of_the_zoo_run_together(
+    name: str, kernel: str, sig: dict[str, str], const: dict[str, Any], turns: bool
+) -> None:
+    path = Path(__file__).parents[2] / "zoo" / "honest" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    source = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(source)
+    plan = lockstep.plan(_annotated(to_ttir(getattr(source, kernel), sig, const)))
+    assert plan is not None and (plan.turns is not None) == turns
