@@ -10,8 +10,9 @@ import numpy as np
 
 from kbx_env.backends.cost.counting import SECTOR, Counter, Counts
 from kbx_env.backends.ttir import Meter, Module, Region, TtirError, parse
-from kbx_env.backends.ttir.interp.launch import coordinates, scalar_argument
+from kbx_env.backends.ttir.interp.launch import scalar_argument
 from kbx_env.backends.ttir.interp.memory import Memory
+from kbx_env.backends.ttir.interp.programs import coordinates
 
 _PROGRAMS = (4, 16)
 """Smallest and largest number of sampled programs."""

@@ -139,13 +139,15 @@ class Module:
         locs: Location definitions by alias.
         max_elements: Largest number of elements of any tensor, which decides how many programs run together.
         serial: Whether programs may wait for one another (a loop reads memory with atomic operations or volatile
-            loads); then they run one at a time, see serial.py.
+            loads); then they run one at a time, see serial.py, or together where lockstep.py finds that possible.
+        together: Whether ``lockstep.run_together`` may be tried: it has not failed in an earlier launch.
     """
 
     funcs: dict[str, Func]
     locs: dict[str, str]
     max_elements: int = 1
     serial: bool = False
+    together: bool = True
 
     @property
     def entry(self) -> Func:

@@ -67,6 +67,28 @@ def select(mask: Array, new: Any, old: Any) -> Any:
     return new
 
 
+def part(value: Any, k: int) -> Any:
+    """Return the value of one program.
+
+    Args:
+        value: An array, a block pointer or a descriptor, for all programs of a chunk.
+        k: Position of the program in the chunk.
+
+    Returns:
+        The same with a leading axis of length 1.
+    """
+    if isinstance(value, np.ndarray):
+        return value if len(value) == 1 else value[k : k + 1]
+    if is_dataclass(value) and not isinstance(value, type):
+        parts: dict[str, Any] = {}
+        for f in fields(value):
+            a = getattr(value, f.name)
+            arrays = isinstance(a, (list, tuple)) and a and isinstance(a[0], np.ndarray)
+            parts[f.name] = [part(x, k) for x in a] if arrays else part(a, k) if isinstance(a, np.ndarray) else a
+        return type(value)(**parts)
+    return value
+
+
 class Machine:
     """State of one chunk of programs.
 

@@ -9,20 +9,17 @@ from typing import Any
 import numpy as np
 
 from kbx_env.backends.ttir.errors import TtirError
-from kbx_env.backends.ttir.frontend.graph import Module, Op, Type
-from kbx_env.backends.ttir.interp.control import MeteredMachine
+from kbx_env.backends.ttir.frontend.graph import Module, Type
+from kbx_env.backends.ttir.interp.lockstep import run_together
 from kbx_env.backends.ttir.interp.memory import Array, Memory, Meter, Region
 from kbx_env.backends.ttir.interp.perturb import Perturbation
-from kbx_env.backends.ttir.interp.serial import ChangeTrackingMemory, ResumableProgram, run_in_turns
+from kbx_env.backends.ttir.interp.programs import Launch
+from kbx_env.backends.ttir.interp.serial import ChangeTrackingMemory, ResumableProgram, Steps, run_in_turns
 from kbx_env.backends.ttir.interp.slices import annotate
 from kbx_env.backends.ttir.ops import arith, dot, math, reduce, tensor  # noqa: F401  (they register)
 from kbx_env.backends.ttir.ops.memory import BlockPointer
 from kbx_env.backends.ttir.sanitizer.reorder import reordered
 from kbx_env.backends.ttir.sanitizer.sanitizer import Sanitizer
-from kbx_env.backends.ttir.sanitizer.unwritten import TaintMachine, TaintProgram
-
-_CACHE_BYTES = 4 << 20
-"""Largest size of one intermediate array of a chunk: larger ones leave the processor's caches and run slower."""
 
 
 @dataclass(frozen=True)
@@ -33,39 +30,6 @@ class Descriptor:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     padding: str = ""
-
-
-class PerturbedMachine(MeteredMachine):
-    """A machine that replaces integers as a ``Perturbation`` says."""
-
-    perturbation: Perturbation
-
-    def step(self, op: Op, env: list[Any]) -> None:
-        """Run one operation with its operands or results replaced."""
-        operands = self.perturbation.before(self, op, env)
-        super().step(op, env)
-        self.perturbation.after(self, op, env, operands)
-
-
-class PerturbedProgram(PerturbedMachine, ResumableProgram):
-    """The same for a program that may wait for others."""
-
-
-def coordinates(grid: tuple[int, int, int], ids: Array) -> tuple[Array, Array, Array]:
-    """Return the coordinates of programs.
-
-    Args:
-        grid: Number of programs along x, y and z.
-        ids: Numbers of the programs, x fastest: int64, (n,).
-
-    Returns:
-        The coordinates along x, y and z: int32, (n,) each.
-    """
-    return (
-        (ids % grid[0]).astype(np.int32),
-        (ids // grid[0] % grid[1]).astype(np.int32),
-        (ids // (grid[0] * grid[1])).astype(np.int32),
-    )
 
 
 def scalar_argument(v: int | float, t: Type) -> Array:
@@ -156,53 +120,25 @@ def launch(
         memory.watch = sanitizer.watch(module, memory)
         for found in reordered(module):
             sanitizer.report(found)
+    taint = memory.watch is not None and memory.watch.may_read_unwritten
+    started = Launch(module, grid, values, memory, meter, deadline, perturbation, max_bytes, taint)
     try:
         with np.errstate(all="ignore"):
-            if isinstance(memory, ChangeTrackingMemory):
-                _run_in_turns(module, grid, values, memory, meter, deadline, perturbation)
-            else:
-                _run_in_chunks(module, grid, values, memory, meter, deadline, perturbation, max_bytes)
+            if not module.serial:
+                _run_in_chunks(started)
+            elif not run_together(started):
+                run_in_turns(lambda k: _start(started, k), started.total)
     finally:
         meter.end(memory.label)
 
 
-def _tracks_taint(memory: Memory) -> bool:
-    return memory.watch is not None and memory.watch.may_read_unwritten
+def _start(started: Launch, k: int) -> tuple[ResumableProgram, Steps]:
+    """Start one program of a launch whose programs wait for one another."""
+    program = started.program(k)
+    return program, program.start(started.module.entry, list(started.values))
 
 
-def _run_in_turns(
-    module: Module, grid: tuple[int, int, int], values: list[Any], memory: ChangeTrackingMemory, meter: Meter,
-    deadline: float | None, perturbation: Perturbation | None,
-) -> None:  # fmt: skip
-    """Run programs that wait for one another, each on its own."""
-    program_class = TaintProgram if _tracks_taint(memory) else ResumableProgram
-    if perturbation is not None:
-        program_class = PerturbedProgram
-
-    def make(k: int) -> ResumableProgram:
-        pids = coordinates(grid, np.arange(k, k + 1, dtype=np.int64))
-        program = program_class(module, module.entry.name, grid, pids, memory, meter, deadline)
-        if isinstance(program, PerturbedProgram) and perturbation is not None:
-            program.perturbation = perturbation
-        return program
-
-    run_in_turns(make, grid[0] * grid[1] * grid[2], values)
-
-
-def _run_in_chunks(
-    module: Module, grid: tuple[int, int, int], values: list[Any], memory: Memory, meter: Meter,
-    deadline: float | None, perturbation: Perturbation | None, max_bytes: int,
-) -> None:  # fmt: skip
+def _run_in_chunks(started: Launch) -> None:
     """Run independent programs, a chunk of them at a time."""
-    machine_class = TaintMachine if _tracks_taint(memory) else MeteredMachine
-    if perturbation is not None:
-        machine_class = PerturbedMachine
-    total = grid[0] * grid[1] * grid[2]
-    # An element of an intermediate array takes at most 8 bytes.
-    chunk = max(1, min(max_bytes, _CACHE_BYTES) // (8 * module.max_elements))
-    for start in range(0, total, chunk):
-        pids = coordinates(grid, np.arange(start, min(start + chunk, total), dtype=np.int64))
-        machine = machine_class(module, module.entry.name, grid, pids, memory, meter, deadline)
-        if isinstance(machine, PerturbedMachine) and perturbation is not None:
-            machine.perturbation = perturbation
-        machine.call(module.entry, list(values))
+    for ids in started.chunks():
+        started.machine(ids).call(started.module.entry, list(started.values))

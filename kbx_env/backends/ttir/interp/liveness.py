@@ -13,7 +13,7 @@ from kbx_env.backends.ttir.frontend.graph import Block, Module, Op, Region
 _ATOMIC = ("tt.atomic_cas", "tt.atomic_rmw")
 
 
-def _nested_uses(op: Op) -> set[int]:
+def nested_uses(op: Op) -> set[int]:
     """Return the slots that an operation and those inside it read."""
     out = set(op.args)
     for _, args in op.attrs.get("targets", ()):
@@ -21,27 +21,35 @@ def _nested_uses(op: Op) -> set[int]:
     for region in op.regions:
         for block in region.blocks:
             for inner in block.ops:
-                out |= _nested_uses(inner)
+                out |= nested_uses(inner)
     return out
 
 
-def _operations(region: Region) -> Iterator[Op]:
+def operations(region: Region) -> Iterator[Op]:
     """Yield the operations of a region, nested ones included."""
     for block in region.blocks:
         for op in block.ops:
             yield op
             for inner in op.regions:
-                yield from _operations(inner)
+                yield from operations(inner)
 
 
-def _observes(region: Region, functions: set[str]) -> bool:
-    """Return whether a region, or one of ``functions`` that it calls, can observe other programs' writes."""
-    return any(
+def observes(op: Op, functions: set[str]) -> bool:
+    """Return whether an operation, or one of ``functions`` that it calls, can observe other programs' writes."""
+    return bool(
         op.name in _ATOMIC
         or (op.name == "tt.load" and op.attrs.get("isVolatile"))
         or (op.name == "tt.call" and op.attrs["callee"] in functions)
-        for op in _operations(region)
     )
+
+
+def _observes(region: Region, functions: set[str]) -> bool:
+    return any(observes(op, functions) for op in operations(region))
+
+
+def observing_functions(module: Module) -> set[str]:
+    """Return the names of the functions that can observe other programs' writes."""
+    return _closure(module, _observes)
 
 
 def _mark(region: Region, observing: set[str], waiting: set[str]) -> bool:
@@ -90,7 +98,7 @@ def _block(block: Block, others: set[int]) -> None:
         own.update(op.results)
     seen: set[int] = set()
     for op in reversed(block.ops):
-        uses = _nested_uses(op)
+        uses = nested_uses(op)
         op.used = any(r in seen or r in others for r in op.results)
         op.dead = [v for v in uses if v in own and v not in seen and v not in others]
         op.dead += [r for r in op.results if r not in seen and r not in others]
@@ -100,7 +108,7 @@ def _block(block: Block, others: set[int]) -> None:
 
 
 def _region(region: Region) -> None:
-    per_block = [set().union(*[_nested_uses(o) for o in b.ops]) if b.ops else set() for b in region.blocks]
+    per_block = [set().union(*[nested_uses(o) for o in b.ops]) if b.ops else set() for b in region.blocks]
     for k, block in enumerate(region.blocks):
         others: set[int] = set()
         for j, used in enumerate(per_block):
@@ -113,8 +121,8 @@ def annotate(module: Module) -> None:
     """Fill ``used`` and ``dead`` of every operation, ``attrs["waits"]`` and ``module.serial``."""
     for func in module.funcs.values():
         _region(func.body)
-    if any(op.name == "scf.while" for f in module.funcs.values() for op in _operations(f.body)):
-        observing = _closure(module, _observes)
+    if any(op.name == "scf.while" for f in module.funcs.values() for op in operations(f.body)):
+        observing = observing_functions(module)
         waiting = _closure(module, lambda body, known: _mark(body, observing, known))
         for func in module.funcs.values():
             # Some functions were found after the calls of them had been visited.

@@ -31,6 +31,10 @@ Steps = Generator[bool, None, list[Any]]
 """A running program: yields whether it is stuck until memory changes, returns its results."""
 
 
+class TooManyTurns(Exception):
+    """The programs have taken more turns than the caller allowed."""
+
+
 def _same(a: Array, b: Array) -> bool:
     """Return whether two arrays hold the same bytes."""
     return a is b or (a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes())
@@ -41,10 +45,14 @@ class ChangeTrackingMemory(Memory):
 
     Args:
         regions: As for ``Memory``.
+
+    Attributes:
+        counting: Whether it counts; nobody needs to know while no program waits.
     """
 
     def __init__(self, regions: Sequence[Any]) -> None:
         super().__init__(regions)
+        self.counting = True
         self._changes = 0
         self._pending: list[tuple[Array, Array, Array]] = []
 
@@ -57,6 +65,9 @@ class ChangeTrackingMemory(Memory):
         return self._changes
 
     def _scatter(self, k: int, idx: Array, value: Array) -> None:
+        if not self.counting:
+            super()._scatter(k, idx, value)
+            return
         before = self.gather(k, idx, value.dtype)
         super()._scatter(k, idx, value)
         self._changes += not _same(self.gather(k, idx, value.dtype), before)
@@ -66,6 +77,8 @@ class ChangeTrackingMemory(Memory):
     ) -> list[tuple[int, Array, Array, Array]]:
         """Split addresses as ``Memory.locate`` does. Atomic operations write through the views that they get."""
         groups = super().locate(addr, dtype, within)
+        if not self.counting:
+            return groups
         # The property counts earlier atomic operations; changes by this one are counted when it is read the next time.
         self._changes = self.changes
         self._pending = [(view, index, view[index]) for _, view, index, _ in groups]
@@ -109,7 +122,11 @@ class ResumableProgram(MeteredMachine):
     def _block(self, block: Block, env: list[Any]) -> Generator[bool, None, Op | None]:
         """Run a block and return its terminator, if it has one."""
         self.meter.ran(block, 1)
-        for op in block.ops:
+        return (yield from self.run_operations(block.ops, env))
+
+    def run_operations(self, ops: Sequence[Op], env: list[Any]) -> Generator[bool, None, Op | None]:
+        """Run operations of one block and return the terminator among them; yields whenever it can only wait."""
+        for op in ops:
             if op.name in TERMINATORS:
                 self.check_terminator(op, env)
                 return op
@@ -178,7 +195,7 @@ def _unchanged(a: Any, b: Any) -> bool:
 class _Started:
     """A program that has started and not ended."""
 
-    def __init__(self, program: ResumableProgram, steps: Steps) -> None:
+    def __init__(self, program: ResumableProgram, steps: Generator[bool, None, Any]) -> None:
         self.program, self.steps = program, steps
         self.stuck: int | None = None
         """The count of memory changes at which it got stuck; ``None`` if it is not stuck."""
@@ -192,22 +209,27 @@ class _Started:
 
 
 def run_in_turns(
-    make: Callable[[int], ResumableProgram], total: int, args: list[Any], resident: int = RESIDENT
-) -> None:
+    make: Callable[[int], tuple[ResumableProgram, Generator[bool, None, Any]]], total: int, resident: int = RESIDENT,
+    passes: int | None = None,
+) -> None:  # fmt: skip
     """Run programs in a fixed order until all have ended.
 
     Args:
-        make: Returns the program of a number.
+        make: Returns the program of a number, and its steps.
         total: Number of programs.
-        args: Values of the kernel's arguments.
         resident: Largest number of programs that have started and not ended.
+        passes: Largest number of times that the programs take turns; ``None`` for no limit.
 
     Raises:
+        TooManyTurns: the programs have not ended after ``passes`` turns.
         Deadlock: no program can go on.
     """
-    started = 0
+    started, turns = 0, 0
     waiting: list[_Started] = []
     while True:
+        turns += 1
+        if passes is not None and turns > passes:
+            raise TooManyTurns
         progress = False
         running: list[_Started] = []
         for one in waiting:
@@ -218,9 +240,8 @@ def run_in_turns(
             if one.resume():
                 running.append(one)
         while len(running) < resident and started < total:
-            program = make(started)
+            one = _Started(*make(started))
             started, progress = started + 1, True
-            one = _Started(program, program.start(program.module.entry, list(args)))
             if one.resume():
                 running.append(one)
         if not running:

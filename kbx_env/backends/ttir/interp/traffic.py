@@ -259,6 +259,17 @@ class Meter:
             now.unique_loaded_bytes += int(np.count_nonzero(shadow.arrays["seen"])) * shadow.grain
         self._blocks, self._seen, self._moved = {}, {}, {}
 
+    def adopt(self, other: Meter) -> None:
+        """Count the launch that has begun as ``other`` counted it, which counted nothing else."""
+        self.loaded_bytes += other.loaded_bytes
+        self.stored_bytes += other.stored_bytes
+        self.dot_flops += other.dot_flops
+        self.dot_kinds |= other.dot_kinds
+        self.atomics += other.atomics
+        self.ops |= other.ops
+        self.per_launch[-1] = other.per_launch[-1]
+        self._blocks, self._seen, self._moved = other._blocks, other._seen, other._moved
+
     def moved(self, kind: str, tensors: tuple[int, ...], size: int) -> None:
         """Count the bytes of one access.
 

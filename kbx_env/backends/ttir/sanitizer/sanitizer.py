@@ -28,15 +28,15 @@ from kbx_env.backends.ttir.frontend.graph import Module, Op
 from kbx_env.backends.ttir.interp.hooks import Extent, LoadHook, Pick, ProgramChunk, StoreHook
 from kbx_env.backends.ttir.interp.memory import Memory
 from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES, accessed, unknown_access
-from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, bits, mark, written
+from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, bits, clashes, entries, like, mark, record, written
 
-_SYNC_LANES = 4
+SYNC_LANES = 4
 """Largest number of lanes of an atomic operation that counts as a lock or a counter; more lanes are data."""
 _LIMIT = 20
 """Largest number of findings that are kept."""
-_TIMED_ARRAYS = ["stored_at", "loaded_at", "last_loader", "updated_by", "updated_at", "last_updater"]
+TIMED_ARRAYS = ["stored_at", "loaded_at", "last_loader", "updated_by", "updated_at", "last_updater"]
 """Shadow arrays of kernels with atomic operations, besides the two of every kernel; see ``Watch``."""
-_OLD = 64
+OLD = 64
 """Largest number of locations that are searched for synchronisation after an access."""
 
 
@@ -83,6 +83,14 @@ class _Sync:
         """Record one operation, with the address and the program of each lane: (lanes,)."""
         self.new.append((time, addresses, programs))
 
+    def operations(self) -> dict[int, list[tuple[int, int]]]:
+        """Return the time and the address of each operation by program, in order of time."""
+        for time, addresses, programs in self.new:
+            for address, program in zip(addresses.tolist(), programs.tolist(), strict=True):
+                self.by_program.setdefault(program, []).append((time, address))
+        self.new = []
+        return self.by_program
+
     def ordered(self, first: int, since: int, then: int) -> bool:
         """Return whether two programs synchronised.
 
@@ -94,17 +102,14 @@ class _Sync:
         Returns:
             Whether ``first`` did an atomic operation after ``since`` on an address on which ``then`` did a later one.
         """
-        for time, addresses, programs in self.new:
-            for address, program in zip(addresses.tolist(), programs.tolist(), strict=True):
-                self.by_program.setdefault(program, []).append((time, address))
-        self.new = []
+        by_program = self.operations()
         released: dict[int, int] = {}
-        for time, address in self.by_program.get(first, ()):
+        for time, address in by_program.get(first, ()):
             if time > since:
                 released.setdefault(address, time)
-                if len(released) == _OLD:
+                if len(released) == OLD:
                     break
-        for time, address in reversed(self.by_program.get(then, ())):
+        for time, address in reversed(by_program.get(then, ())):
             at = released.get(address)
             # Within one operation, programs run in the order of their numbers.
             if at is not None and (time > at or (time == at and then > first)):
@@ -112,37 +117,6 @@ class _Sync:
             if time <= since:
                 break
         return False
-
-
-def _like(v: Array, at: Array | slice) -> Array:
-    """Reshape an array over lanes so that it broadcasts with the shadow entries ``at`` of an access."""
-    return v if isinstance(at, slice) or at.ndim == 1 else v[:, None]
-
-
-def _get(array: Array, at: Array | slice) -> Array:
-    return array[at] if isinstance(at, slice) else np.take(array, at)
-
-
-def _clashes(array: Array, at: Array | slice, wrote: Array) -> Array | None:
-    """Return which entries were overwritten by another lane of the access that wrote them, ``None`` for none."""
-    if isinstance(at, slice):
-        return None
-    lost = np.asarray(_get(array, at) != wrote)
-    return lost if lost.any() else None
-
-
-def _record(shadow: Array, at: Array | slice, programs: Array) -> None:
-    """Record which program accessed the entries ``at`` of a shadow array; several programs become -1."""
-    before = _get(shadow, at)
-    new = (
-        np.where((before == 0) | (before == programs), programs, np.int32(-1))
-        if before.any()
-        else np.broadcast_to(programs, before.shape)
-    )
-    shadow[at] = new
-    lost = _clashes(shadow, at, new)
-    if lost is not None:
-        shadow[at[lost]] = -1  # type: ignore[index]
 
 
 @dataclass(frozen=True)
@@ -235,12 +209,8 @@ class Watch:
     # -- hooks -------------------------------------------------------------------------
     def loading(self, m: ProgramChunk, op: Op, size: int) -> LoadHook | None:
         """Return the hook for a load of elements of ``size`` bytes, ``None`` when there is nothing to watch."""
-        args = op.attrs.get("tensors", ())
-        if args:
-            if args not in self.unwatched:
-                self.unwatched[args] = not self._regions(frozenset(args)) & (self.watched | self.written_masks.keys())
-            if self.unwatched[args]:
-                return None
+        if self._needs_no_watching(op):
+            return None
         volatile = bool(op.attrs.get("isVolatile"))
 
         def hook(k: int, offsets: Array, pick: Pick) -> None:
@@ -251,12 +221,19 @@ class Watch:
                 return
             programs = self._program_numbers(m, pick, len(offsets))
             self.time += 1
-            if volatile and len(offsets) <= _SYNC_LANES * m.programs:
+            if volatile and len(offsets) <= SYNC_LANES * m.programs:
                 self.sync.add(self.time, self._address(k, offsets), programs)
                 return
             self._load(access, programs)
 
         return hook
+
+    def _needs_no_watching(self, op: Op) -> bool:
+        """Return whether a load reads only regions that the kernel does not write and that hold no unwritten bytes."""
+        args = op.attrs.get("tensors", ())
+        if args and args not in self.unwatched:
+            self.unwatched[args] = not self._regions(frozenset(args)) & (self.watched | self.written_masks.keys())
+        return bool(args) and self.unwatched[args]
 
     def storing(self, m: ProgramChunk, op: Op, size: int) -> StoreHook:
         """Return the hook for a store of elements of ``size`` bytes."""
@@ -290,18 +267,18 @@ class Watch:
             if op.attrs.get("word") != "exch" or op.used:
                 self._uninitialised(access, lambda v, _: v[programs])
             mark(self.written_masks[k], offsets, size)
-        if op.rtypes[0].size <= _SYNC_LANES:
+        if op.rtypes[0].size <= SYNC_LANES:
             self.sync.add(self.time, self._address(k, offsets), numbers)
         shadow = self._shadow(k)
         at = shadow.at(offsets, size)
         a = shadow.arrays
-        one = _like(numbers, at)
+        one = like(numbers, at)
         detail = "one of them with an ordinary store, the other one atomically"
-        self._check(access, "write_conflict", _get(a["stored_by"], at), one, _get(a["stored_at"], at), detail)
+        self._check(access, "write_conflict", entries(a["stored_by"], at), one, entries(a["stored_at"], at), detail)
         detail = "another program loads it"
-        loaded = _get(a["loaded_by"], at), one, _get(a["loaded_at"], at)
-        self._check(access, "order_dependent", *loaded, detail, _get(a["last_loader"], at))
-        _record(a["updated_by"], at, one)
+        loaded = entries(a["loaded_by"], at), one, entries(a["loaded_at"], at)
+        self._check(access, "order_dependent", *loaded, detail, entries(a["last_loader"], at))
+        record(a["updated_by"], at, one)
         a["last_updater"][at] = one
         a["updated_at"][at] = self.time
 
@@ -318,17 +295,17 @@ class Watch:
         shadow = self._shadow(access.region)
         at = shadow.at(access.offsets, access.size)
         a = shadow.arrays
-        one = _like(programs, at)
-        times = _get(a["stored_at"], at) if self.timed else None
+        one = like(programs, at)
+        times = entries(a["stored_at"], at) if self.timed else None
         detail = "another program stores to it"
-        self._check(access, "order_dependent", _get(a["stored_by"], at), one, times, detail)
+        self._check(access, "order_dependent", entries(a["stored_by"], at), one, times, detail)
         if self.timed:
             detail = "another program updates it atomically"
-            updated = _get(a["updated_by"], at), one, _get(a["updated_at"], at) - 1
-            self._check(access, "order_dependent", *updated, detail, _get(a["last_updater"], at))
+            updated = entries(a["updated_by"], at), one, entries(a["updated_at"], at) - 1
+            self._check(access, "order_dependent", *updated, detail, entries(a["last_updater"], at))
             a["last_loader"][at] = one
             a["loaded_at"][at] = self.time
-        _record(a["loaded_by"], at, one)
+        record(a["loaded_by"], at, one)
 
     def _store(self, access: _Access, values: Array, programs: Array) -> Callable[[], None] | None:
         """Check a store before it happens and record it.
@@ -344,30 +321,30 @@ class Watch:
         shadow = self._shadow(access.region)
         at = shadow.at(access.offsets, access.size)
         a = shadow.arrays
-        one = _like(programs, at)
-        before = _get(a["stored_by"], at)
+        one = like(programs, at)
+        before = entries(a["stored_by"], at)
         others = one
         if before.any() and (other := (before != 0) & (before != one)).any():
             lane = other if other.ndim == 1 else other.any(axis=1)
             same = self._stored_bits(access, slice(None), values) == bits(values, access.size)
-            differ = _like(lane & ~same, at) & other
-            times = _get(a["stored_at"], at) if self.timed else None
+            differ = like(lane & ~same, at) & other
+            times = entries(a["stored_at"], at) if self.timed else None
             self._check(access, "write_conflict", np.where(differ, before, 0), one, times, "the values differ")
             if not self.timed:
                 # All of them stored the same value, so each of them may load it.
-                others = np.where(other & _like(same, at), -1, one)
+                others = np.where(other & like(same, at), -1, one)
         if self.timed:
             detail = "one of them with an ordinary store, the other one atomically"
-            updated = _get(a["updated_by"], at), one, _get(a["updated_at"], at) - 1
-            self._check(access, "write_conflict", *updated, detail, _get(a["last_updater"], at))
+            updated = entries(a["updated_by"], at), one, entries(a["updated_at"], at) - 1
+            self._check(access, "write_conflict", *updated, detail, entries(a["last_updater"], at))
             a["stored_at"][at] = self.time
         if access.region in self.loaded:
-            times, last = (_get(a["loaded_at"], at), _get(a["last_loader"], at)) if self.timed else (None, None)
+            times, last = (entries(a["loaded_at"], at), entries(a["last_loader"], at)) if self.timed else (None, None)
             detail = "another program loads it"
-            self._check(access, "order_dependent", _get(a["loaded_by"], at), one, times, detail, last)
+            self._check(access, "order_dependent", entries(a["loaded_by"], at), one, times, detail, last)
             a["loaded_by"][at] = 0
         a["stored_by"][at] = others
-        lost = _clashes(a["stored_by"], at, others)
+        lost = clashes(a["stored_by"], at, others)
         if lost is None:
             return None
         # Lanes of several programs store to one element: the last lane's value stays.
@@ -431,7 +408,7 @@ class Watch:
     def _shadow(self, k: int) -> Shadow:
         found = self.shadows.get(k)
         if found is None:
-            names = ["stored_by", "loaded_by"] + (_TIMED_ARRAYS if self.timed else [])
+            names = ["stored_by", "loaded_by"] + (TIMED_ARRAYS if self.timed else [])
             found = self.shadows[k] = Shadow(self.memory.regions[k].data.size, dict.fromkeys(names, np.int32))
         return found
 

@@ -60,6 +60,38 @@ class Shadow:
         return index if size <= grain else index[:, None] + np.arange(size // grain)
 
 
+def like(v: Array, at: Array | slice) -> Array:
+    """Reshape an array over lanes so that it broadcasts with the shadow entries ``at`` of an access."""
+    return v if isinstance(at, slice) or at.ndim == 1 else v[:, None]
+
+
+def entries(array: Array, at: Array | slice) -> Array:
+    """Return the shadow entries of an access: (lanes,) or (lanes, grains)."""
+    return array[at] if isinstance(at, slice) else np.take(array, at)
+
+
+def clashes(array: Array, at: Array | slice, wrote: Array) -> Array | None:
+    """Return which entries were overwritten by another lane of the access that wrote them, ``None`` for none."""
+    if isinstance(at, slice):
+        return None
+    lost = np.asarray(entries(array, at) != wrote)
+    return lost if lost.any() else None
+
+
+def record(shadow: Array, at: Array | slice, programs: Array) -> None:
+    """Record which program accessed the entries ``at`` of a shadow array; several programs become -1."""
+    before = entries(shadow, at)
+    new = (
+        np.where((before == 0) | (before == programs), programs, np.int32(-1))
+        if before.any()
+        else np.broadcast_to(programs, before.shape)
+    )
+    shadow[at] = new
+    lost = clashes(shadow, at, new)
+    if lost is not None:
+        shadow[at[lost]] = -1  # type: ignore[index]
+
+
 def _words(mask: Array, offsets: Array, size: int) -> tuple[Array, Array | slice] | None:
     """View a byte mask as one word per element.
 
