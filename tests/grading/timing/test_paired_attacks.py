@@ -410,6 +410,32 @@ def test_who_is_slow_is_audited_too(time: Callable[..., Timing]) -> None:
         time(lies_where_it_is_slow)
 
 
+def slow_every_other_call(device: FakeDevice) -> Callable[..., Any]:
+    """Takes 2 us in one call and 100 in the next."""
+    calls = [0]
+
+    def entry(x: torch.Tensor) -> torch.Tensor:
+        y = device.new(x)
+        calls[0] += 1
+        device.launch(work(x, y), 100.0 if calls[0] % 2 else 2.0)
+        return y
+
+    return entry
+
+
+def test_who_calls_its_slow_calls_late_is_told_by_the_audit(time: Callable[..., Timing], monkeypatch) -> None:
+    # A submission shares its process with the stopwatch, so which of its calls were late is a claim.
+    real = Stopwatch.measure
+
+    def claiming(self: Stopwatch, header: Any) -> dict[str, Any]:
+        reply = real(self, header)
+        return reply | {"late": [k for k, us in enumerate(reply["us"]) if us > 50]}
+
+    monkeypatch.setattr(Stopwatch, "measure", claiming)
+    with pytest.raises(GradingAborted, match="claims 2 us a call"):
+        time(slow_every_other_call, CASES[:1])
+
+
 def late(device: FakeDevice) -> Callable[..., Any]:
     """Honest for thirteen rounds, of which the second is so noisy that there are more; then it does nothing."""
     calls, a_round = [0], paired.SLOTS + paired.REPORT.pairs * (paired.BLOCK + 1)
