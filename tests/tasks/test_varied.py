@@ -144,6 +144,14 @@ def test_some_normal_numbers_of_derived_cases_are_near_zero(name: str) -> None:
     assert near
 
 
+def test_running_means_are_near_zero_in_every_grading() -> None:
+    # They have a distribution of their own and few elements.
+    task = load_task("fusion/fused_sigmoid_batch_norm")
+    for secret in SECRETS:
+        means = [inputs.draw(task, c, 1)["running_mean"].abs() for c in derived_cases.derive(task, secret, "eval")]
+        assert any(bool(((m > 0) & (m < 1e-3)).any()) for m in means)
+
+
 def test_no_tensor_is_contiguous_by_chance() -> None:
     for seed in range(300):
         for shape in ((2,), (1, 5), (1, 1, 7), (3, 1), (2, 3, 4)):
