@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,11 +48,9 @@ class Children:
         """Fork a process that runs ``serve``, and return its process id."""
         pid = os.fork()
         if pid == 0:
-            try:
-                os.setsid()
-                serve()
-            finally:  # never back into the code of the parent
-                os._exit(0)
+            os.setsid()
+            serve()
+            os._exit(0)
         self.live.add(pid)
         return pid
 
@@ -131,6 +130,19 @@ def _called(name: str) -> None:
     ctypes.CDLL(None).prctl(_SET_NAME, name.encode(), 0, 0, 0)
 
 
+def _never_back(serve: Callable[[], None]) -> Callable[[], None]:
+    """Have a fork end with an error of the system: its parent's loop would take it for a fork that failed."""
+
+    def run() -> None:
+        try:
+            serve()
+        except OSError:
+            traceback.print_exc()
+            os._exit(1)
+
+    return run
+
+
 class ClosedFork:
     """A fork of the zygote in which torch cannot compute any more: the parent of most runners of the CPU tier.
 
@@ -151,6 +163,7 @@ class ClosedFork:
         self.runners = set[int]()
         self.socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
+        @_never_back
         def serve() -> None:
             _called("kbx-closed")
             leave()
@@ -236,7 +249,7 @@ class Server:
         self._children.reap()
         if self._closes and self._may_close(settings):
             return self._fork_closed(message, fds)
-        return self._children.fork(lambda: self._become(settings, fds))
+        return self._children.fork(_never_back(lambda: self._become(settings, fds)))
 
     @staticmethod
     def _may_close(settings: Mapping[str, Any]) -> bool:

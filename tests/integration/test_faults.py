@@ -112,7 +112,7 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_a_process_killed_from_outside_is_replaced(mine: Grader, spawned: dict[str, int], role: str) -> None:
     outcome = harmed(mine, lambda: spawned.get(role))
     assert outcome.correct, outcome.message
-    assert outcome.manifest["attempt"] == (1 if role == "zygote" else 2)  # the runner outlives its parent
+    assert outcome.manifest["attempt"] == 2  # no runner outlives the zygote
     spawned.clear()
     after = grade(mine)
     assert after.correct and after.manifest["attempt"] == 1
