@@ -142,7 +142,7 @@ class Recorded(KernelCompiler):
         self.rows[key] = row
         label, kind = self.uses
         getattr(self.known[described], kind).append(label)
-        return {"key": key}
+        return {"key": key, "text": row["text"]}
 
     def close(self) -> None:
         """Do nothing: there is no process."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 TASK_SET = "4-1"
 """Version of the task set, ``N-X``: results are not comparable across N; X counts the other changes (docs/task_set.md)."""
-TASK_SET_HASH = "ac095992621abdc591311e7a7b5c837c1fd5da6bd9fbfd14ce2195023ebe956b"
+TASK_SET_HASH = "4545a652def9a2c00d2e2f9f6abae95df994a45ec7f06d831cb4328c7c2ec3a7"
 """``spec.catalog.task_set_hash`` of that version. A test compares it with the tasks and says what to do where they differ."""
 MODIFIED = "+modified"
 """Follows the version where the installed tasks are not those of the version."""

@@ -80,7 +80,7 @@ class _OneGrading(KernelCompiler):
             self._shared.rows[described] = answer["key"], self._compiler.rows[answer["key"]]
         key, row = self._shared.rows[described]
         self.rows[key] = row
-        return {"key": key}
+        return {"key": key, "text": row["text"]}
 
     def close(self) -> None:
         """Leave the process to the next grading, unless it has failed."""

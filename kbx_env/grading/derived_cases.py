@@ -27,6 +27,8 @@ ALIKE = 0.3
 NEAR_ZERO_SHARE, OWN_NEAR_ZERO_SHARE, NEAR_ZERO = 1 / 8, 1 / 2, 2.0**-14
 """Shares of the elements of normal numbers around zero that are smaller by a factor, and the factor. The second share is that of
 tensors with a distribution of their own, such as running means: they have few elements."""
+BLOCK = 1024
+"""Elements that one program of a simple kernel handles: in a smaller case no kernel can leave out its last block."""
 MANY_AXES = 3
 """Axes from which on their order in memory is a promise of its own."""
 
@@ -64,12 +66,24 @@ def derive(task: Task, secret: bytes, split: str) -> list[Case]:
     pick = Pick(inputs.case_seed(secret, task.id, f"{split} contiguous", 0, 0))
     free = [k for k, (case, _) in enumerate(drawn) if not case.layouts and task.takes]
     if spare := [k for k in free if _can_spare(task, cases, k)]:
-        k = pick.among(*spare)
+        k = pick.among(*_large([case for case, _ in drawn], spare))
         cases[k] = replace(cases[k], layouts={})
     elif free:
-        k = pick.among(*free)
-        cases.append(_drawn(task, k, seeds[k], held)[0])
+        k = pick.among(*_large([case for case, _ in drawn], free))
+        more = (_drawn(task, k, seeds[k], held)[0] for _ in range(REDRAWS))
+        case = next(more)
+        cases.append(case if _ends_in_block(case) else next(filter(_ends_in_block, more), case))
     return cases
+
+
+def _ends_in_block(case: Case) -> bool:
+    """Return whether a case is larger than a block of a kernel, and ends within one."""
+    return case.elements() > BLOCK and case.elements() % 16 > 0
+
+
+def _large(cases: Sequence[Case], numbers: Sequence[int]) -> list[int]:
+    """Return those of some cases that are larger than a block of a kernel; the largest, if none is."""
+    return [k for k in numbers if cases[k].elements() > BLOCK] or [max(numbers, key=lambda k: cases[k].elements())]
 
 
 def _some_near_zero(task: Task, case: Case) -> Case:

@@ -134,7 +134,10 @@ class Recorder(TorchDispatchMode):
         self.live = live
         self._begun = True
         self._host = 0
-        self._known.clear()
+        # What was recorded while the module was executed goes with the first call. Until then its storages are held, so that
+        # no later one takes an address that those steps have yet to allocate.
+        if not self.steps:
+            self._known.clear()
         for base, weak in list(self._weak.items()):
             if weak.expired():
                 del self._weak[base]

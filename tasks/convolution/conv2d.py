@@ -50,4 +50,4 @@ def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     g = o // (O / groups). stride, padding and dilation are an int or a pair (height, width). Inputs may have any
     strides and N may be 0. Products and sums in IEEE fp32: TF32 is too coarse and fails. A new tensor is returned.
     """
-    return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    return F.conv2d(input, weight.contiguous(), bias, stride, padding, dilation, groups)

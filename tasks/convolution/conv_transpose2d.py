@@ -68,4 +68,4 @@ def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_paddi
     output_padding is smaller than stride or dilation. Products and sums in IEEE fp32: TF32 is too coarse and fails. A
     new tensor is returned; inputs may have any strides and N may be 0.
     """
-    return F.conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return F.conv_transpose2d(input, weight.contiguous(), bias, stride, padding, output_padding, groups, dilation)

@@ -48,6 +48,6 @@ def fused_conv2d_add(
     number. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any
     contents, which is filled and returned.
     """
-    y = F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    y = F.conv2d(input, weight.contiguous(), bias, stride, padding, dilation, groups)
     y = y if other is None else y + alpha * other
     return y if out is None else out.copy_(y)

@@ -52,5 +52,5 @@ def fused_dropout_relu_batch_norm_conv2d(
     multiplied by 1 / (1 - p). Any random stream will do; it must be fresh on every call, independent between elements,
     and the keep rate must be 1 - p. inplace concerns only the intermediate result.
     """
-    y = F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    y = F.conv2d(input, weight.contiguous(), bias, stride, padding, dilation, groups)
     return dropout(F.relu(F.batch_norm(y, None, None, training=True)), p, training)

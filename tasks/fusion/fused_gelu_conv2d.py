@@ -34,5 +34,5 @@ def fused_gelu_conv2d(
     z^3))). out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any
     contents, which is filled and returned.
     """
-    y = F.gelu(F.conv2d(input, weight, bias, stride, padding, dilation, groups), approximate=approximate)
+    y = F.gelu(F.conv2d(input, weight.contiguous(), bias, stride, padding, dilation, groups), approximate=approximate)
     return y if out is None else out.copy_(y)

@@ -44,4 +44,4 @@ def fused_instance_norm_selu_conv2d(
     num_features (None or an int), momentum, affine and track_running_stats are accepted and change nothing: there are
     no weights and no running statistics. There is more than one pixel.
     """
-    return F.instance_norm(F.selu(F.conv2d(input, weight, bias, stride, padding, dilation, groups)), eps=eps)
+    return F.instance_norm(F.selu(F.conv2d(input, weight.contiguous(), bias, stride, padding, dilation, groups)), eps=eps)

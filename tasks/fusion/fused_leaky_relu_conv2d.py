@@ -33,4 +33,4 @@ def fused_leaky_relu_conv2d(
     y = z where the convolution z is positive, else negative_slope * z (any float). inplace concerns only the intermediate
     result and changes nothing that a caller sees.
     """
-    return F.leaky_relu(F.conv2d(input, weight, bias, stride, padding, dilation, groups), negative_slope)
+    return F.leaky_relu(F.conv2d(input, weight.contiguous(), bias, stride, padding, dilation, groups), negative_slope)

@@ -40,4 +40,4 @@ def fused_pixel_shuffle_conv2d(input, weight, bias=None, stride=1, padding=0, di
     With r = upscale_factor (an int that divides O twice) the convolution (N, O, H', W') becomes (N, O / r^2, r * H',
     r * W'): y[n, c, i * r + a, j * r + b] = conv[n, c * r^2 + a * r + b, i, j].
     """
-    return F.pixel_shuffle(F.conv2d(input, weight, bias, stride, padding, dilation, groups), upscale_factor)
+    return F.pixel_shuffle(F.conv2d(input, weight.contiguous(), bias, stride, padding, dilation, groups), upscale_factor)

@@ -61,5 +61,5 @@ def fused_relu_batch_norm_conv2d(
 
     y = max(batch_norm, 0), a new tensor; nothing else is changed. inplace concerns only the intermediate result.
     """
-    y = F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    y = F.conv2d(input, weight.contiguous(), bias, stride, padding, dilation, groups)
     return F.relu(F.batch_norm(y, running_mean, running_var, bn_weight, bn_bias, training, momentum, eps))

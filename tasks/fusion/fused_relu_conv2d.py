@@ -30,4 +30,4 @@ def fused_relu_conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1,
 
     y = max(conv2d, 0). inplace concerns only the intermediate result and changes nothing that a caller sees.
     """
-    return F.relu(F.conv2d(input, weight, bias, stride, padding, dilation, groups))
+    return F.relu(F.conv2d(input, weight.contiguous(), bias, stride, padding, dilation, groups))

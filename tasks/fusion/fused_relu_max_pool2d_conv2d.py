@@ -63,5 +63,5 @@ def fused_relu_max_pool2d_conv2d(
 
     y = max(pooled, 0), a new tensor. inplace concerns only the intermediate result. Inputs may have any strides.
     """
-    y = F.conv2d(input, weight, bias, conv_stride, conv_padding, conv_dilation, conv_groups)
+    y = F.conv2d(input, weight.contiguous(), bias, conv_stride, conv_padding, conv_dilation, conv_groups)
     return F.relu(F.max_pool2d(y, pool_kernel_size, pool_stride, pool_padding, pool_dilation, pool_ceil_mode))

@@ -51,5 +51,5 @@ def fused_silu_layer_norm_conv2d(
     variance divided by their number and without affine weights; silu(z) = z / (1 + exp(-z)). weight is a tensor or None
     and has no effect. A new tensor is returned; inputs may have any strides and are not changed.
     """
-    y = F.conv2d(x, conv_weight, conv_bias, conv_stride, conv_padding, conv_dilation, conv_groups)
+    y = F.conv2d(x, conv_weight.contiguous(), conv_bias, conv_stride, conv_padding, conv_dilation, conv_groups)
     return F.silu(F.layer_norm(y, y.shape[1:], eps=ln_eps))

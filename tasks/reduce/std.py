@@ -4,7 +4,7 @@ import torch
 from kbx_env.tasks._varied import long_axis, reduced
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.task import Case, Cost, Linspace, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 
 @task(
@@ -25,6 +25,7 @@ from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Un
         Case({"*": (40, 9, 50)}, {"keepdim": True, "correction": 0}, draw=Normal(mean=-300)),
         Case({"*": (5, 301, 6)}, {"dim": 1}, draw=Normal(mean=50, scale=0.5)),
         Case({"*": (3, 40001)}, {"dim": 1}, draw=Outlier()),
+        Case({"*": (90, 130)}, {"dim": 1}, draw=Linspace(-2000, 1500)),
         Case({"*": (33, 65)}, {"dim": 0}, layouts={"input": "transposed"}, out=True),
         Case({"*": (31, 17)}, layouts={"input": "strided"}, draw=Normal(mean=4)),
         Case({"*": (3, 0)}, {"dim": 0}),

@@ -26,3 +26,16 @@ def test_storages_below_a_new_one_are_let_go_first() -> None:
     recorder._weak[inside] = gone
     recorder.view(fresh)
     assert recorder.steps == [["free", inside], ["alloc", fresh.data_ptr(), 256]]
+
+
+def test_no_later_tensor_takes_an_address_of_the_module_that_the_engine_has_not_seen() -> None:
+    """Steps of the module's execution go with the first call: a tensor that was freed meanwhile must not be allocated twice."""
+    recorder = Recorder(Log(math.inf), lambda request: [], allow=True, values=True)
+    made = torch.empty(6)
+    base = made.data_ptr()
+    recorder.view(made)
+    del made
+    recorder.begin(True, {})
+    assert base in recorder._known and not recorder.take()["free"]
+    recorder.begin(True, {})
+    assert recorder.take()["free"] == [base]
