@@ -70,9 +70,8 @@ def derive(task: Task, secret: bytes, split: str) -> list[Case]:
         cases[k] = replace(cases[k], layouts={})
     elif free:
         k = pick.among(*_large([case for case, _ in drawn], free))
-        more = (_drawn(task, k, seeds[k], held)[0] for _ in range(REDRAWS))
-        case = next(more)
-        cases.append(case if _ends_in_block(case) else next(filter(_ends_in_block, more), case))
+        first, *others = (_drawn(task, k, seeds[k], held)[0] for _ in range(REDRAWS))
+        cases.append(next((case for case in (first, *others) if _ends_in_block(case)), first))
     return cases
 
 
