@@ -1,8 +1,4 @@
-"""Cases that the tasks with a 2-D convolution share.
-
-References make weights contiguous first: with a bias and a weight of odd strides, torch's convolution on a CPU ends the
-process (torch 2.13, weight (135, 1, 1, 1) with strides (24, 1, 8, 4)).
-"""
+"""Cases that the tasks with a 2-D convolution share."""
 
 from __future__ import annotations
 

@@ -24,9 +24,8 @@ REDRAWS = 40
 draw in eight has such a value, 199 of 200 gradings do."""
 ALIKE = 0.3
 """Share of the cases in which tensors with equally many axes have one layout."""
-NEAR_ZERO_SHARE, OWN_NEAR_ZERO_SHARE, NEAR_ZERO = 1 / 8, 1 / 2, 2.0**-14
-"""Shares of the elements of normal numbers around zero that are smaller by a factor, and the factor. The second share is that of
-tensors with a distribution of their own, such as running means: they have few elements."""
+NEAR_ZERO_SHARE, NEAR_ZERO = 1 / 8, 2.0**-14
+"""Share of the elements of normal numbers around zero that are smaller by a factor, and the factor."""
 BLOCK = 1024
 """Elements that one program of a simple kernel handles: in a smaller case no kernel can leave out its last block."""
 MANY_AXES = 3
@@ -61,7 +60,7 @@ def derive(task: Task, secret: bytes, split: str) -> list[Case]:
             more = elsewhere | _new_values(known, case) > elsewhere | _new_values(known, drawn[k][0])
             if more and dict(case.axes) not in held:
                 drawn[k] = case, pick
-    drawn = [(_some_near_zero(task, case), pick) for case, pick in drawn]
+    drawn = [(_some_near_zero(case), pick) for case, pick in drawn]
     cases = [laid_out(task, case, pick, alike=pick.chance(ALIKE)) for case, pick in drawn]
     pick = Pick(inputs.case_seed(secret, task.id, f"{split} contiguous", 0, 0))
     free = [k for k, (case, _) in enumerate(drawn) if not case.layouts and task.takes]
@@ -85,17 +84,15 @@ def _large(cases: Sequence[Case], numbers: Sequence[int]) -> list[int]:
     return [k for k in numbers if cases[k].elements() > BLOCK] or [max(numbers, key=lambda k: cases[k].elements())]
 
 
-def _some_near_zero(task: Task, case: Case) -> Case:
+def _some_near_zero(case: Case) -> Case:
     """Return a case in which some normal numbers are near zero: a kernel that takes small numbers for zero is wrong there."""
 
-    def mixed(draw: Distribution, share: float = NEAR_ZERO_SHARE) -> Distribution:
+    def mixed(draw: Distribution) -> Distribution:
         if isinstance(draw, Normal) and draw.mean == 0 and draw.clamp is None:
-            return Outlier(share, NEAR_ZERO, base=draw.scale)
+            return Outlier(NEAR_ZERO_SHARE, NEAR_ZERO, base=draw.scale)
         return draw
 
-    own = {name: mixed(t.draw, OWN_NEAR_ZERO_SHARE) for name, t in task.takes.items() if t.draw is not None}
-    changed = {name: draw for name, draw in own.items() if draw is not task.takes[name].draw}
-    return replace(case, draw=mixed(case.draw), draws=changed | {name: mixed(draw) for name, draw in case.draws.items()})
+    return replace(case, draw=mixed(case.draw), draws={name: mixed(draw) for name, draw in case.draws.items()})
 
 
 def _can_spare(task: Task, cases: Sequence[Case], number: int) -> bool:
