@@ -19,8 +19,8 @@ from kbx_env.spec.varied import parsed
 LARGE = 1 << 20
 """Tensors with more elements are drawn in fp32: dense enough, and four times faster for timing cases."""
 HOST_QR = 64
-"""Columns up to which batches of matrices are factorised on the host: a GPU does one small matrix after the other (8192 of
-16 x 16: 1.5 s on an H100)."""
+"""Columns up to which batches of matrices are factorised on the host: a GPU does one small matrix after the other (a draw of
+8192 of 16 x 16 takes 1.5 s on an H100)."""
 
 
 def _hash63(domain: str, *parts: bytes) -> int:

@@ -450,8 +450,8 @@ def in_time(us: Sequence[float], late: Sequence[int]) -> list[float]:
     """Leave out the calls of a block that the host enqueued too late, because the machine had other work for its core.
 
     Their times contain the host's delay. A call that always keeps the device waiting, as one that reads back does, keeps
-    its times: it is late in the whole block. A submission gains nothing by being late: the same calls are replayed from a
-    graph, and all of those count for the audit.
+    its times: it is late in the whole block. A submission gains no more by naming late calls than by naming wrong times: the same
+    calls are replayed from a graph, and all of those count for the audit.
 
     Args:
         us: microseconds of each call.
@@ -460,7 +460,8 @@ def in_time(us: Sequence[float], late: Sequence[int]) -> list[float]:
     Returns:
         The times of the others; all, if fewer than ``IN_TIME`` are left.
     """
-    left = [u for k, u in enumerate(us) if k not in set(late)]
+    left_out = set(late)
+    left = [u for k, u in enumerate(us) if k not in left_out]
     return left if len(left) >= IN_TIME else list(us)
 
 

@@ -57,7 +57,7 @@ MAX_KEPT_RESULTS, MAX_KEPT_BYTES = 24, 256 << 20
 three."""
 COUNT_MEMORY, MEASURE_MEMORY, JUDGE_MEMORY = 10, 24, 12
 """Device memory reserved for each step of timing a case, in multiples of the bytes of its inputs (judging a large case took
-10 to 22 on an H100; ``MEMORY_SLACK`` covers the rest): evaluating the
+up to 35 on an H100, most of them less; work that needs more is repeated with more): evaluating the
 reference to count its work; measuring (for each contestant two draws, three slots, and space to move them); judging.
 Compiling keeps the inputs once and reserves no memory: a compiler may take minutes, and the next large reservation
 would keep all others waiting behind it."""
@@ -414,8 +414,8 @@ def _load_reference(task: Task, session: RunnerSession) -> None:
     """Evaluate the reference and eager on the smallest case, without the GPU lock.
 
     Torch loads a kernel at its first use, and compiles some (``torch.special.zeta`` for five seconds); whoever waits to
-    measure should not wait for that. Neither loading modules nor short kernels disturb a measurement (``benchmarks/
-    timing_disturbances.py``).
+    measure should not wait for that. Loading Triton's modules and short kernels did not disturb a measurement
+    (``benchmarks/timing_disturbances.py``); this call itself was not measured.
 
     Args:
         task: the task.
