@@ -1,7 +1,7 @@
 """Points at which work that shares a GPU lets a grading measure alone.
 
 A grading that wants the GPU for itself waits until every other one has released it. Judging a large result takes up to
-seconds, and most of them are free of danger between two operations. So the judges and the reference call ``let_others``
+seconds, and most of them are free of danger between two operations. So the judges and the reference call ``yield_gpu``
 there; it costs microseconds, and does nothing on a CPU or while nobody waits.
 """
 
@@ -29,7 +29,7 @@ _HOLD: ContextVar[SharedHold | None] = ContextVar("shared hold of the GPU", defa
 
 @contextlib.contextmanager
 def holding(hold: SharedHold) -> Iterator[None]:
-    """Make a hold known to ``let_others`` and ``on_host`` within the block."""
+    """Make a hold known to ``yield_gpu`` and ``without_gpu`` within the block."""
     token = _HOLD.set(hold)
     try:
         yield
@@ -37,7 +37,7 @@ def holding(hold: SharedHold) -> Iterator[None]:
         _HOLD.reset(token)
 
 
-def let_others() -> None:
+def yield_gpu() -> None:
     """Let a grading measure alone that waits for it, if this thread shares the GPU. No result depends on it."""
     hold = _HOLD.get()
     if hold is not None:
@@ -45,7 +45,7 @@ def let_others() -> None:
 
 
 @contextlib.contextmanager
-def on_host() -> Iterator[None]:
+def without_gpu() -> Iterator[None]:
     """Release a shared GPU within the block, because its work runs on the host."""
     hold = _HOLD.get()
     with contextlib.nullcontext() if hold is None else hold.released():

@@ -219,7 +219,7 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
     """
     tall = x if x.shape[-2] >= x.shape[-1] else x.mT
     if tall.dim() > 2 and tall.shape[-1] <= HOST_QR:
-        with gpu_turns.on_host():
+        with gpu_turns.without_gpu():
             q, r = (part.to(x.device) for part in torch.linalg.qr(tall.cpu()))
     else:
         q, r = torch.linalg.qr(tall)

@@ -246,7 +246,7 @@ def expect(
     with exact_matmul():
         own = _as_run(native, device) if native else _native(task, case, args, device, keep, rounding, generator_seed)
         truth = own
-        gpu_turns.let_others()
+        gpu_turns.yield_gpu()
         if exact:
             resolved = resolve(args, device, exact=True, generator_seed=generator_seed)
             truth = _run(task, case, resolved, keep, rounding, truth=True)
@@ -340,7 +340,7 @@ def sensitivity(
     squares = [_square(o) for o in expected.outputs]
     written = {n: _square(v) for n, v in expected.written.items()}
     for _ in range(draws):
-        gpu_turns.let_others()
+        gpu_turns.yield_gpu()
         perturbed = resolve(args, device, exact=True)
         for value in perturbed.values():
             if isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.complex128):

@@ -30,7 +30,7 @@ def test_a_judge_lets_a_measurement_pass_and_goes_on_after_it(tmp_path) -> None:
         got, end = _measuring(tmp_path)
         assert not got.wait(2 * LEAST_SHARED_SECONDS)
         threading.Timer(0.3, end.set).start()
-        gpu_turns.let_others()  # returns once the measurement is over
+        gpu_turns.yield_gpu()  # returns once the measurement is over
         assert got.is_set() and end.is_set()
         assert hold.waited >= 0.25 and hold.spent["shared"] >= 2 * LEAST_SHARED_SECONDS
         again, end = _measuring(tmp_path)
@@ -44,7 +44,7 @@ def test_work_on_the_host_leaves_the_gpu_to_others(tmp_path) -> None:
     hold = GpuHold(GpuLock("g", tmp_path))
     with hold.using():
         got, end = _measuring(tmp_path)
-        with gpu_turns.on_host():
+        with gpu_turns.without_gpu():
             assert got.wait(5)
             spent = hold.spent["shared"]
             end.set()
@@ -54,7 +54,7 @@ def test_work_on_the_host_leaves_the_gpu_to_others(tmp_path) -> None:
 
 def test_an_error_in_work_on_the_host_releases_the_gpu_once(tmp_path) -> None:
     hold = GpuHold(GpuLock("g", tmp_path))
-    with pytest.raises(ZeroDivisionError), hold.using(), gpu_turns.on_host():
+    with pytest.raises(ZeroDivisionError), hold.using(), gpu_turns.without_gpu():
         raise ZeroDivisionError
     got, end = _measuring(tmp_path)
     assert got.wait(5)
@@ -62,20 +62,20 @@ def test_an_error_in_work_on_the_host_releases_the_gpu_once(tmp_path) -> None:
 
 
 def test_nobody_gives_way_who_measures_or_has_just_begun_or_has_no_gpu(tmp_path) -> None:
-    gpu_turns.let_others()
-    with gpu_turns.on_host():
+    gpu_turns.yield_gpu()
+    with gpu_turns.without_gpu():
         pass
     nothing = GpuHold(None)
     with nothing.using():
-        gpu_turns.let_others()
-        with gpu_turns.on_host():
+        gpu_turns.yield_gpu()
+        with gpu_turns.without_gpu():
             pass
     hold = GpuHold(GpuLock("g", tmp_path))
     for kind in (hold.alone, hold.using):
         with kind():
             got, end = _measuring(tmp_path)
             began = time.monotonic()
-            gpu_turns.let_others()
+            gpu_turns.yield_gpu()
             assert time.monotonic() - began < LEAST_SHARED_SECONDS
             assert not got.wait(0.05)
         assert got.wait(5)

@@ -366,7 +366,7 @@ def rule(
                 share = float(wrong.to(torch.float64).mean())
                 return Ruling(False, f"wrong values: {name}, {100 * share:.3g} % of the elements", share, 0.0)
             continue
-        gpu_turns.let_others()
+        gpu_turns.yield_gpu()
         if all_close(truth, got, exact, native, size):
             continue
         ratio, wrong = misses(truth, got, exact, native, size=size)

@@ -241,7 +241,7 @@ def echoed(piece: Line, start: int | None, whole: Line) -> str | None:
     size = _fast_length(step + m)
     there = piece.there() if piece.known is not None or whole.known is not None else None
     for backwards in (False, True):
-        gpu_turns.let_others()
+        gpu_turns.yield_gpu()
         p = piece.values.flip(0) if backwards else piece.values
         spectrum = _spectrum(p, size).conj()
         seen = None if there is None else _spectrum(there.flip(0) if backwards else there, size).conj()
@@ -414,7 +414,7 @@ def patterned(line: Line) -> str | None:
     for m, unevenness in blocks(line):
         return f"runs of {m} go {unevenness}"
     for start, part in line.pieces(WHOLE):
-        gpu_turns.let_others()
+        gpu_turns.yield_gpu()
         for test in (shifted, mirrored, xored):
             found = test(part, part, own=True)
             if found:

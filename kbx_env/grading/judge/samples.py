@@ -336,7 +336,7 @@ def _counts(k: torch.Tensor, n: torch.Tensor, p: torch.Tensor) -> str | None:
     trials, sizes = n.unique(return_counts=True)
     looks = 101 * (trials.numel() + 1)
     for t in [m for m, size in zip(trials.tolist(), sizes.tolist(), strict=True) if size >= 1000]:
-        gpu_turns.let_others()
+        gpu_turns.yield_gpu()
         chosen = n == t
         for j in range(int(t) + 1):
             chance = chances(j, int(t), _few(p[chosen]))

@@ -101,7 +101,7 @@ class InputWindows:
                     rules[name] = _rule(distribution, value, whole_draws, alike)
         rest = []
         for k in range(1, max((r.draws for r in rules.values()), default=1)):
-            gpu_turns.let_others()
+            gpu_turns.yield_gpu()
             names = [n for n, r in rules.items() if r.draws > k]
             drawn = inputs.draw(task, case, seeds[k], device)
             rest.append({n: drawn[n] for n in names})

@@ -436,11 +436,11 @@ def _counted(task: Task, case: Case, session: RunnerSession) -> _CaseWork:
     """Count the work of a case from a draw, after a call of eager."""
     with session.gpu.using():
         args = inputs.draw(task, case, secrets.randbits(63), session.backend)
-        gpu_turns.let_others()
+        gpu_turns.yield_gpu()
         if task.eager is not None:
             with reference.exact_matmul():
                 task.eager(**assembled(reference.resolve(args, session.backend)))
-            gpu_turns.let_others()
+            gpu_turns.yield_gpu()
         return _CaseWork.of(task, case, args, session.backend)
 
 
@@ -795,7 +795,7 @@ def _judge(
             if not same:
                 candidate.rule(task, args, fetched, hosted)
                 right[id(window)] = fetched
-            gpu_turns.let_others()
+            gpu_turns.yield_gpu()
             judged, spent = judged + 1, time.monotonic() - began - (gpu.waited - waited)
 
 
