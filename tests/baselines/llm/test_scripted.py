@@ -316,10 +316,12 @@ def test_a_request_given_up_is_not_in_flight() -> None:
 def test_closing_ends_everything_at_once(kind: Any, capfd: pytest.CaptureFixture[str]) -> None:
     before = set(threading.enumerate())
     server = ScriptedServer([Reply("x", delay=30) if kind == "delay" else Failure(kind)])
+    # It comes first: connections are accepted in order, so the server has it once it has the requests of the others. One
+    # that is closed before it was accepted is reset instead of ended.
+    idle = socket.create_connection(("127.0.0.1", int(server.anthropic_url.rsplit(":", 1)[1])))
     waiting = [threading.Thread(target=hung, args=(lambda: ask(server, "openai-chat", True, timeout=20),)) for _ in range(8)]
     for thread in waiting:
         thread.start()
-    idle = socket.create_connection(("127.0.0.1", int(server.anthropic_url.rsplit(":", 1)[1])))
     while len(server.asked) < 8:
         time.sleep(0.01)
     began = time.monotonic()
