@@ -89,7 +89,7 @@ ATTEMPTS = 3
 LONG_US = 100.0
 """If two calls take longer than this together, a round is one pair of blocks: such calls differ little from block to
 block."""
-STILL_US = 1000.0
+STILL_US = 300.0
 """If two calls take longer than this together, the buffers move before the first round only: the address of a buffer
 changes the time of a call by a fraction of a microsecond."""
 JUDGE_SECONDS, JUDGE_MIN_RESULTS = 0.75, 3
