@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from kbx_env.generate import text
-from kbx_env.generate.drafts import IMPORTS, Draft, Voice, listed
-from kbx_env.generate.expressions import draw, formula, helpers, leaf, meanings, statements
+from kbx_env.generate.drafts import Draft, Voice, listed
+from kbx_env.generate.expressions import draw, formula, head, leaf, meanings, statements
 from kbx_env.generate.families.elementwise import choose_dtype
-from kbx_env.generate.families.rows import STATISTICS, draw_row
+from kbx_env.generate.families.rows import SPANS, STATISTICS, draw_row
 
 EMBEDDING = """@triton.jit
 def _kernel({pointers}, p_index, out, columns, n, BLOCK: tl.constexpr):
@@ -44,18 +44,14 @@ def embedding(rng: random.Random, level: int) -> Draft:
     place = {"bias": "column", "x": "at"}
     lines = statements(tree)
     parameters = ", ".join(["table", "index", *other])
-    expert = (
-        IMPORTS
-        + helpers("\n".join(lines.body))
-        + EMBEDDING.format(
-            pointers=text.pointers(names),
-            loads=text.indented([line for o in other for line in text.loads([o], place[o])]),
-            body=text.indented(lines.body),
-            result=lines.result,
-            parameters=parameters,
-            dense=text.indented(text.contiguous(names)),
-            tensors=", ".join(names),
-        )
+    expert = head("\n".join(lines.body)) + EMBEDDING.format(
+        pointers=text.pointers(names),
+        loads=text.indented([line for o in other for line in text.loads([o], place[o])]),
+        body=text.indented(lines.body),
+        result=lines.result,
+        parameters=parameters,
+        dense=text.indented(text.contiguous(names)),
+        tensors=", ".join(names),
     )
     shapes = {"table": "(V, C)", "x": "(B, C)", "bias": "(C,)"}
     summary = voice.one(
@@ -147,27 +143,23 @@ def pick(rng: random.Random, level: int) -> Draft:
     name = rng.choice(("logsumexp", "logsumexp", "max", "mean", "rms"))
     stat = STATISTICS[name]
     row = draw_row(rng, rng.randint(0, 2 * level - 1), 1 + (level > 2), axis="last", largest=60.0)
-    tree = draw(rng, [leaf("r", (-60, 60)), leaf("t", (-60, 60))], max(1, level - 1))
+    tree = draw(rng, [leaf("r", SPANS.get(name, (-60.0, 60.0))), leaf("t", (-60.0, 60.0))], max(1, level - 1))
     lines, own = statements(tree, {"r": "stat"}, "w"), statements(row.tree)
     loads = text.loads(row.tensors, "base + at", mask=False)
     code = row.passes(name)
     parameters = ", ".join([*row.tensors, "target"])
-    expert = (
-        IMPORTS
-        + helpers(code + "\n".join([*lines.body, *own.body]))
-        + PICK.format(
-            pointers=text.pointers(row.tensors),
-            passes=code,
-            loads=text.indented(loads),
-            body=text.indented(own.body),
-            value=own.result,
-            after=text.indented(lines.body),
-            result=lines.result,
-            parameters=parameters,
-            dense=row.dense(),
-            first=row.tensors[0],
-            tensors=", ".join(row.tensors),
-        )
+    expert = head(code + "\n".join([*lines.body, *own.body])) + PICK.format(
+        pointers=text.pointers(row.tensors),
+        passes=code,
+        loads=text.indented(loads),
+        body=text.indented(own.body),
+        value=own.result,
+        after=text.indented(lines.body),
+        result=lines.result,
+        parameters=parameters,
+        dense=row.dense(),
+        first=row.tensors[0],
+        tensors=", ".join(row.tensors),
     )
     rows = f"row of z = {formula(row.tree)}" if row.tree.op else f"row z of {row.tensors[0]}"
     summary = voice.one(
