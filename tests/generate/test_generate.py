@@ -175,6 +175,11 @@ def test_a_variance_has_rows_of_two_elements(family: str) -> None:
     assert 0 < sum("var" in d.words for d in drafts) < 60
 
 
+def test_the_difference_of_a_statistic_and_an_element_is_not_zero_in_every_row() -> None:
+    draft = build.Settings(1, 3, families=("pick",)).candidate(158)
+    assert "r - t" in draft.body[-1] and '"N": 1}' not in draft.fields["cases"] and "N is at least 2" in draft.details[1]
+
+
 def test_a_backward_pass_makes_only_the_passes_it_needs() -> None:
     row = rows.Row(("x",), leaf("x"), "last", "f32")
     assert row.passes("variance", "z - s / n").count("for k0") == 1 and "stat" not in row.passes("variance", "z - s / n")
