@@ -138,10 +138,8 @@ def ENTRY({parameters}):
 
 
 def pick(rng: random.Random, level: int) -> Draft:
-    """Draw a loss of every row: a statistic of the row combined with its element at a target position.
-
-    Rows have at least two elements. With one, r - t is exactly zero, and no rounding error is right (``rows.EXACT``).
-    """
+    """Draw a loss of every row: a statistic of the row combined with its element at a target position."""
+    # Rows have at least two elements: with one, r - t is exactly zero, and no rounding error is right (``rows.EXACT``).
     voice = Voice(rng)
     name = rng.choice(("logsumexp", "logsumexp", "max", "mean", "rms"))
     stat = STATISTICS[name]
