@@ -10,6 +10,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,34 @@ def test_processes_that_prove_are_replaced_and_every_proof_is_done(monkeypatch) 
         waiting = [provers.submit() for _ in range(5)]  # more than a process is given
         ids = [future.result(60) for future in waiting]
     assert ids[0] == ids[1] and ids[2] == ids[3] and len(set(ids)) == 3
+
+
+class _Slow:
+    """Stands for the processes: a result is there when it is asked for. Counts what was given until the first result."""
+
+    given = early = 0
+
+    def __init__(self, workers: int) -> None:
+        pass
+
+    def submit(self, *args: object) -> Future[tuple[list[str], str, float]]:
+        _Slow.given += 1
+        return _Slow._Later()
+
+    def close(self) -> None:
+        pass
+
+    class _Later(Future[tuple[list[str], str, float]]):
+        def result(self, timeout: float | None = None) -> tuple[list[str], str, float]:
+            _Slow.early = _Slow.early or _Slow.given
+            return [], "1", 0.1
+
+
+def test_processes_have_work_while_the_oldest_proof_runs_and_hardly_more_than_the_pack_needs(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(build, "_Provers", _Slow)
+    card = build.build(build.Settings(30, 7, families=("pointwise",), name="slow"), tmp_path / "out", 2, lambda *numbers: None).card
+    assert card["tasks"] == 30
+    assert _Slow.early == build.AHEAD * 2 and 30 <= _Slow.given <= 34
 
 
 def _repeated(*args: object) -> None:
