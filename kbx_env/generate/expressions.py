@@ -334,6 +334,10 @@ EVEN = dict.fromkeys(
 )
 EVEN["damped"] = 1
 """Operations for which the sign of an operand makes no difference, and from which operand on."""
+ROOTS = ("charbonnier", "rsqrt", "hypot")
+"""Operations that take a root at the end; others square it again."""
+SQUARING = (*ROOTS, "square", "gauss", "lorentz", "log1psq", "damped")
+"""Operations that square their operands, ``damped`` the second one only."""
 UNARY = tuple(k for k, op in OPS.items() if len(op.slopes) == 1)
 BINARY = tuple(k for k, op in OPS.items() if len(op.slopes) == 2)
 IMPORTS = """\
@@ -512,8 +516,10 @@ def _bounded_well(n: Node) -> bool:
 
 
 def _changes_something(n: Node) -> bool:
-    """Return whether an operation is neither the identity nor constant, and no sign is taken that makes no difference."""
+    """Return whether an operation is neither the identity nor constant, and no sign or root is lost."""
     if n.op in EVEN and any(p.op in ("abs", "neg") for p in n.parts[EVEN[n.op] :]):
+        return False
+    if n.op in SQUARING and any(p.op in ROOTS for p in n.parts[EVEN[n.op] :]):
         return False
     if n.op in ("add", "sub", "mul") and any(p.op == "neg" for p in n.parts):
         return False

@@ -126,6 +126,7 @@ def test_kernels_keep_the_precision_of_small_values(name: str) -> None:
     [
         ("square(abs(x))", False), ("cos(neg(x))", False), ("damped(abs(x), y)", True), ("damped(x, abs(y))", False),
         ("sub(x, neg(y))", False), ("silu(neg(x))", True), ("relu(square(x))", False), ("elu(sigmoid(x))", False),
+        ("square(hypot(x, y))", False), ("damped(hypot(x, y), y)", True),
         ("clamp(sin(x))", False), ("clamp(x)", True), ("abs(neg(square(x)))", False), ("maximum(charbonnier(x), sin(y))", False),
     ],
 )  # fmt: skip
@@ -174,6 +175,16 @@ def test_a_variance_has_rows_of_two_elements(family: str) -> None:
         assert alone == ("var" not in draft.words)
         assert f"N is at least {1 if alone else 2}" in " ".join(draft.details)
     assert 0 < sum("var" in d.words for d in drafts) < 60
+
+
+@pytest.mark.parametrize("family", ["scan", "reduce", "pick"])
+def test_what_stands_behind_a_statistic_knows_its_sign(family: str) -> None:
+    """No |r| or max(r, 0) where r is the maximum of values that are positive."""
+    settings = build.Settings(1, 8, families=(family,))
+    bodies = [settings.candidate(k).body for k in range(300)]
+    positive = [b for b in bodies if re.match(r"z = (torch\.(sigmoid|square|exp|sqrt|log1p)|F\.softplus)\(", b[0])]
+    assert len(positive) > 10
+    assert not [b for b in positive if re.search(r"(torch\.abs|torch\.relu|F\.elu)\(r\)", b[-1]) and "logsumexp" not in b[1]]
 
 
 def test_the_difference_of_a_statistic_and_an_element_is_not_zero_in_every_row() -> None:

@@ -8,7 +8,7 @@ from kbx_env.generate import text
 from kbx_env.generate.drafts import Draft, Voice, listed
 from kbx_env.generate.expressions import draw, formula, head, leaf, meanings, statements
 from kbx_env.generate.families.elementwise import choose_dtype
-from kbx_env.generate.families.rows import SPANS, STATISTICS, draw_row
+from kbx_env.generate.families.rows import STATISTICS, draw_row, span_of
 
 EMBEDDING = """@triton.jit
 def _kernel({pointers}, p_index, out, columns, n, BLOCK: tl.constexpr):
@@ -144,7 +144,7 @@ def pick(rng: random.Random, level: int) -> Draft:
     name = rng.choice(("logsumexp", "logsumexp", "max", "mean", "rms"))
     stat = STATISTICS[name]
     row = draw_row(rng, rng.randint(0, 2 * level - 1), 1 + (level > 2), axis="last", largest=60.0)
-    tree = draw(rng, [leaf("r", SPANS.get(name, (-60.0, 60.0))), leaf("t", (-60.0, 60.0))], max(1, level - 1))
+    tree = draw(rng, [leaf("r", span_of(row, name)), leaf("t", span_of(row, ""))], max(1, level - 1))
     lines, own = statements(tree, {"r": "stat"}, "w"), statements(row.tree)
     loads = text.loads(row.tensors, "base + at", mask=False)
     code = row.passes(name)

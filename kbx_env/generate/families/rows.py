@@ -284,6 +284,27 @@ def draw_row(
     return Row(names, tree, axis or rng.choice(("last", "last", "first", "middle")), choose_dtype(rng))
 
 
+def span_of(row: Row, statistics: str) -> Interval:
+    """Return about the interval of a statistic of a row; its sign is right.
+
+    Args:
+        row: the values.
+        statistics: name in ``STATISTICS``; empty for the values themselves.
+
+    Returns:
+        At most 60, or 4000 for a variance.
+    """
+    low, high = row.tree.bounds()
+    if statistics in ("rms", "l1", "absmax"):
+        low, high = 0.0, max(abs(low), abs(high))
+    elif statistics == "variance":
+        return 0.0, 4000.0
+    elif statistics in ("logsumexp", "sum"):
+        return -60.0, 60.0
+    low, high = max(low, -60.0), min(high, 60.0)
+    return (low, high) if low < high else (-60.0, 60.0)
+
+
 def said(row: Row, voice: Voice, more: str = "", result: str = "", least: int = 1) -> str:
     """Return the sentences of a contract about shapes, dtypes and results; rows have at least ``least`` elements."""
     one = len(row.tensors) == 1
@@ -336,10 +357,9 @@ def reduce(rng: random.Random, level: int) -> Draft:
     row = draw_row(
         rng, rng.randint(max(0, level - 2), 2 * level - 1), 1 + (rng.random() < 0.4 and level > 1), largest=largest
     )
-    span = SPANS.get(name, (-60.0, 60.0))
     behind = None
     if level > 1 and rng.random() < 0.7 and not stat.grows:
-        behind = draw(rng, [leaf("r", span)], rng.randint(1, 2), largest=2e4)
+        behind = draw(rng, [leaf("r", span_of(row, name))], rng.randint(1, 2), largest=2e4)
     keep = rng.random() < 0.3
     d = AXES[row.axis][1]
     torch_stat = stat.torch.replace("AXIS", f"{d}, keepdim=True" if keep else str(d))
@@ -489,12 +509,8 @@ SPANS: Mapping[str, Interval] = {
     "softmax": (0.0, 1.0),
     "log_softmax": (-130.0, 0.0),
     "max_scale": (-1.0, 1.0),
-    "rms": (0.0, 60.0),
-    "l1": (0.0, 60.0),
-    "absmax": (0.0, 60.0),
-    "variance": (0.0, 4000.0),
 }
-"""Interval of a statistic, or of a function in ``NORMS`` without weights, where its sign is known."""
+"""Interval of a function in ``NORMS`` without weights, where its sign is known."""
 EXACT = ("variance",)
 """Statistics that are exactly zero in a row of one element, as their gradients are. A kernel need not get zero there:
 the device rounds a product and a difference once, so that ``z - z`` is the rounding error of z. No error is right there.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kbx_env.generate import text
 from kbx_env.generate.drafts import Draft, Voice
 from kbx_env.generate.expressions import draw, formula, head, leaf, meanings, statements
-from kbx_env.generate.families.rows import AXES, draw_row, said
+from kbx_env.generate.families.rows import AXES, draw_row, said, span_of
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def scan(rng: random.Random, level: int) -> Draft:
     )
     behind = None
     if level > 1 and rng.random() < 0.6 and (extreme or found.word == "running_mean"):
-        behind = draw(rng, [leaf("r", (-60.0, 60.0))], rng.randint(1, 2))
+        behind = draw(rng, [leaf("r", span_of(row, ""))], rng.randint(1, 2))
     d = AXES[row.axis][1]
     lines = statements(behind, prefix="w") if behind else None
     values = row.values()
