@@ -39,6 +39,10 @@ _HIDES = {"arith.andi": 0, "arith.muli": 0, "arith.ori": -1}
 """Operations and the value of one operand that decides the result whatever the other operand is."""
 _WRITES = {"tt.store": (1, 2), "tt.atomic_rmw": (1, 2), "tt.atomic_cas": (2, 3)}
 """Positions of the written value and of the mask among the operands."""
+_PURE = ("arith.", "math.", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.addptr", "tt.split", "tt.join")
+"""Beginnings of the names of operations that read no memory."""
+_READS: dict[str, bool] = {}
+"""Whether an operation of that name may read memory, as far as they have been asked about."""
 _MANY = 4096
 """Number of tainted values from which entries of dead arrays are dropped."""
 
@@ -60,6 +64,9 @@ class TaintMachine(MeteredMachine):
     # -- execution ---------------------------------------------------------------------
     def step(self, op: Op, env: list[Any]) -> None:
         """Run one operation, check what it decides, and propagate taint."""
+        if not self.taint and not _may_read(op.name):
+            super().step(op, env)
+            return
         watch = self.memory.watch
         assert watch is not None
         before = watch.unwritten
@@ -278,6 +285,14 @@ class TaintMachine(MeteredMachine):
             if region.initialised is not None and watch is not None:
                 region.initialised[(flat[owner == k] - region.base)[:, None] + size] = False
                 watch.unwritten_again(k)
+
+
+def _may_read(name: str) -> bool:
+    """Return whether an operation may read memory: without taint, no other operation brings any."""
+    found = _READS.get(name)
+    if found is None:
+        found = _READS[name] = not name.startswith(_PURE)
+    return found
 
 
 def _rowwise(lanes: Array) -> Array:
