@@ -41,8 +41,6 @@ _WRITES = {"tt.store": (1, 2), "tt.atomic_rmw": (1, 2), "tt.atomic_cas": (2, 3)}
 """Positions of the written value and of the mask among the operands."""
 _PURE = ("arith.", "math.", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.addptr", "tt.split", "tt.join")
 """Beginnings of the names of operations that read no memory."""
-_READS: dict[str, bool] = {}
-"""Whether an operation of that name may read memory, as far as they have been asked about."""
 _MANY = 4096
 """Number of tainted values from which entries of dead arrays are dropped."""
 
@@ -64,7 +62,9 @@ class TaintMachine(MeteredMachine):
     # -- execution ---------------------------------------------------------------------
     def step(self, op: Op, env: list[Any]) -> None:
         """Run one operation, check what it decides, and propagate taint."""
-        if not self.taint and not _may_read(op.name):
+        if op.reads is None:
+            op.reads = _may_read(op.name)
+        if not op.reads and not self.taint:
             super().step(op, env)
             return
         watch = self.memory.watch
@@ -289,10 +289,7 @@ class TaintMachine(MeteredMachine):
 
 def _may_read(name: str) -> bool:
     """Return whether an operation may read memory: without taint, no other operation brings any."""
-    found = _READS.get(name)
-    if found is None:
-        found = _READS[name] = not name.startswith(_PURE)
-    return found
+    return not name.startswith(_PURE)
 
 
 def _rowwise(lanes: Array) -> Array:
