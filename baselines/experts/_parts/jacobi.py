@@ -122,5 +122,4 @@ def sides(A):
     RP, CP = (max(16 if square else 32, triton.next_power_of_2(k)) for k in (R, C))
     batch = A.numel() // max(1, m * n)
     spare = A.new_empty((batch, 2 * RP * RP))
-    warps = min(16, max(1, RP * CP // (1024 if square else 128)))
-    return batch, R, C, ar, ac, RP, CP, square, warps, spare
+    return batch, R, C, ar, ac, RP, CP, square, min(16, max(1, RP * CP // (1024 if square else 128))), spare
