@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kbx_env.spec.task import Case, Ints, Normal, Outlier
+from kbx_env.spec.task import Case, HalfNormal, Ints, Normal, Outlier
 from kbx_env.spec.varied import Family, Pick, flat
 
 Args = Callable[[Pick], Mapping[str, Any]] | None
@@ -310,6 +310,25 @@ def near_zero(args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | Non
         lambda p: {"B": p.whole(50, 70), "C": p.whole(2, 3)} | more,
         lambda p, s: {"reduction": "none"} | (dict(args(p, s)) if args is not None else {}),
         where=lambda c: "ignore_index" not in c.args and not {"target", "targets"} & set(c.draws), draw=NEAR_ZERO,
+    )  # fmt: skip
+
+
+def small_statistics() -> tuple[Family, ...]:
+    """A batch normalisation outside of training whose running means and variances are small, as its input is.
+
+    What takes small numbers for zero then shows in every channel: the input and all means differ from zero by a share of
+    the standard deviation. Half of the weights and biases are near zero, too.
+
+    Returns:
+        The families: one.
+    """
+    return sizes(
+        lambda p: {"N": p.whole(2, 5), "C": p.whole(20, 30), "*": p.shape(1, 3, 20)},
+        lambda p, s: {"training": False, "momentum": p.real(0, 1), "eps": p.among(1e-5, 2e-5, 3e-5)}, where=plain, full=True,
+        draw=Normal(scale=2.0**-12), draws={
+            "running_mean": Normal(scale=2.0**-15), "running_var": HalfNormal(2.0**-16, 2.0**-15), "weight": NEAR_ZERO,
+            "bias": NEAR_ZERO,
+        },
     )  # fmt: skip
 
 
