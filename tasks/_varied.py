@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kbx_env.spec.task import Case, HalfNormal, Ints, Normal, Outlier
+from kbx_env.spec.task import Case, HalfNormal, Ints, Normal, Outlier, Uniform
 from kbx_env.spec.varied import Family, Pick, flat
 
 Args = Callable[[Pick], Mapping[str, Any]] | None
@@ -294,6 +294,14 @@ def almost_certain(args: Args = None, **more: Any) -> tuple[Family, ...]:
 
 NEAR_ZERO = Outlier(p=0.5, scale=2.0**-14)
 """Numbers of order one, half of which are smaller by 2**-14: around 0.00006."""
+TINY = Normal(scale=2.0**-16, clamp=9e-5)
+"""Numbers around 0.000015, of which none is above 0.0001: a kernel that takes small numbers for zero sees zeros alone."""
+SMALL_POSITIVE = Uniform(1e-5, 9e-5)
+"""Positive numbers below 0.0001."""
+LARGE = Normal(scale=64)
+"""Numbers that a bound of 16 changes in most places."""
+BOTH_ENDS = Outlier(p=0.5, scale=2.0**-19, base=24)
+"""Numbers of order 24, half of which are smaller by 2**-19: around 0.00005."""
 
 
 def near_zero(args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | None = None, **more: Any) -> tuple[Family, ...]:
@@ -313,22 +321,32 @@ def near_zero(args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | Non
     )  # fmt: skip
 
 
-def small_statistics() -> tuple[Family, ...]:
-    """A batch normalisation outside of training whose running means and variances are small, as its input is.
+SMALL_STATISTICS = {
+    "running_mean": Normal(scale=2.0**-15), "running_var": HalfNormal(2.0**-16, 2.0**-15), "weight": NEAR_ZERO, "bias": NEAR_ZERO,
+}  # fmt: skip
+"""Of a batch normalisation whose input is about as small as the standard deviations."""
+LARGE_STATISTICS = {
+    "running_mean": LARGE, "running_var": HalfNormal(20, 8000), "weight": Normal(scale=24), "bias": Normal(scale=24),
+}  # fmt: skip
+"""Of one whose input is large."""
 
-    What takes small numbers for zero then shows in every channel: the input and all means differ from zero by a share of
-    the standard deviation. Half of the weights and biases are near zero, too.
+
+def statistics() -> tuple[Family, ...]:
+    """Batch normalisations outside of training whose input and running statistics are small, or large.
+
+    A kernel that takes small numbers for zero is wrong in every channel of the first case: the running means are a share of
+    the standard deviations. Half of the weights and biases are near zero there.
 
     Returns:
-        The families: one.
+        The families: two.
     """
-    return sizes(
-        lambda p: {"N": p.whole(2, 5), "C": p.whole(20, 30), "*": p.shape(1, 3, 20)},
-        lambda p, s: {"training": False, "momentum": p.real(0, 1), "eps": p.among(1e-5, 2e-5, 3e-5)}, where=plain, full=True,
-        draw=Normal(scale=2.0**-12), draws={
-            "running_mean": Normal(scale=2.0**-15), "running_var": HalfNormal(2.0**-16, 2.0**-15), "weight": NEAR_ZERO,
-            "bias": NEAR_ZERO,
-        },
+    return flat(
+        sizes(
+            lambda p: {"N": p.whole(2, 5), "C": p.whole(20, 30), "*": p.shape(1, 3, 20)},
+            lambda p, s: {"training": False, "momentum": p.real(0, 1), "eps": p.among(1e-5, 2e-5, 3e-5)}, where=plain, full=True,
+            draw=draw, draws=draws,
+        )
+        for draw, draws in ((Normal(scale=2.0**-9), SMALL_STATISTICS), (LARGE, LARGE_STATISTICS))
     )  # fmt: skip
 
 
@@ -581,17 +599,27 @@ def conv_sizes(
         dilation = (pick.whole(1, 2), pick.whole(1, 3))
     if "Q" in long:  # many images: small ones
         stride = (pick.whole(1, 2), 1)
-    padding = (pick.whole(0, 2), pick.whole(0, 2))
+    paddings = [pick.whole(0, 2), pick.whole(0, 2)]
     n, c, rows, columns = size("N", 1, 2), size("C", 1, 3), size("P", least, least + 2), size("Q", least, least + 2)
     # The long axis of output channels is shared by the groups.
     o = out_step * max(1, -(-size("O", 1, 2) // (out_step * (g if "O" in long else 1))))
 
     def extent(result: int, k: int, i: int) -> int:
         """Return the size of the image for a size of the result, plus what stride leaves unread."""
-        reach = (result - 1) * stride[i] + dilation[i] * (k - 1) + 1 - 2 * padding[i]
+        reach = (result - 1) * stride[i] + dilation[i] * (k - 1) + 1 - 2 * paddings[i]
         return max(1, reach + pick.whole(0, stride[i] - 1))
 
-    h, w = extent(rows, r, 0), extent(columns, s, 1)
+    def read(result: int, k: int, i: int) -> bool:
+        """Return whether a window reads a pixel, and not padding alone."""
+        at = (j * stride[i] + t * dilation[i] - paddings[i] for j in range(result) for t in range(k))
+        return any(0 <= x < image[i] for x in at)
+
+    image = [extent(rows, r, 0), extent(columns, s, 1)]
+    for i, (result, k) in enumerate(((rows, r), (columns, s))):
+        if not read(result, k, i):
+            paddings[i] = 0
+            image[i] = extent(result, k, i)
+    (h, w), padding = image, tuple(paddings)
     p, q = (
         (size + 2 * padding[i] - dilation[i] * (k - 1) - 1) // stride[i] + 1
         for i, (size, k) in enumerate(((h, r), (w, s)))
@@ -611,6 +639,8 @@ def convs(
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> tuple[Family, ...]:  # fmt: skip
     """Convolutions with pairs for all options, groups, any layouts, long axes (``LONG_CONV``), and large and small factors.
+
+    In the case of many images pixels and biases are small, so that biases near zero show.
 
     Args:
         args: draws further arguments.
@@ -635,15 +665,18 @@ def convs(
             axes, options = conv_sizes(pick, axis, prefix=prefix, out_step=step, groups=groups, least=least)
             extra = dict(more(pick, axes | {"step": step})) if more is not None else {}
             kept = {k: v for k, v in axes.items() if k not in ("P", "Q")}
-            factors = ("weight", image) if "O" in axis else (image, "weight")
+            weight = prefix + "weight"
+            factors = (weight, image) if "O" in axis else (image, weight)
             draws = balanced(pick, *factors) if "draw" not in fields else {}
-            usual: dict[str, Any] = {"out": out, "draw": Normal(), "draws": draws, "full": "O" in axis or pick.chance()}
+            draws = {image: Normal(scale=2.0**-12)} if "N" in axis and draws else draws
+            usual: dict[str, Any] = {"out": out, "draw": Normal(), "draws": draws, "full": "C" not in axis or pick.chance()}
             case = pick.like(
                 kept | extra.get("axes", {}), options | _args(args, pick) | extra.get("args", {}), where=where,
                 **(usual | fields),
             )  # fmt: skip
-            biases = [name for name in case.given if name.endswith("bias")] if "O" in axis else []
-            return replace(case, draws={**case.draws, **dict.fromkeys(biases, LARGE_BIAS)})
+            biases = [name for name in case.given if name.endswith("bias")]
+            law = None if "draws" in fields else LARGE_BIAS if "O" in axis else TINY if "N" in axis else None
+            return replace(case, draws={**case.draws, **(dict.fromkeys(biases, law) if law is not None else {})})
 
         return family
 
