@@ -18,6 +18,8 @@ WIDE = 1100
 """Length of an axis that needs a second block of a kernel for single elements."""
 LARGE_BIAS = Outlier(p=0.1, scale=32)
 """Biases of a convolution's channels: some are larger than its sums."""
+SMALL_BIAS = Normal(scale=2.0**-14, clamp=9e-5)
+"""Biases below 0.0001."""
 DEEP_SUM = 4096
 """Length of a product's inner axis at which a 16-bit accumulator loses more than the tolerance."""
 LOWEST = Ints(-(2**63), -(2**63) + 5)
@@ -350,9 +352,9 @@ def statistics() -> tuple[Family, ...]:
     )  # fmt: skip
 
 
-def plain(*dtyped: str) -> Callable[[Case], bool]:
-    """Return the condition that a case has the declared dtypes."""
-    return lambda case: not case.dtypes
+def plain(case: Case) -> bool:
+    """Return whether a case has the declared dtypes."""
+    return not case.dtypes
 
 
 def half(case: Case) -> bool:
@@ -632,9 +634,9 @@ def conv_sizes(
 
 
 def convs(
-    args: Args = None, *, image: str = "input", prefix: str = "", out: bool = False,
+    args: Args = None, *, image: str = "input", weight: str = "weight", prefix: str = "", out: bool = False,
     out_step: Callable[[Pick], int] = lambda pick: 1, groups: bool = True, least: int = 2,
-    long: tuple[dict[str, int], ...] = LONG_CONV,
+    long: tuple[dict[str, int], ...] = LONG_CONV, small: float = 2.0**-12,
     more: Callable[[Pick, Mapping[str, int]], Mapping[str, Any]] | None = None,
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> tuple[Family, ...]:  # fmt: skip
@@ -645,12 +647,14 @@ def convs(
     Args:
         args: draws further arguments.
         image: the parameter of the images.
+        weight: the parameter of the weights.
         prefix: of the names stride, padding, dilation and groups.
         out: whether the signature has ``out``.
         out_step: draws a number of which the number of output channels is a multiple; ``more`` gets it as ``step``.
         groups: whether the signature has ``groups`` and ``dilation``.
         least: least height and width of the result.
         long: the long axes of each case.
+        small: standard deviation of the pixels in the case of many images.
         more: draws further axes and arguments (``axes``, ``args``) from the sizes.
         where: condition on the declared case.
         **fields: of the case.
@@ -665,17 +669,16 @@ def convs(
             axes, options = conv_sizes(pick, axis, prefix=prefix, out_step=step, groups=groups, least=least)
             extra = dict(more(pick, axes | {"step": step})) if more is not None else {}
             kept = {k: v for k, v in axes.items() if k not in ("P", "Q")}
-            weight = prefix + "weight"
             factors = (weight, image) if "O" in axis else (image, weight)
             draws = balanced(pick, *factors) if "draw" not in fields else {}
-            draws = {image: Normal(scale=2.0**-12)} if "N" in axis and draws else draws
+            draws = {image: Normal(scale=small)} if "N" in axis and draws else draws
             usual: dict[str, Any] = {"out": out, "draw": Normal(), "draws": draws, "full": "C" not in axis or pick.chance()}
             case = pick.like(
                 kept | extra.get("axes", {}), options | _args(args, pick) | extra.get("args", {}), where=where,
                 **(usual | fields),
             )  # fmt: skip
             biases = [name for name in case.given if name.endswith("bias")]
-            law = None if "draws" in fields else LARGE_BIAS if "O" in axis else TINY if "N" in axis else None
+            law = None if "draws" in fields else LARGE_BIAS if "O" in axis else SMALL_BIAS if "N" in axis else None
             return replace(case, draws={**case.draws, **(dict.fromkeys(biases, law) if law is not None else {})})
 
         return family

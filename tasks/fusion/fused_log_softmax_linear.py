@@ -24,7 +24,7 @@ from kbx_env.spec.task import Cost, DtypeArg, Paper, task
     varied=(
         *linear(lambda p: {"dim": p.axis(2)}, halves=True),
         sizes(lambda p: {"B": p.whole(3, 9), "K": p.whole(4, 8), "O": p.whole(3, 9)}, lambda p, s: {"dim": p.among(1, -1)},
-              where=plain, full=True, draws={"input": TINY, "weight": LARGE, "bias": TINY}),
+              where=lambda c: plain(c) and "dtype" not in c.args, full=True, draws={"input": TINY, "weight": LARGE, "bias": TINY}),
     ),
     timed=linear_timed((32, 8192, 8192), (1024, 1024, 4096), (4096, 4096, 4096)),
 )  # fmt: skip
