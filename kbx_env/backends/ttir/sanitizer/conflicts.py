@@ -21,7 +21,7 @@ from kbx_env.backends.ttir.errors import Finding
 from kbx_env.backends.ttir.frontend.graph import Module, Op
 from kbx_env.backends.ttir.interp.hooks import LoadHook, Pick, ProgramChunk, StoreHook
 from kbx_env.backends.ttir.interp.memory import Memory
-from kbx_env.backends.ttir.sanitizer.sanitizer import OLD, SYNC_LANES, TIMED_ARRAYS, Sanitizer, Watch
+from kbx_env.backends.ttir.sanitizer.sanitizer import OLD, SYNC_LANES, TIMED_ARRAYS, Sanitizer, Watch, _Access
 from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, clashes, entries, like, mark, record, written
 
 BEFORE, TURNS, AFTER = range(3)
@@ -156,7 +156,7 @@ class ConflictWatch(Watch):
             stored[at] = one
             if clashes(stored, at, one) is not None:
                 raise GaveUp("a store of several programs")
-            return None
+            return self._check_lanes(_Access(m, op, "store", k, offsets, size), values, programs)
 
         return hook
 

@@ -5,7 +5,7 @@ of a written buffer the launch remembers which program last stored, loaded and a
 element that another program accessed before is a race unless
 
 * both only loaded it, or both only updated it atomically,
-* both stored the same value,
+* both stored the same value (two lanes of one program that store different values to one element are a fault, too),
 * or they are synchronised: after the earlier access its program did an atomic operation on some
   location, and later but before now the accessing program did one on the same location. Any atomic
   operation of at most four lanes counts, relaxed ones too and also the earlier access itself; a
@@ -28,7 +28,18 @@ from kbx_env.backends.ttir.frontend.graph import Module, Op
 from kbx_env.backends.ttir.interp.hooks import Extent, LoadHook, Pick, ProgramChunk, StoreHook
 from kbx_env.backends.ttir.interp.memory import Memory
 from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES, accessed, unknown_access
-from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, bits, clashes, entries, like, mark, record, written
+from kbx_env.backends.ttir.sanitizer.shadow import (
+    Array,
+    Shadow,
+    apart,
+    bits,
+    clashes,
+    entries,
+    like,
+    mark,
+    record,
+    written,
+)
 
 SYNC_LANES = 4
 """Largest number of lanes of an atomic operation that counts as a lock or a counter; more lanes are data."""
@@ -316,7 +327,7 @@ class Watch:
             programs: Numbers of the lanes' programs: (lanes,).
 
         Returns:
-            A check to run after the store, if lanes of several programs store to one element.
+            A check to run after the store, if several lanes may store to one element.
         """
         shadow = self._shadow(access.region)
         at = shadow.at(access.offsets, access.size)
@@ -346,17 +357,40 @@ class Watch:
         a["stored_by"][at] = others
         lost = clashes(a["stored_by"], at, others)
         if lost is None:
-            return None
-        # Lanes of several programs store to one element: the last lane's value stays.
+            return None if isinstance(at, slice) else self._check_lanes(access, values, programs)
         lane = lost if lost.ndim == 1 else np.asarray(lost.any(axis=1))
         a["stored_by"][at[lane]] = -1  # type: ignore[index]
+        return self._check_lanes(access, values, programs, lane)
+
+    def _check_lanes(
+        self, access: _Access, values: Array, programs: Array, lost: Array | None = None
+    ) -> Callable[[], None] | None:  # fmt: skip
+        """Return a check for lanes of a store that store different values to one element, to run after the store.
+
+        Args:
+            access: The store.
+            values: Its values: (lanes,).
+            programs: Numbers of the lanes' programs: (lanes,).
+            lost: Which lanes' elements a lane of another program overwrote: (lanes,); ``None`` for none.
+
+        Returns:
+            The check; ``None`` if no two lanes store to one element.
+        """
+        if lost is None and apart(access.offsets, access.size):
+            return None
 
         def after() -> None:
-            differ = self._stored_bits(access, lane, values) != bits(values[lane], access.size)
-            if differ.any():
-                n = int(np.argmax(differ))
-                offset, number = int(access.offsets[lane][n]), int(programs[lane][n])
-                self._found(access, "write_conflict", offset, number, "the values differ")
+            # The last lane's value stays.
+            differ = self._stored_bits(access, slice(None), values) != bits(values, access.size)
+            if not differ.any():
+                return
+            kind = "lane_conflict"
+            if lost is not None and (differ & lost).any():
+                kind, differ = "write_conflict", differ & lost
+            n = int(np.argmax(differ))
+            number = int(programs[n])
+            number = self._another_program(access.m, 0) if number < 0 else number
+            self._found(access, kind, int(access.offsets[n]), number, "the values differ")
 
         return after
 

@@ -17,6 +17,14 @@ def in_order(offsets: Array, size: int) -> bool:
     return bool((offsets[1:] - offsets[:-1] == size).all())
 
 
+def apart(offsets: Array, size: int) -> bool:
+    """Return whether byte offsets (n,) ascend by at least ``size``, so that no two elements share a byte.
+
+    The answer is also false where only the order is another one: it is cheaper than a search for equal offsets.
+    """
+    return bool((offsets[1:] - offsets[:-1] >= size).all())
+
+
 class Shadow:
     """Arrays that describe the bytes of a region, one entry per grain.
 
