@@ -154,6 +154,8 @@ class ConflictWatch(Watch):
             self._refuse_others(stored, at, one)
             self._refuse_others(loaded, at, one)
             stored[at] = one
+            if not shadow.shared(at):
+                return None
             if clashes(stored, at, one) is not None:
                 raise GaveUp("a store of several programs")
             return self._check_lanes(_Access(m, op, "store", k, offsets, size), values, programs)

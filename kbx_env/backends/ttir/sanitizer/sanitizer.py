@@ -28,18 +28,7 @@ from kbx_env.backends.ttir.frontend.graph import Module, Op
 from kbx_env.backends.ttir.interp.hooks import Extent, LoadHook, Pick, ProgramChunk, StoreHook
 from kbx_env.backends.ttir.interp.memory import Memory
 from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES, accessed, unknown_access
-from kbx_env.backends.ttir.sanitizer.shadow import (
-    Array,
-    Shadow,
-    apart,
-    bits,
-    clashes,
-    entries,
-    like,
-    mark,
-    record,
-    written,
-)
+from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, bits, clashes, entries, like, mark, record, written
 
 SYNC_LANES = 4
 """Largest number of lanes of an atomic operation that counts as a lock or a counter; more lanes are data."""
@@ -327,7 +316,7 @@ class Watch:
             programs: Numbers of the lanes' programs: (lanes,).
 
         Returns:
-            A check to run after the store, if several lanes may store to one element.
+            A check to run after the store, if several lanes store to one element.
         """
         shadow = self._shadow(access.region)
         at = shadow.at(access.offsets, access.size)
@@ -355,17 +344,19 @@ class Watch:
             self._check(access, "order_dependent", entries(a["loaded_by"], at), one, times, detail, last)
             a["loaded_by"][at] = 0
         a["stored_by"][at] = others
+        if not shadow.shared(at):
+            return None
         lost = clashes(a["stored_by"], at, others)
         if lost is None:
-            return None if isinstance(at, slice) else self._check_lanes(access, values, programs)
+            return self._check_lanes(access, values, programs)
         lane = lost if lost.ndim == 1 else np.asarray(lost.any(axis=1))
         a["stored_by"][at[lane]] = -1  # type: ignore[index]
         return self._check_lanes(access, values, programs, lane)
 
     def _check_lanes(
         self, access: _Access, values: Array, programs: Array, lost: Array | None = None
-    ) -> Callable[[], None] | None:  # fmt: skip
-        """Return a check for lanes of a store that store different values to one element, to run after the store.
+    ) -> Callable[[], None]:  # fmt: skip
+        """Return a check whether lanes of a store have stored different values to one element, to run after the store.
 
         Args:
             access: The store.
@@ -374,10 +365,8 @@ class Watch:
             lost: Which lanes' elements a lane of another program overwrote: (lanes,); ``None`` for none.
 
         Returns:
-            The check; ``None`` if no two lanes store to one element.
+            The check.
         """
-        if lost is None and apart(access.offsets, access.size):
-            return None
 
         def after() -> None:
             # The last lane's value stays.
