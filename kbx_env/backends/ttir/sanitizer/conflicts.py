@@ -71,18 +71,19 @@ class ConflictWatch(Watch):
         first: dict[int, dict[int, int]] = {}
         last: dict[int, dict[int, int]] = {}
         for program, done in self.sync.operations().items():
-            for time, address in done:
-                first.setdefault(address, {}).setdefault(program, time)
+            for time, address, writes in done:
+                if writes:
+                    first.setdefault(address, {}).setdefault(program, time)
                 last.setdefault(address, {})[program] = time
-            if len({address for _, address in done}) >= OLD:
+            if len({address for _, address, _ in done}) >= OLD:
                 raise GaveUp("Watch would not search so many locations")
-        if sum(len(times) ** 2 for times in first.values()) > _MAX_PAIRS:
+        if sum(len(times) * len(last[address]) for address, times in first.items()) > _MAX_PAIRS:
             raise GaveUp("too many pairs")
         ordered = np.eye(self._total + 1, dtype=bool)
         for address, times in first.items():
-            programs = np.array(list(times), np.int64)
+            earlier, later = (np.array(list(by), np.int64) for by in (times, last[address]))
             then = np.array(list(last[address].values()), np.int64)
-            ordered[np.ix_(programs, programs)] |= np.array(list(times.values()), np.int64)[:, None] < then
+            ordered[np.ix_(earlier, later)] |= np.array(list(times.values()), np.int64)[:, None] < then
         self._ordered, self._all_ordered = ordered, bool(ordered[1:, 1:].all())
 
     # -- hooks -------------------------------------------------------------------------
