@@ -278,8 +278,8 @@ def test_a_window_of_each_derived_convolution_reads_a_pixel() -> None:
         for case in derived_cases.derive(task, b"%d" % k, "eval"):
             args = inputs.draw(task, replace(case, out=False, layouts={}), 1)
             image = args["input"].abs() + 1
-            ones = torch.ones_like(args["weight"])
-            sums = torch.nn.functional.conv2d(image, ones, None, *(case.args[n] for n in ("stride", "padding", "dilation", "groups")))
+            options = (case.args[n] for n in ("stride", "padding", "dilation", "groups"))
+            sums = torch.nn.functional.conv2d(image, torch.ones_like(args["weight"]), None, *options)
             assert sums.abs().max() > 0, case.label()
 
 
