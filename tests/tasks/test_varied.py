@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kbx_env.tasks._varied import LONG_CONV, WIDE, balanced, conv_sizes, longs
+from kbx_env.tasks._varied import LONG_CONV, WIDE, balanced, conv_sizes, longs, plain
 
 from kbx_env.grading import derived_cases, inputs, reference
 from kbx_env.grading.grader import Grader
@@ -269,3 +269,20 @@ def test_a_derived_case_that_a_constant_would_pass_is_not_telling() -> None:
         Case({"*": (n, 7)}, {"dim": 0, "correction": 0}) for n in (5, 1)
     )  # of one element the deviation is 0
     assert derived_cases.is_telling(task, spread) and not derived_cases.is_telling(task, single)
+
+
+def test_a_window_of_each_derived_convolution_reads_a_pixel() -> None:
+    # A stride could skip the only pixels of a small image: the result was the bias, whatever the kernel did with the image.
+    task = load_task("convolution/conv2d")
+    for k in range(40):
+        for case in derived_cases.derive(task, b"%d" % k, "eval"):
+            args = inputs.draw(task, replace(case, out=False, layouts={}), 1)
+            image = args["input"].abs() + 1
+            options = (case.args[n] for n in ("stride", "padding", "dilation", "groups"))
+            sums = torch.nn.functional.conv2d(image, torch.ones_like(args["weight"]), None, *options)
+            assert sums.abs().max() > 0, case.label()
+
+
+def test_plain_is_a_condition_on_a_case() -> None:
+    # It returned a function, which is true of every case.
+    assert plain(Case({"B": 1})) is True and plain(Case({"B": 1}, dtypes={"input": "f16"})) is False

@@ -105,8 +105,10 @@ def test_branches_masks_addresses_and_trips(mode: int) -> None:
     assert _classify(e.value)["kind"] == "memory"
     what = {1: "a mask", 2: "an address", 4: "a number of trips", 6: "a mask", 9: "a mask"}.get(mode, "a branch")
     assert str(e.value).endswith(f"lets memory that nothing has written decide {what}")
-    # The same kernel, once all of it is written.
-    run(k_decides, SIG, data(), {"MODE": mode, "B": B}, known=8 * B)
+    # The same kernel, once all of it is written; distinct addresses, because two elements of one store must not share one.
+    args = data()
+    args[0][:] = np.arange(2 * B) if mode == 2 else 0
+    run(k_decides, SIG, args, {"MODE": mode, "B": B}, known=8 * B)
 
 
 @triton.jit
