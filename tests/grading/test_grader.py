@@ -29,10 +29,10 @@ def test_gradings_of_the_cpu_backend_take_one_core(two_threads: None, broken: bo
         seen.append(torch.get_num_threads())
         if broken:
             raise RuntimeError("a bug of the grader")
-        return context.builder.end(Verdict.CORRECT, Stage.EVIDENCE)
+        return context.builder.end(Verdict.MALFORMED, Stage.SCREEN, "no function")
 
     monkeypatch.setattr(module, "run_pipeline", pipeline)
     with Grader() as grader:
         outcome = grader.grade("math/abs", "x = 1", backend="cpu")
     assert seen == [1] and torch.get_num_threads() == 2
-    assert outcome.verdict is (Verdict.INFRA_FAULT if broken else Verdict.CORRECT)
+    assert outcome.verdict is (Verdict.INFRA_FAULT if broken else Verdict.MALFORMED)
