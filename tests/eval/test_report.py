@@ -252,7 +252,7 @@ KILLED = """
 import os, sys
 sys.path.insert(0, {root!r})
 from kbx_env.baselines.policy import Needs
-from kbx_env.eval import pages, report
+from kbx_env.eval import report
 from kbx_env.outcome import Cases, Outcome, Stage, Verdict
 seen = []
 def grade(task, source, **options):
