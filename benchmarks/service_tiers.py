@@ -35,6 +35,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,26 @@ def workload(correct: float, count: int) -> list[tuple[str, bytes]]:
     return made
 
 
+def graded(
+    pool: Any, sources: Sequence[tuple[str, bytes]], options: Mapping[str, Any]
+) -> tuple[dict[bytes, Outcome], float]:  # fmt: skip
+    """Grade a workload, all of it submitted at once.
+
+    Args:
+        pool: a worker pool, which is closed at the end.
+        sources: (task, source) of each submission; sources are distinct.
+        options: of all gradings.
+
+    Returns:
+        The outcome of each source, and wall seconds from the first submission to the last outcome.
+    """
+    with Executor(pool, capacity=len(sources)) as executor:
+        begin = time.monotonic()
+        futures = {source: executor.submit(Request(task, source, dict(options))) for task, source in sources}
+        outcomes = {source: future.result() for source, future in futures.items()}
+        return outcomes, time.monotonic() - begin
+
+
 def measured(correct: float, count: int, workers: int) -> list[dict[str, Any]]:
     """Grade a workload by three schedules.
 
@@ -206,12 +227,8 @@ def measured(correct: float, count: int, workers: int) -> list[dict[str, Any]]:
             proofs.ready(120)
             gpu = SimulatedGpu(workers, proofs if name == "one machine" else None)
             pool = gpu if name == "one machine" else TieredPool(proofs, gpu)  # type: ignore[assignment]
-        with Executor(pool, capacity=count) as executor:
-            begin = time.monotonic()
-            futures = [executor.submit(Request(task, source, options)) for task, source in sources]
-            outcomes = [f.result() for f in futures]
-            seconds = time.monotonic() - begin
-        found = {source: str(o.verdict) for (_, source), o in zip(sources, outcomes, strict=True)}
+        outcomes, seconds = graded(pool, sources, options)
+        found = {source: str(o.verdict) for source, o in outcomes.items()}
         if name == "two tiers":
             verdicts, right = found, frozenset(s for s, v in found.items() if v == "correct")
         rows.append({
@@ -249,14 +266,10 @@ def on_gpu(correct: float, count: int, workers: int, screeners: int, cores: int)
             screen = ProcessPool(screeners, env={"CUDA_VISIBLE_DEVICES": ""}, cores=far)
             screen.ready(120)
             pool = TieredPool(screen, final)
-        with Executor(pool, capacity=count) as executor:
-            begin = time.monotonic()
-            futures = [executor.submit(Request(task, source, options)) for task, source in sources]
-            outcomes = [f.result() for f in futures]
-            seconds = time.monotonic() - begin
-        found = {source: str(o.verdict) for (_, source), o in zip(sources, outcomes, strict=True)}
+        outcomes, seconds = graded(pool, sources, options)
+        found = {source: str(o.verdict) for source, o in outcomes.items()}
         verdicts = found if name == "one machine" else verdicts
-        held = {kind: sum(o.seconds.get(kind, 0.0) for o in outcomes) for kind in ("shared", "alone")}
+        held = {kind: sum(o.seconds.get(kind, 0.0) for o in outcomes.values()) for kind in ("shared", "alone")}
         rows.append({
             "correct": correct, "schedule": name, "seconds": round(seconds, 1), "gradings_per_second": round(count / seconds, 2),
             "gpu_seconds_per_grading": round(sum(held.values()) / count, 2), "of_them_alone": round(held["alone"] / count, 3),

@@ -144,6 +144,19 @@ def test_some_normal_numbers_of_derived_cases_are_near_zero(name: str) -> None:
     assert near
 
 
+@pytest.mark.parametrize(
+    "name", ["fusion/fused_sigmoid_batch_norm", "fusion/fused_hardsigmoid_batch_norm", "normalization/batch_norm"]
+)
+def test_running_statistics_are_small_and_large_outside_of_training_in_every_grading(name: str) -> None:
+    """A kernel that took running means below 0.0001 for zero was paid."""
+    task = load_task(name)
+    for secret in SECRETS:
+        cases = [c for c in derived_cases.derive(task, secret, "eval") if c.args.get("training") is False]
+        means = [inputs.draw(task, c, 1)["running_mean"].abs() for c in cases]
+        assert any(bool((m < 1e-3).all() and ((m > 0) & (m < 1e-4)).any()) for m in means)
+        assert any(bool((m > 16).any()) for m in means)
+
+
 def test_a_contiguous_case_ends_within_a_block() -> None:
     # Otherwise a kernel may leave out its last block wherever the input is contiguous and of no declared size.
     task = load_task("activation/sigmoid")
