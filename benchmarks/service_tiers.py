@@ -2,6 +2,7 @@
 
     python benchmarks/service_tiers.py --correct 0.1 0.6 --screeners 16     # simulated
     python benchmarks/service_tiers.py --correct 0.1 0.6 --real 60          # real proofs, a simulated GPU stage
+    python benchmarks/service_tiers.py --correct 0.1 0.6 --cuda 80          # all is real: one GPU, 16 cores more for proofs
 
 Three schedules of the same workload on one GPU machine, by ``eval/simulate.py``:
 
@@ -16,6 +17,9 @@ which is its share of proof and compilation in docs/measurements/2026-11-22-h200
 With ``--real`` nothing but the GPU is simulated: ``TieredPool`` itself, real worker processes, and real proofs on the CPU tier of
 experts and of experts that store a multiple of the result. The GPU stage of a kernel sleeps: ``SHARED`` seconds, and for a
 correct kernel ``ALONE`` seconds in which no other kernel is on the GPU. All cores of this machine make proofs.
+
+With ``--cuda`` nothing is simulated: the workers of the first GPU have ``--cores`` cores, and ``--screeners`` workers the others.
+Gradings are timed in training precision. GPU seconds are those for which gradings held the GPU's lock, shared or alone.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kbx_env.eval.simulate import Job, Shape, play
 
-from kbx_env.executor import Executor, ProcessPool, Request
+from kbx_env.executor import GRADER, Executor, ProcessPool, Request
 from kbx_env.executor.pools.tiered import TieredPool
 from kbx_env.options import GradeOptions
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
@@ -179,6 +184,26 @@ def workload(correct: float, count: int) -> list[tuple[str, bytes]]:
     return made
 
 
+def graded(
+    pool: Any, sources: Sequence[tuple[str, bytes]], options: Mapping[str, Any]
+) -> tuple[dict[bytes, Outcome], float]:  # fmt: skip
+    """Grade a workload, all of it submitted at once.
+
+    Args:
+        pool: a worker pool, which is closed at the end.
+        sources: (task, source) of each submission; sources are distinct.
+        options: of all gradings.
+
+    Returns:
+        The outcome of each source, and wall seconds from the first submission to the last outcome.
+    """
+    with Executor(pool, capacity=len(sources)) as executor:
+        begin = time.monotonic()
+        futures = {source: executor.submit(Request(task, source, dict(options))) for task, source in sources}
+        outcomes = {source: future.result() for source, future in futures.items()}
+        return outcomes, time.monotonic() - begin
+
+
 def measured(correct: float, count: int, workers: int) -> list[dict[str, Any]]:
     """Grade a workload by three schedules.
 
@@ -202,18 +227,53 @@ def measured(correct: float, count: int, workers: int) -> list[dict[str, Any]]:
             proofs.ready(120)
             gpu = SimulatedGpu(workers, proofs if name == "one machine" else None)
             pool = gpu if name == "one machine" else TieredPool(proofs, gpu)  # type: ignore[assignment]
-        with Executor(pool, capacity=count) as executor:
-            begin = time.monotonic()
-            futures = [executor.submit(Request(task, source, options)) for task, source in sources]
-            outcomes = [f.result() for f in futures]
-            seconds = time.monotonic() - begin
-        found = {source: str(o.verdict) for (_, source), o in zip(sources, outcomes, strict=True)}
+        outcomes, seconds = graded(pool, sources, options)
+        found = {source: str(o.verdict) for source, o in outcomes.items()}
         if name == "two tiers":
             verdicts, right = found, frozenset(s for s, v in found.items() if v == "correct")
         rows.append({
             "correct": correct, "schedule": name, "gradings_per_second": round(count / seconds, 2),
             "gpu_workers_taken": gpu.requests, "gpu_seconds_per_grading": round(gpu.held / count, 2),
             "verdicts": dict(Counter(found.values())), "same_verdicts": found == verdicts if name != "gpu only" else None,
+        })  # fmt: skip
+    return rows
+
+
+def on_gpu(correct: float, count: int, workers: int, screeners: int, cores: int) -> list[dict[str, Any]]:
+    """Grade a workload by three schedules on a real GPU.
+
+    Args:
+        correct: share of experts without a fault.
+        count: submissions.
+        workers: of the GPU.
+        screeners: workers that make proofs, in the schedule ``two tiers``.
+        cores: that the workers of the GPU share; those that screen have the others.
+
+    Returns:
+        A row for each schedule.
+    """
+    sources, every = workload(correct, count), sorted(os.sched_getaffinity(0))
+    near, far = every[:cores], every[cores:] or every
+    options = dataclasses.asdict(GradeOptions.of({"backend": "cuda", "targets": (), "precision": "training"}).resolved())
+    gpu_env = {"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1"}
+    rows, verdicts = list[dict[str, Any]](), dict[bytes, str]()
+    for name in ("gpu only", "one machine", "two tiers"):
+        grader = "benchmarks._service_worker:unproven" if name == "gpu only" else GRADER
+        final = ProcessPool(workers, grader, env=gpu_env, cores=near)
+        final.ready(120)
+        pool: Any = final
+        if name == "two tiers":
+            screen = ProcessPool(screeners, env={"CUDA_VISIBLE_DEVICES": ""}, cores=far)
+            screen.ready(120)
+            pool = TieredPool(screen, final)
+        outcomes, seconds = graded(pool, sources, options)
+        found = {source: str(o.verdict) for source, o in outcomes.items()}
+        verdicts = found if name == "one machine" else verdicts
+        held = {kind: sum(o.seconds.get(kind, 0.0) for o in outcomes.values()) for kind in ("shared", "alone")}
+        rows.append({
+            "correct": correct, "schedule": name, "seconds": round(seconds, 1), "gradings_per_second": round(count / seconds, 2),
+            "gpu_seconds_per_grading": round(sum(held.values()) / count, 2), "of_them_alone": round(held["alone"] / count, 3),
+            "verdicts": dict(Counter(found.values())), "same_verdicts": found == verdicts if name == "two tiers" else None,
         })  # fmt: skip
     return rows
 
@@ -227,7 +287,12 @@ def main() -> None:
     p.add_argument("--cores", type=int, default=16, help="cores of the GPU machine")
     p.add_argument("--count", type=int, default=2000)
     p.add_argument("--real", type=int, metavar="N", help="grade N submissions for each share and schedule; only the GPU sleeps")
+    p.add_argument("--cuda", type=int, metavar="N", help="grade N submissions for each share and schedule on the first GPU")
     a = p.parse_args()
+    if a.cuda:
+        for row in (r for correct in a.correct for r in on_gpu(correct, a.cuda, a.workers, a.screeners, a.cores)):
+            print(json.dumps(row), flush=True)
+        return
     if a.real:
         for row in (r for correct in a.correct for r in measured(correct, a.real, 4)):
             print(json.dumps(row), flush=True)

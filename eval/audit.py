@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from kbx_env.grading import inputs, judge, reference
+from kbx_env.grading.judge.close import Measured
 from kbx_env.grading.reference import Expected
 from kbx_env.spec.catalog import load_task, load_tasks
 from kbx_env.spec.criteria import Dropout, Sample
@@ -108,6 +109,7 @@ class _Drawn:
     index: int
     args: Args
     expected: Expected
+    known: judge.Known
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -190,22 +192,33 @@ _MAKERS: Mapping[str, Callable[[_Drawn], list[_Make]]] = {
 """Kind of cheap answer -> the answers of that kind for a case, none where the kind makes no sense."""
 
 
-def cheap(task: Task, case: Case, index: int, kind: str) -> Iterator[Any]:
-    """Yield cheap answers of a kind for one case, none where the kind makes no sense.
+def draw(task: Task, index: int) -> _Drawn:
+    """Draw the inputs of a case, and compute the right outputs.
 
     Args:
         task: the task.
-        case: one of its cases.
         index: of the case; it seeds the inputs.
+
+    Returns:
+        The same for every call, so that one draw serves all kinds.
+    """
+    case = task.cases[index]
+    args = inputs.draw(task, case, 1000 + index)
+    return _Drawn(task, case, index, args, _expect(task, case, args), judge.Known(measured=Measured()))
+
+
+def cheap(drawn: _Drawn, kind: str) -> Iterator[Any]:
+    """Yield cheap answers of a kind for one case, none where the kind makes no sense.
+
+    Args:
+        drawn: the case.
         kind: one of ``KINDS``.
 
     Yields:
-        (arguments, answer).
+        The answers.
     """
-    args = inputs.draw(task, case, 1000 + index)
-    drawn = _Drawn(task, case, index, args, _expect(task, case, args))
     for make in _MAKERS[kind](drawn):
-        yield args, answer(task, case, args, drawn.expected, make)
+        yield answer(drawn.task, drawn.case, drawn.args, drawn.expected, make)
 
 
 def _copied(v: torch.Tensor, i: int, o: torch.Tensor) -> torch.Tensor:
@@ -227,26 +240,34 @@ def _half(o: torch.Tensor) -> torch.Tensor:
     return out.view(o.shape) if o.numel() > 1 else torch.zeros_like(o)
 
 
-def passes(task: Task, kind: str) -> bool:
-    """Return whether a cheap answer of a kind is right in every case in which it makes sense."""
+def passes(task: Task, kind: str, drawn: dict[int, _Drawn] | None = None) -> bool:
+    """Return whether a cheap answer of a kind is right in every case in which it makes sense.
+
+    Args:
+        task: the task.
+        kind: one of ``KINDS``.
+        drawn: cases that were drawn for other kinds, by index; the others are added.
+    """
+    drawn = {} if drawn is None else drawn
     alive: dict[int, bool] = {}
     looked = False
     order = sorted(range(len(task.cases)), key=lambda i: bool(task.cases[i].args or task.cases[i].layouts))
     for index in order:
-        case = task.cases[index]
-        for k, (args, made) in enumerate(cheap(task, case, index, kind)):
+        if index not in drawn:
+            drawn[index] = draw(task, index)
+        for k, made in enumerate(cheap(drawn[index], kind)):
             if alive.get(k, True):
                 looked = True
-                alive[k] = _right(task, case, args, made)
+                alive[k] = _right(drawn[index], made)
         if alive and not any(alive.values()):
             return False
     return looked and any(alive.values())
 
 
-def _right(task: Task, case: Case, args: Args, made: Any) -> bool:
+def _right(drawn: _Drawn, made: Any) -> bool:
     try:
-        count = judge.calls_needed(task, case)
-        return judge.judge(task, case, args, [made] * count, timed=False).passed
+        answers = [made] * judge.calls_needed(drawn.task, drawn.case)
+        return judge.judge(drawn.task, drawn.case, drawn.args, answers, timed=False, known=drawn.known).passed
     except RuntimeError:  # a factor with which no library can compute on is wrong
         return False
 
@@ -260,7 +281,8 @@ def kinds_that_pass(task: Task) -> list[str]:
     """Return the kinds of cheap answers that pass a task and are not listed."""
     if isinstance(task.truth, Sample):
         task = replace(task, cases=tuple(c for c in task.cases if c.axes))
-    return [k for k in KINDS if (task.id, k) not in LISTED and passes(task, k)]
+    drawn: dict[int, _Drawn] = {}
+    return [k for k in KINDS if (task.id, k) not in LISTED and passes(task, k, drawn)]
 
 
 def main() -> int:

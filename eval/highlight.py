@@ -5,6 +5,7 @@ The spans are not written by Pygments' HtmlFormatter, because it leaves quotes a
 
 from __future__ import annotations
 
+import functools
 import html
 import itertools
 import re
@@ -57,6 +58,7 @@ def _tokens(text: str) -> Iterator[tuple[Any, str]]:
     yield Text, text[end:]
 
 
+@functools.cache
 def _shown_type(kind: Any) -> Any:
     """Return the type by which the page colours a token."""
     if any(kind in t for t in _DEFINED):

@@ -435,6 +435,7 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
             pool = InlinePool(grade)
         elif pool is None:
             pool = _local_pool(choices, stack)
+            pages.import_ahead()
         # All answers are submitted at once, so that the progress bars know their number.
         deadline = deadline_of(timed, compiled=a.compiled) if a.grader is None else DEADLINE
         # A service itself tries again after an infrastructure fault.

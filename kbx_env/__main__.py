@@ -98,11 +98,6 @@ def _grade(a: argparse.Namespace) -> int:
         from kbx_env.options import resolve_backend
 
         backend = resolve_backend(a.backend)
-        if backend == "cpu":
-            import torch
-
-            # Cases are small, and another thread slows them down where other processes use the cores.
-            torch.set_num_threads(1)
         began = _age()
         with Grader(started=sandbox) as grader:
             outcome = retrying(grader.grade)(a.task, source, backend=backend, **options)

@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import queue
+import ssl
 import threading
 import time
 import uuid
@@ -209,9 +210,25 @@ class _Base:
             return max(0.0, min(pause, until() - time.monotonic()))
 
         return {
-            "retry": tenacity.retry_if_exception_type(_interruptions()), "wait": wait,
+            "retry": tenacity.retry_if_exception(self._passes), "wait": wait,
             "stop": lambda _: time.monotonic() >= until(), "reraise": True,
         }  # fmt: skip
+
+    def _passes(self, error: BaseException) -> bool:
+        """Return whether an error may be gone when the request is made again.
+
+        Raises:
+            UsageError: the service's certificate is not trusted, which no repetition changes.
+        """
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
+            raise UsageError(
+                f"{self.url}: its certificate is not trusted ({cause.verify_message}); SSL_CERT_FILE=FILE names the certificates "
+                "of the authority that made it"
+            ) from error
+        return isinstance(error, _interruptions())
 
     # -- the requests ----------------------------------------------------------------------
 

@@ -238,8 +238,8 @@ class Finding:
     """A fault in a kernel that a run on a GPU would not report.
 
     Attributes:
-        kind: ``out_of_bounds``, ``uninitialised_read``, ``decides_on_unwritten``, ``write_conflict``, ``order_dependent`` or
-            ``reordered``.
+        kind: ``out_of_bounds``, ``uninitialised_read``, ``decides_on_unwritten``, ``write_conflict``, ``lane_conflict``,
+            ``order_dependent`` or ``reordered``.
         kernel: name of the kernel.
         line: source line of the access, 0 if unknown.
         file: name of the source file, "" if unknown.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kbx_env.spec.task import Case, Ints, Normal, Outlier
+from kbx_env.spec.task import Case, HalfNormal, Ints, Normal, Outlier, Uniform
 from kbx_env.spec.varied import Family, Pick, flat
 
 Args = Callable[[Pick], Mapping[str, Any]] | None
@@ -18,6 +18,8 @@ WIDE = 1100
 """Length of an axis that needs a second block of a kernel for single elements."""
 LARGE_BIAS = Outlier(p=0.1, scale=32)
 """Biases of a convolution's channels: some are larger than its sums."""
+SMALL_BIAS = Normal(scale=2.0**-14, clamp=9e-5)
+"""Biases below 0.0001."""
 DEEP_SUM = 4096
 """Length of a product's inner axis at which a 16-bit accumulator loses more than the tolerance."""
 LOWEST = Ints(-(2**63), -(2**63) + 5)
@@ -294,6 +296,14 @@ def almost_certain(args: Args = None, **more: Any) -> tuple[Family, ...]:
 
 NEAR_ZERO = Outlier(p=0.5, scale=2.0**-14)
 """Numbers of order one, half of which are smaller by 2**-14: around 0.00006."""
+TINY = Normal(scale=2.0**-16, clamp=9e-5)
+"""Numbers around 0.000015, of which none is above 0.0001: a kernel that takes small numbers for zero sees zeros alone."""
+SMALL_POSITIVE = Uniform(1e-5, 9e-5)
+"""Positive numbers below 0.0001."""
+LARGE = Normal(scale=64)
+"""Numbers that a bound of 16 changes in most places."""
+BOTH_ENDS = Outlier(p=0.5, scale=2.0**-19, base=24)
+"""Numbers of order 24, half of which are smaller by 2**-19: around 0.00005."""
 
 
 def near_zero(args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | None = None, **more: Any) -> tuple[Family, ...]:
@@ -313,9 +323,38 @@ def near_zero(args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | Non
     )  # fmt: skip
 
 
-def plain(*dtyped: str) -> Callable[[Case], bool]:
-    """Return the condition that a case has the declared dtypes."""
-    return lambda case: not case.dtypes
+SMALL_STATISTICS = {
+    "running_mean": Normal(scale=2.0**-15), "running_var": HalfNormal(2.0**-16, 2.0**-15), "weight": NEAR_ZERO, "bias": NEAR_ZERO,
+}  # fmt: skip
+"""Of a batch normalisation whose input is about as small as the standard deviations."""
+LARGE_STATISTICS = {
+    "running_mean": LARGE, "running_var": HalfNormal(20, 8000), "weight": Normal(scale=24), "bias": Normal(scale=24),
+}  # fmt: skip
+"""Of one whose input is large."""
+
+
+def statistics() -> tuple[Family, ...]:
+    """Batch normalisations outside of training whose input and running statistics are small, or large.
+
+    A kernel that takes small numbers for zero is wrong in every channel of the first case: the running means are a share of
+    the standard deviations. Half of the weights and biases are near zero there.
+
+    Returns:
+        The families: two.
+    """
+    return flat(
+        sizes(
+            lambda p: {"N": p.whole(2, 5), "C": p.whole(20, 30), "*": p.shape(1, 3, 20)},
+            lambda p, s: {"training": False, "momentum": p.real(0, 1), "eps": p.among(1e-5, 2e-5, 3e-5)}, where=plain, full=True,
+            draw=draw, draws=draws,
+        )
+        for draw, draws in ((Normal(scale=2.0**-9), SMALL_STATISTICS), (LARGE, LARGE_STATISTICS))
+    )  # fmt: skip
+
+
+def plain(case: Case) -> bool:
+    """Return whether a case has the declared dtypes."""
+    return not case.dtypes
 
 
 def half(case: Case) -> bool:
@@ -562,17 +601,27 @@ def conv_sizes(
         dilation = (pick.whole(1, 2), pick.whole(1, 3))
     if "Q" in long:  # many images: small ones
         stride = (pick.whole(1, 2), 1)
-    padding = (pick.whole(0, 2), pick.whole(0, 2))
+    paddings = [pick.whole(0, 2), pick.whole(0, 2)]
     n, c, rows, columns = size("N", 1, 2), size("C", 1, 3), size("P", least, least + 2), size("Q", least, least + 2)
     # The long axis of output channels is shared by the groups.
     o = out_step * max(1, -(-size("O", 1, 2) // (out_step * (g if "O" in long else 1))))
 
     def extent(result: int, k: int, i: int) -> int:
         """Return the size of the image for a size of the result, plus what stride leaves unread."""
-        reach = (result - 1) * stride[i] + dilation[i] * (k - 1) + 1 - 2 * padding[i]
+        reach = (result - 1) * stride[i] + dilation[i] * (k - 1) + 1 - 2 * paddings[i]
         return max(1, reach + pick.whole(0, stride[i] - 1))
 
-    h, w = extent(rows, r, 0), extent(columns, s, 1)
+    def read(result: int, k: int, i: int) -> bool:
+        """Return whether a window reads a pixel, and not padding alone."""
+        at = (j * stride[i] + t * dilation[i] - paddings[i] for j in range(result) for t in range(k))
+        return any(0 <= x < image[i] for x in at)
+
+    image = [extent(rows, r, 0), extent(columns, s, 1)]
+    for i, (result, k) in enumerate(((rows, r), (columns, s))):
+        if not read(result, k, i):
+            paddings[i] = 0
+            image[i] = extent(result, k, i)
+    (h, w), padding = image, tuple(paddings)
     p, q = (
         (size + 2 * padding[i] - dilation[i] * (k - 1) - 1) // stride[i] + 1
         for i, (size, k) in enumerate(((h, r), (w, s)))
@@ -585,23 +634,27 @@ def conv_sizes(
 
 
 def convs(
-    args: Args = None, *, image: str = "input", prefix: str = "", out: bool = False,
+    args: Args = None, *, image: str = "input", weight: str = "weight", prefix: str = "", out: bool = False,
     out_step: Callable[[Pick], int] = lambda pick: 1, groups: bool = True, least: int = 2,
-    long: tuple[dict[str, int], ...] = LONG_CONV,
+    long: tuple[dict[str, int], ...] = LONG_CONV, small: float = 2.0**-12,
     more: Callable[[Pick, Mapping[str, int]], Mapping[str, Any]] | None = None,
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> tuple[Family, ...]:  # fmt: skip
     """Convolutions with pairs for all options, groups, any layouts, long axes (``LONG_CONV``), and large and small factors.
 
+    In the case of many images pixels and biases are small, so that biases near zero show.
+
     Args:
         args: draws further arguments.
         image: the parameter of the images.
+        weight: the parameter of the weights.
         prefix: of the names stride, padding, dilation and groups.
         out: whether the signature has ``out``.
         out_step: draws a number of which the number of output channels is a multiple; ``more`` gets it as ``step``.
         groups: whether the signature has ``groups`` and ``dilation``.
         least: least height and width of the result.
         long: the long axes of each case.
+        small: standard deviation of the pixels in the case of many images.
         more: draws further axes and arguments (``axes``, ``args``) from the sizes.
         where: condition on the declared case.
         **fields: of the case.
@@ -616,15 +669,17 @@ def convs(
             axes, options = conv_sizes(pick, axis, prefix=prefix, out_step=step, groups=groups, least=least)
             extra = dict(more(pick, axes | {"step": step})) if more is not None else {}
             kept = {k: v for k, v in axes.items() if k not in ("P", "Q")}
-            factors = ("weight", image) if "O" in axis else (image, "weight")
+            factors = (weight, image) if "O" in axis else (image, weight)
             draws = balanced(pick, *factors) if "draw" not in fields else {}
-            usual: dict[str, Any] = {"out": out, "draw": Normal(), "draws": draws, "full": "O" in axis or pick.chance()}
+            draws = {image: Normal(scale=small)} if "N" in axis and draws else draws
+            usual: dict[str, Any] = {"out": out, "draw": Normal(), "draws": draws, "full": "C" not in axis or pick.chance()}
             case = pick.like(
                 kept | extra.get("axes", {}), options | _args(args, pick) | extra.get("args", {}), where=where,
                 **(usual | fields),
             )  # fmt: skip
-            biases = [name for name in case.given if name.endswith("bias")] if "O" in axis else []
-            return replace(case, draws={**case.draws, **dict.fromkeys(biases, LARGE_BIAS)})
+            biases = [name for name in case.given if name.endswith("bias")]
+            law = None if "draws" in fields else LARGE_BIAS if "O" in axis else SMALL_BIAS if "N" in axis else None
+            return replace(case, draws={**case.draws, **(dict.fromkeys(biases, law) if law is not None else {})})
 
         return family
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import pickle
+import socketserver
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from cut_link import link
 from grading_service import Grader, running
 
@@ -213,3 +217,51 @@ def test_a_restart_in_the_middle_loses_nothing(tmp_path: Path) -> None:
         thread.join(20)
         assert sorted(found) == list(range(12)) and all(o.correct for o in found.values())
     assert len(grader.calls) == 12
+
+
+@pytest.fixture
+def encrypted() -> Iterator[tuple[str, trustme.CA]]:
+    """A server that speaks TLS and nothing more, and who signed its certificate."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Handshake) as made:
+        made.daemon_threads = True
+        made.context = context  # type: ignore[attr-defined]
+        threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"https://127.0.0.1:{made.server_address[1]}", authority
+        made.shutdown()
+
+
+class _Handshake(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        with contextlib.suppress(OSError), self.server.context.wrap_socket(self.request, server_side=True) as talk:  # type: ignore[attr-defined]
+            talk.recv(1 << 16)
+            talk.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnull")
+
+
+def test_a_certificate_that_nobody_trusts_is_an_error_at_once(encrypted: tuple[str, trustme.CA]) -> None:
+    url, _ = encrypted
+    began = time.monotonic()
+    with Client(url) as made:
+        for call in (lambda: made.grade("math/abs", "right"), lambda: list(made.grade_many([("math/abs", "right")])), made.health):
+            with pytest.raises(UsageError, match="certificate is not trusted .*SSL_CERT_FILE"):
+                call()
+
+    async def ask() -> None:
+        async with AsyncClient(url) as made:
+            await made.grade("math/abs", "right")
+
+    with pytest.raises(UsageError, match="certificate is not trusted"):
+        asyncio.run(ask())
+    assert time.monotonic() - began < 10
+
+
+def test_an_authority_of_ones_own_is_named_by_ssl_cert_file(
+    encrypted: tuple[str, trustme.CA], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, authority = encrypted
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    with Client(url) as made:
+        assert made.health() is None

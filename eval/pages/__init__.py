@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,23 @@ FILES = "report.files.json"
 """Lists the files that a report wrote into subfolders, for ``--overwrite``."""
 PAIRS = 6
 """The most comparisons of two policies: all pairs of up to four policies; of more policies, each with the first."""
+
+
+def import_ahead() -> threading.Thread:
+    """Import in the background what ``write`` needs: two to five seconds, for which a run of gradings need not wait at its end.
+
+    Returns:
+        The thread.
+    """
+
+    def work() -> None:
+        for name in ("kbx_env.eval.task_pages", "matplotlib.backends.backend_agg", "matplotlib.patches", "statsmodels.api"):
+            with contextlib.suppress(ImportError):  # ``write`` says what is not installed
+                importlib.import_module(name)
+
+    thread = threading.Thread(target=work, name="imports of the report", daemon=True)
+    thread.start()
+    return thread
 
 
 def write(

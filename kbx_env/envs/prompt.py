@@ -109,6 +109,7 @@ KINDS = {
     "uninitialised_read": "Read before written",
     "decides_on_unwritten": "Decides on memory that nothing has written",
     "write_conflict": "Write conflict",
+    "lane_conflict": "Two elements of one store write to one place",
     "order_dependent": "Depends on the order of programs",
     "reordered": "May be compiled wrongly",
 }

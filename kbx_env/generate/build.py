@@ -32,13 +32,16 @@ GRADINGS = 3
 """Fresh gradings of the kernel of every task."""
 ATTEMPTS = 12
 """Candidates for each task that is asked for; more means that the families cannot give as many different tasks."""
+AHEAD = 8
+"""Candidates given to each worker process ahead of the oldest proof that is waited for: with two, a proof that takes ten times as
+long as the others left the other processes idle."""
 RENEWED = 500
 """Proofs of each worker process before it is replaced: its memory grows by a third of a MiB with every task."""
 PROOFS = "proofs.jsonl"
 """File with the result of every proof, for resuming: index, task, family, faults, seconds."""
 KERNELS = "kernels.jsonl"
 """File with the kernels, as the policy ``replay`` reads them."""
-VERSION = 2
+VERSION = 3
 """Version of the generator: another one gives other tasks for the same seed."""
 Progress = Callable[[int, int, int], None]
 """Is told the numbers of proven tasks, of tasks asked for, and of candidates dropped."""
@@ -178,7 +181,11 @@ class _Builder:
             order: collections.deque[_Candidate] = collections.deque()
             while len(proven) < count:
                 # Those that are known to be good may be enough: another run of a finished pack proves nothing.
-                while len(running) < 2 * self.workers and len(proven) + sum(map(_good, order)) < count:
+                while (
+                    len(running) < AHEAD * self.workers
+                    and len(proven) + sum(map(_good, order)) < count
+                    and len(proven) + len(order) < count + 2 * self.workers  # few proofs are begun that the pack does not need
+                ):
                     candidate = next(source)
                     order.append(candidate)
                     if candidate.index in self.proofs:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
+import inspect
+import keyword
 import random
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +26,6 @@ DTYPE_WORDS = {
     "i8": ("int8",),
 }
 """Names of dtypes in contracts."""
-IMPORTS = """\
-import torch
-import triton
-import triton.language as tl
-
-
-"""
 
 
 @dataclass(frozen=True)
@@ -76,8 +73,14 @@ class Draft:
         return max(1, min(5, self.hard + (self.size + 1) // 3))
 
     def entry(self, taken: set[str]) -> str:
-        """Return a name that is not taken yet."""
+        """Return a name that is not taken yet, and that the kernel's file does not need for something else.
+
+        A function named ``min`` would hide Python's ``min`` from its own file.
+        """
         name = "_".join(dict.fromkeys(self.words))
+        used = set(re.findall(r"(?<![.\w])[A-Za-z_]\w*", "\n".join([self.expert, *self.body, self.helpers])))
+        if name in used or name in dir(builtins) or keyword.iskeyword(name):
+            name = f"{name}_{self.family}"
         found, k = name, 2
         while found in taken:
             found, k = f"{name}_{k}", k + 1
@@ -128,7 +131,7 @@ class Draft:
 
     def expert_file(self, name: str) -> str:
         """Return the kernel's file; ``name`` is that of the function."""
-        return self.expert.replace("ENTRY", name)
+        return re.sub(r"\n\n+(?= )", "\n", self.expert).replace("ENTRY", name)
 
     def contract(self, name: str) -> str:
         """Return the docstring of the task; ``name`` is that of the function."""
@@ -145,8 +148,6 @@ class Draft:
         """Return the result of an example call as text."""
         call: Callable[..., Any] = self.function(name)
         bound: dict[str, Any] = {}
-        import inspect
-
         signature = inspect.signature(call)
 
         def take(*args: Any, **kwargs: Any) -> None:
@@ -175,8 +176,6 @@ SPEC_NAMES = ("Case", "Constant", "Cost", "HalfNormal", "Ints", "Normal", "Outli
 
 
 def _uses(text: str, name: str) -> bool:
-    import re
-
     return re.search(rf"\b{name}\(", text) is not None
 
 

@@ -47,8 +47,18 @@ class Op:
     smooth: bool = True
 
 
-def _odd(f: Callable[[float], float]) -> Callable[[Interval], Interval]:
+def _rising(f: Callable[[float], float]) -> Callable[[Interval], Interval]:
+    """Bounds of a function that never falls."""
     return lambda a: (f(a[0]), f(a[1]))
+
+
+def _dipping(least: float) -> Callable[[Interval], Interval]:
+    """Bounds of a function that lies between ``least`` and 0 on the left of 0, and between 0 and its operand on the right."""
+    return lambda a: (0.0 if a[0] >= 0 else least, max(a[1], 0.0))
+
+
+def _sigmoid(v: float) -> float:
+    return 1 / (1 + math.exp(-v)) if v > -700 else 0.0
 
 
 def _even(f: Callable[[float], float], least: float) -> Callable[[Interval], Interval]:
@@ -93,20 +103,26 @@ OPS: Mapping[str, Op] = {
         "tl.sigmoid({a})",
         "sigmoid({a})",
         ("{y} * (1.0 - {y})",),
-        _between(0, 1),
+        _rising(_sigmoid),
         SIGMOID,
         "sigmoid",
         4,
     ),
     "tanh": Op(
-        "torch.tanh({a})", "_tanh({a})", "tanh({a})", ("1.0 - {y} * {y}",), _between(-1, 1), word="tanh", flops=4
+        "torch.tanh({a})",
+        "libdevice.tanh({a})",
+        "tanh({a})",
+        ("1.0 - {y} * {y}",),
+        _rising(math.tanh),
+        word="tanh",
+        flops=4,
     ),
     "silu": Op(
         "F.silu({a})",
         "{a} * tl.sigmoid({a})",
         "silu({a})",
         ("tl.sigmoid({a}) * (1.0 + {a} * (1.0 - tl.sigmoid({a})))",),
-        lambda a: (-0.3, max(a[1], 0)),
+        _dipping(-0.3),
         "silu(z) = z / (1 + exp(-z))",
         "silu",
         5,
@@ -126,7 +142,7 @@ OPS: Mapping[str, Op] = {
         "0.5 * {a} * (1.0 + tl.erf({a} * 0.7071067811865476))",
         "gelu({a})",
         ("0.5 * (1.0 + tl.erf({a} * 0.7071067811865476)) + 0.3989422804014327 * {a} * tl.exp(-0.5 * {a} * {a})",),
-        lambda a: (-0.2, max(a[1], 0)),
+        _dipping(-0.2),
         "gelu(z) = z / 2 * (1 + erf(z / sqrt(2)))",
         "gelu",
         6,
@@ -136,27 +152,27 @@ OPS: Mapping[str, Op] = {
         "{a} / (1.0 + tl.abs({a}))",
         "softsign({a})",
         ("1.0 / ((1.0 + tl.abs({a})) * (1.0 + tl.abs({a})))",),
-        _between(-1, 1),
+        _rising(lambda v: v / (1 + abs(v))),
         "softsign(z) = z / (1 + |z|)",
         "softsign",
         3,
     ),
     "mish": Op(
         "F.mish({a})",
-        "{a} * _tanh(_softplus({a}))",
+        "{a} * libdevice.tanh(_softplus({a}))",
         "mish({a})",
-        ("_tanh(_softplus({a})) + {a} * tl.sigmoid({a}) * (1.0 - _tanh(_softplus({a})) * _tanh(_softplus({a})))",),
-        lambda a: (-0.4, max(a[1], 0)),
+        ("_mish_slope({a})",),
+        _dipping(-0.4),
         "mish(z) = z * tanh(log(1 + exp(z)))",
         "mish",
         9,
     ),
     "elu": Op(
         "F.elu({a})",
-        "tl.where({a} > 0.0, {a}, tl.exp(tl.minimum({a}, 0.0)) - 1.0)",
+        "tl.where({a} > 0.0, {a}, libdevice.expm1(tl.minimum({a}, 0.0)))",
         "elu({a})",
         ("tl.where({a} > 0.0, 1.0, tl.exp(tl.minimum({a}, 0.0)))",),
-        lambda a: (-1, max(a[1], 0)),
+        _dipping(-1.0),
         "elu(z) = max(z, 0) + min(exp(z) - 1, 0)",
         "elu",
         4,
@@ -166,7 +182,7 @@ OPS: Mapping[str, Op] = {
         "{a} * tl.minimum(tl.maximum({a} + 3.0, 0.0), 6.0) / 6.0",
         "hardswish({a})",
         ("0.0",),
-        lambda a: (-0.4, max(a[1], 0)),
+        _dipping(-0.4),
         "hardswish(z) = z * min(max(z + 3, 0), 6) / 6",
         "hardswish",
         5,
@@ -177,7 +193,7 @@ OPS: Mapping[str, Op] = {
         "tl.minimum(tl.maximum({a}, -3.0), 3.0)",
         "min(max({a}, -3), 3)",
         ("0.0",),
-        _between(-3, 3),
+        _rising(lambda v: min(max(v, -3.0), 3.0)),
         word="clamp",
         flops=2,
         smooth=False,
@@ -192,7 +208,7 @@ OPS: Mapping[str, Op] = {
         "tl.erf({a})",
         "erf({a})",
         ("1.1283791670955126 * tl.exp(-({a} * {a}))",),
-        _between(-1, 1),
+        _rising(math.erf),
         word="erf",
         flops=4,
     ),
@@ -226,7 +242,7 @@ OPS: Mapping[str, Op] = {
     ),
     "log1psq": Op(
         "torch.log1p(torch.square({a}))",
-        "tl.log(1.0 + {a} * {a})",
+        "libdevice.log1p({a} * {a})",
         "log(1 + ({a})^2)",
         ("2.0 * {a} / (1.0 + {a} * {a})",),
         _even(lambda v: math.log1p(v * v), 0.0),
@@ -251,7 +267,7 @@ OPS: Mapping[str, Op] = {
         word="rsqrt",
         flops=4,
     ),
-    "neg": Op("-({a})", "-({a})", "-({a})", ("-1.0",), lambda a: (-a[1], -a[0]), word="neg"),
+    "neg": Op("-({a})", "-{a}", "-({a})", ("-1.0",), lambda a: (-a[1], -a[0]), word="neg"),
     "add": Op("({a} + {b})", "{a} + {b}", "({a} + {b})", ("1.0", "1.0"), _corners(lambda x, y: x + y), word="add"),
     "sub": Op("({a} - {b})", "{a} - {b}", "({a} - {b})", ("1.0", "-1.0"), _corners(lambda x, y: x - y), word="sub"),
     "mul": Op("({a} * {b})", "{a} * {b}", "({a} * {b})", ("{b}", "{a}"), _corners(lambda x, y: x * y), word="mul"),
@@ -313,21 +329,35 @@ OPS: Mapping[str, Op] = {
     ),
 }
 """All operations by name."""
+EVEN = dict.fromkeys(
+    ("abs", "square", "cos", "gauss", "decay", "lorentz", "log1psq", "charbonnier", "rsqrt", "hypot"), 0
+)
+EVEN["damped"] = 1
+"""Operations for which the sign of an operand makes no difference, and from which operand on."""
+ROOTS = ("charbonnier", "rsqrt", "hypot")
+"""Operations that take a root at the end; others square it again."""
+SQUARING = (*ROOTS, "square", "gauss", "lorentz", "log1psq", "damped")
+"""Operations that square their operands, ``damped`` the second one only."""
 UNARY = tuple(k for k, op in OPS.items() if len(op.slopes) == 1)
 BINARY = tuple(k for k, op in OPS.items() if len(op.slopes) == 2)
+IMPORTS = """\
+import torch
+import triton
+import triton.language as tl
+"""
+"""First lines of every kernel's file."""
 HELPERS = {
-    "_tanh": """@triton.jit
-def _tanh(z):
-    e = tl.exp(-2.0 * tl.abs(z))
-    t = (1.0 - e) / (1.0 + e)
-    return tl.where(z < 0.0, -t, t)
-""",
     "_softplus": """@triton.jit
 def _softplus(z):
-    return tl.maximum(z, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(z)))
+    return tl.maximum(z, 0.0) + libdevice.log1p(tl.exp(-tl.abs(z)))
+""",
+    "_mish_slope": """@triton.jit
+def _mish_slope(z):
+    t = libdevice.tanh(_softplus(z))
+    return t + z * tl.sigmoid(z) * (1.0 - t * t)
 """,
 }
-"""Functions that templates in Triton call."""
+"""Functions that templates in Triton call; each calls only earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -397,11 +427,14 @@ def meanings(*nodes: Node | None) -> list[str]:
 
 
 def formula(node: Node) -> str:
-    """Return the expression as a formula, without parentheses around all of it or around plain names."""
-    text = _bare(node.written("text"))
-    for name in node.leaves():
-        text = text.replace(f"({name})^2", f"{name}^2").replace(f"-({name})", f"-{name}")
-    return text
+    """Return the expression as a formula, without parentheses around all of it."""
+    return _bare(node.written("text"))
+
+
+def _plain(text: str) -> bool:
+    """Return whether a text is a name or one call, which needs no parentheses before a power or behind a sign."""
+    call = re.match(r"\w+(?=\()", text)
+    return text.isidentifier() or (call is not None and _bare(text[call.end() :]) != text[call.end() :])
 
 
 def _bare(text: str) -> str:
@@ -415,9 +448,12 @@ def _bare(text: str) -> str:
 
 
 def _filled(template: str, operands: Mapping[str, str]) -> str:
-    """Return a template with operands, whose own parentheses are left out where the template has some."""
+    """Return a template with operands, without parentheses that say nothing."""
     inner = {}
     for name, text in operands.items():
+        if _plain(text):
+            for before, behind in (("", "^2"), ("-", "")):
+                template = template.replace(f"{before}({{{name}}}){behind}", f"{before}{{{name}}}{behind}")
         enclosed = re.findall(rf"(?<=[(,|])\s?\{{{name}\}}(?=[),|])", template)
         inner[name] = _bare(text) if len(enclosed) == template.count(f"{{{name}}}") else text
     return template.format(**inner)
@@ -467,26 +503,37 @@ def draw(
 
 
 def _sensible(node: Node) -> bool:
-    """Return whether no operation is lost on its operand: no periodic function of huge values, no flat tail."""
-    for n in node.walk():
-        if not n.op:
-            continue
-        reach = max(max(map(abs, p.bounds())) for p in n.parts)
-        if n.op in ("sin", "cos") and reach > 100:
-            return False
-        if n.op in ("gauss", "erf", "tanh", "sigmoid", "lorentz", "decay") and reach > 200:
-            return False
-        if n.op == "abs" and n.parts[0].bounds()[0] >= 0:
-            return False
-        if n.op in ("relu", "clamp") and (n.parts[0].bounds()[0] >= 0 or n.parts[0].bounds()[1] <= 0):
-            return False
-        if len(n.parts) == 2 and n.parts[0] == n.parts[1]:
-            return False
-        if n.op in ("maximum", "minimum"):
-            a, b = (p.bounds() for p in n.parts)
-            if a[1] <= b[0] or b[1] <= a[0]:
-                return False
-    return True
+    """Return whether every operation does something: no periodic function of huge values, no flat tail, no lost sign."""
+    return all(_bounded_well(n) and _changes_something(n) for n in node.walk() if n.op)
+
+
+def _bounded_well(n: Node) -> bool:
+    """Return whether an operation does not see values that are too large for it."""
+    reach = max(max(map(abs, p.bounds())) for p in n.parts)
+    if n.op in ("sin", "cos"):
+        return reach <= 100
+    return reach <= 200 or n.op not in ("gauss", "erf", "tanh", "sigmoid", "lorentz", "decay")
+
+
+def _changes_something(n: Node) -> bool:
+    """Return whether an operation is neither the identity nor constant, and no sign or root is lost."""
+    if n.op in EVEN and any(p.op in ("abs", "neg") for p in n.parts[EVEN[n.op] :]):
+        return False
+    if n.op in SQUARING and any(p.op in ROOTS for p in n.parts[EVEN[n.op] :]):
+        return False
+    if n.op in ("add", "sub", "mul") and any(p.op == "neg" for p in n.parts):
+        return False
+    low, high = n.parts[0].bounds()
+    if n.op in ("abs", "decay", "relu", "clamp") and (low >= 0 or high <= 0):
+        return False
+    if n.op == "clamp" and low >= -3 and high <= 3 or n.op == "elu" and low >= 0:
+        return False
+    if len(n.parts) < 2:
+        return True
+    if n.parts[0] == n.parts[1]:
+        return False
+    other = n.parts[1].bounds()
+    return n.op not in ("maximum", "minimum") or (high > other[0] and other[1] > low)
 
 
 @dataclass(frozen=True)
@@ -591,7 +638,20 @@ def unread(lines: Sequence[str], tensors: Iterable[str]) -> dict[str, str]:
     return {t: "0" for t in tensors if f"tl.load(p_{t} " not in text}
 
 
-def helpers(text: str) -> str:
-    """Return the definitions of the functions that a kernel's text calls."""
-    needed = {k for k in HELPERS if k + "(" in text}
-    return "".join(HELPERS[k] + "\n\n" for k in HELPERS if k in needed)
+def head(code: str, joins: str = "") -> str:
+    """Return what stands before a kernel: imports, and the functions that its statements call.
+
+    Args:
+        code: the statements.
+        joins: definitions of further functions.
+
+    Returns:
+        Source text, with two empty lines at its end.
+    """
+    called: list[str] = []
+    for name in reversed(HELPERS):  # a helper calls those before it
+        if name + "(" in code + "".join(called):
+            called.insert(0, HELPERS[name] + "\n\n")
+    text = joins + "".join(called)
+    imports = IMPORTS + ("from triton.language.extra import libdevice\n" if "libdevice." in code + text else "")
+    return imports + "\n\n" + text

@@ -44,7 +44,7 @@ def derive(task: Task, secret: bytes, split: str) -> list[Case]:
         split: ``train`` or ``eval``. In ``train`` no case has the sizes of a held-out one.
 
     Returns:
-        The cases, in the order of ``task.varied``. Where none of them can spare its layouts, one more case follows.
+        The cases, in the order of ``task.varied``. Where no large one of them can spare its layouts, one more case follows.
 
     Raises:
         DeclarationError: a family draws nothing but sizes of held-out cases, or names what the task lacks.
@@ -64,7 +64,8 @@ def derive(task: Task, secret: bytes, split: str) -> list[Case]:
     cases = [laid_out(task, case, pick, alike=pick.chance(ALIKE)) for case, pick in drawn]
     pick = Pick(inputs.case_seed(secret, task.id, f"{split} contiguous", 0, 0))
     free = [k for k, (case, _) in enumerate(drawn) if not case.layouts and task.takes]
-    if spare := [k for k in free if _can_spare(task, cases, k)]:
+    large = [k for k in free if drawn[k][0].elements() > BLOCK]
+    if spare := [k for k in large or free if _can_spare(task, cases, k)]:
         k = pick.among(*_large([case for case, _ in drawn], spare))
         cases[k] = replace(cases[k], layouts={})
     elif free:

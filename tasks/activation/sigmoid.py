@@ -2,7 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
-from kbx_env.tasks._varied import elementwise
+from kbx_env.tasks._varied import elementwise, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Linspace, Normal, Paper, T, task
@@ -23,7 +23,11 @@ INF, NAN = float("inf"), float("nan")
             special=Choice(-INF, -3e38, -1e4, -90.0, -0.0, 0.0, 1e-6, 1.0, 90.0, 1e4, 3e38, INF, NAN),
         ),
     ),
-    varied=(elementwise(out=True),),
+    varied=(
+        elementwise(out=True),
+        # Results around 1e-10, which a bound of the input would make larger.
+        sizes(lambda p: {"*": p.shape(2, 4, 200)}, draw=Normal(mean=-23, scale=2), draws={}),
+    ),
     timed=stream(),
 )  # fmt: skip
 def sigmoid(input, out=None):

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from kbx_env.tasks._varied import longs, sizes
+from kbx_env.tasks._varied import TINY, longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Outlier, Paper, T, Uniform, task
@@ -48,6 +48,8 @@ ALIKE = {"draw": Uniform(-0.3, 1)}
             draws={},
             draw=Uniform(-0.3, 1),
         ),
+        sizes(lambda p: {"N": p.whole(20, 30), "D": p.whole(5, 9)}, lambda p, s: {"reduction": "none", "margin": p.real(-0.9, 0)},
+              draws={}, draw=TINY),
     ),
     timed=tuple(Case({"N": n, "D": 256}) for n in (32768, 131072, 524288)),
 )

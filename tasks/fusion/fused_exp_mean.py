@@ -2,7 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import stream
-from kbx_env.tasks._varied import long_axis, reduced
+from kbx_env.tasks._varied import SMALL_POSITIVE, long_axis, reduced, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, DtypeArg, Linspace, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -40,6 +40,8 @@ F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
     varied=(
         reduced(lambda p: {"keepdim": p.chance()}, none=True, out=True, where=lambda c: "dim" in c.args),
         long_axis(out=True, where=lambda c: "dim" in c.args),
+        sizes(lambda p: {"*": p.shape(2, 3, 60)}, lambda p, s: {"dim": p.axis(len(s["*"]))}, where=lambda c: "dim" in c.args,
+              draw=SMALL_POSITIVE, draws={}),
     ),
     timed=(
         *stream(powers=(25, 28), draw=Uniform()),

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._linear import FLOPS, TAKES, linear_cases, linear_timed
-from kbx_env.tasks._varied import linear
+from kbx_env.tasks._varied import LARGE, TINY, linear, plain, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, DtypeArg, Paper, task
@@ -21,7 +21,11 @@ from kbx_env.spec.task import Cost, DtypeArg, Paper, task
         *(linear_cases({"dtype": DtypeArg("f32")}, half=True)[-2:]),
         *(linear_cases({}, half=True)[-2:]),
     ),
-    varied=linear(lambda p: {"dim": p.axis(2)}, halves=True),
+    varied=(
+        *linear(lambda p: {"dim": p.axis(2)}, halves=True),
+        sizes(lambda p: {"B": p.whole(3, 9), "K": p.whole(4, 8), "O": p.whole(3, 9)}, lambda p, s: {"dim": p.among(1, -1)},
+              where=lambda c: plain(c) and "dtype" not in c.args, full=True, draws={"input": TINY, "weight": LARGE, "bias": TINY}),
+    ),
     timed=linear_timed((32, 8192, 8192), (1024, 1024, 4096), (4096, 4096, 4096)),
 )  # fmt: skip
 def fused_log_softmax_linear(input, weight, bias=None, dim=-1, dtype=None):

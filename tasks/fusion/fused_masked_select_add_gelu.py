@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from kbx_env.tasks._varied import both_ways
+from kbx_env.tasks._varied import LARGE, TINY, both_ways, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Bernoulli, Case, Cost, Linspace, Literal, Outlier, Paper, Shuffled, T, task
@@ -56,6 +56,10 @@ def _case(shape, mask, other, args=None, **more):
     varied=(
         both_ways("*", "*m", args=lambda p: {"other": p.real(-1, 1), "alpha": p.real(-2, 2)}, out=True,
                   draws={"mask": Bernoulli(0.95)}),
+        sizes(lambda p: dict.fromkeys(("*", "*m"), p.shape(2, 3, 90)), lambda p, s: {"other": p.among(1e-5, -2e-5), "alpha": 0.5},
+              draws={"input": TINY, "mask": Bernoulli(0.9)}),
+        sizes(lambda p: dict.fromkeys(("*", "*m"), p.shape(2, 3, 90)), lambda p, s: {"other": p.real(-1, 1), "alpha": 2},
+              draws={"input": LARGE, "mask": Bernoulli(0.9)}),
     ),
     timed=(*(_case((1 << k,), (1 << k,), 0.5) for k in (23, 25, 27)), _case((1 << 25,), (1 << 25,), 0.5, TANH)),
 )  # fmt: skip

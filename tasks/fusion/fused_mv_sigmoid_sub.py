@@ -1,7 +1,7 @@
 """fusion/fused_mv_sigmoid_sub."""
 
 import torch
-from kbx_env.tasks._varied import balanced, longs, sizes
+from kbx_env.tasks._varied import LARGE, SMALL_POSITIVE, TINY, balanced, longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, Uniform, task
@@ -41,6 +41,8 @@ def _case(n, m, lead=None, args=None, **more):
             draws=lambda p, s: balanced(p, *p.shuffled(("input", "vec")), round(s["M"] ** -0.25, 3))
             | {"other": Uniform(20, 60)},
         ),
+        sizes(lambda p: {"N": p.whole(9, 20), "M": p.whole(5, 9), "*o": ()}, lambda p, s: {"alpha": p.real(0.5, 2)},
+              where=lambda c: "other" not in c.args, draws={"input": LARGE, "vec": TINY, "other": SMALL_POSITIVE}),
     ),
     timed=tuple(_case(n, n, args={"other": 0.5}) for n in (4096, 8192, 16384)),
 )

@@ -2,13 +2,20 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import convs
+from kbx_env.tasks._varied import LARGE, LARGE_STATISTICS, SMALL_STATISTICS, TINY, convs
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Cost, HalfNormal, Paper, T, Uniform, task
+from kbx_env.spec.task import Cost, HalfNormal, Normal, Paper, T, Uniform, task
+from kbx_env.spec.varied import flat
 
 RUNNING = ("running_mean", "running_var")
 AFFINE = ("bn_weight", "bn_bias")
+SMALL, BIG = (
+    {"bn_" * (n in ("weight", "bias")) + n: d for n, d in draws.items()} | more
+    for draws, more in (
+        (SMALL_STATISTICS, {"input": Normal(scale=2.0**-13), "bias": TINY}), (LARGE_STATISTICS, {"input": LARGE, "bias": LARGE})
+    )
+)  # fmt: skip
 
 
 @task(
@@ -34,8 +41,15 @@ AFFINE = ("bn_weight", "bn_bias")
         {"given": (*RUNNING, "bn_bias"), "eps": 0.1, "inplace": True},
         {"given": RUNNING, "training": True, "inplace": True},
     ),
-    varied=convs(lambda p: {"momentum": p.real(0, 1), "eps": p.real(0.001, 0.5), "training": p.chance(0.7)},
-                 where=lambda c: set(RUNNING) <= set(c.given)),
+    varied=(
+        *convs(lambda p: {"momentum": p.real(0, 1), "eps": p.real(0.001, 0.5), "training": p.chance(0.7)},
+               where=lambda c: set(RUNNING) <= set(c.given)),
+        *flat(
+            convs(lambda p: {"training": False}, where=lambda c: set(RUNNING) <= set(c.given), long=({"O": 20},), full=True,
+                  draw=Normal(), draws=draws)
+            for draws in (SMALL, BIG)
+        ),
+    ),
     timed=(
         *conv_timed(given=(*RUNNING, *AFFINE)),
         conv_timed(given=(*RUNNING, *AFFINE), training=True)[1],

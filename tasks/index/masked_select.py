@@ -1,7 +1,7 @@
 """index/masked_select."""
 
 import torch
-from kbx_env.tasks._varied import ENDS, both_ways
+from kbx_env.tasks._varied import BOTH_ENDS, ENDS, both_ways
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Bernoulli, Case, Cost, Ints, Outlier, Paper, T, task
@@ -10,6 +10,11 @@ from kbx_env.spec.task import Bernoulli, Case, Cost, Ints, Outlier, Paper, T, ta
 def _dense(p):
     # Declared masks of more than a block are half full at most: a kernel might have room for no more.
     return both_ways("*", "*m", dtypes={"input": "f32"}, draws={"mask": Bernoulli(p.among(0.9, 1.0))})(p)
+
+
+def _both_ends(p):
+    shape = p.shape(2, 3, 90)
+    return p.like({"*": shape, "*m": shape}, dtypes={}, draws={"input": BOTH_ENDS, "mask": Bernoulli(0.9)})
 
 
 def _of_any_dtype(p):
@@ -53,6 +58,7 @@ def _of_any_dtype(p):
     ),
     varied=(
         _dense,
+        _both_ends,
         _of_any_dtype,
     ),
     timed=tuple(Case({"*": (n,), "*m": (n,)}) for n in (1 << 20, 1 << 22, 1 << 25)),

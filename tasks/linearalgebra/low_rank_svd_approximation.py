@@ -7,6 +7,8 @@ from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Paper, Spectrum, T, task
 
 FALLING = Spectrum(*(8 * 0.75**i for i in range(64)))
+SMALL = Spectrum(*(8e-5 * 0.75**i for i in range(64)))
+"""No element is above 0.0001."""
 """Every cut falls into a gap of a quarter of the singular value."""
 STEP = Spectrum(5, 4.5, 4, 3.5, 3, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 THIN = {"full_matrices": False}
@@ -48,6 +50,7 @@ def _sized(m, n, *B):
               draw=FALLING, out=True),
         sizes(longs({"m": (5, 9), "n": (5, 9)}, {"m": 52, "n": 52}, lambda p, s: {"*B": ()}, most=2000),
               lambda p, s: {"k": p.whole(1, 5)}, draw=FALLING),
+        sizes(lambda p: {"*B": (), "m": p.whole(6, 9), "n": p.whole(6, 9)}, lambda p, s: {"k": p.whole(1, 5)}, draw=SMALL),
     ),
     timed=tuple(Case(_sized(n, n, b), {"k": n // 4}, draw=FALLING) for n, b in ((16, 512), (32, 256), (64, 32))),
 )  # fmt: skip

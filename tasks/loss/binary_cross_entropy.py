@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._cases import stream
-from kbx_env.tasks._varied import elementwise, sizes
+from kbx_env.tasks._varied import SMALL_POSITIVE, elementwise, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Bernoulli, Case, Choice, Cost, Paper, T, Uniform, task
@@ -45,7 +45,9 @@ def _eager(input, target, weight=None, reduction="mean"):
         Case({"*": (3, 5, 211)}, NONE, held=True),
     ),
     varied=(
-        elementwise(lambda p: {"reduction": p.among("none", "sum", "mean")}, full=True),
+        elementwise(lambda p: {"reduction": p.among("none", "sum", "mean")}, full=True,
+                    draws={"weight": Uniform(0, 60)}),
+        sizes(lambda p: {"*": p.shape(2, 3, 60)}, lambda p, s: {"reduction": "none"}, full=True, draws={"weight": SMALL_POSITIVE}),
         sizes(lambda p: {"*": p.among((0,), (0, 3), (4, 0, 2))}, lambda p, s: {"reduction": p.among("none", "sum")}),
     ),
     timed=stream(draws=HARD),

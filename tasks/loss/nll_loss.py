@@ -57,7 +57,7 @@ WEIGHTED = {"given": ("weight",)}
             lambda p: {"B": p.whole(50, 70), "C": p.whole(2, 3)},
             lambda p, s: {"reduction": "none", "ignore_index": 0},
             where=lambda c: "ignore_index" not in c.args and "target" not in c.draws,
-            draws=lambda p, s: {"input": Uniform(-p.among(100, 1e-3, 1e-4, 1e-5), 0), "weight": Uniform(1e-5, 9e-5)},
+            draws=lambda p, s: {"input": Uniform(-p.among(1e-3, 1e-4, 1e-5), 0), "weight": Uniform(1e-5, 9e-5)},
             full=True,
         ),
         sizes(lambda p: {"B": 0, "C": p.whole(2, 9)}, lambda p, s: {"reduction": p.among("none", "sum")}),

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._cases import stream
-from kbx_env.tasks._varied import elementwise, sizes
+from kbx_env.tasks._varied import TINY, elementwise, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Normal, Outlier, Paper, T, task
@@ -39,6 +39,8 @@ NONE, SUM, MEAN = ({"reduction": r} for r in ("none", "sum", "mean"))
     varied=(
         elementwise(lambda p: {"beta": p.among(0, p.real(0, 4), p.real(0, 4), p.real(0, 4)),
                                "reduction": p.among("none", "sum", "mean")}),
+        sizes(lambda p: {"*": p.shape(2, 3, 60)}, lambda p, s: {"beta": p.among(0, p.real(0.5, 4)), "reduction": "none"},
+              draw=TINY),
         sizes(lambda p: {"*": p.among((0,), (0, 3), (4, 0, 2))}, lambda p, s: {"reduction": p.among("none", "sum")}),
     ),
     timed=stream(),

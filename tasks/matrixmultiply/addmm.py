@@ -3,7 +3,7 @@
 import math
 
 import torch
-from kbx_env.tasks._varied import DEEP_SUM, adjacent, balanced, few_rows
+from kbx_env.tasks._varied import DEEP_SUM, LARGE, TINY, adjacent, balanced, few_rows
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
@@ -34,6 +34,20 @@ def _vector(p):
                   draws=balanced(p, "mat2", "mat1", 0.2), where=lambda c: not c.dtypes, layouts=adjacent(p, 0, "mat2"))  # fmt: skip
 
 
+def _small(p):
+    return _of_size(p, TINY)
+
+
+def _large(p):
+    return _of_size(p, LARGE)
+
+
+def _of_size(p, numbers):
+    s = {"M": p.whole(5, 9), "K": p.whole(5, 9), "N": p.whole(5, 9)}
+    return p.like({"*": p.broadcast((s["M"], s["N"]))} | s, {"beta": p.real(0.5, 2), "alpha": p.real(0.5, 2)},
+                  draws={"input": numbers, "mat1": numbers, "mat2": Normal()}, where=lambda c: not c.dtypes)  # fmt: skip
+
+
 @task(
     difficulty=4,
     takes={"input": T("*"), "mat1": T("M K"), "mat2": T("K N")},
@@ -55,7 +69,7 @@ def _vector(p):
         _case(29, 140, 83, (1, 83), {"beta": 0.7, "alpha": 1.3}, held=True),
         _case(23, 99, 40, dtypes=HALF, held=True),
     ),
-    varied=(_any_factors, _deep, _vector),
+    varied=(_any_factors, _deep, _vector, _small, _large),
     timed=(_case(1024, 1024, 1024), _case(4096, 4096, 4096), _case(2048, 2048, 2048, dtypes=HALF),
            _case(4096, 4096, 4096, dtypes=HALF)),
 )  # fmt: skip

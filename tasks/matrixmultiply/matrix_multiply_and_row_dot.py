@@ -1,7 +1,7 @@
 """matrixmultiply/matrix_multiply_and_row_dot."""
 
 import torch
-from kbx_env.tasks._varied import longs, sizes
+from kbx_env.tasks._varied import LARGE, TINY, longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -41,6 +41,15 @@ def _eager(A, B, alpha, beta, C):
         sizes(
             longs({"N": (2, 9), "M": (2, 40), "P": (2, 40)}, {"N": 140, "M": 700, "P": 1100}, most=5_000_000),
             lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
+        ),
+        # All numbers below 0.0001, and nearly all above 16: C is about as large as the products.
+        *(
+            sizes(
+                lambda p: {"N": p.whole(2, 4), "M": p.whole(5, 9), "P": p.whole(20, 40)},
+                lambda p, s: {"alpha": p.real(0.5, 2), "beta": p.real(0.5, 2)},
+                draws={"A": factor, "B": factor, "C": Normal(scale=factor.scale**2)},
+            )
+            for factor in (TINY, LARGE)
         ),
     ),
     timed=tuple(_case(n, n, n, 1.0, 1.0) for n in (2048, 4096, 8192)),

@@ -1,6 +1,6 @@
 """matrixmultiply/matrix_multiply_symmetric."""
 
-from kbx_env.tasks._varied import WIDE, adjacent, longs, sizes
+from kbx_env.tasks._varied import LARGE, TINY, WIDE, adjacent, longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -41,6 +41,14 @@ def _case(n, m, alpha, beta, **more):
             lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
             draw=Normal(scale=0.3),
             layouts=lambda p, s: adjacent(p, 0, "B"),
+        ),
+        *(
+            sizes(
+                lambda p: {"N": p.whole(4, 9), "M": p.whole(5, 9)},
+                lambda p, s: {"alpha": p.real(0.5, 2), "beta": p.real(0.5, 2)},
+                draws=draws,
+            )
+            for draws in ({"A": TINY, "B": Normal(), "C": TINY}, {"A": LARGE, "B": LARGE, "C": Normal(scale=4096)})
         ),
     ),
     timed=tuple(_case(n, n, 1.0, 0.5) for n in (1024, 2048, 4096)),

@@ -1,6 +1,6 @@
 """matrixmultiply/symmetric_mm_and_abs_sum."""
 
-from kbx_env.tasks._varied import longs, sizes
+from kbx_env.tasks._varied import LARGE, TINY, longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
@@ -33,6 +33,14 @@ def _case(n, m, alpha, beta, **more):
         sizes(
             longs({"N": (2, 30), "M": (2, 40)}, {"N": 140, "M": 600}),
             lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
+        ),
+        *(
+            sizes(
+                lambda p: {"N": p.whole(5, 9), "M": p.whole(5, 9)},
+                lambda p, s: {"alpha": p.real(0.5, 2), "beta": p.real(0.5, 2)},
+                draws={"A": factor, "C": Normal(scale=factor.scale**2)},
+            )
+            for factor in (TINY, LARGE)
         ),
     ),
     timed=tuple(_case(n, n, 1.0, 0.5) for n in (1024, 2048, 4096)),

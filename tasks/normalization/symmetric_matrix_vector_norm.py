@@ -4,7 +4,7 @@ import torch
 from kbx_env.tasks._varied import sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, Symmetric, T, Uniform, task
+from kbx_env.spec.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, Spectrum, Symmetric, T, Uniform, task
 
 
 def _case(n, alpha, beta, p=None, **more):
@@ -46,6 +46,9 @@ def _case(n, alpha, beta, p=None, **more):
                 "p": p.among(float("inf"), p.real(0.5, 5), p.real(0.5, 5), p.real(0.5, 5)),
             },
         ),
+        # Elements below 0.0001.
+        sizes(lambda p: {"N": p.whole(6, 9)}, lambda p, s: {"alpha": p.real(0.5, 2), "beta": p.real(-0.5, 2), "p": p.real(0.5, 5)},
+              draws={"A": Spectrum(9e-5, 8e-5, -7e-5, 6e-5, -5e-5, symmetric=True)}),
     ),
     timed=tuple(_case(n, 1.0, 1.0, 2.0) for n in (6144, 11264, 16384)),
 )

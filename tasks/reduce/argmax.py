@@ -1,7 +1,7 @@
 """reduce/argmax."""
 
 import torch
-from kbx_env.tasks._varied import LOWEST, long_axis, reduced
+from kbx_env.tasks._varied import LOWEST, TINY, long_axis, reduced, sizes
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Distinct, Ints, Outlier, Paper, T, task
@@ -47,6 +47,7 @@ def _eager(input_tensor, dim, keepdim=False):
     varied=(
         reduced(lambda p: {"keepdim": p.chance()}),
         long_axis(tensors=("input_tensor",)),
+        sizes(lambda p: {"*": p.shape(2, 3, 90)}, lambda p, s: {"dim": p.axis(len(s["*"]))}, dtypes={}, draw=TINY, draws={}),
         reduced(dtypes=LONG, draw=LOWEST),
     ),
     timed=tuple(Case({"*": (1 << k,)}, {"dim": 0}, dtypes=HALF) for k in (24, 26, 28)),

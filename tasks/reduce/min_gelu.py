@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from kbx_env.tasks._varied import elementwise, long_axis, reduced
+from kbx_env.tasks._varied import SMALL_POSITIVE, elementwise, long_axis, reduced, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -54,6 +54,8 @@ def _eager(input, dim=None, keepdim=False, approximate="none", out=None):
         reduced(lambda p: {"keepdim": p.chance()}, where=lambda c: c.args.get("dim") is not None),
         long_axis(where=lambda c: c.args.get("dim") is not None),
         elementwise(out=True, where=lambda c: c.args.get("dim") is None),
+        *(sizes(lambda p: {"*": p.shape(2, 4, 90)}, where=lambda c: c.args.get("dim") is None, draw=draw, draws={})
+          for draw in (SMALL_POSITIVE, Uniform(20, 60))),
     ),
     timed=(
         *(Case({"*": (1 << k,)}, {"dim": 0}, draw=Uniform()) for k in (25, 27)),

@@ -1,7 +1,7 @@
 """reduce/std."""
 
 import torch
-from kbx_env.tasks._varied import long_axis, reduced
+from kbx_env.tasks._varied import TINY, long_axis, reduced, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Linspace, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -35,6 +35,8 @@ from kbx_env.spec.task import Case, Cost, Linspace, Literal, Normal, Outlier, Pa
     varied=(
         reduced(lambda p: {"keepdim": p.chance(), "correction": p.among(-3, -2, -1, 1, 2)}, none=True, out=True),
         long_axis(lambda p: {"correction": 0}, out=True, where=lambda c: c.args.get("dim") is not None),
+        sizes(lambda p: {"*": p.shape(2, 3, 90)}, lambda p, s: {"dim": p.axis(len(s["*"])), "correction": 0},
+              where=lambda c: c.args.get("dim") is not None, draw=TINY, draws={}),
     ),
     timed=(
         *(Case({"*": (1 << k,)}, draw=Uniform()) for k in (25, 27)),

@@ -1,7 +1,7 @@
 """spatialops/grid_sample."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import longs, sized
+from kbx_env.tasks._varied import LARGE, TINY, longs, sized
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Normal, Outlier, Paper, T, Uniform, task
@@ -32,6 +32,11 @@ def _wide(p, s):
     # Declared pixels are of order one.
     draws = {"input": Normal(scale=p.among(1e-3, 50)), "grid": Uniform(-1, 1)}
     return p.like(axes, {"mode": "bilinear"}, draws=draws)
+
+
+def _at_the_centre(p, s):
+    axes = {"N": 1, "C": 2, "*s": (s["h"], s["w"]), "*g": (5, 6), "D": 2}
+    return p.like(axes, {"mode": "bilinear"}, draws={"input": LARGE, "grid": TINY})
 
 
 @task(
@@ -72,6 +77,7 @@ def _wide(p, s):
             ),
         ),
         *sized(_wide, (lambda p: {"N": 1, "C": p.whole(1, 2), "h": 9, "w": 11, "i": p.whole(40, 44), "j": p.whole(56, 60)},)),
+        *sized(_at_the_centre, (lambda p: {"h": 2 * p.whole(9, 15), "w": 2 * p.whole(9, 15)},)),
     ),
     timed=tuple(Case({"N": 16, "C": 3, "*s": (n, n), "*g": (n // 2, n // 2), "D": 2}) for n in (512, 1024, 2048)),
 )

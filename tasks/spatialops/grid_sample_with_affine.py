@@ -1,7 +1,7 @@
 """spatialops/grid_sample_with_affine."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import longs, sized
+from kbx_env.tasks._varied import LARGE, TINY, longs, sized
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, Signed, T, Uniform, task
@@ -24,6 +24,11 @@ def _any_map(p, s):
     args = {"size": (s["N"], s["C"], s["I"], s["J"]), "mode": "bilinear", "padding_mode": p.among("zeros", "border", "reflection"),
             "align_corners": p.chance()}  # fmt: skip
     return p.like({k: s[k] for k in "NCHW"}, args, draws={"theta": Normal(scale=0.7)}, dtypes={})
+
+
+def _at_the_centre(p, s):
+    args = {"size": (1, 2, 5, 6), "mode": "bilinear", "padding_mode": "zeros", "align_corners": p.chance()}
+    return p.like({"N": 1, "C": 2} | s, args, draws={"input": LARGE, "theta": TINY}, dtypes={})
 
 
 @task(
@@ -64,6 +69,7 @@ def _any_map(p, s):
                 most=5_000_000,
             ),
         ),
+        *sized(_at_the_centre, (lambda p: {"H": 2 * p.whole(9, 15), "W": 2 * p.whole(9, 15)},)),
     ),
     timed=(
         *(_case({"N": 16, "C": 3, "H": n, "W": n}, (n, n)) for n in (512, 1024, 1536)),

@@ -52,6 +52,41 @@ def test_every_grading_tells_small_numbers_from_zero(name: str, tensor: str) -> 
     assert [broken_promises.values_told(load_task(name), tensor, small, b"%d" % k) for k in range(8)] == [True] * 8
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "change"),
+    [
+        ("fusion/fused_sigmoid_batch_norm", "running_mean", broken_promises.SMALL),
+        ("fusion/fused_hardsigmoid_batch_norm", "running_mean", broken_promises.SMALL),
+        ("fusion/fused_relu_batch_norm_conv2d", "bn_weight", broken_promises.SMALL),
+        ("normalization/batch_norm", "bias", broken_promises.SMALL),
+        ("normalization/batch_norm", "running_mean", broken_promises.LARGE),
+        ("convolution/conv2d", "bias", broken_promises.SMALL),
+        ("fusion/fused_silu_layer_norm_conv2d", "conv_weight", broken_promises.LARGE),
+        ("fusion/fused_gelu_min", "input", broken_promises.LARGE),
+        ("reduce/argmax", "input_tensor", broken_promises.SMALL),
+        ("index/masked_select", "input", broken_promises.LARGE),
+        ("matrixmultiply/symmetric_mm_and_abs_sum", "C", broken_promises.SMALL),
+        ("activation/sigmoid", "input", broken_promises.LARGE),
+    ],
+)  # fmt: skip
+def test_every_grading_has_numbers_that_are_small_and_large(name: str, tensor: str, change: str) -> None:
+    # Kernels that dropped or bounded these numbers were paid in all gradings or in some.
+    assert [broken_promises.values_told(load_task(name), tensor, change, b"%d" % k) for k in range(4)] == [True] * 4
+
+
+@pytest.mark.parametrize(("name", "tensor", "change"), broken_promises.SAME_VALUES)
+def test_no_grading_tells_changes_without_an_effect(name: str, tensor: str, change: str) -> None:
+    assert broken_promises.values_told(load_task(name), tensor, change, b"1") is not True
+
+
+def test_kernels_that_change_values_are_refused() -> None:
+    name = "fusion/fused_sigmoid_batch_norm"
+    sources = dict(broken_promises.changing(load_task(name)))
+    with Grader() as grader:
+        outcome = grader.grade(name, sources[f"running_mean, {broken_promises.SMALL}"], backend="cpu", targets=(), seed=5)
+    assert str(outcome.verdict) == "incorrect"
+
+
 def test_values_that_make_no_difference_are_told_from_those_that_nobody_draws() -> None:
     assert broken_promises.values_told(load_task("math/cos"), "input_tensor", "numbers below 0.0001 taken for zero", b"1") is False
     assert broken_promises.values_told(load_task("loss/nll_loss"), "target", "numbers bounded by 16", b"1") is None

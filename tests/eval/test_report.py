@@ -7,11 +7,12 @@ import dataclasses
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from kbx_env.baselines.policy import Needs
-from kbx_env.eval import report
+from kbx_env.eval import pages, report
 
 from kbx_env import versions
 from kbx_env.envs.episode import Trajectory
@@ -347,3 +348,18 @@ def test_an_earlier_report_stands_beside(tmp_path: Path) -> None:
     page = (out / "report.html").read_text()
     assert "expert (out)" in page and page.count('<section id="policy-') == 2 and "solve the same" in page
     assert "policies" not in json.loads((out / "report.json").read_text()), "a run's own report holds its own answers"
+
+
+def test_imports_ahead_of_the_pages_fail_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that is not installed is told once, by the page that lacks it."""
+    asked: list[str] = []
+
+    def nothing(name: str) -> None:
+        asked.append(name)
+        raise ImportError(name)
+
+    monkeypatch.setattr(pages.importlib, "import_module", nothing)
+    faults: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", faults.append)
+    pages.import_ahead().join()
+    assert len(asked) > 2 and not faults

@@ -7,8 +7,11 @@ import json
 import math
 import os
 import random
+import re
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from kbx_env.errors import UsageError
 from kbx_env.generate import build, duplicates, expressions
 from kbx_env.generate.duplicates import Known
 from kbx_env.generate.expressions import OPS, Node, adjoints, draw, leaf, live, statements
-from kbx_env.generate.families import families
+from kbx_env.generate.families import families, rows
 from kbx_env.spec import packs
 from kbx_env.spec.catalog import expert_source, load_task
 
@@ -58,7 +61,18 @@ class _Tl:
         return torch.minimum(a, torch.as_tensor(b, dtype=torch.float64))
 
 
-NAMES = {"tl": _Tl, "_tanh": torch.tanh, "_softplus": torch.nn.functional.softplus}
+class _Libdevice:
+    """libdevice with torch's functions."""
+
+    tanh, expm1, log1p = torch.tanh, torch.expm1, torch.log1p
+
+
+def _mish_slope(z: torch.Tensor) -> torch.Tensor:
+    t = torch.tanh(torch.nn.functional.softplus(z))
+    return t + z * torch.sigmoid(z) * (1.0 - t * t)
+
+
+NAMES = {"tl": _Tl, "libdevice": _Libdevice, "_softplus": torch.nn.functional.softplus, "_mish_slope": _mish_slope}
 POINTS = torch.linspace(-4, 4, 41, dtype=torch.float64) + 1e-3
 
 
@@ -91,8 +105,98 @@ def test_drawn_expressions_use_all_leaves_and_stay_bounded() -> None:
         assert text.count("(") == text.count(")"), text
 
 
+@pytest.mark.parametrize("name", ["tanh", "elu", "log1psq", "softplus", "mish"])
+def test_kernels_keep_the_precision_of_small_values(name: str) -> None:
+    """``log(1 + z * z)`` of a small z is log(1) = 0 in fp32, and ``exp(z) - 1`` has few digits left."""
+    small = -torch.logspace(-6, -1, 40, dtype=torch.float32)
+    node = Node(name, (leaf("a"),))
+    exact = eval(node.written("torch"), {"torch": torch, "F": torch.nn.functional, "a": small.double()})
+    lines = statements(node)
+    tl = type("tl", (_Tl,), {"where": torch.where, "maximum": lambda a, b: a.clamp_min(b), "minimum": lambda a, b: a.clamp_max(b)})
+    scope: dict[str, Any] = {"tl": tl, "libdevice": _Libdevice, "a": small}
+    for helper in expressions.HELPERS.values():
+        exec(helper.replace("@triton.jit\n", ""), scope)
+    for line in lines.body:
+        exec(line, scope)
+    assert ((scope[lines.result].double() - exact) / exact).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("text", "sensible"),
+    [
+        ("square(abs(x))", False), ("cos(neg(x))", False), ("damped(abs(x), y)", True), ("damped(x, abs(y))", False),
+        ("sub(x, neg(y))", False), ("silu(neg(x))", True), ("relu(square(x))", False), ("elu(sigmoid(x))", False),
+        ("square(hypot(x, y))", False), ("damped(hypot(x, y), y)", True),
+        ("clamp(sin(x))", False), ("clamp(x)", True), ("abs(neg(square(x)))", False), ("maximum(charbonnier(x), sin(y))", False),
+    ],
+)  # fmt: skip
+def test_no_operation_is_lost_on_its_operand(text: str, sensible: bool) -> None:
+    made = {op: (lambda *parts, op=op: Node(op, parts)) for op in OPS}
+    assert expressions._sensible(eval(text, made | {n: leaf(n) for n in "xy"})) is sensible
+
+
+def test_formulas_have_no_parentheses_around_a_call() -> None:
+    x = leaf("x")
+    square, neg = (lambda a: Node("square", (a,))), (lambda a: Node("neg", (a,)))
+    total = Node("add", (Node("sin", (x,)), Node("cos", (x,))))
+    assert expressions.formula(square(Node("sin", (x,)))) == "sin(x)^2"
+    assert expressions.formula(square(total)) == "(sin(x) + cos(x))^2"
+    assert expressions.formula(neg(total)) == "-(sin(x) + cos(x))" and expressions.formula(neg(x)) == "-x"
+    assert expressions.formula(square(Node("abs", (x,)))) == "(|x|)^2"
+    assert expressions.formula(square(neg(x))) == "(-x)^2"
+
+
 def test_statements_that_reach_no_result_are_removed() -> None:
     assert live(["a = load_x", "b = load_y", "c = a + 1", "d = b"], ["c"]) == ["a = load_x", "c = a + 1"]
+
+
+@pytest.mark.parametrize(("words", "name"), [(("min",), "min_reduce"), (("abs", "sum"), "abs_sum"), (("total",), "total_reduce")])
+def test_a_function_hides_nothing_that_its_kernel_uses(words: tuple[str, ...], name: str) -> None:
+    draft = replace(next(d for d in map(build.Settings(1, 1, families=("reduce",)).candidate, range(9))), words=words)
+    draft = replace(draft, expert=draft.expert + "total = BLOCK.total_sum\n")
+    assert draft.entry(set()) == name and draft.entry({name}) == f"{name}_2"
+
+
+def test_functions_of_a_softmax_know_the_sign_of_its_values() -> None:
+    """relu of a log-softmax is zero: every cheap answer passes."""
+    settings = build.Settings(1, 41, families=("softmax",))
+    summaries = [settings.candidate(k).summary for k in range(300)]
+    assert any("log(sum(exp" in s for s in summaries)
+    assert not [s for s in summaries if re.search(r"max\(p, 0\)|\|p\||min\(max\(p, -3\), 3\)", s) and "log(sum(exp" in s]
+
+
+@pytest.mark.parametrize("family", ["reduce", "backward_reduce"])
+def test_a_variance_has_rows_of_two_elements(family: str) -> None:
+    """The exact answer for one element is zero; a kernel that rounds a product and a difference once is infinitely wrong."""
+    settings = build.Settings(1, 5, families=(family,))
+    drafts = [settings.candidate(k) for k in range(60)]
+    for draft in drafts:
+        alone = re.search(r'"N": 1\b', draft.fields["cases"]) is not None
+        assert alone == ("var" not in draft.words)
+        assert f"N is at least {1 if alone else 2}" in " ".join(draft.details)
+    assert 0 < sum("var" in d.words for d in drafts) < 60
+
+
+@pytest.mark.parametrize("family", ["scan", "reduce", "pick"])
+def test_what_stands_behind_a_statistic_knows_its_sign(family: str) -> None:
+    """No |r| or max(r, 0) where r is the maximum of values that are positive."""
+    settings = build.Settings(1, 8, families=(family,))
+    bodies = [settings.candidate(k).body for k in range(300)]
+    positive = [b for b in bodies if re.match(r"z = (torch\.(sigmoid|square|exp|sqrt|log1p)|F\.softplus)\(", b[0])]
+    assert len(positive) > 10
+    assert not [b for b in positive if re.search(r"(torch\.abs|torch\.relu|F\.elu)\(r\)", b[-1]) and "logsumexp" not in b[1]]
+
+
+def test_the_difference_of_a_statistic_and_an_element_is_not_zero_in_every_row() -> None:
+    draft = build.Settings(1, 3, families=("pick",)).candidate(158)
+    assert "r - t" in draft.body[-1] and '"N": 1}' not in draft.fields["cases"] and "N is at least 2" in draft.details[1]
+
+
+def test_a_backward_pass_makes_only_the_passes_it_needs() -> None:
+    row = rows.Row(("x",), leaf("x"), "last", "f32")
+    assert row.passes("variance", "z - s / n").count("for k0") == 1 and "stat" not in row.passes("variance", "z - s / n")
+    assert row.passes("variance").count("for k0") == 2 and row.passes("sum", "upstream") == ""
+    assert row.passes("logsumexp", "tl.exp(z - m) / s").count("for k0") == 2
 
 
 DEFAULT = ("backward_norm",)
@@ -175,6 +279,34 @@ def test_processes_that_prove_are_replaced_and_every_proof_is_done(monkeypatch) 
         waiting = [provers.submit() for _ in range(5)]  # more than a process is given
         ids = [future.result(60) for future in waiting]
     assert ids[0] == ids[1] and ids[2] == ids[3] and len(set(ids)) == 3
+
+
+class _Slow:
+    """Stands for the processes: a result is there when it is asked for. Counts what was given until the first result."""
+
+    given = early = 0
+
+    def __init__(self, workers: int) -> None:
+        pass
+
+    def submit(self, *args: object) -> Future[tuple[list[str], str, float]]:
+        _Slow.given += 1
+        return _Slow._Later()
+
+    def close(self) -> None:
+        pass
+
+    class _Later(Future[tuple[list[str], str, float]]):
+        def result(self, timeout: float | None = None) -> tuple[list[str], str, float]:
+            _Slow.early = _Slow.early or _Slow.given
+            return [], "1", 0.1
+
+
+def test_processes_have_work_while_the_oldest_proof_runs_and_hardly_more_than_the_pack_needs(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(build, "_Provers", _Slow)
+    card = build.build(build.Settings(30, 7, families=("pointwise",), name="slow"), tmp_path / "out", 2, lambda *numbers: None).card
+    assert card["tasks"] == 30
+    assert _Slow.early == build.AHEAD * 2 and 30 <= _Slow.given <= 34
 
 
 def _repeated(*args: object) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kbx_env.tasks._varied import LONG_CONV, WIDE, balanced, conv_sizes, longs
+from kbx_env.tasks._varied import LONG_CONV, WIDE, balanced, conv_sizes, longs, plain
 
 from kbx_env.grading import derived_cases, inputs, reference
 from kbx_env.grading.grader import Grader
@@ -144,6 +144,19 @@ def test_some_normal_numbers_of_derived_cases_are_near_zero(name: str) -> None:
     assert near
 
 
+@pytest.mark.parametrize(
+    "name", ["fusion/fused_sigmoid_batch_norm", "fusion/fused_hardsigmoid_batch_norm", "normalization/batch_norm"]
+)
+def test_running_statistics_are_small_and_large_outside_of_training_in_every_grading(name: str) -> None:
+    """A kernel that took running means below 0.0001 for zero was paid."""
+    task = load_task(name)
+    for secret in SECRETS:
+        cases = [c for c in derived_cases.derive(task, secret, "eval") if c.args.get("training") is False]
+        means = [inputs.draw(task, c, 1)["running_mean"].abs() for c in cases]
+        assert any(bool((m < 1e-3).all() and ((m > 0) & (m < 1e-4)).any()) for m in means)
+        assert any(bool((m > 16).any()) for m in means)
+
+
 def test_a_contiguous_case_ends_within_a_block() -> None:
     # Otherwise a kernel may leave out its last block wherever the input is contiguous and of no declared size.
     task = load_task("activation/sigmoid")
@@ -269,3 +282,20 @@ def test_a_derived_case_that_a_constant_would_pass_is_not_telling() -> None:
         Case({"*": (n, 7)}, {"dim": 0, "correction": 0}) for n in (5, 1)
     )  # of one element the deviation is 0
     assert derived_cases.is_telling(task, spread) and not derived_cases.is_telling(task, single)
+
+
+def test_a_window_of_each_derived_convolution_reads_a_pixel() -> None:
+    # A stride could skip the only pixels of a small image: the result was the bias, whatever the kernel did with the image.
+    task = load_task("convolution/conv2d")
+    for k in range(40):
+        for case in derived_cases.derive(task, b"%d" % k, "eval"):
+            args = inputs.draw(task, replace(case, out=False, layouts={}), 1)
+            image = args["input"].abs() + 1
+            options = (case.args[n] for n in ("stride", "padding", "dilation", "groups"))
+            sums = torch.nn.functional.conv2d(image, torch.ones_like(args["weight"]), None, *options)
+            assert sums.abs().max() > 0, case.label()
+
+
+def test_plain_is_a_condition_on_a_case() -> None:
+    # It returned a function, which is true of every case.
+    assert plain(Case({"B": 1})) is True and plain(Case({"B": 1}, dtypes={"input": "f16"})) is False

@@ -157,7 +157,8 @@ def handed(y, out):
     return y if out is None or y is out else out.copy_(y)
 
 
-# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them. In many warps,
+# because few numbers in each thread are little code.
 _solve_any = triton.jit(_solve.fn, do_not_specialize=["n", "width", "ab", "ar", "ac", "bb", "br", "bc"])
 
 
@@ -170,11 +171,11 @@ def eliminate(A, B, pivot=True):
         b, *sb = stacked(B if B.dim() == A.dim() else B.unsqueeze(-1))
         width = b.shape[-1]
         N, W = pad(n), min(32, pad(width))
-        kernel = _solve
+        kernel, several = _solve, 1
         if a.shape[0] < 64 and (n % 16 or width > 1 or sa[1:] != [n, 1]):
-            kernel, N, W = _solve_any, max(16, N), 8 if width <= 8 else 32
+            kernel, several, N, W = _solve_any, 4, max(32, N), 8
         grid = (a.shape[0], triton.cdiv(width, W))
-        kernel[grid](a, b, y, n, width, *sa, *sb, N=N, W=W, PIVOT=pivot, num_warps=warps(N * N, N * W))
+        kernel[grid](a, b, y, n, width, *sa, *sb, N=N, W=W, PIVOT=pivot, num_warps=warps(several * N * (N + W)))
     return y
 
 

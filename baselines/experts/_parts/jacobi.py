@@ -22,11 +22,22 @@ def tall(a, rows, cols, R, C, ar, ac):
 
 
 @triton.jit
-def orthogonalise(x, cols, flag, RP: tl.constexpr, CP: tl.constexpr):
+def rounds(C):
+    """The least power of two from C <= 256 on."""
+    last = C - 1
+    last |= last >> 1
+    last |= last >> 2
+    last |= last >> 4
+    return last + 1
+
+
+@triton.jit
+def orthogonalise(x, cols, flag, end, RP: tl.constexpr, CP: tl.constexpr):
     """One-sided Jacobi: rotates the columns (rows of the tile) until they are orthogonal, W = A V.
 
-    In round r column i meets column i ^ r, so CP - 1 rounds pair everyone with everyone. Both partners compute the same
-    rotation with opposite signs, which keeps the whole tile in registers. Returns W and its squared norms, 0 for noise.
+    In round r < end column i meets column i ^ r, so with a power of two as end all columns before it meet each other.
+    Both partners compute the same rotation with opposite signs, which keeps the whole tile in registers. Returns W and
+    its squared norms, 0 for noise.
     """
     wide: tl.constexpr = x.dtype == tl.float64
     EPS: tl.constexpr = 2.3e-16 if wide else 1.2e-7
@@ -39,7 +50,7 @@ def orthogonalise(x, cols, flag, RP: tl.constexpr, CP: tl.constexpr):
     busy = 1
     while (sweep < 20) & (busy > 0):
         worst = tl.zeros((CP,), x.dtype)
-        for r in range(1, CP):
+        for r in range(1, end):
             mate = cols ^ r
             y = tl.gather(x, tl.broadcast_to(mate[:, None], (CP, RP)), 0)
             alpha = tl.sum(x * x, 1)
@@ -100,13 +111,15 @@ def dot(a, b, spare):
 
 
 def sides(A):
-    """A batch of matrices seen as tall: (batch, R, C, row stride, column stride, RP, CP, warps), and memory for dot.
+    """A batch of matrices seen as tall: (batch, R, C, row stride, column stride, RP, CP, SQUARE, warps), and memory for dot.
 
-    Squares have tiles of their own size; other shapes share a few.
+    Squares in fp32 have tiles of their own size, in as few warps as hold them. Other matrices share a few tiles, and many
+    warps, because four numbers in each thread are little code, which compiles several times as fast.
     """
     m, n = A.shape[-2:]
     R, C, ar, ac = (m, n, n, 1) if m >= n else (n, m, 1, n)
-    RP, CP = (max(least, triton.next_power_of_2(k)) for k, least in ((R, 16 if m == n else 32), (C, 16)))
+    square = m == n and A.element_size() == 4
+    RP, CP = (max(16 if square else 32, triton.next_power_of_2(k)) for k in (R, C))
     batch = A.numel() // max(1, m * n)
     spare = A.new_empty((batch, 2 * RP * RP))
-    return batch, R, C, ar, ac, RP, CP, min(16, max(1, RP * CP // 1024)), spare
+    return batch, R, C, ar, ac, RP, CP, square, min(16, max(1, RP * CP // (1024 if square else 128))), spare

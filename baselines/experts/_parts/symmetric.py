@@ -1,5 +1,6 @@
 # Symmetric and Hermitian matrices, real or complex, one per program, in registers. A complex number is two real ones; a
-# real kernel passes along a zero as imaginary part, with which nothing is computed.
+# real kernel passes along a zero as imaginary part, with which nothing is computed. herm, 1 for Hermitian matrices, is no
+# constant: it only decides about signs, which is not worth compiling everything twice.
 
 
 @triton.jit
@@ -18,9 +19,9 @@ def store(a, at, x, xi, inside, CPLX: tl.constexpr):
 
 
 @triton.jit
-def conj(xi, HERM: tl.constexpr):
+def conj(xi, herm, CPLX: tl.constexpr):
     """The imaginary part on the other side of the diagonal."""
-    return -xi if HERM else xi
+    return tl.where(herm != 0, -xi, xi) if CPLX else xi
 
 
 @triton.jit
@@ -31,10 +32,10 @@ def rectangle(a, rows, cols, m, n, sr, sc, CPLX: tl.constexpr):
 
 
 @triton.jit
-def mirror_image(a, rows, n, sr, sc, CPLX: tl.constexpr, HERM: tl.constexpr):
+def mirror_image(a, rows, n, sr, sc, herm, CPLX: tl.constexpr):
     """A symmetric or Hermitian matrix transposed: taking a column along the last axis needs hardly any shuffle."""
     x, xi = rectangle(a, rows, rows, n, n, sr, sc, CPLX)
-    return x, conj(xi, HERM)
+    return x, conj(xi, herm, CPLX)
 
 
 @triton.jit
@@ -129,24 +130,24 @@ def pivot(x, xi, rows, free, p, CPLX: tl.constexpr):
 
 
 @triton.jit
-def real(xi, HERM: tl.constexpr):
+def real(xi, herm, CPLX: tl.constexpr):
     """The imaginary part of a number on the diagonal."""
-    return tl.zeros_like(xi) if HERM else xi
+    return tl.where(herm != 0, tl.zeros_like(xi), xi) if CPLX else xi
 
 
 @triton.jit
-def block(u, ui, w, wi, rows, p, r, CPLX: tl.constexpr, HERM: tl.constexpr):
+def block(u, ui, w, wi, rows, p, r, herm, CPLX: tl.constexpr):
     """(a, b, d) of [[a, b*], [b, d]], the block of rows p and r, and (e, f, h) of its inverse [[e, f*], [f, h]]."""
     a, ai = picks(u, ui, rows, p, CPLX)
     b, bi = picks(u, ui, rows, r, CPLX)
     d, di = picks(w, wi, rows, r, CPLX)
-    ai, di = real(ai, HERM), real(di, HERM)
+    ai, di = real(ai, herm, CPLX), real(di, herm, CPLX)
     # Relative to b, the largest of them, the determinant can neither overflow nor vanish.
     m = size(b, bi, CPLX)
     e, ei, f, fi, h, hi = d / m, di / m, -b / m, -bi / m, a / m, ai / m
     det, deti = times(e, ei, h, hi, CPLX)
-    det, deti = less(det, deti, f, fi, f, conj(fi, HERM), CPLX)
-    det, deti = inverse(det, real(deti, HERM), CPLX)
+    det, deti = less(det, deti, f, fi, f, conj(fi, herm, CPLX), CPLX)
+    det, deti = inverse(det, real(deti, herm, CPLX), CPLX)
     det, deti = det / m, deti / m
     e, ei = times(e, ei, det, deti, CPLX)
     f, fi = times(f, fi, det, deti, CPLX)

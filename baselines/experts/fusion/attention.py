@@ -5,10 +5,13 @@ import triton.language as tl
 
 @triton.jit
 def _attention(
-    q, k, v, y, S, D, heads, qb, qh, qs, qd, kb, kh, ks, kd, vb, vh, vs, vd, yb, yh, ys, yd, scale,
+    q, k, v, y, S, D, heads, qb, qh, qs, qd, kb, kh, ks, kd, vb, vh, vs, vd, yb, yh, ys, yd, scale, reach,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """BM queries of one head: one pass over the keys with an online softmax (Dao et al., 2022)."""
+    """BM queries of one head: one pass over the keys with an online softmax (Dao et al., 2022).
+
+    CAUSAL: 0 or 1, or 2 for queries that see reach more keys than causal ones do.
+    """
     batch = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
     # The rows with the most keys first, so that the last programs are short ones.
@@ -23,12 +26,13 @@ def _attention(
     top = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BD), tl.float32)
-    end = tl.minimum((block + 1) * BM, S) if CAUSAL else S
+    more = reach if CAUSAL == 2 else 0
+    end = tl.minimum((block + 1) * BM + more, S) if CAUSAL else S
     for n0 in range(0, end, BN):
         j = n0 + n
         keys = tl.load(k + j[None, :] * ks + d[:, None] * kd, mask=(j[None, :] < S) & (d[:, None] < D), other=0.0)
         scores = tl.dot(queries, keys, input_precision=PRECISION) * scale
-        seen = (j[None, :] < S) & (j[None, :] <= m[:, None]) if CAUSAL else j[None, :] < S
+        seen = (j[None, :] < S) & (j[None, :] <= m[:, None] + more) if CAUSAL else j[None, :] < S
         scores = tl.where(seen, scores, float("-inf"))
         new = tl.maximum(top, tl.max(scores, 1))
         safe = tl.where(new == float("-inf"), 0.0, new)
@@ -53,16 +57,17 @@ def attention(q, k, v, causal=False, softmax_scale=None, *, out=None):
         half = q.dtype != torch.float32
         BD = max(16, triton.next_power_of_2(D))
         BM, BN = (128, 64) if half else (64, 32)
-        kernel = _attention
+        kernel, kind = _attention, int(causal)
         if S <= 128:
             BM, BN = 32, 32
+        warps = 8 if BM * BD >= 128 * 128 else 4
         if q.numel() < 1 << 19:
-            kernel, BM, BN, BD = _attention_any, 32, 32, max(32, BD)
+            kernel, kind, BM, BN, BD = _attention_any, 2, 32, 32, max(64, BD)
+            warps = BD // 16
         # exp2 is the faster exponential: the factor log2(e) goes into the scale.
         scale = (D**-0.5 if softmax_scale is None else softmax_scale) * 1.4426950408889634
         kernel[(triton.cdiv(S, BM), B * H)](
-            q, k, v, y, S, D, H, *q.stride(), *k.stride(), *v.stride(), *y.stride(), scale, CAUSAL=causal,
-            PRECISION="ieee" if half else "tf32x3", BM=BM, BN=BN, BD=BD, num_warps=8 if BM * BD >= 128 * 128 else 4,
-            num_stages=2,
+            q, k, v, y, S, D, H, *q.stride(), *k.stride(), *v.stride(), *y.stride(), scale, 0 if causal else S,
+            CAUSAL=kind, PRECISION="ieee" if half else "tf32x3", BM=BM, BN=BN, BD=BD, num_warps=warps, num_stages=2,
         )  # fmt: skip
     return y

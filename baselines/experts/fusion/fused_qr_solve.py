@@ -28,7 +28,8 @@ def _least_squares(a, b, y, m, n, width, ab, ar, ac, bb, br, bc, M: tl.constexpr
     tl.store(y + rows[:, None].to(tl.int64) * width + cols[None, :], right, mask=inside)
 
 
-# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them. In many warps,
+# because few numbers in each thread are little code.
 _least_squares_any = triton.jit(
     _least_squares.fn, do_not_specialize=[p.name for p in _least_squares.params if not p.is_constexpr]
 )
@@ -42,12 +43,10 @@ def fused_qr_solve(A, b):
         c, *sc = stacked(b)
         width = b.shape[-1]
         M, N, W = pad(m), pad(n), min(32, pad(width))
-        grid = (a.shape[0], triton.cdiv(width, W))
-        kernel = _least_squares
+        kernel, several = _least_squares, 1
         if a.shape[0] < 64:
-            kernel, M, N, W = _least_squares_any, max(32, M), max(16, N), 8 if width <= 8 else 32
-            grid = (a.shape[0], triton.cdiv(width, W))
-        kernel[grid](
-            a, c, y, m, n, width, *sa, *sc, M=M, N=N, W=W, num_warps=warps(M * N, M * W)
-        )  # fmt: skip
+            kernel, several, M, N, W = _least_squares_any, 4, max(32, M), max(32, N), 8
+        kernel[(a.shape[0], triton.cdiv(width, W))](
+            a, c, y, m, n, width, *sa, *sc, M=M, N=N, W=W, num_warps=warps(several * M * (N + W))
+        )
     return y

@@ -16,7 +16,7 @@ def _reconstruct(
     if SQUARE:
         ac = 1
     x, scale = tall(a + batch * R * C, rows, cols, R, C, ar, ac)
-    w, square = orthogonalise(x, cols, flag + batch, RP, CP)
+    w, square = orthogonalise(x, cols, flag + batch, CP if SQUARE else rounds(C), RP, CP)
     # Padding goes last. All threads rank the same bits, read from one place: no rank may be given twice.
     squares += batch * CP
     tl.store(squares + cols, tl.where(cols < C, square, -1.0))
@@ -36,10 +36,10 @@ def _reconstruct(
 def fused_svd_reconstruct(A):
     x = A.contiguous()
     y = torch.empty_like(x)
-    B, R, C, ar, ac, RP, CP, warps, spare = sides(x)
+    B, R, C, ar, ac, RP, CP, square, warps, spare = sides(x)
     S = x.new_empty((*x.shape[:-2], C))
     if x.numel():
         flag = torch.empty(B, dtype=torch.int32, device=A.device)
         squares = x.new_empty((B, CP))
-        _reconstruct[(B,)](x, y, S, squares, flag, spare, R, C, ar, ac, RP=RP, CP=CP, SQUARE=R == C, num_warps=warps)
+        _reconstruct[(B,)](x, y, S, squares, flag, spare, R, C, ar, ac, RP=RP, CP=CP, SQUARE=square, num_warps=warps)
     return y, S

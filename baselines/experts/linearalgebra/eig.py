@@ -82,6 +82,7 @@ def _schur(work, n, N: tl.constexpr):
     both = tl.arange(0, 2 * N)[:, None]
     pair = tl.arange(0, 2)[None, :]
     diagonal = h + 2 * (k * N + k)[:, None] + pair
+    first, second = tl.arange(0, 4) == 0, tl.arange(0, 4) == 1
     hi = n - 1
     tries, total = 0, 0
     sum_r, sum_i = tiny * 0.0, tiny * 0.0
@@ -107,45 +108,49 @@ def _schur(work, n, N: tl.constexpr):
             tl.store(diagonal, tl.load(diagonal) - tl.where(pair == 0, mr, mi))
             tl.store(h + 2 * (lo * N + lo) - 2 + tl.arange(0, 2), tl.zeros((2,), tl.float64), mask=lo > 0)
             tl.debug_barrier()
-            # Rows: rotations from the left make H triangular. The unfinished row stays in registers.
+            # Rows: rotations from the left make H triangular. The unfinished row stays in registers. Numbers are kept
+            # as pairs (re, im); beside each is the same times i.
             row = h + 2 * (lo * N + k)[:, None] + pair
-            pr, pi = tl.split(tl.load(row))
+            p = tl.load(row)
             for r in range(lo, hi):
-                nr, ni = tl.split(tl.load(row + 2 * N))
+                m = tl.load(row + 2 * N)
+                pr, pi = tl.split(p)
+                nr, ni = tl.split(m)
                 on = k == r
                 ar, ai = tl.sum(tl.where(on, pr, 0.0), 0), tl.sum(tl.where(on, pi, 0.0), 0)
                 br, bi = tl.sum(tl.where(on, nr, 0.0), 0), tl.sum(tl.where(on, ni, 0.0), 0)
+                # c = |a| / length and s = a b* / (|a| length); where a is 0, the rows change places.
                 head = ar * ar + ai * ai
-                length = tl.sqrt(head + br * br + bi * bi)
-                head = tl.sqrt(head)
-                c = tl.where(length > 0, head / tl.where(length > 0, length, 1.0), 1.0)
-                product = head * length
-                over = tl.where(product > 0, 1.0 / tl.where(product > 0, product, 1.0), 0.0)
-                sr = tl.where(head > 0, (ar * br + ai * bi) * over, 1.0 - c)
+                square = head * (head + br * br + bi * bi)
+                apart = square > 0
+                over = tl.where(apart, 1.0 / tl.sqrt(tl.where(apart, square, 1.0)), 0.0)
+                c = head * over
+                sr = tl.where(apart, (ar * br + ai * bi) * over, 1.0)
                 si = (ai * br - ar * bi) * over
-                tl.store(row, tl.join(c * pr + sr * nr - si * ni, c * pi + sr * ni + si * nr))
-                tl.store(turns + 4 * r, c)
-                tl.store(turns + 4 * r + 1, sr)
-                tl.store(turns + 4 * r + 2, si)
-                pr, pi = c * nr - sr * pr - si * pi, c * ni - sr * pi + si * pr
+                tl.store(row, c * p + sr * m + si * tl.join(-ni, nr))
+                tl.store(turns + 4 * r + tl.arange(0, 4), tl.where(first, c, tl.where(second, sr, si)))
+                p = c * m - sr * p + si * tl.join(-pi, pr)
                 row += 2 * N
-            tl.store(row, tl.join(pr, pi))
+            tl.store(row, p)
             tl.debug_barrier()
             # Columns: their adjoints from the right.
             column = h + 2 * (both * N + lo) + pair
-            pr, pi = tl.split(tl.load(column))
+            p = tl.load(column)
             for r in range(lo, hi):
-                nr, ni = tl.split(tl.load(column + 2))
+                m = tl.load(column + 2)
+                pr, pi = tl.split(p)
+                nr, ni = tl.split(m)
                 c, sr, si = tl.load(turns + 4 * r), tl.load(turns + 4 * r + 1), tl.load(turns + 4 * r + 2)
-                tl.store(column, tl.join(c * pr + sr * nr + si * ni, c * pi + sr * ni - si * nr))
-                pr, pi = c * nr - sr * pr + si * pi, c * ni - sr * pi - si * pr
+                tl.store(column, c * p + sr * m - si * tl.join(-ni, nr))
+                p = c * m - sr * p - si * tl.join(-pi, pr)
                 column += 2
-            tl.store(column, tl.join(pr, pi))
+            tl.store(column, p)
         tl.debug_barrier()
     tl.store(diagonal, tl.load(diagonal) + tl.where(pair == 0, sum_r, sum_i))
 
 
-@triton.jit
+# Of n only the masks at the end depend.
+@triton.jit(do_not_specialize=["n"])
 def _vectors(work, w, v, n, N: tl.constexpr):
     """Eigenvectors of T by back substitution, all columns at once, turned by Z and scaled to length 1."""
     b = tl.program_id(0).to(tl.int64)
@@ -188,6 +193,11 @@ def _vectors(work, w, v, n, N: tl.constexpr):
     tl.store(to, tl.join(vr * over[None, :], vi * over[None, :]), mask=((i < n) & (j < n))[:, :, None])
 
 
+# For n that 16 does not divide: compiled once for all of them. With the other one the compiler knows that a row of A is
+# whole vectors, and spreads the tile over the threads accordingly.
+_hessenberg_any = triton.jit(_hessenberg.fn, do_not_specialize=["n"])
+
+
 def eig(A):
     n = A.shape[-1]
     x = A.contiguous()
@@ -199,7 +209,8 @@ def eig(A):
         work = torch.empty((B, 4 * N * N + 4 * N), dtype=torch.float64, device=A.device)
         # Numbers that several threads hold must be equal in all of them, which contraction to a * b + c would spoil.
         wide = {"N": N, "num_warps": min(16, max(1, N * N // 512)), "enable_fp_fusion": False}
-        _hessenberg[(B,)](x, work, n, **wide)
+        hessenberg = _hessenberg if n % 16 == 0 and A.dtype == torch.float32 else _hessenberg_any
+        hessenberg[(B,)](x, work, n, **wide)
         _schur[(B,)](work, n, N=N, num_warps=1, enable_fp_fusion=False)
         _vectors[(B,)](work, torch.view_as_real(w), torch.view_as_real(v), n, **wide)
     return w, v

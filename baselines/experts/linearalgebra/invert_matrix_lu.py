@@ -28,7 +28,8 @@ def _invert(a, y, n, ab, ar, ac, N: tl.constexpr, PIVOT: tl.constexpr):
     tl.store(y + batch * n * n + place[:, None] * n + origin[None, :], left, mask=inside)
 
 
-# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them. In many warps,
+# because few numbers in each thread are little code.
 _invert_any = triton.jit(_invert.fn, do_not_specialize=[p.name for p in _invert.params if not p.is_constexpr])
 
 
@@ -37,8 +38,8 @@ def invert_matrix_lu(A, *, pivot=True, out=None):
     if y.numel():
         a, *sa = stacked(A)
         n, N = A.shape[-1], pad(A.shape[-1])
-        kernel = _invert
+        kernel, several = _invert, 1
         if a.shape[0] < 64:
-            kernel, N = _invert_any, max(16, N)
-        kernel[(a.shape[0],)](a, y, n, *sa, N=N, PIVOT=pivot, num_warps=warps(N * N))
+            kernel, several, N = _invert_any, 4, max(32, N)
+        kernel[(a.shape[0],)](a, y, n, *sa, N=N, PIVOT=pivot, num_warps=warps(several * N * N))
     return handed(y, out)

@@ -4,14 +4,12 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
-def _ldl(
-    a, y, pivots, n, ab, ar, ac, yb, yr, yc, CPLX: tl.constexpr, HERM: tl.constexpr, N: tl.constexpr
-):  # fmt: skip
+@triton.jit(do_not_specialize=["herm"])
+def _ldl(a, y, pivots, n, ab, ar, ac, yb, yr, yc, herm, CPLX: tl.constexpr, N: tl.constexpr):
     """One program per matrix. Rows stay where they are; place notes where LAPACK would have them by now."""
     batch = tl.program_id(0).to(tl.int64)
     rows = tl.arange(0, N)
-    x, xi = mirror_image(a + batch * ab, rows, n, ar, ac, CPLX, HERM)
+    x, xi = mirror_image(a + batch * ab, rows, n, ar, ac, herm, CPLX)
     y += batch * yb
     pivots += batch * n
     place = rows
@@ -28,11 +26,11 @@ def _ldl(
         later = place > k + wide
         at = y + place.to(tl.int64) * yr + k.to(tl.int64) * yc
         if kind == 2:
-            d, di, b, bi, c, ci, e, ei, f, fi, h, hi = block(u, ui, w, wi, rows, p, r, CPLX, HERM)
+            d, di, b, bi, c, ci, e, ei, f, fi, h, hi = block(u, ui, w, wi, rows, p, r, herm, CPLX)
             v, vi = combined(u, ui, e, ei, w, wi, f, fi, CPLX)
-            z, zi = combined(u, ui, f, conj(fi, HERM), w, wi, h, hi, CPLX)
-            x, xi = rank_one(x, xi, u, conj(ui, HERM), v, vi, CPLX)
-            x, xi = rank_one(x, xi, w, conj(wi, HERM), z, zi, CPLX)
+            z, zi = combined(u, ui, f, conj(fi, herm, CPLX), w, wi, h, hi, CPLX)
+            x, xi = rank_one(x, xi, u, conj(ui, herm, CPLX), v, vi, CPLX)
+            x, xi = rank_one(x, xi, w, conj(wi, herm, CPLX), z, zi, CPLX)
             v = tl.where(later, v, tl.where(rows == r, b, tl.where(rows == p, d, 0.0)))
             z = tl.where(later, z, tl.where(rows == r, c, 0.0))
             if CPLX:
@@ -47,10 +45,10 @@ def _ldl(
             if CPLX:
                 ui = tl.where(kind == 0, ui, wi)
             d, di = picks(u, ui, rows, chosen, CPLX)
-            di = real(di, HERM)
+            di = real(di, herm, CPLX)
             e, ei = inverse(d, di, CPLX)
             v, vi = times(u, ui, e, ei, CPLX)
-            x, xi = rank_one(x, xi, u, conj(ui, HERM), v, vi, CPLX)
+            x, xi = rank_one(x, xi, u, conj(ui, herm, CPLX), v, vi, CPLX)
             v = tl.where(later, v, tl.where(rows == chosen, d, 0.0))
             if CPLX:
                 vi = tl.where(later, vi, tl.where(rows == chosen, di, 0.0))
@@ -59,8 +57,9 @@ def _ldl(
         k += 1 + wide
 
 
-# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
-_ldl_any = triton.jit(_ldl.fn, do_not_specialize=["n", "ab", "ar", "ac", "yb", "yr", "yc"])
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them. In many warps,
+# because few numbers in each thread are little code.
+_ldl_any = triton.jit(_ldl.fn, do_not_specialize=["n", "ab", "ar", "ac", "yb", "yr", "yc", "herm"])
 
 
 def ldl_factor(A, hermitian=False, out=None):
@@ -70,13 +69,13 @@ def ldl_factor(A, hermitian=False, out=None):
     factor = y if out is not None else y.mT
     pivots = torch.empty(A.shape[:-1], dtype=torch.int32, device=A.device)
     if y.numel():
-        N, complex_ = pad(n), A.is_complex()
+        N, complex_, double = pad(n), A.is_complex(), A.dtype == torch.float64
         (a, *sa), (f, *sf) = numbers(A), numbers(factor)
-        kernel = _ldl
-        if a.shape[0] < 64 and (complex_ or n % 16 or sa[1:] != [n, 1] or sf[1:] != [1, n]):
-            kernel, N = _ldl_any, max(32 if complex_ else 16, N)
+        kernel, several = _ldl, 1
+        if a.shape[0] < 64 and (complex_ or double or n % 16 or sa[1:] != [n, 1] or sf[1:] != [1, n]):
+            kernel, several, N = _ldl_any, 4, max(64 if double else 32, N)
         kernel[(f.shape[0],)](
-            a, f, pivots, n, *sa, *sf, CPLX=complex_, HERM=bool(hermitian) and complex_, N=N,
-            num_warps=warps((1 + complex_) * N * N),
+            a, f, pivots, n, *sa, *sf, int(hermitian), CPLX=complex_, N=N,
+            num_warps=warps(several * (1 + complex_) * N * N),
         )  # fmt: skip
     return handed(factor, out), pivots

@@ -14,7 +14,7 @@ def _low_rank(a, out, flag, spare, R, C, k, ar, ac, RP: tl.constexpr, CP: tl.con
     if SQUARE:
         ac = 1
     x, scale = tall(a + batch * R * C, rows, cols, R, C, ar, ac)
-    w, square = orthogonalise(x, cols, flag + batch, RP, CP)
+    w, square = orthogonalise(x, cols, flag + batch, CP if SQUARE else rounds(C), RP, CP)
     larger = (square[None, :] > square[:, None]) | (
         (square[None, :] == square[:, None]) & (cols[None, :] < cols[:, None])
     )
@@ -30,8 +30,8 @@ def _low_rank(a, out, flag, spare, R, C, k, ar, ac, RP: tl.constexpr, CP: tl.con
 def low_rank_svd_approximation(A, k, *, full_matrices=True, out=None):
     x = A.contiguous()
     y = torch.empty_like(x) if out is None or not out.is_contiguous() else out
-    B, R, C, ar, ac, RP, CP, warps, spare = sides(x)
+    B, R, C, ar, ac, RP, CP, square, warps, spare = sides(x)
     if x.numel():
         flag = torch.empty(B, dtype=torch.int32, device=A.device)
-        _low_rank[(B,)](x, y, flag, spare, R, C, k, ar, ac, RP=RP, CP=CP, SQUARE=R == C, num_warps=warps)
+        _low_rank[(B,)](x, y, flag, spare, R, C, k, ar, ac, RP=RP, CP=CP, SQUARE=square, num_warps=warps)
     return y if out is None or y is out else out.copy_(y)

@@ -25,7 +25,7 @@ def _power(a, out, flag, spare, n, k_high, k_low, N: tl.constexpr):
     shift = 2.0 * tl.where(bound > 0, bound, 1.0)
     eye = cols[:, None] == cols[None, :]
     x = tl.where(eye & (cols < n)[:, None], x + shift, x)
-    w, square = orthogonalise(x, cols, flag + batch, N, N)
+    w, square = orthogonalise(x, cols, flag + batch, N, N, N)
     u = directions(w, square)
     # Many rotations have let lengths and angles drift by a few roundings.
     u = 1.5 * u - 0.5 * dot(dot(u, tl.trans(u), spare), u, spare)
@@ -60,7 +60,7 @@ def _power(a, out, flag, spare, n, k_high, k_low, N: tl.constexpr):
 def matrix_power_eig(A, k, *, out=None):
     x = A.contiguous()
     y = torch.empty_like(x) if out is None or not out.is_contiguous() else out
-    B, n, _, _, _, N, _, warps, spare = sides(x)
+    B, n, _, _, _, N, _, _, warps, spare = sides(x)
     if x.numel():
         flag = torch.empty(B, dtype=torch.int32, device=A.device)
         # Not a constant of the kernel: it would be compiled anew for every exponent, for two seconds each.

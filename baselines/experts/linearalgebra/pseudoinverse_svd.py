@@ -14,7 +14,7 @@ def _pinv(a, out, flag, spare, R, C, ar, ac, rcond, RP: tl.constexpr, CP: tl.con
     if SQUARE:
         ac = 1
     x, scale = tall(a + batch * R * C, rows, cols, R, C, ar, ac)
-    w, square = orthogonalise(x, cols, flag + batch, RP, CP)
+    w, square = orthogonalise(x, cols, flag + batch, CP if SQUARE else rounds(C), RP, CP)
     s = tl.sqrt(square)
     kept = s > rcond * tl.max(s, 0)
     u = tl.where(kept[:, None], directions(w, square), 0.0)
@@ -37,8 +37,8 @@ def _pinv(a, out, flag, spare, R, C, ar, ac, rcond, RP: tl.constexpr, CP: tl.con
 def pseudoinverse_svd(A, full_matrices=True, rcond=1e-15, out=None):
     x = A.contiguous()
     y = x.new_empty(x.mT.shape) if out is None or not out.is_contiguous() else out
-    B, R, C, ar, ac, RP, CP, warps, spare = sides(x)
+    B, R, C, ar, ac, RP, CP, square, warps, spare = sides(x)
     if x.numel():
         flag = torch.empty(B, dtype=torch.int32, device=A.device)
-        _pinv[(B,)](x, y, flag, spare, R, C, ar, ac, rcond, RP=RP, CP=CP, SQUARE=R == C, num_warps=warps)
+        _pinv[(B,)](x, y, flag, spare, R, C, ar, ac, rcond, RP=RP, CP=CP, SQUARE=square, num_warps=warps)
     return y if out is None or y is out else out.copy_(y)

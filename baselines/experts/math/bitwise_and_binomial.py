@@ -4,16 +4,22 @@ import triton.language as tl
 
 
 @triton.jit
-def _sample(a, b, counts, chances, y, n, seed, COUNT: tl.constexpr, CHANCE: tl.constexpr, LOGITS: tl.constexpr,
-            BLOCK: tl.constexpr):  # fmt: skip
-    """Inversion: walk up the distribution function until it passes one uniform number."""
+def _sample(a, b, counts, chances, y, n, seed, count_step, chance_step, logits, COUNT: tl.constexpr, CHANCE: tl.constexpr,
+            LOGITS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Inversion: walk up the distribution function until it passes one uniform number.
+
+    COUNT and CHANCE are 0 for one number for all elements, else 1; LOGITS says what the chances are. None: the argument
+    of that name tells.
+    """
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = e < n
     both = tl.load(a + e, mask=inside, other=0) & tl.load(b + e, mask=inside, other=0)
     # One number for all elements is loaded once.
-    trials = tl.load(counts + e * COUNT, mask=inside, other=0).to(tl.float32)
-    p = tl.load(chances + e * CHANCE, mask=inside, other=0.0)
-    if LOGITS:
+    trials = tl.load(counts + e * (count_step if COUNT is None else COUNT), mask=inside, other=0).to(tl.float32)
+    p = tl.load(chances + e * (chance_step if CHANCE is None else CHANCE), mask=inside, other=0.0)
+    if LOGITS is None:
+        p = tl.where(logits != 0, tl.sigmoid(p), p)
+    elif LOGITS:
         p = tl.sigmoid(p)
     # Successes or failures, whichever are rarer: (1 - q)^100 stays far from underflow.
     q = tl.minimum(p, 1.0 - p)
@@ -31,6 +37,10 @@ def _sample(a, b, counts, chances, y, n, seed, COUNT: tl.constexpr, CHANCE: tl.c
     tl.store(y + e, k * both.to(tl.float32), mask=inside)
 
 
+# For small tensors: compiled once for all kinds of arguments, the other once more for every kind.
+_sample_any = triton.jit(_sample.fn, do_not_specialize="n seed count_step chance_step logits".split())
+
+
 def bitwise_and_binomial(input, other, total_count, probs=None, logits=None):
     shape, n = input.shape, input.numel()
     y = torch.empty(shape, dtype=torch.float32, device=input.device)
@@ -41,8 +51,10 @@ def bitwise_and_binomial(input, other, total_count, probs=None, logits=None):
     if n:
         # An odd seed: no launch is specialised for one divisible by 16.
         seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1
-        _sample[(triton.cdiv(n, 512),)](
-            input.contiguous(), other.contiguous(), counts, chances, y, n, seed, COUNT=0 if one_count else 1,
-            CHANCE=0 if one_chance else 1, LOGITS=logits is not None, BLOCK=512, num_warps=4,
+        given = int(not one_count), int(not one_chance), int(logits is not None)
+        kernel, (COUNT, CHANCE, LOGITS) = (_sample, given) if n >= 1 << 20 else (_sample_any, (None, None, None))
+        kernel[(triton.cdiv(n, 512),)](
+            input.contiguous(), other.contiguous(), counts, chances, y, n, seed, *given, COUNT=COUNT, CHANCE=CHANCE,
+            LOGITS=LOGITS, BLOCK=512, num_warps=4,
         )  # fmt: skip
     return y

@@ -26,11 +26,11 @@ def _twiddled(re, im, H: tl.constexpr):
     if H == 1:
         return re, im
     else:
-        p = tl.arange(0, H)
-        c, s = tl.full((H,), 1.0, tl.float32), tl.full((H,), 0.0, tl.float32)
+        p = tl.arange(0, H)[None, :, None]
+        c, s = tl.full((1, H, 1), 1.0, tl.float32), tl.full((1, H, 1), 0.0, tl.float32)
         for q in tl.static_range(1, H):
-            c, s = tl.where(p == q, _cosine(q, 2 * H), c), tl.where(p == q, _sine(q, 2 * H), s)
-        c, s, p = c[None, :, None], s[None, :, None], p[None, :, None]
+            if 2 * q != H:
+                c, s = tl.where(p == q, _cosine(q, 2 * H), c), tl.where(p == q, _sine(q, 2 * H), s)
         re2 = tl.where(p == 0, re, tl.where(2 * p == H, im, re * c + im * s))
         im2 = tl.where(p == 0, im, tl.where(2 * p == H, -re, im * c - re * s))
         return re2, im2
@@ -59,6 +59,16 @@ def _butterflies(re, im, E: tl.constexpr, R: tl.constexpr):
         re = _stacked(a + b, u, E, R >> (level + 1), 1 << level)
         im = _stacked(c + d, v, E, R >> (level + 1), 1 << level)
     return tl.reshape(re, (E, R)), tl.reshape(im, (E, R))
+
+
+@triton.jit
+def _pairs(x, at, inside, width, REAL: tl.constexpr):
+    """The complex numbers at the places at, as pairs; width is 1 for real ones."""
+    pair = tl.arange(0, 2)[None, None, :]
+    if REAL is None:
+        return tl.load(x + width * at[:, :, None] + pair, mask=inside[:, :, None] & (pair < width), other=0.0)
+    else:
+        return tl.load(x + 2 * at[:, :, None] + pair, mask=inside[:, :, None], other=0.0)
 
 
 @triton.jit
@@ -99,8 +109,8 @@ def _exchange(x, A: tl.constexpr, B: tl.constexpr, R: tl.constexpr, R2: tl.const
     return tl.reshape(z, (A * R * B, R2))
 
 
-@triton.jit(do_not_specialize=["columns", "S", "KI", "LI", "M"])
-def _fast(x, y, columns, S, KI, LI, M, angle, scale, R1: tl.constexpr, R2: tl.constexpr, C: tl.constexpr,
+@triton.jit(do_not_specialize=["columns", "S", "KI", "LI", "M", "width"])
+def _fast(x, y, columns, S, KI, LI, M, angle, scale, width, R1: tl.constexpr, R2: tl.constexpr, C: tl.constexpr,
           REAL: tl.constexpr, TURN: tl.constexpr, COLS_IN: tl.constexpr, COLS_OUT: tl.constexpr):  # fmt: skip
     """C transforms of n = R1 R2 points by one program, each thread with R1 or R2 of them; see _passes."""
     if not COLS_IN:
@@ -123,8 +133,7 @@ def _fast(x, y, columns, S, KI, LI, M, angle, scale, R1: tl.constexpr, R2: tl.co
         re = tl.trans(tl.load(x + source, mask=inside, other=0.0))
         im = tl.zeros_like(re)
     else:
-        z = tl.load(x + 2 * source[:, :, None] + pair, mask=inside[:, :, None], other=0.0)
-        re, im = tl.split(tl.permute(z, (1, 0, 2)))
+        re, im = tl.split(tl.permute(_pairs(x, source, inside, width, REAL), (1, 0, 2)))
     re, im = _butterflies(re, im, R2 * C, R1)
     re, im = _turn(re, im, t * 0, t, n, 6.283185307179586 / n, R2 * C, R1)
     FLIP: tl.constexpr = COLS_IN and not COLS_OUT
@@ -142,8 +151,8 @@ def _fast(x, y, columns, S, KI, LI, M, angle, scale, R1: tl.constexpr, R2: tl.co
     tl.store(y + 2 * target[:, :, None] + pair, z * scale, mask=(g < columns)[None, :, None])
 
 
-@triton.jit(do_not_specialize=["columns", "S", "KI", "LI", "M", "n"])
-def _direct(x, y, columns, S, KI, LI, M, angle, scale, n, BLOCK: tl.constexpr, C: tl.constexpr, REAL: tl.constexpr,
+@triton.jit(do_not_specialize=["columns", "S", "KI", "LI", "M", "width", "n"])
+def _direct(x, y, columns, S, KI, LI, M, angle, scale, width, n, BLOCK: tl.constexpr, C: tl.constexpr, REAL: tl.constexpr,
             TURN: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """The same for any n: BLOCK results of C transforms by one program, as a product with the matrix of roots."""
     g = tl.program_id(0) * C + tl.arange(0, C)
@@ -160,7 +169,7 @@ def _direct(x, y, columns, S, KI, LI, M, angle, scale, n, BLOCK: tl.constexpr, C
             u = tl.load(x + z, mask=inside, other=0.0)
             v = tl.zeros_like(u)
         else:
-            u, v = tl.split(tl.load(x + 2 * z[:, :, None] + pair, mask=inside[:, :, None], other=0.0))
+            u, v = tl.split(_pairs(x, z, inside, width, REAL))
         # The phase is reduced as an integer, so that cosine and sine see small arguments without error.
         phase = k[:, None].to(tl.int64 if WIDE else tl.int32) * j[None, :] % n
         phase = tl.where(2 * phase > n, phase - n, phase).to(tl.float32) * (6.283185307179586 / n)
@@ -182,7 +191,8 @@ def _direct(x, y, columns, S, KI, LI, M, angle, scale, n, BLOCK: tl.constexpr, C
 def _factors(n, small):
     """n as a product: powers of two from 32 to 1024 for _fast, anything else for _direct, small where that goes.
 
-    A small transform waits for the compiler rather than for memory: its powers of two are all 32.
+    A small transform waits for the compiler rather than for memory: its powers of two are all 32, and whether its input is
+    real is no constant of its kernels.
     """
     bits = (n & -n).bit_length() - 1
     found, rest = [], n
@@ -223,19 +233,20 @@ def _passes(x, outer, length, n, inner, scale, last):
         S, KI, M = n // f * inner, done * inner, n // done
         columns = outer * S
         parts = (x if real else torch.view_as_real(x), torch.view_as_real(y))
-        numbers = (columns, S, KI, length * inner, M, 2 * math.pi / M, scale if final else 1.0)
+        numbers = (columns, S, KI, length * inner, M, 2 * math.pi / M, scale if final else 1.0, 1 if real else 2)
+        kind = None if small else real
         if f >= 32 and f & (f - 1) == 0:
             bits = f.bit_length() - 1
             R1, R2 = 1 << (bits + 1) // 2, 1 << bits // 2
             C = 128 // R2
             _fast[(triton.cdiv(columns, C),)](
-                *parts, *numbers, R1=R1, R2=R2, C=C, REAL=real, TURN=turn, COLS_IN=small or S > 1,
+                *parts, *numbers, R1=R1, R2=R2, C=C, REAL=kind, TURN=turn, COLS_IN=small or S > 1,
                 COLS_OUT=small or KI > 1, num_warps=4,
             )  # fmt: skip
         else:
-            BLOCK = 16 if f <= 16 else 32
+            BLOCK = 16 if f <= 16 or small else 32
             _direct[(triton.cdiv(columns, 32), triton.cdiv(f, BLOCK))](
-                *parts, *numbers, f, BLOCK=BLOCK, C=32, REAL=real, TURN=turn, WIDE=f > 46340
+                *parts, *numbers, f, BLOCK=BLOCK, C=32, REAL=kind, TURN=turn, WIDE=f > 46340
             )
         x, length, done = y, n, done * f
     return x

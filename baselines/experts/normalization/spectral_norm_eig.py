@@ -31,7 +31,8 @@ def _radius(a, out, n, sb, sr, sc, N: tl.constexpr, SQUARINGS: tl.constexpr):
     tl.store(out + batch, tl.where(size > 0, radius, 0.0))
 
 
-# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them.
+# For few matrices: compiled once for all sizes and strides, the other once more for every kind of them. In many warps,
+# because few products in each thread are little code.
 _radius_any = triton.jit(_radius.fn, do_not_specialize=[p.name for p in _radius.params if not p.is_constexpr])
 
 
@@ -41,7 +42,8 @@ def spectral_norm_eig(A, *, out=None):
     y = torch.empty(A.shape[:-2], dtype=A.dtype, device=A.device) if out is None or not out.is_contiguous() else out
     if x.shape[0]:
         N = max(16, triton.next_power_of_2(n))
-        warps = 1 if N == 16 else 4 if N <= 64 else 8
-        kernel = _radius_any if x.shape[0] < 32 else _radius
+        kernel, warps = _radius, 1 if N == 16 else 4 if N <= 64 else 8
+        if x.shape[0] < 32:
+            kernel, warps, N = _radius_any, 16, max(32, N)
         kernel[(x.shape[0],)](x, y, n, *x.stride(), N=N, SQUARINGS=28, num_warps=warps)
     return y if out is None or y is out else out.copy_(y)

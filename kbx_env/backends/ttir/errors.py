@@ -8,6 +8,7 @@ _TEMPLATES = {
     "out_of_bounds": "{what}, {by}outside the tensor",
     "uninitialised_read": "{what}, which nothing has written yet",
     "write_conflict": "{what}, which another program writes as well: {detail}",
+    "lane_conflict": "{what} twice in one operation: {detail}, so it is not defined which of them stays",
     "reordered": "flattens several tensors and reduces them together: the compiler may order each of them differently, and "
     "pairs the wrong elements then; reduce one axis after the other",
     "decides_on_unwritten": "{what} lets memory that nothing has written decide {detail}",
@@ -21,7 +22,7 @@ class Finding:
     """A fault that the executor found and that a run on a GPU would not report.
 
     Attributes:
-        kind: "out_of_bounds", "uninitialised_read", "write_conflict", "order_dependent",
+        kind: "out_of_bounds", "uninitialised_read", "write_conflict", "lane_conflict", "order_dependent",
             "reordered" or "decides_on_unwritten".
         kernel: Name of the kernel.
         line: Source line of the access, 0 when unknown.

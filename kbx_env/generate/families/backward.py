@@ -7,14 +7,13 @@ rounding error decides, and no tolerance is right.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping, Sequence
 
 from kbx_env.generate import text
-from kbx_env.generate.drafts import IMPORTS, Draft, Voice, listed
-from kbx_env.generate.expressions import adjoints, draw, formula, helpers, leaf, live, statements, unread
+from kbx_env.generate.drafts import Draft, Voice, listed
+from kbx_env.generate.expressions import adjoints, draw, formula, head, leaf, live, statements, unread
 from kbx_env.generate.families.elementwise import NAMES, choose_dtype
-from kbx_env.generate.families.rows import AXES, NORMS, OVER, STATISTICS, Row, draw_row, said
+from kbx_env.generate.families.rows import AXES, EXACT, NORMS, OVER, STATISTICS, Row, draw_row, said
 
 
 def _reference(names: Sequence[str], forward: str) -> tuple[tuple[str, ...], str]:
@@ -96,19 +95,15 @@ def pointwise(rng: random.Random, level: int) -> Draft:
     reads = unread(code, names)
     stores = text.stores({o: grads[n] for n, o in zip(names, outs, strict=True)}, "at")
     parameters = ", ".join([*names, "grad_output"])
-    expert = (
-        IMPORTS
-        + helpers("\n".join(code))
-        + KERNEL.format(
-            pointers=text.pointers(names),
-            outs=", ".join(outs),
-            body=text.indented(code),
-            stores=text.indented(stores),
-            parameters=parameters,
-            dense=text.indented(text.contiguous(names)),
-            empty=text.empty_like(names),
-            tensors=", ".join(names),
-        )
+    expert = head("\n".join(code)) + KERNEL.format(
+        pointers=text.pointers(names),
+        outs=", ".join(outs),
+        body=text.indented(code),
+        stores=text.indented(stores),
+        parameters=parameters,
+        dense=text.indented(text.contiguous(names)),
+        empty=text.empty_like(names),
+        tensors=", ".join(names),
     )
     body, helper = _reference(names, f"return {tree.written('torch')}")
     f = formula(tree)
@@ -176,13 +171,13 @@ REDUCED: Mapping[str, str] = {
     "sum": "upstream",
     "mean": "upstream / n",
     "rms": "upstream * z / (n * stat)",
-    "logsumexp": "upstream * tl.exp(z - stat)",
+    "logsumexp": "upstream * (tl.exp(z - m) / s)",
     "variance": "upstream * 2.0 * (z - s / n) / n",
 }
 """Derivative by z of a statistic, by its name, with the passes' numbers."""
 NORMED: Mapping[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
-    "softmax": ("logsumexp", (("dot", "upstream * tl.exp(z - stat)"),), "tl.exp(z - stat) * (upstream - dot)"),
-    "log_softmax": ("logsumexp", (("total", "upstream"),), "upstream - tl.exp(z - stat) * total"),
+    "softmax": ("sumexp", (("dot", "upstream * (tl.exp(z - m) / stat)"),), "tl.exp(z - m) / stat * (upstream - dot)"),
+    "log_softmax": ("sumexp", (("total", "upstream"),), "upstream - tl.exp(z - m) / stat * total"),
     "rms_norm": ("rms", (("dot", "upstream * z"),), "upstream / stat - z * dot / (n * stat * stat * stat)"),
     "layer_norm": (
         "variance",
@@ -229,8 +224,8 @@ def _row_draft(
         The draft.
     """
     names = row.tensors
-    # In a row of one element these derivatives are exactly zero, where any rounding error is infinitely wrong.
-    least = 1 if reduced else 2
+    # In a row of one element the derivatives of norms are exactly zero, where any rounding error is infinitely wrong.
+    least = 2 if not reduced or stat in EXACT else 1
     outs = [f"grad_{n}" for n in names]
     lines = statements(row.tree)
     back, grads = adjoints(row.tree, lines, "dz") if row.tree.op else ((), {names[0]: "dz"})
@@ -254,26 +249,22 @@ def _row_draft(
     if reduced:
         dense += "\n    grad_output = grad_output.contiguous()"
     parameters = ", ".join([*names, "grad_output"])
-    # The derivative of a sum or a mean needs no statistic.
-    passes = row.passes(stat) if re.search(r"\b(stat|s)\b", " ".join([slope, *(s for _, s in sums)])) else ""
+    # The derivative of a sum or a mean needs no pass, that of a variance only the mean.
+    passes = row.passes(stat, " ".join([slope, *(s for _, s in sums)]))
     reads = unread([passes, *extra, *code], names)
-    expert = (
-        IMPORTS
-        + helpers("\n".join([passes, *extra, *code]))
-        + ROWS.format(
-            pointers=text.pointers(names),
-            outs=", ".join(outs),
-            passes=passes,
-            upstream=text.indented(upstream),
-            body=text.indented(code, 2),
-            stores=text.indented(stores, 2),
-            parameters=parameters,
-            dense=dense,
-            first=names[0],
-            empty=text.empty_like(names),
-            tensors=", ".join(names),
-            returned=", ".join(f"{o}{move}" for o in outs),
-        )
+    expert = head("\n".join([passes, *extra, *code])) + ROWS.format(
+        pointers=text.pointers(names),
+        outs=", ".join(outs),
+        passes=passes,
+        upstream=text.indented(upstream),
+        body=text.indented(code, 2),
+        stores=text.indented(stores, 2),
+        parameters=parameters,
+        dense=dense,
+        first=names[0],
+        empty=text.empty_like(names),
+        tensors=", ".join(names),
+        returned=", ".join(f"{o}{move}" for o in outs),
     )
     body, helper = _reference(names, "\n".join([f"z = {row.tree.written('torch')}", *forward]))
     over = AXES[row.axis][2]
@@ -356,7 +347,7 @@ def norm(rng: random.Random, level: int) -> Draft:
         rng.randint(0, max(0, 2 * level - 3)),
         1 + (rng.random() < 0.4 and level > 1),
         smooth=True,
-        largest=60.0 if stat == "logsumexp" else 400.0,
+        largest=60.0 if "softmax" in kind else 400.0,
     )
     forward, _, said_as, word = NORMS[kind]
     return _row_draft(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from kbx_env.generate import text
-from kbx_env.generate.drafts import IMPORTS, Draft, Voice, listed
-from kbx_env.generate.expressions import Node, draw, formula, helpers, leaf, statements
+from kbx_env.generate.drafts import Draft, Voice, listed
+from kbx_env.generate.expressions import Node, draw, formula, head, leaf, statements
 
 NAMES = (("x", "y", "z"), ("input", "other", "extra"), ("hidden", "gate", "residual"), ("a", "b", "c"), ("u", "v", "w"))
 """Names of tensors, of which a task has one row."""
@@ -70,21 +70,17 @@ def pointwise(rng: random.Random, level: int) -> Draft:
     parameters = ", ".join([*tensors, *([f"{given[0].name}={given[1]}"] if given else [])])
     lines = statements(tree)
     scalars = [given[0].name] if given else []
-    expert = (
-        IMPORTS
-        + helpers("\n".join(lines.body))
-        + KERNEL.format(
-            pointers=text.pointers(tensors),
-            scalars="".join(f", {s}" for s in scalars),
-            loads=text.indented(text.loads(tensors, "at")),
-            body=text.indented(lines.body),
-            result=lines.result,
-            parameters=parameters,
-            dense=text.indented(text.contiguous(tensors)),
-            first=tensors[0],
-            tensors=", ".join(tensors),
-            floats="".join(f", float({s})" for s in scalars),
-        )
+    expert = head("\n".join(lines.body)) + KERNEL.format(
+        pointers=text.pointers(tensors),
+        scalars="".join(f", {s}" for s in scalars),
+        loads=text.indented(text.loads(tensors, "at")),
+        body=text.indented(lines.body),
+        result=lines.result,
+        parameters=parameters,
+        dense=text.indented(text.contiguous(tensors)),
+        first=tensors[0],
+        tensors=", ".join(tensors),
+        floats="".join(f", float({s})" for s in scalars),
     )
     shape = "tensor" if count == 1 else "tensors of one shape"
     word = voice.dtype(dtype)
@@ -182,19 +178,15 @@ def broadcast(rng: random.Random, level: int) -> Draft:
     dtype = choose_dtype(rng)
     lines = statements(tree)
     places = {t: KINDS[k][1] for t, k in kinds.items()}
-    expert = (
-        IMPORTS
-        + helpers("\n".join(lines.body))
-        + ROWS.format(
-            pointers=text.pointers(tensors),
-            loads=text.indented([line for t in tensors for line in text.loads([t], places[t])]),
-            body=text.indented(lines.body),
-            result=lines.result,
-            parameters=", ".join(tensors),
-            dense=text.indented(text.contiguous(tensors)),
-            first=first,
-            tensors=", ".join(tensors),
-        )
+    expert = head("\n".join(lines.body)) + ROWS.format(
+        pointers=text.pointers(tensors),
+        loads=text.indented([line for t in tensors for line in text.loads([t], places[t])]),
+        body=text.indented(lines.body),
+        result=lines.result,
+        parameters=", ".join(tensors),
+        dense=text.indented(text.contiguous(tensors)),
+        first=first,
+        tensors=", ".join(tensors),
     )
     shapes = {"full": "(*, C)", "vector": "(C,)", "column": "(*, 1)"}
     said = [f"{t} {shapes[k]}" for t, k in kinds.items()]

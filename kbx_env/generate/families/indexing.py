@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from kbx_env.generate import text
-from kbx_env.generate.drafts import IMPORTS, Draft, Voice, listed
-from kbx_env.generate.expressions import draw, formula, helpers, leaf, meanings, statements
+from kbx_env.generate.drafts import Draft, Voice, listed
+from kbx_env.generate.expressions import draw, formula, head, leaf, meanings, statements
 from kbx_env.generate.families.elementwise import choose_dtype
-from kbx_env.generate.families.rows import STATISTICS, draw_row
+from kbx_env.generate.families.rows import STATISTICS, draw_row, span_of
 
 EMBEDDING = """@triton.jit
 def _kernel({pointers}, p_index, out, columns, n, BLOCK: tl.constexpr):
@@ -44,18 +44,14 @@ def embedding(rng: random.Random, level: int) -> Draft:
     place = {"bias": "column", "x": "at"}
     lines = statements(tree)
     parameters = ", ".join(["table", "index", *other])
-    expert = (
-        IMPORTS
-        + helpers("\n".join(lines.body))
-        + EMBEDDING.format(
-            pointers=text.pointers(names),
-            loads=text.indented([line for o in other for line in text.loads([o], place[o])]),
-            body=text.indented(lines.body),
-            result=lines.result,
-            parameters=parameters,
-            dense=text.indented(text.contiguous(names)),
-            tensors=", ".join(names),
-        )
+    expert = head("\n".join(lines.body)) + EMBEDDING.format(
+        pointers=text.pointers(names),
+        loads=text.indented([line for o in other for line in text.loads([o], place[o])]),
+        body=text.indented(lines.body),
+        result=lines.result,
+        parameters=parameters,
+        dense=text.indented(text.contiguous(names)),
+        tensors=", ".join(names),
     )
     shapes = {"table": "(V, C)", "x": "(B, C)", "bias": "(C,)"}
     summary = voice.one(
@@ -143,31 +139,28 @@ def ENTRY({parameters}):
 
 def pick(rng: random.Random, level: int) -> Draft:
     """Draw a loss of every row: a statistic of the row combined with its element at a target position."""
+    # Rows have at least two elements: with one, r - t is exactly zero, and no rounding error is right (``rows.EXACT``).
     voice = Voice(rng)
     name = rng.choice(("logsumexp", "logsumexp", "max", "mean", "rms"))
     stat = STATISTICS[name]
     row = draw_row(rng, rng.randint(0, 2 * level - 1), 1 + (level > 2), axis="last", largest=60.0)
-    tree = draw(rng, [leaf("r", (-60, 60)), leaf("t", (-60, 60))], max(1, level - 1))
+    tree = draw(rng, [leaf("r", span_of(row, name)), leaf("t", span_of(row, ""))], max(1, level - 1))
     lines, own = statements(tree, {"r": "stat"}, "w"), statements(row.tree)
     loads = text.loads(row.tensors, "base + at", mask=False)
     code = row.passes(name)
     parameters = ", ".join([*row.tensors, "target"])
-    expert = (
-        IMPORTS
-        + helpers(code + "\n".join([*lines.body, *own.body]))
-        + PICK.format(
-            pointers=text.pointers(row.tensors),
-            passes=code,
-            loads=text.indented(loads),
-            body=text.indented(own.body),
-            value=own.result,
-            after=text.indented(lines.body),
-            result=lines.result,
-            parameters=parameters,
-            dense=row.dense(),
-            first=row.tensors[0],
-            tensors=", ".join(row.tensors),
-        )
+    expert = head(code + "\n".join([*lines.body, *own.body])) + PICK.format(
+        pointers=text.pointers(row.tensors),
+        passes=code,
+        loads=text.indented(loads),
+        body=text.indented(own.body),
+        value=own.result,
+        after=text.indented(lines.body),
+        result=lines.result,
+        parameters=parameters,
+        dense=row.dense(),
+        first=row.tensors[0],
+        tensors=", ".join(row.tensors),
     )
     rows = f"row of z = {formula(row.tree)}" if row.tree.op else f"row z of {row.tensors[0]}"
     summary = voice.one(
@@ -180,7 +173,7 @@ def pick(rng: random.Random, level: int) -> Draft:
         voice.where(meanings(row.tree, tree)),
         f"{listed(row.tensors)}: {voice.dtype(row.dtype)}, shape (B, N); target: int64, shape (B,), with values in "
         f"[0, N). The result is a new "
-        f"tensor of shape (B,) and {row.tensors[0]}'s dtype. N is at least 1, B may be 0 (empty tensors).",
+        f"tensor of shape (B,) and {row.tensors[0]}'s dtype. N is at least 2, B may be 0 (empty tensors).",
         voice.closing(row.arithmetic(voice, name == "logsumexp"), (*row.tensors, "target")),
     )
     first = row.tensors[0]
@@ -188,7 +181,7 @@ def pick(rng: random.Random, level: int) -> Draft:
         'Case({"B": 33, "N": 65})',
         'Case({"B": 40, "N": 130}, draw=Outlier())',
         'Case({"B": 3, "N": 2053})',
-        'Case({"B": 7, "N": 1})',
+        'Case({"B": 7, "N": 2})',
         f'Case({{"B": 31, "N": 17}}, layouts={{"{first}": "transposed"}})',
         f'Case({{"B": 20, "N": 33}}, layouts={{"{row.tensors[-1]}": "strided", "target": "strided"}})',
         'Case({"B": 0, "N": 5})',

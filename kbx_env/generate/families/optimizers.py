@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 
 from kbx_env.generate import text
-from kbx_env.generate.drafts import IMPORTS, Draft, Voice, listed
-from kbx_env.generate.expressions import helpers
+from kbx_env.generate.drafts import Draft, Voice, listed
+from kbx_env.generate.expressions import head
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ RULES = (
         ),
         (
             "m = beta1 * m + (1.0 - beta1) * g",
-            "v = v + (1.0 - beta2) * _tanh(g * g - v) * g * g",
+            "v = v + (1.0 - beta2) * libdevice.tanh(g * g - v) * g * g",
             "d = m / (tl.sqrt_rn(tl.abs(v)) + eps)",
         ),
         "m = beta1 * m + (1 - beta1) * g, v = v + (1 - beta2) * tanh(g^2 - v) * g^2 (the old v on the right), and d = "
@@ -146,7 +146,7 @@ RULES = (
         (),
         (("beta1", 0.9), ("beta2", 0.98)),
         ("d = torch.tanh(beta1 * m + (1 - beta1) * g)", "m.mul_(beta2).add_((1 - beta2) * g)"),
-        ("d = _tanh(beta1 * m + (1.0 - beta1) * g)", "m = beta2 * m + (1.0 - beta2) * g"),
+        ("d = libdevice.tanh(beta1 * m + (1.0 - beta1) * g)", "m = beta2 * m + (1.0 - beta2) * g"),
         "d = tanh(beta1 * m + (1 - beta1) * g) with the old m, then m = beta2 * m + (1 - beta2) * g",
         11,
     ),
@@ -193,7 +193,7 @@ def _steps(rule: Rule, clip: str, decay: str) -> tuple[list[str], list[str], lis
         clauses += ["g is grad, with every element clipped to [-limit, limit]"]
     elif clip == "soft":
         torch_lines += ["g = limit * torch.tanh(g / limit)"]
-        triton_lines += ["g = limit * _tanh(g / limit)"]
+        triton_lines += ["g = limit * libdevice.tanh(g / limit)"]
         clauses += ["g = limit * tanh(grad / limit)"]
     else:
         clauses += ["g = grad"]
@@ -210,7 +210,7 @@ def _steps(rule: Rule, clip: str, decay: str) -> tuple[list[str], list[str], lis
         clauses += ["param = param * (1 - lr * weight_decay)"]
     elif decay == "cautious":
         torch_lines += ["d = d + weight_decay * torch.tanh(param)"]
-        triton_lines += ["d = d + weight_decay * _tanh(param)"]
+        triton_lines += ["d = d + weight_decay * libdevice.tanh(param)"]
         clauses += ["d = d + weight_decay * tanh(param)"]
     torch_lines += ["param.add_(d, alpha=-lr)"]
     triton_lines += ["param = param - lr * d"]
@@ -236,20 +236,16 @@ def optimizer(rng: random.Random, level: int) -> Draft:
     returned = "param" if not rule.state else "(" + ", ".join(changed) + ")"
     parameters = ", ".join([*tensors, *(f"{n}={v!r}" for n, v in numbers)])
     pointers = (*changed, "grad")
-    expert = (
-        IMPORTS
-        + helpers("\n".join(triton_lines))
-        + KERNEL.format(
-            pointers=text.pointers(pointers),
-            numbers=", ".join(n for n, _ in numbers),
-            loads=text.indented([f"{t} = tl.load(p_{t} + at, mask=inside, other=0.0)" for t in pointers]),
-            body=text.indented(triton_lines),
-            stores=text.indented([f"tl.store(p_{t} + at, {t}, mask=inside)" for t in changed]),
-            parameters=parameters,
-            changed="(" + ", ".join(changed) + ",)",
-            passed=", ".join(f"float({n})" for n, _ in numbers),
-            returned=returned,
-        )
+    expert = head("\n".join(triton_lines)) + KERNEL.format(
+        pointers=text.pointers(pointers),
+        numbers=", ".join(n for n, _ in numbers),
+        loads=text.indented([f"{t} = tl.load(p_{t} + at, mask=inside, other=0.0)" for t in pointers]),
+        body=text.indented(triton_lines),
+        stores=text.indented([f"tl.store(p_{t} + at, {t}, mask=inside)" for t in changed]),
+        parameters=parameters,
+        changed="(" + ", ".join(changed) + ",)",
+        passed=", ".join(f"float({n})" for n, _ in numbers),
+        returned=returned,
     )
     body = [*torch_lines, f"return {returned}"]
     words = (rule.word, *((clip + "_clip",) if clip else ()), *((decay + "_decay",) if decay else ()), "step")

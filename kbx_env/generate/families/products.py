@@ -6,15 +6,10 @@ import random
 
 from kbx_env.generate import text
 from kbx_env.generate.drafts import Draft, Voice, listed
-from kbx_env.generate.expressions import draw, formula, helpers, leaf, statements
+from kbx_env.generate.expressions import draw, formula, head, leaf, statements
 
 MATMUL = """# parts: gemm
-import torch
-import triton
-import triton.language as tl
-
-
-{helpers}@triton.jit
+{head}@triton.jit
 def epilogue(acc, bias, e, f, where, s, t, MODE: tl.constexpr):
     p = acc{bias}
 {body}
@@ -59,7 +54,7 @@ def matmul(rng: random.Random, level: int) -> Draft:
     lines = statements(tree, dict(zip(extra, "ef")))
     keywords = [*(["bias=bias"] if bias else []), *(f"{k}={e}" for k, e in zip("ef", extra))]
     expert = MATMUL.format(
-        helpers=helpers("\n".join(lines.body)),
+        head=head("\n".join(lines.body)),
         bias=" + bias" if bias else "",
         body=text.indented(lines.body),
         result=lines.result,
@@ -132,12 +127,7 @@ def matmul(rng: random.Random, level: int) -> Draft:
     )
 
 
-QUANTIZED = """import torch
-import triton
-import triton.language as tl
-
-
-{helpers}@triton.jit
+QUANTIZED = """{head}@triton.jit
 def _kernel(
     p_x, p_q, p_scale, p_bias, p_rows, out, M, N, K, xm, xk, qn, qk,
     BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -200,7 +190,7 @@ def quantized(rng: random.Random, level: int) -> Draft:
     result = "f32" if both else dtype
     vectors = [*(["row_scale"] if both else []), *(["bias"] if bias else [])]
     expert = QUANTIZED.format(
-        helpers=helpers("\n".join(lines.body)),
+        head=head("\n".join(lines.body)),
         kind="tl.int32" if both else "tl.float32",
         dot=dot,
         scaled=scaled,

@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kbx_env.generate import text
-from kbx_env.generate.drafts import IMPORTS, Draft, Voice, listed
-from kbx_env.generate.expressions import Node, draw, formula, helpers, leaf, meanings, statements
+from kbx_env.generate.drafts import Draft, Voice, listed
+from kbx_env.generate.expressions import Interval, Node, draw, formula, head, leaf, meanings, statements
 from kbx_env.generate.families.elementwise import choose_dtype
 
 
@@ -83,7 +83,7 @@ STATISTICS: Mapping[str, Statistic] = {
         "torch.var(z, AXIS, correction=0)",
         (("s", SUM[0], SUM[1].format("z"), SUM[2]), ("q", SUM[0], SUM[1].format("(z - s / n) * (z - s / n)"), SUM[2])),
         "q / n",
-        "the variance of z (divided by the length of the row)",
+        "the variance of z (divided by N, not N - 1)",
         "var",
         4,
     ),
@@ -171,23 +171,24 @@ class Row:
     axis: str
     dtype: str
 
-    def passes(self, statistics: str, depth: int = 1) -> str:
+    def passes(self, statistics: str, used: str = "stat") -> str:
         """Return the passes over a row that compute a statistic, as statements of a kernel.
 
         Args:
             statistics: name in ``STATISTICS``.
-            depth: of the indent.
+            used: statements that need the statistic ``stat``, or only the numbers of some passes.
 
         Returns:
-            The statements; afterwards ``stat`` is the number.
+            The statements; afterwards ``stat`` is the number, if it is needed.
         """
-        found = STATISTICS[statistics]
+        found, names = STATISTICS[statistics], set(re.findall(r"[A-Za-z_]\w*", used))
+        needed = [k for k, p in enumerate(found.passes) if p[0] in names or "stat" in names]
         lines = []
-        for name, start, add, join in found.passes:
+        for name, start, add, join in found.passes[: max(needed, default=-1) + 1]:
             lines += [f"{name} = {start}", "for k0 in range(0, n, BLOCK):"]
             lines += [f"    {line}" for line in self.values()]
             lines += [f"    {name} = {join.format(name, add)}"]
-        return text.indented([*lines, f"stat = {found.result}"], depth)
+        return text.indented([*lines, *([f"stat = {found.result}"] if "stat" in names else [])])
 
     def values(self) -> list[str]:
         """Return the statements that load a block of a row and compute ``z``."""
@@ -283,6 +284,27 @@ def draw_row(
     return Row(names, tree, axis or rng.choice(("last", "last", "first", "middle")), choose_dtype(rng))
 
 
+def span_of(row: Row, statistics: str) -> Interval:
+    """Return about the interval of a statistic of a row; its sign is right.
+
+    Args:
+        row: the values.
+        statistics: name in ``STATISTICS``; empty for the values themselves.
+
+    Returns:
+        At most 60, or 4000 for a variance.
+    """
+    low, high = row.tree.bounds()
+    if statistics in ("rms", "l1", "absmax"):
+        low, high = 0.0, max(abs(low), abs(high))
+    elif statistics == "variance":
+        return 0.0, 4000.0
+    elif statistics in ("logsumexp", "sum"):
+        return -60.0, 60.0
+    low, high = max(low, -60.0), min(high, 60.0)
+    return (low, high) if low < high else (-60.0, 60.0)
+
+
 def said(row: Row, voice: Voice, more: str = "", result: str = "", least: int = 1) -> str:
     """Return the sentences of a contract about shapes, dtypes and results; rows have at least ``least`` elements."""
     one = len(row.tensors) == 1
@@ -328,16 +350,16 @@ def ENTRY({parameters}):
 def reduce(rng: random.Random, level: int) -> Draft:
     """Draw a reduction of an expression over one axis, with elementwise work on the result."""
     voice = Voice(rng)
-    name = rng.choice(tuple(STATISTICS))
+    name = rng.choice(DRAWN)
     stat = STATISTICS[name]
+    least = 2 if name in EXACT else 1
     largest = 60.0 if name == "logsumexp" else 400.0 if stat.grows or name == "variance" else 2e4
     row = draw_row(
         rng, rng.randint(max(0, level - 2), 2 * level - 1), 1 + (rng.random() < 0.4 and level > 1), largest=largest
     )
-    span = (-60.0, 60.0) if name in ("mean", "max", "min", "rms", "l1", "logsumexp") else (-4000.0, 4000.0)
     behind = None
     if level > 1 and rng.random() < 0.7 and not stat.grows:
-        behind = draw(rng, [leaf("r", span)], rng.randint(1, 2), largest=2e4)
+        behind = draw(rng, [leaf("r", span_of(row, name))], rng.randint(1, 2), largest=2e4)
     keep = rng.random() < 0.3
     d = AXES[row.axis][1]
     torch_stat = stat.torch.replace("AXIS", f"{d}, keepdim=True" if keep else str(d))
@@ -352,20 +374,16 @@ def reduce(rng: random.Random, level: int) -> Draft:
     tail = "out.unsqueeze(-1)" if keep else "out"
     if keep and row.axis != "last":
         tail = f"out.unsqueeze({d})"
-    expert = (
-        IMPORTS
-        + helpers(code + after)
-        + REDUCE.format(
-            pointers=text.pointers(row.tensors),
-            passes=code,
-            after=after,
-            result=lines.result if lines else "stat",
-            parameters=", ".join(row.tensors),
-            dense=row.dense(),
-            first=row.tensors[0],
-            tensors=", ".join(row.tensors),
-            returned=tail,
-        )
+    expert = head(code + after) + REDUCE.format(
+        pointers=text.pointers(row.tensors),
+        passes=code,
+        after=after,
+        result=lines.result if lines else "stat",
+        parameters=", ".join(row.tensors),
+        dense=row.dense(),
+        first=row.tensors[0],
+        tensors=", ".join(row.tensors),
+        returned=tail,
     )
     where = f"With z = {formula(row.tree)}, r" if row.tree.op else "r"
     number, over = row.about(stat.text), AXES[row.axis][2]
@@ -386,6 +404,7 @@ def reduce(rng: random.Random, level: int) -> Draft:
                 f"In the result, a new tensor of the same dtype, {AXES[row.axis][2]} {axis}.",
                 f"The result is a new tensor of the same dtype, in which {AXES[row.axis][2]} {axis}.",
             ),
+            least=least,
         ),
         voice.closing(row.arithmetic(voice, name == "logsumexp"), row.tensors),
     )
@@ -401,7 +420,7 @@ def reduce(rng: random.Random, level: int) -> Draft:
         details=details,
         examples=(row.example(rng),),
         takes=dict.fromkeys(row.tensors, row.dtype),
-        fields=row.fields(flops, row.takes()),
+        fields=row.fields(flops, row.takes(), least=least),
         expert=expert,
         size=size,
         imports=("from kbx_env.tasks._varied import sizes",),
@@ -429,8 +448,8 @@ def ENTRY({parameters}):
     return {returned}
 """
 NORMS: Mapping[str, tuple[str, str, str, str]] = {
-    "softmax": ("torch.softmax(z, AXIS)", "tl.exp(z - stat)", "exp(z) / sum(exp(z))", "softmax"),
-    "log_softmax": ("torch.log_softmax(z, AXIS)", "z - stat", "z - log(sum(exp(z)))", "log_softmax"),
+    "softmax": ("torch.softmax(z, AXIS)", "tl.exp(z - m) / stat", "exp(z) / sum(exp(z))", "softmax"),
+    "log_softmax": ("torch.log_softmax(z, AXIS)", "z - m - stat", "z - log(sum(exp(z)))", "log_softmax"),
     "rms_norm": (
         "z / torch.sqrt(torch.mean(torch.square(z), AXIS, keepdim=True) + 1e-6)",
         "z / stat",
@@ -462,8 +481,8 @@ OVER = {
 }
 """What a function of ``NORMS`` takes over the row."""
 STAT_OF = {
-    "softmax": "logsumexp",
-    "log_softmax": "logsumexp",
+    "softmax": "sumexp",
+    "log_softmax": "logsum",
     "rms_norm": "rms",
     "layer_norm": "variance",
     "center": "mean",
@@ -477,7 +496,25 @@ ABSMAX = Statistic(
     "absmax",
     2,
 )
-STATISTICS = {**STATISTICS, "absmax": ABSMAX}
+DRAWN = (*STATISTICS, "absmax")
+"""Statistics that a reduction is made of."""
+# exp(z - m) / s, not exp(z - (m + log(s))): rounding m + log(s) costs as many units as its size.
+STATISTICS = {
+    **STATISTICS,
+    "absmax": ABSMAX,
+    "sumexp": replace(STATISTICS["logsumexp"], result="s"),
+    "logsum": replace(STATISTICS["logsumexp"], result="tl.log(s)"),
+}
+SPANS: Mapping[str, Interval] = {
+    "softmax": (0.0, 1.0),
+    "log_softmax": (-130.0, 0.0),
+    "max_scale": (-1.0, 1.0),
+}
+"""Interval of a function in ``NORMS`` without weights, where its sign is known."""
+EXACT = ("variance",)
+"""Statistics that are exactly zero in a row of one element, as their gradients are. A kernel need not get zero there:
+the device rounds a product and a difference once, so that ``z - z`` is the rounding error of z. No error is right there.
+"""
 
 
 def normalized(rng: random.Random, level: int, kind: str) -> Draft:
@@ -489,7 +526,7 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
     least = 2 if kind in ("log_softmax", "center", "layer_norm") else 1
     affine = kind in ("rms_norm", "layer_norm") and rng.random() < 0.6
     axis = "last" if affine else ""
-    largest = 60.0 if stat == "logsumexp" else 400.0
+    largest = 60.0 if "softmax" in kind else 400.0
     row = draw_row(
         rng, rng.randint(0, max(0, 2 * level - 3)), 1 + (rng.random() < 0.4 and level > 1), largest=largest, axis=axis
     )
@@ -498,7 +535,9 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
     if level > 2:
         gate = ("gate",) if rng.random() < 0.5 else ()
         behind = draw(
-            rng, [leaf("p", (-30.0, 30.0)), *(leaf(g) for g in gate)], rng.randint(max(1, len(gate)), 2 + len(gate))
+            rng,
+            [leaf("p", SPANS.get(kind, (-30.0, 30.0))), *(leaf(g) for g in gate)],
+            rng.randint(max(1, len(gate)), 2 + len(gate)),
         )
     d = AXES[row.axis][1]
     vectors = (("weight", "bias") if rng.random() < 0.6 else ("weight",)) if affine else ()
@@ -520,21 +559,17 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
     code = row.passes(stat)
     returned = "out" if row.axis == "last" else f"out.movedim(-1, {d})"
     dense = row.dense(*gate) + ("\n" + text.indented(text.contiguous(vectors)) if vectors else "")
-    expert = (
-        IMPORTS
-        + helpers(code + "\n".join(after) + "\n".join(row.values()))
-        + WHOLE.format(
-            pointers=text.pointers(names),
-            passes=code,
-            values=text.indented(row.values(), 2),
-            after=text.indented(after, 2),
-            result=lines.result if lines else "p",
-            parameters=", ".join(names),
-            dense=dense,
-            first=row.tensors[0],
-            tensors=", ".join(names),
-            returned=returned,
-        )
+    expert = head(code + "\n".join(after) + "\n".join(row.values())) + WHOLE.format(
+        pointers=text.pointers(names),
+        passes=code,
+        values=text.indented(row.values(), 2),
+        after=text.indented(after, 2),
+        result=lines.result if lines else "p",
+        parameters=", ".join(names),
+        dense=dense,
+        first=row.tensors[0],
+        tensors=", ".join(names),
+        returned=returned,
     )
     given = f"For z = {formula(row.tree)}: " if row.tree.op else ""
     do, result = ("return", "the result is") if given else ("Return", "The result is")
@@ -551,7 +586,7 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
     more = (
         f"{listed(vectors)} {'has' if len(vectors) == 1 else 'have'} shape (N,) and the same dtype." if vectors else ""
     )
-    more += f" {gate[0]} is like {row.tensors[0]}." if gate else ""
+    more += f" {gate[0]} has the shape and dtype of {row.tensors[0]}." if gate else ""
     details = (
         voice.where(meanings(row.tree, behind)),
         said(
@@ -564,7 +599,7 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
             ),
             least,
         ),
-        voice.closing(row.arithmetic(voice, stat == "logsumexp"), names),
+        voice.closing(row.arithmetic(voice, "softmax" in kind), names),
     )
     takes = (
         row.takes()
@@ -577,7 +612,7 @@ def normalized(rng: random.Random, level: int, kind: str) -> Draft:
         example += ", " + Row(gate, leaf(gate[0]), row.axis, row.dtype).example(rng)
     return Draft(
         family=kind_family(kind),
-        category="math" if stat == "logsumexp" else "normalization",
+        category="math" if "softmax" in kind else "normalization",
         words=(*row.tree.words()[:2], word, *(behind.words()[:2] if behind else ())),
         parameters=", ".join(names),
         body=body,

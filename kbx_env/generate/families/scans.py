@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kbx_env.generate import text
-from kbx_env.generate.drafts import IMPORTS, Draft, Voice
-from kbx_env.generate.expressions import draw, formula, helpers, leaf, meanings, statements
-from kbx_env.generate.families.rows import AXES, draw_row, said
+from kbx_env.generate.drafts import Draft, Voice
+from kbx_env.generate.expressions import draw, formula, head, leaf, meanings, statements
+from kbx_env.generate.families.rows import AXES, draw_row, said, span_of
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def scan(rng: random.Random, level: int) -> Draft:
     )
     behind = None
     if level > 1 and rng.random() < 0.6 and (extreme or found.word == "running_mean"):
-        behind = draw(rng, [leaf("r", (-60.0, 60.0))], rng.randint(1, 2))
+        behind = draw(rng, [leaf("r", span_of(row, ""))], rng.randint(1, 2))
     d = AXES[row.axis][1]
     lines = statements(behind, prefix="w") if behind else None
     values = row.values()
@@ -128,24 +128,19 @@ def scan(rng: random.Random, level: int) -> Draft:
         f"@triton.jit\ndef {k}(a, b):\n    return tl.{v}(a, b)\n\n\n" for k, v in JOINS.items() if k in found.block
     )
     code = "\n".join([*values, *(lines.body if lines else ())])
-    expert = (
-        IMPORTS
-        + joins
-        + helpers(code)
-        + KERNEL.format(
-            pointers=text.pointers(row.tensors),
-            start=found.start,
-            values=text.indented(values, 2),
-            block=found.block,
-            after=text.indented(lines.body, 2) if lines else "",
-            result=lines.result if lines else "r",
-            join=found.join,
-            parameters=", ".join(row.tensors),
-            dense=row.dense(),
-            first=row.tensors[0],
-            tensors=", ".join(row.tensors),
-            returned="out" if row.axis == "last" else f"out.movedim(-1, {d})",
-        )
+    expert = head(code, joins) + KERNEL.format(
+        pointers=text.pointers(row.tensors),
+        start=found.start,
+        values=text.indented(values, 2),
+        block=found.block,
+        after=text.indented(lines.body, 2) if lines else "",
+        result=lines.result if lines else "r",
+        join=found.join,
+        parameters=", ".join(row.tensors),
+        dense=row.dense(),
+        first=row.tensors[0],
+        tensors=", ".join(row.tensors),
+        returned="out" if row.axis == "last" else f"out.movedim(-1, {d})",
     )
     over, step = AXES[row.axis][2], row.about(found.text)
     subject = f"z = {formula(row.tree)}" if row.tree.op else row.tensors[0]

@@ -5,6 +5,7 @@ inputs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from kbx_env.spec.criteria import (
 )
 from kbx_env.spec.task import Case, Task
 
-__all__ = ["Answer", "Ruling", "calls_needed", "canaries", "is_trivial", "judge"]
+__all__ = ["Answer", "Known", "Ruling", "calls_needed", "canaries", "is_trivial", "judge"]
 
 _CLASSES: tuple[type[Criterion], ...] = (Close, Exact, Invariant, Dropout, Published, QuantizationScheme, Sample, Windows)
 
@@ -50,6 +51,19 @@ def _expected(
     return reference.expect(task, case, args, device, keep=keep, exact=exact, native=native)
 
 
+@dataclass
+class Known:
+    """What rulings on several answers to one call share: equal task, case, arguments and device.
+
+    Attributes:
+        expected: the reference's answers, after the first ruling.
+        measured: tolerances and conditioning; ``None`` to measure them for each ruling.
+    """
+
+    expected: Expected | None = None
+    measured: close.Measured | None = None
+
+
 def judge(
     task: Task,
     case: Case,
@@ -61,6 +75,7 @@ def judge(
     timed: bool = False,
     earlier: list[Any] | None = None,
     native: Expected | None = None,
+    known: Known | None = None,
 ) -> Ruling:
     """Rule on the answers of one case.
 
@@ -75,6 +90,7 @@ def judge(
         timed: the answers are one answer repeated; statistical comparisons between calls are left out.
         earlier: random numbers of the grading's other cases, which must not be repeated; those of this case are added.
         native: torch's own answer, if it was computed on another device than ``device``.
+        known: from an earlier ruling on the same call; the reference is not run again.
 
     Returns:
         The ruling.
@@ -88,13 +104,15 @@ def judge(
         raise DeclarationError(f"{task.id}: {len(answers)} answers, the judge needs {calls_needed(task, case)}")
     if isinstance(task.truth, Published):
         return paper.rule(task, case, args, answers[0], device, generator_seeds[0] if generator_seeds else 0)
-    expected = _expected(task, case, args, device, native)
-    return _rule(task, case, args, expected, answers, device, generator_seeds, timed, earlier)
+    known = Known() if known is None else known
+    if known.expected is None:
+        known.expected = _expected(task, case, args, device, native)
+    return _rule(task, case, args, known.expected, answers, device, generator_seeds, timed, earlier, known.measured)
 
 
 def _rule(
     task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answers: Sequence[Answer], device: str,
-    generator_seeds: Sequence[int], timed: bool, earlier: list[Any] | None = None,
+    generator_seeds: Sequence[int], timed: bool, earlier: list[Any] | None = None, measured: close.Measured | None = None,
 ) -> Ruling:  # fmt: skip
     """Rule on answers against an evaluated reference; arguments as for ``judge``."""
     truth = task.truth
@@ -104,7 +122,7 @@ def _rule(
             return ruling
     match truth:
         case Close():
-            return close.rule(truth, task, case, args, expected, answers[0], device)
+            return close.rule(truth, task, case, args, expected, answers[0], device, measured=measured)
         case Exact():
             return exact.rule(expected, answers[0])
         case Invariant():
@@ -198,8 +216,9 @@ def is_trivial(task: Task, case: Case, args: Mapping[str, Any]) -> bool:
         return True
     if isinstance(task.truth, Dropout) and statistical.rate_of(task, case)[0] >= 1.0:
         return True
+    measured = close.Measured()
     for answer in canaries(task, case, args, expected).values():
         answers = [answer] * calls_needed(task, case)
-        if _rule(task, case, args, expected, answers, "cpu", (), True) == PASSED:
+        if _rule(task, case, args, expected, answers, "cpu", (), True, measured=measured) == PASSED:
             return True
     return False

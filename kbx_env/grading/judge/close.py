@@ -7,9 +7,10 @@ and no fair order of summation may fail.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 
@@ -156,9 +157,21 @@ def _ratio(got: torch.Tensor, exact: torch.Tensor, limit: torch.Tensor) -> torch
     return torch.where(same_values(got64, exact) | over, 0.0, torch.where(torch.isfinite(ratio), ratio, math.inf))
 
 
+_Tolerance: TypeAlias = tuple[_Scale, float]
+"""Scale of the elements of a tensor, and the tolerance in units."""
+
+
+def _tolerance(
+    truth: Close, dtype: torch.dtype, native: torch.Tensor, exact: torch.Tensor, size: torch.Tensor | None
+) -> _Tolerance:
+    """Return the tolerance for answers of a dtype; arguments as for ``_strict``, and ``exact`` in fp64."""
+    scale = _Scale.of(truth.scale, exact, size)
+    return scale, _strict(truth, dtype, native.to(exact.device), exact, scale, size)
+
+
 def misses(
     truth: Close, got: torch.Tensor, exact: torch.Tensor, native: torch.Tensor, slack: torch.Tensor | float = 0.0,
-    size: torch.Tensor | None = None,
+    size: torch.Tensor | None = None, tolerance: _Tolerance | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Compare one tensor with the exact answer.
 
@@ -169,13 +182,13 @@ def misses(
         native: torch's own answer.
         slack: absolute error that is allowed in any case, a number or per element.
         size: as in ``Row``.
+        tolerance: from ``_tolerance``, if it was measured before.
 
     Returns:
         The error in units of the tolerance (fp64), and the mask of wrong elements.
     """
     exact = exact.to(torch.float64)
-    scale = _Scale.of(truth.scale, exact, size)
-    factor = _strict(truth, got.dtype, native.to(exact.device), exact, scale, size)
+    scale, factor = tolerance or _tolerance(truth, got.dtype, native, exact, size)
     unit = scale.units(exact, got.dtype, size)
     limit = torch.maximum(unit * factor, torch.as_tensor(slack, device=unit.device))
     ratio = _ratio(got.to(exact.device), exact, limit)
@@ -183,8 +196,9 @@ def misses(
 
 
 def all_close(
-    truth: Close, got: torch.Tensor, exact: torch.Tensor, native: torch.Tensor, size: torch.Tensor | None = None
-) -> bool:
+    truth: Close, got: torch.Tensor, exact: torch.Tensor, native: torch.Tensor, size: torch.Tensor | None = None,
+    tolerance: _Tolerance | None = None,
+) -> bool:  # fmt: skip
     """Return whether ``misses`` finds no wrong element without slack.
 
     It goes through the tensors in pieces: the dozen temporaries of a large result would fill a GPU, and pieces stay in
@@ -196,10 +210,10 @@ def all_close(
         exact: the exact answer, in fp64.
         native: torch's own answer.
         size: as in ``Row``.
+        tolerance: as for ``misses``.
     """
     exact, got = exact.to(torch.float64), got.to(exact.device)
-    scale = _Scale.of(truth.scale, exact, size)
-    factor = _strict(truth, got.dtype, native.to(exact.device), exact, scale, size)
+    scale, factor = tolerance or _tolerance(truth, got.dtype, native, exact, size)
     given, right = got.reshape(-1), exact.reshape(-1)
     sizes = None if size is None else size.expand(exact.shape).reshape(-1)
     wrong = [torch.zeros((), dtype=torch.bool, device=exact.device)]
@@ -290,6 +304,14 @@ def loosen(
     return eps * grown * scale * amplified.clamp_min(3.0 * typical)
 
 
+def _allowed(
+    truth: Close, task: Task, case: Case, expected: Expected, moved: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype,
+    size: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Return ``loosen`` for a result of a call; arguments as there and for ``growth``."""
+    return loosen(truth, moved, exact, dtype, growth(truth, task, case, expected), size)
+
+
 def without_luck(moved: torch.Tensor) -> torch.Tensor:
     """Correct a product's measured noise where it is small by chance.
 
@@ -337,9 +359,44 @@ def describe(name: str, ratio: torch.Tensor, wrong: torch.Tensor, got: torch.Ten
     return Ruling(False, text, worst, 1.0)
 
 
+class Measured:
+    """What the judge measures of a call, whatever the answer is: kept where several answers to one call are judged.
+
+    Args:
+        keeps: whether tensors are kept, too. The answers to a call at a timed size are judged one by one: kept tensors would fill
+            a GPU.
+    """
+
+    def __init__(self, keeps: bool = True) -> None:
+        self._keeps = keeps
+        self._tolerances: dict[tuple[int, torch.dtype], _Tolerance] = {}
+        self._moved: dict[int, list[torch.Tensor]] = {}
+        self._slack: dict[tuple[int, torch.dtype, int], torch.Tensor] = {}
+
+    def tolerance(self, index: int, dtype: torch.dtype, make: Callable[[], _Tolerance]) -> _Tolerance:
+        """Return the tolerance of a result for answers of a dtype."""
+        if (index, dtype) not in self._tolerances:
+            self._tolerances[index, dtype] = make()
+        return self._tolerances[index, dtype]
+
+    def moved(self, draws: int, make: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Return the change of each result per unit of input noise, over a number of draws."""
+        if draws not in self._moved:
+            self._moved[draws] = make()
+        return self._moved[draws]
+
+    def slack(self, index: int, dtype: torch.dtype, draws: int, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return the error that follows from it for a result (``loosen``)."""
+        if not self._keeps:
+            return make()
+        if (index, dtype, draws) not in self._slack:
+            self._slack[index, dtype, draws] = make()
+        return self._slack[index, dtype, draws]
+
+
 def rule(
     truth: Close, task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer,
-    device: str = "cpu", *, keep: bool | torch.Tensor | None = None,
+    device: str = "cpu", *, keep: bool | torch.Tensor | None = None, measured: Measured | None = None,
 ) -> Ruling:  # fmt: skip
     """Judge every output and every tensor written in place.
 
@@ -352,11 +409,18 @@ def rule(
         answer: the answer to judge.
         device: where the reference is evaluated.
         keep: see ``reference.expect``.
+        measured: of the same call, where several answers to it are judged.
 
     Returns:
         The ruling; the error is in units of the tolerance.
     """
-    moved: dict[int, list[torch.Tensor]] = {}
+    measured = Measured(keeps=False) if measured is None else measured
+
+    def noise(draws: int) -> list[torch.Tensor]:
+        outputs, written = reference.sensitivity(task, case, args, expected, device, keep=keep, draws=draws)
+        found = [*outputs, *written.values()]
+        return [without_luck(m) for m in found] if draws > 1 and _products(truth, task, case, expected) else found
+
     declared = truth
     for i, (name, got, exact, native, size) in enumerate(pairs(expected, answer)):
         truth = replace(declared, ulps=declared.of[i % len(declared.of)]) if declared.of else declared
@@ -367,23 +431,24 @@ def rule(
                 return Ruling(False, f"wrong values: {name}, {100 * share:.3g} % of the elements", share, 0.0)
             continue
         gpu_turns.yield_gpu()
-        if all_close(truth, got, exact, native, size):
+        exact = exact.to(torch.float64)
+        limits = partial(_tolerance, truth, got.dtype, native, exact, size)
+        tolerance = measured.tolerance(i, got.dtype, limits)
+        if all_close(truth, got, exact, native, size, tolerance):
             continue
-        ratio, wrong = misses(truth, got, exact, native, size=size)
+        ratio, wrong = misses(truth, got, exact, native, size=size, tolerance=tolerance)
         if truth.rival is not None and bool(wrong.any()):
             native = _farther(exact, native, reference.by_rival(task, case, args, truth.rival)[i])
-            ratio, wrong = misses(truth, got, exact, native, size=size)
+            tolerance = _tolerance(truth, got.dtype, native, exact, size)
+            ratio, wrong = misses(truth, got, exact, native, size=size, tolerance=tolerance)
         for draws in (1, reference.DRAWS, MANY):
             # The noise of a few draws is small by luck for all elements at once where one direction of a matrix dominates.
             if not bool(wrong.any()) or (draws == MANY and float(ratio.max()) > UNLUCKY):
                 break
-            if draws not in moved:
-                outputs, written = reference.sensitivity(task, case, args, expected, device, keep=keep, draws=draws)
-                moved[draws] = [*outputs, *written.values()]
-                if draws > 1 and _products(truth, task, case, expected):
-                    moved[draws] = [without_luck(m) for m in moved[draws]]
-            extra = loosen(truth, moved[draws][i], exact.to(torch.float64), got.dtype, growth(truth, task, case, expected), size)
-            ratio, wrong = misses(truth, got, exact, native, extra, size)
+            moved = measured.moved(draws, partial(noise, draws))[i]
+            allowed = partial(_allowed, truth, task, case, expected, moved, exact, got.dtype, size)
+            extra = measured.slack(i, got.dtype, draws, allowed)
+            ratio, wrong = misses(truth, got, exact, native, extra, size, tolerance)
             # A single draw is misleading for single elements only: if 1 % are grossly wrong, no more draws are needed.
             if float((ratio > GROSS).to(torch.float64).mean()) > 0.01:
                 break

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -56,6 +56,15 @@ class Line:
     """Largest absolute value."""
     known: torch.Tensor | None = None
     """Boolean, same shape; ``None`` for everywhere."""
+    _spectra: dict[int, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
+    """The last Fourier transform of the values, by its size: most tests need the same one."""
+
+    def spectrum(self, size: int) -> torch.Tensor:
+        """Return the Fourier transform of the values, padded with zeros to ``size``."""
+        if size not in self._spectra:
+            self._spectra.clear()
+            self._spectra[size] = _spectrum(self.values, size)
+        return self._spectra[size]
 
     @property
     def n(self) -> int:
@@ -73,6 +82,8 @@ class Line:
 
     def part(self, start: int, count: int) -> Line:
         """Return ``count`` consecutive numbers from position ``start`` on."""
+        if not start and count >= self.n:
+            return self
         known = None if self.known is None else self.known[start : start + count]
         return Line(self.values[start : start + count], self.var, self.most, known)
 
@@ -156,17 +167,18 @@ def shifted(a: Line, b: Line, *, own: bool) -> str | None:
     n, size = a.n, _fast_length(2 * a.n)
 
     def at(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        sums = torch.fft.irfft(_spectrum(x, size).conj() * _spectrum(y, size), size)
+        sums = torch.fft.irfft(x.conj() * y, size)
         return sums[1:n] if own else torch.cat((sums[:n], sums[size - n + 1 :].flip(0)))
 
     if a.known is None and b.known is None:
         down = torch.arange(n, 0, -1, dtype=torch.float64, device=a.values.device)
         terms = down[1:] if own else torch.cat((down, down[1:]))
     else:
-        terms = at(a.there(), b.there()).round()
+        terms = at(_spectrum(a.there(), size), _spectrum(b.there(), size)).round()
     if not terms.numel():
         return None
-    bad, k = _worst(at(a.values, b.values), terms, a.var * b.var, a.most * b.most, 2 * n)
+    sums = at(a.spectrum(size), b.spectrum(size))
+    bad, k = _worst(sums, terms, a.var * b.var, a.most * b.most, 2 * n)
     return f"{k + 1 if own else k if k < n else n - 1 - k} apart" if bad else None
 
 
@@ -174,10 +186,10 @@ def mirrored(a: Line, b: Line, *, own: bool) -> str | None:
     """Test the products of elements whose positions have the same sum, for every sum; arguments as for ``shifted``."""
     n, size = a.n, _fast_length(2 * a.n)
 
-    def at(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        sums = torch.fft.irfft(_spectrum(x, size) * _spectrum(y, size), size)[: 2 * n - 1]
+    def at(x: torch.Tensor, y: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+        sums = torch.fft.irfft(x * y, size)[: 2 * n - 1]
         if own:  # every pair is counted twice, and the middle element once with itself
-            sums[::2] -= x.square()
+            sums[::2] -= first.square()
             sums = sums / 2
         return sums
 
@@ -186,8 +198,8 @@ def mirrored(a: Line, b: Line, *, own: bool) -> str | None:
         terms = torch.cat((up, up[:-1].flip(0)))
         terms = (terms / 2).floor() if own else terms
     else:
-        terms = at(a.there(), b.there()).round()
-    bad, _ = _worst(at(a.values, b.values), terms, a.var * b.var, a.most * b.most, 2 * n)
+        terms = at(_spectrum(a.there(), size), _spectrum(b.there(), size), a.there()).round()
+    bad, _ = _worst(at(a.spectrum(size), b.spectrum(size), a.values), terms, a.var * b.var, a.most * b.most, 2 * n)
     return "read backwards" if bad else None
 
 

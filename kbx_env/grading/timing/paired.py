@@ -253,7 +253,7 @@ def time_task(
     memory = torch.cuda.get_device_properties(0).total_memory
     cases = compulsory_work.fitting(task, memory, timed(task, sizes))
     # The choice of cases must not depend on the other processes on the GPU; the memory that can be reserved does.
-    memory = max(memory // 2, memory - CONTEXT_BYTES * len(session.gpu.living()))
+    memory = reservable(memory, _telemetry().memory_of_others(session.gpu.living()), len(session.gpu.living()))
     # A task without inputs counts by its results.
     declared = [int(compulsory_work.declared_bytes(task, c) or 0) for c in cases]
     needed = [max(compulsory_work.input_bytes(task, c), d) for c, d in zip(cases, declared, strict=True)]
@@ -339,6 +339,27 @@ def _with_memory(session: RunnerSession, share: float, work: Callable[[], _Done]
     _give_back()
     with session.gpu.room(1.0):
         return work()
+
+
+def reservable(total: int, others: int | None, contexts: int) -> int:
+    """Return how much memory of a device all gradings together may reserve.
+
+    Args:
+        total: bytes of the device.
+        others: bytes that processes beside the gradings hold, such as a trainer on the same GPU; ``None`` if not known.
+        contexts: processes of gradings on the device.
+
+    Returns:
+        Bytes: what others leave, without the contexts, but at least half of it.
+    """
+    left = total - (others or 0)
+    return max(left // 2, left - CONTEXT_BYTES * contexts)
+
+
+def _telemetry() -> Telemetry:
+    """Return the telemetry of the device on which this process grades."""
+    uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
+    return Telemetry(None if uuid is None else str(uuid))
 
 
 def _give_back() -> None:
@@ -592,9 +613,7 @@ class _Measuring:
         Returns:
             The measurements, in the order of the cases.
         """
-        uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
-        telemetry = Telemetry(None if uuid is None else str(uuid))
-        session = candidates[0].session
+        telemetry, session = _telemetry(), candidates[0].session
         measured: list[_Measured] = []
         with session.gpu.alone():
             self.roofline = rooflines.roofline("cuda", session.gpu.file(f"ceilings-{torch.__version__}.json"))

@@ -104,16 +104,43 @@ class Telemetry:
             return None
         return self._from_nvml() if self._handle is not None else self._from_tool()
 
+    def memory_of_others(self, ours: Collection[int]) -> int | None:
+        """Return how much of the device's memory other processes hold, such as a trainer or a server of a model.
+
+        Args:
+            ours: ids of the processes that respect the GPU lock.
+
+        Returns:
+            Bytes; ``None`` where the driver does not tell, or its ids belong to another namespace.
+        """
+        if self._uuid is None:
+            return None
+        held = self._memory_by_nvml() if self._handle is not None else self._memory_by_tool()
+        if held is None or not set(ours) & set(held):
+            return None
+        others = [size for pid, size in held.items() if pid not in ours]
+        return sum(size for size in others if size is not None)
+
+    def _memory_by_nvml(self) -> dict[int, int | None] | None:
+        """Return the bytes that each process holds, by NVML."""
+        found = _ask(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
+        return None if found is None else {p.pid: getattr(p, "usedGpuMemory", None) for p in found}
+
+    def _memory_by_tool(self) -> dict[int, int | None] | None:
+        """Return the bytes that each process holds, by ``nvidia-smi``, which tells them in MiB."""
+        columns = "--query-compute-apps=pid,used_memory"
+        try:
+            listed = self._run(["nvidia-smi", "-i", str(self._uuid), columns, "--format=csv,noheader,nounits"])
+        except (OSError, subprocess.SubprocessError):
+            return None
+        rows = [[cell.strip() for cell in line.split(",")] for line in listed.splitlines() if line.strip()]
+        if not all(len(row) == 2 and row[0].isdigit() for row in rows):
+            return None
+        return {int(pid): int(size) << 20 if size.isdigit() else None for pid, size in rows}
+
     def _from_nvml(self) -> Reading:
         """Read the device through NVML."""
-        n, h = self._nvml, self._handle
-
-        def ask(call: Callable[[], Any]) -> Any:
-            try:
-                return call()
-            except Exception:  # this card or container does not support the query
-                return None
-
+        n, h, ask = self._nvml, self._handle, _ask
         reasons = getattr(n, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
             n, "nvmlDeviceGetCurrentClocksThrottleReasons", None
         )
@@ -148,6 +175,14 @@ class Telemetry:
             power_w=_number(cells[3]), reasons=_integer(cells[4], 0),
             processes=tuple(sorted(int(p) for p in lines)) if all(map(str.isdigit, lines)) else None,
         )  # fmt: skip
+
+
+def _ask(call: Callable[[], Any]) -> Any:
+    """Return what a query of NVML returns; ``None`` where this card or container does not support it."""
+    try:
+        return call()
+    except Exception:
+        return None
 
 
 def _run(command: list[str]) -> str:

@@ -15,6 +15,7 @@ from kbx_env.backends.ttir.interp.memory import Extent
 from kbx_env.backends.ttir.sanitizer.sanitizer import Finding, Sanitizer
 
 OUT, RAW, CLASH, ORDER = "out_of_bounds", "uninitialised_read", "write_conflict", "order_dependent"
+LANES = "lane_conflict"
 
 
 def run(
@@ -112,6 +113,13 @@ def k_same(o, B: tl.constexpr):
 
 
 @triton.jit
+def k_lanes(o, n, EQUAL: tl.constexpr, ROWS: tl.constexpr, B: tl.constexpr):
+    r, i = tl.arange(0, ROWS), tl.arange(0, B)
+    at = tl.program_id(0) * B + r[:, None] * n + i[None, :]
+    tl.store(o + at, tl.zeros((ROWS, B), tl.float32) + (0 if EQUAL else r[:, None]))
+
+
+@triton.jit
 def k_persistent(x, n, STEP: tl.constexpr, B: tl.constexpr):
     for t in range(tl.program_id(0), n, tl.num_programs(0) - STEP):
         i = t * B + tl.arange(0, B)
@@ -170,6 +178,10 @@ SMALL: list[Row] = [
     (k_persistent, {"x": F, "n": "i32"}, {"STEP": 1, "B": 16}, (3,), lambda: [ones(160), 10], (), {ORDER, CLASH}),
     (k_halves, {"x": I}, {"B": 16}, (4,), lambda: [np.arange(64, dtype=np.int32)], (), set()),
     (k_same, {"o": F}, {"B": 16}, (8,), lambda: [zeros(16)], (0,), set()),
+    (k_lanes, {"o": F, "n": "i32"}, {"EQUAL": False, "ROWS": 4, "B": 16}, (2,), lambda: [zeros(32), 0], (0,), {LANES}),
+    (k_lanes, {"o": F, "n": "i32"}, {"EQUAL": True, "ROWS": 4, "B": 16}, (2,), lambda: [zeros(32), 0], (0,), set()),
+    (k_lanes, {"o": F, "n": "i32"}, {"EQUAL": False, "ROWS": 4, "B": 16}, (2,), lambda: [zeros(128), 32], (0,), set()),
+    (k_lanes, {"o": F, "n": "i32"}, {"EQUAL": False, "ROWS": 4, "B": 16}, (1,), lambda: [zeros(40), 8], (0,), {LANES}),
 ]  # fmt: skip
 
 

@@ -119,6 +119,39 @@ def k_histogram(x, o, MODE: tl.constexpr, B: tl.constexpr):
             tl.atomic_add(o + k, n)
 
 
+@triton.jit
+def k_looks(x, flag, o, ATOMIC: tl.constexpr):
+    """The first program stores and then only looks at the flag (or changes it); the second changes the flag and loads."""
+    if tl.program_id(0) == 0:
+        tl.store(x, 1.0)
+        if ATOMIC:
+            tl.atomic_add(flag, 1)
+        else:
+            tl.store(o, tl.load(flag, volatile=True).to(tl.float32))
+    else:
+        tl.atomic_add(flag, 1)
+        tl.store(o + 1, tl.load(x))
+
+
+@triton.jit
+def k_last_loader(x, count, WRITER: tl.constexpr, SHARED: tl.constexpr):
+    """Every program loads an element, and one of them stores to it; atomic operations on one counter order them, or not."""
+    p = tl.program_id(0)
+    v = tl.load(x)
+    done = tl.atomic_add(count if SHARED else count + p, 1)
+    if (done == 3) if SHARED else (p == WRITER):
+        tl.store(x, v + 1)
+
+
+@triton.jit
+def k_last_updater(x, count, READER: tl.constexpr):
+    """Every program adds to an element, and one of them loads it; nothing orders them."""
+    p = tl.program_id(0)
+    tl.atomic_add(x, 1.0)
+    if p == READER:
+        tl.store(count, tl.load(x).to(tl.int32))
+
+
 #: As in test_ttir_sanitizer: an empty set stands for a correct kernel.
 KERNELS: list[Row] = [
     (k_histogram, two(F, F), {"MODE": 0, "B": 16}, (8,), lambda: [ones(128), zeros(4)], (), set()),
@@ -147,6 +180,13 @@ KERNELS: list[Row] = [
      lambda: [ones(128), zeros(128), zeros(1, np.int32), 8], (), set()),
     (k_normalise, {"x": F, "total": F, "o": F}, {"B": 16}, (4,),
      lambda: [ones(64), zeros(1), zeros(64)], (2,), {ORDER}),
+    *((k_looks, {"x": F, "flag": I, "o": F}, {"ATOMIC": atomic}, (2,), lambda: [zeros(1), zeros(1, np.int32), zeros(2)], (2,),
+       set() if atomic else {ORDER}) for atomic in (False, True)),
+    *((k_last_loader, {"x": F, "count": I}, {"WRITER": w, "SHARED": False}, (4,), lambda: [ones(1), zeros(4, np.int32)], (),
+       {ORDER}) for w in (0, 1, 3)),
+    (k_last_loader, {"x": F, "count": I}, {"WRITER": 0, "SHARED": True}, (4,), lambda: [ones(1), zeros(4, np.int32)], (), set()),
+    *((k_last_updater, {"x": F, "count": I}, {"READER": r}, (4,), lambda: [zeros(1), zeros(1, np.int32)], (), {ORDER})
+      for r in (0, 1)),
 ]  # fmt: skip
 
 

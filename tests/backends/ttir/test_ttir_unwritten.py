@@ -12,6 +12,9 @@ from ttir_helper import to_ttir
 
 from kbx_env.backends.engine.serve import _classify
 from kbx_env.backends.ttir import DecidesOnUnwritten, Meter, Region, Sanitizer, launch, parse
+from kbx_env.backends.ttir.interp.control import OPS
+from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES
+from kbx_env.backends.ttir.sanitizer import unwritten
 
 F, I = "*fp32", "*i32"
 B = 16
@@ -102,8 +105,10 @@ def test_branches_masks_addresses_and_trips(mode: int) -> None:
     assert _classify(e.value)["kind"] == "memory"
     what = {1: "a mask", 2: "an address", 4: "a number of trips", 6: "a mask", 9: "a mask"}.get(mode, "a branch")
     assert str(e.value).endswith(f"lets memory that nothing has written decide {what}")
-    # The same kernel, once all of it is written.
-    run(k_decides, SIG, data(), {"MODE": mode, "B": B}, known=8 * B)
+    # The same kernel, once all of it is written; distinct addresses, because two elements of one store must not share one.
+    args = data()
+    args[0][:] = np.arange(2 * B) if mode == 2 else 0
+    run(k_decides, SIG, args, {"MODE": mode, "B": B}, known=8 * B)
 
 
 @triton.jit
@@ -160,3 +165,11 @@ def test_a_block_pointer_masks_what_lies_outside() -> None:
     run(k_pieces, SIG, data(), {"B": B}, known=4 * 20)
     with pytest.raises(DecidesOnUnwritten):
         run(k_pieces, SIG, data(), {"B": B}, known=4 * 19)
+
+
+def test_every_operation_that_may_read_memory_or_run_others_is_watched_before_there_is_taint() -> None:
+    inside = {"scf.if", "scf.for", "scf.while", "tt.call", "tt.reduce", "tt.scan", "tt.map_elementwise"}
+    assert all(unwritten._may_read(name) for name in {*LOADS, *ATOMICS, *STORES, *inside})
+    pure = {name for name in OPS if not unwritten._may_read(name)}
+    assert {"arith.addf", "math.exp", "tt.addptr", "tt.splat"} <= pure
+    assert all(name.startswith(("arith.", "math.")) or name in unwritten._SHAPES + unwritten._LANEWISE for name in pure)

@@ -15,7 +15,7 @@ from judge_helper import answer, canaries_fail, draw, make, rule, tf32
 
 from kbx_env.grading import inputs, judge, reference
 from kbx_env.grading.judge import close
-from kbx_env.spec.catalog import expert_source, load_task
+from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 from kbx_env.spec.criteria import Close, Exact
 from kbx_env.spec.task import Case, Choice, Normal, T, Task, Uniform
 
@@ -411,6 +411,30 @@ def test_pieces_find_what_the_whole_finds(scale: str, dtype, n: int, seed: int, 
         assert close.all_close(truth, got, exact, native, size) == whole
     finally:
         close.PIECE = old
+
+
+@pytest.mark.parametrize("name", ["activation/gelu", "math/softmax", "matrixmultiply/addmm", "optimizer/Adam"])
+def test_rulings_that_share_what_was_measured_are_the_same(name: str, monkeypatch) -> None:
+    found = [t for t in load_tasks(pattern=name + "*") if isinstance(t.truth, Close)]
+    task = found[0]
+    case = next(c for c in task.cases if c.elements() > 100 and not c.out)
+    args = inputs.draw(task, case, 3)
+    expected = reference.expect(task, case, args)
+    answers = judge.canaries(task, case, args, expected)
+    right = next(iter(answers.values()))
+    nearly = [o * (1 + 40 * torch.finfo(o.dtype).eps) if o.is_floating_point() else o for o in expected.native]
+    answers |= {"right": replace(right, outputs=expected.native), "nearly": replace(right, outputs=tuple(nearly))}
+    draws, real = [], reference.sensitivity
+    monkeypatch.setattr(reference, "sensitivity", lambda *a, draws_of=draws, **k: (draws_of.append(k["draws"]), real(*a, **k))[1])
+    known = judge.Known(measured=close.Measured())
+    for label, one in answers.items():
+        shared = judge.judge(task, case, args, [one], known=known)
+        count = len(draws)
+        assert judge.judge(task, case, args, [one]) == shared, label
+        del draws[count:]
+    assert len(draws) == len(set(draws)) > 0, "each number of draws is made once"
+    draws.clear()
+    assert not judge.is_trivial(task, case, args) and len(draws) == len(set(draws))
 
 
 def solve(A, B):

@@ -359,3 +359,12 @@ def test_late_calls_do_not_count_unless_most_are_late() -> None:
     # A call that reads back is late every time: that is its time.
     assert contestants.in_time(us, [0, 1, 2, 3]) == us and contestants.in_time([5.0], [0]) == [5.0]
     assert contestants.in_time(us, [9, -1]) == us, "a submission may claim anything"
+
+
+def test_gradings_reserve_what_a_trainer_leaves() -> None:
+    """A trainer that keeps 40 of 80 GiB once made half of the gradings of a step run out of memory."""
+    gib = 1 << 30
+    free = clock.reservable(80 * gib, 0, 10)
+    assert clock.reservable(80 * gib, None, 10) == free == 80 * gib - 10 * clock.CONTEXT_BYTES
+    assert clock.reservable(80 * gib, 40 * gib, 10) == free - 40 * gib
+    assert clock.reservable(80 * gib, 60 * gib, 40) == 10 * gib

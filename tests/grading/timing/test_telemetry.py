@@ -92,3 +92,37 @@ def test_the_library_is_read() -> None:
 )
 def test_disturbances(before: Reading | None, after: Reading | None, found: str | None) -> None:
     assert disturbance(before, after, (1, 2)) == found
+
+
+@pytest.mark.parametrize(
+    ("listed", "held"),
+    [
+        ("1, 900\n2, 1024\n77, 24000\n", 24000 << 20),
+        ("1, 900\n", 0),
+        ("1, 900\n77, [N/A]\n78, 5\n", 5 << 20),
+        ("70, 900\n80, 24000\n", None),  # ids of another namespace: nobody knows which are ours
+        ("", None),
+        ("[Insufficient Permissions]\n", None),
+    ],
+)
+def test_memory_of_processes_that_do_not_grade(listed: str, held: int | None) -> None:
+    """A trainer on the same GPU keeps its weights while kernels are graded."""
+    assert Telemetry("abc", run=_tool("", listed)).memory_of_others({1, 2}) == held
+    if listed.startswith("["):
+        return
+
+    class Listing(_Nvml):
+        def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+            rows = [line.split(", ") for line in listed.splitlines()]
+            sizes = [(int(pid), int(size) << 20 if size.isdigit() else None) for pid, size in rows]
+            return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in sizes]
+
+    assert Telemetry("abc", nvml=Listing()).memory_of_others({1, 2}) == held
+
+
+def test_memory_that_nobody_tells() -> None:
+    def fails(command: list[str]) -> str:
+        raise subprocess.CalledProcessError(1, command)
+
+    assert Telemetry("abc", run=fails).memory_of_others({1}) is None
+    assert Telemetry(None).memory_of_others({1}) is None

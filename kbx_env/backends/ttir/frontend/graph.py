@@ -79,6 +79,7 @@ class Op:
         used: Whether any result is used.
         dead: Slots whose last use is this operation.
         run: The handler, filled in when the operation first runs.
+        reads: Whether it may read memory, filled in likewise.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Op:
     used: bool = False
     dead: list[int] = field(default_factory=list)
     run: Any = None
+    reads: bool | None = None
 
 
 @dataclass

@@ -72,6 +72,12 @@ def _picker(shape: tuple[int, ...], mask: Array | None, here: Array | None) -> P
     return pick
 
 
+def _alike(*arrays: Array) -> Sequence[Array]:
+    """Broadcast arrays against each other; those of one shape are returned as they are, which is much faster."""
+    shape = arrays[0].shape
+    return arrays if all(a.shape == shape for a in arrays) else np.broadcast_arrays(*arrays)
+
+
 class Memory:
     """All regions of a launch.
 
@@ -195,7 +201,7 @@ class Memory:
             BadAddress: an unmasked lane is further than ``stray`` from every region.
         """
         if mask is not None:
-            addr, mask = np.broadcast_arrays(addr, mask)
+            addr, mask = _alike(addr, mask)
         if not self.stray:
             return addr, mask
         owner = np.searchsorted(self.bases, addr, "right") - 1
@@ -364,11 +370,11 @@ class Memory:
             BadAddress: an unmasked lane is outside every region, or outside every extent.
         """
         if mask is not None:
-            addr, value, mask = np.broadcast_arrays(addr, value, mask)
+            addr, value, mask = _alike(addr, value, mask)
             if mask.all():
                 mask = None
         else:
-            addr, value = np.broadcast_arrays(addr, value)
+            addr, value = _alike(addr, value)
         addr, mask = self._reachable(addr, mask, value.dtype.itemsize)
         if not addr.size or (mask is not None and not mask.any()):
             return

@@ -165,7 +165,7 @@ def sectors(addr: Array, mask: Array | None) -> int:
     programs, n = lines.shape
     if n > _WARP:
         lines = lines.reshape(-1, _WARP)
-    step = np.diff(lines, axis=1)
+    step = lines[:, 1:] - lines[:, :-1]
     if (step < 0).any():
         step = np.diff(np.sort(lines, axis=1), axis=1)
     count = int(np.count_nonzero(step)) + len(lines)
@@ -297,8 +297,8 @@ class Meter:
         """
         n = max(len(addr), len(mask) if mask is not None else 1)
         full = (n, *shape)
-        lines = np.broadcast_to(addr, full).reshape(n, -1)
-        on = None if mask is None else np.broadcast_to(mask, full).reshape(n, -1)
+        lines = (addr if addr.shape == full else np.broadcast_to(addr, full)).reshape(n, -1)
+        on = None if mask is None else (mask if mask.shape == full else np.broadcast_to(mask, full)).reshape(n, -1)
         count = sectors(lines, on) * (programs if n == 1 else 1) * SECTOR
         now = self.per_launch[-1]
         if kind == "loaded":

@@ -175,7 +175,7 @@ def write(m: Machine, op: Op, addr: Array, value: Array, mask: Array | None, t: 
     """
     size = t.dtype.itemsize
     m.meter.moved("stored", op.attrs.get("tensors", ()), lanes(m, mask, t.shape) * size)
-    if len(addr) != len(value) or m.active is not None:
+    if len(addr) != m.programs and (len(addr) != len(value) or m.active is not None):
         addr = np.broadcast_to(addr, (m.programs, *addr.shape[1:]))
     mask = masks(m, addr, mask)
     if m.meter.detail:

@@ -21,7 +21,7 @@ from kbx_env.backends.ttir.errors import Finding
 from kbx_env.backends.ttir.frontend.graph import Module, Op
 from kbx_env.backends.ttir.interp.hooks import LoadHook, Pick, ProgramChunk, StoreHook
 from kbx_env.backends.ttir.interp.memory import Memory
-from kbx_env.backends.ttir.sanitizer.sanitizer import OLD, SYNC_LANES, TIMED_ARRAYS, Sanitizer, Watch
+from kbx_env.backends.ttir.sanitizer.sanitizer import OLD, SYNC_LANES, TIMED_ARRAYS, Sanitizer, Watch, _Access
 from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, clashes, entries, like, mark, record, written
 
 BEFORE, TURNS, AFTER = range(3)
@@ -71,18 +71,19 @@ class ConflictWatch(Watch):
         first: dict[int, dict[int, int]] = {}
         last: dict[int, dict[int, int]] = {}
         for program, done in self.sync.operations().items():
-            for time, address in done:
-                first.setdefault(address, {}).setdefault(program, time)
+            for time, address, writes in done:
+                if writes:
+                    first.setdefault(address, {}).setdefault(program, time)
                 last.setdefault(address, {})[program] = time
-            if len({address for _, address in done}) >= OLD:
+            if len({address for _, address, _ in done}) >= OLD:
                 raise GaveUp("Watch would not search so many locations")
-        if sum(len(times) ** 2 for times in first.values()) > _MAX_PAIRS:
+        if sum(len(times) * len(last[address]) for address, times in first.items()) > _MAX_PAIRS:
             raise GaveUp("too many pairs")
         ordered = np.eye(self._total + 1, dtype=bool)
         for address, times in first.items():
-            programs = np.array(list(times), np.int64)
+            earlier, later = (np.array(list(by), np.int64) for by in (times, last[address]))
             then = np.array(list(last[address].values()), np.int64)
-            ordered[np.ix_(programs, programs)] |= np.array(list(times.values()), np.int64)[:, None] < then
+            ordered[np.ix_(earlier, later)] |= np.array(list(times.values()), np.int64)[:, None] < then
         self._ordered, self._all_ordered = ordered, bool(ordered[1:, 1:].all())
 
     # -- hooks -------------------------------------------------------------------------
@@ -154,9 +155,11 @@ class ConflictWatch(Watch):
             self._refuse_others(stored, at, one)
             self._refuse_others(loaded, at, one)
             stored[at] = one
+            if not shadow.shared(at):
+                return None
             if clashes(stored, at, one) is not None:
                 raise GaveUp("a store of several programs")
-            return None
+            return self._check_lanes(_Access(m, op, "store", k, offsets, size), values, programs)
 
         return hook
 

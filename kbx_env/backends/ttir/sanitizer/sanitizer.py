@@ -5,11 +5,11 @@ of a written buffer the launch remembers which program last stored, loaded and a
 element that another program accessed before is a race unless
 
 * both only loaded it, or both only updated it atomically,
-* both stored the same value,
+* both stored the same value (two lanes of one program that store different values to one element are a fault, too),
 * or they are synchronised: after the earlier access its program did an atomic operation on some
   location, and later but before now the accessing program did one on the same location. Any atomic
   operation of at most four lanes counts, relaxed ones too and also the earlier access itself; a
-  volatile load of as few lanes counts for the program that loads.
+  volatile load of as few lanes counts for the accessing program only: it tells others nothing.
 
 Buffers that the kernel never writes are not watched: loads of pure inputs cost nothing. In a kernel
 without atomic operations, any program may load a value if all programs that stored it stored the same one.
@@ -34,7 +34,10 @@ SYNC_LANES = 4
 """Largest number of lanes of an atomic operation that counts as a lock or a counter; more lanes are data."""
 _LIMIT = 20
 """Largest number of findings that are kept."""
-TIMED_ARRAYS = ["stored_at", "loaded_at", "last_loader", "updated_by", "updated_at", "last_updater"]
+TIMED_ARRAYS = [
+    "stored_at", "loaded_at", "last_loader", "other_loaded_at", "other_loader", "updated_by", "updated_at", "last_updater",
+    "other_updated_at", "other_updater",
+]  # fmt: skip
 """Shadow arrays of kernels with atomic operations, besides the two of every kernel; see ``Watch``."""
 OLD = 64
 """Largest number of locations that are searched for synchronisation after an access."""
@@ -76,18 +79,18 @@ class _Sync:
     """
 
     def __init__(self) -> None:
-        self.new: list[tuple[int, Array, Array]] = []
-        self.by_program: dict[int, list[tuple[int, int]]] = {}
+        self.new: list[tuple[int, Array, Array, bool]] = []
+        self.by_program: dict[int, list[tuple[int, int, bool]]] = {}
 
-    def add(self, time: int, addresses: Array, programs: Array) -> None:
-        """Record one operation, with the address and the program of each lane: (lanes,)."""
-        self.new.append((time, addresses, programs))
+    def add(self, time: int, addresses: Array, programs: Array, writes: bool = True) -> None:
+        """Record one operation, with the address and the program of each lane: (lanes,); ``writes`` is False for loads."""
+        self.new.append((time, addresses, programs, writes))
 
-    def operations(self) -> dict[int, list[tuple[int, int]]]:
-        """Return the time and the address of each operation by program, in order of time."""
-        for time, addresses, programs in self.new:
+    def operations(self) -> dict[int, list[tuple[int, int, bool]]]:
+        """Return the time and the address of each operation and whether it writes, by program, in order of time."""
+        for time, addresses, programs, writes in self.new:
             for address, program in zip(addresses.tolist(), programs.tolist(), strict=True):
-                self.by_program.setdefault(program, []).append((time, address))
+                self.by_program.setdefault(program, []).append((time, address, writes))
         self.new = []
         return self.by_program
 
@@ -100,16 +103,17 @@ class _Sync:
             then: The program of the later access, which happens now.
 
         Returns:
-            Whether ``first`` did an atomic operation after ``since`` on an address on which ``then`` did a later one.
+            Whether ``first`` did an atomic operation after ``since`` on an address on which ``then`` did a later one, or which
+            it loaded later.
         """
         by_program = self.operations()
         released: dict[int, int] = {}
-        for time, address in by_program.get(first, ()):
-            if time > since:
+        for time, address, writes in by_program.get(first, ()):
+            if time > since and writes:
                 released.setdefault(address, time)
                 if len(released) == OLD:
                     break
-        for time, address in reversed(by_program.get(then, ())):
+        for time, address, _ in reversed(by_program.get(then, ())):
             at = released.get(address)
             # Within one operation, programs run in the order of their numbers.
             if at is not None and (time > at or (time == at and then > first)):
@@ -147,7 +151,8 @@ class Watch:
     these arrays, int32, one entry per grain: ``stored_by``, the program that stored last, and ``loaded_by``, the
     program that loaded since then. In kernels with atomic operations also ``updated_by``, the program that updated it,
     the times ``stored_at``, ``loaded_at`` and ``updated_at``, and, where several programs loaded or updated, the last
-    one of them in ``last_loader`` and ``last_updater``.
+    one of them in ``last_loader`` and ``last_updater``, and the last other one and its time in ``other_loader``,
+    ``other_loaded_at``, ``other_updater`` and ``other_updated_at``.
 
     Args:
         owner: Where findings are reported.
@@ -222,7 +227,7 @@ class Watch:
             programs = self._program_numbers(m, pick, len(offsets))
             self.time += 1
             if volatile and len(offsets) <= SYNC_LANES * m.programs:
-                self.sync.add(self.time, self._address(k, offsets), programs)
+                self.sync.add(self.time, self._address(k, offsets), programs, writes=False)
                 return
             self._load(access, programs)
 
@@ -277,10 +282,9 @@ class Watch:
         self._check(access, "write_conflict", entries(a["stored_by"], at), one, entries(a["stored_at"], at), detail)
         detail = "another program loads it"
         loaded = entries(a["loaded_by"], at), one, entries(a["loaded_at"], at)
-        self._check(access, "order_dependent", *loaded, detail, entries(a["last_loader"], at))
+        self._check(access, "order_dependent", *loaded, detail, self._last(a, "load", at))
         record(a["updated_by"], at, one)
-        a["last_updater"][at] = one
-        a["updated_at"][at] = self.time
+        self._note(m, a, "updat", at, one)
 
     def unwritten_again(self, k: int) -> None:
         """Note that bytes of region ``k`` were overwritten with unwritten values, and that its mask says so."""
@@ -302,9 +306,8 @@ class Watch:
         if self.timed:
             detail = "another program updates it atomically"
             updated = entries(a["updated_by"], at), one, entries(a["updated_at"], at) - 1
-            self._check(access, "order_dependent", *updated, detail, entries(a["last_updater"], at))
-            a["last_loader"][at] = one
-            a["loaded_at"][at] = self.time
+            self._check(access, "order_dependent", *updated, detail, self._last(a, "updat", at))
+            self._note(access.m, a, "load", at, one)
         record(a["loaded_by"], at, one)
 
     def _store(self, access: _Access, values: Array, programs: Array) -> Callable[[], None] | None:
@@ -316,7 +319,7 @@ class Watch:
             programs: Numbers of the lanes' programs: (lanes,).
 
         Returns:
-            A check to run after the store, if lanes of several programs store to one element.
+            A check to run after the store, if several lanes store to one element.
         """
         shadow = self._shadow(access.region)
         at = shadow.at(access.offsets, access.size)
@@ -336,33 +339,56 @@ class Watch:
         if self.timed:
             detail = "one of them with an ordinary store, the other one atomically"
             updated = entries(a["updated_by"], at), one, entries(a["updated_at"], at) - 1
-            self._check(access, "write_conflict", *updated, detail, entries(a["last_updater"], at))
+            self._check(access, "write_conflict", *updated, detail, self._last(a, "updat", at))
             a["stored_at"][at] = self.time
         if access.region in self.loaded:
-            times, last = (entries(a["loaded_at"], at), entries(a["last_loader"], at)) if self.timed else (None, None)
+            times, last = (entries(a["loaded_at"], at), self._last(a, "load", at)) if self.timed else (None, None)
             detail = "another program loads it"
             self._check(access, "order_dependent", entries(a["loaded_by"], at), one, times, detail, last)
             a["loaded_by"][at] = 0
         a["stored_by"][at] = others
+        if not shadow.shared(at):
+            return None
         lost = clashes(a["stored_by"], at, others)
         if lost is None:
-            return None
-        # Lanes of several programs store to one element: the last lane's value stays.
+            return self._check_lanes(access, values, programs)
         lane = lost if lost.ndim == 1 else np.asarray(lost.any(axis=1))
         a["stored_by"][at[lane]] = -1  # type: ignore[index]
+        return self._check_lanes(access, values, programs, lane)
+
+    def _check_lanes(
+        self, access: _Access, values: Array, programs: Array, lost: Array | None = None
+    ) -> Callable[[], None]:  # fmt: skip
+        """Return a check whether lanes of a store have stored different values to one element, to run after the store.
+
+        Args:
+            access: The store.
+            values: Its values: (lanes,).
+            programs: Numbers of the lanes' programs: (lanes,).
+            lost: Which lanes' elements a lane of another program overwrote: (lanes,); ``None`` for none.
+
+        Returns:
+            The check.
+        """
 
         def after() -> None:
-            differ = self._stored_bits(access, lane, values) != bits(values[lane], access.size)
-            if differ.any():
-                n = int(np.argmax(differ))
-                offset, number = int(access.offsets[lane][n]), int(programs[lane][n])
-                self._found(access, "write_conflict", offset, number, "the values differ")
+            # The last lane's value stays.
+            differ = self._stored_bits(access, slice(None), values) != bits(values, access.size)
+            if not differ.any():
+                return
+            kind = "lane_conflict"
+            if lost is not None and (differ & lost).any():
+                kind, differ = "write_conflict", differ & lost
+            n = int(np.argmax(differ))
+            number = int(programs[n])
+            number = self._another_program(access.m, 0) if number < 0 else number
+            self._found(access, kind, int(access.offsets[n]), number, "the values differ")
 
         return after
 
     def _check(
         self, access: _Access, kind: str, first: Array, then: Array, times: Array | None, detail: str,
-        last: Array | None = None,
+        last: tuple[Array, Array, Array] | None = None,
     ) -> None:  # fmt: skip
         """Report the first lane whose element was accessed before by another program.
 
@@ -373,7 +399,8 @@ class Watch:
             then: Program of each lane, broadcastable to ``first``.
             times: Times of the earlier access, shape of ``first``; ``None`` where nothing can have synchronised.
             detail: Text of the finding.
-            last: The last program of several, where ``first`` is -1: shape of ``first``.
+            last: Where ``first`` is -1, the last program of several, the last other one, and the time of its access, each of the
+                shape of ``first``.
         """
         if not first.any():
             return
@@ -385,9 +412,11 @@ class Watch:
         if not bad.any():
             return
         if last is not None:
-            # Of several programs only the last is known; if it is the accessing one, the others are unknown.
-            bad &= last != then
-            first = np.where(first == -1, last, first)
+            # Of several programs the last two are known: one of them is another one than the accessing program.
+            latest, other, when = last
+            own = (first == -1) & (latest == then)
+            first = np.where(own, other, np.where(first == -1, latest, first))
+            times = np.where(own, when, times) if times is not None else None
         lanes = np.nonzero(bad)
         chosen = np.broadcast_to(then, bad.shape)[lanes]
         if times is not None:
@@ -405,6 +434,41 @@ class Watch:
             self._found(access, kind, int(access.offsets[lanes[0][0]]), q, detail)
 
     # -- details -----------------------------------------------------------------------
+    def _note(self, m: ProgramChunk, a: dict[str, Array], what: str, at: Array | slice, one: Array) -> None:
+        """Record the last two programs that loaded or updated elements, and when.
+
+        Args:
+            m: The programs that run together.
+            a: Arrays of the shadow.
+            what: "load" or "updat", the beginning of the arrays' names.
+            at: The entries.
+            one: Program of each lane, -1 where one lane stands for all; broadcastable to the entries.
+        """
+        last, other = ("last_loader", "other_loader") if what == "load" else ("last_updater", "other_updater")
+        when, other_when = f"{what}ed_at", f"other_{what}ed_at"
+        before = entries(a[last], at)
+        if (one < 0).any():
+            live = self._numbers(m)[m.live()]
+            lowest, one = live.min(), np.where(one < 0, live.max(), one)
+            a[other][at], a[other_when][at] = lowest, self.time
+        elif (new := (before != 0) & (before != one)).any():
+            a[other][at] = np.where(new, before, entries(a[other], at))
+            a[other_when][at] = np.where(new, entries(a[when], at), entries(a[other_when], at))
+        a[last][at] = one
+        a[when][at] = self.time
+        lost = clashes(a[last], at, one)
+        if lost is not None:
+            # Several of the programs that run together: the last lane's stays.
+            a[other][at[lost]] = np.broadcast_to(one, lost.shape)[lost]  # type: ignore[index]
+            a[other_when][at[lost]] = self.time  # type: ignore[index]
+
+    @staticmethod
+    def _last(a: dict[str, Array], what: str, at: Array | slice) -> tuple[Array, Array, Array]:
+        """Return what ``_check`` takes as ``last``, for loads or updates."""
+        names = ("last_loader", "other_loader") if what == "load" else ("last_updater", "other_updater")
+        last, other, when = (entries(a[name], at) for name in (*names, f"other_{what}ed_at"))
+        return last, other, when - (what == "updat")
+
     def _shadow(self, k: int) -> Shadow:
         found = self.shadows.get(k)
         if found is None:

@@ -31,6 +31,7 @@ class Shadow:
         self.size, self.grain = size, 8
         # The pages of zeros() take memory only once they are written.
         self.arrays: dict[str, Array] = {k: np.zeros(size // 8 + 1, t) for k, t in arrays.items()}
+        self._lanes = np.zeros(0, np.int32)
 
     def at(self, offsets: Array, size: int) -> Array | slice:
         """Return the entries of an access, after refining the grain to its size if necessary.
@@ -58,6 +59,20 @@ class Shadow:
             return slice(first, first + len(offsets))
         index = offsets >> shift
         return index if size <= grain else index[:, None] + np.arange(size // grain)
+
+
+    def shared(self, at: Array | slice) -> bool:
+        """Return whether two lanes of an access have an entry in common; ``at`` are its entries."""
+        if isinstance(at, slice) or len(at) < 2:
+            return False
+        if len(self._lanes) < len(at):
+            self._lanes = np.arange(len(at), dtype=np.int32)
+        if "lane" not in self.arrays:
+            self.arrays["lane"] = np.zeros(self.size // self.grain + 1, np.int32)
+        lanes = like(self._lanes[: len(at)], at)
+        # The last of several lanes stays.
+        self.arrays["lane"][at] = lanes
+        return bool((np.take(self.arrays["lane"], at) != lanes).any())
 
 
 def like(v: Array, at: Array | slice) -> Array:

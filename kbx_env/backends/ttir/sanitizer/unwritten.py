@@ -39,6 +39,8 @@ _HIDES = {"arith.andi": 0, "arith.muli": 0, "arith.ori": -1}
 """Operations and the value of one operand that decides the result whatever the other operand is."""
 _WRITES = {"tt.store": (1, 2), "tt.atomic_rmw": (1, 2), "tt.atomic_cas": (2, 3)}
 """Positions of the written value and of the mask among the operands."""
+_PURE = ("arith.", "math.", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.addptr", "tt.split", "tt.join")
+"""Beginnings of the names of operations that read no memory."""
 _MANY = 4096
 """Number of tainted values from which entries of dead arrays are dropped."""
 
@@ -60,6 +62,11 @@ class TaintMachine(MeteredMachine):
     # -- execution ---------------------------------------------------------------------
     def step(self, op: Op, env: list[Any]) -> None:
         """Run one operation, check what it decides, and propagate taint."""
+        if op.reads is None:
+            op.reads = _may_read(op.name)
+        if not op.reads and not self.taint:
+            super().step(op, env)
+            return
         watch = self.memory.watch
         assert watch is not None
         before = watch.unwritten
@@ -278,6 +285,11 @@ class TaintMachine(MeteredMachine):
             if region.initialised is not None and watch is not None:
                 region.initialised[(flat[owner == k] - region.base)[:, None] + size] = False
                 watch.unwritten_again(k)
+
+
+def _may_read(name: str) -> bool:
+    """Return whether an operation may read memory: without taint, no other operation brings any."""
+    return not name.startswith(_PURE)
 
 
 def _rowwise(lanes: Array) -> Array:
