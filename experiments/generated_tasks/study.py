@@ -149,7 +149,7 @@ def work(out: Path, runs: Sequence[tuple[str, int]], devices: Sequence[str], wor
                     del children[run]
                     free.append(on.pop(run))
                     if status not in (0, 3):
-                        raise UsageError(f"run {run} failed with status {status}: {run_folder(out, *run) / 'output.txt'}")
+                        raise UsageError(_failure(out, run, status))
             for run in runs:
                 if run not in given and (found := answers_of(out, run)) is not None:
                     grading.submit(found)
@@ -178,11 +178,19 @@ def _start(out: Path, run: tuple[str, int], device: str, seconds: float) -> subp
     folder = run_folder(out, *run)
     folder.mkdir(parents=True, exist_ok=True)
     words = [str(out.resolve()), run[0], str(run[1]), device, f"{seconds:.1f}"]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with (folder / "output.txt").open("ab") as output:
         return subprocess.Popen(
             [sys.executable, str(ROOT / "experiments/generated_tasks/learn.py"), *words], stdout=output,
-            stderr=subprocess.STDOUT, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.STDOUT, cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
+
+
+def _failure(out: Path, run: tuple[str, int], status: int) -> str:
+    """Return why a run ended: its status, its file, and the last line that it wrote."""
+    path = run_folder(out, *run) / "output.txt"
+    lines = path.read_text(errors="replace").strip().splitlines() or ["it wrote nothing"]
+    return f"run {run} failed with status {status}: {lines[-1]} (all of it: {path})"
 
 
 def _state(out: Path, children: Children) -> str:

@@ -41,7 +41,7 @@ PROOFS = "proofs.jsonl"
 """File with the result of every proof, for resuming: index, task, family, faults, seconds."""
 KERNELS = "kernels.jsonl"
 """File with the kernels, as the policy ``replay`` reads them."""
-VERSION = 3
+VERSION = 4
 """Version of the generator: another one gives other tasks for the same seed."""
 Progress = Callable[[int, int, int], None]
 """Is told the numbers of proven tasks, of tasks asked for, and of candidates dropped."""

@@ -65,7 +65,8 @@ def adam_step(param, grad, exp_avg, exp_avg_sq, step, lr=0.001, beta1=0.9, beta2
     Example: adam_step([1, 1], [0.5, -2], [0, 0], [0, 0], 1) = ([0.999, 1.001], [0.05, -0.2], [0.00025, 0.004])
     Example: adam_step([1], [0.5], [0], [0], 1, weight_decay=0.5) = ([0.999], [0.1], [0.001])
 
-    grad is not changed. The tensors may each have any strides, be 0-d or empty. Compute in fp32.
+    grad is not changed. The tensors may each have any strides, be 0-d or empty. Compute in fp32; what follows from the
+    numbers alone, such as 1 - beta2 and lr / (1 - beta1^t), in double precision, as Python does.
     """
     g = grad.add(param, alpha=weight_decay)
     exp_avg.mul_(beta1).add_(g, alpha=1 - beta1)

@@ -62,7 +62,8 @@ def adamw_step(param, grad, exp_avg, exp_avg_sq, step, lr=1e-3, beta1=0.9, beta2
     exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * grad^2; with t = step (an int >= 1)
     param -= lr / (1 - beta1^t) * exp_avg / (sqrt(exp_avg_sq) / sqrt(1 - beta2^t) + eps).
 
-    grad is not changed. The tensors may each have any strides, be 0-d or empty. Compute in fp32.
+    grad is not changed. The tensors may each have any strides, be 0-d or empty. Compute in fp32; what follows from the
+    numbers alone, such as 1 - beta2 and lr / (1 - beta1^t), in double precision, as Python does.
     """
     param.mul_(1 - lr * weight_decay)
     exp_avg.mul_(beta1).add_(grad, alpha=1 - beta1)

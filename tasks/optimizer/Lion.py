@@ -59,7 +59,8 @@ def lion_step(param, grad, exp_avg, lr=1e-4, beta1=0.9, beta2=0.99, weight_decay
     Example: lion_step([1, 1], [0, -9.5], [0, 1], lr=0.1, weight_decay=1.0) = ([0.9, 1.0], [0, 0.895])
 
     The argument of sign is zero only where grad and exp_avg both are, and never so small that rounding decides. grad is
-    not changed. The tensors may each have any strides, be 0-d or empty. Compute in fp32.
+    not changed. The tensors may each have any strides, be 0-d or empty. Compute in fp32; what follows from the numbers
+    alone, such as 1 - beta2 and 1 - lr * weight_decay, in double precision, as Python does.
     """
     u = exp_avg.mul(beta1).add_(grad, alpha=1 - beta1).sign_()
     param.mul_(1 - lr * weight_decay).add_(u, alpha=-lr)

@@ -57,7 +57,8 @@ def rmsprop_step(param, grad, square_avg, lr=0.01, alpha=0.99, eps=1e-8, weight_
     Example: rmsprop_step([1, 1], [0.5, -2], [0, 0.04]) = ([0.9, 1.0710669], [0.0025, 0.0796])
     Example: rmsprop_step([2], [0], [1], alpha=0.5, eps=1.0, weight_decay=0.5) = ([1.995], [1.0])
 
-    grad is not changed. The tensors may each have any strides, be 0-d or empty. Compute in fp32.
+    grad is not changed. The tensors may each have any strides, be 0-d or empty. Compute in fp32; what follows from the
+    numbers alone, such as 1 - alpha, in double precision, as Python does.
     """
     g = grad.add(param, alpha=weight_decay)
     square_avg.mul_(alpha).addcmul_(g, g, value=1 - alpha)

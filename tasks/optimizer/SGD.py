@@ -74,7 +74,8 @@ def sgd_step(
     Example: sgd_step([1], [0.5], lr=1.0, weight_decay=0.5, dampening=0.5, nesterov=True) = ([-0.45], [0.5])
 
     param and momentum_buffer are returned themselves; grad is not changed. The tensors may each have any strides, be
-    0-d or empty. Compute in fp32.
+    0-d or empty. Compute in fp32; what follows from the numbers alone, such as 1 - dampening, in double precision, as
+    Python does.
     """
     d = grad.add(param, alpha=weight_decay)
     if momentum > 0:

@@ -208,3 +208,15 @@ def test_a_folder_takes_no_results_of_other_settings(tmp_path: Path, capsys: pyt
     assert "steps was 3" in capsys.readouterr().err
     with pytest.raises(UsageError, match="no GPU"):
         study.devices_of("cuda", 1)
+
+
+def test_a_run_finds_the_packages_that_the_study_finds_and_tells_why_it_failed(tmp_path: Path, monkeypatch) -> None:
+    """A run that saw only the repository's folder could not import gymnasium, and the study named a file and no reason."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    for name, text in (("torch", "raise ImportError('this is not torch')"),):
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site" / f"{name}.py").write_text(text)
+    (tmp_path / "data").mkdir()
+    child = study._start(tmp_path, ("train", 0), "cpu", 30.0)
+    status = child.wait(60)
+    assert status and "this is not torch" in study._failure(tmp_path, ("train", 0), status)

@@ -24,7 +24,7 @@ from kbx_env.errors import UsageError
 from kbx_env.generate import build, duplicates, expressions
 from kbx_env.generate.duplicates import Known
 from kbx_env.generate.expressions import OPS, Node, adjoints, draw, leaf, live, statements
-from kbx_env.generate.families import families, rows
+from kbx_env.generate.families import families, optimizers, rows
 from kbx_env.spec import packs
 from kbx_env.spec.catalog import expert_source, load_task
 
@@ -333,6 +333,16 @@ def test_a_pack_is_generated_resumed_and_graded(tmp_path: Path, monkeypatch, gra
     with pytest.raises(UsageError, match="holds a pack of other settings"):
         build.build(build.Settings(3, 7), out, 1, lambda *numbers: None)
     assert before == {p: p.read_bytes() for p in out.rglob("*.py")} and kept == (out / build.PROOFS).read_text()
+
+
+def test_kernels_of_optimizers_take_numbers_that_the_host_computed() -> None:
+    """In fp32 the difference 1 - 0.99 is wrong by 25 units, and a kernel that forms it was refused among 33 million numbers."""
+    drafts = [optimizers.optimizer(random.Random(k), 1 + k % 5) for k in range(80)]
+    assert not [d.words for d in drafts if re.search(r"1\.0 - [a-z]", d.expert.split("def ENTRY")[0])]
+    shared = [d for d in drafts if "one_beta2" in d.expert]
+    assert shared and all("float(1.0 - beta2)" in d.expert and "double precision" in d.details[-1] for d in shared)
+    plain = [d for d in drafts if d.words[0] == "sgd" and "decoupled_decay" not in d.words]
+    assert plain and all("double" not in d.details[-1] for d in plain)
 
 
 def test_bad_settings_are_named(tmp_path: Path, capsys) -> None:

@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from kbx_env.outcome import Verdict
+from kbx_env.sandbox.runner import _fresh_memory_filled
 
 HEAD = """
 import torch
@@ -23,6 +25,20 @@ def gelu_fp16(input, approximate='none'):
     return input
 """
 )
+
+
+def test_a_call_without_launches_finds_no_earlier_results_in_fresh_memory() -> None:
+    """Three kernels of a generated pack were rejected on a GPU: their ablated calls returned the results of the call before."""
+    made = {
+        "empty": lambda: torch.empty(64), "like": lambda: torch.empty_like(torch.ones(64)),
+        "new": lambda: torch.ones(1).new_empty(64), "complex": lambda: torch.empty(64, dtype=torch.cfloat),
+        "strided": lambda: torch.empty_strided((8, 8), (1, 8), dtype=torch.bfloat16),
+    }  # fmt: skip
+    with _fresh_memory_filled():
+        assert {name: bool(make().isnan().all()) for name, make in made.items()} == dict.fromkeys(made, True)
+        assert bool((torch.empty(64, dtype=torch.int8) == 127).all())
+        assert bool((torch.zeros(64) == 0).all())
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def _grade(grader, source: str, **more):

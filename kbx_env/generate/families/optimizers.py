@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kbx_env.generate import text
@@ -218,6 +220,11 @@ def _steps(rule: Rule, clip: str, decay: str) -> tuple[list[str], list[str], lis
     return torch_lines, triton_lines, clauses
 
 
+def _of_numbers(numbers: Sequence[str]) -> dict[str, str]:
+    """Return what statements in Triton compute from numbers alone, by the name of the argument that replaces it."""
+    return {f"one_{n}": f"(1.0 - {n})" for n in numbers} | {"keep": "(1.0 - lr * weight_decay)"}
+
+
 def optimizer(rng: random.Random, level: int) -> Draft:
     """Draw one step of an optimizer on fp32 tensors."""
     voice = Voice(rng)
@@ -231,6 +238,14 @@ def optimizer(rng: random.Random, level: int) -> Draft:
         *([("limit", 1.5)] if clip else []),
     ]
     torch_lines, triton_lines, clauses = _steps(rule, clip, decay)
+    # Numbers that follow from numbers are computed by the host in double precision: 1 - 0.99f has an error of 25 units.
+    ready = {n: n for n, _ in numbers}
+    for k, line in enumerate(triton_lines):
+        for short, made in _of_numbers([n for n, _ in numbers]).items():
+            if made in line:
+                triton_lines[k] = line = line.replace(made, short)
+                ready[short] = made[1:-1]
+    ready = {n: made for n, made in ready.items() if any(re.search(rf"\b{n}\b", line) for line in triton_lines)}
     changed = ("param", *rule.state)
     tensors = ("param", "grad", *rule.state)
     returned = "param" if not rule.state else "(" + ", ".join(changed) + ")"
@@ -238,13 +253,13 @@ def optimizer(rng: random.Random, level: int) -> Draft:
     pointers = (*changed, "grad")
     expert = head("\n".join(triton_lines)) + KERNEL.format(
         pointers=text.pointers(pointers),
-        numbers=", ".join(n for n, _ in numbers),
+        numbers=", ".join(ready),
         loads=text.indented([f"{t} = tl.load(p_{t} + at, mask=inside, other=0.0)" for t in pointers]),
         body=text.indented(triton_lines),
         stores=text.indented([f"tl.store(p_{t} + at, {t}, mask=inside)" for t in changed]),
         parameters=parameters,
         changed="(" + ", ".join(changed) + ",)",
-        passed=", ".join(f"float({n})" for n, _ in numbers),
+        passed=", ".join(f"float({made})" for made in ready.values()),
         returned=returned,
     )
     body = [*torch_lines, f"return {returned}"]
@@ -267,7 +282,12 @@ def optimizer(rng: random.Random, level: int) -> Draft:
             filter(
                 None,
                 (
-                    "Compute in fp32.",
+                    voice.one(
+                        "Compute in fp32, but what follows from the numbers alone in double precision, as Python does.",
+                        "Compute in fp32; numbers that follow from lr and the other floats are formed in double precision.",
+                    )
+                    if len(ready) > len([n for n in ready if n in dict(numbers)])
+                    else "Compute in fp32.",
                     f"{listed(tensors)} may each have any strides, be 0-d or empty.",
                     f"No element of {listed(rule.positive, 'or')} is negative." if rule.positive else "",
                     voice.untested(),
