@@ -89,9 +89,6 @@ ATTEMPTS = 3
 LONG_US = 100.0
 """If two calls take longer than this together, a round is one pair of blocks: such calls differ little from block to
 block."""
-STILL_US = 300.0
-"""If two calls take longer than this together, the buffers move before the first round only: the address of a buffer
-changes the time of a call by a fraction of a microsecond."""
 JUDGE_SECONDS, JUDGE_MIN_RESULTS = 0.75, 3
 """Seconds after which no further result of a case's timed calls (and of its captured calls) is judged, once so many
 are. The results are drawn at random after all calls were made: a call that is wrong now and then cannot know whether it
@@ -141,7 +138,7 @@ def pair(
     drawn: list[Window] | None = None
     block, pairs, taken, both_us = _calls(about_us), 1 if about_us > LONG_US else precision.pairs, 0, 0.0
     while len(rounds) < precision.max_rounds:
-        moved = not rounds or both_us <= STILL_US
+        moved = not rounds or both_us <= precision.still_us
         # In a block of one call the untimed call before it warms the slot.
         for contestant in (eager, candidate) if moved else ():
             contestant.shuffle(rng.getrandbits(32), block > 1)

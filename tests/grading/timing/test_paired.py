@@ -119,6 +119,22 @@ def test_a_noisy_slow_kernel_gets_its_rounds() -> None:
     assert sum(n >= clock.REPORT.min_rounds * clock.REPORT.pairs for n in pairs) >= 8
 
 
+@pytest.mark.parametrize(("us", "report", "training"), [(100.0, True, True), (200.0, True, False), (600.0, False, False)])
+def test_buffers_of_slow_calls_move_once(us: float, report: bool, training: bool) -> None:
+    """Where a call is slow, its address changes less than the precision allows."""
+
+    class Moves(Model):
+        moves = 0
+
+        def shuffle(self, seed: int, calls: bool = True) -> None:
+            self.moves += 1
+
+    for precision, often in ((clock.REPORT, report), (TRAINING, training)):
+        side = Moves(us, 0.0, 1)
+        clock.pair(Moves(us, 0.0, 2), side, precision=precision)
+        assert (side.moves > 1) == often
+
+
 def test_a_block_of_several_calls_has_been_warmed() -> None:
     class Warm(Model):
         warm = False
