@@ -355,7 +355,8 @@ class Stopwatch:
             set_switch_interval(usual)
         self._settle()
         # A call is in time if the host had enqueued it when the device came to it. The device came to ``origin`` after ``began``.
-        late = [k for k, (s, (start, _)) in enumerate(zip(enqueued, events, strict=True)) if 1e6 * s > driver.elapsed_us(origin, start)]
+        reached = [driver.elapsed_us(origin, start) for start, _ in events]
+        late = [k for k, (s, us) in enumerate(zip(enqueued, reached, strict=True)) if 1e6 * s > us]
         # Enqueueing may have become faster since the warm-up. A call that reads back takes at least the whole wait,
         # which the bound keeps from growing. While the device loads the values and flushes, the host goes on too.
         covered = min(driver.elapsed_us(one, start) for one, (start, _) in zip(ready, events, strict=True))
