@@ -357,14 +357,22 @@ class Stopwatch:
         # A call is in time if the host had enqueued it when the device came to it. The device came to ``origin`` after ``began``.
         reached = [driver.elapsed_us(origin, start) for start, _ in events]
         late = [k for k, (s, us) in enumerate(zip(enqueued, reached, strict=True)) if 1e6 * s > us]
-        # Enqueueing may have become faster since the warm-up. A call that reads back takes at least the whole wait,
-        # which the bound keeps from growing. While the device loads the values and flushes, the host goes on too.
-        covered = min(driver.elapsed_us(one, start) for one, (start, _) in zip(ready, events, strict=True))
+        self._adapt_waits(host, min(driver.elapsed_us(one, start) for one, (start, _) in zip(ready, events, strict=True)))
+        return {"us": [driver.elapsed_us(start, end) for start, end in events], "tuned": self.tuned, "late": late}
+
+    def _adapt_waits(self, host: Sequence[float], covered: float) -> None:
+        """Set the waits of the next block: enqueueing may have become faster since the warm-up.
+
+        A call that reads back takes at least the whole wait, which the bound keeps from growing.
+
+        Args:
+            host: the host's seconds for each call of a block.
+            covered: microseconds for which the device at least loads values and flushes before a call, while the host goes on.
+        """
         # One interrupted call is late and does not count; it makes no other wait.
         slowest = 1e6 * sorted(host)[-2 if len(host) > 2 else -1]
         self._wait_us = max(MIN_WAIT_US, min(self._most_wait_us, 100.0 + 2.0 * slowest) - covered)
         self._later_wait_us = max(MIN_WAIT_US, min(self._most_wait_us, LATER_WAIT * slowest) - covered)
-        return {"us": [driver.elapsed_us(start, end) for start, end in events], "tuned": self.tuned, "late": late}
 
     def _keep_result(self, slot: int, result: Any) -> None:
         """Copy a result in stream order and poison the original; work that runs after the end event is not in the copy.
