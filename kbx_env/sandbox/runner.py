@@ -394,12 +394,13 @@ def _fresh_memory_filled() -> Iterator[None]:
     A call whose launches are left out returns what its memory held before: often the results of an earlier call, which are
     right within the tolerance where results hardly depend on the inputs.
     """
-    earlier = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # torch.use_deterministic_algorithms() also imports the compiler's settings, which no submission may do.
+    earlier = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(earlier)
+        torch._C._set_deterministic_algorithms(earlier[0], warn_only=earlier[1])
 
 
 def _results(result: Any) -> tuple[bool, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 from pathlib import Path
 
@@ -27,14 +28,18 @@ def gelu_fp16(input, approximate='none'):
 )
 
 
-def test_a_call_without_launches_finds_no_earlier_results_in_fresh_memory() -> None:
+def test_a_call_without_launches_finds_no_earlier_results_in_fresh_memory(monkeypatch) -> None:
     """Three kernels of a generated pack were rejected on a GPU: their ablated calls returned the results of the call before."""
     made = {
         "empty": lambda: torch.empty(64), "like": lambda: torch.empty_like(torch.ones(64)),
         "new": lambda: torch.ones(1).new_empty(64), "complex": lambda: torch.empty(64, dtype=torch.cfloat),
         "strided": lambda: torch.empty_strided((8, 8), (1, 8), dtype=torch.bfloat16),
     }  # fmt: skip
+    imported: list[str] = []
+    original = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", lambda name, *a, **k: (imported.append(name), original(name, *a, **k))[1])
     with _fresh_memory_filled():
+        assert not imported, "a runner refuses most imports while the submission runs"
         assert {name: bool(make().isnan().all()) for name, make in made.items()} == dict.fromkeys(made, True)
         assert bool((torch.empty(64, dtype=torch.int8) == 127).all())
         assert bool((torch.zeros(64) == 0).all())
