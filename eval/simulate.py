@@ -4,9 +4,11 @@
 
 - a free worker takes a request from the one queue; this costs the one dispatcher ``dispatch`` seconds;
 - the request keeps its worker to the end. One after the other, it needs a core of its GPU's share (screen, proof,
-compilation, the judges), its GPU together with others (as long as it held it ``shared`` when recorded), its GPU
-``alone`` (timing), and its worker without anything else (the way back). Waiting requests are served in order of
-arrival;
+compilation), its GPU together with others (calls, and one half of ``shared`` as it was recorded), its GPU ``alone``
+(timing), its GPU together with others again (the judges, the other half), and its worker without anything else (the way
+back). Waiting requests are served in order of arrival;
+- the GPU's lock has the rules of ``kbx_env/grading/timing/gpu_lock.py``: batches of gradings that have it alone, a window
+for the others after each batch, and sharers that give way;
 - correctness runs do not slow each other down. Times are as recorded, so that they contain the slowdown of the recorded
 run.
 """
@@ -24,13 +26,24 @@ from typing import Any
 import numpy as np
 
 from kbx_env.errors import UsageError
+from kbx_env.grading.timing.gpu_lock import (
+    CROWD,
+    EXCLUSIVE_BATCH,
+    IDLE_SECONDS,
+    LEAST_WINDOW_SECONDS,
+    SHARED_WINDOW_SECONDS,
+)
 from kbx_env.outcome import Verdict
 
 DISPATCH_MS = 1.0
 """Milliseconds of the dispatcher for a request if they were not measured."""
 ROUNDS = 50
 """Requests for each worker of a simulated cluster: enough that the idle time at the end weighs little."""
-_CORE, _SHARED, _ALONE, _SLOT, _DONE = range(5)
+TURN_SECONDS = 0.12
+"""Seconds after which a sharer gives way, if a grading waits to be alone: the mean length of a shared hold on an H200
+(docs/measurements/2026-11-26-h200.md)."""
+_CORE, _SHARED, _ALONE, _JUDGED, _SLOT, _DONE = range(6)
+_TIMER = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,53 +118,79 @@ class Course:
 class _Gpu:
     """One GPU with its cores: the slots that hold them, and the slots that wait for them."""
 
-    __slots__ = ("alone", "cores", "for_core", "for_gpu", "together")
+    __slots__ = ("alone", "batch", "cores", "for_alone", "for_core", "for_shared", "sharing", "window")
 
     def __init__(self, cores: int) -> None:
-        self.cores, self.together, self.alone = cores, 0, False
+        self.cores, self.sharing, self.alone, self.batch = cores, 0, False, 0
         self.for_core: deque[int] = deque()
-        self.for_gpu: deque[tuple[int, int]] = deque()
+        self.for_shared: deque[tuple[int, int]] = deque()
+        self.for_alone: deque[int] = deque()
+        self.window = (0.0, 0.0)
+        """Begin and end of the last window in which the GPU is shared although a grading waits to be alone."""
 
-    def take(self, step: int, slot: int) -> bool:
-        """Return whether a slot gets the resource that a step needs; if not, the slot waits."""
-        if step == _CORE:
-            if self.cores:
-                self.cores -= 1
-                return True
-            self.for_core.append(slot)
-            return False
-        # A slot that wants to share does not overtake one that waits to be alone, else timing might never begin.
-        if self.for_gpu or not self._open(step):
-            self.for_gpu.append((slot, step))
-            return False
-        self._enter(step)
-        return True
+    def free_core(self) -> int | None:
+        """Give back a core; return the slot that gets it."""
+        if self.for_core:
+            return self.for_core.popleft()
+        self.cores += 1
+        return None
 
-    def free(self, step: int) -> list[tuple[int, int]]:
-        """Give back the resource of a step; return the (slot, step) that begin now."""
-        if step == _CORE:
-            if self.for_core:
-                return [(self.for_core.popleft(), step)]
-            self.cores += 1
+    def take_core(self, slot: int) -> bool:
+        """Return whether a slot gets a core; if not, it waits."""
+        if self.cores:
+            self.cores -= 1
+            return True
+        self.for_core.append(slot)
+        return False
+
+    def wait(self, step: int, slot: int) -> None:
+        """Let a slot wait for the GPU."""
+        if step == _ALONE:
+            self.for_alone.append(slot)
+        else:
+            self.for_shared.append((slot, step))
+
+    def gives_way(self, now: float) -> bool:
+        """Return whether sharers leave the GPU to a grading that waits to be alone."""
+        return bool(self.for_alone) and now >= self.window_end()
+
+    def window_end(self) -> float:
+        """Return when the last window ends or has ended: early, when a crowd waits to be alone."""
+        opened, ends = self.window
+        return ends if len(self.for_alone) < CROWD else min(ends, opened + LEAST_WINDOW_SECONDS)
+
+    def leave_alone(self, now: float) -> None:
+        """End an exclusive use; a window opens for waiting sharers after a batch."""
+        self.alone = False
+        over = self.batch >= EXCLUSIVE_BATCH or not self.for_alone
+        left = now < self.window_end()
+        if self.for_shared and over and not left:
+            self.window = (now, now + SHARED_WINDOW_SECONDS)
+        if over or left or not self.for_shared:
+            self.batch = 0
+
+    def admit(self, now: float) -> list[tuple[int, int]]:
+        """Return the (slot, step) that begin now, which have the GPU."""
+        if self.alone:
             return []
-        if step == _ALONE:
-            self.alone = False
-        else:
-            self.together -= 1
-        woken = []
-        while self.for_gpu and self._open(self.for_gpu[0][1]):
-            woken.append(self.for_gpu.popleft())
-            self._enter(woken[-1][1])
-        return woken
+        begun = []
+        opened, ends = self.window[0], self.window_end()
+        if not self.gives_way(now):
+            begun = list(self.for_shared)
+            self.for_shared.clear()
+            self.sharing += len(begun)
+        idle = now >= ends or now - opened >= IDLE_SECONDS - 1e-9
+        if self.for_alone and not self.sharing and idle:
+            self.alone, self.batch = True, self.batch + 1
+            begun = [(self.for_alone.popleft(), _ALONE)]
+        return begun
 
-    def _open(self, step: int) -> bool:
-        return not self.alone and (step == _SHARED or not self.together)
-
-    def _enter(self, step: int) -> None:
-        if step == _ALONE:
-            self.alone = True
-        else:
-            self.together += 1
+    def next_look(self, now: float) -> float | None:
+        """Return when the lock looks again by itself: in a window in which a grading waits to be alone."""
+        opened, ends = self.window[0], self.window_end()
+        if self.alone or not self.for_alone or now >= ends:
+            return None
+        return min(opened + IDLE_SECONDS if now < opened + IDLE_SECONDS - 1e-9 else ends, ends)
 
 
 class _Simulation:
@@ -162,10 +201,15 @@ class _Simulation:
 
     def __init__(self, jobs: Sequence[Job], shape: Shape) -> None:
         self.shape = shape
-        self.needs = [(j.core, j.shared, j.alone, j.slot) for j in jobs]
+        # Without timing all shared use is before it.
+        self.needs = [
+            (j.core, j.shared / 2 if j.alone else j.shared, j.alone, j.shared / 2 if j.alone else 0.0, j.slot) for j in jobs
+        ]  # fmt: skip
         self.gpus = [_Gpu(shape.cores) for _ in range(shape.gpus)]
         self.slots = shape.gpus * shape.workers
         self.holds = [0] * self.slots
+        self.left = [0.0] * self.slots
+        self.looks = [math.inf] * shape.gpus
         self.taken, self.ended = [0.0] * len(jobs), [0.0] * len(jobs)
         self.events: list[tuple[float, int, int, int]] = []
         self.dispatcher_free = 0.0
@@ -178,13 +222,45 @@ class _Simulation:
             self.fetch(0.0, slot)
         while self.events:
             now, _, slot, step = heapq.heappop(self.events)
-            if _CORE <= step < _SLOT:
-                for other, begun in self.gpus[slot % self.shape.gpus].free(step):
-                    self.push(now + self.needs[self.holds[other]][begun], other, begun)
-            self.advance(now, slot, step + 1)
+            number = slot % self.shape.gpus
+            gpu = self.gpus[number]
+            if step == _TIMER:
+                self.looks[number] = math.inf
+            elif step in (_SHARED, _JUDGED) and self.stays(now, slot, step, gpu):
+                continue
+            else:
+                if step == _CORE and (other := gpu.free_core()) is not None:
+                    self.push(now + self.needs[self.holds[other]][_CORE], other, _CORE)
+                elif step == _ALONE:
+                    gpu.leave_alone(now)
+                if not (step in (_SHARED, _JUDGED) and self.left[slot] > 0):
+                    self.advance(now, slot, step + 1)
+            self.admit(now, number)
+
+    def stays(self, now: float, slot: int, step: int, gpu: _Gpu) -> bool:
+        """End a turn of a sharer; return whether its next turn begins at once. One that gives way waits again."""
+        self.left[slot] = round(self.left[slot] - min(self.left[slot], TURN_SECONDS), 12)
+        if self.left[slot] and not gpu.gives_way(now):
+            self.push(now + min(self.left[slot], TURN_SECONDS), slot, step)
+            return True
+        gpu.sharing -= 1
+        if self.left[slot]:
+            gpu.wait(step, slot)
+        return False
+
+    def admit(self, now: float, number: int) -> None:
+        """Let those begin that the lock of a GPU admits."""
+        gpu = self.gpus[number]
+        for slot, step in gpu.admit(now):
+            seconds = self.needs[self.holds[slot]][_ALONE] if step == _ALONE else min(self.left[slot], TURN_SECONDS)
+            self.push(now + seconds, slot, step)
+        look = gpu.next_look(now)
+        if look is not None and look < self.looks[number]:
+            self.looks[number] = look
+            self.push(look, number, _TIMER)
 
     def push(self, now: float, slot: int, step: int) -> None:
-        """Add the end of a step."""
+        """Add the end of a step, or of a sharer's turn."""
         heapq.heappush(self.events, (now, self.pushed, slot, step))  # the number keeps the order of simultaneous events
         self.pushed += 1
 
@@ -201,11 +277,15 @@ class _Simulation:
         need = self.needs[self.holds[slot]]
         while step < _DONE and not need[step]:
             step += 1
+        gpu = self.gpus[slot % self.shape.gpus]
         if step == _DONE:
             self.ended[self.holds[slot]] = now
             self.fetch(now, slot)
-        elif step == _SLOT or self.gpus[slot % self.shape.gpus].take(step, slot):
+        elif step == _SLOT or (step == _CORE and gpu.take_core(slot)):
             self.push(now + need[step], slot, step)
+        elif step != _CORE:
+            self.left[slot] = need[step]
+            gpu.wait(step, slot)
 
 
 def play(jobs: Sequence[Job], shape: Shape) -> Course:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kbx_env.eval import simulate
 from kbx_env.eval.simulate import (
+    TURN_SECONDS,
     Job,
     Shape,
     bounds,
@@ -24,6 +26,7 @@ from kbx_env.eval.simulate import (
 )
 
 from kbx_env.errors import UsageError
+from kbx_env.grading.timing.gpu_lock import CROWD, EXCLUSIVE_BATCH
 
 SECONDS = st.sampled_from([0.0, 0.1, 0.5, 1.0, 3.0])
 JOBS = st.lists(st.builds(Job, SECONDS, SECONDS, SECONDS, SECONDS, st.booleans()), min_size=1, max_size=30)
@@ -82,9 +85,27 @@ def test_timing_alone_bounds_the_rate(workers: int) -> None:
 def test_correctness_shares_the_gpu_and_timing_does_not() -> None:
     assert play([Job(shared=1.0)] * 3, Shape(1, 3)).seconds == 1.0
     assert play([Job(alone=1.0)] * 3, Shape(1, 3)).seconds == 3.0
-    mixed = play([Job(shared=1.0), Job(alone=1.0), Job(shared=1.0)], Shape(1, 3))
-    assert mixed.ended == [1.0, 2.0, 3.0], "what waits to be alone is not overtaken"
+    mixed = play([Job(shared=1.0), Job(alone=1.0), Job(shared=1.0)], Shape(1, 3)).ended
+    alone = TURN_SECONDS + 1.0
+    assert mixed[1] == pytest.approx(alone), "a sharer gives way, and what waits to be alone is not overtaken"
+    assert (mixed[0], mixed[2]) == pytest.approx((alone + 1.0 - TURN_SECONDS, alone + 1.0))
     assert play([Job(alone=1.0), Job(shared=1.0)], Shape(2, 1)).seconds == 1.0, "another GPU does not wait"
+
+
+def test_sharers_get_a_window_after_a_batch_and_a_crowd_ends_it(monkeypatch) -> None:
+    # One sharer, and gradings that are alone for a second each, one after the other or all at once.
+    def shared_ends(alone: int) -> float:
+        return play([Job(shared=2.0), *[Job(alone=1.0)] * alone], Shape(1, alone + 1)).ended[0]
+
+    few = shared_ends(EXCLUSIVE_BATCH + 1)
+    assert few == pytest.approx(EXCLUSIVE_BATCH + 1 + 2.0, abs=2 * TURN_SECONDS), "1.5 s in the window, the rest after it"
+    crowd = shared_ends(2 * EXCLUSIVE_BATCH + CROWD)
+    assert crowd > 2 * EXCLUSIVE_BATCH + CROWD + 1.0, "windows of 0.3 s as long as a crowd waits"
+    mixed = [Job(core=0.5, shared=0.5, alone=0.4)] * 300
+    early = play(mixed, Shape(1, 12, 64)).rate
+    monkeypatch.setattr(simulate, "CROWD", 1000)
+    late = play(mixed, Shape(1, 12, 64)).rate
+    assert early is not None and late is not None and early > 1.1 * late, "the GPU measures for more of the time"
 
 
 def test_cores_are_each_gpus_own() -> None:

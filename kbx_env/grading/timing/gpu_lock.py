@@ -4,7 +4,8 @@ alone.
 The lock consists of advisory locks (flock) on files in a folder of the GPU. The operating system releases them when a
 process dies. Exclusive holders are served in the order of their requests. The GPU idles while an exclusive request
 waits for the last shared holder, so exclusive holders run in batches of ``EXCLUSIVE_BATCH``; then a shared window of
-``SHARED_WINDOW_SECONDS`` follows, in which an exclusive request gets the GPU only while nobody shares it.
+``SHARED_WINDOW_SECONDS`` follows, in which an exclusive request gets the GPU only while nobody shares it. The window ends
+early when a crowd of exclusive requests waits.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ EXCLUSIVE_BATCH = 4
 SHARED_WINDOW_SECONDS = 1.5
 """Longest time in seconds for which exclusive requests wait after a batch of exclusive holders, while others share the
 GPU."""
+CROWD, LEAST_WINDOW_SECONDS = 4, 0.3
+"""When so many exclusive requests wait, a shared window ends early, but not before so many seconds: most workers then wait to
+measure, and it is the measuring that binds."""
 IDLE_SECONDS = 0.06
 """Seconds after the beginning of a shared window from which an exclusive request takes an idle GPU: three of the
 longest pauses of those that want to share it."""
@@ -96,7 +100,7 @@ class GpuLock:
             Seconds waited.
         """
         began, pauses = time.monotonic(), _growing_pauses()
-        while time.monotonic() >= self._read_state()[1] and self._exclusive_waiting():
+        while not self._window_open() and self._exclusive_waiting():
             self._announce_shared()
             time.sleep(next(pauses))
         with self._locked("turn", fcntl.LOCK_SH, self._announce_shared, pauses):
@@ -145,7 +149,7 @@ class GpuLock:
 
     def wanted_alone(self) -> bool:
         """Return whether an exclusive request waits for shared holders, and no shared window is open."""
-        return time.monotonic() >= self._read_state()[1] and self._exclusive_waiting()
+        return not self._window_open() and self._exclusive_waiting()
 
     @contextlib.contextmanager
     def room(self, parts: int) -> Iterator[float]:
@@ -199,8 +203,16 @@ class GpuLock:
         """Return whether exclusive requests must wait for a shared window: it is open, or due after the holder's
         batch.
         """
-        count, until, holder = self._read_state()
-        return time.monotonic() < until or (count >= EXCLUSIVE_BATCH and Path(f"/proc/{holder}").exists())
+        count, _, holder = self._read_state()
+        return self._window_open() or (count >= EXCLUSIVE_BATCH and Path(f"/proc/{holder}").exists())
+
+    def _window_open(self) -> bool:
+        """Return whether a shared window is open. All that ask decide by the same files, and nobody has to close it."""
+        if time.monotonic() >= self._read_state()[1]:
+            return False
+        if time.time() - self._window_began() < LEAST_WINDOW_SECONDS:
+            return True
+        return sum(_is_live(self.folder / "line" / name) for name in os.listdir(self.folder / "line")) < CROWD
 
     def _announce_shared(self) -> None:
         """Show the exclusive holder that a shared request waits."""

@@ -174,6 +174,27 @@ def test_an_idle_gpu_in_a_shared_window_is_taken(tmp_path, monkeypatch) -> None:
         assert not _takes(lease, "alone").wait(0.3), "one that is shared is not"
 
 
+def test_a_crowd_that_waits_to_measure_ends_a_shared_window(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(gpu_lock, "CROWD", 2)
+    monkeypatch.setattr(gpu_lock, "LEAST_WINDOW_SECONDS", 0.4)
+    lease = GpuLock("g", tmp_path)
+    lease._write_state(0, time.monotonic() + 1.4)
+    began = time.monotonic()
+    with lease.shared():
+        first, second = _takes(lease, "alone"), _takes(lease, "alone")
+        time.sleep(0.1)
+        assert not lease.wanted_alone(), "a window lasts for a moment in any case"
+        time.sleep(0.4)
+        assert lease.wanted_alone(), "most workers wait to measure: who shares gives way"
+        assert not _takes(lease, "shared").wait(0.1)
+    assert first.wait(1) and second.wait(1) and time.monotonic() - began < 1.3
+    lease._write_state(0, time.monotonic() + 1.4)
+    with lease.shared():
+        _takes(lease, "alone")
+        time.sleep(0.5)
+        assert not lease.wanted_alone(), "one is no crowd"
+
+
 def test_small_memory_waits_for_nobody(tmp_path) -> None:
     lease = GpuLock("g", tmp_path)
     with lease.room(PARTS), GpuHold(lease).room(gpu_lock.UNRESERVED):
