@@ -18,7 +18,8 @@ from kbx_env.spec.catalog import task_ids
 def test_every_slow_test_exists() -> None:
     """A renamed test or fixture would slip back into the default tier."""
     missing = []
-    for name, functions in [*tiers.SLOW.items(), *tiers.SLOW_FIXTURES.items()]:
+    sampled = [(file.removeprefix("tests/"), [function]) for file, _, function in (s.partition("::") for s in tiers.SAMPLED)]
+    for name, functions in [*tiers.SLOW.items(), *tiers.SLOW_FIXTURES.items(), *sampled]:
         file = tiers.ROOT / "tests" / name
         tree = ast.parse(file.read_text() if file.is_file() else "")
         defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
@@ -30,6 +31,12 @@ def test_each_category_has_one_representative() -> None:
     categories = [task.split("/")[0] for task in tiers.representatives()]
     assert sorted(categories) == sorted({task.split("/")[0] for task in task_ids()})
     assert set(task_ids()) >= tiers.DEAR and not tiers.representatives() & tiers.DEAR
+
+
+def test_thirds_of_the_representatives_are_different_and_together_all() -> None:
+    thirds = [tiers.sample(function) for function in tiers.SAMPLED]
+    assert frozenset().union(*thirds) == tiers.representatives() and sum(map(len, thirds)) == len(tiers.representatives())
+    assert tiers.sample("tests/integration/test_experts.py::test_the_expert_is_correct") == tiers.representatives()
 
 
 def test_changed_files_name_tasks_and_specimens() -> None:

@@ -5,6 +5,8 @@ A test is left to ``make test-all`` when one of these holds:
 - It runs for one of at least ``MANY`` tasks, and the task is not the representative of its category. The
   representative is the first task of the category, by id, whose difficulty is 2 or more and that is not in ``DEAR``, or
   the first task where there is none. A test needs no list of its own for this: it is parametrised over ``task_ids()``.
+- It belongs to a function in ``SAMPLED``, which grades or draws much for every task, and its task is not among the third
+  of the representatives that the function keeps. Different functions keep different thirds.
 - It carries the marker ``full``. ``tests/integration/test_zoo.py`` marks all specimens but one attack for each layer
   of defence and a few honest kernels.
 - It carries the marker ``serve``: it needs a real server of language models, which takes seconds to start. The
@@ -54,6 +56,13 @@ MOST_FILES = 4
 """Changed test files that run in full: each adds up to half a minute."""
 MAIN = ("main", "origin/main")
 """Names of the branch that changes are compared with; the first that exists counts."""
+
+SAMPLED = (
+    "tests/integration/test_experts.py::test_no_work_no_pay",
+    "tests/eval/test_broken_promises.py::test_every_argument_with_an_effect_is_needed_by_a_case",
+    "tests/tasks/test_promises.py::test_every_promise_has_a_case_and_is_listed",
+)
+"""Test functions of all tasks that take a second for many a task: they run for a third of the representatives."""
 
 SLOW: dict[str, dict[str, tuple[str, ...]]] = {
     "baselines/llm/test_for_real.py": {"test_what_each_method_makes_of_it": ("claude*",)},
@@ -208,6 +217,12 @@ SLOW_FIXTURES: dict[str, frozenset[str]] = {
 """Slow fixtures, which train a tokenizer: test file below tests/, and names of the fixtures."""
 
 
+def sample(function: str) -> frozenset[str]:
+    """Return the tasks that a function of all tasks runs for in the default tier."""
+    tasks = sorted(representatives())
+    return frozenset(tasks[SAMPLED.index(function) % 3 :: 3] if function in SAMPLED else tasks)
+
+
 @functools.cache
 def representatives() -> frozenset[str]:
     """One task of each category: the first by id with a difficulty of at least 2, or the first."""
@@ -314,7 +329,7 @@ class Tiers:
         kept: list[pytest.Item] = []
         left: list[pytest.Item] = []
         for item in items:
-            over_tasks = len(tasks[_function(item)]) >= MANY and not _values(item) & representatives()
+            over_tasks = len(tasks[_function(item)]) >= MANY and not _values(item) & sample(_function(item))
             marked = any(item.get_closest_marker(name) is not None for name in ("full", "serve"))
             slow = over_tasks or marked or _listed(item)
             named = any(item.nodeid.startswith(_normal(a)) for a in self.named)
