@@ -112,3 +112,11 @@ def grader() -> Iterator[object]:
 
     with Grader() as g:
         yield g
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without figures, for tests of other parts: figures take nine tenths of the time of a small report."""
+    from kbx_env.eval import pages
+
+    monkeypatch.setattr(pages, "_figures", lambda study, out: {})

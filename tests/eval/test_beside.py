@@ -10,6 +10,8 @@ from kbx_env.eval import report
 
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 
 class Both:
     """Some tasks are right under one grading only; one is masked under the other."""

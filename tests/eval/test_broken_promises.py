@@ -79,11 +79,10 @@ def test_no_grading_tells_changes_without_an_effect(name: str, tensor: str, chan
     assert broken_promises.values_told(load_task(name), tensor, change, b"1") is not True
 
 
-def test_kernels_that_change_values_are_refused() -> None:
+def test_kernels_that_change_values_are_refused(grader: Grader) -> None:
     name = "fusion/fused_sigmoid_batch_norm"
     sources = dict(broken_promises.changing(load_task(name)))
-    with Grader() as grader:
-        outcome = grader.grade(name, sources[f"running_mean, {broken_promises.SMALL}"], backend="cpu", targets=(), seed=5)
+    outcome = grader.grade(name, sources[f"running_mean, {broken_promises.SMALL}"], backend="cpu", targets=(), seed=5)
     assert str(outcome.verdict) == "incorrect"
 
 
@@ -104,11 +103,10 @@ def test_values_that_make_no_difference_are_told_from_those_that_nobody_draws() 
         ("convolution/conv2d", "D: more than one block"),
     ],
 )
-def test_a_kernel_with_one_promise_broken_is_refused(name: str, promise: str) -> None:
+def test_a_kernel_with_one_promise_broken_is_refused(grader: Grader, name: str, promise: str) -> None:
     task = load_task(name)
     source = dict(broken_promises.kernels(task))[promise]
-    with Grader() as grader:
-        outcome = grader.grade(name, source, backend="cpu", targets=(), seed=5)
+    outcome = grader.grade(name, source, backend="cpu", targets=(), seed=5)
     assert not outcome.correct and outcome.message
 
 

@@ -19,6 +19,15 @@ from kbx_env.envs.episode import Trajectory
 from kbx_env.errors import UsageError
 from kbx_env.outcome import Cases, Fault, FaultKind, Outcome, Stage, Timing, Verdict
 
+DRAWN = ("test_the_three_files", "test_overwriting_removes_an_earlier_report_s_pages_and_nothing_else")
+"""Tests whose reports have figures, as those of test_plots.py and test_browser.py have."""
+
+
+@pytest.fixture(autouse=True)
+def figures_where_they_are_tested(request: pytest.FixtureRequest) -> None:
+    if request.node.name not in DRAWN:
+        request.getfixturevalue("no_figures")
+
 
 class Fake:
     """Grades without a sandbox; may be interrupted after a number of gradings."""

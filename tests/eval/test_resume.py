@@ -16,6 +16,7 @@ from kbx_env.eval.report_data import from_reports
 from kbx_env.outcome import Cases, Outcome, Stage, Verdict
 from kbx_env.store import schema
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 SAMPLES = 40
 
 

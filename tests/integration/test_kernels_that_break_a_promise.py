@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kbx_env.grading.grader import Grader
@@ -57,12 +55,6 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "int64 of all bits": ("math/floor", "        return x\n", "        return x.to(tl.float64).to(x.dtype)\n"),
 }
 """By promise: the task, a piece of its expert, and what takes its place."""
-
-
-@pytest.fixture(scope="module")
-def grader() -> Iterator[Grader]:
-    with Grader() as made:
-        yield made
 
 
 @pytest.mark.parametrize("promise", BROKEN)

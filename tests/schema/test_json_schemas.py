@@ -130,6 +130,7 @@ def test_real_outcomes_of_every_verdict(source: str, verdict: Verdict, grader: A
     _check(outcome)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_real_report_of_two_policies_and_two_gradings(tmp_path: Path) -> None:
     def grade(task: str, source: bytes, **options: Any) -> Outcome:
         common = (Stage.CORRECT, "cpu", options["grading"])

@@ -264,13 +264,13 @@ def test_a_single_element_of_any_stride_is_compared_and_read_as_bytes() -> None:
     assert not structure.same_bits(placed, torch.tensor([[4.5]]))
 
 
-def test_a_result_of_one_element_may_have_any_stride() -> None:
+def test_a_result_of_one_element_may_have_any_stride(grader: Grader) -> None:
     task = load_task("reduce/std")
     case = Case({"*": (1, 5)}, {"dim": 1}, out=True, layouts={"out": layout((0,), (3,), 1)})
     task = replace(task, cases=(case,), varied=())
     source = expert_source(task.id)
     assert source is not None
-    with Grader() as grader, RunnerSession(grader.zygote(), task, "cpu", b"secret", "eval", 60.0) as session:
+    with RunnerSession(grader.zygote(), task, "cpu", b"secret", "eval", 60.0) as session:
         session.load(source.encode())
         (call,) = session.calls(case, 0, 1, "run")
     assert call.broken is None and call.answer.aliases == ("out",)

@@ -432,6 +432,7 @@ def test_sampling_that_leaves_tokens_out_is_warned_of(
     assert grpo_setup.truncated(config) == says and (says in told if says else "warning" not in told)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_from_nothing_to_a_report(model_folder: Path, shown: Path, tmp_path: Path) -> None:
     """The real chain with the real grader: SFT, GRPO on one answer, GRPO over two, and a report over two turns."""
     from kbx_env.train import sft

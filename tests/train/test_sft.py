@@ -81,6 +81,7 @@ def test_a_killed_run_goes_on_and_loses_nothing(argv: list[str], tmp_path: Path,
     assert all(_weights(killed / "final")[k].equal(one[k]) for k in one)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_it_learns_and_is_reported_on(argv: list[str], model_folder: Path, tmp_path: Path) -> None:
     assert sft.main([*argv, "trainer.max_steps=8"]) == 0
     final, losses = tmp_path / "out/final", [x["loss"] for x in logs.read(tmp_path / "out") if "loss" in x]

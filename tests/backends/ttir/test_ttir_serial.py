@@ -14,7 +14,7 @@ from ttir_helper import execute, to_ttir
 
 from kbx_env.backends.engine.serve import _classify
 from kbx_env.backends.ttir import Deadlock, parse
-from kbx_env.backends.ttir.interp.serial import RESIDENT
+from kbx_env.backends.ttir.interp.serial import RESIDENT, run_in_turns
 
 F, I = "*fp32", "*i32"
 
@@ -176,11 +176,15 @@ def test_values_that_change_while_all_wait_are_no_deadlock() -> None:
     assert (o == 1000).all()
 
 
-def test_no_more_programs_run_together_than_a_gpu_has_room_for() -> None:
+@pytest.mark.parametrize("room", [7, pytest.param(RESIDENT, marks=pytest.mark.full)])
+def test_no_more_programs_run_together_than_a_gpu_has_room_for(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RESIDENT in run_in_turns.__defaults__
+    defaults = tuple(room if value == RESIDENT else value for value in run_in_turns.__defaults__)
+    monkeypatch.setattr(run_in_turns, "__defaults__", defaults)
     text = to_ttir(k_barrier, BARRIER, {"MODE": 0, "B": 1})
-    execute(text, (RESIDENT,), [ones(RESIDENT), *barrier_data(RESIDENT)[1:]], **soon())
+    execute(text, (room,), [ones(room), *barrier_data(room)[1:]], **soon())
     with pytest.raises(Deadlock, match="1 more cannot start"):
-        execute(text, (RESIDENT + 1,), [ones(RESIDENT + 1), *barrier_data(RESIDENT + 1)[1:]], **soon())
+        execute(text, (room + 1,), [ones(room + 1), *barrier_data(room + 1)[1:]], **soon())
 
 
 def test_only_loops_that_look_at_memory_make_programs_take_turns() -> None:

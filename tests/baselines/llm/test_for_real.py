@@ -12,6 +12,8 @@ from scripted import Asked, Reply, ScriptedServer
 
 from kbx_env.grading.grader import Grader
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 RIGHT = """\
 import torch
 import triton

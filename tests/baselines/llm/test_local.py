@@ -72,6 +72,7 @@ def test_a_prompt_that_does_not_fit_fails_alone(tmp_path: Path) -> None:
             long.result()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_folder_is_a_policy_and_is_reported(folder: Path, tmp_path: Path) -> None:
     argv = ["--policy", str(folder), "--backend", "cpu", "--split", "all", "--tasks", "relu,softmax", "--targets", "none"]
     argv += ["--max-tokens", "16", "--device", "cpu", "--out", str(tmp_path / "out")]

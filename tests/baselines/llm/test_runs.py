@@ -27,6 +27,7 @@ from kbx_env.__main__ import main
 from kbx_env.outcome import Cases, Fault, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import load_task, load_tasks
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 FEW = "relu,softmax,argmax,rand"
 
 
