@@ -373,6 +373,16 @@ SAME_VALUES: Mapping[tuple[str, str, str], str] = {
     ("math/erf", "input_tensor", LARGE): "erf(16) is 1 in fp32",
     ("math/i0", "input_tensor", SMALL): "i0(0.0001) is 1 in fp32",
     ("math/signbit", "input", LARGE): "the sign stays",
+    ("loss/binary_cross_entropy", "input", LARGE): "the contract takes probabilities in [0, 1]",
+    ("loss/binary_cross_entropy", "target", LARGE): "the contract takes targets in [0, 1]",
+    ("math/asin", "input_tensor", LARGE): "asin is NaN above 1",
+    ("math/chebyshev_polynomial_t", "input", LARGE): "the contract takes numbers up to 2",
+    ("math/digamma", "input_tensor", SMALL): "the contract takes numbers from 0.05 on, and negative ones away from zero",
+    ("math/gammaln", "input", SMALL): "the contract takes numbers from 0.01 on, and negative ones away from zero",
+    ("math/logit", "input", LARGE): "logit is NaN above 1, or that of 1 - eps",
+    ("math/polygamma", "input", SMALL): "the contract takes numbers from 0.05 on",
+    ("math/zeta", "input", SMALL): "the contract takes numbers from 1.05 on; zeta is NaN below 1",
+    ("math/zeta", "other", SMALL): "the contract takes numbers from 0.2 on",
 }  # fmt: skip
 """Changes of values that make no difference, by task, tensor and change, and why."""
 

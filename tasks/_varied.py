@@ -294,6 +294,31 @@ def almost_certain(args: Args = None, **more: Any) -> tuple[Family, ...]:
     )  # fmt: skip
 
 
+def class_weights(
+    args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | None = None, **more: Any
+) -> tuple[Family, ...]:  # fmt: skip
+    """Losses of rows B of classes C whose weights are all small, and whose weights are all large.
+
+    Losses are not reduced: a mean is divided by the weights, so that it hides what they have in common.
+
+    Args:
+        args: draws further arguments, also from the sizes.
+        **more: further axes.
+
+    Returns:
+        The families: two.
+    """
+    return flat(
+        sizes(
+            lambda p: {"B": p.whole(9, 20), "C": p.whole(3, 9)} | more,
+            lambda p, s: {"reduction": "none"} | (dict(args(p, s)) if args is not None else {}),
+            where=lambda c: "ignore_index" not in c.args and not {"target", "targets"} & set(c.draws), full=True,
+            draw=Normal(), draws={"weight": weights},
+        )
+        for weights in (SMALL_POSITIVE, LARGE_POSITIVE)
+    )  # fmt: skip
+
+
 NEAR_ZERO = Outlier(p=0.5, scale=2.0**-14)
 """Numbers of order one, half of which are smaller by 2**-14: around 0.00006."""
 TINY = Normal(scale=2.0**-16, clamp=9e-5)
@@ -302,6 +327,10 @@ SMALL_POSITIVE = Uniform(1e-5, 9e-5)
 """Positive numbers below 0.0001."""
 LARGE = Normal(scale=64)
 """Numbers that a bound of 16 changes in most places."""
+LARGE_POSITIVE = Uniform(20, 60)
+"""Positive numbers above 16."""
+SHARE = Normal(scale=2.0**-6)
+"""Numbers whose products with ``LARGE`` ones are of order one."""
 BOTH_ENDS = Outlier(p=0.5, scale=2.0**-19, base=24)
 """Numbers of order 24, half of which are smaller by 2**-19: around 0.00005."""
 
@@ -438,13 +467,18 @@ def balanced(pick: Pick, large: str, small: str, scale: float = 1.0) -> dict[str
     return {large: Normal(scale=scale * shift), small: Normal(scale=scale / shift)}
 
 
-def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tuple[Family, ...]:
+def linear(
+    args: Args = None, *, halves: bool = False, out: bool = False, for_bias: Args = None
+) -> tuple[Family, ...]:  # fmt: skip
     """Linear layers that need two blocks along each axis, also of one or two rows, and in fp16 with a long inner axis.
+
+    In one case more the biases are above 16, and the products cancel most of them: results of order ten saturate few activations.
 
     Args:
         args: draws further arguments.
         halves: whether fp16 inputs are allowed.
         out: whether the signature has ``out``.
+        for_bias: draws the arguments of the case of large biases, where others would hide them.
 
     Returns:
         The families.
@@ -471,7 +505,12 @@ def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tup
             full=pick.chance(0.8), out=out, layouts=adjacent(pick, 1, "weight"),
         )  # fmt: skip
 
-    return (one, vector, deep) if halves else (one, vector)
+    def biased(pick: Pick) -> Case:
+        axes = {"B": pick.whole(3, 9), "K": pick.whole(1, 3), "O": pick.whole(9, 20)}
+        draws = {"input": Uniform(0.9, 1.1), "weight": Uniform(-30 / axes["K"], -20 / axes["K"]), "bias": Uniform(20, 30)}
+        return pick.like(axes, _args(args, pick) | _args(for_bias, pick), where=plain, full=True, draws=draws, out=out)
+
+    return (one, vector, biased, deep) if halves else (one, vector, biased)
 
 
 def few_rows(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
@@ -636,7 +675,7 @@ def conv_sizes(
 def convs(
     args: Args = None, *, image: str = "input", weight: str = "weight", prefix: str = "", out: bool = False,
     out_step: Callable[[Pick], int] = lambda pick: 1, groups: bool = True, least: int = 2,
-    long: tuple[dict[str, int], ...] = LONG_CONV, small: float = 2.0**-12,
+    long: tuple[dict[str, int], ...] = LONG_CONV, small: float = 2.0**-12, added: tuple[str, ...] = (),
     more: Callable[[Pick, Mapping[str, int]], Mapping[str, Any]] | None = None,
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> tuple[Family, ...]:  # fmt: skip
@@ -655,6 +694,7 @@ def convs(
         least: least height and width of the result.
         long: the long axes of each case.
         small: standard deviation of the pixels in the case of many images.
+        added: tensors that are added to the result, which are large and small where the biases are.
         more: draws further axes and arguments (``axes``, ``args``) from the sizes.
         where: condition on the declared case.
         **fields: of the case.
@@ -679,7 +719,8 @@ def convs(
             )  # fmt: skip
             biases = [name for name in case.given if name.endswith("bias")]
             law = None if "draws" in fields else LARGE_BIAS if "O" in axis else SMALL_BIAS if "N" in axis else None
-            return replace(case, draws={**case.draws, **(dict.fromkeys(biases, law) if law is not None else {})})
+            laws = dict.fromkeys(biases, law) | dict.fromkeys(added, LARGE_POSITIVE if law is LARGE_BIAS else law)
+            return replace(case, draws={**case.draws, **(laws if law is not None else {})})
 
         return family
 
