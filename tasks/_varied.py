@@ -530,8 +530,15 @@ def few_rows(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
     return {rows: pick.whole(1, 2), inner: pick.whole(WIDE, WIDE + WIDE // 16), columns: pick.whole(70, 90)}
 
 
-def bmm_rms_norm() -> tuple[Family, ...]:
-    """Batched products with a norm over all of the last axis, which is long in one case, and without dropout."""
+def bmm_rms_norm(**laws: Any) -> tuple[Family, ...]:
+    """Batched products with a norm over all of the last axis, which is long in one case, and without dropout.
+
+    Args:
+        **laws: distributions of further tensors where one of the factors is large.
+
+    Returns:
+        The families.
+    """
 
     def args(pick: Pick, found: Mapping[str, Any]) -> dict[str, Any]:
         shape = found["P"]
@@ -544,6 +551,10 @@ def bmm_rms_norm() -> tuple[Family, ...]:
     return (
         *sizes(longs(axes, {"N": 140, "M": 560, "P": 1050}, most=3_000_000), args, out=True, draw=Normal()),
         *vector_bmm("input2", args, draw=Normal()),
+        *flat(
+            sizes(lambda p: {n: p.whole(2, 9) for n in axes}, args, draw=Normal(), draws={large: LARGE, small: SHARE} | laws)
+            for large, small in (("input1", "input2"), ("input2", "input1"))
+        ),
     )
 
 
