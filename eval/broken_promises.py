@@ -366,6 +366,8 @@ SAME_VALUES: Mapping[tuple[str, str, str], str] = {
     ("activation/tanh", "input_tensor", LARGE): "tanh(16) is 1 in fp32",
     ("fusion/fused_cos_avg_pool1d", "input", SMALL): "cos(0.0001) is 1 in fp32",
     ("fusion/fused_cos_signbit", "input", SMALL): "cos(0.0001) is 1 in fp32",
+    ("fusion/fused_dropout_relu_batch_norm_conv2d", "bias", SMALL): "the mean of the batch takes the bias away",
+    ("fusion/fused_dropout_relu_batch_norm_conv2d", "bias", LARGE): "the mean of the batch takes the bias away",
     ("fusion/fused_log_tanh", "input", SMALL): "tanh(log(x)) is -1 in fp32, as for zero",
     ("fusion/fused_silu_layer_norm_conv2d", "weight", SMALL): "accepted without effect",
     ("fusion/fused_silu_layer_norm_conv2d", "weight", LARGE): "accepted without effect",

@@ -16,7 +16,7 @@ LONG = 4300
 """Length of an axis that no block of a kernel holds: kernels of whole rows stop at 4096 or before."""
 WIDE = 1100
 """Length of an axis that needs a second block of a kernel for single elements."""
-LARGE_BIAS = Outlier(p=0.1, scale=32)
+LARGE_BIAS = Outlier(p=0.3, scale=32)
 """Biases of a convolution's channels: some are larger than its sums."""
 SMALL_BIAS = Normal(scale=2.0**-14, clamp=9e-5)
 """Biases below 0.0001."""
@@ -463,7 +463,7 @@ def balanced(pick: Pick, large: str, small: str, scale: float = 1.0) -> dict[str
     Returns:
         Distributions by tensor.
     """
-    shift = 2.0 ** pick.among(5, 6)
+    shift = 2.0 ** pick.among(6, 7)  # with factors of standard deviation 0.2, as in long sums, a fifth is above 16
     return {large: Normal(scale=scale * shift), small: Normal(scale=scale / shift)}
 
 
@@ -472,7 +472,8 @@ def linear(
 ) -> tuple[Family, ...]:  # fmt: skip
     """Linear layers that need two blocks along each axis, also of one or two rows, and in fp16 with a long inner axis.
 
-    In one case more the biases are above 16, and the products cancel most of them: results of order ten saturate few activations.
+    In two cases more the biases are above 16, where the products cancel most of them so that results of order ten saturate few
+    activations, and the biases and the products are small.
 
     Args:
         args: draws further arguments.
@@ -510,7 +511,12 @@ def linear(
         draws = {"input": Uniform(0.9, 1.1), "weight": Uniform(-30 / axes["K"], -20 / axes["K"]), "bias": Uniform(20, 30)}
         return pick.like(axes, _args(args, pick) | _args(for_bias, pick), where=plain, full=True, draws=draws, out=out)
 
-    return (one, vector, biased, deep) if halves else (one, vector, biased)
+    def slight(pick: Pick) -> Case:
+        axes = {"B": pick.whole(3, 9), "K": pick.whole(1, 3), "O": pick.whole(9, 20)}
+        draws = {"input": TINY, "weight": Normal(), "bias": SMALL_BIAS}
+        return pick.like(axes, _args(args, pick) | _args(for_bias, pick), where=plain, full=True, draws=draws, out=out)
+
+    return (one, vector, biased, slight, deep) if halves else (one, vector, biased, slight)
 
 
 def few_rows(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
@@ -578,7 +584,8 @@ def vector_bmm(
 
 
 def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") -> tuple[Family, ...]:
-    """Products whose batch axes broadcast both ways, with a long inner axis, with few rows, and with long outer axes.
+    """Products whose batch axes broadcast both ways, with a long inner axis, with few rows, with long outer axes, and of
+    large numbers and numbers near zero.
 
     Args:
         dtypes: sets of dtypes by tensor, of which each case has one.
@@ -612,7 +619,12 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
         draws = balanced(pick, left, right)
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws=draws, dtypes=pick.among(*dtypes))
 
-    return batched, long, vector, wide
+    def scaled(pick: Pick, large: str, small: str) -> Case:
+        m, k, n = pick.whole(3, 9), pick.whole(4, 8), pick.whole(3, 9)
+        draws = {large: LARGE, small: TINY}
+        return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draws=draws, dtypes=pick.among(*dtypes))
+
+    return batched, long, vector, wide, lambda pick: scaled(pick, left, right), lambda pick: scaled(pick, right, left)
 
 
 # --- convolutions -------------------------------------------------------------------------------------

@@ -26,11 +26,12 @@ def _product(p, s, large, small, **more):
                   draws=balanced(p, large, small, round(s["K"] ** -0.25, 3)), **more)  # fmt: skip
 
 
-def _scaled(weight2, bias):
-    """Small matrices of which the first has large numbers."""
+def _scaled(first, second, others):
+    """Small matrices, of which one has large numbers."""
+
     def family(p):
         n, k, d = p.whole(3, 9), p.whole(4, 8), p.whole(3, 9)
-        draws = {"input": LARGE, "weight1": SHARE, "weight2": weight2, "bias": bias}
+        draws = {"input": first, "weight1": second, "weight2": others, "bias": others}
         return p.like({"N": n, "K": k, "D": d, "*w": (n, d), "*b": (d,)}, draws=draws)
 
     return family
@@ -55,7 +56,7 @@ def _scaled(weight2, bias):
         _case(0, 5, 7, (7,), (7,)),
         _case(29, 140, 83, (83,), held=True),
     ),
-    varied=(_long, _vector, _scaled(LARGE, LARGE), _scaled(TINY, TINY)),
+    varied=(_long, _vector, _scaled(LARGE, SHARE, LARGE), _scaled(SHARE, LARGE, TINY)),
     timed=(_case(1024, 1024, 1024, (1024,), (1024,)), _case(2048, 2048, 2048), _case(4096, 4096, 4096, (4096,), (4096,))),
 )  # fmt: skip
 def combined_activation(input, weight1, weight2, bias, *, out=None):

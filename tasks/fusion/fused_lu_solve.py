@@ -48,7 +48,10 @@ def _sized(n, k=(), *batch):
     varied=(
         sizes(lambda p: {"*batch": p.batch(), "n": p.whole(1, 12), "*k": p.among((), (p.whole(1, 5),), (70,))}),
         sizes(lambda p: {"*batch": (), "n": p.whole(65, 90), "*k": p.among((), (3,))}),
-        sizes(lambda p: {"*batch": (), "n": p.whole(5, 9), "*k": (3,)}, draws={"A": Scaled(FALLING, 64), "b": LARGE}),
+        *(
+            sizes(lambda p: {"*batch": (), "n": p.whole(5, 9), "*k": (3,)}, draws={"A": Scaled(FALLING, factor), "b": LARGE})
+            for factor in (2.0**-16, 64)
+        ),
     ),
     timed=tuple(Case(_sized(n, (), b)) for n, b in ((16, 8192), (32, 8192), (64, 1024), (128, 256))),
 )  # fmt: skip

@@ -47,7 +47,7 @@ def _case(n, *B, **more):
     varied=(
         *batches("*", n=(1, 6), large=(20, 24), where=lambda c: c.axes["n"] > 5),
         *(
-            sizes(lambda p: {"*": (2,), "n": p.whole(3, 5)}, where=lambda c: plain(c) and c.axes["n"] > 5, draw=draw)
+            sizes(lambda p: {"*": (2,), "n": p.whole(3, 5)}, where=lambda c: plain(c) and c.axes["n"] > 5, draws={"A": draw})
             for draw in (TINY, LARGE)
         ),
     ),

@@ -51,7 +51,7 @@ def _sized(m, n, *B):
         sizes(lambda p: {"*B": (), "m": p.whole(50, 64), "n": p.whole(50, 64)}, lambda p, s: {"pivot": True}, out=True),
         *(
             sizes(lambda p: {"*B": (2,), "m": p.whole(3, 5), "n": p.whole(3, 5)}, lambda p, s: {"pivot": True},
-                  where=plain, draw=draw)
+                  where=plain, draws={"A": draw})
             for draw in (TINY, LARGE)
         ),
     ),

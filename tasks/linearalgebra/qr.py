@@ -53,7 +53,7 @@ def _sized(m, n, *B):
               lambda p, s: {"mode": p.among("reduced", "complete", "r")}),
         *(
             sizes(lambda p: {"*B": (2,), "m": p.whole(3, 5), "n": p.whole(3, 5)}, lambda p, s: {"mode": "reduced"},
-                  where=plain, draw=draw)
+                  where=plain, draws={"A": draw})
             for draw in (TINY, LARGE)
         ),
     ),

@@ -47,7 +47,7 @@ TALL = {"*": (), "m": 64, "n": 32}
         *(
             sizes(
                 lambda p: {"*": (2,), "m": p.whole(3, 5), "n": p.whole(3, 5)}, lambda p, s: {"full_matrices": False},
-                where=plain, draw=draw,
+                where=plain, draws={"A": draw},
             )
             for draw in (TINY, LARGE)
         ),

@@ -28,8 +28,8 @@ def _any_map(p, s):
 
 def _far_outside(p, s):
     """Reflections that mirror positions many times."""
-    args = {"size": (1, 2, 5, 6), "mode": "bilinear", "padding_mode": "reflection", "align_corners": p.chance()}
-    return p.like({"N": 1, "C": 2} | s, args, draws={"theta": Normal(scale=24)}, dtypes={})
+    args = {"size": (3, 2, 5, 6), "mode": "bilinear", "padding_mode": "reflection", "align_corners": p.chance()}
+    return p.like({"N": 3, "C": 2} | s, args, draws={"theta": Normal(scale=24)}, dtypes={})
 
 
 def _at_the_centre(p, s):
