@@ -745,7 +745,7 @@ def convs(
             )  # fmt: skip
             biases = [name for name in case.given if name.endswith("bias")]
             law = None if "draws" in fields else LARGE_BIAS if "O" in axis else SMALL_BIAS if "N" in axis else None
-            laws = dict.fromkeys(biases, law) | dict.fromkeys(added, LARGE_POSITIVE if law is LARGE_BIAS else law)
+            laws: dict[str, Any] = dict.fromkeys(biases, law) | dict.fromkeys(added, LARGE_POSITIVE if law is LARGE_BIAS else law)
             return replace(case, draws={**case.draws, **(laws if law is not None else {})})
 
         return family
