@@ -358,6 +358,7 @@ ALLOWED = ("result moved by copies of its parts", "constants of the description 
 values), or the source's kernel ran with another tile."""
 EQUIVALENT: Mapping[tuple[str, str], str] = {
     ("products in bfloat16", "matrixmultiply/matmul_bf16"): "The operands are bfloat16.",
+    ("inputs rounded to half precision", "matrixmultiply/matmul_fp16"): "The operands are fp16.",
     ("mask one short", "fusion/fused_cholesky_solve"): "The mask chooses among pivots; the task does not pivot.",
     ("mask one short", "linearalgebra/solve_and_add_scaled_vector"): "Rows above the diagonal never include the last one.",
     ("NaN taken for zero", "matrixmultiply/addmm"): "Only input may hold NaN, with beta = 0; the change is in mat1 and mat2.",

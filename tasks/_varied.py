@@ -16,7 +16,7 @@ LONG = 4300
 """Length of an axis that no block of a kernel holds: kernels of whole rows stop at 4096 or before."""
 WIDE = 1100
 """Length of an axis that needs a second block of a kernel for single elements."""
-LARGE_BIAS = Outlier(p=0.1, scale=32)
+LARGE_BIAS = Outlier(p=0.3, scale=32)
 """Biases of a convolution's channels: some are larger than its sums."""
 SMALL_BIAS = Normal(scale=2.0**-14, clamp=9e-5)
 """Biases below 0.0001."""
@@ -294,6 +294,31 @@ def almost_certain(args: Args = None, **more: Any) -> tuple[Family, ...]:
     )  # fmt: skip
 
 
+def class_weights(
+    args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | None = None, **more: Any
+) -> tuple[Family, ...]:  # fmt: skip
+    """Losses of rows B of classes C whose weights are all small, and whose weights are all large.
+
+    Losses are not reduced: a mean is divided by the weights, so that it hides what they have in common.
+
+    Args:
+        args: draws further arguments, also from the sizes.
+        **more: further axes.
+
+    Returns:
+        The families: two.
+    """
+    return flat(
+        sizes(
+            lambda p: {"B": p.whole(9, 20), "C": p.whole(3, 9)} | more,
+            lambda p, s: {"reduction": "none"} | (dict(args(p, s)) if args is not None else {}),
+            where=lambda c: "ignore_index" not in c.args and not {"target", "targets"} & set(c.draws), full=True,
+            draw=Normal(), draws={"weight": weights},
+        )
+        for weights in (SMALL_POSITIVE, LARGE_POSITIVE)
+    )  # fmt: skip
+
+
 NEAR_ZERO = Outlier(p=0.5, scale=2.0**-14)
 """Numbers of order one, half of which are smaller by 2**-14: around 0.00006."""
 TINY = Normal(scale=2.0**-16, clamp=9e-5)
@@ -302,6 +327,10 @@ SMALL_POSITIVE = Uniform(1e-5, 9e-5)
 """Positive numbers below 0.0001."""
 LARGE = Normal(scale=64)
 """Numbers that a bound of 16 changes in most places."""
+LARGE_POSITIVE = Uniform(20, 60)
+"""Positive numbers above 16."""
+SHARE = Normal(scale=2.0**-6)
+"""Numbers whose products with ``LARGE`` ones are of order one."""
 BOTH_ENDS = Outlier(p=0.5, scale=2.0**-19, base=24)
 """Numbers of order 24, half of which are smaller by 2**-19: around 0.00005."""
 
@@ -434,17 +463,23 @@ def balanced(pick: Pick, large: str, small: str, scale: float = 1.0) -> dict[str
     Returns:
         Distributions by tensor.
     """
-    shift = 2.0 ** pick.among(5, 6)
+    shift = 2.0 ** pick.among(6, 7)  # with factors of standard deviation 0.2, as in long sums, a fifth is above 16
     return {large: Normal(scale=scale * shift), small: Normal(scale=scale / shift)}
 
 
-def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tuple[Family, ...]:
+def linear(
+    args: Args = None, *, halves: bool = False, out: bool = False, for_bias: Args = None
+) -> tuple[Family, ...]:  # fmt: skip
     """Linear layers that need two blocks along each axis, also of one or two rows, and in fp16 with a long inner axis.
+
+    In two cases more the biases are above 16, where the products cancel most of them so that results of order ten saturate few
+    activations, and the biases are small.
 
     Args:
         args: draws further arguments.
         halves: whether fp16 inputs are allowed.
         out: whether the signature has ``out``.
+        for_bias: draws the arguments of the case of large biases, where others would hide them.
 
     Returns:
         The families.
@@ -471,7 +506,18 @@ def linear(args: Args = None, *, halves: bool = False, out: bool = False) -> tup
             full=pick.chance(0.8), out=out, layouts=adjacent(pick, 1, "weight"),
         )  # fmt: skip
 
-    return (one, vector, deep) if halves else (one, vector)
+    def biased(pick: Pick) -> Case:
+        axes = {"B": pick.whole(3, 9), "K": pick.whole(1, 3), "O": pick.whole(9, 20)}
+        draws = {"input": Uniform(0.9, 1.1), "weight": Uniform(-30 / axes["K"], -20 / axes["K"]), "bias": Uniform(20, 30)}
+        return pick.like(axes, _args(args, pick) | _args(for_bias, pick), where=plain, full=True, draws=draws, out=out)
+
+    def slight(pick: Pick) -> Case:
+        axes = {"B": pick.whole(3, 9), "K": pick.whole(1, 3), "O": pick.whole(9, 20)}
+        # Products of order one: contracts write exp(z) - 1, which is inexact for a tiny z.
+        draws = {"input": Normal(), "weight": Normal(scale=0.5), "bias": SMALL_BIAS}
+        return pick.like(axes, _args(args, pick) | _args(for_bias, pick), where=plain, full=True, draws=draws, out=out)
+
+    return (one, vector, biased, slight, deep) if halves else (one, vector, biased, slight)
 
 
 def few_rows(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
@@ -491,8 +537,15 @@ def few_rows(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
     return {rows: pick.whole(1, 2), inner: pick.whole(WIDE, WIDE + WIDE // 16), columns: pick.whole(70, 90)}
 
 
-def bmm_rms_norm() -> tuple[Family, ...]:
-    """Batched products with a norm over all of the last axis, which is long in one case, and without dropout."""
+def bmm_rms_norm(**laws: Any) -> tuple[Family, ...]:
+    """Batched products with a norm over all of the last axis, which is long in one case, and without dropout.
+
+    Args:
+        **laws: distributions of further tensors where one of the factors is large.
+
+    Returns:
+        The families.
+    """
 
     def args(pick: Pick, found: Mapping[str, Any]) -> dict[str, Any]:
         shape = found["P"]
@@ -505,6 +558,10 @@ def bmm_rms_norm() -> tuple[Family, ...]:
     return (
         *sizes(longs(axes, {"N": 140, "M": 560, "P": 1050}, most=3_000_000), args, out=True, draw=Normal()),
         *vector_bmm("input2", args, draw=Normal()),
+        *flat(
+            sizes(lambda p: {n: p.whole(2, 9) for n in axes}, args, draw=Normal(), draws={large: LARGE, small: SHARE} | laws)
+            for large, small in (("input1", "input2"), ("input2", "input1"))
+        ),
     )
 
 
@@ -528,7 +585,8 @@ def vector_bmm(
 
 
 def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") -> tuple[Family, ...]:
-    """Products whose batch axes broadcast both ways, with a long inner axis, with few rows, and with long outer axes.
+    """Products whose batch axes broadcast both ways, with a long inner axis, with few rows, with long outer axes, and of
+    large numbers and numbers near zero.
 
     Args:
         dtypes: sets of dtypes by tensor, of which each case has one.
@@ -562,7 +620,12 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
         draws = balanced(pick, left, right)
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws=draws, dtypes=pick.among(*dtypes))
 
-    return batched, long, vector, wide
+    def scaled(pick: Pick, large: str, small: str) -> Case:
+        m, k, n = pick.whole(3, 9), pick.whole(4, 8), pick.whole(3, 9)
+        draws = {large: LARGE, small: TINY}
+        return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draws=draws, dtypes=pick.among(*dtypes))
+
+    return batched, long, vector, wide, lambda pick: scaled(pick, left, right), lambda pick: scaled(pick, right, left)
 
 
 # --- convolutions -------------------------------------------------------------------------------------
@@ -602,6 +665,8 @@ def conv_sizes(
     if "Q" in long:  # many images: small ones
         stride = (pick.whole(1, 2), 1)
     paddings = [pick.whole(0, 2), pick.whole(0, 2)]
+    if "O" in long and r * s == 1:
+        s = 2  # a norm of the channels takes the size of a single weight away
     n, c, rows, columns = size("N", 1, 2), size("C", 1, 3), size("P", least, least + 2), size("Q", least, least + 2)
     # The long axis of output channels is shared by the groups.
     o = out_step * max(1, -(-size("O", 1, 2) // (out_step * (g if "O" in long else 1))))
@@ -636,7 +701,7 @@ def conv_sizes(
 def convs(
     args: Args = None, *, image: str = "input", weight: str = "weight", prefix: str = "", out: bool = False,
     out_step: Callable[[Pick], int] = lambda pick: 1, groups: bool = True, least: int = 2,
-    long: tuple[dict[str, int], ...] = LONG_CONV, small: float = 2.0**-12,
+    long: tuple[dict[str, int], ...] = LONG_CONV, small: float = 2.0**-12, added: tuple[str, ...] = (),
     more: Callable[[Pick, Mapping[str, int]], Mapping[str, Any]] | None = None,
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> tuple[Family, ...]:  # fmt: skip
@@ -655,6 +720,7 @@ def convs(
         least: least height and width of the result.
         long: the long axes of each case.
         small: standard deviation of the pixels in the case of many images.
+        added: tensors that are added to the result, which are large and small where the biases are.
         more: draws further axes and arguments (``axes``, ``args``) from the sizes.
         where: condition on the declared case.
         **fields: of the case.
@@ -679,7 +745,8 @@ def convs(
             )  # fmt: skip
             biases = [name for name in case.given if name.endswith("bias")]
             law = None if "draws" in fields else LARGE_BIAS if "O" in axis else SMALL_BIAS if "N" in axis else None
-            return replace(case, draws={**case.draws, **(dict.fromkeys(biases, law) if law is not None else {})})
+            laws: dict[str, Any] = dict.fromkeys(biases, law) | dict.fromkeys(added, LARGE_POSITIVE if law is LARGE_BIAS else law)
+            return replace(case, draws={**case.draws, **(laws if law is not None else {})})
 
         return family
 

@@ -299,6 +299,8 @@ def _values(
     n = math.prod(shape)
     if n == 0:
         return torch.zeros(shape, dtype=torch.float64, device=g.device)
+    if isinstance(distribution, dists.Scaled):
+        return distribution.factor * _values(distribution.matrices, shape, case, g, dtype)
     if isinstance(distribution, MATRICES):
         return _matrix(distribution, shape, g, dtype)
     if dtype.is_complex:

@@ -38,6 +38,8 @@ class Close(Criterion):
     """Operations on the way to one result, an expression as in ``Cost``. Empty: those of the call divided by its results. Declared
     where results share operations: every column of X in A X = B has all roundings of the factorisation of A.
     Complex operations count as one."""
+    arithmetic: str = ""
+    """``f32`` where the contract asks for fp32 accuracy of fp64 results too: their tolerance is that of the fp32 results."""
     rival: Callable[..., Any] | None = None
     """Another right algorithm for the same call, with the reference's parameters, in torch on the CPU. Its error counts as torch's
     own, where it is larger and torch's alone would refuse an answer: elements grow in LDL^T where they do not in LU."""

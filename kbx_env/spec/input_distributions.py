@@ -176,6 +176,14 @@ class Spectrum(Distribution):
 
 
 @dataclass(frozen=True)
+class Scaled(Distribution):
+    """Matrices of another distribution, all elements times a number: conditions stay, and a power of two rounds nothing."""
+
+    matrices: Distribution
+    factor: float
+
+
+@dataclass(frozen=True)
 class Choice(Distribution):
     """Each element drawn uniformly from the given values, which may include inf and nan."""
 

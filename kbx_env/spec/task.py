@@ -32,6 +32,7 @@ from kbx_env.spec.input_distributions import (
     Orthogonal,
     Outlier,
     Places,
+    Scaled,
     Shuffled,
     Signed,
     Spectrum,
@@ -43,7 +44,7 @@ from kbx_env.spec.input_distributions import (
 __all__ = [
     "CATEGORIES", "Case", "Cost", "DTYPES", "Declaration", "DeviceArg", "DtypeArg", "GeneratorArg", "Paper", "T", "Task",
     "pow2", "shape_in", "shape_of", "task", "SPD", "Bernoulli", "Choice", "Constant", "Distinct", "Dominant", "Eye", "HalfNormal",
-    "Ints", "Distribution", "Linspace", "Literal", "Normal", "Orthogonal", "Outlier", "Places", "Shuffled", "Signed",
+    "Ints", "Distribution", "Linspace", "Literal", "Normal", "Orthogonal", "Outlier", "Places", "Scaled", "Shuffled", "Signed",
     "Spectrum", "Symmetric", "Triangular", "Uniform",
 ]  # fmt: skip
 

@@ -1,7 +1,7 @@
 """activation/combined_activation."""
 
 import torch
-from kbx_env.tasks._varied import adjacent, balanced, few_rows
+from kbx_env.tasks._varied import LARGE, SHARE, TINY, adjacent, balanced, few_rows
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -26,6 +26,17 @@ def _product(p, s, large, small, **more):
                   draws=balanced(p, large, small, round(s["K"] ** -0.25, 3)), **more)  # fmt: skip
 
 
+def _scaled(first, second, others):
+    """Small matrices, of which one has large numbers."""
+
+    def family(p):
+        n, k, d = p.whole(3, 9), p.whole(4, 8), p.whole(3, 9)
+        draws = {"input": first, "weight1": second, "weight2": others, "bias": others}
+        return p.like({"N": n, "K": k, "D": d, "*w": (n, d), "*b": (d,)}, draws=draws)
+
+    return family
+
+
 @task(
     difficulty=3,
     takes={"input": T("N K"), "weight1": T("K D"), "weight2": T("*w"), "bias": T("*b")},
@@ -45,7 +56,7 @@ def _product(p, s, large, small, **more):
         _case(0, 5, 7, (7,), (7,)),
         _case(29, 140, 83, (83,), held=True),
     ),
-    varied=(_long, _vector),
+    varied=(_long, _vector, _scaled(LARGE, SHARE, LARGE), _scaled(SHARE, LARGE, TINY)),
     timed=(_case(1024, 1024, 1024, (1024,), (1024,)), _case(2048, 2048, 2048), _case(4096, 4096, 4096, (4096,), (4096,))),
 )  # fmt: skip
 def combined_activation(input, weight1, weight2, bias, *, out=None):

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import TF32
-from kbx_env.tasks._varied import balanced, longs, sized
+from kbx_env.tasks._varied import LARGE, SHARE, balanced, longs, sized
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -17,15 +17,15 @@ def _twice(n, c):
     return Case(axes, {"stride": 2, "padding": 1, "output_padding": 1}, given=("bias",))
 
 
-def _any_options(p, s):
+def _any_options(p, s, **more):
     g = p.among(1, 2, 5, 7)
     c, d, n, h, w = g * s["C"], s["D"], s["N"], s["H"], s["W"]
     stride, dilation = (p.whole(1, 3), p.whole(1, 3)), (p.whole(1, 3), p.whole(1, 2))
     extra = tuple(p.whole(0, max(s, k) - 1) for s, k in zip(stride, dilation, strict=True))
     axes = {"N": n, "C": c, "H": h, "W": w, "D": d, "R": p.whole(2, 4), "S": p.whole(2, 4), "O": d * g}
     return p.like(axes, {"stride": stride, "padding": (p.whole(0, 1), p.whole(0, 1)), "output_padding": extra, "groups": g,
-                         "dilation": dilation}, full=p.chance(0.9), draw=Normal(),
-                  draws=balanced(p, *p.shuffled(FACTORS)))  # fmt: skip
+                         "dilation": dilation},
+                  **({"full": p.chance(0.9), "draw": Normal(), "draws": balanced(p, *p.shuffled(FACTORS))} | more))  # fmt: skip
 
 
 @task(
@@ -48,10 +48,16 @@ def _any_options(p, s):
         Case(IMAGE | {"N": 0}),
         Case(IMAGE | {"C": 10, "D": 5, "O": 10, "H": 7, "W": 6}, {"groups": 2, "stride": 2, "padding": 1}, held=True),
     ),
-    varied=sized(
-        _any_options,
-        longs({"N": (1, 2), "C": (1, 3), "D": (1, 3), "H": (2, 5), "W": (2, 5)}, {"N": 33, "C": 130, "D": 130, "H": 140, "W": 140},
-              most=40_000),
+    varied=(
+        *sized(
+            _any_options,
+            longs({"N": (1, 2), "C": (1, 3), "D": (1, 3), "H": (2, 5), "W": (2, 5)},
+                  {"N": 33, "C": 130, "D": 130, "H": 140, "W": 140}, most=40_000),
+        ),
+        *sized(
+            lambda p, s: _any_options(p, s, full=True, draws={"input": LARGE, "weight": SHARE, "bias": LARGE}),
+            (lambda p: {"N": 1, "C": p.whole(1, 2), "D": p.whole(2, 4), "H": p.whole(2, 5), "W": p.whole(2, 5)},),
+        ),
     ),
     timed=(_twice(16, 64), _twice(32, 128), _twice(32, 256)),
 )  # fmt: skip

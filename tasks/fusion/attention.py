@@ -1,7 +1,7 @@
 """fusion/attention."""
 
 import torch
-from kbx_env.tasks._varied import longs, sizes
+from kbx_env.tasks._varied import LARGE, SHARE, TINY, longs, plain, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -55,6 +55,13 @@ def _eager(q, k, v, causal=False, softmax_scale=None, *, out=None):
             lambda p, s: {"causal": p.chance(), "softmax_scale": p.among(None, p.real(0.1, 1))},
             out=True,
             draw=Normal(),
+        ),
+        *(
+            sizes(
+                lambda p: {"B": 1, "H": 2, "S": p.whole(5, 9), "D": p.whole(4, 8)},
+                lambda p, s: {"causal": p.chance(), "softmax_scale": None}, where=plain, draws=draws,
+            )
+            for draws in ({"q": LARGE, "k": SHARE, "v": LARGE}, {"q": SHARE, "k": LARGE, "v": TINY})
         ),
     ),
     timed=(

@@ -1,7 +1,10 @@
 """fusion/fused_add_mul_groupnorm."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
+from kbx_env.tasks._varied import LARGE_POSITIVE, SMALL_POSITIVE
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, Uniform, task
@@ -24,6 +27,14 @@ def _any_groups(p):
     return p.like({"N": n, "C": c, "*": rest, "*b": p.broadcast(shape, least=3)}, {"num_groups": g, "eps": p.real(0.001, 0.5)},
           draw=Normal(), full=True,
                   draws={"input2": Uniform(0.5, 3)}, out=True)  # fmt: skip
+
+
+def _weighted(p, law):
+    g = p.among(1, 3)
+    shape = (2, 3 * p.whole(1, 3), p.whole(9, 20))
+    return p.like({"N": 2, "C": shape[1], "*": shape[2:], "*b": shape}, {"num_groups": g}, draw=Normal(), full=True,
+                  draws={"input2": Uniform(0.5, 3), "weight": law, "bias": law},
+                  where=lambda c: not set(AFFINE) & set(c.args))  # fmt: skip
 
 
 @task(
@@ -53,7 +64,7 @@ def _any_groups(p):
         Case(_sizes(3, 10, 7, 23), {"num_groups": 5, "eps": 1e-2}, draw=Outlier(0.01, 30), held=True),
         Case(_sizes(5, 9, 3, 4, 7, other=(9, 1, 1, 1)), {"num_groups": 3}, held=True),
     ),
-    varied=(_any_groups, _any_groups),
+    varied=(_any_groups, _any_groups, partial(_weighted, law=LARGE_POSITIVE), partial(_weighted, law=SMALL_POSITIVE)),
     timed=tuple(Case(_sizes(16, 64, 128, w), {"num_groups": 8}) for w in (64, 256, 1024)),
 )  # fmt: skip
 def fused_add_mul_groupnorm(input1, input2, weight, bias, num_groups, eps=1e-5, *, out=None):

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import bmm_rms_norm
+from kbx_env.tasks._varied import LARGE, bmm_rms_norm
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Eye, Normal, Outlier, Paper, T, Uniform, task
@@ -38,7 +38,7 @@ def _case(b, n, m, p, args=None, shape=None, **more):
         _case(2, 160, 5, 130, {"dropout_p": 0.5}, draw=Constant(0.5)),
         _case(3, 45, 33, 90, {"dropout_p": 0.4}, held=True),
     ),
-    varied=bmm_rms_norm(),
+    varied=bmm_rms_norm(other=LARGE),
     timed=tuple(_case(32, n, n, n) for n in (256, 768, 1536)),
 )
 def fused_bmm_rmsnorm_gelu_dropout_sub(

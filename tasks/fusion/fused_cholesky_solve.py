@@ -1,7 +1,7 @@
 """fusion/fused_cholesky_solve."""
 
 import torch
-from kbx_env.tasks._varied import batches
+from kbx_env.tasks._varied import LARGE, batches
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import SPD, Case, Cost, Literal, Outlier, Paper, Spectrum, T, task
@@ -41,7 +41,8 @@ def _sized(n, k, *batch):
         Case(_sized(27, 5, 3), held=True),
         Case(_sized(37, 2), draws={"A": GRADED}, held=True),
     ),
-    varied=batches(more={"k": (1, 70)}, large=(65, 80), fields=lambda n: {"draws": {"A": SPD(0.5)}}),
+    varied=batches(more={"k": (1, 70)}, large=(65, 80),
+                   fields=lambda n: {"draws": {"A": SPD(0.5)} | ({"b": LARGE} if n > 64 else {})}),
     timed=tuple(Case(_sized(n, 1, b)) for n, b in ((16, 8192), (32, 8192), (64, 1024), (128, 256))),
 )  # fmt: skip
 def fused_cholesky_solve(A, b):

@@ -26,7 +26,7 @@ from kbx_env.spec.task import Cost, Paper, T, task
         {"axes": {"*o": (4, 1, 1)}, "given": ("other",)},
         {"axes": {"*o": (2, 14, 13, 9)}, "given": ("other",), "alpha": 0.7},
     ),
-    varied=convs(lambda p: {"alpha": p.real(-2, 2)}, out=True, where=lambda c: "other" not in c.args,
+    varied=convs(lambda p: {"alpha": p.real(-2, 2)}, out=True, where=lambda c: "other" not in c.args, added=("other",),
                  more=lambda p, s: {"axes": {"*o": p.broadcast((s["N"], s["O"], s["P"], s["Q"]))}}),
     timed=conv_timed(
         given=("bias", "other"),

@@ -1,7 +1,7 @@
 """fusion/fused_cross_entropy_log_softmax."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import almost_certain, longs, near_zero, sizes
+from kbx_env.tasks._varied import almost_certain, class_weights, longs, near_zero, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -60,6 +60,7 @@ WEIGHT = ("weight",)
               where=lambda c: "ignore_index" not in c.args and "target" not in c.draws),
         almost_certain(lambda p: {"label_smoothing": 0.0, "dim": p.among(1, -1)}),
         near_zero(lambda p, s: {"label_smoothing": p.real(0, 0.2), "dim": p.among(0, 1, -1)}),
+        class_weights(lambda p, s: {"label_smoothing": p.real(0, 0.2), "dim": p.among(1, -1)}),
     ),
     timed=(
         *(Case({"B": b, "C": 128}) for b in (262144, 1048576)),

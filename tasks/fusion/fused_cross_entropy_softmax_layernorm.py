@@ -1,7 +1,7 @@
 """fusion/fused_cross_entropy_softmax_layernorm."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import longs, near_zero, sizes
+from kbx_env.tasks._varied import class_weights, longs, near_zero, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -56,6 +56,7 @@ def _case(b, c, args=None, **more):
                             "eps": p.among(1e-5, 0.01, 1e-8, 1e-4, 0.003)},
               where=lambda c: "ignore_index" not in c.args and c.args.get("eps", 1e-5) == 1e-5, draws={}, full=True),
         near_zero(lambda p, s: {"normalized_shape": s["C"], "label_smoothing": p.real(0, 0.2), "eps": p.among(1e-5, 0.01)}),
+        class_weights(lambda p, s: {"normalized_shape": s["C"], "label_smoothing": p.real(0, 0.2), "eps": 1e-5}),
     ),
     timed=tuple(_case(b, 1024) for b in (16384, 65536, 262144)),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._linear import GIVEN
-from kbx_env.tasks._varied import adjacent, few_rows, longs, sized
+from kbx_env.tasks._varied import LARGE, SHARE, adjacent, few_rows, longs, sized
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -59,6 +59,11 @@ def _vector(p):
     varied=(
         _rows,
         _vector,
+        *(
+            sized(lambda p, s, draws=draws: _long(p, s, draws=draws, full=True),
+                  (lambda p: {"B": p.whole(3, 9), "K": p.whole(4, 8), "O": p.whole(9, 20)},))
+            for draws in ({"input": LARGE, "weight": SHARE}, {"input": SHARE, "weight": LARGE, "bias": LARGE})
+        ),
         sized(_long, longs({"B": (2, 12), "K": (3, 30), "O": (4, 30)}, {"B": 140, "K": 560, "O": 1050}, most=10_000_000)),
     ),
     timed=tuple(

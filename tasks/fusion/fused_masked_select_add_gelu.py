@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from kbx_env.tasks._varied import LARGE, TINY, both_ways, sizes
+from kbx_env.tasks._varied import LARGE, LARGE_POSITIVE, SMALL_POSITIVE, TINY, both_ways, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Bernoulli, Case, Cost, Linspace, Literal, Outlier, Paper, Shuffled, T, task
@@ -60,6 +60,12 @@ def _case(shape, mask, other, args=None, **more):
               draws={"input": TINY, "mask": Bernoulli(0.9)}),
         sizes(lambda p: dict.fromkeys(("*", "*m"), p.shape(2, 3, 90)), lambda p, s: {"other": p.real(-1, 1), "alpha": 2},
               draws={"input": LARGE, "mask": Bernoulli(0.9)}),
+        *(
+            sizes(lambda p: dict.fromkeys(("*", "*m"), p.shape(2, 3, 90)) | {"*o": p.among((), (1,))},
+                  lambda p, s: {"alpha": p.real(0.5, 2)}, where=lambda c: "other" not in c.args,
+                  draws={"input": TINY, "mask": Bernoulli(0.9), "other": other})
+            for other in (SMALL_POSITIVE, LARGE_POSITIVE)
+        ),
     ),
     timed=(*(_case((1 << k,), (1 << k,), 0.5) for k in (23, 25, 27)), _case((1 << 25,), (1 << 25,), 0.5, TANH)),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import adjacent, few_rows, longs, sized
+from kbx_env.tasks._varied import LARGE, SHARE, SMALL_BIAS, adjacent, few_rows, longs, sized
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Orthogonal, Outlier, Paper, T, task
@@ -18,9 +18,12 @@ def _case(b, n, m, p, args=None, *, lead=None, **more):
 
 def _evaluated(p, s, **more):
     # Declared sums are small enough for exp.
-    return p.like(s | {"*o": p.broadcast((s["B"], s["N"], s["M"]), 3)},
-          {"training": False, "p": p.real(0, 1), "dim": p.axis(3)}, draw=Normal(), draws={"other": Normal(scale=200)},
-                  out=True, **more)  # fmt: skip
+    return p.like(s | {"*o": p.broadcast((s["B"], s["N"], s["M"]), 3)}, {"training": False, "p": p.real(0, 1), "dim": p.axis(3)},
+                  **({"draw": Normal(), "draws": {"other": Normal(scale=200)}, "out": True} | more))  # fmt: skip
+
+
+def _scaled(p, s, draws):
+    return p.like(s | {"*o": (s["B"], s["N"], s["M"])}, {"training": False, "dim": p.axis(3)}, draw=Normal(), draws=draws)
 
 
 def _vector(p):
@@ -62,6 +65,11 @@ def _vector(p):
             longs({"B": (2, 4), "N": (2, 12), "M": (2, 20), "P": (2, 12)}, {"N": 140, "M": 560, "P": 140}, most=3_000_000),
         ),
         _vector,
+        *(
+            sized(lambda p, s, draws=draws: _scaled(p, s, draws), (lambda p: {n: p.whole(2, 9) for n in "BNMP"},))
+            for draws in ({"input1": LARGE, "input2": SHARE, "mat2": LARGE},
+                          {"input1": SHARE, "input2": LARGE, "other": SMALL_BIAS})
+        ),
     ),
     timed=tuple(_case(32, n, n, n, {"training": False}) for n in (256, 768, 1536)),
 )

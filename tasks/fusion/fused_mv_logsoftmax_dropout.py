@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import DEEP_SUM, half, longs, plain, sizes
+from kbx_env.tasks._varied import DEEP_SUM, LARGE, SHARE, half, longs, plain, sizes
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
@@ -49,6 +49,11 @@ def _case(n, m, args=None, **more):
         # Beyond the range of exp.
         sizes(lambda p: {"N": p.whole(30, 60), "M": p.whole(2, 9)}, lambda p, s: {"dim": 0, "training": False}, where=plain,
               draws={"input": Normal(scale=9), "vec": Normal(scale=9)}, out=True),
+        *(
+            sizes(lambda p: {"N": p.whole(9, 20), "M": p.whole(5, 9)}, lambda p, s: {"dim": 0, "training": False},
+                  where=plain, draws=draws)
+            for draws in ({"input": LARGE, "vec": SHARE}, {"input": SHARE, "vec": LARGE})
+        ),
     ),
     timed=(_case(4096, 4096), _case(8192, 16384), _case(16384, 16384, dtypes=HALF)),
 )  # fmt: skip

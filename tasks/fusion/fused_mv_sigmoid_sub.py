@@ -41,8 +41,11 @@ def _case(n, m, lead=None, args=None, **more):
             draws=lambda p, s: balanced(p, *p.shuffled(("input", "vec")), round(s["M"] ** -0.25, 3))
             | {"other": Uniform(20, 60)},
         ),
-        sizes(lambda p: {"N": p.whole(9, 20), "M": p.whole(5, 9), "*o": ()}, lambda p, s: {"alpha": p.real(0.5, 2)},
-              where=lambda c: "other" not in c.args, draws={"input": LARGE, "vec": TINY, "other": SMALL_POSITIVE}),
+        *(
+            sizes(lambda p: {"N": p.whole(9, 20), "M": p.whole(5, 9), "*o": ()}, lambda p, s: {"alpha": p.real(0.5, 2)},
+                  where=lambda c: "other" not in c.args, draws=draws)
+            for draws in ({"input": LARGE, "vec": TINY, "other": SMALL_POSITIVE}, {"input": TINY, "vec": LARGE, "other": Normal()})
+        ),
     ),
     timed=tuple(_case(n, n, args={"other": 0.5}) for n in (4096, 8192, 16384)),
 )

@@ -1,7 +1,7 @@
 """fusion/fused_qr_solve."""
 
 import torch
-from kbx_env.tasks._varied import sizes
+from kbx_env.tasks._varied import LARGE, TINY, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Orthogonal, Outlier, Paper, Spectrum, T, task
@@ -46,7 +46,11 @@ def _sized(m, n, k, *batch):
     ),
     varied=(
         sizes(lambda p: {"*batch": p.batch(), "n": 3, "m": p.whole(3, 12), "k": p.among(1, 70)}),
-        sizes(lambda p: {"*batch": (), "n": p.whole(49, 58), "m": p.whole(90, 110), "k": 2}),
+        sizes(lambda p: {"*batch": (), "n": p.whole(49, 58), "m": p.whole(90, 110), "k": 2}, draws={"b": LARGE}),
+        *(
+            sizes(lambda p: {"*batch": (), "n": 3, "m": p.whole(6, 12), "k": 2}, draws={"A": law, "b": law})
+            for law in (TINY, LARGE)
+        ),
     ),
     timed=tuple(Case(_sized(m, n, 10, b)) for m, n, b in ((32, 16, 1024), (64, 32, 512), (128, 64, 512))),
 )  # fmt: skip

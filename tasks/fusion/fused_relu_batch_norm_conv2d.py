@@ -13,7 +13,7 @@ AFFINE = ("bn_weight", "bn_bias")
 SMALL, BIG = (
     {"bn_" * (n in ("weight", "bias")) + n: d for n, d in draws.items()} | more
     for draws, more in (
-        (SMALL_STATISTICS, {"input": Normal(scale=2.0**-13), "bias": TINY}), (LARGE_STATISTICS, {"input": LARGE, "bias": LARGE})
+        (SMALL_STATISTICS, {"input": Normal(scale=2.0**-9), "bias": TINY}), (LARGE_STATISTICS, {"input": LARGE, "bias": LARGE})
     )
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import adjacent, few_rows, longs, sizes
+from kbx_env.tasks._varied import LARGE, SHARE, adjacent, few_rows, longs, sizes
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, Spectrum, T, task
@@ -67,6 +67,11 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
             # Declared products are small enough for exp.
             draws=lambda p, s: {"weight1": Normal(scale=60 * s["D"] ** -0.5), "weight2": Normal(scale=s["K"] ** 0.5)},
             layouts=lambda p, s: adjacent(p, 0, "weight1", "weight2"),
+        ),
+        sizes(
+            lambda p: {"*": p.shape(1, 2, 12), "D": p.whole(4, 9), "K": p.whole(4, 9), "O": p.whole(5, 9)},
+            lambda p, s: {"dropout_p": 0.0, "eps": 1e-5},
+            draws={"input": LARGE, "weight1": SHARE, "weight2": LARGE, "residual": LARGE},
         ),
         sizes(
             lambda p: {"*": p.shape(2, 3, 40), "D": p.whole(8, 30)} | dict.fromkeys("KO", p.whole(64, 100)),

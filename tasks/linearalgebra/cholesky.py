@@ -1,10 +1,10 @@
 """linearalgebra/cholesky."""
 
 import torch
-from kbx_env.tasks._varied import batches
+from kbx_env.tasks._varied import batches, plain, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import SPD, Case, Cost, Eye, Literal, Paper, Spectrum, T, task
+from kbx_env.spec.task import SPD, Case, Cost, Eye, Literal, Normal, Paper, Scaled, Spectrum, T, task
 
 UPPER = {"upper": True}
 F64, C64, C128 = ({"A": kind} for kind in ("f64", "c64", "c128"))
@@ -50,7 +50,13 @@ def _sized(n, *B):
         Case(_sized(27, 2), UPPER, dtypes=C64, held=True),
         Case(_sized(29, 3), held=True),
     ),
-    varied=batches("*B", large=(65, 80), out=True, fields=lambda n: {"draws": {"A": SPD(0.5)}}),
+    varied=(
+        *batches("*B", large=(65, 80), out=True, fields=lambda n: {"draws": {"A": SPD(0.5)}}),
+        *(
+            sizes(lambda p: {"*B": (2,), "n": p.whole(5, 9)}, where=plain, draw=Normal(), draws={"A": Scaled(SPD(0.5), factor)})
+            for factor in (2.0**-16, 64)
+        ),
+    ),
     timed=tuple(Case(_sized(n, b)) for n, b in ((16, 8192), (32, 2048), (64, 512), (128, 128))),
 )  # fmt: skip
 def cholesky(A, upper=False, out=None):

@@ -1,10 +1,10 @@
 """linearalgebra/cholesky_solve."""
 
 import torch
-from kbx_env.tasks._varied import batches
+from kbx_env.tasks._varied import LARGE, batches, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Dominant, Literal, Outlier, Paper, T, Triangular, task
+from kbx_env.spec.task import Case, Cost, Dominant, Literal, Outlier, Paper, Scaled, T, Triangular, task
 
 UPPER = {"upper": True}
 HIGH = {"L": Triangular(upper=True)}
@@ -47,7 +47,11 @@ def _sized(n, k, *batch):
         Case(_sized(27, 11, 3), held=True),
         Case(_sized(23, 2), UPPER, draws=HIGH, held=True),
     ),
-    varied=batches(more={"k": (66, 80)}, large=(65, 80), out=True),
+    varied=(
+        *batches(more={"k": (66, 80)}, large=(65, 80), out=True),
+        *sizes(lambda p: {"*batch": (), "n": p.whole(5, 9), "k": p.whole(2, 5)}, lambda p, s: {"upper": False},
+               draws={"B": LARGE, "L": Scaled(Triangular(upper=False), 64)}),
+    ),
     timed=tuple(Case(_sized(n, k, b)) for n, k, b in ((16, 8, 16384), (32, 8, 8192), (64, 16, 2048), (128, 32, 512))),
 )  # fmt: skip
 def cholesky_solve(B, L, upper=False, out=None):

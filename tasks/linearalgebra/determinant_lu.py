@@ -1,7 +1,7 @@
 """linearalgebra/determinant_lu."""
 
 import torch
-from kbx_env.tasks._varied import batches, unit_determinant
+from kbx_env.tasks._varied import LARGE, batches, sizes, unit_determinant
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Dominant, Literal, Normal, Outlier, Paper, T, task
@@ -47,7 +47,10 @@ def _unit(n):
         Case(_sized(21, 3, 2), draw=_unit(21), held=True),
         Case(_sized(23, 5), PLAIN, draw=Dominant(2.5), held=True),
     ),
-    varied=batches(large=(50, 64), args=lambda p: {"pivot": True}, out=True, fields=lambda n: {"draw": unit_determinant(n)}),
+    varied=(
+        *batches(large=(50, 64), args=lambda p: {"pivot": True}, out=True, fields=lambda n: {"draw": unit_determinant(n)}),
+        *sizes(lambda p: {"*batch": p.batch(), "n": p.whole(2, 3)}, lambda p, s: {"pivot": True}, draw=LARGE),
+    ),
     timed=(
         *(Case(_sized(n, b), draw=_unit(n)) for n, b in ((16, 8192), (32, 8192), (64, 1024))),
         Case(_sized(32, 8192), PLAIN, draw=Dominant(2.5)),

@@ -1,7 +1,7 @@
 """linearalgebra/determinant_via_qr."""
 
 import torch
-from kbx_env.tasks._varied import batches, unit_determinant
+from kbx_env.tasks._varied import LARGE, batches, sizes, unit_determinant
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Dominant, Literal, Normal, Outlier, Paper, T, task
@@ -48,11 +48,14 @@ def _unit(n):
         Case(_sized(21, 3, 2), draw=_unit(21), held=True),
         Case(_sized(23), COMPLETE, draw=_unit(23), held=True),
     ),
-    varied=batches(
-        large=(50, 64),
-        args=lambda p: {"mode": p.among("reduced", "complete")},
-        out=True,
-        fields=lambda n: {"draw": unit_determinant(n)},
+    varied=(
+        *batches(
+            large=(50, 64),
+            args=lambda p: {"mode": p.among("reduced", "complete")},
+            out=True,
+            fields=lambda n: {"draw": unit_determinant(n)},
+        ),
+        *sizes(lambda p: {"*batch": p.batch(), "n": p.whole(2, 3)}, draw=LARGE),
     ),
     timed=tuple(Case(_sized(n, b), draw=_unit(n)) for n, b in ((16, 1024), (32, 1024), (64, 512))),
 )

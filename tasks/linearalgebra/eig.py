@@ -1,7 +1,7 @@
 """linearalgebra/eig."""
 
 import torch
-from kbx_env.tasks._varied import batches
+from kbx_env.tasks._varied import LARGE, TINY, batches, plain, sizes
 
 from kbx_env.spec.criteria import Invariant
 from kbx_env.spec.task import Case, Cost, Dominant, Eye, Literal, Normal, Outlier, Paper, Symmetric, T, Uniform, task
@@ -44,7 +44,13 @@ def _case(n, *B, **more):
         _case(15, held=True),
         _case(13, dtypes=F64, held=True),
     ),
-    varied=batches("*", n=(1, 6), large=(20, 24), where=lambda c: c.axes["n"] > 5),
+    varied=(
+        *batches("*", n=(1, 6), large=(20, 24), where=lambda c: c.axes["n"] > 5),
+        *(
+            sizes(lambda p: {"*": (2,), "n": p.whole(3, 5)}, where=lambda c: plain(c) and c.axes["n"] > 5, draws={"A": draw})
+            for draw in (TINY, LARGE)
+        ),
+    ),
     timed=(_case(8, 64), _case(16, 32), _case(32, 16)),
 )  # fmt: skip
 def eig(A):

@@ -2,10 +2,10 @@
 
 import torch
 from kbx_env.tasks._seams import refined
-from kbx_env.tasks._varied import batches
+from kbx_env.tasks._varied import batches, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Dominant, Literal, Orthogonal, Paper, Spectrum, T, task
+from kbx_env.spec.task import Case, Cost, Dominant, Literal, Orthogonal, Paper, Scaled, Spectrum, T, task
 
 FALLING = Spectrum(*(4 * 0.97**i for i in range(128)))
 """Condition numbers 1.6 (n = 16) to 48 (n = 128), and pivots all over the matrix."""
@@ -46,7 +46,10 @@ def _sized(n, *batch):
         Case(_sized(27, 3), held=True),
         Case(_sized(19, 2, 2), PLAIN, draws={"A": Dominant(2.5)}, held=True),
     ),
-    varied=batches(out=True),
+    varied=(
+        *batches(out=True),
+        *sizes(lambda p: {"*batch": (2,), "n": p.whole(5, 9)}, lambda p, s: {"pivot": True}, draws={"A": Scaled(FALLING, 64)}),
+    ),
     timed=tuple(Case(_sized(n, b)) for n, b in ((16, 8192), (32, 8192), (64, 1024), (128, 256))),
 )  # fmt: skip
 def invert_matrix_lu(A, *, pivot=True, out=None):

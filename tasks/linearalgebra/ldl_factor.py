@@ -1,10 +1,10 @@
 """linearalgebra/ldl_factor."""
 
 import torch
-from kbx_env.tasks._varied import batches
+from kbx_env.tasks._varied import batches, plain, sizes
 
 from kbx_env.spec.criteria import Invariant
-from kbx_env.spec.task import SPD, Case, Choice, Cost, Literal, Paper, Spectrum, Symmetric, T, task
+from kbx_env.spec.task import SPD, Case, Choice, Cost, Literal, Paper, Scaled, Spectrum, Symmetric, T, task
 
 HERMITIAN = {"hermitian": True}
 F64, C64 = {"A": "f64"}, {"A": "c64"}
@@ -55,7 +55,13 @@ def _sized(n, *B):
         Case(_sized(22, 3), HERMITIAN, draws=MIXED, dtypes=C64, held=True),
         Case(_sized(17, 2), draws=PLAIN, dtypes=C64, held=True),
     ),
-    varied=batches("*B", large=(55, 64), out=True),
+    varied=(
+        *batches("*B", large=(55, 64), out=True),
+        *(
+            sizes(lambda p: {"*B": (2,), "n": p.whole(3, 5)}, where=plain, draws={"A": Scaled(Symmetric(), factor)})
+            for factor in (2.0**-16, 64)
+        ),
+    ),
     timed=tuple(Case(_sized(n, b)) for n, b in ((16, 64), (32, 64), (64, 32), (128, 16))),
 )  # fmt: skip
 def ldl_factor(A, hermitian=False, out=None):

@@ -4,7 +4,7 @@ import torch
 from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Literal, Paper, Spectrum, T, task
+from kbx_env.spec.task import Case, Cost, Literal, Paper, Scaled, Spectrum, T, task
 
 FALLING = Spectrum(*(8 * 0.75**i for i in range(64)))
 SMALL = Spectrum(*(8e-5 * 0.75**i for i in range(64)))
@@ -51,6 +51,8 @@ def _sized(m, n, *B):
         sizes(longs({"m": (5, 9), "n": (5, 9)}, {"m": 52, "n": 52}, lambda p, s: {"*B": ()}, most=2000),
               lambda p, s: {"k": p.whole(1, 5)}, draw=FALLING),
         sizes(lambda p: {"*B": (), "m": p.whole(6, 9), "n": p.whole(6, 9)}, lambda p, s: {"k": p.whole(1, 5)}, draw=SMALL),
+        sizes(lambda p: {"*B": (), "m": p.whole(6, 9), "n": p.whole(6, 9)}, lambda p, s: {"k": p.whole(1, 5)},
+              draw=Scaled(FALLING, 64)),
     ),
     timed=tuple(Case(_sized(n, n, b), {"k": n // 4}, draw=FALLING) for n, b in ((16, 512), (32, 256), (64, 32))),
 )  # fmt: skip

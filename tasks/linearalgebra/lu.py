@@ -1,7 +1,7 @@
 """linearalgebra/lu."""
 
 import torch
-from kbx_env.tasks._varied import sizes
+from kbx_env.tasks._varied import LARGE, TINY, plain, sizes
 
 from kbx_env.spec.criteria import Invariant
 from kbx_env.spec.task import Case, Cost, Dominant, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -49,6 +49,11 @@ def _sized(m, n, *B):
     varied=(
         sizes(lambda p: {"*B": p.batch(), "m": p.whole(1, 12), "n": p.whole(1, 12)}, lambda p, s: {"pivot": True}, out=True),
         sizes(lambda p: {"*B": (), "m": p.whole(50, 64), "n": p.whole(50, 64)}, lambda p, s: {"pivot": True}, out=True),
+        *(
+            sizes(lambda p: {"*B": (2,), "m": p.whole(3, 5), "n": p.whole(3, 5)}, lambda p, s: {"pivot": True},
+                  where=plain, draws={"A": draw})
+            for draw in (TINY, LARGE)
+        ),
     ),
     timed=tuple(Case(_sized(n, n, b), draw=Uniform()) for n, b in ((16, 4096), (32, 2048), (64, 512))),
 )  # fmt: skip

@@ -1,10 +1,11 @@
 """linearalgebra/matrix_power_eig."""
 
 import torch
-from kbx_env.tasks._varied import batches
+from kbx_env.tasks._varied import batches, plain, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import SPD, Case, Constant, Cost, Literal, Paper, Spectrum, Symmetric, T, task
+from kbx_env.spec.task import SPD, Case, Constant, Cost, Literal, Paper, Scaled, Spectrum, Symmetric, T, task
+from kbx_env.spec.varied import flat
 
 MIXED = Spectrum(*((-1) ** i * (0.5 + 1.5 * i / 64) for i in range(64)), symmetric=True)
 """Eigenvalues of both signs, none nearer to 0 than 0.5."""
@@ -55,6 +56,11 @@ def _sized(n, *B):
         *batches("*B", n=(2, 9), large=(50, 60), out=True, where=lambda c: isinstance(c.args["k"], int) and 0 <= c.args["k"] < 4,
                 args=lambda p: {"k": p.whole(0, 6)}, fields=lambda n: {"draw": SPD(0.5)}),
         batches("*B", n=(2, 9), where=lambda c: c.draw == SPD(0.5), args=lambda p: {"k": p.real(-2, 2)})[0],
+        *flat(
+            sizes(lambda p: {"*B": (2,), "n": p.whole(5, 9)}, lambda p, s: {"k": p.whole(1, 2)},
+                  where=plain, draws={"A": Scaled(MIXED, factor)})
+            for factor in (2.0**-15, 64)
+        ),
     ),
     timed=tuple(
         Case(_sized(n, b), {"k": k}, draw=SPD(0.5)) for n, b, k in ((16, 512, 2), (32, 256, 0.5), (64, 32, 3))

@@ -4,7 +4,7 @@ import torch
 from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Dominant, Literal, Paper, Spectrum, T, task
+from kbx_env.spec.task import Case, Cost, Dominant, Literal, Paper, Scaled, Spectrum, T, task
 
 FALLING = Spectrum(*(4 * 0.95**i for i in range(64)))
 """Every singular value within a factor of 26."""
@@ -66,6 +66,11 @@ def _polished(A, u, kept):
               where=lambda c: c.draw == CLIFF),
         sizes(longs({"m": (5, 9), "n": (5, 9)}, {"m": 52, "n": 52}, lambda p, s: {"*B": ()}, most=2000), draw=FALLING,
               where=lambda c: "rcond" not in c.args),
+        *(
+            sizes(lambda p: {"*B": (), "m": p.whole(5, 9), "n": p.whole(5, 9)}, draw=Scaled(FALLING, factor),
+                  where=lambda c: "rcond" not in c.args)
+            for factor in (2.0**-16, 2.0**6)
+        ),
     ),
     timed=tuple(Case(_sized(n, n, b), draw=FALLING) for n, b in ((16, 512), (32, 256), (64, 32))),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """linearalgebra/qr."""
 
 import torch
-from kbx_env.tasks._varied import sizes
+from kbx_env.tasks._varied import LARGE, TINY, plain, sizes
 
 from kbx_env.spec.criteria import Invariant
 from kbx_env.spec.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -51,6 +51,11 @@ def _sized(m, n, *B):
               lambda p, s: {"mode": p.among("reduced", "complete")}, out=True),
         sizes(lambda p: {"*B": (), "m": p.whole(50, 64), "n": p.whole(50, 64)},
               lambda p, s: {"mode": p.among("reduced", "complete", "r")}),
+        *(
+            sizes(lambda p: {"*B": (2,), "m": p.whole(3, 5), "n": p.whole(3, 5)}, lambda p, s: {"mode": "reduced"},
+                  where=plain, draws={"A": draw})
+            for draw in (TINY, LARGE)
+        ),
     ),
     timed=tuple(Case(_sized(n, n, b), REDUCED, draw=Uniform()) for n, b in ((16, 1024), (32, 1024), (64, 512))),
 )  # fmt: skip

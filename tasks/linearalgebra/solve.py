@@ -1,10 +1,10 @@
 """linearalgebra/solve."""
 
 import torch
-from kbx_env.tasks._varied import sizes
+from kbx_env.tasks._varied import LARGE, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Dominant, Literal, Orthogonal, Outlier, Paper, Spectrum, T, task
+from kbx_env.spec.task import Case, Cost, Dominant, Literal, Orthogonal, Outlier, Paper, Scaled, Spectrum, T, task
 
 FALLING = Spectrum(*(4 * 0.97**i for i in range(128)))
 """Condition numbers 1.6 (n = 16) to 48 (n = 128), and pivots all over the matrix."""
@@ -48,6 +48,10 @@ def _sized(n, k=(), *batch):
     varied=(
         sizes(lambda p: {"*batch": p.batch(), "n": p.whole(1, 12), "*k": p.among((), (p.whole(1, 5),), (70,))}),
         sizes(lambda p: {"*batch": (), "n": p.whole(65, 90), "*k": p.among((), (3,))}),
+        *(
+            sizes(lambda p: {"*batch": (), "n": p.whole(5, 9), "*k": (3,)}, draws={"A": Scaled(FALLING, factor), "B": LARGE})
+            for factor in (2.0**-16, 64)
+        ),
     ),
     timed=tuple(Case(_sized(n, (1,), b)) for n, b in ((16, 8192), (32, 8192), (64, 1024), (128, 256))),
 )  # fmt: skip

@@ -1,10 +1,10 @@
 """linearalgebra/solve_and_add_scaled_vector."""
 
 import torch
-from kbx_env.tasks._varied import sizes
+from kbx_env.tasks._varied import LARGE, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Dominant, Literal, Outlier, Paper, T, Triangular, task
+from kbx_env.spec.task import Case, Cost, Dominant, Literal, Outlier, Paper, Scaled, T, Triangular, task
 
 DOUBLE = {"A": "f64", "b": "f64", "y": "f64"}
 TOY = {"A": Literal(2, 1, 0, 3), "b": Literal(5, 6, 7, 8), "y": Literal(1, 2)}
@@ -45,6 +45,8 @@ def _sized(n, k, columns=1):
     varied=(
         sizes(lambda p: {"n": p.whole(65, 90), "k": p.among(1, 5), "c": 1}, lambda p, s: {"alpha": p.real(-3, 3)}),
         sizes(lambda p: {"n": p.whole(2, 9), "k": p.whole(530, 600), "c": 1}, lambda p, s: {"alpha": p.real(-3, 3)}),
+        sizes(lambda p: {"n": p.whole(5, 9), "k": p.whole(3, 9), "c": 1}, lambda p, s: {"alpha": p.real(1, 3)},
+              draws={"A": Scaled(Triangular(), 64), "b": LARGE, "y": LARGE}),
     ),
     timed=tuple(Case(_sized(n, k), {"alpha": 1.0}) for n, k in ((32, 1 << 17), (64, 1 << 17), (128, 1 << 16))),
 )  # fmt: skip

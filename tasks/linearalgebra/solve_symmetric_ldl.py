@@ -1,10 +1,10 @@
 """linearalgebra/solve_symmetric_ldl."""
 
 import torch
-from kbx_env.tasks._varied import sizes
+from kbx_env.tasks._varied import LARGE, TINY, plain, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import SPD, Case, Cost, Literal, Outlier, Paper, Spectrum, Symmetric, T, task
+from kbx_env.spec.task import SPD, Case, Cost, Literal, Outlier, Paper, Scaled, Spectrum, Symmetric, T, task
 
 HERMITIAN = {"hermitian": True}
 MIXED = Spectrum(*((-1) ** i * (0.5 + 1.5 * i / 128) for i in range(128)), symmetric=True)
@@ -74,6 +74,11 @@ def _by_ldl(A, b, hermitian=False, out=None):
     varied=(
         sizes(lambda p: {"*batch": p.batch(), "n": p.whole(2, 12), "*k": p.among((), (p.whole(1, 5),), (70,))}, out=True),
         sizes(lambda p: {"*batch": (), "n": p.whole(65, 90), "*k": p.among((), (3,))}, where=lambda c: not c.dtypes),
+        *(
+            sizes(lambda p: {"*batch": (), "n": p.whole(5, 9), "*k": (3,)}, where=plain,
+                  draws={"A": Scaled(MIXED, factor), "b": law})
+            for factor, law in ((2.0**-15, TINY), (64, LARGE))
+        ),
     ),
     timed=tuple(Case(_sized(n, (1,), b)) for n, b in ((16, 8192), (32, 2048), (64, 512), (128, 128))),
 )  # fmt: skip

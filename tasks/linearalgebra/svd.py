@@ -1,7 +1,7 @@
 """linearalgebra/svd."""
 
 import torch
-from kbx_env.tasks._varied import longs, sizes
+from kbx_env.tasks._varied import LARGE, TINY, longs, plain, sizes
 
 from kbx_env.spec.criteria import Invariant
 from kbx_env.spec.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, T, task
@@ -43,6 +43,13 @@ TALL = {"*": (), "m": 64, "n": 32}
         sizes(
             longs({"m": (2, 6), "n": (2, 6)}, {"m": 75, "n": 75}, lambda p, s: {"*": ()}, most=2000),
             lambda p, s: {"full_matrices": False},
+        ),
+        *(
+            sizes(
+                lambda p: {"*": (2,), "m": p.whole(3, 5), "n": p.whole(3, 5)}, lambda p, s: {"full_matrices": False},
+                where=plain, draws={"A": draw},
+            )
+            for draw in (TINY, LARGE)
         ),
     ),
     timed=tuple(Case({"*": (), "m": n, "n": n}) for n in (16, 32, 64)),

@@ -1,7 +1,7 @@
 """loss/cross_entropy."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import almost_certain, longs, near_zero, sizes
+from kbx_env.tasks._varied import almost_certain, class_weights, longs, near_zero, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Ints, Normal, Outlier, Paper, T, Uniform, task
@@ -55,6 +55,7 @@ IGNORED = {"target": Ints(0, "C", special=-100, p=0.3)}
               where=lambda c: "ignore_index" not in c.args and "target" not in c.draws, full=True),
         almost_certain(**{"*": ()}),
         near_zero(**{"*": ()}),
+        class_weights(**{"*": ()}),
         sizes(lambda p: {"B": 0, "C": p.whole(2, 9), "*": p.among((), (3,))}, lambda p, s: {"reduction": p.among("none", "sum")}),
     ),
     timed=tuple(Case({"B": b, "C": 1000, "*": ()}) for b in (8192, 32768, 131072)),

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._cases import stream
-from kbx_env.tasks._varied import elementwise, sizes
+from kbx_env.tasks._varied import LARGE, TINY, elementwise, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -37,6 +37,10 @@ NONE, SUM, MEAN = ({"reduction": r} for r in ("none", "sum", "mean"))
     ),
     varied=(
         elementwise(lambda p: {"reduction": p.among("none", "sum", "mean")}),
+        *(
+            sizes(lambda p: {"*": p.shape(2, 3, 60)}, lambda p, s: {"reduction": "none"}, draws=draws)
+            for draws in ({"input": TINY, "target": TINY}, {"input": LARGE, "target": LARGE})
+        ),
         sizes(lambda p: {"*": p.among((0,), (0, 3), (4, 0, 2))}, lambda p, s: {"reduction": p.among("none", "sum")}),
     ),
     timed=stream(),

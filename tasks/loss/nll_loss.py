@@ -51,7 +51,7 @@ WEIGHTED = {"given": ("weight",)}
             lambda p, s: {"reduction": p.among("none", "sum", "mean"), "ignore_index": p.among(-100, 0, 1)},
             where=lambda c: "ignore_index" not in c.args and "target" not in c.draws,
             full=True,
-            draws={"input": Uniform(-40, 0), "weight": Uniform(20, 60)},
+            draws={"input": Uniform(-100, 0), "weight": Uniform(20, 60)},
         ),
         sizes(
             lambda p: {"B": p.whole(50, 70), "C": p.whole(2, 3)},

@@ -2,7 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import broadcast, stream
-from kbx_env.tasks._varied import ENDS, both_ways
+from kbx_env.tasks._varied import BOTH_ENDS, ENDS, both_ways, plain, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Ints, Outlier, Paper, T, task
@@ -38,6 +38,8 @@ def _pair(x, y, **more):
     ),
     varied=(
         both_ways(out=True, tensors=("other",)), both_ways(out=True, tensors=("other",), dtypes=LONG, draw=ENDS),
+        sizes(lambda p: dict.fromkeys(("*a", "*b"), p.shape(2, 3, 90)), where=lambda c: plain(c) and "other" not in c.args,
+              draw=BOTH_ENDS),
     ),
     timed=(*stream("*a", "*b", powers=(23, 27)), *stream("*a", "*b", powers=(25,), dtypes=HALF),
            *stream("*a", "*b", powers=(24,), dtypes=COMPLEX)),

@@ -2,7 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import broadcast, stream
-from kbx_env.tasks._varied import both_ways
+from kbx_env.tasks._varied import TINY, both_ways, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, HalfNormal, Ints, Normal, Outlier, Paper, T, Uniform, task
@@ -39,7 +39,14 @@ NUMBERS = (2, 3, -0.5, 0.5, -1, 2.5, 0)
         Case({"*a": (5, 211)}, {"exponent": 1.75}, draw=HalfNormal(0.01), held=True),
         Case({"*a": (5, 211)}, {"exponent": -3}, draw=Normal(), held=True),
     ),
-    varied=(both_ways(out=True, tensors=("exponent",)),),
+    varied=(
+        both_ways(out=True, tensors=("exponent",)),
+        *(
+            sizes(lambda p: dict.fromkeys(("*a", "*b"), p.shape(2, 3, 90)), where=lambda c: "exponent" not in c.args, draws=draws)
+            for draws in ({"input_tensor": Uniform(0.7, 1.3), "exponent": Uniform(20, 60)},
+                          {"input_tensor": Uniform(0.01, 100), "exponent": TINY})
+        ),
+    ),
     timed=(
         *stream("*a", args={"exponent": 2}, draw=Uniform(0, 1)),
         *stream("*a", "*b", draw=Uniform(0, 1), powers=(25,)),

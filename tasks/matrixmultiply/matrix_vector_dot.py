@@ -1,7 +1,7 @@
 """matrixmultiply/matrix_vector_dot."""
 
 import torch
-from kbx_env.tasks._varied import sizes
+from kbx_env.tasks._varied import LARGE, SHARE, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -36,6 +36,10 @@ def _case(n, alpha, beta, **more):
             lambda p: {"N": p.whole(300, 400)}, lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
             # Declared vectors are of order one.
             draw=lambda p, s: Normal(scale=p.among(1e-2, 1e-3, 1e-4)),
+        ),
+        *(
+            sizes(lambda p: {"N": p.whole(5, 9)}, lambda p, s: {"alpha": p.real(0.5, 2), "beta": p.real(0.5, 2)}, draws=draws)
+            for draws in ({"A": LARGE, "x": SHARE}, {"A": SHARE, "x": LARGE})
         ),
     ),
     timed=tuple(_case(n, 1.0, 0.5) for n in (4096, 8192, 16384)),

@@ -1,7 +1,7 @@
 """matrixmultiply/tril_mm_and_scale."""
 
 import torch
-from kbx_env.tasks._varied import longs, sizes
+from kbx_env.tasks._varied import LARGE, SHARE, longs, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -36,6 +36,11 @@ def _case(n, p, alpha, beta, **more):
         sizes(
             longs({"N": (2, 30), "P": (2, 40)}, {"N": 140, "P": 270}),
             lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
+        ),
+        *(
+            sizes(lambda p: {"N": p.whole(5, 9), "P": p.whole(5, 9)}, lambda p, s: {"alpha": 1.5, "beta": p.real(0.5, 2)},
+                  draws=draws)
+            for draws in ({"A": LARGE, "B": SHARE}, {"A": SHARE, "B": LARGE})
         ),
     ),
     timed=tuple(_case(n, n, 0.5, 0.5) for n in (1024, 2048, 4096)),

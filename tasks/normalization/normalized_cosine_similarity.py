@@ -1,7 +1,7 @@
 """normalization/normalized_cosine_similarity."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import long_axis, reduced
+from kbx_env.tasks._varied import LARGE, TINY, long_axis, reduced, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -40,6 +40,10 @@ ONE = {"p_norm": 1}
         reduced(
             lambda p: {"p_norm": p.whole(1, 4), "eps_norm": p.real(0.01, 5), "eps_similarity": p.real(0.01, 0.9)},
             draw=Uniform(-1, 2),
+        ),
+        *(
+            sizes(lambda p: {"*": (p.whole(9, 20), p.whole(3, 9))}, lambda p, s: {"dim": 1, "p_norm": 2}, draws=draws)
+            for draws in ({"x1": LARGE, "x2": TINY}, {"x1": TINY, "x2": LARGE})
         ),
         long_axis(lambda p: {"p_norm": p.whole(1, 3)}, draw=Uniform(-1, 2), tensors=("x1", "x2")),
     ),

@@ -1,10 +1,24 @@
 """normalization/symmetric_matrix_vector_norm."""
 
 import torch
-from kbx_env.tasks._varied import sizes
+from kbx_env.tasks._varied import LARGE, TINY, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, Spectrum, Symmetric, T, Uniform, task
+from kbx_env.spec.task import (
+    Case,
+    Cost,
+    Eye,
+    Literal,
+    Normal,
+    Outlier,
+    Paper,
+    Scaled,
+    Spectrum,
+    Symmetric,
+    T,
+    Uniform,
+    task,
+)
 
 
 def _case(n, alpha, beta, p=None, **more):
@@ -48,7 +62,9 @@ def _case(n, alpha, beta, p=None, **more):
         ),
         # Elements below 0.0001.
         sizes(lambda p: {"N": p.whole(6, 9)}, lambda p, s: {"alpha": p.real(0.5, 2), "beta": p.real(-0.5, 2), "p": p.real(0.5, 5)},
-              draws={"A": Spectrum(9e-5, 8e-5, -7e-5, 6e-5, -5e-5, symmetric=True)}),
+              draws={"A": Spectrum(9e-5, 8e-5, -7e-5, 6e-5, -5e-5, symmetric=True), "x": LARGE}),
+        sizes(lambda p: {"N": p.whole(6, 9)}, lambda p, s: {"alpha": p.real(0.5, 2), "beta": p.real(-0.5, 2), "p": p.real(0.5, 5)},
+              draws={"A": Scaled(Symmetric(), 64), "x": TINY}),
     ),
     timed=tuple(_case(n, 1.0, 1.0, 2.0) for n in (6144, 11264, 16384)),
 )

@@ -1,6 +1,6 @@
 """optimizer/Adam."""
 
-from kbx_env.tasks._varied import elementwise
+from kbx_env.tasks._varied import LARGE, elementwise, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Paper, T, task
@@ -52,6 +52,7 @@ OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0
             },
             draws={"exp_avg": Normal(scale=0.1), "exp_avg_sq": HalfNormal(0, 0.01)},
         ),
+        *sizes(lambda p: {"*": p.shape(2, 3, 60)}, draws=LATER | {"grad": LARGE}),
     ),
     timed=tuple(Case({"*": (1 << k,)}, {"step": 10}, draws=LATER) for k in (22, 24, 26)),
 )

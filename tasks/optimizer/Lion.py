@@ -1,6 +1,6 @@
 """optimizer/Lion."""
 
-from kbx_env.tasks._varied import elementwise
+from kbx_env.tasks._varied import TINY, elementwise, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Ints, Normal, Paper, T, task
@@ -46,6 +46,7 @@ OTHER = {"lr": 0.01, "beta1": 0.95, "beta2": 0.7, "weight_decay": 0.3}
                 "weight_decay": p.real(0, 0.9),
             }
         ),
+        *sizes(lambda p: {"*": p.shape(2, 3, 60)}, draws={"exp_avg": Constant(0), "grad": TINY}),
     ),
     timed=tuple(Case({"*": (1 << k,)}, draws=LATER) for k in (23, 25, 26)),
 )

@@ -1,6 +1,6 @@
 """optimizer/RMSProp."""
 
-from kbx_env.tasks._varied import elementwise
+from kbx_env.tasks._varied import LARGE, elementwise, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Outlier, Paper, T, task
@@ -45,6 +45,7 @@ OTHER = {"lr": 0.05, "alpha": 0.8, "eps": 1e-3, "weight_decay": 0.3}
                 "eps": p.real(0.001, 0.1),
             }
         ),
+        *sizes(lambda p: {"*": p.shape(2, 3, 60)}, draws={"grad": LARGE}),
     ),
     timed=tuple(Case({"*": (1 << k,)}) for k in (23, 25, 27)),
 )

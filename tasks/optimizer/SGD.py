@@ -1,7 +1,7 @@
 """optimizer/SGD."""
 
 import torch
-from kbx_env.tasks._varied import elementwise
+from kbx_env.tasks._varied import LARGE, elementwise, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, Outlier, Paper, T, task
@@ -54,6 +54,7 @@ OTHER = {"lr": 0.05, "momentum": 0.7, "weight_decay": 0.3, "dampening": 0.4}
             low=2,
             given=(),
         ),
+        *sizes(lambda p: {"*": p.shape(2, 3, 60)}, draws={"grad": LARGE}),
     ),
     timed=tuple(Case({"*": (1 << k,)}, **KEPT) for k in (23, 25, 27)),
 )

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._schemes import int4_symmetric, packed
-from kbx_env.tasks._varied import balanced, longs, sizes
+from kbx_env.tasks._varied import LARGE, SMALL_BIAS, TINY, balanced, longs, sizes
 
 from kbx_env.spec.criteria import QuantizationScheme
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
@@ -50,6 +50,10 @@ def _eager(input, weight, bias=None):
         sizes(longs({"B": (2, 20), "O": (2, 30)}, {"B": 150, "O": 300}, lambda p, s: {"K": 2 * p.whole(2, 40)})),
         sizes(lambda p: {"B": p.whole(2, 8), "O": p.whole(2, 8), "K": 2 * p.whole(500, 600)},
               draws=lambda p, s: balanced(p, "weight", "input")),
+        *(
+            sizes(lambda p: {"B": p.whole(2, 5), "O": p.whole(9, 20), "K": 2 * p.whole(2, 5)}, full=True, draws=draws)
+            for draws in ({"bias": LARGE}, {"input": TINY, "bias": SMALL_BIAS})
+        ),
     ),
     timed=tuple(_case(b, 4096, o, given=BIAS) for b, o in ((32, 16384), (2048, 4096), (4096, 8192))),
 )  # fmt: skip

@@ -47,7 +47,8 @@ def _eager(input_tensor, dim, keepdim=False):
     varied=(
         reduced(lambda p: {"keepdim": p.chance()}),
         long_axis(tensors=("input_tensor",)),
-        sizes(lambda p: {"*": p.shape(2, 3, 90)}, lambda p, s: {"dim": p.axis(len(s["*"]))}, dtypes={}, draw=TINY, draws={}),
+        sizes(lambda p: {"*": tuple(max(n, 3) for n in p.shape(2, 3, 90))},
+              lambda p, s: {"dim": p.axis(len(s["*"]))}, dtypes={}, draw=TINY, draws={}),
         reduced(dtypes=LONG, draw=LOWEST),
     ),
     timed=tuple(Case({"*": (1 << k,)}, {"dim": 0}, dtypes=HALF) for k in (24, 26, 28)),

@@ -35,7 +35,8 @@ from kbx_env.spec.task import Case, Cost, Linspace, Literal, Normal, Outlier, Pa
     varied=(
         reduced(lambda p: {"keepdim": p.chance(), "correction": p.among(-3, -2, -1, 1, 2)}, none=True, out=True),
         long_axis(lambda p: {"correction": 0}, out=True, where=lambda c: c.args.get("dim") is not None),
-        sizes(lambda p: {"*": p.shape(2, 3, 90)}, lambda p, s: {"dim": p.axis(len(s["*"])), "correction": 0},
+        sizes(lambda p: {"*": tuple(max(n, 2) for n in p.shape(2, 3, 90))},
+              lambda p, s: {"dim": p.axis(len(s["*"])), "correction": 0},
               where=lambda c: c.args.get("dim") is not None, draw=TINY, draws={}),
     ),
     timed=(

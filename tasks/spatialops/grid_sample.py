@@ -34,6 +34,12 @@ def _wide(p, s):
     return p.like(axes, {"mode": "bilinear"}, draws=draws)
 
 
+def _far_outside(p, s):
+    """Reflections that mirror positions many times."""
+    axes = {"N": 1, "C": 2, "*s": (s["h"], s["w"]), "*g": (5, 6), "D": 2}
+    return p.like(axes, {"mode": "bilinear", "padding_mode": "reflection"}, draws={"grid": Uniform(-40, 40)})
+
+
 def _at_the_centre(p, s):
     axes = {"N": 1, "C": 2, "*s": (s["h"], s["w"]), "*g": (5, 6), "D": 2}
     return p.like(axes, {"mode": "bilinear"}, draws={"input": LARGE, "grid": TINY})
@@ -77,6 +83,7 @@ def _at_the_centre(p, s):
             ),
         ),
         *sized(_wide, (lambda p: {"N": 1, "C": p.whole(1, 2), "h": 9, "w": 11, "i": p.whole(40, 44), "j": p.whole(56, 60)},)),
+        *sized(_far_outside, (lambda p: {"h": p.whole(4, 9), "w": p.whole(4, 9)},)),
         *sized(_at_the_centre, (lambda p: {"h": 2 * p.whole(9, 15), "w": 2 * p.whole(9, 15)},)),
     ),
     timed=tuple(Case({"N": 16, "C": 3, "*s": (n, n), "*g": (n // 2, n // 2), "D": 2}) for n in (512, 1024, 2048)),

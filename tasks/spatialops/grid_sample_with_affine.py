@@ -26,6 +26,12 @@ def _any_map(p, s):
     return p.like({k: s[k] for k in "NCHW"}, args, draws={"theta": Normal(scale=0.7)}, dtypes={})
 
 
+def _far_outside(p, s):
+    """Reflections that mirror positions many times."""
+    args = {"size": (3, 2, 5, 6), "mode": "bilinear", "padding_mode": "reflection", "align_corners": p.chance()}
+    return p.like({"N": 3, "C": 2} | s, args, draws={"theta": Normal(scale=24)}, dtypes={})
+
+
 def _at_the_centre(p, s):
     args = {"size": (1, 2, 5, 6), "mode": "bilinear", "padding_mode": "zeros", "align_corners": p.chance()}
     return p.like({"N": 1, "C": 2} | s, args, draws={"input": LARGE, "theta": TINY}, dtypes={})
@@ -69,6 +75,7 @@ def _at_the_centre(p, s):
                 most=5_000_000,
             ),
         ),
+        *sized(_far_outside, (lambda p: {"H": p.whole(4, 9), "W": p.whole(4, 9)},)),
         *sized(_at_the_centre, (lambda p: {"H": 2 * p.whole(9, 15), "W": 2 * p.whole(9, 15)},)),
     ),
     timed=(

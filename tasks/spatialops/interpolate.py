@@ -1,7 +1,7 @@
 """spatialops/interpolate."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import longs, sized
+from kbx_env.tasks._varied import LARGE, longs, sized
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, task
@@ -15,12 +15,12 @@ def _case(axes, mode, size=None, align=None, scale=None, **more):
     return Case(axes, {k: v for k, v in args.items() if v is not None}, **more)
 
 
-def _any_size(p, s):
+def _any_size(p, s, **more):
     mode = p.among("nearest", "bilinear", "bicubic")
     size = (p.whole(1, 25), p.among(p.whole(1, 25), p.whole(140, 150) if s["N"] < 9 else 25))
     scaled = p.chance(0.4)
     return p.like(s, {"mode": mode, "size": None if scaled else size, "scale_factor": p.among(1.7, 2.3, 0.7) if scaled else None,
-                      "align_corners": None if mode == "nearest" else p.among(None, True, False)})  # fmt: skip
+                      "align_corners": None if mode == "nearest" else p.among(None, True, False)}, **more)  # fmt: skip
 
 
 @task(
@@ -53,8 +53,9 @@ def _any_size(p, s):
         _case({"N": 3, "C": 2, "H": 19, "W": 10}, "bilinear", (33, 27), held=True),
         _case({"N": 1, "C": 7, "H": 13, "W": 17}, "bicubic", scale=2.4, align=True, held=True),
     ),
-    varied=sized(
-        _any_size, longs({"N": (1, 3), "C": (1, 5), "H": (2, 14), "W": (2, 14)}, {"N": 34, "H": 140, "W": 140})
+    varied=(
+        *sized(_any_size, longs({"N": (1, 3), "C": (1, 5), "H": (2, 14), "W": (2, 14)}, {"N": 34, "H": 140, "W": 140})),
+        *sized(lambda p, s: _any_size(p, s, draw=LARGE), (lambda p: {"N": 1, "C": 2, "H": p.whole(5, 9), "W": p.whole(5, 9)},)),
     ),
     timed=(
         *(_case({"N": 16, "C": 3, "H": n, "W": n}, "bilinear", (2 * n, 2 * n), False) for n in (512, 1024)),

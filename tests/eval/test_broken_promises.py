@@ -67,6 +67,18 @@ def test_every_grading_tells_small_numbers_from_zero(name: str, tensor: str) -> 
         ("index/masked_select", "input", broken_promises.LARGE),
         ("matrixmultiply/symmetric_mm_and_abs_sum", "C", broken_promises.SMALL),
         ("activation/sigmoid", "input", broken_promises.LARGE),
+        ("activation/combined_activation", "weight2", broken_promises.LARGE),
+        ("fusion/attention", "q", broken_promises.LARGE),
+        ("fusion/fused_conv2d_add", "other", broken_promises.LARGE),
+        ("fusion/fused_conv2d_add", "other", broken_promises.SMALL),
+        ("fusion/fused_log_softmax_linear", "bias", broken_promises.LARGE),
+        ("fusion/fused_tanh_linear", "bias", broken_promises.SMALL),
+        ("fusion/fused_lu_solve", "A", broken_promises.SMALL),
+        ("linearalgebra/low_rank_svd_approximation", "A", broken_promises.LARGE),
+        ("loss/cross_entropy", "weight", broken_promises.SMALL),
+        ("math/pow", "exponent", broken_promises.SMALL),
+        ("spatialops/grid_sample", "grid", broken_promises.LARGE),
+        ("spatialops/grid_sample_with_affine", "theta", broken_promises.LARGE),
     ],
 )  # fmt: skip
 def test_every_grading_has_numbers_that_are_small_and_large(name: str, tensor: str, change: str) -> None:

@@ -41,6 +41,8 @@ def test_matrix_laws_hold_what_they_say(dtype: str) -> None:
         torch.allclose(s[..., :3], torch.tensor([4.0, 2, 1], dtype=s.dtype), atol=1e-5)
         and float(s[..., 3:].max()) < 1e-5
     )
+    s = torch.linalg.svdvals(_draw(input_distributions.Scaled(input_distributions.Spectrum(4, 2, 1), 64), dtype))
+    assert torch.allclose(s[..., :3], torch.tensor([256.0, 128, 64], dtype=s.dtype), atol=1e-3)
     h = _draw(input_distributions.Symmetric(), dtype)
     assert torch.allclose(h, h.mH)
 

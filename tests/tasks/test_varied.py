@@ -126,7 +126,8 @@ def test_either_factor_is_large_in_a_case_of_each_grading(name: str) -> None:
     for secret in SECRETS:
         names = sorted(t for t in task.takes if not t.endswith("bias"))
         drawn = [c.draws for c in derived_cases.derive(task, secret, "eval") if set(names) <= set(c.draws)]
-        scales = [[draws[tensor].base for tensor in names] for draws in drawn]
+        laws = [[draws[tensor] for tensor in names] for draws in drawn]
+        scales = [[d.base for d in each] for each in laws if all(isinstance(d, Outlier) for d in each)]
         assert any(a > 50 * b for a, b in scales) and any(b > 50 * a for a, b in scales)
 
 
@@ -294,6 +295,30 @@ def test_a_window_of_each_derived_convolution_reads_a_pixel() -> None:
             options = (case.args[n] for n in ("stride", "padding", "dilation", "groups"))
             sums = torch.nn.functional.conv2d(image, torch.ones_like(args["weight"]), None, *options)
             assert sums.abs().max() > 0, case.label()
+
+
+def test_each_channel_of_a_derived_convolution_with_many_has_two_weights() -> None:
+    # A norm of the channels divides by the size of a single weight: a kernel that bounded weights by 16 was paid.
+    for k in range(200):
+        axes, _ = conv_sizes(Pick(k), {"O": 130})
+        assert axes["D"] * axes["R"] * axes["S"] > 1
+
+
+def test_nll_loss_draws_losses_up_to_100() -> None:
+    task = load_task("loss/nll_loss")
+    for secret in SECRETS:
+        drawn = [inputs.draw(task, c, 1)["input"] for c in derived_cases.derive(task, secret, "eval")]
+        assert any(bool((x < -90).any()) for x in drawn if x.numel())
+
+
+def test_small_biases_come_with_products_of_order_one() -> None:
+    # The contract of ELU says exp(z) - 1: with tiny products an honest kernel was refused.
+    task = load_task("fusion/fused_elu_linear")
+    for k in range(20):
+        for case in derived_cases.derive(task, b"%d" % k, "eval"):
+            args = inputs.draw(task, replace(case, out=False, layouts={}), 1)
+            z = torch.nn.functional.linear(args["input"].float(), args["weight"].float())
+            assert z.abs().max() > 0.01, case.label()
 
 
 def test_plain_is_a_condition_on_a_case() -> None:

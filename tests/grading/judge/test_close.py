@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_helper import answer, canaries_fail, draw, make, rule, tf32
+from kbx_env.tasks._varied import LARGE, TINY
 
 from kbx_env.grading import inputs, judge, reference
 from kbx_env.grading.judge import close
 from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 from kbx_env.spec.criteria import Close, Exact
-from kbx_env.spec.task import Case, Choice, Normal, T, Task, Uniform
+from kbx_env.spec.task import Case, Choice, DtypeArg, Normal, T, Task, Uniform
 
 
 def matmul(a, b):
@@ -501,3 +502,22 @@ def test_an_ldl_factorisation_is_accurate_enough_for_the_task_that_names_it(seed
     assert rule(task, case, args, x).passed
     assert not rule(replace(task, truth=Close(ulps=16)), case, args, x).passed
     assert not rule(task, case, args, torch.linalg.solve(args["A"].to(torch.complex64), args["b"] * (1 + 2e-4))).passed
+
+
+def _log_softmax_in_fp32(z: torch.Tensor) -> torch.Tensor:
+    return torch.log_softmax(z, -1).to(torch.float64)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fp64_results_need_the_accuracy_of_the_arithmetic_only_where_the_contract_says_so(seed: int) -> None:
+    # The products are so tiny that torch's own fp64 results are nearly exact; an fp32 kernel was refused for its honest error.
+    task = load_task("fusion/fused_log_softmax_linear")
+    axes, draws = {"B": 5, "K": 6, "O": 7}, {"input": TINY, "weight": LARGE, "bias": TINY}
+    case = Case(axes, {"dtype": DtypeArg("f64")}, draws=draws, given=("bias",))
+    args = inputs.draw(task, case, seed)
+    honest = _log_softmax_in_fp32(F.linear(args["input"], args["weight"], args["bias"]))
+    strict = replace(task, truth=Close(ulps=16))
+    assert judge.judge(task, case, args, [answer(honest, args=args)]).passed
+    assert not judge.judge(strict, case, args, [answer(honest, args=args)]).passed
+    for wrong in (honest * (1 + 1e-5), _log_softmax_in_fp32(F.linear(args["input"], args["weight"]))):
+        assert not judge.judge(task, case, args, [answer(wrong, args=args)]).passed
