@@ -188,6 +188,7 @@ def test_a_crowd_that_waits_to_measure_ends_a_shared_window(tmp_path, monkeypatc
         assert lease.wanted_alone(), "most workers wait to measure: who shares gives way"
         assert not _takes(lease, "shared").wait(0.1)
     assert first.wait(1) and second.wait(1) and time.monotonic() - began < 1.3
+    lease = GpuLock("another", tmp_path)
     lease._write_state(0, time.monotonic() + 1.4)
     with lease.shared():
         _takes(lease, "alone")
