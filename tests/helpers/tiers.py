@@ -134,6 +134,7 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_process_killed_from_outside_is_replaced": ("engine",),
         "test_a_worker_whose_gpu_is_dead_is_replaced": (),
         "test_an_error_of_the_grader_itself": ("*-RuntimeError", "True-OutOfMemoryError"),
+        "test_a_zygote_that_does_not_answer_is_given_up": (),
     },
     "integration/test_kernels_that_break_a_promise.py": {
         "test_a_kernel_that_breaks_a_promise_is_refused": (
@@ -177,7 +178,8 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
         "test_demonstrations_are_drawn_from_the_known_answers": (),
     },
     "train/test_compare_rewards.py": {
-        "test_a_stopped_experiment_goes_on": (), "test_a_killed_one_leaves_the_folder_to_its_learner": ()
+        "test_a_stopped_experiment_goes_on": (), "test_a_killed_one_leaves_the_folder_to_its_learner": (),
+        "test_finished_runs_are_not_repeated_and_more_seeds_can_follow": (),
     },
     "train/test_data.py": {
         "test_the_command_writes_what_it_reads": ("jsonl", "arrow"),
@@ -201,7 +203,7 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_run_begins_near_the_expert_and_a_resumed_one_adds_nothing": (),
         "test_a_run_of_an_earlier_version_goes_on": (),
     },
-    "train/test_renaming.py": {"test_renamed_kernels_are_graded_correct": ("matrixmultiply*",)},
+    "train/test_renaming.py": {"test_renamed_kernels_are_graded_correct": ("optimizer*",)},
     "train/test_sft.py": {
         "test_a_killed_run_goes_on_and_loses_nothing": (), "test_wandb_is_a_mirror_that_needs_no_account": ()
     },
@@ -213,8 +215,9 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
 SLOW_FIXTURES: dict[str, frozenset[str]] = {
     "experiments/test_answer_prefix.py": frozenset({"folder"}),
     "experiments/test_line_tokens.py": frozenset({"tokenizer"}),
+    "train/test_ppo.py": frozenset({"run"}),
 }
-"""Slow fixtures, which train a tokenizer: test file below tests/, and names of the fixtures."""
+"""Slow fixtures, which train a tokenizer or an agent: test file below tests/, and names of the fixtures."""
 
 
 def sample(function: str) -> frozenset[str]:
