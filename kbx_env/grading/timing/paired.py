@@ -142,9 +142,8 @@ def pair(
         # In a block of one call the untimed call before it warms the slot.
         for contestant in (eager, candidate) if moved else ():
             contestant.shuffle(rng.getrandbits(32), block > 1)
-        # Cold instruction caches cost a slow call nothing that shows, and eager has been called on its inputs before.
+        # Cold instruction caches cost a slow call nothing that shows.
         warm = moved or block == BLOCK
-        warm_eager = warm and about_us <= SLOW_US
         ratios = []
         for index in range(pairs):
             order = [rng.randrange(slots) for _ in range(block)]
@@ -154,9 +153,9 @@ def pair(
             if index % 2:
                 candidate_us = candidate.measure(order, drawn, warm=warm)
                 start += _checked(check, order, drawn)
-                eager_us = eager.measure(order, drawn, warm=warm_eager)
+                eager_us = eager.measure(order, drawn, warm=warm)
             else:
-                eager_us = eager.measure(order, drawn, warm=warm_eager)
+                eager_us = eager.measure(order, drawn, warm=warm)
                 candidate_us = candidate.measure(order, drawn, warm=warm)
                 start += _checked(check, order, drawn)
             taken += 1

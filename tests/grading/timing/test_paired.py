@@ -93,7 +93,7 @@ def test_slow_calls_are_few() -> None:
 def test_of_a_baseline_that_is_known_to_be_slow_no_call_is_wasted() -> None:
     slow = Counts(90_000.0, 0.0, 1)
     paired = clock.pair(slow, Counts(5_000.0, 0.0, 2), about_us=90_000.0)
-    assert slow.calls == paired.pairs <= 2 * clock.REPORT.min_rounds and slow.untimed == 0
+    assert slow.calls == paired.pairs <= 2 * clock.REPORT.min_rounds and slow.untimed == 1
     assert paired.log_ratio == pytest.approx(math.log(18), abs=0.02)
 
 
