@@ -3,10 +3,11 @@
     python benchmarks/timing_disturbances.py OUT.json [--seconds 5] [--processes 6] [--only contexts,runners]
 
 One process times calls of about 6, 50 and 360 us with the grader's stopwatch, in blocks of five calls, as a grading does
-while it holds the GPU alone. Others meanwhile do one thing again and again: compute on the CPU, make and end CUDA contexts,
-start and end runners, allocate, load modules, query the driver, launch small kernels. A block counts as disturbed if its
-trimmed mean differs by more than 2 % (10 % for the shortest calls) from the median of all blocks of this activity.
-Activities that disturb must take the GPU lock. The result has one row for each activity and size.
+while it holds the GPU alone. Others meanwhile do one thing again and again: compute on the CPU, start the driver in a new
+process, make and end CUDA contexts, start and end runners, allocate, load modules, query the driver, launch small
+kernels. A block counts as disturbed if its trimmed mean differs by more than 2 % (10 % for the shortest calls) from the
+median of all blocks of this activity. Activities that disturb must take the GPU lock. The result has one row for each
+activity and size.
 """
 
 from __future__ import annotations
@@ -60,16 +61,25 @@ def _child(body: Callable[[], None], killed: bool) -> None:
     os.waitpid(pid, 0)
 
 
-def _contexts() -> None:
-    from kbx_env.sandbox.limits import start_cuda
+def _drivers() -> None:
+    from kbx_env.sandbox.limits import start_driver
 
-    _child(start_cuda, False)
+    _child(start_driver, False)
+
+
+def _context() -> None:
+    from kbx_env.sandbox.limits import make_context, start_driver
+
+    start_driver()
+    make_context()
+
+
+def _contexts() -> None:
+    _child(_context, False)
 
 
 def _killed_contexts() -> None:
-    from kbx_env.sandbox.limits import start_cuda
-
-    _child(start_cuda, True)
+    _child(_context, True)
 
 
 def _memory() -> None:
@@ -125,7 +135,7 @@ def _runners() -> None:
 
 
 ACTIVITIES: dict[str, Callable[[], None]] = {
-    "none": _none, "cpu": _cpu, "contexts": _contexts, "killed_contexts": _killed_contexts, "memory": _memory,
+    "none": _none, "cpu": _cpu, "drivers": _drivers, "contexts": _contexts, "killed_contexts": _killed_contexts, "memory": _memory,
     "pinned": _pinned, "modules": _modules, "telemetry": _telemetry, "small_kernels": _small_kernels, "runners": _runners,
 }  # fmt: skip
 

@@ -59,8 +59,8 @@ def limit(device: str) -> None:
     resource.setrlimit(kind, (most, most))
 
 
-def start_cuda() -> None:
-    """Start the driver and limit this process's share of the GPU.
+def start_driver() -> None:
+    """Start the driver in this process, without a CUDA context: it disturbs nobody who measures.
 
     To be called before the process is confined: the driver starts by writing files that no submission needs to write.
     """
@@ -68,6 +68,12 @@ def start_cuda() -> None:
 
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(CONNECTIONS))
     torch.cuda.init()
+
+
+def make_context() -> None:
+    """Make the CUDA context of this process, after ``start_driver``, and limit its share of the GPU."""
+    import torch
+
     torch.zeros(1, device="cuda")
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(DEVICE_SHARE, DEVICE_MEMORY / total))

@@ -74,8 +74,9 @@ class Runner:
         os.environ["CUDA_CACHE_PATH"] = os.path.join(self.folder, "cuda")
         os.chdir(self.folder)
         if self.device == "cuda":
+            limits.start_driver()
             ask({"context": True})  # the grader answers when no grading measures
-            limits.start_cuda()
+            limits.make_context()
             # Also before confinement: CUDA IPC connects through sockets that a confined process cannot reach.
             self.mail = _mail(settings.get("mail"))
             ask({"context": False})

@@ -188,7 +188,8 @@ def _confined(folder: str, backend: str) -> None:
         f.write("1000")  # when memory runs out, the kernel ends this process first
     os.chdir(os.path.join(folder, FILES))
     if backend == "cuda":
-        limits.start_cuda()
+        limits.start_driver()
+        limits.make_context()
     confine(folder, _readable())
     limits.limit(backend)
 

@@ -33,6 +33,7 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
         _case((20,), 16, 96, 96, 0.1, draws=SEEN),
         _case((2, 17), 33, 70, 40, args={"eps": 0.5}),
         _case((4, 9), 24, 64, 64, 0.5, draws=SEEN, out=True),
+        _case((19,), 9, 12, 20, args={"eps": 1e-13}, draws={"weight2": Normal(scale=2e-5), "residual": Normal(scale=1e-6)}),
         _case((3, 2, 8), 64, 130, 48, draw=Outlier(scale=5)),
         _case((33,), 20, 257, 31, out=True),
         _case((2, 16), 24, 40, 24, layouts={"input": "transposed", "weight1": "transposed", "residual": "transposed"}),

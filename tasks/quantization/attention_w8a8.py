@@ -37,6 +37,7 @@ def _eager(query, key, value):
         _case(3, 33, 40, draws={"query": Normal(scale=3)}),
         _case(1, 130, 16, draws={"value": Normal(scale=1e-6)}),
         _case(1, 65, 32, draws={"query": Normal(scale=1000), "key": Normal(scale=1e-3), "value": Normal(scale=1000)}),
+        _case(2, 19, 12, draws={"query": Normal(scale=1e-5), "key": Normal(scale=1e5)}),
         _case(2, 40, 24, layouts={"query": "transposed", "key": "transposed", "value": "transposed"}),
         _case(2, 17, 20, layouts={"query": "strided", "value": "strided"}),
         _case(1, 20, 32, draws={"query": Constant(0)}),

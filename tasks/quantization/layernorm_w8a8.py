@@ -40,6 +40,7 @@ def _eager(input, normalized_shape, weight=None, bias=None, eps=1e-5):
         _case((3, 5), (6, 10), draw=Outlier(p=0.02, scale=30)),
         _case((7,), (1025,), {"eps": 0.1}, given=("weight",)),
         _case((9,), (77,), draws={"input": Normal(scale=1e-6)}),
+        _case((9,), (40,), draws={"weight": Normal(scale=1e-5), "bias": Normal(scale=1e-5)}),
         _case((9,), (77,), draws={"input": Normal(scale=1000), "weight": Normal(scale=100), "bias": Normal(scale=100)}),
         _case((5,), (40,), draws={"input": Normal(mean=100)}),
         _case((8,), (33,), layouts={"input": "transposed", "weight": "strided"}),

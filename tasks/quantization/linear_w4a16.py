@@ -39,6 +39,7 @@ def _eager(input, weight, bias=None):
         _case(17, 78, 33),
         _case(9, 130, 20, draws={"weight": Normal(scale=1e-3), "input": Normal(scale=0.01)}),
         _case(9, 64, 24, draws={"weight": Normal(scale=100)}, given=BIAS),
+        _case(7, 34, 20, draws={"weight": Normal(scale=1e-5), "input": Normal(scale=1000)}),
         _case(40, 96, 50, layouts={"input": "transposed", "weight": "transposed", "bias": "strided"}, given=BIAS),
         _case(11, 20, 9, layouts={"input": "strided", "weight": "strided"}),
         _case(8, 32, 16, draws={"weight": Constant(0)}, given=BIAS),

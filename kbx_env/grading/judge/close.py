@@ -55,10 +55,12 @@ class _Scale:
     Attributes:
         least: what the scale is at least: 0, or the root-mean-square of all elements.
         own: whether an element's own size is ``Row.size``, where there is one.
+        finite: whether all elements are finite; each kernel less counts, since the judge goes through results of a gigabyte.
     """
 
     least: float
     own: bool
+    finite: bool
 
     @classmethod
     def of(cls, scale: str, exact: torch.Tensor, size: torch.Tensor | None = None) -> _Scale:
@@ -72,29 +74,32 @@ class _Scale:
         Returns:
             The scale.
         """
-        # One part of a complex product cancels however exactly its terms are rounded.
-        if scale == "element" or not exact.numel():
-            return cls(0.0, size is not None and scale == "element")
         flat = exact.reshape(-1)
+        peak = float(torch.linalg.vector_norm(flat, math.inf)) if flat.numel() else 0.0
+        # One part of a complex product cancels however exactly its terms are rounded.
+        if scale == "element" or not flat.numel():
+            return cls(0.0, size is not None and scale == "element", math.isfinite(peak))
         sample = _finite_size(flat[:: max(1, flat.numel() >> 20)])
         sample = sample[sample > 0]
         cap = CLIP * float(sample.median()) if sample.numel() else 0.0
+        if peak <= cap:
+            return cls(float(torch.linalg.vector_norm(flat)) / math.sqrt(flat.numel()), False, True)
         squares = torch.stack([_finite_size(part).clamp_max(cap).square().sum() for part in flat.split(PIECE)])
-        return cls(float((squares.sum() / flat.numel()).sqrt()), False)
+        return cls(float((squares.sum() / flat.numel()).sqrt()), False, math.isfinite(peak))
 
     def magnitude(self, exact: torch.Tensor, size: torch.Tensor | None) -> torch.Tensor:
-        """Return the scale of each element, in fp64; at least ``least``, also if an element is not finite."""
+        """Return the scale of each element, a new tensor in fp64; at least ``least``, also if an element is not finite."""
         if self.own and size is not None:
             return torch.where(torch.isfinite(exact), size.to(torch.float64), 0.0)
-        found = _finite_size(exact)
-        return found.clamp_min(self.least) if self.least else found
+        found = exact.abs() if self.finite else _finite_size(exact)
+        return found.clamp_min_(self.least) if self.least else found
 
     def units(self, exact: torch.Tensor, dtype: torch.dtype, size: torch.Tensor | None) -> torch.Tensor:
         """Return the unit of the tolerance of each element: eps(dtype) times its local scale, in fp64."""
         info = torch.finfo(dtype)
         # Kernels do not flush the subnormals of fp16; those of the other dtypes may be flushed to zero.
         least = 2.0**-24 if dtype is torch.float16 else info.smallest_normal
-        return info.eps * self.magnitude(exact, size) + least
+        return self.magnitude(exact, size).mul_(info.eps).add_(least)
 
 
 def _finite_size(exact: torch.Tensor) -> torch.Tensor:
@@ -120,7 +125,12 @@ def _strict(truth: Close, dtype: torch.dtype, native: torch.Tensor, exact: torch
     def errors(part: slice) -> torch.Tensor:
         """Return torch's own errors in units of the tolerance."""
         units = scale.units(right[part], dtype, None if sizes is None else sizes[part])
-        return (given[part].to(torch.float64) - right[part]).abs() / units
+        return torch.sub(given[part], right[part]).abs_().div_(units)
+
+    def highest(found: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        """Return the largest of what is found in torch's own errors."""
+        starts = range(0, exact.numel(), PIECE)
+        return float(torch.stack([found(errors(slice(k, k + PIECE))).max() for k in starts]).max()) if starts else 0.0
 
     if truth.scale == "element":
         # Relative to its own size torch's error is huge too where a sum cancels; it must not raise the tolerance of all
@@ -130,11 +140,9 @@ def _strict(truth: Close, dtype: torch.dtype, native: torch.Tensor, exact: torch
         own = own[torch.isfinite(own)]
         worst = float(own.kthvalue(math.ceil(0.99 * own.numel())).values) if own.numel() else 0.0
     else:
-        highest = [torch.zeros((), dtype=torch.float64, device=exact.device)]
-        for start in range(0, exact.numel(), PIECE):
-            own = errors(slice(start, start + PIECE))
-            highest.append(torch.where(torch.isfinite(own), own, 0.0).max())
-        worst = float(torch.stack(highest).max())
+        worst = highest(lambda own: own)
+        if not math.isfinite(worst):
+            worst = highest(lambda own: torch.where(torch.isfinite(own), own, 0.0))
     # A 16-bit result is rounded once. More of its coarse units would hide operands that were rounded to fewer bits.
     ulps = truth.ulps if torch.finfo(dtype).bits >= 32 else min(truth.ulps, COARSE)
     return max(ulps, truth.k * worst)
@@ -216,12 +224,23 @@ def all_close(
     scale, factor = tolerance or _tolerance(truth, got.dtype, native, exact, size)
     given, right = got.reshape(-1), exact.reshape(-1)
     sizes = None if size is None else size.expand(exact.shape).reshape(-1)
-    wrong = [torch.zeros((), dtype=torch.bool, device=exact.device)]
-    for start in range(0, exact.numel(), PIECE):
-        part = slice(start, start + PIECE)
-        units = scale.units(right[part], got.dtype, None if sizes is None else sizes[part])
-        wrong.append((_ratio(given[part], right[part], units * factor) > 1.0).any())
-    return not bool(torch.stack(wrong).any())
+
+    def every(within: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> bool:
+        """Return whether all elements are within their limits."""
+        found = [torch.ones((), dtype=torch.bool, device=exact.device)]
+        for start in range(0, exact.numel(), PIECE):
+            part = slice(start, start + PIECE)
+            limits = scale.units(right[part], got.dtype, None if sizes is None else sizes[part]).mul_(factor)
+            found.append(within(given[part], right[part], limits).all())
+        return bool(torch.stack(found).all())
+
+    # Three kernels for each piece instead of two dozen: NaN and infinity are within no limit, so they need the others.
+    return every(_within) or every(lambda *three: _ratio(*three) <= 1.0)
+
+
+def _within(got: torch.Tensor, exact: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+    """Return which elements are right for all ``_ratio`` says; not all: NaN and infinity are missing."""
+    return torch.sub(got, exact).abs_() <= limit
 
 
 def _operations(truth: Close, task: Task, case: Case, expected: Expected) -> float:

@@ -23,6 +23,16 @@ def equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return same & ((a != 0) | (torch.signbit(a) == torch.signbit(b))) if a.dtype.is_floating_point else same
 
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by bytes of an element."""
+
+
+def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether all bits are equal: one kernel, where ``equal_bits`` needs a dozen."""
+    bits = _BITS.get(a.element_size())
+    return a.dtype == b.dtype and bits is not None and torch.equal(a.view(bits), b.view(bits))
+
+
 def rule(expected: Expected, answer: Answer) -> Ruling:
     """Compare every output and every tensor written in place with torch's own answer.
 
@@ -34,6 +44,8 @@ def rule(expected: Expected, answer: Answer) -> Ruling:
         The ruling; its error is the share of wrong elements.
     """
     for row in pairs(expected, answer):
+        if _identical(row.got, row.native.to(row.got.device)):
+            continue
         correct = equal_bits(row.got, row.native.to(row.got.device))
         if not bool(correct.all()):
             share = float((~correct).to(torch.float64).mean())

@@ -416,6 +416,33 @@ def test_pieces_find_what_the_whole_finds(scale: str, dtype, n: int, seed: int, 
         close.PIECE = old
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 200), st.integers(0, 2**31), st.sampled_from((1.0, 20.0, 1e6)), st.sampled_from((0.0, math.inf, math.nan)))
+def test_the_scale_of_a_tensor_counts_no_element_with_more_than_16_medians(n: int, seed: int, peak: float, odd: float) -> None:
+    exact = torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    exact[0] *= peak
+    exact[-1] = exact[-1] if odd == 0.0 else odd
+    finite = torch.where(torch.isfinite(exact), exact.abs(), 0.0)
+    cap = 16.0 * float(finite[finite > 0].median()) if bool((finite > 0).any()) else 0.0
+    scale = close._Scale.of("tensor", exact)
+    assert scale.least == pytest.approx(float(finite.clamp_max(cap).square().mean().sqrt()), rel=1e-12)
+    assert scale.finite == bool(torch.isfinite(exact).all())
+    assert torch.equal(scale.magnitude(exact, None), finite.clamp_min(scale.least))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 50), st.integers(0, 2**31), st.sampled_from((0.0, math.inf, math.nan)))
+def test_a_tolerance_follows_torchs_largest_finite_error(n: int, seed: int, odd: float) -> None:
+    g = torch.Generator().manual_seed(seed)
+    exact = torch.randn(n, dtype=torch.float64, generator=g)
+    native = (exact * (1 + 1e-5 * torch.randn(n, dtype=torch.float64, generator=g))).to(torch.float32)
+    native[-1] = native[-1] if odd == 0.0 else odd
+    scale = close._Scale.of("tensor", exact)
+    errors = (native.to(torch.float64) - exact).abs() / scale.units(exact, torch.float32, None)
+    largest = float(torch.where(torch.isfinite(errors), errors, 0.0).max())
+    assert close._strict(Close(ulps=4, k=4), torch.float32, native, exact, scale, None) == max(4.0, 4 * largest)
+
+
 @pytest.mark.parametrize("name", ["activation/gelu", "math/softmax", "matrixmultiply/addmm", "optimizer/Adam"])
 def test_rulings_that_share_what_was_measured_are_the_same(name: str, monkeypatch) -> None:
     found = [t for t in load_tasks(pattern=name + "*") if isinstance(t.truth, Close)]
