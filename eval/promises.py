@@ -1,11 +1,13 @@
 """Lists what each contract promises, and the case that tests each promise.
 
-    python eval/promises.py [--tasks GLOBS] [--missing] [--write] [--check]
+    python eval/promises.py [--tasks GLOBS] [--missing] [--rare SHARE] [--write] [--check]
 
 A promise is read from the declaration and the text of a task: layouts, numbers of axes, empty tensors, ``out=``,
 broadcasting, lengths that need more than one block, values of every argument, dtypes, special values. It is tested by a
 declared case or by a family of derived cases, of which the share of draws that test it is shown. ``--write`` writes
-``tasks/promises.json``, ``--check`` compares it with the declarations, ``--missing`` lists promises without a case.
+``tasks/promises.json``, ``--check`` compares it with the declarations, ``--missing`` lists promises without a case,
+``--rare`` those that less than a share of whole gradings tests: one of a grading's derived cases is contiguous, so that families
+do not miss a promise independently of each other.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kbx_env.grading import derived_cases
+import torch
+
+from kbx_env.grading import derived_cases, inputs
 from kbx_env.spec.catalog import load_tasks
 from kbx_env.spec.input_distributions import Choice, Constant, Ints, Literal
 from kbx_env.spec.task import Case, DtypeArg, Task, shape_of
@@ -97,6 +101,14 @@ def _holds(case: Case, task: Task, wanted: Callable[[float], bool]) -> bool:
     return any(wanted(v) for d in listed for v in (d.values if not isinstance(d, Constant) else (d.value,)))
 
 
+def _rearranged(task: Task, case: Case, name: str) -> bool:
+    """Return whether a tensor of a case would be another one if it were read as contiguous."""
+    if case.layouts.get(name, "offset") == "offset":
+        return False
+    value = inputs.described(task, case).get(name)
+    return isinstance(value, torch.Tensor) and value.numel() > 1 and not value.is_contiguous()
+
+
 def _both_ways(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     """Return whether each of two shapes is stretched by the other."""
     rank = max(len(a), len(b))
@@ -126,12 +138,12 @@ def _layouts(task: Task) -> Iterator[tuple[str, Test]]:
         if free and axes:
             yield (
                 f"{name}: any strides",
-                lambda c, n=name: n in shapes(task, c) and c.layouts.get(n, "offset") != "offset",
+                lambda c, n=name: _rearranged(task, c, n),
             )
         if free and (stars or len(axes) > 2) and _widest(task, name) > 2:
             yield (f"{name}: three or more axes in any order in memory",
-                   lambda c, n=name: len(shapes(task, c).get(n, ())) > 2 and parsed(c.layouts.get(n,
-                         "offset")) is not None)  # fmt: skip
+                   lambda c, n=name: len(shapes(task, c).get(n, ())) > 2 and parsed(c.layouts.get(n, "offset")) is not None
+                   and _rearranged(task, c, n))  # fmt: skip
         if stars and _says(task, rf"any (shape|rank|number of)|\b{name}\b.*any shapes") and len(axes) == 1:
             yield f"{name}: more than three axes", lambda c, n=name: len(shapes(task, c).get(n, ())) > 3
         if (
@@ -278,30 +290,32 @@ def _dtypes(task: Task, case: Case) -> set[str]:
     return tensors | {v.name for v in case.args.values() if isinstance(v, DtypeArg)}
 
 
-def drawn(task: Task) -> list[list[Case]]:
-    """Draw cases of each family: the same ones every time.
-
-    Args:
-        task: the task.
-
-    Returns:
-        ``DRAWS`` cases for each family; a last list holds the contiguous cases of gradings in which no family's case is
-        contiguous, and may be shorter.
-    """
-    rounds = [derived_cases.derive(task, b"promises %d" % k, "eval") for k in range(DRAWS)]
-    return [[cases[k] for cases in rounds if len(cases) > k] for k in range(max(map(len, rounds)))]
+def gradings(task: Task) -> list[Sequence[Case]]:
+    """Draw the derived cases of ``DRAWS`` gradings: the same ones every time."""
+    return [derived_cases.derive(task, b"promises %d" % k, "eval") for k in range(DRAWS)]
 
 
-def tested(task: Task) -> dict[str, list[str]]:
+def rates(task: Task, rounds: Sequence[Sequence[Case]]) -> dict[str, float]:
+    """Return for each promise of a task the share of gradings that test it; ``rounds`` are the derived cases of gradings."""
+    return {
+        text: 1.0 if any(map(test, task.cases)) else sum(any(map(test, cases)) for cases in rounds) / len(rounds)
+        for text, test in promises(task).items()
+    }
+
+
+def tested(task: Task, rounds: Sequence[Sequence[Case]] = ()) -> dict[str, list[str]]:
     """Say which cases test each promise of a task.
 
     Args:
         task: the task.
+        rounds: from ``gradings``; drawn by default.
 
     Returns:
-        By promise: the first declared case that tests it, and every family that does; empty if none does.
+        By promise: the first declared case that tests it, and every family that does; empty if none does. A last family holds
+        the contiguous cases of gradings in which no family's case is contiguous.
     """
-    families = drawn(task)
+    rounds = rounds or gradings(task)
+    families = [[cases[k] for cases in rounds if len(cases) > k] for k in range(max(map(len, rounds)))]
     found: dict[str, list[str]] = {}
     for text, test in promises(task).items():
         rows = [f"case {k}: {c.label()}" for k, c in enumerate(task.cases) if test(c)][:1]
@@ -335,10 +349,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--tasks", default="*", help="globs over task ids, comma-separated")
     parser.add_argument("--missing", action="store_true", help="list only promises without a case")
+    parser.add_argument("--rare", type=float, metavar="SHARE", help="list promises that less than this share of gradings tests")
     parser.add_argument("--write", action="store_true", help="write tasks/promises.json")
     parser.add_argument("--check", action="store_true", help="compare tasks/promises.json with the declarations")
     options = parser.parse_args(argv)
     tasks = load_tasks(pattern=options.tasks)
+    if options.rare is not None:
+        for task in tasks:
+            for text, rate in rates(task, gradings(task)).items():
+                if rate < options.rare:
+                    print(f"{task.id}: {text}: {100 * rate:.0f} %")
+        return 0
     found = {t.id: tested(t) for t in tasks}
     if options.write:
         kept = json.loads(FILE.read_text()) if FILE.exists() else {}

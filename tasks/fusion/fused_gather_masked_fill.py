@@ -9,7 +9,7 @@ from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Bernoulli, Case, Choice, Cost, Ints, Literal, Outlier, Paper, T, task
 
 LONG = {"input": "i64"}
-EDGES = Choice(0.0, -0.0, -0.0, -0.0, 1.0, -2.5, 1e-30, -1e30, 3e38, math.inf, 7.25, -0.3)
+EDGES = Choice(0.0, -0.0, -0.0, -0.0, 1.0, -2.5, 1e-30, -1e30, 3e38, math.inf, math.nan, 7.25, -0.3)
 
 
 def _case(shape, dim, index, mask, value, **more):
@@ -84,9 +84,9 @@ def fused_gather_masked_fill(input, dim, index, mask, value, *, sparse_grad=Fals
     shape and does not enlarge it; where it is True, index is a valid position too. value is a number (infinite or NaN
     too), rounded to input's dtype; for int64 a whole number. sparse_grad concerns gradients and changes nothing here.
 
-    The result has the shape of index and the dtype of input; values are moved, not changed (infinities too). out: None
-    (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any contents, which is
-    filled and returned. Inputs may have any strides, index may be empty; none of them is changed.
+    The result has the shape of index and the dtype of input; values are moved, not changed (infinities and NaN too). out:
+    None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides and any contents, which
+    is filled and returned. Inputs may have any strides, index may be empty; none of them is changed.
     """
     y = torch.gather(input, dim, index).masked_fill(mask, value)
     return y if out is None else out.copy_(y)

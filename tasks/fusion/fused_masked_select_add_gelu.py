@@ -56,12 +56,12 @@ def _case(shape, mask, other, args=None, **more):
     varied=(
         both_ways("*", "*m", args=lambda p: {"other": p.real(-1, 1), "alpha": p.real(-2, 2)}, out=True,
                   draws={"mask": Bernoulli(0.95)}),
-        sizes(lambda p: dict.fromkeys(("*", "*m"), p.shape(2, 3, 90)), lambda p, s: {"other": p.among(1e-5, -2e-5), "alpha": 0.5},
+        sizes(lambda p: dict.fromkeys(("*", "*m"), p.shape(3, 3, 90)), lambda p, s: {"other": p.among(1e-5, -2e-5), "alpha": 0.5},
               draws={"input": TINY, "mask": Bernoulli(0.9)}),
-        sizes(lambda p: dict.fromkeys(("*", "*m"), p.shape(2, 3, 90)), lambda p, s: {"other": p.real(-1, 1), "alpha": 2},
+        sizes(lambda p: dict.fromkeys(("*", "*m"), p.shape(3, 3, 90)), lambda p, s: {"other": p.real(-1, 1), "alpha": 2},
               draws={"input": LARGE, "mask": Bernoulli(0.9)}),
         *(
-            sizes(lambda p: dict.fromkeys(("*", "*m"), p.shape(2, 3, 90)) | {"*o": p.among((), (1,))},
+            sizes(lambda p: dict.fromkeys(("*", "*m"), p.shape(3, 3, 90)) | {"*o": p.among((), (1,))},
                   lambda p, s: {"alpha": p.real(0.5, 2)}, where=lambda c: "other" not in c.args,
                   draws={"input": TINY, "mask": Bernoulli(0.9), "other": other})
             for other in (SMALL_POSITIVE, LARGE_POSITIVE)

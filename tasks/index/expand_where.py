@@ -20,6 +20,11 @@ def _short(p):
     return _expanded(p, shape, p.broadcast(shape, 3))
 
 
+def _whole(p):
+    shape = p.shape(3, 4, 200)
+    return p.like({"*x": shape, "*c": shape, "*o": shape}, {"target_sizes": shape})
+
+
 def _expanded(p, shape, cond):
     x = p.broadcast(shape, 3)
     target = tuple(-1 if k >= 0 and x[k] == n and p.chance(0.3) else n
@@ -54,7 +59,7 @@ def _expanded(p, shape, cond):
         _case((1, 211), (3, 5, 211), (3, 5, 1), held=True),
         _case((13, 1, 7), (13, 19, 7), (19, 7), held=True),
     ),
-    varied=(_long, _short),
+    varied=(_long, _short, _whole),
     timed=(
         *(_case((1, n), (8192, n), (8192, 1)) for n in (1024, 4096, 16384)),
         _case((1, 8192), (8192, 8192)),

@@ -13,8 +13,13 @@ def _dense(p):
 
 
 def _both_ends(p):
-    shape = p.shape(2, 3, 90)
+    shape = p.shape(3, 3, 90)
     return p.like({"*": shape, "*m": shape}, dtypes={}, draws={"input": BOTH_ENDS, "mask": Bernoulli(0.9)})
+
+
+def _half(p):
+    shape = p.shape(3, 4, 200)
+    return p.like({"*": shape, "*m": shape}, dtypes={}, draws={"mask": Bernoulli(0.5)})
 
 
 def _of_any_dtype(p):
@@ -59,6 +64,7 @@ def _of_any_dtype(p):
     varied=(
         _dense,
         _both_ends,
+        _half,
         _of_any_dtype,
     ),
     timed=tuple(Case({"*": (n,), "*m": (n,)}) for n in (1 << 20, 1 << 22, 1 << 25)),

@@ -41,10 +41,10 @@ LOG = {"target": Uniform(-8, 0)}
         sizes(lambda p: {"B": p.whole(2, 9), "*": p.shape(3, 4, 300)},
               lambda p, s: {"reduction": p.among("none", "sum", "mean", "batchmean")}),
         # Log-probabilities of what is nearly certain, and of what hardly occurs.
-        sizes(lambda p: {"B": p.whole(2, 9), "*": (p.whole(5, 9),)}, lambda p, s: {"reduction": "none", "log_target": False},
+        sizes(lambda p: {"B": p.whole(2, 9), "*": p.shape(2, 2, 20)}, lambda p, s: {"reduction": "none", "log_target": False},
               draws={"input": Uniform(-9e-5, 0), "target": Uniform(0, 1)}),
         *(
-            sizes(lambda p: {"B": p.whole(2, 9), "*": (p.whole(5, 9),)},
+            sizes(lambda p: {"B": p.whole(2, 9), "*": p.shape(2, 2, 20)},
                   lambda p, s, logs=logs: {"reduction": "none", "log_target": logs},
                   draws={"input": Uniform(-100, 0), "target": Uniform(-40, -20) if logs else Uniform(0, 1)})
             for logs in (False, True)

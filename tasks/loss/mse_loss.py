@@ -38,7 +38,7 @@ NONE, SUM, MEAN = ({"reduction": r} for r in ("none", "sum", "mean"))
     varied=(
         elementwise(lambda p: {"reduction": p.among("none", "sum", "mean")}),
         *(
-            sizes(lambda p: {"*": p.shape(2, 3, 60)}, lambda p, s: {"reduction": "none"}, draws=draws)
+            sizes(lambda p: {"*": p.shape(3, 3, 60)}, lambda p, s: {"reduction": "none"}, draws=draws)
             for draws in ({"input": TINY, "target": TINY}, {"input": LARGE, "target": LARGE})
         ),
         sizes(lambda p: {"*": p.among((0,), (0, 3), (4, 0, 2))}, lambda p, s: {"reduction": p.among("none", "sum")}),

@@ -39,7 +39,7 @@ NONE, SUM, MEAN = ({"reduction": r} for r in ("none", "sum", "mean"))
     varied=(
         elementwise(lambda p: {"beta": p.among(0, p.real(0, 4), p.real(0, 4), p.real(0, 4)),
                                "reduction": p.among("none", "sum", "mean")}),
-        sizes(lambda p: {"*": p.shape(2, 3, 60)}, lambda p, s: {"beta": p.among(0, p.real(0.5, 4)), "reduction": "none"},
+        sizes(lambda p: {"*": p.shape(3, 3, 60)}, lambda p, s: {"beta": p.among(0, p.real(0.5, 4)), "reduction": "none"},
               draw=TINY),
         sizes(lambda p: {"*": p.among((0,), (0, 3), (4, 0, 2))}, lambda p, s: {"reduction": p.among("none", "sum")}),
     ),

@@ -20,9 +20,9 @@ def _eager(input, s=None, dim=None, norm=None, *, out=None):
     return torch.fft.fftn(input, s, dim, norm, out=out)
 
 
-def _any_axes(p, scale, **more):
+def _any_axes(p, scale, least=1, **more):
     shape = tuple(min(n, 20) for n in p.shape(3, 4, 400))
-    dim = p.axes(len(shape))
+    dim = p.axes(len(shape), least)
     s = p.among(None, tuple(p.whole(1, 12) for _ in dim))
     return p.like({"*": shape}, {"dim": dim, "s": s, "norm": p.among(None, "backward", "ortho", "forward")}, out=True,
                   draw=Normal(scale=scale), **more)  # fmt: skip
@@ -66,7 +66,7 @@ def _long(p):
         _case(2, 19, 37, norm="forward", out=True, held=True),
         _case(1056, dtypes=COMPLEX, held=True),
     ),
-    varied=(partial(_any_axes, scale=1e-3), partial(_any_axes, scale=50, where=plain), _long),
+    varied=(partial(_any_axes, scale=1e-3), partial(_any_axes, scale=50, least=2, where=plain), _long),
     timed=(_case(4096, 1024, dim=(1,), dtypes=COMPLEX), _case(64, 512, 512, dim=(1, 2), dtypes=COMPLEX),
            _case(1 << 20, dtypes=COMPLEX), _case(1 << 22, dtypes=COMPLEX)),
     # Lengths that people transform: a large prime factor would cost several times as much.

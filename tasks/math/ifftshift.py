@@ -1,11 +1,13 @@
 """math/ifftshift."""
 
+import math
+
 import torch
 from kbx_env.tasks._cases import stream
 from kbx_env.tasks._varied import ENDS, elementwise
 
 from kbx_env.spec.criteria import Exact
-from kbx_env.spec.task import Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, task
+from kbx_env.spec.task import Case, Choice, Cost, Ints, Literal, Normal, Outlier, Paper, T, task
 
 LONG = {"dtypes": {"input": "i64"}, "draw": Ints(-(2**40), 2**40)}
 
@@ -25,6 +27,7 @@ def _case(shape, dim="default", **more):
         _case((8,), dtypes={"input": "i64"}, draw=Literal(0, 1, 2, 3, 4, 5, 6, 7)),
         _case((129, 256)),
         _case((128, 257), 0, draw=Outlier()),
+        _case((9, 40), 1, draw=Choice(0.0, -0.0, 1.5, math.inf, math.nan)),
         _case((127, 255), -1),
         _case((64, 65), (0, 1)),
         _case((1025,), **LONG),

@@ -47,6 +47,7 @@ OTHER = {"lr": 0.01, "beta1": 0.95, "beta2": 0.7, "weight_decay": 0.3}
             }
         ),
         *sizes(lambda p: {"*": p.shape(2, 3, 60)}, draws={"exp_avg": Constant(0), "grad": TINY}),
+        *sizes(lambda p: {"*": p.shape(3, 3, 60)}, draws=LATER),
     ),
     timed=tuple(Case({"*": (1 << k,)}, draws=LATER) for k in (23, 25, 26)),
 )

@@ -35,6 +35,7 @@ def _eager(input_tensor, dim, keepdim=False):
         Case({"*": (5, 3001)}, {"dim": 1}, draw=Ints(-40, 0)),
         Case({"*": (3, 40001)}, {"dim": 1}, draw=Ints(0, 9000)),
         Case({"*": (9, 70)}, {"dim": 1}, draw=Choice(-INF, -1.0, 3.0, INF)),
+        Case({"*": (9, 60)}, {"dim": 1}, draw=Choice(-0.0, 1.0, 3.0, INF)),
         Case({"*": (30, 41)}, {"dim": -1}, draw=Choice(*[0.5] * 30, -1.0, NAN)),
         Case({"*": (3, 5)}, {"dim": 1}, draw=Constant(INF)),
         Case({"*": (33, 20)}, {"dim": 0}, layouts={"input_tensor": "transposed"}),

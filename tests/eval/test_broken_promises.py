@@ -26,6 +26,11 @@ def test_arguments_without_an_effect_are_optional_parameters_that_cases_pass() -
         assert argument in {text for text, _ in broken_promises.ignoring(task)} and why
 
 
+def test_promises_that_make_no_difference_are_those_of_kernels() -> None:
+    for (name, promise), why in broken_promises.NO_DIFFERENCE.items():
+        assert promise in {text for text, _ in broken_promises.kernels(load_task(name))} and why
+
+
 @pytest.mark.parametrize("name", task_ids())
 def test_every_argument_with_an_effect_is_needed_by_a_case(name: str) -> None:
     assert broken_promises.unnoticed(load_task(name)) == []
