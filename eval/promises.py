@@ -355,10 +355,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     tasks = load_tasks(pattern=options.tasks)
     if options.rare is not None:
-        for task in tasks:
-            for text, rate in rates(task, gradings(task)).items():
+        for one in tasks:
+            for text, rate in rates(one, gradings(one)).items():
                 if rate < options.rare:
-                    print(f"{task.id}: {text}: {100 * rate:.0f} %")
+                    print(f"{one.id}: {text}: {100 * rate:.0f} %")
         return 0
     found = {t.id: tested(t) for t in tasks}
     if options.write:
