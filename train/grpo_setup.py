@@ -72,6 +72,7 @@ def check(s: Settings) -> None:
         raise UsageError(f"max_turns is {s.max_turns}, samples is {s.samples}; at least 1, and at least 0")
     _check_turns(s)
     _check_grading(s)
+    _check_one_gpu(s)
     models.check_quantised(s.quantize, s.lora is not None, on_cpu(s.trainer))
     for name in s.categories or ():
         if name not in CATEGORIES:
@@ -81,6 +82,18 @@ def check(s: Settings) -> None:
     from kbx_env.rewards.compose import load_preset
 
     load_preset(s.reward)
+
+
+def _check_one_gpu(s: Settings) -> None:
+    """Check that one process sees one GPU: with several, transformers would spread the model over threads, which TRL refuses."""
+    import torch
+
+    seen = 0 if on_cpu(s.trainer) or "WORLD_SIZE" in os.environ else torch.cuda.device_count()
+    if seen > 1:
+        raise UsageError(
+            f"this is one process, and it sees {seen} GPUs; set CUDA_VISIBLE_DEVICES=0 to train on the first one (the others can "
+            "grade: grade_gpus=[1]), or start one process for each GPU with accelerate launch"
+        )
 
 
 def _check_turns(s: Settings) -> None:

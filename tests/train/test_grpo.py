@@ -287,6 +287,23 @@ def test_mistakes_are_one_line(
     assert len(line) == 1 and says in line[0] and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("gpus", "launched", "section", "refused"),
+    [(4, False, {}, True), (1, False, {}, False), (4, True, {}, False), (4, False, {"use_cpu": True}, False)],
+)
+def test_one_process_that_sees_several_gpus_is_told_what_to_do(
+    gpus: int, launched: bool, section: dict[str, bool], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if launched:
+        monkeypatch.setenv("WORLD_SIZE", "4")
+    said = pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES=0") if refused else contextlib.nullcontext()
+    with said:
+        grpo_setup._check_one_gpu(grpo.Settings(trainer=section))
+
+
 @pytest.mark.full
 def test_a_step_that_a_service_grades(argv: list[str], tmp_path: Path) -> None:
     from grading_service import Grader, running
