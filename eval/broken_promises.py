@@ -66,6 +66,8 @@ NO_EFFECT: Mapping[tuple[str, str], str] = {
     ("linearalgebra/low_rank_svd_approximation", "full_matrices"): "the product of the factors is the same",
     ("linearalgebra/pseudoinverse_svd", "full_matrices"): "the product of the factors is the same",
     ("linearalgebra/solve_symmetric_ldl", "hermitian"): "a solver that reads the whole matrix does not need it",
+    ("fusion/fused_mv_logsoftmax_dropout", "dim"): "the product has one axis: both dims name it",
+    ("random/rand", "device"): "inputs give the same device to kernels that look no argument up",
     ("random/logspace", "device"): "inputs give the same device to kernels that look no argument up",
 }
 """Optional arguments, by task and name, without an effect on the result, and why."""

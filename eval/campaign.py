@@ -364,6 +364,8 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
     ("NaN taken for zero", "matrixmultiply/addmm"): "Only input may hold NaN, with beta = 0; the change is in mat1 and mat2.",
     ("optional arguments ignored", "activation/gelu_int8"): "Both formulas give the same for each of the 256 inputs.",
     ("inputs clamped to sixteen", "math/bitwise_and_binomial"): "Chances lie in [0, 1], and logits in [-10, 10].",
+    ("names of the description are host modules", "fusion/fused_cosine_embedding_loss_with_normalization"):
+        "The one changed name is that of a local variable of the kernel.",
     ("last element never stored, zeros there", "fusion/fused_mul_add_logsoftmax_dropout_bmm"):
         "The changed mask is that of a kernel of one tensor; the task launches the one of three.",
 }  # fmt: skip

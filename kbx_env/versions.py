@@ -12,7 +12,7 @@ from pathlib import Path
 
 TASK_SET = "7-1"
 """Version of the task set, ``N-X``: results are not comparable across N; X counts the other changes (docs/task_set.md)."""
-TASK_SET_HASH = "3b92c99e73341c2d5a6ab24a226bd73fad0886a4b48b7b4151397b9b514838c3"
+TASK_SET_HASH = "9146c9bc659120abf2e0d317fb50a548c5f712a10521d037590e2e5e0ecedf75"
 """``spec.catalog.task_set_hash`` of that version. A test compares it with the tasks and says what to do where they differ."""
 MODIFIED = "+modified"
 """Follows the version where the installed tasks are not those of the version."""

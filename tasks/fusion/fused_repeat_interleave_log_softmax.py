@@ -40,6 +40,11 @@ def _almost_certain(p):
                   draw=Normal(scale=8), out=True)  # fmt: skip
 
 
+def _beyond_exp(p):
+    # Without the largest value of each line exp overflows, or gives zeros only.
+    return _repeated(p, (p.whole(50, 70), p.whole(9, 20)), 1, Normal(mean=p.among(-300.0, 300.0), scale=9))
+
+
 def _near_zero(p):
     return _repeated(p, (p.whole(50, 70), p.whole(2, 3)), 1, NEAR_ZERO)
 
@@ -97,7 +102,7 @@ def _repeated(p, shape, at, draw=Normal(scale=3)):
         _case((7, 5, 101), (101,), -1, held=True),
         _case((29, 6, 7), 4, 0, held=True),
     ),
-    varied=(_small, _long, _columns, _almost_certain, _near_zero),
+    varied=(_small, _long, _columns, _almost_certain, _near_zero, _beyond_exp),
     timed=(
         *(_case((1 << k,), 2, 0) for k in (23, 26)), _case((16384, 4096), 2, 1),
         _case((8192, 4096), (8192,), 0, {"output_size": 12288}, draws=CYCLE),

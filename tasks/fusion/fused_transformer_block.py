@@ -70,6 +70,15 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
             layouts=lambda p, s: adjacent(p, 0, "weight1", "weight2"),
         ),
         sizes(
+            # Without the largest value of each row exp overflows, or gives zeros only.
+            lambda p: {"*": p.shape(1, 2, 12), "D": p.whole(10, 14), "K": p.whole(9, 30), "O": p.whole(5, 9)},
+            lambda p, s: {"dropout_p": 0.0, "eps": 1e-5},
+            draws=lambda p, s: {
+                "input": Normal(mean=5, scale=0.3), "weight1": Normal(mean=p.among(-5.0, 5.0), scale=0.1),
+                "weight2": Normal(scale=s["K"] ** 0.5),
+            },
+        ),
+        sizes(
             lambda p: {"*": p.shape(1, 2, 12), "D": p.whole(4, 9), "K": p.whole(4, 9), "O": p.whole(5, 9)},
             lambda p, s: {"dropout_p": 0.0, "eps": 1e-5},
             draws={"input": LARGE, "weight1": SHARE, "weight2": LARGE, "residual": LARGE},
