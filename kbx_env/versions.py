@@ -12,7 +12,7 @@ from pathlib import Path
 
 TASK_SET = "7-1"
 """Version of the task set, ``N-X``: results are not comparable across N; X counts the other changes (docs/task_set.md)."""
-TASK_SET_HASH = "9146c9bc659120abf2e0d317fb50a548c5f712a10521d037590e2e5e0ecedf75"
+TASK_SET_HASH = "1de815d7ab52eb32227f3c8ae3fff498abc9f62b969028797660ad0a76126ff7"
 """``spec.catalog.task_set_hash`` of that version. A test compares it with the tasks and says what to do where they differ."""
 MODIFIED = "+modified"
 """Follows the version where the installed tasks are not those of the version."""
