@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import threading
 import time
@@ -344,6 +345,8 @@ def main(argv: Sequence[str] | None = None, grader: str = GRADER) -> int:
     """
     a = parser().parse_args(argv)
     console, interrupted = Console(), False
+    # ``timeout`` and schedulers end a run by SIGTERM: its measurements so far are kept as well.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if a.simulate or a.check:
             result = run_simulation(a, console)
@@ -359,6 +362,8 @@ def main(argv: Sequence[str] | None = None, grader: str = GRADER) -> int:
     except (UsageError, OSError) as e:
         print(f"throughput: {e}", file=sys.stderr)
         return 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 130 if interrupted else 0
 
 

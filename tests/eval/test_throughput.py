@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ class Slow:
     """Sleeps 50 ms for a right kernel; wrong ones cost nothing, "die" ends the process."""
 
     def grade(self, task: str, source: bytes, **options: Any) -> Outcome:
+        if os.environ.get("KBX_TEST_BEGUN"):
+            Path(os.environ["KBX_TEST_BEGUN"]).touch()
         if source == b"die":
             raise SystemExit(3)
         if source == b"wrong":
@@ -58,6 +62,25 @@ def test_a_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     check = tmp_path / "check.json"
     assert throughput.main(["--check", str(tmp_path / "r.json"), "--json", str(check)]) == 0
     assert abs(json.loads(check.read_text())["checked"][0]["error"]) < 0.2
+
+
+def test_a_run_that_is_ended_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    (tmp_path / "w.jsonl").write_text(json.dumps({"task": "math/cos", "predict": "right"}))
+    out, begun = tmp_path / "r.json", tmp_path / "begun"
+    monkeypatch.setenv("KBX_TEST_BEGUN", str(begun))
+    asked = ["--gpus", "0", "--workload", str(tmp_path / "w.jsonl"), "--experts", "0", "--json", str(out), "--count", "4000"]
+
+    def end() -> None:
+        while not begun.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end, daemon=True).start()
+    assert throughput.main([*asked, "--warm", "0"], grader="test_throughput:Slow") == 130
+    result = json.loads(out.read_text())
+    assert result["interrupted"] and result["asked"] == 4000 and len(result["requests"]) < 4000
+    assert signal.getsignal(signal.SIGTERM) is not signal.default_int_handler
 
 
 def test_the_cores_that_were_busy_are_those_of_this_process(tmp_path: Path) -> None:
