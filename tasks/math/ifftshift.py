@@ -59,8 +59,8 @@ def ifftshift(input, dim=None):
 
     input is an fp32 or int64 tensor with at least one axis. dim is an int, a tuple of one or more different ints or None
     (every axis); negative ones count from the last. Along each of these axes y[i] = x[(i + n // 2) % n]; the other axes
-    stay as they are. The result is a new tensor of the same shape and dtype, compared bit by bit. The input may be
-    non-contiguous or empty and is not changed. A Triton kernel moves the values: torch may copy a whole tensor in its own
-    order (contiguous) and nothing else.
+    stay as they are. The result is a new tensor of the same shape and dtype, compared bit by bit: NaN, +inf, -inf and zeros
+    of both signs are moved like other values. The input may be non-contiguous or empty and is not changed. A Triton
+    kernel moves the values: torch may copy a whole tensor in its own order (contiguous) and nothing else.
     """
     return torch.fft.ifftshift(input, dim)
