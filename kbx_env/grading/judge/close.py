@@ -55,7 +55,7 @@ class _Scale:
     Attributes:
         least: what the scale is at least: 0, or the root-mean-square of all elements.
         own: whether an element's own size is ``Row.size``, where there is one.
-        finite: whether all elements are finite; each kernel less counts, since the judge goes through results of a gigabyte.
+        finite: whether all elements are finite: then no kernels are needed to tell NaN and infinity from the others.
     """
 
     least: float
@@ -234,12 +234,12 @@ def all_close(
             found.append(within(given[part], right[part], limits).all())
         return bool(torch.stack(found).all())
 
-    # Three kernels for each piece instead of two dozen: NaN and infinity are within no limit, so they need the others.
+    # ``_within`` takes a tenth of the kernels of ``_ratio``, and is enough unless an element is NaN, infinite or wrong.
     return every(_within) or every(lambda *three: _ratio(*three) <= 1.0)
 
 
 def _within(got: torch.Tensor, exact: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-    """Return which elements are right for all ``_ratio`` says; not all: NaN and infinity are missing."""
+    """Return the elements whose error is within the limit. NaN and infinity never are; ``_ratio`` decides about them."""
     return torch.sub(got, exact).abs_() <= limit
 
 

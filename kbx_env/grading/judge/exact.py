@@ -28,7 +28,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether all bits are equal: one kernel, where ``equal_bits`` needs a dozen."""
+    """Return whether all bits are equal. It takes one kernel; ``equal_bits`` takes a dozen."""
     bits = _BITS.get(a.element_size())
     return a.dtype == b.dtype and bits is not None and torch.equal(a.view(bits), b.view(bits))
 
