@@ -524,7 +524,7 @@ def jobs_of(tasks: Sequence[Task], families: str, times: int, make: Callable[[Ta
     return [
         (task.id, text, source, times)
         for task in tasks for text, source in make(task)
-        if fnmatch.fnmatch(family_of(text), families) and not {(task.id, text)} & (NO_EFFECT.keys() | NO_DIFFERENCE.keys())
+        if fnmatch.fnmatch(family_of(text), families) and (task.id, text) not in {**NO_EFFECT, **NO_DIFFERENCE}
     ]  # fmt: skip
 
 

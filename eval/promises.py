@@ -5,9 +5,9 @@
 A promise is read from the declaration and the text of a task: layouts, numbers of axes, empty tensors, ``out=``,
 broadcasting, lengths that need more than one block, values of every argument, dtypes, special values. It is tested by a
 declared case or by a family of derived cases, of which the share of draws that test it is shown. ``--write`` writes
-``tasks/promises.json``, ``--check`` compares it with the declarations, ``--missing`` lists promises without a case,
-``--rare`` those that less than a share of whole gradings tests: one of a grading's derived cases is contiguous, so that families
-do not miss a promise independently of each other.
+``tasks/promises.json``, ``--check`` compares it with the declarations, ``--missing`` lists promises without a case.
+``--rare`` lists those that a grading tests with a probability below SHARE. It counts whole gradings, because one derived case of
+each grading is contiguous: the shares of single families cannot be multiplied.
 """
 
 from __future__ import annotations
@@ -291,12 +291,27 @@ def _dtypes(task: Task, case: Case) -> set[str]:
 
 
 def gradings(task: Task) -> list[Sequence[Case]]:
-    """Draw the derived cases of ``DRAWS`` gradings: the same ones every time."""
+    """Draw the derived cases of gradings: the same ones every time.
+
+    Args:
+        task: the task.
+
+    Returns:
+        The derived cases of each of ``DRAWS`` gradings.
+    """
     return [derived_cases.derive(task, b"promises %d" % k, "eval") for k in range(DRAWS)]
 
 
 def rates(task: Task, rounds: Sequence[Sequence[Case]]) -> dict[str, float]:
-    """Return for each promise of a task the share of gradings that test it; ``rounds`` are the derived cases of gradings."""
+    """Return how often whole gradings test each promise of a task.
+
+    Args:
+        task: the task.
+        rounds: from ``gradings``.
+
+    Returns:
+        By promise: the share of gradings in which a declared or a derived case tests it.
+    """
     return {
         text: 1.0 if any(map(test, task.cases)) else sum(any(map(test, cases)) for cases in rounds) / len(rounds)
         for text, test in promises(task).items()

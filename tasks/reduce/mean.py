@@ -30,6 +30,7 @@ F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
         Case({"*": (70, 133)}, {"dim": 1} | F64, **INT),
         Case({"*": (70, 133)}, {"dim": (1, 0)} | F32, **INT),
         Case({"*": (33, 65)}, {"dim": 0}, layouts={"input_tensor": "transposed"}, out=True),
+        Case({"*": (5, 4, 6, 7)}, {"dim": 0}, layouts={"input_tensor": "transposed"}),
         Case({"*": (3, 4, 9, 7)}, {"dim": (1, 3)}, layouts={"input_tensor": "channels_last"}),
         Case({"*": (9, 70)}, {"dim": 1, "keepdim": True} | F64, draw=Normal(mean=-2), out=True),
         Case({"*": (2049,)}, {"dim": 0}, layouts={"input_tensor": "strided"}, draw=Uniform()),

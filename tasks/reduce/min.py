@@ -39,6 +39,7 @@ def _eager(input_tensor, dim, keepdim=False):
         Case({"*": (30, 41)}, {"dim": -1}, draw=Choice(*[0.5] * 30, -1.0, NAN)),
         Case({"*": (3, 5)}, {"dim": 1}, draw=Constant(INF)),
         Case({"*": (33, 20)}, {"dim": 0}, layouts={"input_tensor": "transposed"}),
+        Case({"*": (5, 4, 6, 7)}, {"dim": 0}, layouts={"input_tensor": "transposed"}),
         Case({"*": (7, 41, 30)}, {"dim": 1}, layouts={"input_tensor": "strided"}, draw=Ints(-9, 30), dtypes=LONG),
         Case({"*": (0, 4)}, {"dim": 1}),
         Case({"*": (6, 5, 173)}, {"dim": -1, "keepdim": True}, draw=Ints(0, 30), held=True),

@@ -45,6 +45,7 @@ def _eager(input, dim=None, keepdim=False, approximate="none", out=None):
         Case({"*": (3, 20001)}, {"dim": 1} | TANH, draw=Uniform(0.1, 3)),
         Case({"*": (40, 50)}, draw=Outlier(0.01, 30)),
         Case({"*": (33, 20)}, {"dim": 0}, draw=APART, layouts={"input": "transposed"}),
+        Case({"*": (5, 4, 6, 7)}, {"dim": 0}, draw=APART, layouts={"input": "transposed"}),
         Case({"*": (9, 31)}, {"dim": 1} | TANH, draw=UP, layouts={"input": "strided"}),
         Case({"*": (0, 4)}, {"dim": 1}),
         Case({"*": (6, 5, 13)}, {"dim": -2, "keepdim": True}, draw=APART, held=True),

@@ -27,6 +27,7 @@ from kbx_env.spec.task import Case, Cost, Linspace, Literal, Normal, Outlier, Pa
         Case({"*": (3, 40001)}, {"dim": 1}, draw=Outlier()),
         Case({"*": (90, 130)}, {"dim": 1}, draw=Linspace(-2000, 1500)),
         Case({"*": (33, 65)}, {"dim": 0}, layouts={"input": "transposed"}, out=True),
+        Case({"*": (5, 4, 6, 7)}, {"dim": 0}, layouts={"input": "transposed"}),
         Case({"*": (31, 17)}, layouts={"input": "strided"}, draw=Normal(mean=4)),
         Case({"*": (3, 0)}, {"dim": 0}),
         Case({"*": (6, 5, 173)}, {"dim": -2, "keepdim": True}, draw=Normal(mean=9), held=True),

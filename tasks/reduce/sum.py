@@ -41,6 +41,7 @@ def _converted(p):
         Case({"*": (70, 330)}, {"dim": 1} | F64, draw=Outlier()),
         Case({"*": (70, 33)}, {"dim": 1, "dtype": DtypeArg("i64")}, draw=Ints(-99, 99), dtypes={"input": "i32"}),
         Case({"*": (33, 65)}, {"dim": 0}, layouts={"input": "transposed"}),
+        Case({"*": (5, 4, 6, 7)}, {"dim": 0}, layouts={"input": "transposed"}),
         Case({"*": (3, 4, 9, 7)}, {"dim": (1, 3)}, layouts={"input": "channels_last"}),
         Case({"*": (2049,)}, {"dim": 0}, layouts={"input": "strided"}),
         Case({"*": (0, 4)}, {"dim": 0}),
