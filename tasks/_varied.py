@@ -129,12 +129,15 @@ def reduced(
 
 def long_axis(
     args: Args = None, *, out: bool = False, tuples: bool = False, dim: str = "dim", length: int = LONG,
-    tensors: tuple[str, ...] = ("input",), where: Callable[[Case], bool] | None = None, **fields: Any,
+    tensors: tuple[str, ...] = ("input",), lines: Mapping[str, Any] | None = None,
+    where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> tuple[Family, ...]:  # fmt: skip
-    """Reductions along a long axis, beside a long axis, and of many long columns whose neighbours are adjacent in memory.
+    """Reductions along a long axis, beside a long axis, of many long columns whose neighbours are adjacent in memory, of
+    few lines of 2**18 elements, and of a vector along its last axis, -1.
 
-    Kernels that share a long sum between programs join the parts in several programs if the kept axes are long, too.
-    They split columns earlier than rows, so that a few hundred elements to a column suffice.
+    Kernels share a long line between programs, and take that path for large tensors only: these have 2**19 elements and
+    more. They join the parts in several programs if the kept axes are long, too. Columns are split earlier than rows, so
+    that a few hundred elements to a column suffice.
 
     Args:
         args: draws further arguments.
@@ -143,6 +146,7 @@ def long_axis(
         dim: the parameter.
         length: about the length of the single long axis.
         tensors: the parameters that are reduced.
+        lines: fields of the case of few lines.
         where: condition on the declared case.
         **fields: of the case.
 
@@ -151,7 +155,7 @@ def long_axis(
     """
 
     def case(pick: Pick, shape: tuple[int, ...], over: int, **more: Any) -> Case:
-        over = over - len(shape) if pick.chance() else over
+        over = over - len(shape) if pick.chance() and over >= 0 else over
         return pick.like(
             {"*": shape}, {dim: (over,) if tuples and pick.chance() else over} | _args(args, pick), where=where,
             **({"out": out} | more | fields),
@@ -168,7 +172,13 @@ def long_axis(
     def columns(pick: Pick) -> Case:
         return case(pick, many_columns(pick), 0, layouts=adjacent(pick, 1, *tensors))
 
-    return along, beside, columns
+    def few(pick: Pick) -> Case:
+        return case(pick, (pick.whole(2, 3), (1 << 18) + pick.whole(1, 900)), 1, **(lines or {}))
+
+    def vector(pick: Pick) -> Case:
+        return case(pick, (pick.whole(3, 60),), -1)
+
+    return along, beside, columns, few, vector
 
 
 def many_columns(pick: Pick) -> tuple[int, int]:
@@ -381,6 +391,45 @@ def statistics() -> tuple[Family, ...]:
     )  # fmt: skip
 
 
+ODD_CHUNKS = 64 * 4096
+"""Elements of a mean that kernels take in chunks of up to 4096; the last chunk is to have more than 2048."""
+
+
+def moments() -> tuple[Family, ...]:
+    """Batch normalisations in training of channels with two elements, and of channels with many.
+
+    The variance of a sample is twice that of two elements. A number of elements above 2048 is not exact in fp16.
+
+    Returns:
+        The families: two.
+    """
+    args = {"training": True, "momentum": 0.5, "eps": 0.1}
+    return (
+        *sizes(lambda p: {"N": 2, "C": p.whole(2, 6), "*": p.among((), (1,), (1, 1))}, lambda p, s: args, where=plain),
+        *sizes(lambda p: {"N": 1, "C": 2, "*": (ODD_CHUNKS + 1 + 2 * p.whole(1100, 2000),)}, lambda p, s: args, where=plain,
+               draw=Normal(mean=100, scale=3)),
+    )
+
+
+def vast_image(args: Args = None, **fields: Any) -> tuple[Family, ...]:
+    """A convolution of 1 x 1 whose result has 2**19 elements; means over its 6,237 pixels are taken in chunks.
+
+    A chunk has up to 4096 pixels, so that the last one has an odd number above 2048, which is not exact in fp16.
+
+    Args:
+        args: draws further arguments.
+        **fields: of the case.
+
+    Returns:
+        The families: one.
+    """
+    options = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    return sizes(
+        lambda p: {"N": 1, "C": 1, "D": 1, "H": 77, "W": 81, "O": 85, "R": 1, "S": 1}, lambda p, s: options | _args(args, p),
+        **({"draw": Normal(), "draws": {"input": Normal(mean=30, scale=3), "weight": Uniform(0.5, 1.5)}} | fields),
+    )  # fmt: skip
+
+
 def plain(case: Case) -> bool:
     """Return whether a case has the declared dtypes."""
     return not case.dtypes
@@ -470,7 +519,8 @@ def balanced(pick: Pick, large: str, small: str, scale: float = 1.0) -> dict[str
 def linear(
     args: Args = None, *, halves: bool = False, out: bool = False, for_bias: Args = None
 ) -> tuple[Family, ...]:  # fmt: skip
-    """Linear layers that need two blocks along each axis, also of one or two rows, and in fp16 with a long inner axis.
+    """Linear layers that need two blocks along each axis, also of one or two rows, with a large weight, and in fp16 with a
+    long inner axis.
 
     In two cases more the biases are above 16, where the products cancel most of them so that results of order ten saturate few
     activations, and the biases are small.
@@ -506,6 +556,11 @@ def linear(
             full=pick.chance(0.8), out=out, layouts=adjacent(pick, 1, "weight"),
         )  # fmt: skip
 
+    def vast(pick: Pick) -> Case:
+        axes = large_factor(pick, "B", "K", "O")
+        scale = round(axes["K"] ** -0.25, 3)
+        return pick.like(axes, _args(args, pick), where=plain, full=pick.chance(0.8), draw=Normal(scale=scale), out=out)
+
     def biased(pick: Pick) -> Case:
         axes = {"B": pick.whole(3, 9), "K": pick.whole(1, 3), "O": pick.whole(9, 20)}
         draws = {"input": Uniform(0.9, 1.1), "weight": Uniform(-30 / axes["K"], -20 / axes["K"]), "bias": Uniform(20, 30)}
@@ -517,7 +572,7 @@ def linear(
         draws = {"input": Normal(), "weight": Normal(scale=0.5), "bias": SMALL_BIAS}
         return pick.like(axes, _args(args, pick) | _args(for_bias, pick), where=plain, full=True, draws=draws, out=out)
 
-    return (one, vector, biased, slight, deep) if halves else (one, vector, biased, slight)
+    return (one, vector, vast, biased, slight, *((deep,) if halves else ()))
 
 
 def few_rows(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
@@ -535,6 +590,23 @@ def few_rows(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
         Sizes by axis name.
     """
     return {rows: pick.whole(1, 2), inner: pick.whole(WIDE, WIDE + WIDE // 16), columns: pick.whole(70, 90)}
+
+
+def large_factor(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
+    """Return sizes of a product whose right factor has 2**19 elements and more, none of them a multiple of a block.
+
+    Kernels take another path for large tensors, such as one without masks. Few rows keep the case cheap.
+
+    Args:
+        pick: makes the choices.
+        rows: name of the rows' axis.
+        inner: name of the inner axis.
+        columns: name of the columns' axis.
+
+    Returns:
+        Sizes by axis name.
+    """
+    return {rows: pick.whole(3, 9), inner: pick.whole(WIDE, WIDE + 40) | 1, columns: pick.whole(480, 500) | 1}
 
 
 def bmm_rms_norm(**laws: Any) -> tuple[Family, ...]:
@@ -558,6 +630,7 @@ def bmm_rms_norm(**laws: Any) -> tuple[Family, ...]:
     return (
         *sizes(longs(axes, {"N": 140, "M": 560, "P": 1050}, most=3_000_000), args, out=True, draw=Normal()),
         *vector_bmm("input2", args, draw=Normal()),
+        *large_bmm(args, draw=Normal()),
         *flat(
             sizes(lambda p: {n: p.whole(2, 9) for n in axes}, args, draw=Normal(), draws={large: LARGE, small: SHARE} | laws)
             for large, small in (("input1", "input2"), ("input2", "input1"))
@@ -584,9 +657,24 @@ def vector_bmm(
     )  # fmt: skip
 
 
+def large_bmm(
+    args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | None = None, **fields: Any
+) -> tuple[Family, ...]:  # fmt: skip
+    """A batch of one product (1, N, M) x (1, M, P) with a large right factor (``large_factor``).
+
+    Args:
+        args: draws arguments, also from the sizes.
+        **fields: of the case.
+
+    Returns:
+        The families: one.
+    """
+    return sizes(lambda p: {"B": 1} | large_factor(p, "N", "M", "P"), args, **fields)
+
+
 def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") -> tuple[Family, ...]:
-    """Products whose batch axes broadcast both ways, with a long inner axis, with few rows, with long outer axes, and of
-    large numbers and numbers near zero.
+    """Products whose batch axes broadcast both ways, with a long inner axis, with few rows, with long outer axes, with a
+    large right factor, and of large numbers and numbers near zero.
 
     Args:
         dtypes: sets of dtypes by tensor, of which each case has one.
@@ -620,12 +708,16 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
         draws = balanced(pick, left, right)
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws=draws, dtypes=pick.among(*dtypes))
 
+    def vast(pick: Pick) -> Case:
+        m, k, n = large_factor(pick, "m", "k", "n").values()
+        return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws={}, dtypes=pick.among(*dtypes))
+
     def scaled(pick: Pick, large: str, small: str) -> Case:
         m, k, n = pick.whole(3, 9), pick.whole(4, 8), pick.whole(3, 9)
         draws = {large: LARGE, small: TINY}
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draws=draws, dtypes=pick.among(*dtypes))
 
-    return batched, long, vector, wide, lambda pick: scaled(pick, left, right), lambda pick: scaled(pick, right, left)
+    return batched, long, vector, wide, vast, lambda pick: scaled(pick, left, right), lambda pick: scaled(pick, right, left)
 
 
 # --- convolutions -------------------------------------------------------------------------------------
@@ -633,6 +725,8 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
 
 LONG_CONV: tuple[dict[str, int], ...] = ({"C": 130}, {"O": 130, "P": 140}, {"N": 20, "Q": 140})
 """Long axes of the derived cases of a convolution: each case has few elements, and together all axes are long once."""
+VAST_CONV = {"N": 1, "C": 33, "D": 33, "H": 127, "W": 127, "R": 3, "S": 3, "P": 9, "Q": 9}
+"""An image of 2**19 elements, of which few windows are taken: kernels take another path for large tensors."""
 
 
 def conv_sizes(
@@ -705,7 +799,8 @@ def convs(
     more: Callable[[Pick, Mapping[str, int]], Mapping[str, Any]] | None = None,
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> tuple[Family, ...]:  # fmt: skip
-    """Convolutions with pairs for all options, groups, any layouts, long axes (``LONG_CONV``), and large and small factors.
+    """Convolutions with pairs for all options, groups, any layouts, long axes (``LONG_CONV``), and large and small factors,
+    and one of a large image (``VAST_CONV``).
 
     In the case of many images pixels and biases are small, so that biases near zero show.
 
@@ -732,7 +827,12 @@ def convs(
     def drawing(axis: Mapping[str, int]) -> Family:
         def family(pick: Pick) -> Case:
             step = out_step(pick)
-            axes, options = conv_sizes(pick, axis, prefix=prefix, out_step=step, groups=groups, least=least)
+            if axis is VAST_CONV:
+                axes = {**axis, "O": step * max(1, 2 // step)}
+                options = {prefix + "stride": 15, prefix + "padding": 1}
+                options |= {prefix + "dilation": 1, prefix + "groups": 1} if groups else {}
+            else:
+                axes, options = conv_sizes(pick, axis, prefix=prefix, out_step=step, groups=groups, least=least)
             extra = dict(more(pick, axes | {"step": step})) if more is not None else {}
             kept = {k: v for k, v in axes.items() if k not in ("P", "Q")}
             factors = (weight, image) if "O" in axis else (image, weight)
@@ -750,7 +850,7 @@ def convs(
 
         return family
 
-    return tuple(map(drawing, long))
+    return tuple(map(drawing, (*long, VAST_CONV) if long is LONG_CONV else long))
 
 
 # --- matrices -----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """activation/combined_activation."""
 
 import torch
-from kbx_env.tasks._varied import LARGE, SHARE, TINY, adjacent, balanced, few_rows
+from kbx_env.tasks._varied import LARGE, SHARE, TINY, adjacent, balanced, few_rows, large_factor
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -24,6 +24,10 @@ def _product(p, s, large, small, **more):
     shape = (s["N"], s["D"])
     return p.like(s | {"*w": p.broadcast(shape), "*b": p.broadcast(shape)}, out=True,
                   draws=balanced(p, large, small, round(s["K"] ** -0.25, 3)), **more)  # fmt: skip
+
+
+def _vast(p):
+    return _product(p, large_factor(p, "N", "K", "D"), "weight1", "input")
 
 
 def _scaled(first, second, others):
@@ -56,7 +60,7 @@ def _scaled(first, second, others):
         _case(0, 5, 7, (7,), (7,)),
         _case(29, 140, 83, (83,), held=True),
     ),
-    varied=(_long, _vector, _scaled(LARGE, SHARE, LARGE), _scaled(SHARE, LARGE, TINY)),
+    varied=(_long, _vector, _vast, _scaled(LARGE, SHARE, LARGE), _scaled(SHARE, LARGE, TINY)),
     timed=(_case(1024, 1024, 1024, (1024,), (1024,)), _case(2048, 2048, 2048), _case(4096, 4096, 4096, (4096,), (4096,))),
 )  # fmt: skip
 def combined_activation(input, weight1, weight2, bias, *, out=None):

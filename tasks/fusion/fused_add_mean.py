@@ -33,6 +33,12 @@ def _columns(p):
                   layouts=adjacent(p, 1, "input"))  # fmt: skip
 
 
+def _lines(p):
+    shape = (p.whole(2, 3), (1 << 18) + p.whole(1, 900))
+    return p.like({"*a": shape, "*b": shape}, {"dim": p.among(1, -1), "keepdim": p.chance()},
+                  where=lambda c: "other" not in c.args and "dtype" not in c.args, draw=Normal(mean=1), out=True)  # fmt: skip
+
+
 def _tiny(p):
     shape = p.shape(2, 3, 60)
     return p.like({"*a": shape, "*b": shape}, {"dim": p.axis(len(shape)), "alpha": p.real(0.5, 2), "keepdim": p.chance()},
@@ -67,7 +73,7 @@ def _tiny(p):
         Case({"*a": (6, 5, 173), "*b": (173,)}, {"dim": (-1, 0), "alpha": 1.25}, draw=Normal(mean=1), held=True),
         Case({"*a": (7, 211, 3), "*b": (7, 211, 3)}, {"dim": 1, "alpha": 0.7}, out=True, held=True),
     ),
-    varied=(_reduced_both_ways, _long, _columns, _tiny),
+    varied=(_reduced_both_ways, _long, _columns, _lines, _tiny),
     timed=(
         *stream("*a", "*b", powers=(24, 27), draw=Uniform()),
         *(Case({"*a": (16384, 4096), "*b": (16384, 4096)}, {"dim": d}, draw=Uniform()) for d in (0, 1)),

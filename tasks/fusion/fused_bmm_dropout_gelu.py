@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import DEEP_SUM, LARGE, SHARE, half, longs, plain, sizes, vector_bmm
+from kbx_env.tasks._varied import DEEP_SUM, LARGE, SHARE, half, large_bmm, longs, plain, sizes, vector_bmm
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Eye, Normal, Outlier, Paper, T, Uniform, task
@@ -66,6 +66,9 @@ HALF = {"input1": "f16", "input2": "f16"}
             lambda p, s: {"training": False, "p": p.real(0, 1), "approximate": p.among("none", "tanh")},
             where=plain,
             draw=Normal(scale=0.3),
+        ),
+        *large_bmm(
+            lambda p, s: {"training": False, "approximate": p.among("none", "tanh")}, where=plain, draw=Normal(scale=0.3)
         ),
         *(
             sizes(lambda p: {n: p.whole(2, 9) for n in "BNMP"}, lambda p, s: {"training": False}, where=plain, draws=draws)

@@ -29,6 +29,7 @@ TANH = {"approximate": "tanh"}
         Case({"*": (5, 301, 6)}, {"dim": 1}, draw=Normal(mean=50, scale=0.5)),
         Case({"*": (3, 40001)}, {"dim": 1}, draw=Normal(mean=-0.5)),
         Case({"*": (33, 65)}, {"dim": 0}, layouts={"input": "transposed"}, out=True),
+        Case({"*": (5, 4, 6, 7)}, {"dim": 0}, layouts={"input": "transposed"}, out=True),
         Case({"*": (31, 17)}, {"correction": 2}, layouts={"input": "strided"}, out=True),
         Case({"*": (3, 0)}, {"dim": 0}),
         Case({"*": (6, 5, 173)}, {"dim": -2, "keepdim": True} | TANH, draw=Normal(mean=9), held=True),

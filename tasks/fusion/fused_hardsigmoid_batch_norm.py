@@ -1,7 +1,7 @@
 """fusion/fused_hardsigmoid_batch_norm."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import longs, plain, sizes, statistics
+from kbx_env.tasks._varied import longs, moments, plain, sizes, statistics
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Outlier, Paper, T, task
@@ -58,6 +58,7 @@ TRAIN = {"training": True}
         sizes(lambda p: {"N": p.whole(2, 3), "C": p.whole(2, 3), "*": (p.whole(4300, 4500),)}, lambda p, s: {"training": True},
               where=plain, full=True),
         statistics(),
+        moments(),
     ),
     timed=(
         *(Case({"N": 1, "C": 64, "*": (s, s)}, given=AFFINE) for s in (512, 1024, 2048)),

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import convs
+from kbx_env.tasks._varied import convs, vast_image
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, task
@@ -23,8 +23,12 @@ from kbx_env.spec.task import Cost, Paper, task
         {"track_running_stats": True, "eps": 1e-3},
     ),
     # Sums of smaller pixels cancel in exp(z) - 1.
-    varied=convs(
-        lambda p: {"eps": p.real(0.001, 1), "momentum": p.real(0, 1)}, where=lambda c: "num_features" not in c.args, small=2.0**-4,
+    varied=(
+        *convs(
+            lambda p: {"eps": p.real(0.001, 1), "momentum": p.real(0, 1)}, where=lambda c: "num_features" not in c.args,
+            small=2.0**-4,
+        ),
+        *vast_image(where=lambda c: "num_features" not in c.args),
     ),
     timed=conv_timed(),
 )

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._linear import GIVEN
-from kbx_env.tasks._varied import LARGE, SHARE, adjacent, few_rows, longs, sized
+from kbx_env.tasks._varied import LARGE, SHARE, adjacent, few_rows, large_factor, longs, sized
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
@@ -34,6 +34,10 @@ def _vector(p):
     return _long(p, s, draw=Normal(scale=0.1), layouts=adjacent(p, 1, "weight"))
 
 
+def _vast(p):
+    return _long(p, large_factor(p, "B", "K", "O"), draw=Normal(scale=0.1))
+
+
 @task(
     difficulty=4,
     takes={"input": T("* K"), "weight": T("O K"), "bias": T("O", optional=True)},
@@ -59,6 +63,7 @@ def _vector(p):
     varied=(
         _rows,
         _vector,
+        _vast,
         *(
             sized(lambda p, s, draws=draws: _long(p, s, draws=draws, full=True),
                   (lambda p: {"B": p.whole(3, 9), "K": p.whole(4, 8), "O": p.whole(9, 20)},))

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import LARGE, SHARE, SMALL_BIAS, adjacent, few_rows, longs, sized
+from kbx_env.tasks._varied import LARGE, SHARE, SMALL_BIAS, adjacent, few_rows, large_factor, longs, sized
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Orthogonal, Outlier, Paper, T, task
@@ -24,6 +24,10 @@ def _evaluated(p, s, **more):
 
 def _scaled(p, s, draws):
     return p.like(s | {"*o": (s["B"], s["N"], s["M"])}, {"training": False, "dim": p.axis(3)}, draw=Normal(), draws=draws)
+
+
+def _vast(p):
+    return _evaluated(p, {"B": 1} | large_factor(p, "N", "M", "P"))
 
 
 def _vector(p):
@@ -65,6 +69,7 @@ def _vector(p):
             longs({"B": (2, 4), "N": (2, 12), "M": (2, 20), "P": (2, 12)}, {"N": 140, "M": 560, "P": 140}, most=3_000_000),
         ),
         _vector,
+        _vast,
         *(
             sized(lambda p, s, draws=draws: _scaled(p, s, draws), (lambda p: {n: p.whole(2, 9) for n in "BNMP"},))
             for draws in ({"input1": LARGE, "input2": SHARE, "mat2": LARGE},

@@ -94,6 +94,7 @@ def _repeated(p, shape, at, draw=Normal(scale=3)):
         _case((40001,), 2, 0, draw=Normal(scale=3)),
         _case((3, 20011), (20011,), 1),
         _case((33, 65), 2, 0, layouts={"input": "transposed"}),
+        _case((9, 20), 3, layouts={"input": "transposed"}),
         _case((7, 31), (31,), 1, layouts={"input": "strided", "repeats": "strided"}),
         _case((6, 77), 2, 1, out=True),
         _case((24,), (24,), 0, {"output_size": 36}, draws=CYCLE, out=True),

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from kbx_env.tasks._varied import longs, plain, sizes, statistics
+from kbx_env.tasks._varied import longs, moments, plain, sizes, statistics
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Outlier, Paper, T, task
@@ -54,6 +54,7 @@ def _case(n, c, rest, args=None, **more):
         sizes(lambda p: {"N": p.whole(2, 3), "C": p.whole(2, 3), "*": (p.whole(4300, 4500),)}, lambda p, s: {"training": True},
               where=plain, full=True),
         statistics(),
+        moments(),
     ),
     timed=(
         *(_case(32, c, (), given=AFFINE) for c in (1 << 18, 1 << 20, 1 << 22)),

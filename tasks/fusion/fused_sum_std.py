@@ -34,6 +34,7 @@ F64 = {"dtype": DtypeArg("f64")}
         Case({"*": (3, 40001)}, {"dim": 0}),
         Case({"*": (3, 20011)}, {"dim": 1, "correction": 0}),
         Case({"*": (33, 65)}, {"dim": 0}, layouts={"input": "transposed"}),
+        Case({"*": (5, 4, 6, 7)}, {"dim": 0}, layouts={"input": "transposed"}),
         Case({"*": (17, 31)}, {"dim": 1}, layouts={"input": "strided"}, out=True),
         Case({"*": (40, 50)}, {"dim": 1, "keepdim": True} | F64, out=True),
         Case({"*": (6, 5, 173)}, {"dim": -1, "correction": 2}, held=True),

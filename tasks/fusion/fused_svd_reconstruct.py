@@ -49,7 +49,8 @@ def fused_svd_reconstruct(A):
     S (*, k) holds the singular values, in descending order and not negative. Both are new fp32 tensors. Singular values
     may be equal or zero; both results are unique nevertheless. Accuracy: IEEE fp32 (no TF32); errors are compared to
     the typical element of each result: a small singular value counts beside the others, not by itself. Batches may be
-    empty. A is not changed and may have any strides; matrices up to 64 x 64 are used.
+    empty. A is not changed and may have any strides; matrices up to 64 x 64 are used. No element is above 1e6, and the
+    largest of each matrix is above 1e-6.
 
     Example: fused_svd_reconstruct([[3, 0], [4, 5]]) = ([[3, 0], [4, 5]], [6.7082, 2.23607])
     """

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import LARGE, SHARE, adjacent, few_rows, longs, sizes
+from kbx_env.tasks._varied import LARGE, SHARE, adjacent, few_rows, large_factor, longs, sizes
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, Spectrum, T, task
@@ -61,6 +61,8 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
             (
                 lambda p: few_rows(p, "*", "D", "K") | {"O": p.whole(3, 20)},
                 lambda p: few_rows(p, "*", "K", "O") | {"D": p.whole(2, 20)},
+                lambda p: large_factor(p, "*", "D", "K") | {"O": p.whole(3, 20)},
+                lambda p: large_factor(p, "*", "K", "O") | {"D": p.whole(2, 20)},
             ),
             lambda p, s: {"dropout_p": 0.0, "eps": p.real(0.001, 0.5)},
             out=True,

@@ -27,6 +27,8 @@ def _case(n, *B, **more):
         _case(3, draw=Literal(0, 0, 1, 1, 0, 0, 0, 1, 0)),
         _case(3, draw=Literal(4, 1, 0, 2, 3, 0, 0, 0, 5)),
         _case(4, draw=Eye()),
+        # The first column's reflection loses all digits of its small element unless it turns away from -3.
+        _case(3, draw=Literal(4, 1, 0.5, -3, 5, 1, 1e-7, 2, 6), dtypes=F64),
         _case(8, draw=Symmetric(0.001), dtypes=F64),
         _case(16, draw=Symmetric(0.001), dtypes=F64),
         _case(14),

@@ -65,7 +65,8 @@ def low_rank_svd_approximation(A, k, *, full_matrices=True, out=None):
     value is at least a fifth larger than the next; singular values on one side of the cut may be close together or
     zero. full_matrices says which form of SVD a library would be asked for and changes nothing here. Accuracy: IEEE
     fp32 (no TF32); errors are compared to the typical element of the result and to the conditioning of the problem.
-    Batches may be empty. A is not changed and may have any strides; matrices up to 64 x 64 are used.
+    Batches may be empty. A is not changed and may have any strides; matrices up to 64 x 64 are used. No element is above
+    1e6, and the largest of each matrix is above 1e-6.
 
     Example: low_rank_svd_approximation([[3, 0], [0, 2]], 1) = [[3, 0], [0, 0]]
     Example: low_rank_svd_approximation([[3, 0], [4, 5]], 1) = [[1.5, 1.5], [4.5, 4.5]]

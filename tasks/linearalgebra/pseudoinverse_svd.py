@@ -83,7 +83,8 @@ def pseudoinverse_svd(A, full_matrices=True, rcond=1e-15, out=None):
     and with the default rcond all of them are larger than max(S) / 100 in fp32: the rank is never decided by rounding.
     full_matrices says which form of SVD a library would be asked for and changes nothing here. Accuracy: IEEE
     arithmetic of A's dtype (no TF32); errors are compared to the typical element of the result and to the conditioning
-    of the problem. Batches may be empty. A is not changed and may have any strides; matrices up to 64 x 64 are used.
+    of the problem. Batches may be empty. A is not changed and may have any strides; matrices up to 64 x 64 are used. No
+    element is above 1e6, and the largest of each matrix is above 1e-6.
 
     Example: pseudoinverse_svd([[2, 0], [0, 0.5], [0, 0]]) = [[0.5, 0, 0], [0, 2, 0]]
     Example: pseudoinverse_svd([[1, 2], [2, 4]], rcond=0.01) = [[0.04, 0.08], [0.08, 0.16]]

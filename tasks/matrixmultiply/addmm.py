@@ -3,7 +3,7 @@
 import math
 
 import torch
-from kbx_env.tasks._varied import DEEP_SUM, LARGE, TINY, adjacent, balanced, few_rows
+from kbx_env.tasks._varied import DEEP_SUM, LARGE, TINY, adjacent, balanced, few_rows, large_factor
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, task
@@ -29,9 +29,16 @@ def _deep(p):
 
 
 def _vector(p):
-    s = few_rows(p, "M", "K", "N")
+    return _product(p, few_rows(p, "M", "K", "N"), layouts=adjacent(p, 0, "mat2"))
+
+
+def _vast(p):
+    return _product(p, large_factor(p, "M", "K", "N"))
+
+
+def _product(p, s, **more):
     return p.like(s | {"*": p.broadcast((s["M"], s["N"]))}, {"beta": p.real(-2, 2), "alpha": p.real(-2, 2)}, draw=Normal(scale=0.2),
-                  draws=balanced(p, "mat2", "mat1", 0.2), where=lambda c: not c.dtypes, layouts=adjacent(p, 0, "mat2"))  # fmt: skip
+                  draws=balanced(p, "mat2", "mat1", 0.2), where=lambda c: not c.dtypes, **more)  # fmt: skip
 
 
 def _small(p):
@@ -69,7 +76,7 @@ def _of_size(p, numbers):
         _case(29, 140, 83, (1, 83), {"beta": 0.7, "alpha": 1.3}, held=True),
         _case(23, 99, 40, dtypes=HALF, held=True),
     ),
-    varied=(_any_factors, _deep, _vector, _small, _large),
+    varied=(_any_factors, _deep, _vector, _vast, _small, _large),
     timed=(_case(1024, 1024, 1024), _case(4096, 4096, 4096), _case(2048, 2048, 2048, dtypes=HALF),
            _case(4096, 4096, 4096, dtypes=HALF)),
 )  # fmt: skip

@@ -42,6 +42,11 @@ def _case(n, m, alpha, beta, **more):
             draw=Normal(scale=0.3),
             layouts=lambda p, s: adjacent(p, 0, "B"),
         ),
+        sizes(
+            lambda p: {"N": p.whole(70, 80), "M": p.whole(7600, 7700)},
+            lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
+            draw=Normal(scale=0.2),
+        ),
         *(
             sizes(
                 lambda p: {"N": p.whole(4, 9), "M": p.whole(5, 9)},

@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from kbx_env.tasks._varied import adjacent, few_rows
+from kbx_env.tasks._varied import adjacent, few_rows, large_factor
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Paper, T, Uniform, task
@@ -30,6 +30,11 @@ def _wide(p, shift=2.0**-15, rows=1100):
 def _vector(p):
     m, k, n = few_rows(p, "m", "k", "n").values()
     return p.like({"*a": (m, k), "*b": (k, n)}, {"dims": 1}, layouts=adjacent(p, 0, "b"))
+
+
+def _vast(p):
+    m, k, n = large_factor(p, "m", "k", "n").values()
+    return p.like({"*a": (m, k), "*b": (k, n)}, {"dims": 1})
 
 
 def _axes(p):
@@ -62,7 +67,7 @@ def _axes(p):
         _case((0, 4), (4, 3), 1, 4),
         _case((6, 11, 13), (13, 5, 11), ((2, 1), (0, 2)), 143, held=True),
     ),
-    varied=(_deep, _wide, partial(_wide, shift=2.0**15, rows=9), _axes, _vector),
+    varied=(_deep, _wide, partial(_wide, shift=2.0**15, rows=9), _axes, _vector, _vast),
     timed=tuple(_case((n, n), (n, n), 1, n) for n in (1024, 2048, 4096)),
 )
 def tensordot_rsqrt(a, b, dims):

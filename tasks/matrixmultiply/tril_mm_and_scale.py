@@ -37,6 +37,11 @@ def _case(n, p, alpha, beta, **more):
             longs({"N": (2, 30), "P": (2, 40)}, {"N": 140, "P": 270}),
             lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
         ),
+        # A has 2**19 elements and more.
+        sizes(
+            lambda p: {"N": p.whole(726, 740), "P": p.whole(2, 9)},
+            lambda p, s: {"alpha": p.real(-2, 2), "beta": p.real(-2, 2)},
+        ),
         *(
             sizes(lambda p: {"N": p.whole(5, 9), "P": p.whole(5, 9)}, lambda p, s: {"alpha": 1.5, "beta": p.real(0.5, 2)},
                   draws=draws)

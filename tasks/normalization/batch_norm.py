@@ -1,7 +1,7 @@
 """normalization/batch_norm."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._varied import longs, plain, sizes, statistics
+from kbx_env.tasks._varied import longs, moments, plain, sizes, statistics
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Outlier, Paper, T, task
@@ -48,6 +48,7 @@ AFFINE = ("weight", "bias")
         sizes(lambda p: {"N": p.whole(2, 3), "C": p.whole(2, 3), "*": (p.whole(4300, 4500),)}, lambda p, s: {"training": True},
               where=plain, full=True),
         statistics(),
+        moments(),
     ),
     timed=tuple(
         Case({"N": 32, "C": 32, "*": (h, 128)}, given=AFFINE, dtypes={"input": "f16"}) for h in (640, 1024, 1536)

@@ -2,7 +2,7 @@
 
 import torch
 from kbx_env.tasks._schemes import int8_symmetric, operand
-from kbx_env.tasks._varied import longs, sizes
+from kbx_env.tasks._varied import large_factor, longs, sizes
 
 from kbx_env.spec.criteria import QuantizationScheme
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
@@ -45,6 +45,7 @@ def _case(b, m, k, n, **more):
                 most=300_000,
             )
         ),
+        sizes(lambda p: {"B": 1} | large_factor(p, "M", "K", "N")),
     ),
     timed=(_case(8, 256, 512, 1024), _case(16, 512, 1024, 2048), _case(16, 1024, 2048, 2048)),
 )

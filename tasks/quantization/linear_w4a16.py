@@ -51,6 +51,8 @@ def _eager(input, weight, bias=None):
         sizes(longs({"B": (2, 20), "O": (2, 30)}, {"B": 150, "O": 300}, lambda p, s: {"K": 2 * p.whole(2, 40)})),
         sizes(lambda p: {"B": p.whole(2, 8), "O": p.whole(2, 8), "K": 2 * p.whole(500, 600)},
               draws=lambda p, s: balanced(p, "weight", "input")),
+        # A weight of 2**19 elements and more.
+        sizes(lambda p: {"B": p.whole(2, 8), "O": p.whole(481, 500), "K": 2 * p.whole(551, 570)}),
         *(
             sizes(lambda p: {"B": p.whole(2, 5), "O": p.whole(9, 20), "K": 2 * p.whole(2, 5)}, full=True, draws=draws)
             for draws in ({"bias": LARGE}, {"input": TINY, "bias": SMALL_BIAS})

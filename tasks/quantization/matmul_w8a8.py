@@ -1,7 +1,7 @@
 """quantization/matmul_w8a8."""
 
 from kbx_env.tasks._schemes import int8_symmetric, operand
-from kbx_env.tasks._varied import longs, sizes
+from kbx_env.tasks._varied import large_factor, longs, sizes
 
 from kbx_env.spec.criteria import QuantizationScheme
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
@@ -29,7 +29,10 @@ from kbx_env.spec.task import Case, Choice, Constant, Cost, Literal, Normal, Out
         Case({"M": 0, "K": 8, "N": 8}),
         Case({"M": 29, "K": 190, "N": 70}, draw=Normal(scale=7), held=True),
     ),
-    varied=(sizes(longs({"M": (2, 20), "K": (2, 40), "N": (2, 20)}, {"M": 140, "K": 1100, "N": 140}, most=500_000)),),
+    varied=(
+        sizes(longs({"M": (2, 20), "K": (2, 40), "N": (2, 20)}, {"M": 140, "K": 1100, "N": 140}, most=500_000)),
+        sizes(lambda p: large_factor(p, "M", "K", "N")),
+    ),
     timed=tuple(Case({"M": m, "K": 2 * m, "N": 4 * m}) for m in (256, 512, 1024)),
 )
 def matmul_w8a8(input, weight):

@@ -78,6 +78,46 @@ def test_every_grading_reduces_many_columns_that_are_adjacent_in_memory(name: st
             assert c.args["dim"] in (0, -2, (0,), (-2,)) and order == (0, 1) and steps[1] == 1
 
 
+LARGE = (
+    *REDUCTIONS, "reduce/sum", "reduce/min", "reduce/argmax", "math/softmax", "fusion/fused_softmax_log",
+    "fusion/fused_gelu_min", "fusion/fused_exp_mean", "fusion/fused_gelu_std",
+    "matrixmultiply/matmul", "matrixmultiply/matmul_fp16", "matrixmultiply/matmul_bf16", "matrixmultiply/addmm",
+    "matrixmultiply/tensordot_rsqrt", "matrixmultiply/matrix_multiply_symmetric", "matrixmultiply/tril_mm_and_scale",
+    "activation/combined_activation", "fusion/fused_elu_linear", "fusion/fused_tanh_linear", "fusion/fused_softplus_linear",
+    "fusion/fused_dropout_sigmoid_linear", "fusion/fused_log_softmax_linear", "fusion/fused_layer_norm_relu_linear",
+    "fusion/fused_bmm_dropout_gelu", "fusion/fused_bmm_rmsnorm_gelu_dropout", "fusion/fused_bmm_rmsnorm_gelu_dropout_sub",
+    "fusion/fused_mul_add_logsoftmax_dropout_bmm", "fusion/fused_transformer_block",
+    "quantization/bmm_w8a8", "quantization/matmul_w8a8", "quantization/linear_w4a16", "quantization/conv2d_w8a8",
+    "convolution/conv2d", "fusion/fused_conv2d_add", "fusion/fused_relu_conv2d", "fusion/fused_gelu_conv2d",
+    "fusion/fused_leaky_relu_conv2d", "fusion/fused_pixel_shuffle_conv2d", "fusion/fused_relu_max_pool2d_conv2d",
+    "fusion/fused_silu_layer_norm_conv2d", "fusion/fused_relu_batch_norm_conv2d",
+    "fusion/fused_instance_norm_selu_conv2d", "fusion/fused_dropout_relu_batch_norm_conv2d",
+    "normalization/batch_norm", "fusion/fused_sigmoid_batch_norm", "fusion/fused_hardsigmoid_batch_norm",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_every_grading_has_a_tensor_of_half_a_million_elements(name: str) -> None:
+    """Kernels take another path for large tensors: without masks, or with a sum that several programs share."""
+    task = load_task(name)
+    for k in range(10):
+        cases = derived_cases.derive(task, b"%d" % k, "train")
+        sizes = [math.prod(shape_of(t, c.axes)) for c in cases for t in task.takes.values()]
+        assert max(sizes) >= 1 << 19, k
+
+
+MOMENTS = ("normalization/batch_norm", "fusion/fused_sigmoid_batch_norm", "fusion/fused_hardsigmoid_batch_norm")
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_every_grading_trains_channels_of_two_elements_and_of_an_odd_last_chunk(name: str) -> None:
+    task = load_task(name)
+    for k in range(20):
+        cases = [c for c in derived_cases.derive(task, b"%d" % k, "train") if c.args.get("training")]
+        elements = [c.axes["N"] * math.prod(c.axes["*"]) for c in cases]  # type: ignore[operator, arg-type]
+        assert 2 in elements and any(n > 1 << 18 and n % 4096 > 2048 and n % 2 for n in elements)
+
+
 @pytest.mark.parametrize("name", [n for n in task_ids() if "correction" in load_task(n).signature.parameters])
 def test_a_correction_is_below_the_number_of_reduced_elements(name: str) -> None:
     # The contracts say so. A division by zero or less has no right answer that all kernels share.
