@@ -12,7 +12,7 @@ from pathlib import Path
 
 TASK_SET = "7-1"
 """Version of the task set, ``N-X``: results are not comparable across N; X counts the other changes (docs/task_set.md)."""
-TASK_SET_HASH = "5d90fd5ca955e7d126fba8329d9774d553c941baada8c509fae711d973f517cd"
+TASK_SET_HASH = "d4f869ab2424a69d77a33ab0128ad049cd28b2adec5d43058c5c1139d3f73588"
 """``spec.catalog.task_set_hash`` of that version. A test compares it with the tasks and says what to do where they differ."""
 MODIFIED = "+modified"
 """Follows the version where the installed tasks are not those of the version."""

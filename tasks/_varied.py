@@ -424,9 +424,10 @@ def vast_image(args: Args = None, **fields: Any) -> tuple[Family, ...]:
         The families: one.
     """
     options = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    usual: dict[str, Any] = {"draw": Normal(), "draws": {"input": Normal(mean=30, scale=3), "weight": Uniform(0.5, 1.5)}}
     return sizes(
         lambda p: {"N": 1, "C": 1, "D": 1, "H": 77, "W": 81, "O": 85, "R": 1, "S": 1}, lambda p, s: options | _args(args, p),
-        **({"draw": Normal(), "draws": {"input": Normal(mean=30, scale=3), "weight": Uniform(0.5, 1.5)}} | fields),
+        **(usual | fields),
     )  # fmt: skip
 
 
