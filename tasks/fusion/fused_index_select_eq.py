@@ -61,6 +61,7 @@ def _any_axis(p, long):
         _case((50, 6), 0, 21, (21, 6), out=True),
         _case((9, 31), 1, 40, 4, out=True, layouts={"input": "strided"}),
         _case((4, 5), 0, 0, (5,)),
+        _case((7, 1), 0, 1, (1, 1)),
         _case((7, 60, 11), 1, 29, (29, 1), held=True),
     ),
     varied=(lambda p: _any_axis(p, True), lambda p: _any_axis(p, False)),

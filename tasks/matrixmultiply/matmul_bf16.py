@@ -2,10 +2,19 @@
 
 import torch
 from kbx_env.tasks._matmul import matmul_cases, square
-from kbx_env.tasks._varied import matmul
+from kbx_env.tasks._varied import adjacent, few_rows, matmul
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Cost, Paper, T, task
+from kbx_env.spec.task import Cost, Normal, Paper, T, task
+
+
+def _beyond_fp16(p, few):
+    """Numbers of which fp16 has neither the large nor the small ones; with few rows, for which kernels take another path."""
+    m, k, n = few_rows(p, "m", "k", "n").values() if few else (p.whole(3, 9), p.whole(20, 40), p.whole(3, 9))
+    large, small = Normal(scale=2.0**18), Normal(scale=2.0**-22)
+    draws = dict(zip(p.shuffled(("input", "other")), (large, small), strict=True))
+    layouts = adjacent(p, 0, "other") if few else {}
+    return p.like({"*a": (m, k), "*b": (k, n), "N": n}, draws=draws, layouts=layouts)
 
 
 @task(
@@ -16,7 +25,7 @@ from kbx_env.spec.task import Cost, Paper, T, task
     paper=Paper(rtol=5e-3, atol=5e-3),
     differs="The tolerance is one bf16 step (2^-7 relative); the published 5e-3 is less than one, so a fair rounding failed.",
     cases=matmul_cases("input", "other"),
-    varied=matmul(),
+    varied=(*matmul(), lambda p: _beyond_fp16(p, True), lambda p: _beyond_fp16(p, False)),
     timed=square(2048, 4096, 8192),
 )
 def matmul_bf16(input, other):

@@ -4,6 +4,7 @@ import torch
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.varied import layout
 
 CUBE = {"*": (6, 33, 40), "D": 12}
 
@@ -24,7 +25,7 @@ def _deep(p):
 
 
 def _long(p, long):
-    axes = {"*": (2, 3 if long else p.whole(600, 700)), "D": p.whole(33000, 34000) if long else p.whole(2, 5)}
+    axes = {"*": (2, 3 if long else p.whole(600, 700)), "D": p.whole(87500, 88500) if long else p.whole(2, 5)}
     return p.like(axes, {"keepdim": False, "dim_norm": p.axis(2)})
 
 
@@ -52,6 +53,7 @@ def _long(p, long):
         ),
         Case({"*": (5, 20), "D": 8}, {"eps_distance": 1e-3}, draw=Normal(scale=1e-4)),
         Case({"*": (0, 20), "D": 8}),
+        Case({"*": (5, 4, 6), "D": 7}, {"dim_norm": 0}, layouts=dict.fromkeys(("x1", "x2"), layout((2, 1, 0, 3), (1, 1, 1, 1)))),
         Case({"*": (7, 101), "D": 19}, {"p_norm": 1, "eps_distance": 0.1, "keepdim": True}, held=True),
         Case({"*": (3, 5, 31), "D": 130}, {"p_distance": 1.5, "dim_norm": 2}, draw=Outlier(), held=True),
     ),

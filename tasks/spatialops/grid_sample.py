@@ -83,6 +83,8 @@ def _at_the_centre(p, s):
             ),
         ),
         *sized(_wide, (lambda p: {"N": 1, "C": p.whole(1, 2), "h": 9, "w": 11, "i": p.whole(40, 44), "j": p.whole(56, 60)},)),
+        # fp16 has no odd number above 2048.
+        *sized(_wide, (lambda p: {"N": 1, "C": 1, "h": 2 * p.whole(1025, 1400) + 1, "w": 5, "i": p.whole(5, 9), "j": 7},)),
         *sized(_far_outside, (lambda p: {"h": p.whole(4, 9), "w": p.whole(4, 9)},)),
         *sized(_at_the_centre, (lambda p: {"h": 2 * p.whole(9, 15), "w": 2 * p.whole(9, 15)},)),
     ),

@@ -75,6 +75,8 @@ def _at_the_centre(p, s):
                 most=5_000_000,
             ),
         ),
+        # fp16 has no odd number above 2048.
+        *sized(_any_map, (lambda p: {"N": 1, "C": 1, "H": 2 * p.whole(1025, 1400) + 1, "W": 5, "I": p.whole(5, 9), "J": 7},)),
         *sized(_far_outside, (lambda p: {"H": p.whole(4, 9), "W": p.whole(4, 9)},)),
         *sized(_at_the_centre, (lambda p: {"H": 2 * p.whole(9, 15), "W": 2 * p.whole(9, 15)},)),
     ),
