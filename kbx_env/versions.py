@@ -12,7 +12,7 @@ from pathlib import Path
 
 TASK_SET = "7-1"
 """Version of the task set, ``N-X``: results are not comparable across N; X counts the other changes (docs/task_set.md)."""
-TASK_SET_HASH = "8f9aa9119f773604a454b95fd3446999dc9f28e7cf50c974628b1c1d3eee1f66"
+TASK_SET_HASH = "070bf02b5d1273770845243b8475e7c326101bb677be52869a3f8d8efb07c70a"
 """``spec.catalog.task_set_hash`` of that version. A test compares it with the tasks and says what to do where they differ."""
 MODIFIED = "+modified"
 """Follows the version where the installed tasks are not those of the version."""

@@ -17,8 +17,9 @@ def _case(b, n, m, p, args=None, *, lead=None, **more):
 
 
 def _evaluated(p, s, **more):
-    # Declared sums are small enough for exp.
-    return p.like(s | {"*o": p.broadcast((s["B"], s["N"], s["M"]), 3)}, {"training": False, "p": p.real(0, 1), "dim": p.axis(3)},
+    # Declared sums are small enough for exp. The log_softmax of a single number is 0.
+    dim = p.axis(3) if s["B"] > 1 else p.among(1, 2, -1, -2)
+    return p.like(s | {"*o": p.broadcast((s["B"], s["N"], s["M"]), 3)}, {"training": False, "p": p.real(0, 1), "dim": dim},
                   **({"draw": Normal(), "draws": {"other": Normal(scale=200)}, "out": True} | more))  # fmt: skip
 
 

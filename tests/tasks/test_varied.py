@@ -10,6 +10,7 @@ import torch
 from kbx_env.tasks._varied import LONG_CONV, WIDE, balanced, conv_sizes, longs, plain
 
 from kbx_env.grading import derived_cases, inputs, reference
+from kbx_env.grading import judge as judges
 from kbx_env.grading.grader import Grader
 from kbx_env.grading.judge import structure
 from kbx_env.grading.runtime.session import RunnerSession
@@ -103,7 +104,17 @@ def test_every_grading_has_a_tensor_of_half_a_million_elements(name: str) -> Non
     for k in range(10):
         cases = derived_cases.derive(task, b"%d" % k, "train")
         sizes = [math.prod(shape_of(t, c.axes)) for c in cases for t in task.takes.values()]
-        assert max(sizes) >= 1 << 19, k
+        assert max(sizes) >= derived_cases.LARGE, k
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_no_constant_is_right_in_a_case_of_large_tensors(name: str) -> None:
+    """Gradings take that for granted: the judge would need as long as the call."""
+    task = load_task(name)
+    for case in derived_cases.derive(task, b"large", "train"):
+        if max(math.prod(shape_of(t, case.axes)) for t in task.takes.values()) >= derived_cases.LARGE:
+            assert derived_cases.is_telling(task, case)
+            assert not judges.is_trivial(task, case, inputs.draw(task, case, 2**32)), case.label()
 
 
 MOMENTS = ("normalization/batch_norm", "fusion/fused_sigmoid_batch_norm", "fusion/fused_hardsigmoid_batch_norm")
