@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from kbx_env.spec.task import Case, HalfNormal, Ints, Normal, Outlier, Uniform
@@ -20,6 +21,8 @@ LARGE_BIAS = Outlier(p=0.3, scale=32)
 """Biases of a convolution's channels: some are larger than its sums."""
 SMALL_BIAS = Normal(scale=2.0**-14, clamp=9e-5)
 """Biases below 0.0001."""
+LONG_LINE = 1 << 15
+"""Length of the lines of a large tensor that are reduced: a kernel that holds a line in one block still compiles."""
 DEEP_SUM = 4096
 """Length of a product's inner axis at which a 16-bit accumulator loses more than the tolerance."""
 LOWEST = Ints(-(2**63), -(2**63) + 5)
@@ -129,11 +132,11 @@ def reduced(
 
 def long_axis(
     args: Args = None, *, out: bool = False, tuples: bool = False, dim: str = "dim", length: int = LONG,
-    tensors: tuple[str, ...] = ("input",), lines: Mapping[str, Any] | None = None,
+    tensors: tuple[str, ...] = ("input",), lines: Mapping[str, Any] | None = MappingProxyType({}),
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> tuple[Family, ...]:  # fmt: skip
     """Reductions along a long axis, beside a long axis, of many long columns whose neighbours are adjacent in memory, of
-    few lines of 2**18 elements, and of a vector along its last axis, -1.
+    lines of 2**15 elements, and of a vector along its last axis, -1.
 
     Kernels share a long line between programs, and take that path for large tensors only: these have 2**19 elements and
     more. They join the parts in several programs if the kept axes are long, too. Columns are split earlier than rows, so
@@ -146,7 +149,7 @@ def long_axis(
         dim: the parameter.
         length: about the length of the single long axis.
         tensors: the parameters that are reduced.
-        lines: fields of the case of few lines.
+        lines: fields of the case of these lines; ``None`` for no such case.
         where: condition on the declared case.
         **fields: of the case.
 
@@ -173,12 +176,12 @@ def long_axis(
         return case(pick, many_columns(pick), 0, layouts=adjacent(pick, 1, *tensors))
 
     def few(pick: Pick) -> Case:
-        return case(pick, (pick.whole(2, 3), (1 << 18) + pick.whole(1, 900)), 1, **(lines or {}))
+        return case(pick, (16, LONG_LINE + pick.whole(1, 900)), 1, **(lines or {}))
 
     def vector(pick: Pick) -> Case:
         return case(pick, (pick.whole(3, 60),), -1)
 
-    return along, beside, columns, few, vector
+    return (along, beside, columns, *(() if lines is None else (few,)), vector)
 
 
 def many_columns(pick: Pick) -> tuple[int, int]:
@@ -391,7 +394,7 @@ def statistics() -> tuple[Family, ...]:
     )  # fmt: skip
 
 
-ODD_CHUNKS = 64 * 4096
+ODD_CHUNKS = 8 * 4096
 """Elements of a mean that kernels take in chunks of up to 4096; the last chunk is to have more than 2048."""
 
 
@@ -406,7 +409,7 @@ def moments() -> tuple[Family, ...]:
     args = {"training": True, "momentum": 0.5, "eps": 0.1}
     return (
         *sizes(lambda p: {"N": 2, "C": p.whole(2, 6), "*": p.among((), (1,), (1, 1))}, lambda p, s: args, where=plain),
-        *sizes(lambda p: {"N": 1, "C": 2, "*": (ODD_CHUNKS + 1 + 2 * p.whole(1100, 2000),)}, lambda p, s: args, where=plain,
+        *sizes(lambda p: {"N": 1, "C": 16, "*": (ODD_CHUNKS + 1 + 2 * p.whole(1100, 2000),)}, lambda p, s: args, where=plain,
                draw=Normal(mean=100, scale=3)),
     )
 

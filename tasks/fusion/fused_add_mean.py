@@ -2,7 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import stream
-from kbx_env.tasks._varied import TINY, adjacent, many_columns
+from kbx_env.tasks._varied import LONG_LINE, TINY, adjacent, many_columns
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, DtypeArg, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -34,7 +34,7 @@ def _columns(p):
 
 
 def _lines(p):
-    shape = (p.whole(2, 3), (1 << 18) + p.whole(1, 900))
+    shape = (16, LONG_LINE + p.whole(1, 900))
     return p.like({"*a": shape, "*b": shape}, {"dim": p.among(1, -1), "keepdim": p.chance()},
                   where=lambda c: "other" not in c.args and "dtype" not in c.args, draw=Normal(mean=1), out=True)  # fmt: skip
 

@@ -25,7 +25,7 @@ def _deep(p):
 
 
 def _long(p, long):
-    axes = {"*": (2, 3 if long else p.whole(600, 700)), "D": p.whole(87500, 88500) if long else p.whole(2, 5)}
+    axes = {"*": (2, 8 if long else p.whole(600, 700)), "D": p.whole(33000, 34000) if long else p.whole(2, 5)}
     return p.like(axes, {"keepdim": False, "dim_norm": p.axis(2)})
 
 

@@ -80,8 +80,8 @@ def test_every_grading_reduces_many_columns_that_are_adjacent_in_memory(name: st
 
 
 LARGE = (
-    *REDUCTIONS, "reduce/sum", "reduce/min", "reduce/argmax", "math/softmax", "fusion/fused_softmax_log",
-    "fusion/fused_gelu_min", "fusion/fused_exp_mean", "fusion/fused_gelu_std",
+    *REDUCTIONS, "reduce/sum", "reduce/min", "reduce/argmax", "fusion/fused_gelu_min",
+    "fusion/fused_exp_mean", "fusion/fused_gelu_std",
     "matrixmultiply/matmul", "matrixmultiply/matmul_fp16", "matrixmultiply/matmul_bf16", "matrixmultiply/addmm",
     "matrixmultiply/tensordot_rsqrt", "matrixmultiply/matrix_multiply_symmetric", "matrixmultiply/tril_mm_and_scale",
     "activation/combined_activation", "fusion/fused_elu_linear", "fusion/fused_tanh_linear", "fusion/fused_softplus_linear",
@@ -126,7 +126,7 @@ def test_every_grading_trains_channels_of_two_elements_and_of_an_odd_last_chunk(
     for k in range(20):
         cases = [c for c in derived_cases.derive(task, b"%d" % k, "train") if c.args.get("training")]
         elements = [c.axes["N"] * math.prod(c.axes["*"]) for c in cases]  # type: ignore[operator, arg-type]
-        assert 2 in elements and any(n > 1 << 18 and n % 4096 > 2048 and n % 2 for n in elements)
+        assert 2 in elements and any(n > 1 << 15 and n % 4096 > 2048 and n % 2 for n in elements)
 
 
 @pytest.mark.parametrize("name", [n for n in task_ids() if "correction" in load_task(n).signature.parameters])
