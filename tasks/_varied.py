@@ -138,8 +138,8 @@ def long_axis(
     """Reductions along a long axis, beside a long axis, of many long columns whose neighbours are adjacent in memory, of
     lines of 2**15 elements, and of a vector along its last axis, -1.
 
-    Kernels share a long line between programs, and take that path for large tensors only: these have 2**19 elements and
-    more. They join the parts in several programs if the kept axes are long, too. Columns are split earlier than rows, so
+    Many kernels share a long line between programs only if the tensor is large: with these lines it has 2**19 elements
+    and more. They join the parts in several programs if the kept axes are long, too. Columns are split earlier than rows, so
     that a few hundred elements to a column suffice.
 
     Args:
@@ -175,13 +175,13 @@ def long_axis(
     def columns(pick: Pick) -> Case:
         return case(pick, many_columns(pick), 0, layouts=adjacent(pick, 1, *tensors))
 
-    def few(pick: Pick) -> Case:
+    def large(pick: Pick) -> Case:
         return case(pick, (16, LONG_LINE + pick.whole(1, 900)), 1, **(lines or {}))
 
     def vector(pick: Pick) -> Case:
         return case(pick, (pick.whole(3, 60),), -1)
 
-    return (along, beside, columns, *(() if lines is None else (few,)), vector)
+    return (along, beside, columns, *(() if lines is None else (large,)), vector)
 
 
 def many_columns(pick: Pick) -> tuple[int, int]:
@@ -394,14 +394,15 @@ def statistics() -> tuple[Family, ...]:
     )  # fmt: skip
 
 
-ODD_CHUNKS = 8 * 4096
-"""Elements of a mean that kernels take in chunks of up to 4096; the last chunk is to have more than 2048."""
+WHOLE_CHUNKS = 8 * 4096
+"""Elements of whole chunks: kernels take long means in chunks of up to 4096 elements."""
 
 
 def moments() -> tuple[Family, ...]:
     """Batch normalisations in training of channels with two elements, and of channels with many.
 
-    The variance of a sample is twice that of two elements. A number of elements above 2048 is not exact in fp16.
+    Of two elements the variance of a sample is twice the mean square. The last chunk of a channel with many elements has an
+    odd number above 2048, which is not exact in fp16.
 
     Returns:
         The families: two.
@@ -409,12 +410,12 @@ def moments() -> tuple[Family, ...]:
     args = {"training": True, "momentum": 0.5, "eps": 0.1}
     return (
         *sizes(lambda p: {"N": 2, "C": p.whole(2, 6), "*": p.among((), (1,), (1, 1))}, lambda p, s: args, where=plain),
-        *sizes(lambda p: {"N": 1, "C": 16, "*": (ODD_CHUNKS + 1 + 2 * p.whole(1100, 2000),)}, lambda p, s: args, where=plain,
+        *sizes(lambda p: {"N": 1, "C": 16, "*": (WHOLE_CHUNKS + 1 + 2 * p.whole(1100, 2000),)}, lambda p, s: args, where=plain,
                draw=Normal(mean=100, scale=3)),
     )
 
 
-def vast_image(args: Args = None, **fields: Any) -> tuple[Family, ...]:
+def large_conv_result(args: Args = None, **fields: Any) -> tuple[Family, ...]:
     """A convolution of 1 x 1 whose result has 2**19 elements; means over its 6,237 pixels are taken in chunks.
 
     A chunk has up to 4096 pixels, so that the last one has an odd number above 2048, which is not exact in fp16.
@@ -560,7 +561,7 @@ def linear(
             full=pick.chance(0.8), out=out, layouts=adjacent(pick, 1, "weight"),
         )  # fmt: skip
 
-    def vast(pick: Pick) -> Case:
+    def large_weight(pick: Pick) -> Case:
         axes = large_factor(pick, "B", "K", "O")
         scale = round(axes["K"] ** -0.25, 3)
         return pick.like(axes, _args(args, pick), where=plain, full=pick.chance(0.8), draw=Normal(scale=scale), out=out)
@@ -576,7 +577,7 @@ def linear(
         draws = {"input": Normal(), "weight": Normal(scale=0.5), "bias": SMALL_BIAS}
         return pick.like(axes, _args(args, pick) | _args(for_bias, pick), where=plain, full=True, draws=draws, out=out)
 
-    return (one, vector, vast, biased, slight, *((deep,) if halves else ()))
+    return (one, vector, large_weight, biased, slight, *((deep,) if halves else ()))
 
 
 def few_rows(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
@@ -712,7 +713,7 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
         draws = balanced(pick, left, right)
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws=draws, dtypes=pick.among(*dtypes))
 
-    def vast(pick: Pick) -> Case:
+    def large_right(pick: Pick) -> Case:
         m, k, n = large_factor(pick, "m", "k", "n").values()
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws={}, dtypes=pick.among(*dtypes))
 
@@ -721,7 +722,7 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
         draws = {large: LARGE, small: TINY}
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draws=draws, dtypes=pick.among(*dtypes))
 
-    return batched, long, vector, wide, vast, lambda pick: scaled(pick, left, right), lambda pick: scaled(pick, right, left)
+    return batched, long, vector, wide, large_right, lambda pick: scaled(pick, left, right), lambda pick: scaled(pick, right, left)
 
 
 # --- convolutions -------------------------------------------------------------------------------------
@@ -729,7 +730,7 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
 
 LONG_CONV: tuple[dict[str, int], ...] = ({"C": 130}, {"O": 130, "P": 140}, {"N": 20, "Q": 140})
 """Long axes of the derived cases of a convolution: each case has few elements, and together all axes are long once."""
-VAST_CONV = {"N": 1, "C": 33, "D": 33, "H": 127, "W": 127, "R": 3, "S": 3, "P": 9, "Q": 9}
+LARGE_IMAGE = {"N": 1, "C": 33, "D": 33, "H": 127, "W": 127, "R": 3, "S": 3, "P": 9, "Q": 9}
 """An image of 2**19 elements, of which few windows are taken: kernels take another path for large tensors."""
 
 
@@ -804,7 +805,7 @@ def convs(
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> tuple[Family, ...]:  # fmt: skip
     """Convolutions with pairs for all options, groups, any layouts, long axes (``LONG_CONV``), and large and small factors,
-    and one of a large image (``VAST_CONV``).
+    and one of a large image (``LARGE_IMAGE``).
 
     In the case of many images pixels and biases are small, so that biases near zero show.
 
@@ -817,7 +818,7 @@ def convs(
         out_step: draws a number of which the number of output channels is a multiple; ``more`` gets it as ``step``.
         groups: whether the signature has ``groups`` and ``dilation``.
         least: least height and width of the result.
-        long: the long axes of each case.
+        long: the long axes of each case, or all sizes of its image (``LARGE_IMAGE``).
         small: standard deviation of the pixels in the case of many images.
         added: tensors that are added to the result, which are large and small where the biases are.
         more: draws further axes and arguments (``axes``, ``args``) from the sizes.
@@ -831,7 +832,7 @@ def convs(
     def drawing(axis: Mapping[str, int]) -> Family:
         def family(pick: Pick) -> Case:
             step = out_step(pick)
-            if axis is VAST_CONV:
+            if "H" in axis:
                 axes = {**axis, "O": step * max(1, 2 // step)}
                 options = {prefix + "stride": 15, prefix + "padding": 1}
                 options |= {prefix + "dilation": 1, prefix + "groups": 1} if groups else {}
@@ -854,7 +855,7 @@ def convs(
 
         return family
 
-    return tuple(map(drawing, (*long, VAST_CONV) if long is LONG_CONV else long))
+    return tuple(map(drawing, (*long, LARGE_IMAGE) if long is LONG_CONV else long))
 
 
 # --- matrices -----------------------------------------------------------------------------------------

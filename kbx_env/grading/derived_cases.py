@@ -6,7 +6,6 @@ They are part of the grading by contract only. The secret of the grading decides
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,8 +30,6 @@ BLOCK = 1024
 """Elements that one program of a simple kernel handles: in a smaller case no kernel can leave out its last block."""
 MANY_AXES = 3
 """Axes from which on their order in memory is a promise of its own."""
-LARGE = 1 << 19
-"""Elements of a large tensor."""
 
 
 def derive(task: Task, secret: bytes, split: str) -> list[Case]:
@@ -168,7 +165,10 @@ def laid_out(task: Task, case: Case, pick: Pick, alike: bool = False) -> Case:
     for key in set(case.args) - set(params):
         raise DeclarationError(f"{task.id}: case {case.label()!r} passes {key!r}; parameters: {', '.join(params)}")
     layouts = dict(case.layouts)
-    shapes = _shapes(task, case)
+    shapes = {
+        n: shape_of(t, case.axes)
+        for n, t in task.takes.items() if n not in case.args and (not t.optional or n in case.given)
+    }  # fmt: skip
     common: dict[int, str] = {}
 
     def lay(name: str, shape: tuple[int, ...]) -> None:
@@ -187,12 +187,6 @@ def laid_out(task: Task, case: Case, pick: Pick, alike: bool = False) -> Case:
     return replace(case, layouts=layouts)
 
 
-def _shapes(task: Task, case: Case) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors that a case passes, by parameter."""
-    passed = (n for n, t in task.takes.items() if n not in case.args and (not t.optional or n in case.given))
-    return {n: shape_of(task.takes[n], case.axes) for n in passed}
-
-
 def contiguous_out(task: Task) -> bool:
     """Return whether the contract says that ``out`` is contiguous; where it is silent, ``out`` may have any strides."""
     sentences = re.split(r"[.;](?:\s|$)", " ".join(task.spec.split()))
@@ -202,9 +196,6 @@ def contiguous_out(task: Task) -> bool:
 def is_telling(task: Task, case: Case) -> bool:
     """Return whether no constant and no copy of an input would be right in a derived case, as the judge sees it.
 
-    Random sizes and arguments make some cases trivial: a deviation over one element, an integer that is rounded. The judge
-    is not asked of large tensors, which would take as long as the call: their families draw nothing trivial (a test asks).
+    Random sizes and arguments make some cases trivial: a deviation over one element, an integer that is rounded.
     """
-    if max(map(math.prod, _shapes(task, case).values()), default=0) >= LARGE:
-        return True
     return not judges.is_trivial(task, case, inputs.draw(task, case, 2**32))

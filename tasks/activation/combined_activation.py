@@ -26,7 +26,7 @@ def _product(p, s, large, small, **more):
                   draws=balanced(p, large, small, round(s["K"] ** -0.25, 3)), **more)  # fmt: skip
 
 
-def _vast(p):
+def _large_right_factor(p):
     return _product(p, large_factor(p, "N", "K", "D"), "weight1", "input")
 
 
@@ -60,7 +60,7 @@ def _scaled(first, second, others):
         _case(0, 5, 7, (7,), (7,)),
         _case(29, 140, 83, (83,), held=True),
     ),
-    varied=(_long, _vector, _vast, _scaled(LARGE, SHARE, LARGE), _scaled(SHARE, LARGE, TINY)),
+    varied=(_long, _vector, _large_right_factor, _scaled(LARGE, SHARE, LARGE), _scaled(SHARE, LARGE, TINY)),
     timed=(_case(1024, 1024, 1024, (1024,), (1024,)), _case(2048, 2048, 2048), _case(4096, 4096, 4096, (4096,), (4096,))),
 )  # fmt: skip
 def combined_activation(input, weight1, weight2, bias, *, out=None):

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import convs, vast_image
+from kbx_env.tasks._varied import convs, large_conv_result
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Paper, task
@@ -30,7 +30,7 @@ from kbx_env.spec.task import Case, Choice, Constant, Cost, Paper, task
             },
         ),
     ),
-    varied=(*convs(lambda p: {"training": False, "p": p.real(0, 1)}), *vast_image(lambda p: {"training": False})),
+    varied=(*convs(lambda p: {"training": False, "p": p.real(0, 1)}), *large_conv_result(lambda p: {"training": False})),
     timed=conv_timed(),
 )
 def fused_dropout_relu_batch_norm_conv2d(

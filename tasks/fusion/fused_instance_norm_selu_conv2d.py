@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import convs, vast_image
+from kbx_env.tasks._varied import convs, large_conv_result
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, task
@@ -28,7 +28,7 @@ from kbx_env.spec.task import Cost, Paper, task
             lambda p: {"eps": p.real(0.001, 1), "momentum": p.real(0, 1)}, where=lambda c: "num_features" not in c.args,
             small=2.0**-4,
         ),
-        *vast_image(where=lambda c: "num_features" not in c.args),
+        *large_conv_result(where=lambda c: "num_features" not in c.args),
     ),
     timed=conv_timed(),
 )

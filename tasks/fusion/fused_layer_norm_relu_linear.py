@@ -34,7 +34,7 @@ def _vector(p):
     return _long(p, s, draw=Normal(scale=0.1), layouts=adjacent(p, 1, "weight"))
 
 
-def _vast(p):
+def _large_right_factor(p):
     return _long(p, large_factor(p, "B", "K", "O"), draw=Normal(scale=0.1))
 
 
@@ -63,7 +63,7 @@ def _vast(p):
     varied=(
         _rows,
         _vector,
-        _vast,
+        _large_right_factor,
         *(
             sized(lambda p, s, draws=draws: _long(p, s, draws=draws, full=True),
                   (lambda p: {"B": p.whole(3, 9), "K": p.whole(4, 8), "O": p.whole(9, 20)},))

@@ -27,7 +27,7 @@ def _scaled(p, s, draws):
     return p.like(s | {"*o": (s["B"], s["N"], s["M"])}, {"training": False, "dim": p.axis(3)}, draw=Normal(), draws=draws)
 
 
-def _vast(p):
+def _large_right_factor(p):
     return _evaluated(p, {"B": 1} | large_factor(p, "N", "M", "P"))
 
 
@@ -70,7 +70,7 @@ def _vector(p):
             longs({"B": (2, 4), "N": (2, 12), "M": (2, 20), "P": (2, 12)}, {"N": 140, "M": 560, "P": 140}, most=3_000_000),
         ),
         _vector,
-        _vast,
+        _large_right_factor,
         *(
             sized(lambda p, s, draws=draws: _scaled(p, s, draws), (lambda p: {n: p.whole(2, 9) for n in "BNMP"},))
             for draws in ({"input1": LARGE, "input2": SHARE, "mat2": LARGE},

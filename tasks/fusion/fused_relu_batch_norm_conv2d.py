@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import LARGE, LARGE_STATISTICS, SMALL_STATISTICS, TINY, convs, sizes, vast_image
+from kbx_env.tasks._varied import LARGE, LARGE_STATISTICS, SMALL_STATISTICS, TINY, convs, large_conv_result, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, HalfNormal, Normal, Paper, T, Uniform, task
@@ -48,7 +48,7 @@ SMALL, BIG = (
         *sizes(lambda p: {"N": 2, "C": 3, "D": 3, "H": 3, "W": 3, "O": p.whole(2, 6), "R": 3, "S": 3},
                lambda p, s: {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "training": True, "momentum": 0.5, "eps": 0.1},
                where=lambda c: set(RUNNING) <= set(c.given), draw=Normal(), draws={}),
-        *vast_image(lambda p: {"training": True, "momentum": 0.5, "eps": 0.1}, where=lambda c: set(RUNNING) <= set(c.given)),
+        *large_conv_result(lambda p: {"training": True, "momentum": 0.5, "eps": 0.1}, where=lambda c: set(RUNNING) <= set(c.given)),
         *flat(
             convs(lambda p: {"training": False}, where=lambda c: set(RUNNING) <= set(c.given), long=({"O": 20},), full=True,
                   draw=Normal(), draws=draws)

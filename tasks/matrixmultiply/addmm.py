@@ -32,7 +32,7 @@ def _vector(p):
     return _product(p, few_rows(p, "M", "K", "N"), layouts=adjacent(p, 0, "mat2"))
 
 
-def _vast(p):
+def _large_right_factor(p):
     return _product(p, large_factor(p, "M", "K", "N"))
 
 
@@ -76,7 +76,7 @@ def _of_size(p, numbers):
         _case(29, 140, 83, (1, 83), {"beta": 0.7, "alpha": 1.3}, held=True),
         _case(23, 99, 40, dtypes=HALF, held=True),
     ),
-    varied=(_any_factors, _deep, _vector, _vast, _small, _large),
+    varied=(_any_factors, _deep, _vector, _large_right_factor, _small, _large),
     timed=(_case(1024, 1024, 1024), _case(4096, 4096, 4096), _case(2048, 2048, 2048, dtypes=HALF),
            _case(4096, 4096, 4096, dtypes=HALF)),
 )  # fmt: skip

@@ -32,7 +32,7 @@ def _vector(p):
     return p.like({"*a": (m, k), "*b": (k, n)}, {"dims": 1}, layouts=adjacent(p, 0, "b"))
 
 
-def _vast(p):
+def _large_right_factor(p):
     m, k, n = large_factor(p, "m", "k", "n").values()
     return p.like({"*a": (m, k), "*b": (k, n)}, {"dims": 1})
 
@@ -67,7 +67,7 @@ def _axes(p):
         _case((0, 4), (4, 3), 1, 4),
         _case((6, 11, 13), (13, 5, 11), ((2, 1), (0, 2)), 143, held=True),
     ),
-    varied=(_deep, _wide, partial(_wide, shift=2.0**15, rows=9), _axes, _vector, _vast),
+    varied=(_deep, _wide, partial(_wide, shift=2.0**15, rows=9), _axes, _vector, _large_right_factor),
     timed=tuple(_case((n, n), (n, n), 1, n) for n in (1024, 2048, 4096)),
 )
 def tensordot_rsqrt(a, b, dims):

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._schemes import int8_symmetric, operand
-from kbx_env.tasks._varied import VAST_CONV, convs
+from kbx_env.tasks._varied import LARGE_IMAGE, convs
 
 from kbx_env.spec.criteria import QuantizationScheme
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Normal, Outlier, Paper, T, task
@@ -44,7 +44,7 @@ def _layer(n, c, size, o):
         Case(IMAGE | {"N": 0}),
         Case(IMAGE | {"N": 3, "C": 21, "O": 9, "H": 9}, {"padding": 1, "stride": 2}, given=BIAS, draw=Normal(scale=7), held=True),
     ),
-    varied=convs(groups=False, long=({"C": 130}, {"O": 130}, {"N": 20}, VAST_CONV), draw=Normal(scale=2)),
+    varied=convs(groups=False, long=({"C": 130}, {"O": 130}, {"N": 20}, LARGE_IMAGE), draw=Normal(scale=2)),
     timed=(_layer(16, 64, 56, 128), _layer(16, 128, 28, 256), _layer(32, 256, 28, 256)),
 )  # fmt: skip
 def conv2d_w8a8(input, weight, bias=None, stride=1, padding=0):

@@ -4,7 +4,7 @@ import torch
 from kbx_env.tasks._varied import LOWEST, TINY, long_axis, reduced, sizes
 
 from kbx_env.spec.criteria import Exact
-from kbx_env.spec.task import Case, Choice, Constant, Cost, Distinct, Ints, Outlier, Paper, T, task
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Distinct, Ints, Normal, Outlier, Paper, T, task
 
 LONG = {"input_tensor": "i64"}
 HALF = {"input_tensor": "f16"}
@@ -47,7 +47,7 @@ def _eager(input_tensor, dim, keepdim=False):
     ),
     varied=(
         reduced(lambda p: {"keepdim": p.chance()}),
-        long_axis(tensors=("input_tensor",)),
+        long_axis(tensors=("input_tensor",), lines={"dtypes": {}, "draw": Normal(), "draws": {}}),
         sizes(lambda p: {"*": tuple(max(n, 3) for n in p.shape(2, 3, 90))},
               lambda p, s: {"dim": p.axis(len(s["*"]))}, dtypes={}, draw=TINY, draws={}),
         reduced(dtypes=LONG, draw=LOWEST),

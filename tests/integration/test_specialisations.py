@@ -8,7 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from kbx_env.tasks._varied import VAST_CONV
+from kbx_env.tasks._varied import LARGE_IMAGE
 
 from benchmarks.compile_cost import specialisations, timed_code
 
@@ -17,7 +17,7 @@ def test_a_grading_compiles_one_form_for_all_small_convolutions(grader: Any) -> 
     found, errors = specialisations(grader.processes, "convolution/conv2d", 0)
     assert not errors
     graded, timed = [s for s in found if s.cases and not s.timed], [s for s in found if s.timed]
-    large = [s for s in graded if f"H={VAST_CONV['H']}" in s.cases[0]]
+    large = [s for s in graded if f"H={LARGE_IMAGE['H']}" in s.cases[0]]
     small = [s for s in graded if s not in large]
     assert len(large) == 1, "one derived case has a large image"
     # With and without bias: strides, sizes and paddings of 17 cases are no constants.

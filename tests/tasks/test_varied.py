@@ -10,7 +10,6 @@ import torch
 from kbx_env.tasks._varied import LONG_CONV, WIDE, balanced, conv_sizes, longs, plain
 
 from kbx_env.grading import derived_cases, inputs, reference
-from kbx_env.grading import judge as judges
 from kbx_env.grading.grader import Grader
 from kbx_env.grading.judge import structure
 from kbx_env.grading.runtime.session import RunnerSession
@@ -79,8 +78,9 @@ def test_every_grading_reduces_many_columns_that_are_adjacent_in_memory(name: st
             assert c.args["dim"] in (0, -2, (0,), (-2,)) and order == (0, 1) and steps[1] == 1
 
 
+HALF_A_MILLION = 1 << 19
 LARGE = (
-    *REDUCTIONS, "reduce/sum", "reduce/min", "reduce/argmax", "fusion/fused_gelu_min",
+    *REDUCTIONS, "reduce/sum", "reduce/min", "reduce/argmax", "fusion/fused_gelu_min", "normalization/normalize_pairwise_distance",
     "fusion/fused_exp_mean", "fusion/fused_gelu_std",
     "matrixmultiply/matmul", "matrixmultiply/matmul_fp16", "matrixmultiply/matmul_bf16", "matrixmultiply/addmm",
     "matrixmultiply/tensordot_rsqrt", "matrixmultiply/matrix_multiply_symmetric", "matrixmultiply/tril_mm_and_scale",
@@ -104,17 +104,16 @@ def test_every_grading_has_a_tensor_of_half_a_million_elements(name: str) -> Non
     for k in range(10):
         cases = derived_cases.derive(task, b"%d" % k, "train")
         sizes = [math.prod(shape_of(t, c.axes)) for c in cases for t in task.takes.values()]
-        assert max(sizes) >= derived_cases.LARGE, k
+        assert max(sizes) >= HALF_A_MILLION, k
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", task_ids())
 def test_no_constant_is_right_in_a_case_of_large_tensors(name: str) -> None:
-    """Gradings take that for granted: the judge would need as long as the call."""
     task = load_task(name)
     for case in derived_cases.derive(task, b"large", "train"):
-        if max(math.prod(shape_of(t, case.axes)) for t in task.takes.values()) >= derived_cases.LARGE:
-            assert derived_cases.is_telling(task, case)
-            assert not judges.is_trivial(task, case, inputs.draw(task, case, 2**32)), case.label()
+        passed = [t for n, t in task.takes.items() if n not in case.args and (not t.optional or n in case.given)]
+        if max((math.prod(shape_of(t, case.axes)) for t in passed), default=0) >= HALF_A_MILLION:
+            assert derived_cases.is_telling(task, case), case.label()
 
 
 MOMENTS = ("normalization/batch_norm", "fusion/fused_sigmoid_batch_norm", "fusion/fused_hardsigmoid_batch_norm")
