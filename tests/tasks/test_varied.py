@@ -109,6 +109,7 @@ def test_every_grading_has_a_tensor_of_half_a_million_elements(name: str) -> Non
 
 @pytest.mark.parametrize("name", task_ids())
 def test_no_constant_is_right_in_a_case_of_large_tensors(name: str) -> None:
+    """Otherwise the case would prove nothing: rewards count telling cases only."""
     task = load_task(name)
     for case in derived_cases.derive(task, b"large", "train"):
         passed = [t for n, t in task.takes.items() if n not in case.args and (not t.optional or n in case.given)]
