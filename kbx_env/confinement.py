@@ -132,28 +132,68 @@ def confine(folder: str, readable: Iterable[str] | None = None) -> Confined:
     return Confined(files, files and version >= 6, files and version >= 4, network, dropped)
 
 
+def close_files(files: Iterable[str]) -> bool:
+    """Take from this thread, and from all that it starts from now on, the right to open files for writing. This cannot be undone.
+
+    The driver opens the device files of GPUs for writing, and takes a GPU whose file it cannot open for absent. All other files
+    can be written as before, but new ones that appear beside a closed file cannot.
+
+    Args:
+        files: to be closed; those that are open stay open.
+
+    Returns:
+        Whether they are closed: not without version 2 of Landlock. The first one refuses to move any file to another folder.
+    """
+    libc = _libc()
+    if landlock_version() < 2:
+        return False
+    allowed = [os.sep]
+    for hidden in files:
+        allowed = [part for path in allowed for part in around(path, os.path.realpath(hidden))]
+    libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    file, folder = _FILE["write"], _FILE["write"] | _REFER
+    rules = [(path, folder if os.path.isdir(path) else file) for path in allowed]
+    return _apply(libc, struct.pack("Q", folder), rules, optional={file, folder})
+
+
 def _restrict(libc: ctypes.CDLL, version: int, folder: str, readable: Iterable[str] | None) -> bool:
     read = 0 if readable is None else _READ
     file = _FILE["write"] | (_FILE["truncate"] if version >= 3 else 0) | read
     handled = file | _MAKE | (_REFER if version >= 2 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     attributes = struct.pack("QQQ", handled, _TCP, _SCOPES)[:size]
-    rules = int(libc.syscall(_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint(0)))
+    allowed = [(folder, handled)] + [(d, file) for pattern in _DEVICES for d in glob.glob(pattern)]
+    return _apply(libc, attributes, allowed + [(path, read) for path in readable or ()], optional={read})
+
+
+def _apply(
+    libc: ctypes.CDLL, attributes: bytes, allowed: Iterable[tuple[str, int]], *, optional: set[int]
+) -> bool:  # fmt: skip
+    """Restrict this thread by a set of rules.
+
+    Args:
+        libc: the C library.
+        attributes: what the rules handle, as Linux wants it.
+        allowed: paths, and the rights that are granted for each.
+        optional: of these rights, those that need not be granted: their file has been deleted, or its mount is broken.
+
+    Returns:
+        Whether the rules are in force.
+    """
+    rules = int(libc.syscall(_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0)))
     if rules < 0:
         return False
     try:
-        allowed = [(folder, handled)] + [(d, file) for pattern in _DEVICES for d in glob.glob(pattern)]
-        allowed += [(path, read) for path in readable or ()]
         for path, access in allowed:
             try:
                 descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
             except OSError:
-                if access != read:
+                if access not in optional:
                     raise
-                continue  # the file has been deleted, or its mount is broken; what is not granted cannot be read
+                continue  # what is not granted cannot be used
             try:
                 rule = struct.pack("=Qi", access, descriptor)
-                if libc.syscall(_ADD, rules, 1, rule, ctypes.c_uint(0)) != 0 and access != read:
+                if libc.syscall(_ADD, rules, 1, rule, ctypes.c_uint(0)) != 0 and access not in optional:
                     return False
             finally:
                 os.close(descriptor)

@@ -185,13 +185,18 @@ class Stopwatch:
         self._driver.empty_cache()
         return {}
 
-    def close(self) -> None:
-        """Free the driver's memory and drop the slots."""
+    def clear(self) -> None:
+        """Drop the slots, and free the driver's memory for them."""
         self._driver.sync()
         self._free()
+        self._slots, self._slot_tensors, self._pool_filled, self._filler = [], [], False, []
+
+    def close(self) -> None:
+        """Drop the slots, and free all of the driver's memory."""
+        self.clear()
         if self._flush:
             self._driver.free(self._flush)
-        self._flush, self._slots, self._slot_tensors, self._pool_filled, self._filler = 0, [], [], False, []
+        self._flush = 0
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter or the context may be gone
@@ -254,7 +259,7 @@ class Stopwatch:
         first, self._pool_filled = not self._pool_filled, True
         self._filler = []
         if first:
-            self._driver.empty_cache()
+            self._driver.trim_cache()
             with contextlib.suppress(RuntimeError):  # out of memory: go on without a pool
                 # Freed at once, the pool stays in torch's cache. Without a pool each slot moves to the memory of the
                 # slot that moved before it, and the first one to that of the slot that moved last.
@@ -272,7 +277,7 @@ class Stopwatch:
         self._record_slots()
         self._driver.sync()
         if first and pool <= MAX_POOL_BYTES:
-            self._driver.empty_cache()  # the memory in which the slots were before
+            self._driver.trim_cache()  # of the memory in which the slots were before
         for slot in self._slots if calls else ():
             self._call(slot)
         self._settle()

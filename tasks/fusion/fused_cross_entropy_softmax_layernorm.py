@@ -1,5 +1,6 @@
 """fusion/fused_cross_entropy_softmax_layernorm."""
 
+import torch
 import torch.nn.functional as F
 from kbx_env.tasks._varied import class_weights, longs, near_zero, sizes
 
@@ -14,6 +15,15 @@ def _case(b, c, args=None, **more):
     return Case({"B": b, "C": c}, {"normalized_shape": c} | (args or {}), **more)
 
 
+def _one_unit_off(logits, targets, normalized_shape, weight=None, *, eps=1e-5, out=None, **of_loss):
+    # A right softmax may be off by a unit in the last place. Where a row's classes are about equally likely, normalisation makes
+    # that large, by chance far larger than torch's own error there.
+    p = F.softmax(logits, -1)
+    off = torch.where(torch.arange(logits.shape[1]) % 2 == 0, 1 + 2.0**-23, 1 - 2.0**-23)
+    loss = F.cross_entropy(logits, targets, weight, **of_loss)
+    return loss, F.layer_norm(p * off.to(p.dtype), (normalized_shape,), eps=eps)
+
+
 @task(
     difficulty=3,
     takes={
@@ -21,7 +31,7 @@ def _case(b, c, args=None, **more):
         "targets": T("B", "i64", Ints(0, "C")),
         "weight": T("C", draw=Uniform(0.1, 2), optional=True),
     },
-    truth=Close(ulps=32),
+    truth=Close(ulps=32, rival=_one_unit_off),
     cost=Cost(
         flops="12 * numel(logits)",
         reads={"weight": "distinct(targets, ignore_index) + numel(weight) * nonzero(label_smoothing)"},

@@ -11,6 +11,10 @@ MANY = {"N": 3, "C": 40, "H": 12, "W": 9}
 """Enough planes to see how the windows are drawn."""
 
 
+FINE = {"N": 4, "C": 100, "H": 14, "W": 14}
+"""With windows that are 1.1 elements apart, each tenth of the random numbers has windows of its own."""
+
+
 def _planes(n, c, out):
     # A step of 2.5 between windows: few different sequences, so that a large plane can be judged.
     size = 2 + 5 * (out - 1) // 2
@@ -51,6 +55,7 @@ def _any_windows(p, s):
         Case({"N": 1, "C": 60, "H": 7, "W": 17}, {"kernel_size": 3, "output_size": 3}),
         Case({"N": 1, "C": 60, "H": 7, "W": 9}, {"kernel_size": 2, "output_size": (1, 4)}),
         Case({"N": 1, "C": 60, "H": 9, "W": 7}, {"kernel_size": 2, "output_size": (4, 1)}),
+        Case(FINE, {"kernel_size": 3, "output_size": 11}),
         Case(MANY, {"kernel_size": 2, "output_size": 4}, layouts={"input": "transposed"}),
         Case(MANY, {"kernel_size": 2, "output_size": 5, "return_indices": True}, layouts={"input": "channels_last"}),
         Case({"N": 0, "C": 2, "H": 8, "W": 8}, {"kernel_size": 2, "output_size": 3}),

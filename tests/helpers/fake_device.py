@@ -126,6 +126,8 @@ class FakeDevice(Driver):
 
     def empty_cache(self) -> None: ...
 
+    def trim_cache(self) -> None: ...
+
     def capture(self, body: Callable[[], None]) -> Callable[[], None]:
         self.capturing = []
         try:

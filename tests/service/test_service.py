@@ -133,6 +133,7 @@ def test_a_batch_comes_as_it_ends(http: httpx.Client, grader: Grader) -> None:
 
 
 def test_a_full_queue_says_when_to_come_back(http: httpx.Client, grader: Grader) -> None:
+    http.post("/v1/gradings", json=_body("right"))
     grader.gate.clear()
     ids = [http.post("/v1/gradings", json=_body(f"wait full {k}", wait=0)).json()["id"] for k in range(8)]
     full = http.post("/v1/gradings", json=_body("one more", wait=0))

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from kbx_env.errors import UsageError
-from kbx_env.executor.pools import cpu_affinity
-from kbx_env.executor.pools.process import GRADER, ProcessPool, Request, WorkerLost, WorkerPool, poisons_worker
+from kbx_env.executor.pools import cpu_affinity, gpu_files
+from kbx_env.executor.pools.process import CLOSED, GRADER, ProcessPool, Request, WorkerLost, WorkerPool, poisons_worker
 from kbx_env.outcome import Outcome
 
 OnAttempt = Callable[[Request, int, int, float, float], None]
@@ -148,7 +148,22 @@ def gpu_pool(gpus: int, workers: int, grader: str = GRADER, uuids: Sequence[str]
     if len(chosen) < gpus:
         raise UsageError(f"CUDA_VISIBLE_DEVICES={visible!r} shows {len(chosen)} GPUs, {gpus} are asked for")
     near_cores = cpu_affinity.shares(uuids or [""] * gpus) if gpus > 1 else [None] * len(chosen)
-    return _pools([{"CUDA_VISIBLE_DEVICES": name, "OMP_NUM_THREADS": threads} for name in chosen], near_cores, workers, grader)
+    environments = [_environment(name, uuid, threads) for name, uuid in zip(chosen, uuids or [""] * len(chosen), strict=True)]
+    return _pools(environments, near_cores, workers, grader)
+
+
+def _environment(name: str, uuid: str, threads: str) -> dict[str, str]:
+    """Return the environment of the workers of a GPU.
+
+    Args:
+        name: of the GPU for CUDA, "" for no GPU.
+        uuid: of the GPU for the driver, "" if it is not known.
+        threads: of torch, for each worker.
+    """
+    closed = gpu_files.others(uuid) if uuid else []
+    # Numbers would no longer be right for a process that cannot open the other GPUs.
+    environment = {"CUDA_VISIBLE_DEVICES": uuid if closed else name, "OMP_NUM_THREADS": threads}
+    return environment | ({CLOSED: os.pathsep.join(closed)} if closed else {})
 
 
 def _pools(
@@ -188,7 +203,7 @@ def pool_on(names: Sequence[int | str], workers: int, grader: str = GRADER) -> t
     cores = len(os.sched_getaffinity(0))
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // (len(names) * workers)))
     # By UUID: numbers in CUDA_VISIBLE_DEVICES follow CUDA's own order, those of nvidia-smi the order on the bus.
-    environments = [{"CUDA_VISIBLE_DEVICES": uuid, "OMP_NUM_THREADS": threads} for uuid in uuids]
+    environments = [_environment(uuid, uuid, threads) for uuid in uuids]
     near_cores = cpu_affinity.shares(uuids) if len(uuids) > 1 else [None]
     return _pools(environments, near_cores, workers, grader), models[0]
 

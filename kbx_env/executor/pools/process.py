@@ -29,6 +29,8 @@ GRADER = "kbx_env.grading.grader:Grader"
 """Default grader of a worker, as ``module:name``."""
 CORES = "KBX_CORES"
 """Environment variable with the CPU cores of a worker, separated by commas."""
+CLOSED = "KBX_CLOSED"
+"""Environment variable with files that a worker may not write, separated as in ``PATH``: device files of other GPUs."""
 START_SECONDS = 300.0
 """A worker that is not ready after so many seconds counts as hung, and is replaced."""
 

@@ -9,8 +9,9 @@ import json
 import os
 import sys
 
+from kbx_env.confinement import close_files
 from kbx_env.errors import SandboxError
-from kbx_env.executor.pools.process import CORES, opened, reply_of
+from kbx_env.executor.pools.process import CLOSED, CORES, opened, reply_of
 
 
 def serve(spec: str) -> None:
@@ -22,6 +23,8 @@ def serve(spec: str) -> None:
     if cores := os.environ.pop(CORES, ""):
         # Before the first thread or child process starts: they inherit the cores.
         os.sched_setaffinity(0, {int(c) for c in cores.split(",")})
+    if closed := os.environ.pop(CLOSED, ""):
+        close_files(closed.split(os.pathsep))
     faulthandler.enable()  # a crash in a library names the Python code that called it, on stderr
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries may print to stdout, which would disturb the replies

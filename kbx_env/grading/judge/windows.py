@@ -31,6 +31,12 @@ HALF_ULP = 2.0**-24
 """Largest relative error of one fp32 rounding."""
 RARE = 1e-9
 """Probability with which a right kernel has more mixtures than are allowed."""
+BINS, UNEVEN = 10, 60.7
+"""Shares of [0, 1) in which the numbers of all planes are counted, and the chi-square that even ones exceed with probability
+``RARE``: of nine degrees of freedom."""
+STEPS = (1, 2, 3, 4)
+"""Planes between the numbers of a line that are compared with those of a line of other steps: a kernel may draw number 3 p for the
+rows of plane p and number 2 p + 1 for its columns, and use a third of them twice."""
 Starts = tuple[int, ...]
 
 
@@ -158,8 +164,8 @@ class _Planes:
         # bdtrc(k, n, p) is the probability of more than k successes in n trials.
         return next(k for k in range(planes + 1) if special.bdtrc(k, planes, share) <= RARE)
 
-    def exact(self, x: torch.Tensor, y: torch.Tensor, at: torch.Tensor | None) -> int:
-        """Find the pair of sequences that gives a plane's result.
+    def exact(self, x: torch.Tensor, y: torch.Tensor, at: torch.Tensor | None) -> list[int]:
+        """Find the pairs of sequences that give a plane's result: several where windows beside each other share a maximum.
 
         Args:
             x: (height, width), the plane.
@@ -167,16 +173,35 @@ class _Planes:
             at: (rows, columns), positions of the maxima in the flat plane; ``None`` where they were not asked for.
 
         Returns:
-            Row sequence times number of column sequences plus column sequence; -1 if none gives ``y`` (and ``at``).
+            For each pair, row sequence times number of column sequences plus column sequence; none if none gives ``y`` (and
+            ``at``).
         """
         tall = _along(x.mT, self._rows, self.kernel[0]).mT  # (row sequences, rows of windows, width)
         whole = _along(tall, self._columns, self.kernel[1])  # (column sequences, row sequences, ...)
         hits = (whole == y).flatten(2).all(-1).mT.flatten().nonzero().flatten().tolist()
-        for pair in hits:
-            top, left = self._rows[pair // len(self.columns)], self._columns[pair % len(self.columns)]
-            if at is None or bool(self._holds(at, x.shape[-1], top, left).all()):
-                return int(pair)
-        return -1
+        if at is None:
+            return list(hits)
+        left = [(self._rows[pair // len(self.columns)], self._columns[pair % len(self.columns)]) for pair in hits]
+        return [pair for pair, axes in zip(hits, left, strict=True) if bool(self._holds(at, x.shape[-1], *axes).all())]
+
+    def likely(self, pairs: Sequence[int], draw: torch.Generator) -> int:
+        """Draw one of the pairs that give the same result, each with its own probability.
+
+        The pairs of all planes then come as often as they should if the kernel's do. The first pair of each plane would come too
+        often: an honest kernel was refused in two of five gradings.
+
+        Args:
+            pairs: from ``exact``.
+            draw: source of the draw.
+
+        Returns:
+            A pair; -1 if there is none.
+        """
+        if len(pairs) < 2:
+            return pairs[0] if pairs else -1
+        rows, columns = self.row_shares, self.column_shares
+        shares = torch.tensor([rows[p // len(columns)] * columns[p % len(columns)] for p in pairs], dtype=torch.float64)
+        return pairs[int(torch.multinomial(shares, 1, generator=draw))]
 
     def _holds(self, at: torch.Tensor, width: int, top: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
         """Whether positions lie in the windows that start at rows ``top`` and columns ``left``; (rows, columns)."""
@@ -184,7 +209,7 @@ class _Planes:
         return (i >= top) & (i < top + self.kernel[0]) & (j >= left) & (j < left + self.kernel[1])
 
     def mixed(self, x: torch.Tensor, y: torch.Tensor, at: torch.Tensor | None) -> int:
-        """Find a pair of sequences of which at least one is a mixture; arguments and result as ``exact``."""
+        """Find a pair of sequences of which at least one is a mixture; arguments as ``exact``, -1 if there is none."""
         exact = [[Boundary(s, s, k, 0.0) for k, s in enumerate(axis)] for axis in (self.rows, self.columns)]
         row_choices, column_choices = ([*e, *b] for e, b in zip(exact, self._boundaries, strict=True))
         for row in row_choices:
@@ -250,9 +275,12 @@ def rule(
     planes = x.reshape(-1, *x.shape[-2:])
     size, count = (x.shape[-2], x.shape[-1]), (y.shape[-2], y.shape[-1])
     axes = _Planes(size, count, kernel, planes.device)
+    numbers = [] if earlier is None else earlier
+    # Other numbers in every case: they would have them in common.
+    draw = torch.Generator().manual_seed(0x81 + len(numbers))
     picked = []
     for answer in answers[: 1 if timed else None]:
-        found, wrong = _explained(axes, planes, answer)
+        found, wrong = _explained(axes, planes, answer, draw)
         if wrong:
             return Ruling(False, wrong)
         picked.append(found)
@@ -262,9 +290,6 @@ def rule(
     ruling = _drawn(picked, shares)
     if not ruling.passed:
         return ruling
-    numbers = [] if earlier is None else earlier
-    # Other numbers in every case: they would have them in common.
-    draw = torch.Generator().manual_seed(0x81 + len(numbers))
     for found in picked:
         ids = torch.tensor(found)
         numbers.append((
@@ -275,7 +300,7 @@ def rule(
     return Ruling(False, f"the windows are not drawn independently: {wrong}") if wrong else PASSED
 
 
-def _explained(axes: _Planes, planes: torch.Tensor, answer: Answer) -> tuple[list[int], str]:
+def _explained(axes: _Planes, planes: torch.Tensor, answer: Answer, draw: torch.Generator) -> tuple[list[int], str]:
     """Find the sequences of each plane; returns their numbers, and what is wrong ("" if nothing is)."""
     mine = answer.outputs[0].to(planes.device).reshape(planes.shape[0], *answer.outputs[0].shape[-2:])
     nothing: list[torch.Tensor | None] = [None] * len(mine)
@@ -284,11 +309,11 @@ def _explained(axes: _Planes, planes: torch.Tensor, answer: Answer) -> tuple[lis
         positions = answer.outputs[1].to(planes.device).reshape(mine.shape)
         wrong = _misplaced(planes, mine, positions)
         at = nothing if wrong else list(positions)
-    found = _found(axes, planes, mine, at)
+    found = _found(axes, planes, mine, at, draw)
     if min(found) < 0:
-        if at is not nothing and min(_found(axes, planes, mine, nothing)) >= 0:
+        if at is not nothing and min(_found(axes, planes, mine, nothing, draw)) >= 0:
             return [], "wrong positions: outside of their windows"
-        unexplained = sum(axes.exact(p, o, None) < 0 for p, o in zip(planes, mine, strict=True))
+        unexplained = sum(not axes.exact(p, o, None) for p, o in zip(planes, mine, strict=True))
         return [], f"wrong values: {unexplained} of {len(found)} planes fit no sequence of windows"
     return found, wrong
 
@@ -302,10 +327,10 @@ def _misplaced(planes: torch.Tensor, maxima: torch.Tensor, positions: torch.Tens
 
 
 def _found(
-    axes: _Planes, planes: torch.Tensor, maxima: torch.Tensor, at: Sequence[torch.Tensor | None]
+    axes: _Planes, planes: torch.Tensor, maxima: torch.Tensor, at: Sequence[torch.Tensor | None], draw: torch.Generator
 ) -> list[int]:  # fmt: skip
     """Return the number of a pair of sequences for each plane, -1 where none gives its maxima (and positions ``at``)."""
-    found = [axes.exact(p, o, a) for p, o, a in zip(planes, maxima, at, strict=True)]
+    found = [axes.likely(axes.exact(p, o, a), draw) for p, o, a in zip(planes, maxima, at, strict=True)]
     left = [k for k, pair in enumerate(found) if pair < 0]
     if len(left) <= axes.usual(len(found)):
         for k in left:
@@ -325,6 +350,11 @@ def _numbers(picked: torch.Tensor, shares: Sequence[float], draw: torch.Generato
 def _together(calls: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> str:
     """What the numbers of planes, axes and calls have in common. A call has few planes; all calls of a grading tell more."""
     rows, columns = (Line(torch.cat(axis), 1 / 12, 0.5) for axis in zip(*calls, strict=True))
+    for line, name in ((rows, "rows"), (columns, "columns")):
+        counted = torch.histc(line.values, BINS, -0.5, 0.5)
+        usual = line.n / BINS
+        if float((counted - usual).square().sum()) / usual > UNEVEN:
+            return f"the random numbers of {name} come more often from some parts of [0, 1)"
     for a, b, own, name in ((rows, rows, True, "rows"), (columns, columns, True, "columns"), (rows, columns, False, "axes")):
         found = randomness.shifted(a, b, own=own)
         if found:
@@ -337,7 +367,37 @@ def _together(calls: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> str:
                 total, terms = total + float(a[:n] @ b[:n]), terms + n
         if abs(total) > float(randomness.limit(torch.tensor(float(terms)), 1 / 144, 0.25, 1)):
             return "planes of different calls go together"
+    for (a, b), name in (((0, 0), "rows"), ((1, 1), "columns"), ((0, 1), "axes")):
+        if _in_steps([(call[a], call[b]) for call in calls]):
+            return f"{name} of planes go together in steps"
     return ""
+
+
+@functools.cache
+def _steps(planes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the planes to compare, for each pair of different steps and each two first planes.
+
+    Args:
+        planes: of a call.
+
+    Returns:
+        Planes of the first and of the second line, int64 (comparisons, planes), and where they are meant, fp64.
+    """
+    t = torch.arange(planes)
+    pairs = [(first + step * t, second + other * t) for step in STEPS for other in STEPS if step != other
+             for first in range(step) for second in range(other)]  # fmt: skip
+    one, two = (torch.stack(side) for side in zip(*pairs, strict=True))
+    meant = (one < planes) & (two < planes) & (one != two)
+    return one.clamp_max(planes - 1), two.clamp_max(planes - 1), meant.double()
+
+
+def _in_steps(lines: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """Whether the numbers of planes a p + b and of planes c p + d go together, with a and c of ``STEPS``; lines of each call."""
+    total, terms = torch.zeros(()), torch.zeros(())
+    for x, y in lines:
+        one, two, meant = _steps(x.numel())
+        total, terms = total + (x[one] * y[two] * meant).sum(1), terms + meant.sum(1)
+    return bool((total.abs() > randomness.limit(terms.clamp_min(1.0), 1 / 144, 0.25, total.numel())).any())
 
 
 def _drawn(picked: Sequence[Sequence[int]], shares: Sequence[float]) -> Ruling:

@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from kbx_env.device.driver import KEPT_CACHE_BYTES
+from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.errors import SandboxError
 from kbx_env.grading import compulsory_work, gpu_turns, inputs, reference
 from kbx_env.grading.runtime.session import RunnerSession
@@ -254,7 +256,10 @@ def time_task(
     # A task without inputs counts by its results.
     declared = [int(compulsory_work.declared_bytes(task, c) or 0) for c in cases]
     needed = [max(compulsory_work.input_bytes(task, c), d) for c, d in zip(cases, declared, strict=True)]
-    largest = max(needed)
+    # The largest first: the others use the memory again that it has asked the driver for.
+    order = sorted(range(len(cases)), key=lambda k: -needed[k])
+    cases, needed = [cases[k] for k in order], [needed[k] for k in order]
+    largest = needed[0]
     candidates = [RunnerContestant(session, case) for case in cases]
 
     def draw(index: int, purpose: str) -> InputWindows:
@@ -311,7 +316,8 @@ def time_task(
             size, draw_again = needed[len(rows)], partial(draw_timed, len(rows))
             rows.append(reserve.run(JUDGE_MEMORY * size, partial(_case_time, task, one, draw_again, measuring)))
             one.results.clear()
-    return _summary(measured, rows, measuring, precision)
+    places = [order.index(k) for k in range(len(cases))]
+    return _summary([measured[k] for k in places], [rows[k] for k in places], measuring, precision)
 
 
 def _with_memory(session: RunnerSession, share: float, work: Callable[[], _Done]) -> _Done:
@@ -359,9 +365,13 @@ def _telemetry() -> Telemetry:
     return Telemetry(None if uuid is None else str(uuid))
 
 
-def _give_back() -> None:
-    """Return the memory that torch's allocator caches to the device: other processes need it."""
-    if torch.cuda.is_available():
+def _give_back(more_than: int = 0) -> None:
+    """Return the memory that torch's allocator caches to the device: other processes need it.
+
+    Args:
+        more_than: bytes that it may keep.
+    """
+    if torch.cuda.is_available() and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > more_than:
         torch.cuda.empty_cache()
 
 
@@ -612,34 +622,40 @@ class _Measuring:
         """
         telemetry, session = _telemetry(), candidates[0].session
         measured: list[_Measured] = []
-        with session.gpu.alone():
-            self.roofline = rooflines.roofline("cuda", session.gpu.file(f"ceilings-{torch.__version__}.json"))
-            reading = telemetry.read()
-            self.before = self.before or reading
-            try:
+        _give_back()
+        watch = Stopwatch(session.backend)
+        try:
+            with session.gpu.alone():
+                self.roofline = rooflines.roofline("cuda", session.gpu.file(f"ceilings-{torch.__version__}.json"))
+                reading = telemetry.read()
+                self.before = self.before or reading
                 for index, candidate in enumerate(candidates):
-                    # The next case has results too.
-                    if measured and sum(m.kept_bytes for m in measured) + measured[-1].kept_bytes > self.kept_bytes:
+                    # The next case has results too. Those of the first, which is the largest, may always wait.
+                    waiting = [m.kept_bytes for m in measured[1:]]
+                    if waiting and sum(waiting) + waiting[-1] > self.kept_bytes:
                         break
                     # Readings take milliseconds: the last one of a case serves as the first one of the next.
                     since = reading if not measured else None if measured[-1].disturbed else measured[-1].after
-                    measured.append(self._drawn(candidate, first + index, work[index], telemetry, since))
-                    _give_back()
-            finally:
-                with contextlib.suppress(GradingAborted):  # it may have ended itself
-                    candidates[-1].release()
+                    eager = EagerContestant(self.task, candidate.case, session.backend, watch)
+                    measured.append(self._drawn(candidate, eager, first + index, work[index], telemetry, since))
+        finally:
+            # Memory is given back when others may measure: that takes long, and disturbs nobody.
+            watch.close()
+            with contextlib.suppress(GradingAborted):  # it may have ended itself
+                candidates[-1].release()
+            _give_back()
         self.after = measured[-1].after
         return measured
 
     def _drawn(
-        self, candidate: RunnerContestant, index: int, work: _CaseWork, telemetry: Telemetry, before: Reading | None
+        self, candidate: RunnerContestant, eager: EagerContestant, index: int, work: _CaseWork, telemetry: Telemetry,
+        before: Reading | None,
     ) -> _Measured:  # fmt: skip
         """Draw the values of a case, and measure it; arguments as for ``_case``, ``index`` is that of the case."""
-        eager = EagerContestant(self.task, candidate.case, candidate.session.backend)
         try:
             return self._case(candidate, eager, self.draw(index), work, telemetry, before)
         finally:
-            eager.watch.close()
+            eager.watch.clear()
 
     def _case(
         self, candidate: RunnerContestant, eager: EagerContestant, windows: InputWindows, work: _CaseWork,
@@ -661,13 +677,13 @@ class _Measuring:
         assert self.roofline is not None
         session, case = candidate.session, candidate.case
         result_bytes = work.result_bytes
-        # Each step frees what the next one does not need: the largest cases take half of a GPU.
-        _give_back()
+        # Each step frees what the next one does not need, if it is much: the largest cases take half of a GPU.
+        _give_back(KEPT_CACHE_BYTES)
         slots = FEW_SLOTS if work.tensor_bytes > FEW_SLOTS_BYTES else SLOTS
         candidate.lay(windows, result_bytes, slots)
         about_us = eager.prepare(windows, slots)
         windows = windows.without_values()  # both have copies
-        _give_back()
+        _give_back(KEPT_CACHE_BYTES)
         candidate.warm()
         results: list[tuple[Window, Fetched]] = []
         # Results are kept until the GPU is free again. The statistical judges work on the host and take long: three

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from kbx_env.confinement import landlock_version
 from kbx_env.errors import UsageError
 from kbx_env.executor import Executor
 from kbx_env.executor.pools import gpu as gpu_lanes
+from kbx_env.executor.pools import gpu_files
 from kbx_env.executor.pools.gpu import GpuPool, gpu_pool, pool_on, uuids_of
 from kbx_env.executor.pools.process import InlinePool, Request, WorkerLost
 from kbx_env.outcome import Cases, Outcome, Stage, Verdict
@@ -44,6 +46,31 @@ def test_every_worker_sees_one_gpu_and_all_get_work(tmp_path: Path, monkeypatch:
         found = executor.grade_many([Request("t", b"%d" % k) for k in range(8)], progress=False)
     seen = {o.message.split(" of ")[0] for o in found}
     assert seen == {"5", "7"} and len({o.message for o in found}) == 4, "two processes each"
+
+
+@pytest.mark.skipif(landlock_version() < 2, reason="this kernel has no Landlock, or its first version")
+def test_a_worker_cannot_open_the_other_gpus_of_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {f"GPU-{k}": tmp_path / f"nvidia{k}" for k in range(2)}
+    for file in files.values():
+        file.touch()
+    told = "said += ' '.join(str(os.path.basename(f)) for f in FILES if opens(f))"
+    (tmp_path / "seer.py").write_text(SEER.replace("return", f"{told}\n        return") + f"""
+FILES = {[str(f) for f in files.values()]}
+
+def opens(file):
+    try:
+        return bool(open(file, "w"))
+    except PermissionError:
+        return False
+""")  # fmt: skip
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setattr(gpu_files, "others", lambda uuid: [str(f) for u, f in files.items() if u != uuid])
+    with Executor(gpu_pool(2, 1, "seer:Grader", list(files))) as executor:
+        found = executor.grade_many([Request("t", b"%d" % k) for k in range(4)], progress=False)
+    # By its id: a process that sees one GPU has no second number.
+    seen = {(o.message.split(" of ")[0], o.message[-7:]) for o in found}
+    assert seen == {("GPU-0", "nvidia0"), ("GPU-1", "nvidia1")}
 
 
 def test_few_requests_are_spread_and_a_lost_one_frees_its_place() -> None:

@@ -122,6 +122,43 @@ def _rule_on_windows(us: list[list[float]], size: tuple[int, int], count: tuple[
     return windows.rule(task.truth, args, [answer(y[None], args=args)], timed=True)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("count", [(4, 1), (1, 4), (4, 3)])
+def test_planes_that_several_sequences_explain_are_fair(count: tuple[int, int]) -> None:
+    # Windows beside each other share most of their maxima: of a column of four, every second plane has several sequences.
+    task = load_task("fusion/fused_fractional_max_pool2d_with_relu")
+    case = Case({"N": 1, "C": 60, "H": 9, "W": 7}, {"kernel_size": 2, "output_size": count})
+    torch.manual_seed(0)
+    for seed in range(40):
+        args = inputs.draw(task, case, seed)
+        assert windows.rule(task.truth, args, [answer(task.reference(**args), args=args) for _ in range(2)]).passed  # type: ignore[arg-type]
+
+
+def _seem_drawn(rows: torch.Tensor, columns: torch.Tensor) -> str:
+    """What the windows of planes with these random numbers have in common, judged in five cases."""
+    task = load_task("fusion/fused_fractional_max_pool2d_with_relu")
+    case = next(c for c in task.cases if c.axes["C"] == 100)
+    x = inputs.draw(task, case, 5)["input"].flatten(0, 1)
+    earlier: list[object] = []
+    for u in torch.stack([rows, columns], -1).split(len(x)):
+        y = _pool_in_fp32(x.clamp_min(0), (11, 11), 3, u)
+        args = {"input": x[None], "kernel_size": 3}
+        ruling = windows.rule(task.truth, args, [answer(y[None], args=args)], earlier=earlier)  # type: ignore[arg-type]
+        if not ruling.passed:
+            return ruling.reason
+    return ""
+
+
+def test_numbers_that_are_not_drawn_as_they_should_be() -> None:
+    torch.manual_seed(0)
+    u = torch.rand(2, 2000)
+    assert _seem_drawn(u[0], u[1]) == ""
+    assert "drawn" in _seem_drawn(u[0] ** 2, u[1])
+    assert "more often" in _seem_drawn(u[0], u[1] ** 1.35), "too little for the windows of one call"
+    at = torch.arange(400)
+    drawn = torch.rand(5, 3 * 400)
+    assert "in steps" in _seem_drawn(drawn[:, 3 * at % 1200].flatten(), drawn[:, 2 * at + 1].flatten())
+
+
 TALL, NARROW = (4002, 12), (1601, 5)
 """1,601 windows 2.5 elements apart: rounding decides where u is within 0.0004 of a fifth."""
 

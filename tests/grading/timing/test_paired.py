@@ -6,6 +6,7 @@ import contextlib
 import math
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -315,31 +316,44 @@ def test_what_others_hold_of_the_memory_counts_against_no_submission(error: Exce
         clock._with_memory(session, 0.0, lambda: work([GradingAborted(Verdict.INCORRECT, "timed call wrong")]))
 
 
-@pytest.mark.parametrize("each, expected", [(10, [4]), (40, [2, 2]), (60, [1, 1, 1, 1]), (500, [1, 1, 1, 1])])
+@pytest.mark.parametrize("each, expected", [(10, [5]), (40, [3, 2]), (60, [2, 2, 1]), (500, [2, 2, 1])])
 def test_large_results_are_judged_before_the_next_case_is_measured(
     monkeypatch: pytest.MonkeyPatch, each: int, expected: list[int]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
     monkeypatch.setattr(clock, "Telemetry", lambda uuid: SimpleNamespace(read=lambda: None))
     monkeypatch.setattr(clock.rooflines, "roofline", lambda device, file: "of the device")
-    gpu = SimpleNamespace(alone=contextlib.nullcontext, file=lambda name: None)
-    released: list[int] = []
+    monkeypatch.setattr(clock, "Stopwatch", lambda device: SimpleNamespace(close=lambda: closed.append(device)))
+    released, closed, alone, released_alone = list[int](), list[str](), list[bool](), list[bool]()
+
+    def release(number: int) -> None:
+        released.append(number)
+        released_alone.append(bool(alone))
+
+    @contextlib.contextmanager
+    def hold() -> Iterator[None]:
+        alone.append(True)
+        yield
+        alone.pop()
+
+    gpu = SimpleNamespace(alone=hold, file=lambda name: None)
+    session = SimpleNamespace(gpu=gpu, backend="cuda")
     candidates: list[Any] = [
-        SimpleNamespace(session=SimpleNamespace(gpu=gpu), release=lambda k=k: released.append(k)) for k in range(4)
+        SimpleNamespace(session=session, case=None, release=partial(release, k)) for k in range(5)
     ]
 
-    def drawn(self: Any, candidate: Any, index: int, *rest: Any) -> Any:
-        assert candidate is candidates[index]
+    def drawn(self: Any, candidate: Any, eager: Any, index: int, *rest: Any) -> Any:
+        assert candidate is candidates[index] and alone
         return SimpleNamespace(kept_bytes=each, disturbed=False, after=None)
 
     monkeypatch.setattr(clock._Measuring, "_drawn", drawn)
     measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, clock.REPORT, 100)  # type: ignore
     counts: list[int] = []
-    while sum(counts) < 4:
-        counts.append(len(measuring.run(candidates[sum(counts) :], [None] * 4, sum(counts))))  # type: ignore[list-item]
+    while sum(counts) < 5:
+        counts.append(len(measuring.run(candidates[sum(counts) :], [None] * 5, sum(counts))))  # type: ignore[list-item]
     assert counts == expected and measuring.roofline == "of the device"
-    # Whoever leaves the GPU leaves no memory of the runner behind.
-    assert len(released) == len(counts)
+    # Whoever leaves the GPU leaves no memory of the runner and of eager behind, and does not hold the GPU for that.
+    assert len(released) == len(closed) == len(counts) and not any(released_alone)
 
 
 @pytest.mark.parametrize("us, placement", [(30.0, 0.002), (400.0, 0.002), (30_000.0, 0.01)])

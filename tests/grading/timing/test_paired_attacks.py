@@ -41,7 +41,7 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     other = FakeDevice()
     for name in ("run", "_bench"):  # as they are now: a guarded stopwatch replaces them for good
         monkeypatch.setattr(Autotuner, name, getattr(Autotuner, name))
-    monkeypatch.setattr(sides, "Stopwatch", lambda _: Stopwatch("cpu", other))
+    monkeypatch.setattr(paired, "Stopwatch", lambda _: Stopwatch("cpu", other))
 
     def now() -> float:
         device.now_us += 3.0  # what a command costs at least
@@ -67,9 +67,8 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         return paired.time_task(task, FakeTalk(task, device, make(device), request.param))  # type: ignore[arg-type]
 
     def _eager(function: Any) -> Any:
-        def init(self: Any, task: Any, case: Case, where: str) -> None:
-            self.task, self.case, self.device, self._function = task, case, where, function
-            self.watch = sides.Stopwatch(where)
+        def init(self: Any, task: Any, case: Case, where: str, watch: Stopwatch) -> None:
+            self.task, self.case, self.device, self._function, self.watch = task, case, where, function, watch
 
         return init
 
@@ -559,7 +558,8 @@ def test_disturbed_cases_are_measured_again(time: Callable[..., Timing], monkeyp
     assert not any(c.disturbed for c in timing.cases) and timing.after is not None
     readings[:] = [Reading("model")] + [hot] * 5
     timing = time(honest)
-    assert [c.disturbed for c in timing.cases] == [True, False] and "hardware thermal" in timing.notes[0]
+    # The larger case, the second of the two, is measured first.
+    assert [c.disturbed for c in timing.cases] == [False, True] and "hardware thermal" in timing.notes[0]
 
 
 def with_floor(monkeypatch: pytest.MonkeyPatch, floor_us: float, measured: roofline.Ceilings | None = None) -> None:
