@@ -259,7 +259,7 @@ class Stopwatch:
         first, self._pool_filled = not self._pool_filled, True
         self._filler = []
         if first:
-            self._driver.trim_cache()
+            self._driver.empty_cache()
             with contextlib.suppress(RuntimeError):  # out of memory: go on without a pool
                 # Freed at once, the pool stays in torch's cache. Without a pool each slot moves to the memory of the
                 # slot that moved before it, and the first one to that of the slot that moved last.
@@ -277,7 +277,7 @@ class Stopwatch:
         self._record_slots()
         self._driver.sync()
         if first and pool <= MAX_POOL_BYTES:
-            self._driver.trim_cache()  # of the memory in which the slots were before
+            self._driver.empty_cache()  # the memory in which the slots were before
         for slot in self._slots if calls else ():
             self._call(slot)
         self._settle()

@@ -14,13 +14,13 @@ from kbx_env.device.stopwatch import Stopwatch
 
 
 class Counted(FakeDevice):
-    """Counts how often the driver is offered what torch keeps, and remembers the waits."""
+    """Counts how often the driver is asked for all that torch keeps, and remembers the waits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.emptied, self.waits = 0, list[int]()
 
-    def trim_cache(self) -> None:
+    def empty_cache(self) -> None:
         self.emptied += 1
 
     def wait(self, cycles: int) -> None:
