@@ -367,8 +367,8 @@ def _together(calls: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> str:
                 total, terms = total + float(a[:n] @ b[:n]), terms + n
         if abs(total) > float(randomness.limit(torch.tensor(float(terms)), 1 / 144, 0.25, 1)):
             return "planes of different calls go together"
-    for (a, b), name in (((0, 0), "rows"), ((1, 1), "columns"), ((0, 1), "axes")):
-        if _in_steps([(call[a], call[b]) for call in calls]):
+    for first, second, name in ((0, 0, "rows"), (1, 1, "columns"), (0, 1, "axes")):
+        if _in_steps([(call[first], call[second]) for call in calls]):
             return f"{name} of planes go together in steps"
     return ""
 

@@ -258,7 +258,7 @@ def time_task(
     needed = [max(compulsory_work.input_bytes(task, c), d) for c, d in zip(cases, declared, strict=True)]
     # The largest first: the others use the memory again that it has asked the driver for.
     order = sorted(range(len(cases)), key=lambda k: -needed[k])
-    cases, needed = [cases[k] for k in order], [needed[k] for k in order]
+    cases, needed = tuple(cases[k] for k in order), [needed[k] for k in order]
     largest = needed[0]
     candidates = [RunnerContestant(session, case) for case in cases]
 
