@@ -56,6 +56,13 @@ def _eager(q, k, v, causal=False, softmax_scale=None, *, out=None):
             out=True,
             draw=Normal(),
         ),
+        # Large tensors, in one case with more queries than a block has: kernels choose other blocks.
+        sizes(
+            lambda p: {"B": 4, "H": 8, "S": p.whole(129, 140), "D": 128} if p.chance() else
+            {"B": 64, "H": 8, "S": p.whole(17, 20), "D": p.whole(61, 64)},
+            lambda p, s: {"causal": p.chance(), "softmax_scale": None},
+            where=plain, dtypes=lambda p, s: HALF if s["S"] > 128 else {},
+        ),
         *(
             sizes(
                 lambda p: {"B": 1, "H": 2, "S": p.whole(5, 9), "D": p.whole(4, 8)},

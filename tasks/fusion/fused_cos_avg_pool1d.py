@@ -47,6 +47,8 @@ def _any_windows(p, s):
                                          "count_include_pad": False}, draw=WIDE),
         Case({"N": 2, "C": 3, "L": 50}, {"kernel_size": 2, "stride": 5, "ceil_mode": True}, draw=WIDE),
         Case({"N": 2, "C": 3, "L": 300}, {"kernel_size": 64, "stride": 1, "padding": 32}, draw=Uniform(-1, 1)),
+        # More positions in a window than fp16 can count.
+        Case({"N": 1, "C": 2, "L": 2110}, {"kernel_size": 2051, "stride": 9}, draw=WIDE),
         Case({"N": 2, "C": 3, "L": 60}, {"kernel_size": 1}, draw=Choice(0.0, 1e4, -3e4, 1e-20, 3.14159265, 1.5707963)),
         Case({"N": 2, "C": 30, "L": 41}, {"kernel_size": 3}, draw=WIDE, layouts={"input": "transposed"}),
         Case({"N": 2, "C": 9, "L": 77}, {"kernel_size": 5, "stride": 2}, draw=WIDE, layouts={"input": "strided"}),

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from kbx_env.tasks._varied import NEAR_ZERO
+from kbx_env.tasks._varied import LONG_LINE, NEAR_ZERO
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, Shuffled, T, Uniform, task
@@ -43,6 +43,12 @@ def _almost_certain(p):
 def _beyond_exp(p):
     # Without the largest value of each line exp overflows, or gives zeros only.
     return _repeated(p, (p.whole(50, 70), p.whole(9, 20)), 1, Normal(mean=p.among(-300.0, 300.0), scale=9))
+
+
+def _long_lines(p):
+    # Kernels share long lines between programs if the tensor is large.
+    return p.like({"*": (16, LONG_LINE + p.whole(1, 900)), "R": 1}, {"dim": 1, "repeats": 1, "output_size": None},
+                  where=lambda c: "repeats" in c.args, draw=Normal(scale=3))  # fmt: skip
 
 
 def _near_zero(p):
@@ -103,7 +109,7 @@ def _repeated(p, shape, at, draw=Normal(scale=3)):
         _case((7, 5, 101), (101,), -1, held=True),
         _case((29, 6, 7), 4, 0, held=True),
     ),
-    varied=(_small, _long, _columns, _almost_certain, _near_zero, _beyond_exp),
+    varied=(_small, _long, _columns, _long_lines, _almost_certain, _near_zero, _beyond_exp),
     timed=(
         *(_case((1 << k,), 2, 0) for k in (23, 26)), _case((16384, 4096), 2, 1),
         _case((8192, 4096), (8192,), 0, {"output_size": 12288}, draws=CYCLE),

@@ -44,6 +44,8 @@ def _any_axis(p):
         _case((5, 37, 300), 1, 9, 1e-20),
         _case((9, 3, 4, 31), -2, 2, -7),
         _case((4097,), 0, 1000, 0.1),
+        # More positions and more slices than a program takes, where neighbours along the axis are adjacent in memory.
+        _case((10, 1300), 1, 1100, 0.5),
         _case((30, 41), 0, 7, float("nan")),
         _case((33, 65), 0, 11, 0, layouts={"x": "transposed"}),
         _case((33, 65), 1, 20, -1.75, layouts={"x": "strided"}),

@@ -72,7 +72,8 @@ def qr(A, mode="reduced", out=None):
 
     Tolerance: 16 * eps * max(m, n), relative to the largest element of A times sqrt(n) for A = Q R, to 1 for the
     columns of Q, and to the largest element of A^T A times sqrt(n) for R^T R: IEEE arithmetic of A's dtype, no TF32.
-    Batches may be empty. A is not changed and may have any strides; matrices up to 64 x 64 are used.
+    Batches may be empty. A is not changed and may have any strides; matrices up to 64 x 64 are used. No element is
+    above 1e6, and the largest of each matrix is above 1e-6, or all are zero.
 
     Example: qr([[2, 3], [0, 4]], mode="r") = ([], [[2, 3], [0, 4]])
     Example: qr([[3, 5], [4, 0]]) = ([[-0.6, -0.8], [-0.8, 0.6]], [[-5, -3], [0, -4]])

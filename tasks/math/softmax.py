@@ -39,7 +39,7 @@ from kbx_env.spec.task import Case, Choice, Cost, DtypeArg, Literal, Normal, Out
             lambda p: {"dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))},
             where=lambda c: "f16" not in c.dtypes.values(),
         ),
-        long_axis(lines=None),
+        long_axis(),
         reduced(
             lambda p: {"dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))},
             dtypes={"input": "f16"},

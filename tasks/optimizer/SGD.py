@@ -54,6 +54,11 @@ OTHER = {"lr": 0.05, "momentum": 0.7, "weight_decay": 0.3, "dampening": 0.4}
             low=2,
             given=(),
         ),
+        # Without momentum a step is another kernel.
+        elementwise(
+            lambda p: {"momentum": 0.0, "lr": p.real(0.01, 0.5), "weight_decay": p.real(0.05, 0.5), "dampening": p.real(0, 1),
+                       "nesterov": p.chance()}, low=2, given=(),
+        ),
         *sizes(lambda p: {"*": p.shape(2, 3, 60)}, draws={"grad": LARGE}),
     ),
     timed=tuple(Case({"*": (1 << k,)}, **KEPT) for k in (23, 25, 27)),

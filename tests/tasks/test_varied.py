@@ -94,6 +94,7 @@ LARGE = (
     "fusion/fused_silu_layer_norm_conv2d", "fusion/fused_relu_batch_norm_conv2d",
     "fusion/fused_instance_norm_selu_conv2d", "fusion/fused_dropout_relu_batch_norm_conv2d",
     "normalization/batch_norm", "fusion/fused_sigmoid_batch_norm", "fusion/fused_hardsigmoid_batch_norm",
+    "math/softmax", "fusion/fused_softmax_log", "fusion/fused_repeat_interleave_log_softmax", "fusion/attention",
 )  # fmt: skip
 
 
