@@ -423,4 +423,8 @@ def _own_gpu() -> dict[str, str]:
     rank = os.environ.get("LOCAL_RANK")
     if rank is None or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < 2:
         return {}
-    return {"CUDA_VISIBLE_DEVICES": _device_of(int(rank))}
+    import torch
+
+    from kbx_env.executor.pools.gpu import environment, uuid_of
+
+    return environment(_device_of(int(rank)), uuid_of(int(rank)) if torch.cuda.device_count() > int(rank) else "")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from benchmarks import driver_lock
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ASKS = """
@@ -32,30 +32,20 @@ print(os.getpid())
 """
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    """The benchmark, which is no module of the package."""
-    spec = importlib.util.spec_from_file_location("driver_lock", BENCHMARKS / "driver_lock.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
-def test_requests_are_counted_in_each_process(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_counted_in_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library, counts = tmp_path / "requests.so", tmp_path / "counts"
     counts.mkdir()
     source = BENCHMARKS / "driver_requests.c"
     subprocess.run(["gcc", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     environment = {**os.environ, "DRIVER_REQUESTS": str(counts), "LD_PRELOAD": str(library)}
     done = subprocess.run([sys.executable, "-c", ASKS], env=environment, capture_output=True, text=True, check=True)
-    monkeypatch.setattr(script.os, "getpid", lambda: int(done.stdout))
-    mine, others = script._made(counts)
+    monkeypatch.setattr(driver_lock.os, "getpid", lambda: int(done.stdout))
+    mine, others = driver_lock._made(counts)
     assert {k: n for k, n in mine.items() if k != "microseconds"} == {"control": 2, "alloc": 1, "unified memory": 1}
     assert {k: n for k, n in others.items() if k != "microseconds"} == {"free": 1}
 
 
-def test_what_a_thread_does(script: ModuleType) -> None:
-    assert script._stack(os.getpid(), os.getpid()) is not None
-    assert script._stack(1 << 30, 1) is None
+def test_what_a_thread_does() -> None:
+    assert driver_lock._stack(os.getpid(), os.getpid()) is not None
+    assert driver_lock._stack(1 << 30, 1) is None

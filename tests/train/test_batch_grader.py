@@ -9,11 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from kbx_env.errors import UsageError
+from kbx_env.executor.pools import gpu
 from kbx_env.outcome import Fault, Outcome, Verdict
 
 pytest.importorskip("trl")
+from kbx_env.train import batch_grader  # noqa: E402
 from kbx_env.train.batch_grader import BatchGrader, check_trains_elsewhere, own_gpus, own_share, workers_here  # noqa: E402
 from kbx_env.train.step_metrics import episode_stats, summary  # noqa: E402
 from service_stand_in import by_word, right  # noqa: E402
@@ -158,6 +161,25 @@ def test_a_gpu_that_trains_does_not_only_grade(gpus: list[int], says: str, monke
     with pytest.raises(UsageError, match=says):
         check_trains_elsewhere(gpus)
     check_trains_elsewhere([6, 7])
+
+
+@pytest.mark.parametrize(
+    ("count", "found"),
+    [
+        (0, {"CUDA_VISIBLE_DEVICES": "5"}),
+        (2, {"CUDA_VISIBLE_DEVICES": "GPU-1", "KBX_CLOSED": "/dev/nvidia4:/dev/nvidia6"}),
+    ],
+)  # fmt: skip
+def test_gradings_beside_a_training_process_open_its_gpu_only(
+    count: int, found: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(gpu, "uuid_of", lambda device: f"GPU-{device}")
+    monkeypatch.setattr(gpu.gpu_files, "others", lambda uuid: ["/dev/nvidia4", "/dev/nvidia6"])
+    assert batch_grader._own_gpu() == found
 
 
 def test_gpus_that_only_grade_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:

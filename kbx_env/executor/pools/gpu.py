@@ -148,22 +148,23 @@ def gpu_pool(gpus: int, workers: int, grader: str = GRADER, uuids: Sequence[str]
     if len(chosen) < gpus:
         raise UsageError(f"CUDA_VISIBLE_DEVICES={visible!r} shows {len(chosen)} GPUs, {gpus} are asked for")
     near_cores = cpu_affinity.shares(uuids or [""] * gpus) if gpus > 1 else [None] * len(chosen)
-    environments = [_environment(name, uuid, threads) for name, uuid in zip(chosen, uuids or [""] * len(chosen), strict=True)]
+    environments = [
+        {**environment(name, uuid), "OMP_NUM_THREADS": threads}
+        for name, uuid in zip(chosen, uuids or [""] * len(chosen), strict=True)
+    ]
     return _pools(environments, near_cores, workers, grader)
 
 
-def _environment(name: str, uuid: str, threads: str) -> dict[str, str]:
-    """Return the environment of the workers of a GPU.
+def environment(name: str, uuid: str) -> dict[str, str]:
+    """Return the environment of workers that see one GPU, and cannot open the others where that can be done.
 
     Args:
         name: of the GPU for CUDA, "" for no GPU.
         uuid: of the GPU for the driver, "" if it is not known.
-        threads: of torch, for each worker.
     """
     closed = gpu_files.others(uuid) if uuid else []
     # Numbers would no longer be right for a process that cannot open the other GPUs.
-    environment = {"CUDA_VISIBLE_DEVICES": uuid if closed else name, "OMP_NUM_THREADS": threads}
-    return environment | ({CLOSED: os.pathsep.join(closed)} if closed else {})
+    return {"CUDA_VISIBLE_DEVICES": uuid, CLOSED: os.pathsep.join(closed)} if closed else {"CUDA_VISIBLE_DEVICES": name}
 
 
 def _pools(
@@ -203,7 +204,7 @@ def pool_on(names: Sequence[int | str], workers: int, grader: str = GRADER) -> t
     cores = len(os.sched_getaffinity(0))
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // (len(names) * workers)))
     # By UUID: numbers in CUDA_VISIBLE_DEVICES follow CUDA's own order, those of nvidia-smi the order on the bus.
-    environments = [_environment(uuid, uuid, threads) for uuid in uuids]
+    environments = [{**environment(uuid, uuid), "OMP_NUM_THREADS": threads} for uuid in uuids]
     near_cores = cpu_affinity.shares(uuids) if len(uuids) > 1 else [None]
     return _pools(environments, near_cores, workers, grader), models[0]
 
@@ -253,5 +254,12 @@ def uuids_of(gpus: int) -> list[str]:
     models = {torch.cuda.get_device_name(k) for k in range(gpus)}
     if len(models) > 1:
         raise UsageError(f"--gpus {gpus} are of different models ({', '.join(sorted(models))}); choose with CUDA_VISIBLE_DEVICES")
-    uuids = [str(getattr(torch.cuda.get_device_properties(k), "uuid", "")) for k in range(gpus)]
-    return [u if not u or u.startswith(("GPU-", "MIG-")) else f"GPU-{u}" for u in uuids]
+    return [uuid_of(k) for k in range(gpus)]
+
+
+def uuid_of(device: int) -> str:
+    """Return the id of a GPU by its number for torch, as ``uuids_of`` does."""
+    import torch
+
+    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    return uuid if not uuid or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
