@@ -190,7 +190,7 @@ _DEVICE_MEMORY = 2
 """CU_MEMORYTYPE_DEVICE."""
 KEPT_CACHE_BYTES = 2 << 30
 """Freed memory that torch may keep while the GPU is held alone. Asking the driver for memory and giving it back takes a lock of the
-whole host for each allocation: with four GPUs that each grade, it took more than half of the time for which a GPU was held
+whole host for each allocation: with four GPUs that each grade, that took about half of the time for which a GPU was held
 (docs/measurements)."""
 _NO_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""

@@ -623,12 +623,12 @@ class _Measuring:
         telemetry, session = _telemetry(), candidates[0].session
         measured: list[_Measured] = []
         _give_back()
-        watch = Stopwatch(session.backend)
-        try:
-            with session.gpu.alone():
-                self.roofline = rooflines.roofline("cuda", session.gpu.file(f"ceilings-{torch.__version__}.json"))
-                reading = telemetry.read()
-                self.before = self.before or reading
+        with session.gpu.alone():
+            self.roofline = rooflines.roofline("cuda", session.gpu.file(f"ceilings-{torch.__version__}.json"))
+            reading = telemetry.read()
+            self.before = self.before or reading
+            watch = Stopwatch(session.backend)
+            try:
                 for index, candidate in enumerate(candidates):
                     # The next case has results too. Those of the first, which is the largest, may always wait.
                     waiting = [m.kept_bytes for m in measured[1:]]
@@ -638,12 +638,12 @@ class _Measuring:
                     since = reading if not measured else None if measured[-1].disturbed else measured[-1].after
                     eager = EagerContestant(self.task, candidate.case, session.backend, watch)
                     measured.append(self._drawn(candidate, eager, first + index, work[index], telemetry, since))
-        finally:
-            # Memory is given back when others may measure: that takes long, and disturbs nobody.
-            watch.close()
-            with contextlib.suppress(GradingAborted):  # it may have ended itself
-                candidates[-1].release()
-            _give_back()
+            finally:
+                # The driver clears what is freed: others who measured meanwhile would be slower.
+                watch.close()
+                with contextlib.suppress(GradingAborted):  # it may have ended itself
+                    candidates[-1].release()
+                _give_back()
         self.after = measured[-1].after
         return measured
 
