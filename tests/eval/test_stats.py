@@ -206,7 +206,8 @@ FRAGMENTS = {
     "generators in different states", "output 0 (neither the kept nor the dropped value)", "output 7: 7",
     # why elements go together
     "7 apart", "read backwards", "read again", "far away, ", "at places that differ by XOR with 7", "in groups of 7",
-    "output 0 of planes go together, 7", "planes of different calls go together",
+    "output 0 of planes go together, 7", "planes of different calls go together", "output 0 of planes go together in steps",
+    "the random numbers of output 0 come more often from some parts of [0, 1)",
     "across the diagonal", "too evenly", "output 0 are dropped 7",
     # what a factorisation promises
     "A = U diag(S) Vh", "U has orthonormal columns", "Vh has orthonormal rows", "S holds the singular values", "S is not negative",

@@ -270,10 +270,11 @@ class Engine:
         count = view.numel
         flags = view.storage
         stored = view.flags(flags.stored) if count else torch.zeros(0, dtype=torch.bool)
+        by_kernels = int(stored.sum())
         return {
             "elements": count,
-            "stored": int(stored.sum()),
-            "moved": int(((view.flags(flags.origin) == MOVED) & ~stored).sum()) if count else 0,
+            "stored": by_kernels,
+            "moved": int(((view.flags(flags.origin) == MOVED) & ~stored).sum()) if by_kernels < count else 0,
             "again": flags.returned and bool(count),
             "assembled": self._was_assembled(view),
             "unit": unit_bytes(flags.kinds),
