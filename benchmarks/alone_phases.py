@@ -77,7 +77,7 @@ class Phases:
         self.watch(contestants.RunnerContestant, "fetch", "results, the grader's part")
         self.watch(contestants.RunnerContestant, "lay", "inputs, the grader's part")
         self.watch(paired, "pair", "pairs, the grader's part")
-        self.watch(paired, "_give_back", "memory given back")
+        self.watch(paired, "give_back", "memory given back")
         self.watch(reference, "expect", "reference")
         self.watch(telemetry.Telemetry, "read", "telemetry")
         self.watch(roofline, "roofline", "ceilings")

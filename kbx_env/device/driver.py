@@ -10,11 +10,14 @@ call and the copy of its result.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+
+from kbx_env.device.arena import Arena
 
 _BASE: Any = torch._C.TensorBase  # its methods cannot be replaced, unlike those of torch.Tensor
 _pointer, _strided, _strides = _BASE.data_ptr, _BASE.as_strided, _BASE.stride
@@ -119,8 +122,8 @@ class ResultCopy:
 
     def __init__(self, values: list[Any], is_tuple: bool) -> None:
         self.values, self.is_tuple = values, is_tuple
-        self.buffers: list[tuple[int, int]] = []
-        """Address and bytes of the copy of each value, zeros for values that are no tensors."""
+        self.buffers: list[int] = []
+        """Address of the copy of each value, 0 for values that are no tensors."""
 
 
 def is_plain_tensor(value: Any, device: str) -> bool:
@@ -192,6 +195,10 @@ KEPT_CACHE_BYTES = 2 << 30
 """Freed memory that torch may keep while the GPU is held alone. Asking the driver for memory and giving it back takes a lock of the
 whole host for each allocation: with four GPUs that each grade, that took about half of the time for which a GPU was held
 (docs/measurements)."""
+KEPT_BYTES = 128 << 20
+"""Freed memory of each kind, torch's and that of ``Driver.alloc``, that a grader keeps while others use the GPU."""
+_NON_BLOCKING = 1
+"""CU_STREAM_NON_BLOCKING."""
 _NO_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
 
@@ -266,17 +273,39 @@ class Driver:
         self._set_stream, self._default = cuda._cuda_setStream, cuda._cuda_getDefaultStream
         self._graph = cuda._CUDAGraph
         self._begin, self._end, self._play = self._graph.capture_begin, self._graph.capture_end, self._graph.replay
-        self._side = torch.cuda.Stream()
         torch.cuda.synchronize()  # makes torch's context the one of this thread
         self._context = handle()
         bind(held, "cuCtxGetCurrent", ctypes.POINTER(handle))(ctypes.byref(self._context))
+        # torch.cuda.Stream() would make 32 streams.
+        side = handle()
+        bind(held, "cuStreamCreate", ctypes.POINTER(handle), ctypes.c_uint)(ctypes.byref(side), _NON_BLOCKING)
+        self._side = torch.cuda.ExternalStream(side.value)
+        self._arena = Arena(self.alloc_apart, self.free_apart)
 
     def use_in_thread(self) -> None:
         """Make torch's context the one of this thread. Torch does so only when the thread first uses CUDA through it."""
         self._set_context(self._context)
 
     def alloc(self, size: int) -> int:
-        """Allocate device memory that no torch tensor uses.
+        """Allocate device memory that no torch tensor uses. Use what is freed again in the order of the default stream.
+
+        Args:
+            size: Bytes.
+
+        Returns:
+            The address.
+
+        Raises:
+            RuntimeError: there is no memory left.
+        """
+        return self._arena.alloc(size)
+
+    def free(self, address: int) -> None:
+        """Free memory of ``alloc``. It stays with this process until ``give_back``."""
+        self._arena.free(address)
+
+    def alloc_apart(self, size: int) -> int:
+        """Allocate device memory that the driver can share alone: whoever gets it sees no other memory of this process.
 
         Args:
             size: Bytes.
@@ -295,15 +324,24 @@ class Driver:
             self._alloc(ctypes.byref(got), max(1, size))
         return int(got.value)
 
-    def free(self, address: int) -> None:
-        """Free memory of ``alloc``."""
+    def free_apart(self, address: int) -> None:
+        """Free memory of ``alloc_apart``."""
         self._free(address)
+
+    def give_back(self, keep: int = 0) -> None:
+        """Return freed memory to the device for other processes: torch's, and that of ``alloc``.
+
+        Args:
+            keep: Bytes of each kind that may stay with this process.
+        """
+        self._arena.trim(keep)  # the driver waits for the device when it frees
+        self.trim_cache(keep)
 
     def share(self, address: int) -> bytes:
         """Share memory with other processes.
 
         Args:
-            address: A result of ``alloc``.
+            address: A result of ``alloc_apart``.
 
         Returns:
             A handle for ``open`` in another process.
@@ -402,12 +440,18 @@ class Driver:
         """Release torch's cached memory."""
         self._empty_cache()
 
-    def trim_cache(self) -> None:
-        """Release torch's cached memory if it is more than ``KEPT_CACHE_BYTES``."""
-        statistics = self._statistics(0)
-        reserved, used = (statistics[name]["all"]["current"] for name in ("reserved_bytes", "allocated_bytes"))
-        if reserved - used > KEPT_CACHE_BYTES:
+    def trim_cache(self, keep: int = KEPT_CACHE_BYTES) -> None:
+        """Release torch's cached memory.
+
+        Args:
+            keep: Nothing is released if it is not more than so many bytes.
+        """
+        if self.reserved_bytes() - self._statistics(0)["allocated_bytes"]["all"]["current"] > keep:
             self._empty_cache()
+
+    def reserved_bytes(self) -> int:
+        """Return the bytes that torch's allocator has of the device, used or cached."""
+        return int(self._statistics(0)["reserved_bytes"]["all"]["current"])
 
     def capture(self, body: Callable[[], None]) -> Callable[[], None]:
         """Capture work into a CUDA graph.
@@ -436,3 +480,20 @@ class Driver:
             self.use_default_stream()
         play = self._play
         return lambda: play(graph)
+
+
+@functools.cache
+def process_driver() -> Driver:
+    """Return the driver of this process, which all of its stopwatches and transports share."""
+    torch.cuda.init()
+    return Driver()
+
+
+def give_back(keep: int = 0) -> None:
+    """Return memory that this process has freed to the device: other processes need it. Without a device nothing happens.
+
+    Args:
+        keep: Bytes that may stay with this process, for torch and for stopwatches each.
+    """
+    if torch.cuda.is_available():
+        process_driver().give_back(keep)

@@ -5,13 +5,12 @@ Results are copied once into memory that the runner cannot reach; only the copy 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from kbx_env.device.driver import Driver, TensorMetadata
+from kbx_env.device.driver import Driver, TensorMetadata, process_driver
 from kbx_env.device.ipc_runner import ALIGN, copy_window, packed_offsets
 from kbx_env.device.layout import flat
 from kbx_env.protocol import wire
@@ -21,12 +20,6 @@ BYTES = 128 << 20
 
 Ask = Callable[[dict[str, Any]], Any]
 """Sends a command to the runner and returns its reply."""
-
-
-@functools.cache
-def _shared_driver() -> Driver:
-    torch.cuda.init()
-    return Driver()
 
 
 class IpcReceiver:
@@ -44,16 +37,16 @@ class IpcReceiver:
     """
 
     def __init__(self, driver: Driver | None = None, size: int = BYTES) -> None:
-        self._driver, self._size = driver or _shared_driver(), size
+        self._driver, self._size = driver or process_driver(), size
         self._driver.use_in_thread()
-        self._address = self._driver.alloc(size)
+        self._address = self._driver.alloc_apart(size)
         try:
             self.handle = self._driver.share(self._address)
             # The memory may contain earlier data of the grader, which the runner must not read.
             self._driver.fill(self._address, 0, size)
             self._driver.sync()
         except BaseException:
-            self._driver.free(self._address)
+            self._driver.free_apart(self._address)
             raise
 
     def close(self) -> None:
@@ -61,7 +54,7 @@ class IpcReceiver:
         if self._address:
             self._driver.use_in_thread()
             self._driver.sync()
-            self._driver.free(self._address)
+            self._driver.free_apart(self._address)
         self._address = 0
 
     def send(self, calls: list[dict[str, Any]], ask: Ask) -> list[dict[str, Any]]:

@@ -136,45 +136,27 @@ class IpcSender:
         self._inbox = 0
 
     def claims(
-        self, found: Result, device: str, mailed: bool, inputs: bool = True
-    ) -> tuple[dict[str, Any], list[bytes]]:
-        """Encode a result as claims.
+        self, results: Sequence[tuple[Result, bool]], device: str, mailed: bool
+    ) -> tuple[list[dict[str, Any]], int, list[bytes]]:
+        """Encode results as claims.
 
         Args:
-            found: The result.
-            device: The device of its tensors.
+            results: The results, each with whether to include the tensor arguments that are not written, as they are now.
+            device: The device of their tensors.
             mailed: The grader gets the bytes by ``give``; otherwise they are returned.
-            inputs: Include the tensor arguments that are not written, as they are now.
 
         Returns:
-            The claims (``outputs``, ``is_tuple``, ``after``, and with ``mailed`` the ``total`` bytes), and the bytes.
+            The claims of each result (``outputs``, ``is_tuple``, ``after``), the bytes of all results together as ``give``
+            copies them, and the bytes themselves, none with ``mailed``.
         """
-        names = [*found.after, *(n for n in found.args if inputs and n not in found.after)]
-        rows = [v for v in found.outputs if not isinstance(v, str)]
-        rows += [found.after.get(n) or (found.args[n], found.args[n].pointer) for n in names]
-        encodable = [(t, address) for t, address in rows if _is_encodable(t)]
-        offsets, total = packed_offsets([t.size for t, _ in encodable])
-        data = [] if mailed else [t.resolved(self._driver.read(address, t.size)) for t, address in encodable]
-        self._outbox = [(o, address, t.size) for o, (t, address) in zip(offsets, encodable, strict=True)]
-        where = {id(t): {"mail": o, "conj": t.conj, "neg": t.neg} if mailed else {"blob": k}
-                 for k, (o, (t, _)) in enumerate(zip(offsets, encodable, strict=True))}  # fmt: skip
-
-        def claim(t: TensorMetadata, args: Mapping[str, TensorMetadata]) -> dict[str, Any]:
-            if not _is_encodable(t):
-                return {"k": "other", "type": f"{t.dtype} tensor that is not a plain one"}
-            same_storage = {n: a for n, a in args.items() if a.span and t.span and a.storage == t.storage}
-            aliases = [n for n, a in same_storage.items()
-                       if (a.pointer, a.shape, a.strides) == (t.pointer, t.shape, t.strides)]  # fmt: skip
-            return {
-                "k": "tensor", "dtype": wire.NAMES[t.dtype], "shape": list(t.shape), "stride": list(t.strides),
-                "shift": 0, "alias": aliases[0] if aliases else None, "shares": next(iter(same_storage), None),
-                "device": device, "requires_grad": t.requires_grad,
-            } | where[id(t)]  # fmt: skip
-
-        outputs = [{"k": "other", "type": v} if isinstance(v, str) else claim(v[0], found.args) for v in found.outputs]
-        after = {n: claim(t, {}) for n, (t, _) in zip(names, rows[len(rows) - len(names) :], strict=True)}
-        reply = {"outputs": outputs, "is_tuple": found.is_tuple, "after": after}
-        return reply | ({"total": total} if mailed else {}), data
+        found = [_Encoding(result, inputs, device) for result, inputs in results]
+        tensors = [(t, address) for one in found for t, address in one.tensors]
+        offsets, total = packed_offsets([t.size for t, _ in tensors])
+        data = [] if mailed else [t.resolved(self._driver.read(address, t.size)) for t, address in tensors]
+        self._outbox = [(o, address, t.size) for o, (t, address) in zip(offsets, tensors, strict=True)]
+        places = iter([{"mail": o, "conj": t.conj, "neg": t.neg} if mailed else {"blob": k}
+                       for k, (o, (t, _)) in enumerate(zip(offsets, tensors, strict=True))])  # fmt: skip
+        return [one.claims([next(places) for _ in one.tensors]) for one in found], total, data
 
     def give(self, offset: int, size: int) -> dict[str, Any]:
         """Copy one window of the last result into the shared memory.
@@ -189,6 +171,56 @@ class IpcSender:
         assert self._shared is not None
         copy_window(self._driver, self._shared, self._outbox, offset, size, back=False)
         return {}
+
+
+class _Encoding:
+    """What is sent of a result, and the claims about it.
+
+    Args:
+        found: The result.
+        inputs: Include the tensor arguments that are not written.
+        device: The device of its tensors.
+
+    Attributes:
+        tensors: Metadata and address of each tensor whose bytes are sent.
+    """
+
+    def __init__(self, found: Result, inputs: bool, device: str) -> None:
+        self._found, self._device = found, device
+        self._names = [*found.after, *(n for n in found.args if inputs and n not in found.after)]
+        self._rows = [v for v in found.outputs if not isinstance(v, str)]
+        self._rows += [found.after.get(n) or (found.args[n], found.args[n].pointer) for n in self._names]
+        self.tensors = [(t, address) for t, address in self._rows if _is_encodable(t)]
+
+    def claims(self, places: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the claims.
+
+        Args:
+            places: Where the bytes of each of ``tensors`` are.
+
+        Returns:
+            ``outputs``, ``is_tuple`` and ``after``.
+        """
+        found, where = self._found, {id(t): place for (t, _), place in zip(self.tensors, places, strict=True)}
+        outputs = [{"k": "other", "type": v} if isinstance(v, str) else self._claim(v[0], found.args, where)
+                   for v in found.outputs]  # fmt: skip
+        later = self._rows[len(self._rows) - len(self._names) :]
+        after = {n: self._claim(t, {}, where) for n, (t, _) in zip(self._names, later, strict=True)}
+        return {"outputs": outputs, "is_tuple": found.is_tuple, "after": after}
+
+    def _claim(
+        self, t: TensorMetadata, args: Mapping[str, TensorMetadata], where: Mapping[int, dict[str, Any]]
+    ) -> dict[str, Any]:
+        if not _is_encodable(t):
+            return {"k": "other", "type": f"{t.dtype} tensor that is not a plain one"}
+        same_storage = {n: a for n, a in args.items() if a.span and t.span and a.storage == t.storage}
+        aliases = [n for n, a in same_storage.items()
+                   if (a.pointer, a.shape, a.strides) == (t.pointer, t.shape, t.strides)]  # fmt: skip
+        return {
+            "k": "tensor", "dtype": wire.NAMES[t.dtype], "shape": list(t.shape), "stride": list(t.strides),
+            "shift": 0, "alias": aliases[0] if aliases else None, "shares": next(iter(same_storage), None),
+            "device": self._device, "requires_grad": t.requires_grad,
+        } | where[id(t)]  # fmt: skip
 
 
 def _is_encodable(t: TensorMetadata) -> bool:

@@ -26,6 +26,7 @@ from kbx_env.device.driver import (
     allocate_like,
     empty_bytes,
     is_plain_tensor,
+    process_driver,
     storage_of,
 )
 from kbx_env.device.input_windows import DeviceWindows, Window
@@ -74,7 +75,7 @@ class Stopwatch:
 
     def __init__(self, device: str, driver: Driver | None = None, *, guards: bool = False) -> None:
         self.device, self.guards = device, guards
-        self._driver = driver or Driver()
+        self._driver = driver or process_driver()
         self._flush = 0
         self._call: Callable[[dict[str, Any]], Any] | None = None
         self._slots: list[dict[str, Any]] = []
@@ -84,9 +85,9 @@ class Stopwatch:
         self._results: list[tuple[int, ResultCopy]] = []  # slot and result of every call of the last block
         self._written: tuple[str, ...] = ()
         self._rings = DeviceWindows(self._driver)
-        self._free_buffers: list[tuple[int, int]] = []  # address and bytes of the driver's memory for copies of results
         self._wait_us = self._most_wait_us = self._later_wait_us = 100.0
-        self._pool_filled = False
+        self._moved = False  # whether the buffers of this case have been moved
+        self._pool_bytes = 0  # of torch's memory, one piece when it was allocated, in which buffers move
         # A buffer that stays until the next shuffle: results move too, and torch does not release the pool.
         self._filler: list[torch.Tensor] = []
         self._replay_graph: Callable[[], None] | None = None
@@ -118,7 +119,7 @@ class Stopwatch:
         """
         self._free()
         self._freeze_autotuners(False)
-        self._call, self._written, self._pool_filled, self._filler = call, tuple(written), False, []
+        self._call, self._written, self._moved, self._filler = call, tuple(written), False, []
         self._slots = list(draws)
         if turning is not None:
             self._allocate_slots(draws, slots, turning)
@@ -140,7 +141,7 @@ class Stopwatch:
         """
         assert self._call is not None
         if not self._flush:
-            self._flush = self._driver.alloc(FLUSH_BYTES)
+            self._flush = self._driver.alloc_apart(FLUSH_BYTES)
         host, total = list[float](), list[float]()
         for slots in (self._slots[:1], self._slots[1:]):
             if total and total[0] > SLOW_SECONDS:
@@ -174,29 +175,26 @@ class Stopwatch:
     def _free(self) -> None:
         self._rings.free()
         self._drop_all_results()
-        for address in {a for a, _ in self._free_buffers if a}:
-            self._driver.free(address)
-        self._free_buffers = []
 
     def release(self) -> dict[str, Any]:
         """Forget the inputs and release all memory, also torch's unused memory, for other processes."""
         self.close()
         self._call = None
-        self._driver.empty_cache()
+        self._driver.give_back()
         return {}
 
     def clear(self) -> None:
         """Drop the slots, and free the driver's memory for them."""
         self._driver.sync()
         self._free()
-        self._slots, self._slot_tensors, self._pool_filled, self._filler = [], [], False, []
+        self._slots, self._slot_tensors, self._moved, self._filler = [], [], False, []
 
     def close(self) -> None:
         """Drop the slots, and free all of the driver's memory."""
         self.clear()
         if self._flush:
-            self._driver.free(self._flush)
-        self._flush = 0
+            self._driver.free_apart(self._flush)
+        self._flush = self._pool_bytes = 0
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter or the context may be gone
@@ -243,7 +241,7 @@ class Stopwatch:
 
         The time of a kernel of a few microseconds depends by 1-2 % on the addresses of its buffers; only the average
         over several placements does not. The driver is called rarely, because a request takes milliseconds while other
-        processes start up.
+        processes start up: later cases, which need less memory, use the pool of the first.
 
         Args:
             seed: Of the addresses.
@@ -256,14 +254,18 @@ class Stopwatch:
         rng = random.Random(seed)
         self._drop_all_results()
         pool = POOL_FACTOR * sum(t.size for tensors in self._slot_tensors for t, _ in tensors.values()) + FILLER_BYTES
-        first, self._pool_filled = not self._pool_filled, True
+        usable = pool <= self._pool_bytes <= self._driver.reserved_bytes()  # it may have been given back meanwhile
+        first, self._moved = not (self._moved or usable), True
         self._filler = []
         if first:
             self._driver.empty_cache()
+            self._pool_bytes = 0
             with contextlib.suppress(RuntimeError):  # out of memory: go on without a pool
                 # Freed at once, the pool stays in torch's cache. Without a pool each slot moves to the memory of the
                 # slot that moved before it, and the first one to that of the slot that moved last.
-                empty_bytes(pool if pool <= MAX_POOL_BYTES else 0, self.device)
+                if pool <= MAX_POOL_BYTES:
+                    empty_bytes(pool, self.device)
+                    self._pool_bytes = pool
         # torch keeps small and large tensors in different pools.
         filler = [empty_bytes(rng.randrange(1, 64) << bits, self.device) for bits in (18, 13) for _ in range(FILLERS)]
         for i in rng.sample(range(len(self._slots)), len(self._slots)):
@@ -285,12 +287,16 @@ class Stopwatch:
 
     def _drop_all_results(self) -> None:
         self._drop_results()
-        self._free_buffers += [buffer for copy in self._graph_copies for buffer in copy.buffers]
+        self._drop(self._graph_copies)
         self._graph_copies, self._graph_results, self._replay_graph = [], [], None
 
     def _drop_results(self) -> None:
-        self._free_buffers += [buffer for _, copy in self._results for buffer in copy.buffers]
+        self._drop([copy for _, copy in self._results])
         self._results = []
+
+    def _drop(self, copies: Sequence[ResultCopy]) -> None:
+        for address in [a for copy in copies for a in copy.buffers if a]:
+            self._driver.free(address)
 
     def _settle(self) -> None:
         self._driver.sync()
@@ -392,10 +398,10 @@ class Stopwatch:
         for value in copy.values:
             tensor = value if isinstance(value, TensorMetadata) else value[1] if isinstance(value, tuple) else None
             if tensor is None:
-                copy.buffers.append((0, 0))
+                copy.buffers.append(0)
                 continue
-            copy.buffers.append(self._buffer(tensor.size))
-            self._driver.copy(copy.buffers[-1][0], tensor.pointer, tensor.size)
+            copy.buffers.append(self._driver.alloc(tensor.size))
+            self._driver.copy(copy.buffers[-1], tensor.pointer, tensor.size)
         self._poison(slot, copy)
         return copy
 
@@ -418,15 +424,6 @@ class Stopwatch:
         outputs = [type(v).__name__ if not isinstance(v, TensorMetadata) else v for v in values]
         written = [(n, self._slot_tensors[slot][n][0]) for n in self._written if n in self._slot_tensors[slot]]
         return ResultCopy([*outputs, *written], is_tuple)
-
-    def _buffer(self, size: int) -> tuple[int, int]:
-        """Return the address and the bytes of memory for a copy; memory of dropped copies is used again."""
-        fitting = [b for b in self._free_buffers if b[0] and b[1] >= size]
-        if fitting:
-            best = min(fitting, key=lambda b: b[1])
-            self._free_buffers.remove(best)
-            return best
-        return self._driver.alloc(size), size
 
     # --- graphs -------------------------------------------------------------------------------------------
 
@@ -504,7 +501,7 @@ class Stopwatch:
         slot, copy = (self._graph_results[call][0], self._graph_copies[call]) if captured else self._results[call]
         outputs: list[str | tuple[TensorMetadata, int]] = []
         after = {}
-        for value, (address, _) in zip(copy.values, copy.buffers, strict=True):
+        for value, address in zip(copy.values, copy.buffers, strict=True):
             if isinstance(value, tuple):
                 after[value[0]] = value[1], address
             else:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from kbx_env import versions
+from kbx_env.device.driver import KEPT_BYTES, give_back
 from kbx_env.errors import SandboxError, UsageError
 from kbx_env.grading.ablations import DefenceLayer, chosen
 from kbx_env.grading.context import GradingContext
@@ -133,7 +134,9 @@ class Grader:
             outcome = builder.end(Verdict.INFRA_FAULT, Stage.COMPILE, message, FaultKind.GRADER_FAILED)
         finally:
             if chosen_options.backend == "cuda":
-                torch.cuda.empty_cache()  # the memory that torch keeps for this process is needed by other processes' gradings
+                # Other processes' gradings need the memory. Where the GPU is dead, the outcome says so.
+                with contextlib.suppress(RuntimeError):
+                    give_back(KEPT_BYTES)
         return replace(outcome, seconds={**outcome.seconds, "total": round(time.perf_counter() - start, 4)})
 
 

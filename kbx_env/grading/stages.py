@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from kbx_env.device.driver import give_back
 from kbx_env.grading import judge as judges
 from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.context import GradingContext
@@ -414,7 +415,7 @@ def beside_compiled(context: GradingContext, outcome: Outcome) -> Outcome:
         return outcome
     from kbx_env.grading.timing import compiled
 
-    torch.cuda.empty_cache()  # the process that compiles needs the memory
+    give_back()  # the process that compiles needs the memory
     start = time.perf_counter()
     timing = compiled.beside(context.task, outcome.timing, context.gpu, sizes=context.options.sizes)
     return replace(outcome, timing=timing, seconds={**outcome.seconds, "compiled": round(time.perf_counter() - start, 4)})

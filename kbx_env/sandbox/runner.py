@@ -22,7 +22,7 @@ import torch
 import triton
 
 from kbx_env.confinement import confine, unhidden
-from kbx_env.device.driver import Driver
+from kbx_env.device.driver import process_driver
 from kbx_env.device.ipc_runner import IpcSender
 from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.protocol import wire
@@ -77,9 +77,10 @@ class Runner:
             limits.start_driver()
             ask({"context": True})  # the grader answers when no grading measures
             limits.make_context()
+            handle = ask({"context": False})
+            limits.use_context()
             # Also before confinement: CUDA IPC connects through sockets that a confined process cannot reach.
-            self.mail = _mail(settings.get("mail"))
-            ask({"context": False})
+            self.mail = _mail(handle)
             quick_launchers()
             # On first use; do it now, while the runner waits for its submission.
             with contextlib.suppress(Exception):  # the first launch reports an error
@@ -316,15 +317,15 @@ class Runner:
                 return watch.replay(int(header["times"]), header.get("turns")), []
             case "measure":
                 return watch.measure(header), []
-        return self._result(watch, header)
+        return self._results(watch, header)
 
-    def _result(self, watch: Stopwatch, header: Mapping[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-        found = watch.result(int(header["call"]), bool(header.get("captured")))
-        mailed = header.get("mailed") is True
-        reply, data = self.mail.claims(found, self.device, mailed, header.get("inputs") is not False)
-        if mailed and reply["total"]:
-            self.mail.give(0, min(int(header["window"]), reply["total"]))
-        return reply, data
+    def _results(self, watch: Stopwatch, header: Mapping[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+        captured, mailed = bool(header.get("captured")), header.get("mailed") is True
+        found = [(watch.result(int(call), captured), bool(inputs)) for call, inputs in header["calls"]]
+        claims, total, data = self.mail.claims(found, self.device, mailed)
+        if mailed and total:
+            self.mail.give(0, min(int(header["window"]), total))
+        return {"results": claims, "total": total}, data
 
     def _prepare(self, watch: Stopwatch, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
         slots = [{name: self._argument(d, blobs) for name, d in slot.items()} for slot in header["slots"]]
@@ -337,10 +338,9 @@ class Runner:
             with self.submission():
                 return entry(*positional, **kwargs)
 
+        self.mail.empty()  # the slots have copies, and the largest cases fill the GPU
         several = {"slots": int(header.get("count", 0)), "written": header.get("written", ())}
-        reply = watch.prepare(call, slots, turning=header.get("turning"), warm=False, **several)
-        self.mail.empty()
-        return reply
+        return watch.prepare(call, slots, turning=header.get("turning"), warm=False, **several)
 
     def answer(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
         """Serve one command; an exception becomes a classified error, never a traceback of the runner.
@@ -369,7 +369,7 @@ class Runner:
         self.clocks.check()
         reply["denied"] = [list(d) for d in self.log.denied[:20]]
         # The probe takes 20 ms: between the commands of one measurement it would disturb the timing.
-        reply["standing"] = header["op"] == "time" and header["do"] != "result" or firewall.probe(self.log)
+        reply["standing"] = header["op"] == "time" and header["do"] != "results" or firewall.probe(self.log)
         reply["seconds"] = time.perf_counter() - start
         self.log.served()
         return reply, data
@@ -382,7 +382,7 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 def _mail(handle: str | None) -> IpcSender:
     """Return the transport for large tensors, closed where the driver cannot share memory with another process."""
-    tools = Driver()
+    tools = process_driver()
     with contextlib.suppress(RuntimeError):
         return IpcSender(tools, bytes.fromhex(handle) if handle else None)
     return IpcSender(tools, None)

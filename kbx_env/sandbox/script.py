@@ -190,6 +190,7 @@ def _confined(folder: str, backend: str) -> None:
     if backend == "cuda":
         limits.start_driver()
         limits.make_context()
+        limits.use_context()
     confine(folder, _readable())
     limits.limit(backend)
 

@@ -22,8 +22,8 @@ def _eager(input, s=None, dim=None, norm=None, *, out=None):
 
 
 def _roots(rows, columns, n):
-    turns = torch.arange(rows)[:, None] * torch.arange(columns) % n / n
-    return torch.polar(torch.ones_like(turns, dtype=torch.float64), -2 * math.pi * turns.double()).to(torch.complex64)
+    turns = (torch.arange(rows)[:, None] * torch.arange(columns) % n).double() / n
+    return torch.polar(torch.ones_like(turns), -2 * math.pi * turns).to(torch.complex64)
 
 
 def _along(x):

@@ -49,14 +49,18 @@ def test_results_arrive_with_what_is_pending_carried_out(size: int) -> None:
     x = torch.complex(torch.randn(50), torch.randn(50))
     rows = [x.conj(), x.imag.new_tensor([1.5, 2.5]), torch.tensor([True, False])]
     seen = [TensorMetadata(v) for v in rows]
-    reply, data = mail.claims(Result([(s, s.pointer) for s in seen] + ["list"], {}, {"a": seen[1]}, True), "cpu", True)
-    mail.give(0, min(box.size, reply["total"]))
-    whole = box.fetch(reply["total"], "cpu", _ask(mail, asked))
-    assert len(asked) == -(-reply["total"] // box.size) - 1, "the first window came with the reply"
-    assert data == [] and reply["outputs"][3] == {"k": "other", "type": "list"}
-    for d, value in zip(reply["outputs"], rows, strict=False):
+    one = Result([(s, s.pointer) for s in seen] + ["list"], {}, {"a": seen[1]}, True)
+    other = Result([(seen[1], seen[1].pointer)], {"w": (seen[2], seen[2].pointer)}, {"a": seen[1], "w": seen[2]}, False)
+    (first, second), total, data = mail.claims([(one, True), (other, False)], "cpu", True)
+    mail.give(0, min(box.size, total))
+    whole = box.fetch(total, "cpu", _ask(mail, asked))
+    assert len(asked) == -(-total // box.size) - 1, "the first window came with the reply"
+    assert data == [] and first["outputs"][3] == {"k": "other", "type": "list"}
+    for d, value in zip(first["outputs"], rows, strict=False):
         assert torch.equal(claimed(whole, d), value.resolve_conj())
-    assert reply["outputs"][1]["alias"] == "a" and torch.equal(claimed(whole, reply["after"]["a"]), rows[1])
+    assert first["outputs"][1]["alias"] == "a" and torch.equal(claimed(whole, first["after"]["a"]), rows[1])
+    assert torch.equal(claimed(whole, second["outputs"][0]), rows[1]) and not second["is_tuple"]
+    assert list(second["after"]) == ["w"] and torch.equal(claimed(whole, second["after"]["w"]), rows[2])
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,8 @@ class FakeDevice(Driver):
         self._in_context()
         del self.held[address]
 
+    alloc_apart, free_apart = alloc, free
+
     def share(self, address: int) -> bytes:
         return address.to_bytes(64, "little")
 
@@ -126,7 +128,12 @@ class FakeDevice(Driver):
 
     def empty_cache(self) -> None: ...
 
-    def trim_cache(self) -> None: ...
+    def trim_cache(self, keep: int = 0) -> None: ...
+
+    def reserved_bytes(self) -> int:
+        return 1 << 60
+
+    def give_back(self, keep: int = 0) -> None: ...
 
     def capture(self, body: Callable[[], None]) -> Callable[[], None]:
         self.capturing = []
@@ -158,7 +165,7 @@ class FakeTalk:
             mail=IpcSender(device, self.mailbox.handle if self.mailbox else None),
         )  # fmt: skip
         me._argument = lambda d, blobs: Runner._argument(me, d, blobs)
-        me._result = lambda watch, header: Runner._result(me, watch, header)
+        me._results = lambda watch, header: Runner._results(me, watch, header)
         me._prepare = lambda watch, header, blobs: Runner._prepare(me, watch, header, blobs)
         self.me = me
         self.asked: list[str] = []

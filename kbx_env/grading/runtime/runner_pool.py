@@ -38,20 +38,24 @@ class RunnerSlot:
     def __init__(self, zygote: Zygote, settings: Mapping[str, Any]) -> None:
         self.zygote = zygote
         gpu_lock = gpu_lock_of(str(settings["device"]))
+        self.mailbox: IpcReceiver | None = None
         with contextlib.ExitStack() as made:
-            self.mailbox = None
-            if gpu_lock is not None:
-                with gpu_lock.starting():
-                    self.mailbox = _mailbox()
-            if self.mailbox is not None:
-                made.callback(self.mailbox.close)
-            handle = self.mailbox.handle.hex() if self.mailbox is not None else None
-            self.runner = zygote.spawn(**settings, mail=handle)
+            made.callback(self._close_mailbox)
+            self.runner = zygote.spawn(**settings)
             made.callback(self.runner.close)
             if gpu_lock is not None:
                 made.enter_context(gpu_lock.user(self.runner.pid))
-                self.runner.wait_ready(START_SECONDS, gpu_lock.starting)
+                self.runner.wait_ready(START_SECONDS, gpu_lock.starting, self._make_mailbox)
             self._made = made.pop_all()
+
+    def _make_mailbox(self) -> str | None:
+        """Make the mailbox, and return its handle for the runner."""
+        self.mailbox = _mailbox()
+        return None if self.mailbox is None else self.mailbox.handle.hex()
+
+    def _close_mailbox(self) -> None:
+        if self.mailbox is not None:
+            self.mailbox.close()
 
     def close(self) -> None:
         """End the process and release its mailbox and its entry."""

@@ -38,7 +38,7 @@ exists: a runner makes it before it counts as ready."""
 BUILD_SECONDS = 60.0
 """For ahead-of-time builds of all targets, beside what the submission has left."""
 DEVICE_BYTES = 1 << 30
-"""With less free memory than this, in bytes, or than one set of inputs of a timed case, a GPU counts as full."""
+"""With less free memory than this, in bytes, or than the inputs of a timed case, a GPU counts as full."""
 AGAIN_FAMILY = 16
 """First number of the families of inputs for ``RunnerSession.redrawn``; ``_call`` uses 0 to 3."""
 REPEAT_FAMILY = 4
@@ -143,7 +143,7 @@ class RunnerSession:
         launches: launches so far.
         standing: whether the firewall stood at the end of every command.
         sent: arguments of the last call, with ``out``.
-        case_bytes: bytes of one set of inputs of the case that is timed.
+        case_bytes: bytes of all inputs that the runner gets of the case that is timed; it allocates them in one piece.
 
     Raises:
         SandboxError: no process can be started.

@@ -167,13 +167,15 @@ class Runner:
         return reply, data
 
     def wait_ready(
-        self, seconds: float, gate: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
-    ) -> None:
+        self, seconds: float, gate: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        meanwhile: Callable[[], str | None] = lambda: None,
+    ) -> None:  # fmt: skip
         """Wait until the process is set up. It has not seen a submission yet.
 
         Args:
             seconds: for each step of its start.
             gate: returns a context in which the process may make its CUDA context; no time limit holds while it is entered.
+            meanwhile: called while the process makes its context; it gets what this returns once the gate is closed.
 
         Raises:
             SandboxError: the process could not be set up.
@@ -183,12 +185,15 @@ class Runner:
         try:
             with contextlib.ExitStack() as entered:
                 hello, _ = wire.receive(self._sock, deadline=time.monotonic() + seconds)
+                told: str | None = None
                 while isinstance(hello.get("context"), bool):  # it asks before it makes one, and tells when it has one
                     if hello["context"]:
                         entered.enter_context(gate())
+                        wire.send(self._sock, {"values": None}, [], deadline=time.monotonic() + seconds)
+                        told = meanwhile()
                     else:
                         entered.close()
-                    wire.send(self._sock, {"values": None}, [], deadline=time.monotonic() + seconds)
+                        wire.send(self._sock, {"values": told}, [], deadline=time.monotonic() + seconds)
                     hello, _ = wire.receive(self._sock, deadline=time.monotonic() + seconds)
         except wire.WireError as e:
             raise SandboxError(f"runner could not start: {e}") from e

@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import torch
 
-from kbx_env.device.driver import Driver
+from kbx_env.device.driver import Driver, give_back
 from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.grading import compulsory_work, inputs, reference
 from kbx_env.grading.sizes import at
@@ -321,7 +321,7 @@ def _windows(task: Task, case: Case, index: int, device: str) -> InputWindows:
 def _give_back() -> None:
     """Free unused memory of the device."""
     gc.collect()  # compiled code and its cycles keep their inputs alive
-    clock._give_back()
+    give_back()
 
 
 def failed(error: Exception) -> dict[str, Any]:

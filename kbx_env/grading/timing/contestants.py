@@ -20,7 +20,7 @@ import torch
 from kbx_env.device.ipc_grader import IpcReceiver, claimed
 from kbx_env.device.layout import flat
 from kbx_env.device.stopwatch import Stopwatch
-from kbx_env.grading import inputs, reference
+from kbx_env.grading import compulsory_work, inputs, reference
 from kbx_env.grading import judge as judges
 from kbx_env.grading.judge import Answer
 from kbx_env.grading.judge.structure import same_bits
@@ -45,13 +45,13 @@ GRAPH_CALLS = (12, 24)
 """Fewest and most calls in one CUDA graph; the number is drawn in secret."""
 GRAPH_BYTES = 2 << 30
 """Bytes of results that one graph may hold, if three calls fit."""
-GRAPH_US = 200_000.0
-"""Microseconds of one graph, if three calls fit: it runs at least three times while the GPU is held alone."""
+GRAPH_US = 30_000.0
+"""Microseconds of one graph, if three calls fit: it runs at least three times while the GPU is held alone. The audit repeats it."""
 JUDGED, JUDGED_BYTES = 3, 64 << 20
 """Captured calls that are judged if the results of all have more bytes than this; otherwise all are judged."""
 AUDITS = 3
 """Attempts at the audit; one that fits is enough."""
-AUDIT_US, REPEATED_AUDIT_US = 15_000.0, 100_000.0
+AUDIT_US, REPEATED_AUDIT_US = 10_000.0, 100_000.0
 """Microseconds of the back-to-back run, and of its repetitions: long compared with the milliseconds of one command to a
 runner."""
 ALIGNMENT_BYTES = 1 << 20
@@ -205,9 +205,9 @@ class RunnerContestant:
         self.slots = slots
         windows = draws if isinstance(draws, InputWindows) else None
         values = list(draws.draws if isinstance(draws, InputWindows) else draws)
-        self.session.case_bytes = sum(v.untyped_storage().nbytes() for v in values[0].values() if isinstance(v, torch.Tensor))
+        tensors = [v for d in values for v in d.values() if isinstance(v, torch.Tensor)]
+        self.session.case_bytes = sum(v.untyped_storage().nbytes() for v in tensors)
         if result_bytes is not None:
-            tensors = [v for d in values for v in d.values() if isinstance(v, torch.Tensor)]
             self.max_bytes = ALIGNMENT_BYTES + 4 * (result_bytes + sum(v.untyped_storage().nbytes() for v in tensors))
         mailbox = self._mailbox()
         values = mailbox.send(values, self._ask) if mailbox is not None else [_hosted(d) for d in values]
@@ -224,6 +224,7 @@ class RunnerContestant:
             name: blank(value) if isinstance(value, torch.Tensor) else value
             for name, value in inputs.described(self.session.task, self.case).items()
         }
+        self.session.case_bytes = int(compulsory_work.input_bytes(self.session.task, self.case))
         message = self.session.header(args, 1000)
         header = {"do": "prepare", "slots": [message["args"]], "entry": message["entry"]}
         self._ask(header | {"positional": message["positional"]}, idle=True)
@@ -340,32 +341,31 @@ class RunnerContestant:
         count = len(self._order)
         wanted = JUDGED if count * result_bytes > JUDGED_BYTES else count
         chosen = rng.sample(range(count), min(count, wanted))
-        found: list[tuple[Window, Fetched]] = []
-        left: dict[int, Mapping[str, torch.Tensor]] = {}
-        for k in chosen:
-            slot = self._order[k]
-            fetched = self.fetch(k, captured=True, inputs=slot not in left)
-            # All calls on a slot share its input tensors, which are as the last of them left them.
-            after = left.setdefault(slot, fetched.answer.after)
-            found.append((drawn[slot], replace(fetched, answer=replace(fetched.answer, after=after))))
-        return found
+        # All calls on a slot share its input tensors, which are as the last of them left them.
+        firsts = {slot: k for k, slot in reversed([(k, self._order[k]) for k in chosen])}
+        fetched = dict(zip(chosen, self.fetch([(k, firsts[self._order[k]] == k) for k in chosen], captured=True), strict=True))
+        left = {slot: fetched[k].answer.after for slot, k in firsts.items()}
+        return [
+            (drawn[slot], replace(fetched[k], answer=replace(fetched[k].answer, after=left[slot])))
+            for k, slot in ((k, self._order[k]) for k in chosen)
+        ]
 
-    def fetch(self, call: int, captured: bool = False, inputs: bool = True) -> Fetched:
-        """Fetch the result of a call of the block just measured, or of the graph just replayed.
+    def fetch(self, calls: Sequence[tuple[int, bool]], captured: bool = False) -> list[Fetched]:
+        """Fetch results of calls of the block just measured, or of the graph just replayed.
 
         Args:
-            call: its index.
-            captured: a call of the graph.
-            inputs: fetch its inputs as they are now, too; the last call on a slot has left them so.
+            calls: the index of each call, and whether to fetch its inputs as they are now, too; the last call on a slot has
+                left them so.
+            captured: calls of the graph.
 
         Returns:
-            The result, in the grader's own memory.
+            The results, in the grader's own memory. Those of one fetch share memory.
 
         Raises:
-            GradingAborted: it cannot be right.
+            GradingAborted: one of them cannot be right.
         """
         mailbox = self._mailbox()
-        header = {"do": "result", "call": call, "captured": captured, "mailed": mailbox is not None, "inputs": inputs}
+        header = {"do": "results", "calls": [list(c) for c in calls], "captured": captured, "mailed": mailbox is not None}
         if mailbox is not None:
             header["window"] = mailbox.size
         reply, data = self._ask(header, seconds=2 * COMMAND_SECONDS)
@@ -373,15 +373,22 @@ class RunnerContestant:
         if mailbox is not None:
             with readable():
                 total = count(reply["total"])
-            if total > self.max_bytes:
+            if total > len(calls) * self.max_bytes:
                 raise _wrong(self.case, captured, f"it returned {total} bytes, far more than a right answer has")
             received = mailbox.fetch(total, self.session.backend, self._ask)
         decode = wire.decode_tensor if received is None else partial(claimed, received)
+        found = []
         with readable():
-            answer, broken = self.session._answer(reply, data, decode)
-        if broken:
-            raise _wrong(self.case, captured, broken)
-        return Fetched(answer, captured)
+            claims = list(reply["results"])
+            if len(claims) != len(calls):
+                raise wire.WireError(f"{len(claims)} results of {len(calls)} calls")
+        for claim in claims:
+            with readable():
+                answer, broken = self.session._answer(claim, data, decode)
+            if broken:
+                raise _wrong(self.case, captured, broken)
+            found.append(Fetched(answer, captured))
+        return found
 
     def rule(self, task: Task, args: Mapping[str, Any], fetched: Fetched, hosted: bool = False) -> None:
         """Judge the result of a timed call.
@@ -426,10 +433,10 @@ class Fetched:
     """Whether it is one of the captured calls."""
 
     @property
-    def bytes(self) -> int:
-        """Bytes of memory that its tensors take."""
+    def storages(self) -> dict[int, int]:
+        """Bytes of the memory in which its tensors are, by address."""
         tensors = [*self.answer.outputs, *self.answer.after.values()]
-        return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+        return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
 
     def equals(self, other: Fetched) -> bool:
         """Return whether a judge must rule alike on two results of calls with equal arguments: all bits are equal.

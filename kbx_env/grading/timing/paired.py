@@ -16,14 +16,14 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from kbx_env.device.driver import KEPT_CACHE_BYTES
+from kbx_env.device.driver import KEPT_BYTES, KEPT_CACHE_BYTES, give_back
 from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.errors import SandboxError
 from kbx_env.grading import compulsory_work, gpu_turns, inputs, reference
@@ -44,7 +44,7 @@ from kbx_env.grading.timing.input_windows import InputWindows, Window
 from kbx_env.grading.timing.precision import BY_NAME, CLEAR_LOG_RATIO, REPORT, Precision
 from kbx_env.grading.timing.ratio import PROCESS_US, Paired, interval, trimmed_mean
 from kbx_env.grading.timing.roofline import Roofline
-from kbx_env.grading.timing.telemetry import Reading, Telemetry, disturbance
+from kbx_env.grading.timing.telemetry import Reading, Telemetry, disturbance, strangers
 from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
 from kbx_env.protocol.wire import assembled
 from kbx_env.spec.criteria import Sample, Windows
@@ -271,8 +271,7 @@ def time_task(
     # All cases are compiled before the GPU is held alone. A kernel is compiled for shapes and strides, so the runner
     # gets no values, and the GPU is not used.
     for candidate in candidates:
-        candidate.describe()
-        candidate.dry()
+        _with_memory(session, 0.0, partial(_compile, candidate))
     candidates[-1].release()
 
     reserve = _Reservations(session, memory)
@@ -320,8 +319,14 @@ def time_task(
     return _summary([measured[k] for k in places], [rows[k] for k in places], measuring, precision)
 
 
+def _compile(candidate: RunnerContestant) -> None:
+    """Compile the kernels that a case needs."""
+    candidate.describe()
+    candidate.dry()
+
+
 def _with_memory(session: RunnerSession, share: float, work: Callable[[], _Done]) -> _Done:
-    """Measure, and where the GPU's memory does not last, measure again while no other grading has memory reserved.
+    """Do work, and where the GPU's memory does not last, do it again while no other grading has memory reserved.
 
     Memory that others hold must not count against a submission. If it is not enough without them either, it does.
 
@@ -339,7 +344,7 @@ def _with_memory(session: RunnerSession, share: float, work: Callable[[], _Done]
     except (RuntimeError, GradingAborted, SandboxError) as e:  # torch.OutOfMemoryError is a RuntimeError
         if not session.gpu.contended or "out of memory" not in str(e).lower():
             raise
-    _give_back()
+    give_back()
     with session.gpu.room(1.0):
         return work()
 
@@ -353,26 +358,16 @@ def reservable(total: int, others: int | None, contexts: int) -> int:
         contexts: processes of gradings on the device.
 
     Returns:
-        Bytes: what others leave, without the contexts, but at least half of it.
+        Bytes: what others leave, without the contexts and what graders keep for themselves, but at least half of it.
     """
     left = total - (others or 0)
-    return max(left // 2, left - CONTEXT_BYTES * contexts)
+    return max(left // 2, left - (CONTEXT_BYTES + KEPT_BYTES) * contexts)
 
 
 def _telemetry() -> Telemetry:
     """Return the telemetry of the device on which this process grades."""
     uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
     return Telemetry(None if uuid is None else str(uuid))
-
-
-def _give_back(more_than: int = 0) -> None:
-    """Return the memory that torch's allocator caches to the device: other processes need it.
-
-    Args:
-        more_than: bytes that it may keep.
-    """
-    if torch.cuda.is_available() and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > more_than:
-        torch.cuda.empty_cache()
 
 
 class _Reservations:
@@ -408,7 +403,7 @@ class _Reservations:
                     if k == len(sizes) - 1:
                         raise
                 finally:
-                    _give_back()
+                    give_back(KEPT_BYTES)
             if size == self._shared_bytes:
                 # Others hold results that they could not judge while all memory was reserved here.
                 time.sleep(MEMORY_PAUSE_SECONDS)
@@ -580,7 +575,7 @@ class _Measured:
     @property
     def kept_bytes(self) -> int:
         """Bytes of device memory of the results."""
-        return sum(fetched.bytes for _, fetched in self.results)
+        return sum({at: size for _, fetched in self.results for at, size in fetched.storages.items()}.values())
 
 
 @dataclass
@@ -596,6 +591,7 @@ class _Measuring:
         roofline: of the device, once something was measured.
         before: the device's telemetry before the first case.
         after: the latest reading.
+        shaken: whether another process computed at some time while the GPU was held.
     """
 
     task: Task
@@ -606,6 +602,7 @@ class _Measuring:
     roofline: Roofline | None = None
     before: Reading | None = None
     after: Reading | None = None
+    shaken: bool = False
 
     def run(
         self, candidates: Sequence[RunnerContestant], work: Sequence[_CaseWork], first: int
@@ -622,8 +619,7 @@ class _Measuring:
         """
         telemetry, session = _telemetry(), candidates[0].session
         measured: list[_Measured] = []
-        _give_back()
-        with session.gpu.alone():
+        with session.gpu.alone(quiet=self.precision.quiet):
             self.roofline = rooflines.roofline("cuda", session.gpu.file(f"ceilings-{torch.__version__}.json"))
             reading = telemetry.read()
             self.before = self.before or reading
@@ -637,29 +633,30 @@ class _Measuring:
                     # Readings take milliseconds: the last one of a case serves as the first one of the next.
                     since = reading if not measured else None if measured[-1].disturbed else measured[-1].after
                     eager = EagerContestant(self.task, candidate.case, session.backend, watch)
-                    measured.append(self._drawn(candidate, eager, first + index, work[index], telemetry, since))
+                    whole = candidate is candidates[-1]
+                    measured.append(self._drawn(candidate, eager, first + index, work[index], telemetry, since, whole))
             finally:
                 # The driver clears what is freed: others who measured meanwhile would be slower.
                 watch.close()
                 with contextlib.suppress(GradingAborted):  # it may have ended itself
                     candidates[-1].release()
-                _give_back()
+                give_back(KEPT_BYTES)
         self.after = measured[-1].after
-        return measured
+        return [replace(m, disturbed=True) for m in measured] if self.shaken else measured
 
     def _drawn(
         self, candidate: RunnerContestant, eager: EagerContestant, index: int, work: _CaseWork, telemetry: Telemetry,
-        before: Reading | None,
+        before: Reading | None, whole: bool,
     ) -> _Measured:  # fmt: skip
         """Draw the values of a case, and measure it; arguments as for ``_case``, ``index`` is that of the case."""
         try:
-            return self._case(candidate, eager, self.draw(index), work, telemetry, before)
+            return self._case(candidate, eager, self.draw(index), work, telemetry, before, whole)
         finally:
             eager.watch.clear()
 
     def _case(
         self, candidate: RunnerContestant, eager: EagerContestant, windows: InputWindows, work: _CaseWork,
-        telemetry: Telemetry, before: Reading | None,
+        telemetry: Telemetry, before: Reading | None, whole: bool,
     ) -> _Measured:  # fmt: skip
         """Measure one case.
 
@@ -670,6 +667,7 @@ class _Measuring:
             work: of the case.
             telemetry: of the device.
             before: an earlier reading since which only this grading used the device; ``None`` for a new one.
+            whole: the last reading tells who has computed while the GPU was held.
 
         Returns:
             The times, and results that are to be judged.
@@ -678,12 +676,12 @@ class _Measuring:
         session, case = candidate.session, candidate.case
         result_bytes = work.result_bytes
         # Each step frees what the next one does not need, if it is much: the largest cases take half of a GPU.
-        _give_back(KEPT_CACHE_BYTES)
+        give_back(KEPT_CACHE_BYTES)
         slots = FEW_SLOTS if work.tensor_bytes > FEW_SLOTS_BYTES else SLOTS
         candidate.lay(windows, result_bytes, slots)
         about_us = eager.prepare(windows, slots)
         windows = windows.without_values()  # both have copies
-        _give_back(KEPT_CACHE_BYTES)
+        give_back(KEPT_CACHE_BYTES)
         candidate.warm()
         results: list[tuple[Window, Fetched]] = []
         # Results are kept until the GPU is free again. The statistical judges work on the host and take long: three
@@ -702,7 +700,7 @@ class _Measuring:
                 k = secrets.randbelow(len(order))
                 # Inputs may be large; one time in four is often enough to see that a call leaves them unchanged.
                 inputs = order[k] not in order[k + 1 :] and secrets.randbelow(4) == 0
-                results[place : place + 1] = [(drawn[k], candidate.fetch(k, inputs=inputs))]
+                results[place : place + 1] = [(drawn[k], candidate.fetch([(k, inputs)])[0])]
 
         for attempt in range(1, ATTEMPTS + 1):
             # Results of a discarded attempt are not judged: correct ones could hide wrong ones of the attempt that counts.
@@ -713,7 +711,8 @@ class _Measuring:
                 eager, candidate, windows=windows, check=check, precision=self.precision, about_us=about_us, slots=slots
             )  # fmt: skip
             own_pids = {os.getpid(), session.runner.pid, *session.gpu.users()}
-            after = telemetry.read()
+            after = telemetry.read(own_pids, whole)
+            self.shaken = self.shaken or bool(strangers(after, own_pids))
             disturbed = disturbance(first, after, own_pids) or _skewed(paired)
             again = disturbed or _belief(self.task, work, self.roofline, paired).doubt
             if again is None:

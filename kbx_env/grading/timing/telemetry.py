@@ -37,7 +37,7 @@ class Reading:
     processes: tuple[int, ...] | None = None
     """Ids of the processes on the device, in the driver's namespace: in a container processes have other ids."""
     busy: tuple[int, ...] | None = None
-    """Ids of the processes that computed since the previous reading."""
+    """Ids of the processes that computed since the last reading that tells this; ``None`` in one that does not."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain types, with the names of the reasons that are in ``HARDWARE``."""
@@ -76,6 +76,18 @@ def disturbance(before: Reading | None, after: Reading | None, ours: Collection[
     return None
 
 
+def strangers(reading: Reading | None, ours: Collection[int]) -> frozenset[int]:
+    """Return the ids of other processes that computed before a reading; none where ids belong to another namespace.
+
+    Args:
+        reading: the reading.
+        ours: ids of the processes that respect the GPU lock.
+    """
+    if reading is None or not set(reading.processes or ()) & set(ours):
+        return frozenset()
+    return frozenset(reading.busy or ()) - set(ours)
+
+
 class Telemetry:
     """Reads one device.
 
@@ -98,11 +110,19 @@ class Telemetry:
                 self._nvml.nvmlInit()
                 self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self._uuid)
 
-    def read(self) -> Reading | None:
-        """Return the current state of the device; ``None`` where the driver does not answer."""
+    def read(self, ours: Collection[int] = (), whole: bool = True) -> Reading | None:
+        """Return the current state of the device; ``None`` where the driver does not answer.
+
+        Who has computed takes the driver 1.5 ms, during which it keeps all GPUs of the host waiting.
+
+        Args:
+            ours: ids of the processes that respect the GPU lock; where the driver's ids belong to another namespace, nobody asks
+                who has computed.
+            whole: ask also while only these processes are on the device: another one may have come and gone.
+        """
         if self._uuid is None:
             return None
-        return self._from_nvml() if self._handle is not None else self._from_tool()
+        return self._from_nvml(ours, whole) if self._handle is not None else self._from_tool()
 
     def memory_of_others(self, ours: Collection[int]) -> int | None:
         """Return how much of the device's memory other processes hold, such as a trainer or a server of a model.
@@ -138,18 +158,19 @@ class Telemetry:
             return None
         return {int(pid): int(size) << 20 if size.isdigit() else None for pid, size in rows}
 
-    def _from_nvml(self) -> Reading:
-        """Read the device through NVML."""
+    def _from_nvml(self, ours: Collection[int], whole: bool) -> Reading:
+        """Read the device through NVML; arguments as for ``read``."""
         n, h, ask = self._nvml, self._handle, _ask
         reasons = getattr(n, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
             n, "nvmlDeviceGetCurrentClocksThrottleReasons", None
         )
         power = ask(lambda: n.nvmlDeviceGetPowerUsage(h))
         processes = ask(lambda: tuple(sorted(p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h))))
-        since, self._last = self._last, time.time_ns() // 1000
-        busy = None
-        if since:
-            busy = ask(lambda: tuple(sorted({u.pid for u in n.nvmlDeviceGetProcessUtilization(h, since) if u.smUtil})))
+        busy, since = None, self._last
+        if not ours or processes is None or (set(processes) & set(ours) and (whole or not set(processes) <= set(ours))):
+            self._last = time.time_ns() // 1000
+            if since:
+                busy = ask(lambda: tuple(sorted({u.pid for u in n.nvmlDeviceGetProcessUtilization(h, since) if u.smUtil})))
         return Reading(
             "nvml", sm_mhz=ask(lambda: int(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM))),
             memory_mhz=ask(lambda: int(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM))),

@@ -104,26 +104,37 @@ def test_a_runner_makes_its_context_under_the_shared_lock(monkeypatch: pytest.Mo
             events.append("forked")
             runner = super().spawn(**settings)
 
-            def wait_ready(seconds: float, gate: Any) -> None:
+            def wait_ready(seconds: float, gate: Any, meanwhile: Any) -> None:
                 with gate():
-                    events.append("context")
+                    assert meanwhile() == b"handle".hex()
                 events.append("ready")
 
             runner.wait_ready = wait_ready
             return runner
 
     monkeypatch.setattr(runner_pool, "gpu_lock_of", lambda device: Lock())
-    monkeypatch.setattr(runner_pool, "_mailbox", lambda: events.append("mailbox"))
-    RunnerSlot(Zygote(), SETTINGS)  # type: ignore[arg-type]
-    assert events == [
-        "taken", "mailbox", "released", "forked", "taken", "context", "released", "ready",
-    ]  # fmt: skip
+    class Mailbox:
+        handle = b"handle"
+
+        def __init__(self) -> None:
+            events.append("mailbox")
+
+        def close(self) -> None:
+            assert not zygote.live, "the runner has ended before its memory is freed"
+            events.append("freed")
+
+    monkeypatch.setattr(runner_pool, "_mailbox", Mailbox)
+    zygote = Zygote()
+    slot = RunnerSlot(zygote, SETTINGS)  # type: ignore[arg-type]
+    assert events == ["forked", "taken", "mailbox", "released", "ready"]
+    slot.close()
+    assert events[-1] == "freed"
 
 
 def test_a_process_makes_its_context_only_while_the_gate_is_open() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     log, writer = os.pipe()
-    runner, events = Runner(None, ours, 0, "", log), list[str]()  # type: ignore[arg-type]
+    runner, events, told = Runner(None, ours, 0, "", log), list[str](), list[Any]()  # type: ignore[arg-type]
 
     @contextlib.contextmanager
     def gate() -> Iterator[None]:
@@ -134,15 +145,15 @@ def test_a_process_makes_its_context_only_while_the_gate_is_open() -> None:
     def process() -> None:
         for context, event in ((True, "context"), (False, "rest")):
             wire.send(theirs, {"ok": True, "context": context})
-            wire.receive(theirs)
+            told.append(wire.receive(theirs)[0]["values"])
             events.append(event)
         wire.send(theirs, {"ok": True, "ready": True, "mail": False})
 
     thread = threading.Thread(target=process)
     thread.start()
-    runner.wait_ready(10.0, gate)
+    runner.wait_ready(10.0, gate, lambda: "a handle")
     thread.join()
-    assert events == ["open", "context", "closed", "rest"]
+    assert events == ["open", "context", "closed", "rest"] and told == [None, "a handle"]
     for end in (ours, theirs):
         end.close()
     os.close(log)

@@ -237,7 +237,28 @@ def test_those_who_wait_are_alone_one_after_the_other_and_then_it_is_everybodys(
     assert time.monotonic() - began < 0.25, "where nobody asks to share there is nothing to wait for"
 
 
-def test_contexts_are_made_one_at_a_time_and_never_beside_a_measurement(tmp_path) -> None:
+def test_contexts_of_all_gpus_are_made_one_at_a_time(tmp_path) -> None:
+    one, other = GpuLock("g", tmp_path), GpuLock("h", tmp_path)
+    with one.starting():
+        second = _takes(other, "starting")
+        assert not second.wait(0.1)
+        with other.alone(quiet=False):
+            pass
+    assert second.wait(5)
+
+
+def test_a_context_is_made_beside_who_asks_for_no_quiet(tmp_path) -> None:
+    lease = GpuLock("g", tmp_path)
+    with lease.alone(quiet=False):
+        assert _takes(lease, "starting").wait(5)
+        quiet = _takes(lease, "alone")
+        time.sleep(0.1)
+        later = _takes(GpuLock("g", tmp_path), "starting")
+        assert not later.wait(0.1) and not quiet.is_set(), "who waits in line has asked for quiet"
+    assert quiet.wait(5) and later.wait(5)
+
+
+def test_contexts_are_made_one_at_a_time_and_never_beside_who_asks_for_quiet(tmp_path) -> None:
     lease = GpuLock("g", tmp_path)
     with lease.alone():
         first = _takes(lease, "starting")

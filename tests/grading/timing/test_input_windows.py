@@ -109,7 +109,7 @@ def test_pending_conjugations_are_carried_out() -> None:
     watch.prepare(lambda slot: slot["x"].conj().clone().conj(), [{"x": x}], slots=2, turning={"x": [0, 0]})
     right, kept = x.conj().resolve_conj(), x.conj()
     watch._keep_result(0, kept)
-    reply, data = IpcSender(device, None).claims(watch.result(0), "cpu", False)
+    (reply,), _, data = IpcSender(device, None).claims([(watch.result(0), True)], "cpu", False)
     got = torch.frombuffer(bytearray(data[reply["outputs"][0]["blob"]]), dtype=torch.complex64)
     assert torch.equal(got, right)
 

@@ -6,6 +6,7 @@ Each trick stands for a file of the zoo, which needs a GPU; here its idea meets 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -277,7 +278,7 @@ def test_nothing_of_torch_that_can_be_replaced_is_used(time: Callable[..., Timin
     version = torch._C.TensorBase._version.__get__(watch._slots[0]["x"])  # type: ignore[attr-defined]
     with Mode():
         watch.measure({"order": [0, 1, 0], "turns": [{"x": (k, 0, 0)} for k in (9, 1, 2, 3)]})
-        reply, data = IpcSender(device, None).claims(watch.result(2), "cpu", False)
+        (reply,), _, data = IpcSender(device, None).claims([(watch.result(2), True)], "cpu", False)
         watch.shuffle(1)
         watch.capture([0, 1])
         watch.replay(1, {"0": {"x": (5, 0, 0)}, "1": {"x": (4, 0, 0)}})
@@ -485,11 +486,11 @@ def test_inputs_of_a_slot_come_once_with_its_captured_calls(time: Callable[..., 
     asked: list[tuple[int, bool]] = []
     real = sides.RunnerContestant.fetch
 
-    def fetch(side: Any, call: int, captured: bool = False, inputs: bool = True) -> Any:
+    def fetch(side: Any, calls: Any, captured: bool = False) -> Any:
         if captured:
-            asked.append((side._order[call], inputs))
-        found = real(side, call, captured, inputs)
-        assert bool(found.answer.after) is inputs
+            asked.extend((side._order[call], inputs) for call, inputs in calls)
+        found = real(side, calls, captured)
+        assert [bool(f.answer.after) for f in found] == [inputs for _, inputs in calls]
         return found
 
     monkeypatch.setattr(sides.RunnerContestant, "fetch", fetch)
@@ -540,9 +541,9 @@ def test_nothing_lies_in_memory_while_others_are_waited_for(time: Callable[..., 
 
     real = gpu_lock.GpuHold.alone
 
-    def waits(hold: gpu_lock.GpuHold) -> Any:
+    def waits(hold: gpu_lock.GpuHold, quiet: bool = True) -> Any:
         held.append(sum(len(b) for b in devices[-1].held.values()))
-        return real(hold)
+        return real(hold, quiet)
 
     monkeypatch.setattr(gpu_lock.GpuHold, "alone", waits)
     time(entry)
@@ -551,7 +552,7 @@ def test_nothing_lies_in_memory_while_others_are_waited_for(time: Callable[..., 
 
 def test_disturbed_cases_are_measured_again(time: Callable[..., Timing], monkeypatch) -> None:
     readings: list[Reading] = []
-    monkeypatch.setattr(paired.Telemetry, "read", lambda _: readings.pop(0) if readings else Reading("model", reasons=0))
+    monkeypatch.setattr(paired.Telemetry, "read", lambda *_: readings.pop(0) if readings else Reading("model", reasons=0))
     hot = Reading("model", reasons=0x40)
     readings[:] = [Reading("model"), hot, hot, hot]
     timing = time(honest)
@@ -560,6 +561,21 @@ def test_disturbed_cases_are_measured_again(time: Callable[..., Timing], monkeyp
     timing = time(honest)
     # The larger case, the second of the two, is measured first.
     assert [c.disturbed for c in timing.cases] == [False, True] and "hardware thermal" in timing.notes[0]
+
+
+def test_who_computed_in_between_disturbs_all_cases(time: Callable[..., Timing], monkeypatch) -> None:
+    """Who has computed is asked with the last case alone, if only the grader's processes are there."""
+    told: list[bool] = []
+
+    def read(_: Any, ours: Any = (), whole: bool = True) -> Reading:
+        told.append(whole and bool(ours))
+        busy = (os.getpid(), 1 << 30) if told[-1] and sum(told) == 1 else None
+        return Reading("model", processes=(os.getpid(),), busy=busy)
+
+    monkeypatch.setattr(paired.Telemetry, "read", read)
+    timing = time(honest)
+    assert told[:3] == [False, False, True] and [c.disturbed for c in timing.cases] == [True, True]
+    assert "1 other processes computed" in timing.notes[0], "the last case was measured again"
 
 
 def with_floor(monkeypatch: pytest.MonkeyPatch, floor_us: float, measured: roofline.Ceilings | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kbx_env.grading.timing.telemetry import Reading, Telemetry, disturbance
+from kbx_env.grading.timing.telemetry import Reading, Telemetry, disturbance, strangers
 
 
 def _tool(row: str, processes: str = "") -> Any:
@@ -70,6 +70,17 @@ def test_the_library_is_read() -> None:
     first, second = telemetry.read(), telemetry.read()
     assert first == Reading("nvml", 1000, 2000, None, 250.5, 4, (5, 7), None)
     assert second is not None and second.busy == (5,)
+
+
+def test_who_has_computed_is_asked_only_where_the_answer_matters() -> None:
+    telemetry = Telemetry("abc", nvml=_Nvml())
+    readings = [telemetry.read()]
+    for ours, whole in (((5, 7), False), ((5, 7), True), ((5,), False), ((70, 80), True)):
+        readings.append(telemetry.read(ours, whole))
+    asked = [r is not None and r.busy is not None for r in readings]
+    # Nothing came before the first; then: only ours are there, ours for the whole hold, a stranger, another namespace.
+    assert asked == [False, False, True, True, False]
+    assert strangers(readings[3], (7,)) == {5} and not strangers(readings[3], (5,)) and not strangers(readings[1], (7,))
 
 
 @pytest.mark.parametrize(

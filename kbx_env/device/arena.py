@@ -1,0 +1,103 @@
+"""Device memory in large chunks, of which parts are given out: the driver is asked seldom.
+
+An allocation costs the driver four requests, and most of them take a lock of the whole host (docs/measurements).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+ALIGN = 512
+"""Alignment of every address in bytes, as the driver aligns its own."""
+CHUNK_BYTES = 64 << 20
+"""Least size of a chunk."""
+KEPT_BYTES = 256 << 20
+"""Bytes of chunks that are kept while nothing of them is given out: the largest cases need the device's memory."""
+
+
+class Arena:
+    """Gives out parts of chunks. Not thread-safe.
+
+    Memory that is given back may be given out again at once: whoever uses both must do so in the order of one stream.
+
+    Args:
+        reserve: Allocates a chunk of so many bytes and returns its address; raises RuntimeError where there is no memory.
+        release: Frees a chunk by its address.
+        chunk: Least bytes of a chunk.
+        kept: Bytes of chunks that are kept while nothing of them is given out.
+    """
+
+    def __init__(
+        self, reserve: Callable[[int], int], release: Callable[[int], None], chunk: int = CHUNK_BYTES, kept: int = KEPT_BYTES
+    ) -> None:
+        self._reserve, self._release, self._chunk, self._kept = reserve, release, chunk, kept
+        self._chunks: dict[int, int] = {}  # bytes by address
+        self._gaps: dict[int, tuple[int, int]] = {}  # by address: bytes that are free there, and the address of their chunk
+        self._parts: dict[int, tuple[int, int]] = {}  # the same of what is given out
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of all chunks."""
+        return sum(self._chunks.values())
+
+    def alloc(self, size: int) -> int:
+        """Return the address of memory that nobody else has.
+
+        Args:
+            size: Bytes; 0 counts as 1.
+
+        Raises:
+            RuntimeError: There is no memory left.
+        """
+        size = max(1, -(-size // ALIGN)) * ALIGN
+        fitting = [(gap, address) for address, (gap, _) in self._gaps.items() if gap >= size]
+        if not fitting:
+            fitting.append(self._grow(size))
+        gap, address = min(fitting)
+        chunk = self._gaps.pop(address)[1]
+        self._parts[address] = size, chunk
+        if gap > size:
+            self._gaps[address + size] = gap - size, chunk
+        return address
+
+    def _grow(self, size: int) -> tuple[int, int]:
+        """Add a chunk; its bytes and its address."""
+        wanted = max(size, self._chunk)
+        try:
+            address = self._reserve(wanted)
+        except RuntimeError:
+            if wanted == size:
+                raise
+            wanted, address = size, self._reserve(size)
+        self._chunks[address] = wanted
+        self._gaps[address] = wanted, address
+        return wanted, address
+
+    def free(self, address: int) -> None:
+        """Give memory back.
+
+        Args:
+            address: As ``alloc`` returned it.
+        """
+        size, chunk = self._parts.pop(address)
+        for begin, (gap, of) in list(self._gaps.items()):
+            if of == chunk and begin in (address + size, address - gap):  # a neighbour
+                del self._gaps[begin]
+                address, size = min(address, begin), size + gap
+        self._gaps[address] = size, chunk
+        if size == self._chunks[chunk]:
+            self.trim(self._kept)
+
+    def trim(self, keep: int = 0) -> None:
+        """Free chunks of which nothing is given out, the largest first.
+
+        Args:
+            keep: Bytes of such chunks that may stay.
+        """
+        empty = sorted((size, address) for address, size in self._chunks.items() if self._gaps.get(address, (0, 0))[0] == size)
+        left = sum(size for size, _ in empty)
+        while empty and left > keep:
+            size, address = empty.pop()
+            del self._chunks[address], self._gaps[address]
+            self._release(address)
+            left -= size
