@@ -85,8 +85,8 @@ class Phases:
         real = gpu_lock.GpuHold.alone
 
         @contextlib.contextmanager
-        def alone(hold: gpu_lock.GpuHold) -> Iterator[None]:
-            with real(hold):
+        def alone(hold: gpu_lock.GpuHold, quiet: bool = True) -> Iterator[None]:
+            with real(hold, quiet):
                 began, self._alone = time.perf_counter(), True
                 try:
                     yield

@@ -4,10 +4,11 @@
     python benchmarks/driver_lock.py requests OUT.json [--tasks activation/relu,reduce/sum] [--turns 2]
     python benchmarks/driver_lock.py stacks OUT.json --seconds 60
 
-``contexts``: so many processes for each GPU start the driver, make a context, allocate memory and end, one after the other; once
-with the device files of all GPUs open and once with those of the others closed. ``requests``: ``alone_phases.py`` with the requests
-to the driver of each step while the GPU is held alone, in the grader and in its runner (needs gcc). ``stacks``: run beside gradings
-as root, it samples what the holders of the GPU locks and their runners do in the kernel.
+``contexts``: so many processes for each GPU start the driver, make a context, allocate memory and end, one after the other;
+once with the device files of all GPUs open and once with those of the others closed. ``requests``: ``alone_phases.py`` with the
+requests to the driver of each step while the GPU is held alone, and of the whole grading, in the grader and in its runners
+(needs gcc). ``stacks``: run beside gradings as root, it samples what the holders of the GPU locks and their runners do in the
+kernel.
 """
 
 from __future__ import annotations
@@ -144,6 +145,7 @@ def requests(out: Path, tasks: str, turns: int) -> int:
 
     folder, rows, steps = Path(os.environ[FOLDER]), list[dict[str, Any]](), dict[str, Sides]()
     within: list[Sides] = []  # of each step that has begun: what the steps within it have made
+    counted_so_far = _sides()
 
     class Counting(alone_phases.Phases):
         def watch(self, owner: Any, attribute: str, name: Any) -> None:
@@ -168,10 +170,16 @@ def requests(out: Path, tasks: str, turns: int) -> int:
             setattr(owner, attribute, staticmethod(counted) if owner is input_windows.InputWindows else counted)
 
         def take(self) -> dict[str, dict[str, float]]:
+            nonlocal counted_so_far
+            now = _made(folder)
+            whole: Sides = (now[0] - counted_so_far[0], now[1] - counted_so_far[1])
+            counted_so_far = now
             rows.append({step: {"grader": dict(own[0]), "runner": dict(own[1])} for step, own in steps.items()})
-            made = sum(n for own in steps.values() for side in own for kind, n in side.items() if kind != "microseconds")
-            took = sum(side["microseconds"] for own in steps.values() for side in own) / 1e3
-            print(f"{made} requests to the driver in {took:.1f} ms", flush=True)
+            rows[-1]["whole grading"] = {"grader": dict(whole[0]), "runner": dict(whole[1])}
+            for what, sides in (("alone", [side for own in steps.values() for side in own]), ("in all", list(whole))):
+                made = sum(n for side in sides for kind, n in side.items() if kind != "microseconds")
+                took = sum(side["microseconds"] for side in sides) / 1e3
+                print(f"{made} requests to the driver in {took:.1f} ms {what}", flush=True)
             out.write_text(json.dumps({"environment": versions.environment("cuda"), "rows": rows}, indent=1) + "\n")
             steps.clear()
             return super().take()

@@ -550,6 +550,34 @@ def test_nothing_lies_in_memory_while_others_are_waited_for(time: Callable[..., 
     assert len(held) == 1 and held[0] <= 64 << 10, "the piece that tensors travel through, at most"
 
 
+def test_a_gpu_that_is_full_while_kernels_compile_is_no_fault_of_a_kernel(time: Callable[..., Timing], monkeypatch) -> None:
+    """On a GPU of 80 GB with 14 graders `reduce/min` was told a runtime error: there was no room for a second GiB."""
+    dry, full = sides.RunnerContestant.dry, [GradingAborted(Verdict.RUNTIME_ERROR, "OutOfMemoryError: CUDA out of memory")]
+
+    def crowded(side: sides.RunnerContestant) -> None:
+        if full:
+            raise full.pop()
+        dry(side)
+
+    monkeypatch.setattr(sides.RunnerContestant, "dry", crowded)
+    monkeypatch.setattr(gpu_lock.GpuHold, "contended", property(lambda _: True))
+    assert time(honest).speedup > 1 and not full
+
+
+def test_a_gpu_without_room_for_all_inputs_counts_as_full(time: Callable[..., Timing], monkeypatch) -> None:
+    """The runner allocates the values of all draws in one piece."""
+    lay, sizes = sides.RunnerContestant.lay, list[tuple[int, int]]()
+
+    def laid(side: sides.RunnerContestant, windows: Any, *more: Any) -> None:
+        lay(side, windows, *more)
+        values = [v for draw in windows.draws for v in draw.values() if isinstance(v, torch.Tensor)]
+        sizes.append((side.session.case_bytes, sum(v.untyped_storage().nbytes() for v in values)))
+
+    monkeypatch.setattr(sides.RunnerContestant, "lay", laid)
+    time(honest)
+    assert len(sizes) == 2 and all(told == whole for told, whole in sizes)
+
+
 def test_disturbed_cases_are_measured_again(time: Callable[..., Timing], monkeypatch) -> None:
     readings: list[Reading] = []
     monkeypatch.setattr(paired.Telemetry, "read", lambda *_: readings.pop(0) if readings else Reading("model", reasons=0))
